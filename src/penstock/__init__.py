@@ -1,0 +1,220 @@
+"""Penstock: an agent-graph runtime whose limits hold.
+
+The public API. Names are loaded when they are first used, so that `import penstock` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.containment.accounts import Account as Account
+    from penstock.containment.accounts import Balance as Balance
+    from penstock.containment.accounts import Hold as Hold
+    from penstock.containment.breaker import CircuitBreaker as CircuitBreaker
+    from penstock.containment.breaker import CircuitState as CircuitState
+    from penstock.containment.breaker import PolicyContext as PolicyContext
+    from penstock.containment.breaker import PolicyDecision as PolicyDecision
+    from penstock.containment.ledger import Amounts as Amounts
+    from penstock.containment.ledger import Ledger as Ledger
+    from penstock.containment.ledger import LedgerStore as LedgerStore
+    from penstock.containment.ledger import MemoryLedgerStore as MemoryLedgerStore
+    from penstock.containment.limits import Budget as Budget
+    from penstock.containment.limits import ExecutionConfig as ExecutionConfig
+    from penstock.containment.limits import Limits as Limits
+    from penstock.containment.limits import ResourceUsage as ResourceUsage
+    from penstock.containment.safety import ChainMetadata as ChainMetadata
+    from penstock.containment.safety import Decision as Decision
+    from penstock.containment.safety import SafetyEvent as SafetyEvent
+    from penstock.containment.safety import ToolCallContext as ToolCallContext
+    from penstock.containment.shield import ShieldPipeline as ShieldPipeline
+    from penstock.containment.shield import Verdict as Verdict
+    from penstock.containment.window import BudgetWindowHook as BudgetWindowHook
+    from penstock.errors import BudgetExceededError as BudgetExceededError
+    from penstock.errors import CancelledError as CancelledError
+    from penstock.errors import Halted as Halted
+    from penstock.errors import InvalidValue as InvalidValue
+    from penstock.errors import LedgerError as LedgerError
+    from penstock.errors import LedgerUnavailable as LedgerUnavailable
+    from penstock.errors import PenstockError as PenstockError
+    from penstock.errors import RunEnded as RunEnded
+    from penstock.front_door import contain as contain
+    from penstock.runtime.cancellation import CancellationToken as CancellationToken
+    from penstock.runtime.context import ExecutionContext as ExecutionContext
+    from penstock.runtime.context import Outcome as Outcome
+    from penstock.runtime.context import current_context as current_context
+    from penstock.runtime.door import Call as Call
+    from penstock.runtime.options import WrapOptions as WrapOptions
+    from penstock.runtime.prices import Price as Price
+    from penstock.runtime.prices import PriceBook as PriceBook
+    from penstock.runtime.run import RunSettings as RunSettings
+    from penstock.runtime.snapshot import ContextSnapshot as ContextSnapshot
+    from penstock.runtime.snapshot import NodeRecord as NodeRecord
+    from penstock.runtime.usage import Reported as Reported
+    from penstock.runtime.usage import Usage as Usage
+    from penstock.stops import Stop as Stop
+    from penstock.stops import StopReason as StopReason
+    from penstock.stops import TerminationReason as TerminationReason
+    from penstock.tracing.divergence import DivergenceDetector as DivergenceDetector
+    from penstock.tracing.events import CallEnded as CallEnded
+    from penstock.tracing.events import CallSettled as CallSettled
+    from penstock.tracing.events import CallStarted as CallStarted
+    from penstock.tracing.events import ChildCompleteTrace as ChildCompleteTrace
+    from penstock.tracing.events import ChildSpawnTrace as ChildSpawnTrace
+    from penstock.tracing.events import CompactionTrace as CompactionTrace
+    from penstock.tracing.events import CustomTrace as CustomTrace
+    from penstock.tracing.events import DivergenceTrace as DivergenceTrace
+    from penstock.tracing.events import ErrorTrace as ErrorTrace
+    from penstock.tracing.events import IterationEndTrace as IterationEndTrace
+    from penstock.tracing.events import IterationStartTrace as IterationStartTrace
+    from penstock.tracing.events import LimitTrace as LimitTrace
+    from penstock.tracing.events import ModelCallTrace as ModelCallTrace
+    from penstock.tracing.events import RunCompleted as RunCompleted
+    from penstock.tracing.events import RunStarted as RunStarted
+    from penstock.tracing.events import SafetyTrace as SafetyTrace
+    from penstock.tracing.events import ToolCallTrace as ToolCallTrace
+    from penstock.tracing.events import TraceEvent as TraceEvent
+    from penstock.tracing.execution_graph import ExecutionGraph as ExecutionGraph
+    from penstock.tracing.stats import ExecutionStats as ExecutionStats
+
+_MODULES: dict[str, tuple[str, ...]] = {
+    "penstock.containment.accounts": ("Account", "Balance", "Hold"),
+    "penstock.containment.breaker": ("CircuitBreaker", "CircuitState", "PolicyContext", "PolicyDecision"),
+    "penstock.containment.ledger": ("Amounts", "Ledger", "LedgerStore", "MemoryLedgerStore"),
+    "penstock.containment.limits": ("Budget", "ExecutionConfig", "Limits", "ResourceUsage"),
+    "penstock.containment.safety": ("ChainMetadata", "Decision", "SafetyEvent", "ToolCallContext"),
+    "penstock.containment.shield": ("ShieldPipeline", "Verdict"),
+    "penstock.containment.window": ("BudgetWindowHook",),
+    "penstock.errors": (
+        "BudgetExceededError",
+        "CancelledError",
+        "Halted",
+        "InvalidValue",
+        "LedgerError",
+        "LedgerUnavailable",
+        "PenstockError",
+        "RunEnded",
+    ),
+    "penstock.front_door": ("contain",),
+    "penstock.runtime.cancellation": ("CancellationToken",),
+    "penstock.runtime.context": ("ExecutionContext", "Outcome", "current_context"),
+    "penstock.runtime.door": ("Call",),
+    "penstock.runtime.options": ("WrapOptions",),
+    "penstock.runtime.prices": ("Price", "PriceBook"),
+    "penstock.runtime.run": ("RunSettings",),
+    "penstock.runtime.snapshot": ("ContextSnapshot", "NodeRecord"),
+    "penstock.runtime.usage": ("Reported", "Usage"),
+    "penstock.stops": ("Stop", "StopReason", "TerminationReason"),
+    "penstock.tracing.divergence": ("DivergenceDetector",),
+    "penstock.tracing.events": (
+        "CallEnded",
+        "CallSettled",
+        "CallStarted",
+        "ChildCompleteTrace",
+        "ChildSpawnTrace",
+        "CompactionTrace",
+        "CustomTrace",
+        "DivergenceTrace",
+        "ErrorTrace",
+        "IterationEndTrace",
+        "IterationStartTrace",
+        "LimitTrace",
+        "ModelCallTrace",
+        "RunCompleted",
+        "RunStarted",
+        "SafetyTrace",
+        "ToolCallTrace",
+        "TraceEvent",
+    ),
+    "penstock.tracing.execution_graph": ("ExecutionGraph",),
+    "penstock.tracing.stats": ("ExecutionStats",),
+}
+"""Where each public name lives."""
+
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = [
+    "Account",
+    "Amounts",
+    "Balance",
+    "Budget",
+    "BudgetExceededError",
+    "BudgetWindowHook",
+    "Call",
+    "CallEnded",
+    "CallSettled",
+    "CallStarted",
+    "CancellationToken",
+    "CancelledError",
+    "ChainMetadata",
+    "ChildCompleteTrace",
+    "ChildSpawnTrace",
+    "CircuitBreaker",
+    "CircuitState",
+    "CompactionTrace",
+    "ContextSnapshot",
+    "CustomTrace",
+    "Decision",
+    "DivergenceDetector",
+    "DivergenceTrace",
+    "ErrorTrace",
+    "ExecutionConfig",
+    "ExecutionContext",
+    "ExecutionGraph",
+    "ExecutionStats",
+    "Halted",
+    "Hold",
+    "InvalidValue",
+    "IterationEndTrace",
+    "IterationStartTrace",
+    "Ledger",
+    "LedgerError",
+    "LedgerStore",
+    "LedgerUnavailable",
+    "LimitTrace",
+    "Limits",
+    "MemoryLedgerStore",
+    "ModelCallTrace",
+    "NodeRecord",
+    "Outcome",
+    "PenstockError",
+    "PolicyContext",
+    "PolicyDecision",
+    "Price",
+    "PriceBook",
+    "Reported",
+    "ResourceUsage",
+    "RunCompleted",
+    "RunEnded",
+    "RunSettings",
+    "RunStarted",
+    "SafetyEvent",
+    "SafetyTrace",
+    "ShieldPipeline",
+    "Stop",
+    "StopReason",
+    "TerminationReason",
+    "ToolCallContext",
+    "ToolCallTrace",
+    "TraceEvent",
+    "Usage",
+    "Verdict",
+    "WrapOptions",
+    "contain",
+    "current_context",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,426 @@
+"""The arithmetic of limits.
+
+An account is one budget: its ceilings, and what was taken from it. Accounts form a tree. A hold takes the worst case
+of one call from its account and from every ancestor in one pass, or from none of them; later it is settled at what
+the call really cost, released, or left unresolved because nobody knows the bill.
+
+No locks, no clock: whoever calls holds the lock of the tree and says what time it is. `Ledger` is the safe way in.
+
+What holds at every moment, at every level: committed = spent + held + unresolved, and admission never lets `committed`,
+`steps_taken` or `tokens_committed` pass its ceiling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.containment.limits import NO_LIMITS, UNLIMITED, Limits
+from penstock.errors import LedgerError
+from penstock.money import NANOS_PER_USD, format_usd, to_usd
+from penstock.stops import Stop, StopReason
+
+HoldState = Literal["held", "settled", "released", "withdrawn", "unresolved"]
+
+HOLD_TRANSITIONS: dict[HoldState, frozenset[HoldState]] = {
+    "held": frozenset({"settled", "released", "withdrawn", "unresolved"}),
+    "unresolved": frozenset({"settled", "released"}),
+    "settled": frozenset(),
+    "released": frozenset(),
+    "withdrawn": frozenset(),
+}
+
+
+class Account:
+    """One budget and what was taken from it; change it only through the functions of this module."""
+
+    __slots__ = (
+        "api_calls",
+        "attempts",
+        "committed",
+        "deadline_ns",
+        "held",
+        "limits",
+        "max_api_calls",
+        "max_cost",
+        "max_retries",
+        "max_steps",
+        "max_tokens",
+        "name",
+        "opened_ns",
+        "parent",
+        "retries",
+        "steps_open",
+        "steps_taken",
+        "tokens_committed",
+        "tokens_held",
+        "tokens_in",
+        "tokens_out",
+        "tokens_unresolved",
+        "unresolved",
+    )
+
+    limits: Limits
+    max_cost: int
+    max_steps: int
+    max_tokens: int
+    max_api_calls: int
+    max_retries: int
+    deadline_ns: int
+
+    def __init__(self, name: str, limits: Limits = NO_LIMITS, parent: Account | None = None, now_ns: int = 0) -> None:
+        self.name = name
+        self.parent = parent
+        self.opened_ns = now_ns
+        self.committed = 0
+        self.held = 0
+        self.unresolved = 0
+        self.steps_taken = 0
+        self.steps_open = 0
+        self.tokens_committed = 0
+        self.tokens_held = 0
+        self.tokens_unresolved = 0
+        self.tokens_in = 0
+        self.tokens_out = 0
+        self.api_calls = 0
+        self.attempts = 0
+        self.retries = 0
+        set_limits(self, limits)
+
+
+def set_limits(account: Account, limits: Limits) -> None:
+    """Give the account these ceilings from now on; what was taken stays taken."""
+    account.limits = limits
+    account.max_cost = limits.cost_nanos
+    account.max_steps = limits.steps
+    account.max_tokens = limits.tokens
+    account.max_api_calls = limits.api_calls
+    account.max_retries = limits.retries
+    account.deadline_ns = account.opened_ns + limits.time_ns if limits.time_ns < UNLIMITED else UNLIMITED
+
+
+class Hold:
+    """What one call has taken from its account and all ancestors, until it is settled."""
+
+    __slots__ = ("account", "api_calls", "cost", "state", "tokens")
+
+    def __init__(self, account: Account, cost: int, tokens: int, api_calls: int) -> None:
+        self.account = account
+        self.cost = cost
+        self.tokens = tokens
+        self.api_calls = api_calls
+        self.state: HoldState = "held"
+
+
+def hold(
+    account: Account, cost: int, tokens: int, api_calls: int, now_ns: int, retry_drawn: bool = False
+) -> Hold | Stop:
+    """Take a step slot, `cost`, `tokens` and `api_calls` from the account and every ancestor, or say what refuses.
+
+    A used-up retry budget refuses everything except the attempt its last retry was drawn for.
+    """
+    # A budget that is used up refuses even what seems to cost nothing, so the least that must be left is one unit.
+    least_cost = cost or 1
+    least_tokens = tokens or 1
+    level: Account | None = account
+    while level is not None:
+        if (
+            level.committed + least_cost > level.max_cost
+            or level.steps_taken >= level.max_steps
+            or level.tokens_committed + least_tokens > level.max_tokens
+            or level.api_calls >= level.max_api_calls
+            or (level.retries >= level.max_retries and not retry_drawn)
+            or now_ns >= level.deadline_ns
+        ):
+            return _refusal(account, cost, tokens, now_ns, retry_drawn)
+        level = level.parent
+    level = account
+    while level is not None:
+        level.committed += cost
+        level.held += cost
+        level.steps_taken += 1
+        level.steps_open += 1
+        level.attempts += 1
+        if tokens:
+            level.tokens_committed += tokens
+            level.tokens_held += tokens
+        if api_calls:
+            level.api_calls += api_calls
+        level = level.parent
+    return Hold(account, cost, tokens, api_calls)
+
+
+def settle(held: Hold, cost: int, tokens_in: int, tokens_out: int, succeeded: bool) -> None:
+    """Replace the hold by what the call really used, at every level. A failure gives its step slot back."""
+    was_held = _advance(held, "settled")
+    over = cost - held.cost
+    tokens = tokens_in + tokens_out
+    level: Account | None = held.account
+    while level is not None:
+        level.committed += over
+        if was_held:
+            level.held -= held.cost
+            level.steps_open -= 1
+            if not succeeded:
+                level.steps_taken -= 1
+        else:
+            level.unresolved -= held.cost
+        if tokens or held.tokens:
+            level.tokens_committed += tokens - held.tokens
+            level.tokens_in += tokens_in
+            level.tokens_out += tokens_out
+            if was_held:
+                level.tokens_held -= held.tokens
+            else:
+                level.tokens_unresolved -= held.tokens
+        level = level.parent
+
+
+def release(held: Hold) -> None:
+    """The call failed and is known to have cost nothing."""
+    _give_back(held, _advance(held, "released"), ran=True)
+
+
+def withdraw(held: Hold) -> None:
+    """The call never ran: everything it had taken is given back, its attempt too."""
+    _give_back(held, _advance(held, "withdrawn"), ran=False)
+
+
+def leave_unresolved(held: Hold) -> None:
+    """The call is over and nobody knows its bill: the hold stays taken until somebody settles or releases it."""
+    _advance(held, "unresolved")
+    level: Account | None = held.account
+    while level is not None:
+        level.held -= held.cost
+        level.unresolved += held.cost
+        level.tokens_held -= held.tokens
+        level.tokens_unresolved += held.tokens
+        level.steps_open -= 1
+        level.steps_taken -= 1
+        level = level.parent
+
+
+def charge(account: Account, cost: int, tokens_in: int, tokens_out: int, api_calls: int) -> None:
+    """Count what was spent outside any hold; it may pass a ceiling, and then nothing more starts."""
+    level: Account | None = account
+    while level is not None:
+        level.committed += cost
+        level.tokens_committed += tokens_in + tokens_out
+        level.tokens_in += tokens_in
+        level.tokens_out += tokens_out
+        level.api_calls += api_calls
+        level = level.parent
+
+
+def draw_retry(account: Account) -> bool:
+    """Take one from the retry budget of every level; False, and nothing is taken, if one of them has none left."""
+    level: Account | None = account
+    while level is not None:
+        if level.retries >= level.max_retries:
+            return False
+        level = level.parent
+    level = account
+    while level is not None:
+        level.retries += 1
+        level = level.parent
+    return True
+
+
+def cost_left(account: Account) -> int:
+    """The largest cost that could be held now, in nano-dollars."""
+    left = UNLIMITED
+    level: Account | None = account
+    while level is not None:
+        left = min(left, level.max_cost - level.committed)
+        level = level.parent
+    return max(left, 0)
+
+
+def used_up(account: Account, now_ns: int, retry_drawn: bool = False) -> Stop | None:
+    """What refuses anything more, in the order cost, steps, retries, time, tokens, api calls.
+
+    The nearest level first.
+    """
+    levels = _levels(account)
+    for check in (_cost_used_up, _steps_used_up, _retries_used_up, _time_used_up, _tokens_used_up, _api_calls_used_up):
+        if check is _retries_used_up and retry_drawn:
+            continue
+        for level in levels:
+            if (stop := check(level, now_ns)) is not None:
+                return stop
+    return None
+
+
+def _refusal(account: Account, cost: int, tokens: int, now_ns: int, retry_drawn: bool) -> Stop:
+    stop = used_up(account, now_ns, retry_drawn)
+    for level in _levels(account):
+        stop = stop or _does_not_fit(level, cost, tokens)
+    assert stop is not None, "a call was refused that nothing refuses"
+    return stop
+
+
+def _levels(account: Account) -> list[Account]:
+    levels = [account]
+    while (above := levels[-1].parent) is not None:
+        levels.append(above)
+    return levels
+
+
+def _cost_used_up(level: Account, now_ns: int) -> Stop | None:
+    return None if level.committed < level.max_cost else _cost_stop(level, 0)
+
+
+def _cost_stop(level: Account, cost: int) -> Stop:
+    spent = level.committed - level.held - level.unresolved
+    parts = [f"{format_usd(spent)} spent"]
+    parts += [f"{format_usd(level.held)} held"] if level.held else []
+    parts += [f"{format_usd(level.unresolved)} unresolved"] if level.unresolved else []
+    asked = f"; the call would hold {format_usd(cost)}" if cost else ""
+    return Stop(
+        StopReason.BUDGET_EXCEEDED,
+        f"{', '.join(parts)} of the {format_usd(level.max_cost)} of {level.name!r}{asked}",
+        budget=level.name,
+        unit="usd",
+        limit=to_usd(level.max_cost),
+        used=to_usd(spent),
+        held=to_usd(level.held + level.unresolved),
+        asked=to_usd(cost),
+    )
+
+
+def _steps_used_up(level: Account, now_ns: int) -> Stop | None:
+    if level.steps_taken < level.max_steps:
+        return None
+    done = level.steps_taken - level.steps_open
+    return _count_stop(StopReason.STEP_LIMIT_EXCEEDED, "steps", level, level.max_steps, done, level.steps_open, 1)
+
+
+def _retries_used_up(level: Account, now_ns: int) -> Stop | None:
+    if level.retries < level.max_retries:
+        return None
+    return _count_stop(StopReason.RETRY_BUDGET_EXCEEDED, "retries", level, level.max_retries, level.retries, 0, 1)
+
+
+def _time_used_up(level: Account, now_ns: int) -> Stop | None:
+    if now_ns < level.deadline_ns:
+        return None
+    return timeout_stop(level.name, level.limits.time_ns, now_ns - level.opened_ns)
+
+
+def timeout_stop(name: str, limit_ns: int, elapsed_ns: int) -> Stop:
+    """The stop of a deadline: whose it is, how long it was, when it was noticed."""
+    limit, elapsed = limit_ns / NANOS_PER_USD, elapsed_ns / NANOS_PER_USD
+    message = f"{elapsed:.3f} s elapsed of the {limit:g} s of {name!r}"
+    return Stop(StopReason.TIMEOUT, message, budget=name, unit="seconds", limit=limit, used=elapsed)
+
+
+def _tokens_used_up(level: Account, now_ns: int) -> Stop | None:
+    return None if level.tokens_committed < level.max_tokens else _token_stop(level, 0)
+
+
+def _token_stop(level: Account, tokens: int) -> Stop:
+    held = level.tokens_held + level.tokens_unresolved
+    used = level.tokens_in + level.tokens_out
+    return _count_stop(StopReason.TOKEN_LIMIT_EXCEEDED, "tokens", level, level.max_tokens, used, held, tokens)
+
+
+def _api_calls_used_up(level: Account, now_ns: int) -> Stop | None:
+    if level.api_calls < level.max_api_calls:
+        return None
+    reason = StopReason.API_CALL_LIMIT_EXCEEDED
+    return _count_stop(reason, "api calls", level, level.max_api_calls, level.api_calls, 0, 1)
+
+
+def _does_not_fit(level: Account, cost: int, tokens: int) -> Stop | None:
+    if level.committed + cost > level.max_cost:
+        return _cost_stop(level, cost)
+    if level.tokens_committed + tokens > level.max_tokens:
+        return _token_stop(level, tokens)
+    return None
+
+
+def _count_stop(reason: StopReason, unit: str, level: Account, limit: int, used: int, held: int, asked: int) -> Stop:
+    open_part = f" and {held} held" if held else ""
+    message = f"{used}{open_part} of the {limit} {unit} of {level.name!r} used"
+    return Stop(reason, message, level.name, unit, float(limit), float(used), float(held), float(asked))
+
+
+def _advance(held: Hold, to: HoldState) -> bool:
+    """Move the hold on by the table; True if it was still held, False if it was unresolved."""
+    state = held.state
+    if to not in HOLD_TRANSITIONS[state]:
+        raise LedgerError(f"a hold that is {state} cannot become {to}")
+    held.state = to
+    return state == "held"
+
+
+def _give_back(held: Hold, was_held: bool, ran: bool) -> None:
+    level: Account | None = held.account
+    while level is not None:
+        level.committed -= held.cost
+        level.tokens_committed -= held.tokens
+        if was_held:
+            level.held -= held.cost
+            level.tokens_held -= held.tokens
+            level.steps_open -= 1
+            level.steps_taken -= 1
+        else:
+            level.unresolved -= held.cost
+            level.tokens_unresolved -= held.tokens
+        if not ran:
+            level.api_calls -= held.api_calls
+            level.attempts -= 1
+        level = level.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """One account at one moment: every figure belongs to the same instant."""
+
+    name: str
+    limits: Limits
+    spent_nanos: int
+    held_nanos: int
+    unresolved_nanos: int
+    steps: int
+    steps_open: int
+    tokens_in: int
+    tokens_out: int
+    tokens_held: int
+    api_calls: int
+    retries: int
+    attempts: int
+
+    @property
+    def spent_usd(self) -> float:
+        """What was really spent, in US dollars."""
+        return to_usd(self.spent_nanos)
+
+    @property
+    def held_usd(self) -> float:
+        """What calls under way hold, in US dollars."""
+        return to_usd(self.held_nanos)
+
+    @property
+    def unresolved_usd(self) -> float:
+        """What calls with an unknown bill still hold, in US dollars."""
+        return to_usd(self.unresolved_nanos)
+
+
+def balance(account: Account) -> Balance:
+    """The account's figures now."""
+    return Balance(
+        name=account.name,
+        limits=account.limits,
+        spent_nanos=account.committed - account.held - account.unresolved,
+        held_nanos=account.held,
+        unresolved_nanos=account.unresolved,
+        steps=account.steps_taken - account.steps_open,
+        steps_open=account.steps_open,
+        tokens_in=account.tokens_in,
+        tokens_out=account.tokens_out,
+        tokens_held=account.tokens_held + account.tokens_unresolved,
+        api_calls=account.api_calls,
+        retries=account.retries,
+        attempts=account.attempts,
+    )

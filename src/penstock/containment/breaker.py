@@ -1,0 +1,276 @@
+"""When to stop asking a provider that fails, and when to ask again.
+
+A circuit is closed while calls pass, open while none does, and half open while a counted few probe whether the
+provider has recovered. `TRANSITIONS` is the whole machine. One breaker may serve every run and every thread that uses a
+provider. It neither makes calls nor waits; time comes in through a clock.
+
+A call may end long after it was let through, when the circuit has moved on: its success says nothing about a circuit
+that opened meanwhile, its failure is no verdict on a recovery it was not part of. So each answer of `check` that lets a
+call pass carries a permit. All calls of one closed period share a permit; every probe has its own. A result counts only
+if its permit belongs to the present state, and a probe's counts once. A result without a permit is taken for one of the
+present state: a closed circuit counts it, an open one ignores it, a half-open one takes it for the oldest probe's.
+
+A probe holds its slot until its result is recorded. Whoever lets go of a probe without a verdict (cancelled, refused
+further down, abandoned in its thread) says so with `record_abandoned`, and the next caller probes instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from threading import Lock
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import InvalidValue
+
+
+class CircuitState(StrEnum):
+    """Whether calls pass: all, none, or a counted few."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Trigger(StrEnum):
+    """What moves a circuit from one state to the next."""
+
+    THRESHOLD_REACHED = "threshold_reached"
+    RECOVERY_TIME_PASSED = "recovery_time_passed"
+    PROBES_SUCCEEDED = "probes_succeeded"
+    PROBE_FAILED = "probe_failed"
+    RESET = "reset"
+
+
+TRANSITIONS: Mapping[CircuitState, Mapping[Trigger, CircuitState]] = {
+    CircuitState.CLOSED: {
+        Trigger.THRESHOLD_REACHED: CircuitState.OPEN,
+        Trigger.RESET: CircuitState.CLOSED,
+    },
+    CircuitState.OPEN: {
+        Trigger.RECOVERY_TIME_PASSED: CircuitState.HALF_OPEN,
+        Trigger.RESET: CircuitState.CLOSED,
+    },
+    CircuitState.HALF_OPEN: {
+        Trigger.PROBES_SUCCEEDED: CircuitState.CLOSED,
+        Trigger.PROBE_FAILED: CircuitState.OPEN,
+        Trigger.RESET: CircuitState.CLOSED,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyContext:
+    """What a policy is told about the run that asks."""
+
+    cost_usd: float = 0.0
+    step_count: int = 0
+    chain_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDecision:
+    """Whether a call may go ahead; if not, why not and when to ask again."""
+
+    allowed: bool
+    policy_type: str = "circuit_breaker"
+    reason: str = ""
+    permit: int | None = None
+    """Goes back with the result of the call, so that a late result is known for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitSnapshot:
+    """A circuit at one moment."""
+
+    name: str
+    state: CircuitState
+    failures: int
+    """Failures in a row since the last success that counted."""
+    probes_out: int
+    probes_succeeded: int
+    retry_in_s: float | None
+    """Seconds until a probe may pass; None unless the circuit is open."""
+    times_opened: int
+
+
+class CircuitBreaker:
+    """Refuses calls after `failure_threshold` failures in a row, and probes again after `recovery_timeout` seconds."""
+
+    def __init__(
+        self,
+        failure_threshold: int = 5,
+        recovery_timeout: float = 60.0,
+        *,
+        half_open_probes: int = 1,
+        name: str = "",
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._threshold = _positive_count("failure_threshold", failure_threshold)
+        self._recovery_ns = _positive_ns("recovery_timeout", recovery_timeout)
+        self._probes_needed = _positive_count("half_open_probes", half_open_probes)
+        self._name = _text("name", name)
+        self._clock = clock
+        self._lock = Lock()
+        self._state = CircuitState.CLOSED
+        self._failures = 0
+        """In a row. Zero exactly when closed with nothing to reset: what `record_success` reads without the lock."""
+        self._passing: PolicyDecision | None = None
+        """The answer to every `check` while closed, None otherwise: what `check` reads without the lock."""
+        self._last_permit = 0
+        self._probes_out: set[int] = set()
+        """The permits of probes without a result; empty unless half open."""
+        self._probes_succeeded = 0
+        self._retry_at_ns = 0
+        self._times_opened = 0
+        self._move(Trigger.RESET)
+
+    @property
+    def name(self) -> str:
+        """What the circuit stands in front of, as its reasons call it."""
+        return self._name
+
+    @property
+    def state(self) -> CircuitState:
+        """The state the next `check` would find: half open as soon as the recovery time has passed."""
+        with self._lock:
+            return self._state_now()
+
+    def check(self, context: PolicyContext | None = None) -> PolicyDecision:
+        """Whether a call may go ahead now. One that may must be followed by exactly one `record_…`, with its permit."""
+        return self._passing or self._check_with_lock()
+
+    def record_success(self, permit: int | None = None) -> None:
+        """The call went well: failures are no longer in a row; the last probe needed closes the circuit."""
+        if self._failures:
+            self._record_success_with_lock(permit)
+
+    def record_failure(self, permit: int | None = None) -> None:
+        """The call failed: one more in a row, and the last one bearable opens the circuit; a probe opens it again."""
+        with self._lock:
+            if not self._claim(permit):
+                return
+            self._failures += 1
+            if self._state is CircuitState.HALF_OPEN:
+                self._move(Trigger.PROBE_FAILED)
+            elif self._failures >= self._threshold:
+                self._move(Trigger.THRESHOLD_REACHED)
+
+    def record_abandoned(self, permit: int | None = None) -> None:
+        """The call ended without a verdict: a probe's slot is free again, nothing else changes."""
+        with self._lock:
+            self._claim(permit)
+
+    def reset(self) -> None:
+        """Close the circuit by hand; results of calls let through before are ignored."""
+        with self._lock:
+            self._move(Trigger.RESET)
+
+    def snapshot(self) -> CircuitSnapshot:
+        """All figures of this moment, consistent with each other."""
+        with self._lock:
+            state = self._state_now()
+            waiting_ns = self._retry_at_ns - self._clock.monotonic_ns()
+            return CircuitSnapshot(
+                name=self._name,
+                state=state,
+                failures=self._failures,
+                probes_out=len(self._probes_out),
+                probes_succeeded=self._probes_succeeded,
+                retry_in_s=max(waiting_ns, 0) / 1e9 if state is CircuitState.OPEN else None,
+                times_opened=self._times_opened,
+            )
+
+    def _check_with_lock(self) -> PolicyDecision:
+        with self._lock:
+            if self._passing is not None:  # closed since the unlocked look
+                return self._passing
+            if self._state is CircuitState.OPEN:
+                waiting_ns = self._retry_at_ns - self._clock.monotonic_ns()
+                if waiting_ns > 0:
+                    return PolicyDecision(False, reason=self._open_reason(waiting_ns))
+                self._move(Trigger.RECOVERY_TIME_PASSED)
+            if len(self._probes_out) + self._probes_succeeded >= self._probes_needed:
+                return PolicyDecision(False, reason=self._half_open_reason())
+            permit = self._next_permit()
+            self._probes_out.add(permit)
+            return PolicyDecision(True, permit=permit)
+
+    def _record_success_with_lock(self, permit: int | None) -> None:
+        with self._lock:
+            if not self._claim(permit):
+                return
+            if self._state is CircuitState.CLOSED:
+                self._failures = 0
+                return
+            self._probes_succeeded += 1
+            if self._probes_succeeded >= self._probes_needed:
+                self._move(Trigger.PROBES_SUCCEEDED)
+
+    def _claim(self, permit: int | None) -> bool:
+        """Whether a result is of a call the present state let through; a probe's slot is taken back."""
+        if self._passing is not None:
+            return permit is None or permit == self._passing.permit
+        if permit is None and self._probes_out:
+            permit = min(self._probes_out)
+        if permit not in self._probes_out:
+            return False
+        self._probes_out.remove(permit)
+        return True
+
+    def _move(self, trigger: Trigger) -> None:
+        self._state = TRANSITIONS[self._state][trigger]
+        self._passing = None
+        self._probes_out.clear()
+        self._probes_succeeded = 0
+        if self._state is CircuitState.CLOSED:
+            self._failures = 0
+            self._passing = PolicyDecision(True, permit=self._next_permit())
+        elif self._state is CircuitState.OPEN:
+            self._retry_at_ns = self._clock.monotonic_ns() + self._recovery_ns
+            self._times_opened += 1
+
+    def _next_permit(self) -> int:
+        self._last_permit += 1
+        return self._last_permit
+
+    def _state_now(self) -> CircuitState:
+        if self._state is CircuitState.OPEN and self._clock.monotonic_ns() >= self._retry_at_ns:
+            return TRANSITIONS[self._state][Trigger.RECOVERY_TIME_PASSED]
+        return self._state
+
+    def _open_reason(self, waiting_ns: int) -> str:
+        failures = "1 failure" if self._failures == 1 else f"{self._failures} failures in a row"
+        return f"{self._called()} is open after {failures}; it tries again in {_seconds(waiting_ns)}"
+
+    def _half_open_reason(self) -> str:
+        return (
+            f"{self._called()} is half open and has its {self._probes_needed} probe(s) under way; it closes when they "
+            f"succeed, and tries again {_seconds(self._recovery_ns)} after one that fails"
+        )
+
+    def _called(self) -> str:
+        return f"circuit {self._name!r}" if self._name else "the circuit"
+
+
+def _seconds(ns: int) -> str:
+    return f"{round(ns / 1e9, 3):g} s"
+
+
+def _positive_count(field: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidValue(field, value, "a whole number, one or more")
+    return value
+
+
+def _positive_ns(field: str, seconds: object) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= 1e9:
+        raise InvalidValue(field, seconds, "a finite number of seconds, more than zero")
+    return max(1, round(seconds * 1_000_000_000))
+
+
+def _text(field: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidValue(field, value, "a string")
+    return value

@@ -1,0 +1,209 @@
+"""The judge of money, steps, tokens, calls and retries.
+
+`Ledger` is the in-process judge: one lock for a whole tree of accounts, so that a hold at a budget and at all of its
+ancestors is one act. `LedgerStore` is the same contract by name and key, for budgets that outlive a process or are
+shared by several; the in-memory store is its specification.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.containment import accounts
+from penstock.containment.accounts import Account, Balance, Hold
+from penstock.containment.limits import NO_LIMITS, Limits
+from penstock.errors import LedgerError
+from penstock.stops import Stop
+
+
+class Ledger:
+    """A tree of accounts that threads may use at the same time."""
+
+    __slots__ = ("clock", "lock", "root")
+
+    def __init__(self, name: str = "main", limits: Limits = NO_LIMITS, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.clock = clock
+        self.lock = threading.RLock()
+        """Taken for every change. A caller that has more to do in the same act may hold it and use `accounts`."""
+        self.root = Account(name, limits, None, clock.monotonic_ns())
+
+    def open(self, name: str, limits: Limits = NO_LIMITS, parent: Account | None = None) -> Account:
+        """A new account under `parent` (the root, if none is given)."""
+        return Account(name, limits, parent or self.root, self.clock.monotonic_ns())
+
+    def hold(self, account: Account, cost_nanos: int = 0, tokens: int = 0, api_calls: int = 0) -> Hold | Stop:
+        """Take the worst case of one call from the account and every ancestor, or say what refuses."""
+        now_ns = self.clock.monotonic_ns()
+        with self.lock:
+            return accounts.hold(account, cost_nanos, tokens, api_calls, now_ns)
+
+    def settle(
+        self, held: Hold, cost_nanos: int, tokens_in: int = 0, tokens_out: int = 0, *, succeeded: bool = True
+    ) -> None:
+        """Replace the hold by what the call really used; also for a hold that was left unresolved."""
+        with self.lock:
+            accounts.settle(held, cost_nanos, tokens_in, tokens_out, succeeded)
+
+    def release(self, held: Hold) -> None:
+        """The call failed and cost nothing."""
+        with self.lock:
+            accounts.release(held)
+
+    def withdraw(self, held: Hold) -> None:
+        """The call never ran."""
+        with self.lock:
+            accounts.withdraw(held)
+
+    def leave_unresolved(self, held: Hold) -> None:
+        """The call is over and its bill is unknown: what it held stays taken."""
+        with self.lock:
+            accounts.leave_unresolved(held)
+
+    def draw_retry(self, account: Account) -> bool:
+        """Take one retry from every level; False if one has none left."""
+        with self.lock:
+            return accounts.draw_retry(account)
+
+    def grant(self, account: Account, limits: Limits) -> None:
+        """Replace the ceilings of an account; what was taken stays taken."""
+        with self.lock:
+            accounts.set_limits(account, limits)
+
+    def balance(self, account: Account | None = None) -> Balance:
+        """The figures of an account (the root, if none is given), all of the same instant."""
+        with self.lock:
+            return accounts.balance(account or self.root)
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """What a call asks for, or what it used."""
+
+    cost_nanos: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    api_calls: int = 0
+
+
+class LedgerStore(Protocol):
+    """Accounts by name and holds by key; every method is atomic, and idempotent by its key.
+
+    A store that cannot record raises LedgerUnavailable, and then no call may leave.
+    """
+
+    def open_account(self, account: str, limits: Limits, *, parent: str | None = None) -> None:
+        """Make the account if it is not there; LedgerError if it is there with other limits or another parent."""
+
+    def hold(self, key: str, account: str, ask: Amounts) -> Stop | None:
+        """Take `ask` from the account and every ancestor, or say what refuses. The same key is taken once."""
+
+    def settle(self, key: str, actual: Amounts, *, succeeded: bool = True) -> None:
+        """Replace the hold by what was used. Settling a settled key again changes nothing."""
+
+    def release(self, key: str) -> None:
+        """The call failed and cost nothing."""
+
+    def withdraw(self, key: str) -> None:
+        """The call never ran."""
+
+    def leave_unresolved(self, key: str) -> None:
+        """The call is over and its bill is unknown."""
+
+    def draw_retry(self, account: str) -> bool:
+        """Take one retry from every level; False if one has none left."""
+
+    def balance(self, account: str) -> Balance:
+        """The figures of the account; KeyError if there is none of that name."""
+
+    def unresolved(self) -> Mapping[str, Amounts]:
+        """The keys whose bill is unknown, with what each still holds."""
+
+
+class MemoryLedgerStore:
+    """The store that keeps nothing beyond its process: the specification of `LedgerStore`."""
+
+    def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._accounts: dict[str, Account] = {}
+        self._holds: dict[str, Hold] = {}
+
+    def open_account(self, account: str, limits: Limits, *, parent: str | None = None) -> None:
+        with self._lock:
+            above = None if parent is None else self._account(parent)
+            known = self._accounts.get(account)
+            if known is None:
+                self._accounts[account] = Account(account, limits, above, self._clock.monotonic_ns())
+            elif known.limits != limits or known.parent is not above:
+                raise LedgerError(f"account {account!r} exists with other limits or another parent")
+
+    def hold(self, key: str, account: str, ask: Amounts) -> Stop | None:
+        with self._lock:
+            target = self._account(account)
+            known = self._holds.get(key)
+            if known is not None:
+                if known.account is not target:
+                    raise LedgerError(f"hold {key!r} was taken from {known.account.name!r}, not from {account!r}")
+                return None
+            tokens = ask.tokens_in + ask.tokens_out
+            taken = accounts.hold(target, ask.cost_nanos, tokens, ask.api_calls, self._clock.monotonic_ns())
+            if isinstance(taken, Stop):
+                return taken
+            self._holds[key] = taken
+            return None
+
+    def settle(self, key: str, actual: Amounts, *, succeeded: bool = True) -> None:
+        with self._lock:
+            held = self._hold(key)
+            if held.state != "settled":
+                accounts.settle(held, actual.cost_nanos, actual.tokens_in, actual.tokens_out, succeeded)
+
+    def release(self, key: str) -> None:
+        with self._lock:
+            held = self._hold(key)
+            if held.state != "released":
+                accounts.release(held)
+
+    def withdraw(self, key: str) -> None:
+        with self._lock:
+            held = self._hold(key)
+            if held.state != "withdrawn":
+                accounts.withdraw(held)
+
+    def leave_unresolved(self, key: str) -> None:
+        with self._lock:
+            held = self._hold(key)
+            if held.state != "unresolved":
+                accounts.leave_unresolved(held)
+
+    def draw_retry(self, account: str) -> bool:
+        with self._lock:
+            return accounts.draw_retry(self._account(account))
+
+    def balance(self, account: str) -> Balance:
+        with self._lock:
+            return accounts.balance(self._account(account))
+
+    def unresolved(self) -> Mapping[str, Amounts]:
+        with self._lock:
+            return {
+                key: Amounts(held.cost, held.tokens, 0, held.api_calls)
+                for key, held in self._holds.items()
+                if held.state == "unresolved"
+            }
+
+    def _account(self, name: str) -> Account:
+        try:
+            return self._accounts[name]
+        except KeyError:
+            raise KeyError(f"no account {name!r}; open it first") from None
+
+    def _hold(self, key: str) -> Hold:
+        try:
+            return self._holds[key]
+        except KeyError:
+            raise LedgerError(f"no hold {key!r}: it was refused, or never asked for") from None

@@ -1,0 +1,72 @@
+"""What a judge may say, and the record of it.
+
+`Decision` is the verdict on one call; `SafetyEvent` is the incident that is kept of it. Nothing here decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from penstock.clock import utc_now
+
+
+class Decision(StrEnum):
+    """The verdict on one call."""
+
+    ALLOW = "ALLOW"
+    RETRY = "RETRY"
+    HALT = "HALT"
+    DEGRADE = "DEGRADE"
+    QUARANTINE = "QUARANTINE"
+    QUEUE = "QUEUE"
+
+
+@dataclass(frozen=True, slots=True)
+class SafetyEvent:
+    """One incident: what happened, what was decided, by which hook and why."""
+
+    event_type: str
+    decision: Decision
+    reason: str
+    hook: str
+    request_id: str | None = None
+    ts: datetime = field(default_factory=utc_now)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallContext:
+    """What a hook is told about the call it judges."""
+
+    request_id: str
+    tool_name: str
+    kind: str = "llm"
+    model: str | None = None
+    cost_usd: float = 0.0
+    """What is held for the call: its hint, or the worst case that is known."""
+    chain_id: str = ""
+    node_id: str = ""
+    org_id: str = ""
+    team: str = ""
+    service: str = ""
+    user_id: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainMetadata:
+    """Who a run belongs to; reaches hooks, events, traces and exports."""
+
+    request_id: str
+    chain_id: str
+    org_id: str = ""
+    team: str = ""
+    service: str = ""
+    user_id: str | None = None
+    model: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,115 @@
+"""Everything Penstock raises.
+
+    Exception
+    └── PenstockError
+        ├── InvalidValue (ValueError)          a value somebody gave is not one we can work with
+        ├── RunEnded (RuntimeError)            a call or a mark after the end of its run
+        ├── LedgerError                        a hold used twice, an account closed with holds
+        │   └── LedgerUnavailable              the ledger cannot record, so no call may leave
+        └── Halted                             a call was refused or stopped; carries the stop
+            └── BudgetExceededError            … by a limit; carries usage, budget and partial results
+    BaseException
+    └── CancelledError                         the run was cancelled; `except Exception` does not catch it
+
+A halt is not a fault: the limits did what they are for. Each class writes its message from the facts it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.stops import Stop, StopReason
+
+if TYPE_CHECKING:
+    from penstock.containment.limits import Budget, ResourceUsage
+
+
+class PenstockError(Exception):
+    """The root of every error of ours that is an Exception."""
+
+
+class InvalidValue(PenstockError, ValueError):
+    """A value that cannot be used; says which field, what was given and what is expected."""
+
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        self.field = field
+        self.value = value
+        self.expected = expected
+        super().__init__(f"{field} must be {expected}, not {_shown(value)}")
+
+
+class RunEnded(PenstockError, RuntimeError):
+    """Something was asked of a run that has already ended."""
+
+    def __init__(self, run_id: str, asked: str) -> None:
+        self.run_id = run_id
+        super().__init__(f"run {run_id} has ended: {asked}; start a new run for further work")
+
+
+class LedgerError(PenstockError):
+    """The ledger was used in a way that would make its figures wrong."""
+
+
+class LedgerUnavailable(LedgerError):
+    """The ledger cannot record; nothing that costs may start until it can."""
+
+
+class Halted(PenstockError):
+    """A call did not run to its end because something refused or stopped it; `stop` says what and why."""
+
+    def __init__(self, stop: Stop, *, partial: Mapping[str, Any] | None = None) -> None:
+        self.stop = stop
+        self.partial: Mapping[str, Any] = partial or {}
+        """Results that were complete when the stop came, by call name."""
+        super().__init__(str(stop))
+
+    @property
+    def stop_reason(self) -> StopReason:
+        """The reason as one of the closed list, such as `budget_exceeded`."""
+        return self.stop.reason
+
+    @property
+    def reason(self) -> str:
+        """The reason in words: which limit, whose budget, how much."""
+        return self.stop.message
+
+
+class BudgetExceededError(Halted):
+    """A limit was reached; carries the usage, the budget, whose it is, and the results so far."""
+
+    def __init__(
+        self,
+        usage: ResourceUsage,
+        budget: Budget,
+        reason: str,
+        *,
+        stop: Stop | None = None,
+        partial: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(stop or Stop(StopReason.BUDGET_EXCEEDED, reason), partial=partial)
+        self.usage = usage
+        self.budget = budget
+
+    @property
+    def owner(self) -> str | None:
+        """The name of the context whose budget refused."""
+        return self.stop.budget
+
+
+class CancelledError(BaseException):
+    """The work was cancelled. Not an Exception: code and policies that catch Exception cannot swallow it."""
+
+    def __init__(self, message: str = "cancelled", *, stop: Stop | None = None) -> None:
+        self.stop = stop or Stop(StopReason.ABORTED, message)
+        super().__init__(message)
+
+    @property
+    def reason(self) -> str:
+        """Why the work was cancelled, in words."""
+        return self.stop.message
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,54 @@
+"""Money as integers.
+
+Inside, an amount is a whole number of nano-dollars: sums are exact, in any order, at any count. Floats, decimals and
+strings exist at the edges only; what is not a finite amount is refused there, by name.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+
+from penstock.errors import InvalidValue
+
+NANOS_PER_USD = 1_000_000_000
+MAX_NANOS = 1 << 60
+"""A little over a billion dollars: larger amounts are a mistake, not a budget."""
+
+Usd = float | int | Decimal | str
+
+
+def to_nanos(amount: Usd, field: str = "amount") -> int:
+    """`amount` US dollars in nano-dollars, rounded to the nearest.
+
+    InvalidValue names `field` if it is not an amount.
+    """
+    if type(amount) is float or type(amount) is int:
+        # NaN fails both comparisons, and so does an infinity.
+        if 0 <= amount <= MAX_NANOS / NANOS_PER_USD:
+            return round(amount * NANOS_PER_USD)
+        raise InvalidValue(field, amount, "a finite, non-negative number of US dollars below one billion")
+    return _exact_nanos(amount, field)
+
+
+def _exact_nanos(amount: object, field: str) -> int:
+    if isinstance(amount, bool) or not isinstance(amount, (int, float, Decimal, str)):
+        raise InvalidValue(field, amount, "a number of US dollars (float, int, Decimal or str)")
+    try:
+        exact = Decimal(amount)
+    except InvalidOperation:
+        raise InvalidValue(field, amount, "a number of US dollars, such as '0.50'") from None
+    if not exact.is_finite() or exact < 0 or exact * NANOS_PER_USD > MAX_NANOS:
+        raise InvalidValue(field, amount, "a finite, non-negative number of US dollars below one billion")
+    return int((exact * NANOS_PER_USD).to_integral_value())
+
+
+def to_usd(nanos: int) -> float:
+    """Nano-dollars as a float of US dollars, for showing and for JSON."""
+    return nanos / NANOS_PER_USD
+
+
+def format_usd(nanos: int) -> str:
+    """`$0.50`, `$0.000123`: cents at least, and as many further digits as the amount has."""
+    text = f"{Decimal(nanos) / NANOS_PER_USD:.9f}"
+    whole, _, fraction = text.partition(".")
+    return f"${whole}.{fraction[:2]}{fraction[2:].rstrip('0')}"

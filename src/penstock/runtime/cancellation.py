@@ -1,0 +1,303 @@
+"""Cancelling, as a tree of tokens.
+
+A token is cancelled once, by anybody, from any thread, with or without an event loop; its children are cancelled with
+it. The cause is data: who or what ended it, and why. A deadline is a cancel that the clock gives.
+
+How a cancel reaches work that is under way:
+
+- A task that awaits inside a call is *watched* by the token of its context (`watch`). A cancel sets the token first and
+  then looks at the watched tasks; a call registers first and then looks at the token. So one of the two always sees the
+  other. The task is interrupted with `Task.cancel()`, on its own loop and only while it is still watched: a cancel that
+  arrives late can never hit what the task does next. The interruption is kept as a `Delivery`, so that whoever catches
+  the `asyncio.CancelledError` can tell ours from everybody else's and take it back (`Task.uncancel`).
+- A thread that waits registers a callback.
+- Code that does neither is asked to call `check()` now and then.
+
+A deadline is noticed by whoever looks: a waiter, a check, the timer that is armed while a task is watched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.containment.accounts import timeout_stop
+from penstock.containment.limits import UNLIMITED, seconds_to_ns
+from penstock.errors import CancelledError
+from penstock.stops import Stop, StopReason
+
+Cause = Literal["user", "parent", "deadline", "limit", "abandoned_stream", "shutdown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """Why a token is cancelled: the cause here, and the stop that started it."""
+
+    cause: Cause
+    stop: Stop
+
+
+class Delivery:
+    """One interruption of one task; `pending` until somebody has taken it back."""
+
+    __slots__ = ("pending",)
+
+    def __init__(self) -> None:
+        self.pending = True
+
+
+Task = asyncio.Task[Any]
+
+
+class CancellationToken:
+    """Says whether work should stop, and why; safe to use from any thread and any event loop."""
+
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_children",
+        "_clock",
+        "_lock",
+        "_opened_ns",
+        "_timer",
+        "_watched",
+        "cancellation",
+        "deadline_ns",
+        "name",
+    )
+
+    def __init__(
+        self,
+        *,
+        deadline_s: float | None = None,
+        name: str = "main",
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.name = name
+        self.cancellation: Cancellation | None = None
+        """Set once, when the token is cancelled."""
+        self.deadline_ns = UNLIMITED
+        """On the clock's monotonic scale, the ancestors' deadlines included."""
+        self._clock = clock
+        self._opened_ns = clock.monotonic_ns()
+        if deadline_s is not None:
+            self.deadline_ns = self._opened_ns + seconds_to_ns(deadline_s, "deadline_s")
+        self._lock = threading.RLock()
+        self._children: weakref.WeakSet[CancellationToken] | None = None
+        self._callbacks: dict[object, Callable[[], None]] = {}
+        self._watched: dict[Task, Delivery | None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    # Asking.
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether work should stop; notices a deadline that has passed."""
+        return self.cancellation is not None or self._expired()
+
+    @property
+    def cause(self) -> Cause | None:
+        """Who or what cancelled: user, parent, deadline, limit, abandoned_stream or shutdown; None if nobody did."""
+        return self.cancellation.cause if self.cancellation else None
+
+    @property
+    def reason(self) -> str | None:
+        """Why, in words; None if the token is not cancelled."""
+        return self.cancellation.stop.message if self.cancellation else None
+
+    @property
+    def stop(self) -> Stop | None:
+        """The stop behind the cancel; None if the token is not cancelled."""
+        return self.cancellation.stop if self.cancellation else None
+
+    def check(self) -> None:
+        """Raise CancelledError if work should stop."""
+        if self.cancellation is not None or self._expired():
+            assert self.cancellation is not None
+            raise CancelledError(self.cancellation.stop.message, stop=self.cancellation.stop)
+
+    async def wait(self) -> None:
+        """Return once the token is cancelled, by whatever thread."""
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        def wake_from_anywhere() -> None:
+            _call_on(loop, wake)
+
+        remove = self.add_callback(wake_from_anywhere)
+        timer = loop.call_later(self._seconds_left(), self._expired) if self.deadline_ns < UNLIMITED else None
+        try:
+            while not self.is_cancelled:
+                await woken
+        finally:
+            remove()
+            if timer is not None:
+                timer.cancel()
+
+    def wait_sync(self, timeout_s: float | None = None) -> bool:
+        """Block this thread until the token is cancelled or the time is up; says whether it is cancelled."""
+        woken = threading.Event()
+        remove = self.add_callback(woken.set)
+        try:
+            waits = [wait for wait in (timeout_s, self.seconds_left()) if wait is not None]
+            woken.wait(min(waits) if waits else None)
+            return self.is_cancelled
+        finally:
+            remove()
+
+    def seconds_left(self) -> float | None:
+        """Until the deadline, never below zero; None if there is none."""
+        return self._seconds_left() if self.deadline_ns < UNLIMITED else None
+
+    # Cancelling.
+
+    def cancel(self, reason: str = "cancelled", *, cause: Cause = "user", stop: Stop | None = None) -> bool:
+        """Cancel this token and all below it; False if it was cancelled already, and then nothing changes."""
+        return self._cancel(Cancellation(cause, stop or Stop(StopReason.ABORTED, reason, budget=self.name)))
+
+    def child(self, name: str = "child", *, deadline_s: float | None = None) -> CancellationToken:
+        """A token that is cancelled with this one, and can be cancelled by itself."""
+        made = CancellationToken(deadline_s=deadline_s, name=name, clock=self._clock)
+        made.deadline_ns = min(made.deadline_ns, self.deadline_ns)
+        with self._lock:
+            if self._children is None:
+                self._children = weakref.WeakSet()
+            self._children.add(made)
+        if self.cancellation is not None:
+            made._cancel(Cancellation("parent", self.cancellation.stop))
+        return made
+
+    def add_callback(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` once when the token is cancelled, at once if it is; returns how to take it back.
+
+        It runs in the thread that cancels: keep it short, and let it raise nothing.
+        """
+        key = object()
+        with self._lock:
+            self._callbacks[key] = callback
+        # A signal handler may cancel inside the lines above: what counts is what the token says now.
+        if self.cancellation is not None and self._callbacks.pop(key, None) is not None:
+            callback()
+        return lambda: _forget(self._callbacks, key)
+
+    def close(self) -> None:
+        """The work this token stood for is over: drop its timer and what still listens."""
+        self._callbacks.clear()
+        timer = self._timer
+        if timer is not None:
+            self._timer = None
+            _call_on(timer._loop, timer.cancel)  # type: ignore[attr-defined]
+
+    # The door's side.
+
+    def watch(self, task: Task) -> bool:
+        """Interrupt `task` if a cancel comes while it is watched; False if it is watched already."""
+        watched = self._watched
+        if task in watched:
+            return False
+        watched[task] = None
+        if self._timer is None and self.deadline_ns < UNLIMITED:
+            self._timer = task.get_loop().call_later(self._seconds_left(), self._expired)
+        return True
+
+    def unwatch(self, task: Task) -> Delivery | None:
+        """Stop watching; the interruption that is still pending, if there is one."""
+        delivery = self._watched.pop(task, None)
+        return delivery if delivery is not None and delivery.pending else None
+
+    def delivery_to(self, task: Task) -> Delivery | None:
+        """The interruption of `task` by this token that nobody has taken back yet."""
+        delivery = self._watched.get(task)
+        return delivery if delivery is not None and delivery.pending else None
+
+    # Inside.
+
+    def _seconds_left(self) -> float:
+        return max(0.0, (self.deadline_ns - self._clock.monotonic_ns()) / 1_000_000_000)
+
+    def _expired(self) -> bool:
+        """Cancel by deadline if it has passed; whether the token is cancelled."""
+        if self.cancellation is None:
+            now_ns = self._clock.monotonic_ns()
+            if now_ns < self.deadline_ns:
+                self._rearm()
+                return False
+            stop = timeout_stop(self.name, self.deadline_ns - self._opened_ns, now_ns - self._opened_ns)
+            self._cancel(Cancellation("deadline", stop))
+        return True
+
+    def _rearm(self) -> None:
+        """A timer may fire a moment early; then it is set again, so that the deadline is not missed."""
+        timer = self._timer
+        if timer is not None and timer.when() <= timer._loop.time():  # type: ignore[attr-defined]
+            self._timer = timer._loop.call_later(self._seconds_left() + 0.001, self._expired)  # type: ignore[attr-defined]
+
+    def _cancel(self, cancellation: Cancellation) -> bool:
+        callbacks: list[Callable[[], None]] = []
+        tokens: list[CancellationToken] = []
+        if not self._set(cancellation, callbacks, tokens):
+            return False
+        for task in {task for token in tokens for task in list(token._watched)}:
+            _interrupt(task, tokens)
+        for callback in callbacks:
+            # One listener that fails must not keep the cancel from the others.
+            with contextlib.suppress(Exception):
+                callback()
+        return True
+
+    def _set(
+        self, cancellation: Cancellation, callbacks: list[Callable[[], None]], tokens: list[CancellationToken]
+    ) -> bool:
+        """Mark this token and all below it, and gather what has to be told."""
+        with self._lock:
+            if self.cancellation is not None:
+                return False
+            self.cancellation = cancellation
+            callbacks.extend(self._callbacks.values())
+            self._callbacks.clear()
+            children = list(self._children) if self._children is not None else []
+        tokens.append(self)
+        below = Cancellation("parent", cancellation.stop)
+        for child in children:
+            child._set(below, callbacks, tokens)
+        return True
+
+
+def _interrupt(task: Task, tokens: Iterable[CancellationToken]) -> None:
+    """Cancel `task` on its own loop, if one of `tokens` still watches it by then."""
+
+    def deliver() -> None:
+        watching = [token for token in tokens if task in token._watched]
+        if watching and not task.done():
+            delivery = Delivery()
+            for token in watching:
+                token._watched[task] = delivery
+            task.cancel()
+
+    _call_on(task.get_loop(), deliver)
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    """Run `callback` on `loop`: now if we are on it, soon otherwise, never if it is closed."""
+    if asyncio._get_running_loop() is loop:
+        callback()
+        return
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+
+
+def _forget(callbacks: dict[object, Callable[[], None]], key: object) -> None:
+    callbacks.pop(key, None)

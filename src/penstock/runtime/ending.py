@@ -1,0 +1,138 @@
+"""How a context comes to its end, and what it leaves to read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from penstock.containment import accounts
+from penstock.containment.limits import UNLIMITED
+from penstock.errors import CancelledError, Halted
+from penstock.money import format_usd
+from penstock.runtime.door import Call
+from penstock.stops import LIMIT_REASONS, Stop, StopReason, TerminationReason
+from penstock.tracing.events import ChildCompleteTrace, RunCompleted
+from penstock.tracing.lifecycle import Status
+from penstock.tracing.record import OPEN, CallRecord
+
+if TYPE_CHECKING:
+    from penstock.runtime.context import ExecutionContext
+
+STATUS_OF: dict[TerminationReason, Status] = {
+    TerminationReason.SUCCESS: "success",
+    TerminationReason.MAX_ITERATIONS: "halt",
+    TerminationReason.ERROR: "fail",
+    TerminationReason.CONTEXT_CANCELED: "halt",
+    TerminationReason.HOOK_ABORT: "halt",
+    TerminationReason.LIMIT_EXCEEDED: "halt",
+}
+
+
+def reason_for(context: ExecutionContext, error: BaseException | None) -> TerminationReason:
+    """How the context ended, from what ended it."""
+    if isinstance(error, Halted):
+        return _reason_of(error.stop)
+    if isinstance(error, CancelledError | asyncio.CancelledError | KeyboardInterrupt | SystemExit | GeneratorExit):
+        stop = context.cancellation.stop
+        return TerminationReason.CONTEXT_CANCELED if stop is None else _reason_of(stop)
+    if error is not None:
+        return TerminationReason.ERROR
+    stop = context.cancellation.stop or context._first_stop
+    return TerminationReason.SUCCESS if stop is None else _reason_of(stop)
+
+
+def _reason_of(stop: Stop) -> TerminationReason:
+    if stop.reason in LIMIT_REASONS:
+        return TerminationReason.LIMIT_EXCEEDED
+    if stop.reason is StopReason.HOOK_DENIED:
+        return TerminationReason.HOOK_ABORT
+    if stop.reason is StopReason.ABORTED:
+        return TerminationReason.CONTEXT_CANCELED
+    return TerminationReason.ERROR
+
+
+def end_child(child: ExecutionContext, reason: TerminationReason | None) -> None:
+    """Close the child's place in the tree, and tell the parent; once."""
+    run, record, parent = child._run, child._base, child.parent
+    reason = reason or reason_for(child, None)
+    now_ns = run.now()
+    stop = child.cancellation.stop or child._first_stop
+    with run.lock:
+        if record.end_seq != OPEN or parent is None:
+            return
+        below = [call for call in run.graph.open_calls() if call is not record and _is_under(call, record)]
+        _abandon(child, below, now_ns, f"{child.name!r} ended while the call was running")
+        run.graph.end(record, now_ns, STATUS_OF[reason], stop_reason=str(stop) if stop else None)
+    child.termination_reason = reason
+    _stop_leftovers(child, below)
+    duration_ms = (now_ns - child._started_ns) / 1_000_000
+    event = ChildCompleteTrace(
+        child_name=child.name, node_id=record.node_id, termination_reason=reason, duration_ms=duration_ms
+    )
+    run.record(event, parent._source, record.parent)
+
+
+def end_run(context: ExecutionContext, error: BaseException | None) -> None:
+    """Close the run: what is still open is abandoned, the root ends, and the last event is written; once."""
+    run, root = context._run, context._base
+    reason = reason_for(context, error)
+    stop = context.cancellation.stop or context._first_stop
+    now_ns = run.now()
+    with run.lock:
+        if run.graph.closed:
+            return
+        below = [call for call in run.graph.open_calls() if call is not root]
+        _abandon(context, below, now_ns, "the run ended while the call was running")
+        error_class = type(error).__name__ if error is not None else None
+        run.graph.end(root, now_ns, STATUS_OF[reason], stop_reason=str(stop) if stop else None, error_class=error_class)
+        ended = RunCompleted(termination_reason=reason, error=error_class)
+        run.graph.close(run.place(ended, context._source, None, now_ns))
+    context.termination_reason = reason
+    _stop_leftovers(context, below)
+
+
+def _abandon(context: ExecutionContext, open_calls: list[CallRecord], now_ns: int, why: str) -> None:
+    """End what is still open, newest first, so that children end before their parents. Under the lock."""
+    graph = context._run.graph
+    for record in open_calls:
+        graph.end(record, now_ns, "halt", stop_reason=f"{StopReason.ABORTED}: {why}", abandoned=True)
+        call = record.owner
+        if isinstance(call, Call) and call.hold is not None and call.hold.state == "held":
+            accounts.leave_unresolved(call.hold)
+
+
+def _stop_leftovers(context: ExecutionContext, leftovers: list[CallRecord]) -> None:
+    """Leaving is no abort; but work that goes on after the end is told to stop."""
+    if leftovers:
+        context.cancellation.cancel(f"{context.name!r} has ended", cause="shutdown")
+    context.cancellation.close()
+
+
+def _is_under(call: CallRecord, record: CallRecord) -> bool:
+    above = call.parent
+    while above is not None and above.depth > record.depth:
+        above = above.parent
+    return above is record
+
+
+def totals(context: ExecutionContext) -> str:
+    """One line: what was used of what was allowed, and what is not known."""
+    figures, run = context.balance, context._run
+    limits = figures.limits
+    cost = format_usd(figures.spent_nanos)
+    if run.unknown_costs:
+        cost = f"known ≥ {cost}, unknown {run.unknown_costs} call{'s' if run.unknown_costs != 1 else ''}"
+    parts = [f"cost {cost}" + (f" of {format_usd(limits.cost_nanos)}" if limits.cost_nanos < UNLIMITED else "")]
+    if figures.unresolved_nanos:
+        parts.append(f"unresolved {format_usd(figures.unresolved_nanos)}")
+    if figures.held_nanos:
+        parts.append(f"held {format_usd(figures.held_nanos)}")
+    for word, used, limit in (
+        ("steps", figures.steps, limits.steps),
+        ("tokens", figures.tokens_in + figures.tokens_out, limits.tokens),
+        ("api calls", figures.api_calls, limits.api_calls),
+        ("retries", figures.retries, limits.retries),
+    ):
+        if used or limit < UNLIMITED:
+            parts.append(f"{used}{f'/{limit}' if limit < UNLIMITED else ''} {word}")
+    return " · ".join(parts)

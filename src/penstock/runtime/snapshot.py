@@ -1,0 +1,85 @@
+"""A run at one moment, as the people who limit it read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from penstock.clock import utc_from_ns
+from penstock.containment.safety import SafetyEvent
+from penstock.money import to_usd
+from penstock.stops import StopReason
+from penstock.tracing.lifecycle import CallKind
+from penstock.tracing.record import CallRecord
+
+NodeStatus = Literal["running", "ok", "halted", "aborted", "timeout", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """One call; `end_ts` is None while it is under way."""
+
+    node_id: str
+    parent_id: str | None
+    kind: CallKind
+    operation_name: str
+    start_ts: datetime
+    end_ts: datetime | None
+    status: NodeStatus
+    cost_usd: float
+    retries_used: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSnapshot:
+    """The state of a run: its figures, its calls and its safety events, all up to `seq`."""
+
+    chain_id: str
+    request_id: str
+    step_count: int
+    """Calls that succeeded."""
+    cost_usd_accumulated: float
+    retries_used: int
+    aborted: bool
+    abort_reason: str | None
+    elapsed_ms: float
+    nodes: list[NodeRecord]
+    events: list[SafetyEvent]
+    seq: int
+    attempts: int
+    """Calls that were let through, whatever came of them."""
+    held_usd: float
+    unresolved_usd: float
+    """Held by calls whose bill nobody knows."""
+    unknown_costs: int
+    """Model calls that succeeded and whose cost could not be told: the accumulated cost is a lower bound if not 0."""
+    events_dropped: int
+
+
+def node_record(call: CallRecord, seq: int, wall_offset_ns: int) -> NodeRecord:
+    """One call as the log up to `seq` tells it."""
+    ended = call.end_seq <= seq
+    late = call.settled if call.settled is not None and call.settled.seq <= seq else None
+    return NodeRecord(
+        node_id=call.node_id,
+        parent_id=call.parent.node_id if call.parent else None,
+        kind=call.kind,
+        operation_name=call.name,
+        start_ts=utc_from_ns(call.started_ns + wall_offset_ns),
+        end_ts=utc_from_ns(call.ended_ns + wall_offset_ns) if ended else None,
+        status=_status(call) if ended else "running",
+        cost_usd=to_usd(call.cost + (late.cost if late else 0)) if ended else 0.0,
+        retries_used=call.retries,
+    )
+
+
+def _status(call: CallRecord) -> NodeStatus:
+    if call.status == "success":
+        return "ok"
+    if call.status == "fail":
+        return "error"
+    reason = (call.stop_reason or "").partition(":")[0]
+    if reason == StopReason.TIMEOUT:
+        return "timeout"
+    return "aborted" if reason == StopReason.ABORTED else "halted"

@@ -1,0 +1,530 @@
+"""What did this call use?
+
+Looks at what a function returned or raised, and says what it used: tokens, a model, a cost. Knows the shapes of the
+common clients by their field names and imports none of them. Reads no clock and no price, and never breaks a call.
+
+What is believed. A count is a real int from 0 to `MAX_TOKENS`; one that is absent or None is 0.
+- One count that is anything else (negative, bool, float, NaN, text, a mock) makes the whole usage unbelievable: the
+  answer is None, which the ledger treats as "not known" and not as "nothing".
+- Input and output both absent: no usage. Being free is something a response has to say.
+- Cached and written tokens that only explain a part of the input can at most be the input; what cannot be believed of
+  them is input at its full price.
+
+Of the errors behind an error only the explicit ones (`raise … from …`) are looked at. The implicit `__context__` may be
+a failure that somebody was handling when this call began, and its bill or its status is not this call's.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import lru_cache, partial
+from itertools import islice
+from types import MethodType
+from typing import Generic, TypeGuard, TypeVar, final
+
+from penstock.errors import InvalidValue
+from penstock.money import MAX_NANOS, Usd, to_nanos
+
+T = TypeVar("T")
+
+MAX_TOKENS = 10**12
+"""Larger counts are a mistake, not a usage."""
+MAX_NAME = 256
+MAX_CHAIN = 8
+MAX_HEADERS = 500
+MAX_RETRY_AFTER_S = 3600.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one call used. `input_tokens` is all input; cached and written tokens are parts of it."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_input_tokens: int = 0
+    """The part of the input that was read from the provider's cache."""
+    cache_write_tokens: int = 0
+    """The part of the input that was written to the provider's cache."""
+    model: str | None = None
+    cost_nanos: int | None = None
+    """The cost, if whoever made the call knows it; None leaves it to the price table."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        cost_usd: Usd | None = None,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        cached_input_tokens: int = 0,
+        cache_write_tokens: int = 0,
+        model: str | None = None,
+    ) -> Usage:
+        """A usage from figures that are checked first; InvalidValue names the field that is wrong."""
+        counts = {
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+            "cached_input_tokens": cached_input_tokens,
+            "cache_write_tokens": cache_write_tokens,
+        }
+        for field, count in counts.items():
+            if not _is_count(count):
+                raise InvalidValue(field, count, "a whole number of tokens from 0 to 10**12")
+        if cached_input_tokens + cache_write_tokens > input_tokens:
+            field = "cached_input_tokens" if cached_input_tokens > input_tokens else "cache_write_tokens"
+            raise InvalidValue(field, counts[field], f"a part of input_tokens, of which there are {input_tokens}")
+        if model is not None and _name(model) is None:
+            raise InvalidValue("model", model, f"a model name of 1 to {MAX_NAME} characters, or None")
+        cost_nanos = None if cost_usd is None else to_nanos(cost_usd, "cost_usd")
+        return cls(**counts, model=model, cost_nanos=cost_nanos)
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output together."""
+        return self.input_tokens + self.output_tokens
+
+    def plus(self, more: Usage) -> Usage:
+        """Both together; a cost that only one of them knows stands for both."""
+        costs = [cost for cost in (self.cost_nanos, more.cost_nanos) if cost is not None]
+        return Usage(
+            input_tokens=self.input_tokens + more.input_tokens,
+            output_tokens=self.output_tokens + more.output_tokens,
+            cached_input_tokens=self.cached_input_tokens + more.cached_input_tokens,
+            cache_write_tokens=self.cache_write_tokens + more.cache_write_tokens,
+            model=more.model or self.model,
+            cost_nanos=sum(costs) if costs else None,
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reported(Generic[T]):
+    """A function's result together with what it used; the caller of the function gets `value` alone."""
+
+    value: T
+    usage: Usage
+
+    @classmethod
+    def of(
+        cls,
+        value: T,
+        *,
+        cost_usd: Usd | None = None,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        cached_input_tokens: int = 0,
+        cache_write_tokens: int = 0,
+        model: str | None = None,
+    ) -> Reported[T]:
+        """`value` with a usage from figures that are checked first; InvalidValue names the field that is wrong."""
+        usage = Usage.of(
+            cost_usd=cost_usd,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cached_input_tokens=cached_input_tokens,
+            cache_write_tokens=cache_write_tokens,
+            model=model,
+        )
+        return cls(value, usage)
+
+
+Get = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One way to write down token counts. Counts that a shape lists together are added up."""
+
+    marks: tuple[str, ...]
+    """The shape is this one if one of these fields is there."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    cached: str
+    written: str
+    """Empty if there is no such field."""
+    details: str | None = None
+    """The field that holds `cached` and `written`; None if they stand beside the totals."""
+    apart: bool = False
+    """Whether `cached` and `written` come on top of `inputs`; otherwise they explain a part of it."""
+
+
+SHAPES = (
+    # OpenAI chat completions, and everything that imitates them
+    Shape(
+        ("prompt_tokens", "completion_tokens"),
+        ("prompt_tokens",),
+        ("completion_tokens",),
+        "cached_tokens",
+        "cache_write_tokens",
+        details="prompt_tokens_details",
+    ),
+    # Anthropic messages
+    Shape(
+        ("cache_read_input_tokens", "cache_creation_input_tokens"),
+        ("input_tokens",),
+        ("output_tokens",),
+        "cache_read_input_tokens",
+        "cache_creation_input_tokens",
+        apart=True,
+    ),
+    # OpenAI responses
+    Shape(
+        ("input_tokens_details",),
+        ("input_tokens",),
+        ("output_tokens",),
+        "cached_tokens",
+        "cache_write_tokens",
+        details="input_tokens_details",
+    ),
+    # LangChain messages
+    Shape(
+        ("input_token_details",),
+        ("input_tokens",),
+        ("output_tokens",),
+        "cache_read",
+        "cache_creation",
+        details="input_token_details",
+    ),
+    # pydantic-ai, and whoever gives two totals
+    Shape(
+        ("input_tokens", "output_tokens"),
+        ("input_tokens",),
+        ("output_tokens",),
+        "cache_read_tokens",
+        "cache_write_tokens",
+    ),
+    # Google Gemini
+    Shape(
+        ("prompt_token_count", "candidates_token_count"),
+        ("prompt_token_count", "tool_use_prompt_token_count"),
+        ("candidates_token_count", "thoughts_token_count"),
+        "cached_content_token_count",
+        "",
+    ),
+)
+"""Tried from top to bottom."""
+
+_HOLDERS = ("usage", "usage_metadata")
+_MARKS = tuple(dict.fromkeys(mark for shape in SHAPES for mark in shape.marks))
+_DETAILS = tuple(dict.fromkeys(name for shape in SHAPES for name in (shape.cached, shape.written) if name))
+WITHOUT_USAGE = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset})
+"""Types whose instances never have a usage; a caller in a hurry may ask this before it asks `read_usage`."""
+
+
+def read_usage(value: object) -> Usage | None:
+    """What the call that returned `value` says it used, or None if it does not say so in a way that can be believed."""
+    kind = type(value)
+    if kind in WITHOUT_USAGE or _cannot_have_usage(kind):  # type: ignore[arg-type]  # a class is hashable
+        return None
+    try:
+        if isinstance(value, Reported):
+            return _of_report(value)
+        return _of_usage(value) if isinstance(value, Usage) else _of_response(value)
+    except Exception:  # whatever somebody's property raises: a call that worked does not fail on its bill
+        return None
+
+
+def _of_response(response: object) -> Usage | None:
+    get = _getter(response, _HOLDERS)
+    for name in _HOLDERS:
+        holder = get(name)
+        if isinstance(holder, MethodType):
+            holder = holder() if _is_pydantic_ai(response) else None
+        if holder is not None and (usage := _of_counts(holder, response, get)) is not None:
+            return usage
+    return None
+
+
+def _of_report(report: Reported[object]) -> Usage | None:
+    """What the report says; counts and model that it leaves out come from the value it wraps."""
+    said = _of_usage(report.usage)
+    if said is None or said.total_tokens or isinstance(report.value, Reported):
+        return said
+    found = read_usage(report.value)
+    if found is None:
+        return said
+    cost_nanos = found.cost_nanos if said.cost_nanos is None else said.cost_nanos
+    return replace(found, model=said.model or found.model, cost_nanos=cost_nanos)
+
+
+def _of_usage(usage: Usage) -> Usage | None:
+    """`usage` if it can be believed: whoever made it may have gone around `Usage.of`."""
+    counts = (usage.input_tokens, usage.output_tokens, usage.cached_input_tokens, usage.cache_write_tokens)
+    cost_nanos = usage.cost_nanos
+    if not all(map(_is_count, counts)) or not (cost_nanos is None or _is_count(cost_nanos, MAX_NANOS)):
+        return None
+    if usage.model is not None and _name(usage.model) is None:
+        usage = replace(usage, model=None)
+    if usage.cached_input_tokens + usage.cache_write_tokens <= usage.input_tokens:
+        return usage
+    cached, written = _parts(usage.input_tokens, usage.cached_input_tokens, usage.cache_write_tokens)
+    return replace(usage, cached_input_tokens=cached, cache_write_tokens=written)
+
+
+def _of_counts(holder: object, response: object, get_of_response: Get) -> Usage | None:
+    """The counts that `holder` has, with the model that `response` names."""
+    if isinstance(holder, Usage):
+        return _of_usage(holder)
+    if type(holder) in WITHOUT_USAGE:
+        return None
+    get = _getter(holder, _MARKS)
+    for shape in SHAPES:
+        for mark in shape.marks:
+            if get(mark) is not None:
+                return _of_shape(get, shape, _model_of(response, get_of_response))
+    return None
+
+
+def _of_shape(get: Get, shape: Shape, model: str | None) -> Usage | None:
+    inputs, outputs = _sum(get, shape.inputs), _sum(get, shape.outputs)
+    if inputs is None and outputs is None:
+        return None
+    inputs, outputs = inputs or 0, outputs or 0
+    if shape.apart:
+        cached, written = _sum(get, (shape.cached,)) or 0, _sum(get, (shape.written,)) or 0
+        inputs += cached + written
+    else:
+        cached, written = _parts(inputs, *_details(get, shape))
+    return Usage(inputs, outputs, cached, written, model)
+
+
+def _sum(get: Get, names: tuple[str, ...]) -> int | None:
+    total: int | None = None
+    for name in names:
+        count = get(name)
+        if _is_count(count):
+            total = count if total is None else total + count
+        elif count is not None:
+            raise InvalidValue(name, type(count), "a whole number of tokens")
+    return total
+
+
+def _details(get: Get, shape: Shape) -> tuple[object, object]:
+    if shape.details is not None:
+        holder = get(shape.details)
+        if holder is None:
+            return None, None
+        get = _getter(holder, _DETAILS)
+    return get(shape.cached), get(shape.written)
+
+
+def _parts(inputs: int, cached: object, written: object) -> tuple[int, int]:
+    """Cached and written tokens, together no more than `inputs`; the dearer kind, written, is believed first."""
+    cheaper = cached if _is_count(cached) else 0
+    dearer = written if _is_count(written) else 0
+    if cheaper + dearer <= inputs:
+        return cheaper, dearer
+    dearer = min(dearer, inputs)
+    return min(cheaper, inputs - dearer), dearer
+
+
+def _is_count(value: object, most: int = MAX_TOKENS) -> TypeGuard[int]:
+    # Exactly an int: a subclass may compare and add as it likes, and bool is one.
+    return type(value) is int and 0 <= value <= most
+
+
+def _getter(holder: object, wanted: Iterable[str]) -> Get:
+    """How to read a field of `holder` that may be missing: by key or by attribute."""
+    if type(holder) is dict:
+        return holder.get
+    held = getattr(holder, "__dict__", None)
+    if type(held) is dict:
+        # Reading a model object's own dictionary spares its slow answer for each field that it does not have.
+        for name in wanted:
+            if name in held:
+                return held.get
+    if isinstance(holder, Mapping):
+        return holder.get
+    return lambda name: getattr(holder, name, None)
+
+
+def _peek(holder: object, name: str) -> object:
+    """A field of `holder`, or None when there is none or reading it fails."""
+    try:
+        return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+    except Exception:
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _cannot_have_usage(kind: type) -> bool:
+    """Whether no instance of `kind` ever has a usage. Only a pydantic model without extras is closed enough to tell.
+
+    It is also what needs telling: such a model takes microseconds to answer that a field is missing.
+    """
+    if "__pydantic_fields__" not in type.__getattribute__(kind, "__dict__"):
+        return False
+    config = getattr(kind, "model_config", None)
+    if not isinstance(config, dict) or config.get("extra") == "allow":
+        return False
+    own = [vars(base) for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("pydantic", "builtins")]
+    fields = getattr(kind, "__pydantic_fields__", ())
+    names = {*fields, *(name for attributes in own for name in attributes)}
+    return names.isdisjoint((*_HOLDERS, "__getattr__", "__getattribute__"))
+
+
+def _model_of(response: object, get: Get) -> str | None:
+    try:
+        if (name := _name(get("model"))) is not None:
+            return name
+    except Exception:  # a name that cannot be read leaves the counts standing
+        pass
+    metadata = _peek(response, "response_metadata")
+    nested = _peek(response, "response") if _is_pydantic_ai(response) else None
+    given = (
+        *(_peek(response, field) for field in ("model", "model_name", "model_version")),
+        *(_peek(metadata, field) for field in ("model_name", "model")),
+        _peek(nested, "model_name"),
+    )
+    return next((name for name in map(_name, given) if name is not None), None)
+
+
+def _name(value: object) -> str | None:
+    return str.__str__(value) if isinstance(value, str) and 0 < len(value) <= MAX_NAME else None
+
+
+def _is_pydantic_ai(value: object) -> bool:
+    return str(type(value).__module__).partition(".")[0] == "pydantic_ai"
+
+
+_FREE_NAMES = frozenset(
+    {"ConnectError", "ConnectTimeout", "ConnectTimeoutError", "NewConnectionError", "ClientConnectorError"}
+)
+"""What HTTP clients call a connection that never opened."""
+_COSTLY_NAMES = frozenset({"APITimeoutError"})
+"""May wrap a connection that never opened, but only after attempts of the client's own that may have been billed."""
+_COSTLY_STATUS = frozenset({408, 499})
+"""The server or the client gave up waiting; the model may have worked all the same."""
+
+
+def is_free_failure(error: BaseException) -> bool:
+    """Whether `error` is known to have cost nothing: refused by the server, never connected, or marked as free.
+
+    The first of the error and its causes that says something decides. `penstock_free` on an exception, True or False,
+    goes before everything else that it says.
+    """
+    if not isinstance(error, Exception):
+        return False
+    for link in _causes(error):
+        verdict = _is_free(link)
+        if verdict is not None:
+            return verdict
+    return False
+
+
+def usage_of_failure(error: BaseException) -> Usage | None:
+    """What a failed call says it used: `usage`, `completion` or `cost_usd` on the error or one of its causes."""
+    for link in _causes(error):
+        usage = _usage_on(link, "usage") or _usage_on(link, "completion")
+        cost_nanos = _cost_on(link)
+        if cost_nanos is not None:
+            return replace(usage, cost_nanos=cost_nanos) if usage else Usage(cost_nanos=cost_nanos)
+        if usage is not None:
+            return usage
+    return None
+
+
+def retry_after_s(error: BaseException, now: datetime | None = None) -> float | None:
+    """How long the server asked to wait, from 0 to an hour; a date is read only if `now` is given."""
+    for link in _causes(error):
+        response = _peek(link, "response")
+        for seconds in (
+            _seconds(_peek(link, "retry_after"), now),
+            _from_headers(_peek(link, "headers"), now),
+            _from_headers(_peek(response, "headers"), now),
+        ):
+            if seconds is not None:
+                return min(max(seconds, 0.0), MAX_RETRY_AFTER_S)
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    link: object = error
+    for _ in range(MAX_CHAIN):
+        if not isinstance(link, BaseException):
+            return
+        yield link
+        link = _peek(link, "__cause__")
+
+
+def _is_free(error: BaseException) -> bool | None:
+    mark = _peek(error, "penstock_free")
+    if isinstance(mark, bool):
+        return mark
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if not names.isdisjoint(_COSTLY_NAMES):
+        return False
+    status = _http_status(error)
+    if status is not None:
+        return 400 <= status < 500 and status not in _COSTLY_STATUS
+    if isinstance(error, (ConnectionRefusedError, socket.gaierror)) or not names.isdisjoint(_FREE_NAMES):
+        return True
+    return None
+
+
+def _http_status(error: BaseException) -> int | None:
+    response = _peek(error, "response")
+    given = [_peek(error, name) for name in ("status_code", "status", "code")]
+    given += [_peek(response, name) for name in ("status_code", "status")]
+    return next((int(status) for status in given if isinstance(status, int) and 100 <= status <= 599), None)
+
+
+def _usage_on(error: BaseException, field: str) -> Usage | None:
+    held = _peek(error, field)
+    if held is None:
+        return None
+    try:
+        return read_usage(held) or _of_counts(held, error, partial(_peek, error))
+    except Exception:
+        return None
+
+
+def _cost_on(error: BaseException) -> int | None:
+    cost_usd = _peek(error, "cost_usd")
+    try:
+        return None if cost_usd is None else to_nanos(cost_usd)  # type: ignore[arg-type]  # refuses what is no amount
+    except Exception:
+        return None
+
+
+def _from_headers(headers: object, now: datetime | None) -> float | None:
+    found: dict[str, object] = {}
+    try:
+        for name, value in islice(headers.items(), MAX_HEADERS):  # type: ignore[attr-defined]  # every client has its own
+            if isinstance(name, str):
+                found.setdefault(name.lower(), value)
+    except Exception:
+        return None
+    milliseconds = _seconds(found.get("retry-after-ms"), None)
+    return _seconds(found.get("retry-after"), now) if milliseconds is None else milliseconds / 1000
+
+
+def _seconds(value: object, now: datetime | None) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        return None if now is None else _seconds_until(str(value), now)
+    except OverflowError:
+        return None
+    return seconds if math.isfinite(seconds) else None
+
+
+def _seconds_until(http_date: str, now: datetime) -> float | None:
+    from email.utils import parsedate_to_datetime  # rarely needed, and slow to import
+
+    try:
+        moment = parsedate_to_datetime(http_date[:MAX_NAME])
+    except Exception:
+        return None
+    return (_in_utc(moment) - _in_utc(now)).total_seconds()
+
+
+def _in_utc(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

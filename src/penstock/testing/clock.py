@@ -1,0 +1,45 @@
+"""A clock that moves when told to.
+
+Thread-safe, so that code under test may read it from anywhere. It knows no event loop: nothing wakes up because it
+moved. For code that sleeps or waits, use `SimLoop`.
+"""
+
+from __future__ import annotations
+
+import threading
+
+NANOS_PER_S = 1_000_000_000
+WALL_START_NS = 1_767_225_600 * NANOS_PER_S
+"""2026-01-01T00:00:00Z: where simulated wall clocks start, so that what a test prints is the same every day."""
+
+
+class ManualClock:
+    """A `penstock.clock.Clock` held in the hand: `advance` for time passing, `jump_wall` for a clock being set."""
+
+    def __init__(self, start_ns: int = 0, wall_start_ns: int = WALL_START_NS) -> None:
+        self._lock = threading.Lock()
+        self._monotonic_ns = start_ns
+        self._wall_ns = wall_start_ns
+
+    def monotonic_ns(self) -> int:
+        return self._monotonic_ns  # one read of one int: no lock needed
+
+    def time_ns(self) -> int:
+        return self._wall_ns
+
+    def advance(self, seconds: float) -> None:
+        """Let `seconds` pass, on both clocks."""
+        self.advance_ns(round(seconds * NANOS_PER_S))
+
+    def advance_ns(self, nanos: int) -> None:
+        """Let `nanos` nanoseconds pass, on both clocks."""
+        if nanos < 0:
+            raise ValueError(f"time cannot pass by {nanos} ns; jump_wall() sets the wall clock back")
+        with self._lock:
+            self._monotonic_ns += nanos
+            self._wall_ns += nanos
+
+    def jump_wall(self, seconds: float) -> None:
+        """Set the wall clock forward or, if negative, back, as an administrator or NTP would; no time passes."""
+        with self._lock:
+            self._wall_ns += round(seconds * NANOS_PER_S)

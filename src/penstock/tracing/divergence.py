@@ -1,0 +1,325 @@
+"""Noticing that a run has taken a runaway shape.
+
+    repeated      the same call with the same arguments, many times among the latest calls
+    alternating   two calls taking turns: A-B-A-B-…
+    spend_rate    more money in the last minute than expected
+    token_rate    more tokens in the last minute than expected
+
+A detector is told what happens and answers with the shapes it has not told of before. It reads no clock and stops
+nothing: whoever asked decides what a shape means.
+
+Whether two calls are the same is decided by a key, which keeps no large or mutable argument alive: short plain values
+stand for themselves, anything else is taken apart, up to a number of pieces, and hashed. An object is what its class
+and attributes say; one that has neither attributes nor a hash of its own is what its repr says, at the cost of that
+repr. Of a long list its length and both ends are looked at, the end first, because that is where a conversation that
+grows differs from what it was a call ago.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from threading import Lock
+from typing import Any, Literal
+
+from penstock.errors import InvalidValue
+from penstock.money import Usd, format_usd, to_nanos
+
+ShapeName = Literal["repeated", "alternating", "spend_rate", "token_rate"]
+Key = tuple[str, str, Hashable]
+"""Kind, name, and the arguments themselves or, if those are not short and plain, a hash of what they are made of."""
+
+MINUTE_NS = 60_000_000_000
+GRAIN_NS = 100_000_000
+"""What is spent within a tenth of a second is one entry: a minute is some 600 of them, whatever the number of calls."""
+MAX_TOLD = 1_000
+"""Signatures remembered as told of; beyond that the oldest is forgotten, and could be told of again."""
+
+MAX_TEXT = 200
+MAX_INT = 1 << 64
+MAX_ARGS = 16
+MAX_ENDS = 8
+MAX_PIECES = 256
+MAX_DEPTH = 16
+PLAIN = frozenset({bool, float, type(None)})
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One runaway shape: which one, of what, and in words."""
+
+    shape: ShapeName
+    signature: str
+    message: str
+
+
+NOTHING: Sequence[Shape] = ()
+
+
+class DivergenceDetector:
+    """Tells of each runaway shape once per signature; None switches a shape off. Safe to use from any thread."""
+
+    def __init__(
+        self,
+        *,
+        repeats: int | None = 5,
+        alternations: int | None = 4,
+        spend_usd_per_minute: Usd | None = None,
+        tokens_per_minute: int | None = None,
+        window: int = 32,
+        halts: bool = False,
+    ) -> None:
+        self._window = _count("window", window, 2)
+        self._repeats = None if repeats is None else _count("repeats", repeats, 2)
+        if self._repeats is not None and self._repeats > self._window:
+            raise InvalidValue("repeats", repeats, f"at most the {window} calls of the window")
+        self._alternations = None if alternations is None else _count("alternations", alternations, 2)
+        self._spend = _spend_rate(spend_usd_per_minute)
+        self._tokens = _token_rate(tokens_per_minute)
+        if not isinstance(halts, bool):
+            raise InvalidValue("halts", halts, "True or False")
+        self.halts = halts
+        """Whether what has such a shape is to be stopped; for whoever asks to act on."""
+        self._lock = Lock()
+        self._recent: deque[Key] = deque()
+        self._counts: dict[Key, int] = {}
+        """How many of the recent calls have this key; never zero."""
+        self._last: Key | None = None
+        self._before_last: Key | None = None
+        self._turns = 0
+        """How many calls, up to the last one, took turns."""
+        self._told: OrderedDict[Hashable, None] = OrderedDict()
+
+    def saw_call(self, kind: str, name: str, args: tuple[Any, ...]) -> Sequence[Shape]:
+        """A call is about to be made: the shapes it completes."""
+        key = _key(kind, name, args)
+        with self._lock:
+            repeated = self._completes_repetition(key)
+            partner = self._completes_alternation(key)
+        if not repeated and partner is None:
+            return NOTHING
+        # Showing arguments may run code of theirs: never under the lock.
+        text, found = _shown(kind, name, args), []
+        if repeated:
+            message = f"{text} was called {self._repeats} times among the last {self._window} calls"
+            found.append(Shape("repeated", text, message))
+        if partner is not None:
+            pair = f"{_shown(*partner)} and {text}"
+            found.append(Shape("alternating", pair, f"{pair} have taken turns {self._alternations} times in a row"))
+        return found
+
+    def saw_spend(self, now_ns: int, cost_nanos: int, tokens: int) -> Sequence[Shape]:
+        """A call was paid for: the rates that have now been passed."""
+        if self._spend is None and self._tokens is None:
+            return NOTHING
+        found = []
+        with self._lock:
+            if self._spend is not None and self._spend.passed_by(now_ns, cost_nanos):
+                found.append(self._spend.shape(format_usd))
+            if self._tokens is not None and self._tokens.passed_by(now_ns, tokens):
+                found.append(self._tokens.shape("{:,} tokens".format))
+        return found or NOTHING
+
+    # The callers of these hold the lock.
+
+    def _completes_repetition(self, key: Key) -> bool:
+        if self._repeats is None:
+            return False
+        recent, counts = self._recent, self._counts
+        if len(recent) == self._window:
+            oldest = recent.popleft()
+            if counts[oldest] == 1:
+                del counts[oldest]
+            else:
+                counts[oldest] -= 1
+        recent.append(key)
+        counts[key] = count = counts.get(key, 0) + 1
+        return count >= self._repeats and self._is_news(key)
+
+    def _completes_alternation(self, key: Key) -> Key | None:
+        """The call that this one has taken turns with for long enough, unless that is known."""
+        if self._alternations is None:
+            return None
+        last = self._last
+        if key == last:
+            self._turns = 1
+        elif key == self._before_last:
+            self._turns += 1
+        else:
+            self._turns = 2
+        self._before_last, self._last = last, key
+        if self._turns >= 2 * self._alternations and self._is_news(frozenset((last, key))):
+            return last
+        return None
+
+    def _is_news(self, signature: Hashable) -> bool:
+        if signature in self._told:
+            return False
+        self._told[signature] = None
+        if len(self._told) > MAX_TOLD:
+            self._told.popitem(last=False)
+        return True
+
+
+# Rates.
+
+
+class _Rate:
+    """A sum over the last minute, and whether it has passed what is allowed; not locked."""
+
+    def __init__(self, shape: ShapeName, allowed: int) -> None:
+        self._name: ShapeName = shape
+        self._allowed = allowed
+        self._entries: deque[tuple[int, int]] = deque()
+        self._sum = 0
+        self._told = False
+
+    def passed_by(self, now_ns: int, amount: int) -> bool:
+        """Whether this amount is the first that takes the last minute over what is allowed."""
+        if self._told or not amount:
+            return False
+        entries = self._entries
+        while entries and entries[0][0] <= now_ns - MINUTE_NS:
+            self._sum -= entries.popleft()[1]
+        self._sum += amount
+        # Threads report in any order: who is late joins the newest entry.
+        if entries and now_ns - entries[-1][0] < GRAIN_NS:
+            entries[-1] = (entries[-1][0], entries[-1][1] + amount)
+        else:
+            entries.append((now_ns, amount))
+        self._told = self._sum > self._allowed
+        return self._told
+
+    def shape(self, show: Callable[[int], str]) -> Shape:
+        allowed = f"{show(self._allowed)} per minute"
+        return Shape(self._name, allowed, f"{show(self._sum)} within a minute, more than {allowed}")
+
+
+def _spend_rate(per_minute: Usd | None) -> _Rate | None:
+    return None if per_minute is None else _Rate("spend_rate", to_nanos(per_minute, "spend_usd_per_minute"))
+
+
+def _token_rate(per_minute: int | None) -> _Rate | None:
+    return None if per_minute is None else _Rate("token_rate", _count("tokens_per_minute", per_minute, 0))
+
+
+# Keys.
+
+
+def _key(kind: str, name: str, args: tuple[Any, ...]) -> Key:
+    return kind, name, args if _is_short_and_plain(args) else hash(repr([*_parts_of_all(args)]))
+
+
+def _is_short_and_plain(args: tuple[Any, ...]) -> bool:
+    if len(args) > MAX_ARGS:
+        return False
+    for arg in args:
+        of = type(arg)
+        if of is str:
+            if len(arg) > MAX_TEXT:
+                return False
+        elif of is int:
+            if not -MAX_INT < arg < MAX_INT:
+                return False
+        elif of not in PLAIN:
+            return False
+    return True
+
+
+def _parts_of_all(args: tuple[Any, ...]) -> Iterator[list[object]]:
+    yield [len(args)]
+    for arg in _ends(args, MAX_ARGS):
+        pieces: list[object] = []
+        try:
+            _take_apart(arg, pieces, 0)
+        except Exception:
+            # Its own hash or repr raised, or another thread changed it while we looked: what we have must do.
+            pieces.append(type(arg).__qualname__)
+        yield pieces
+
+
+def _take_apart(value: Any, pieces: list[object], depth: int) -> None:
+    """Add what `value` is made of, as short plain values."""
+    of: Any = type(value)
+    if len(pieces) >= MAX_PIECES:
+        return
+    if _is_short_and_plain((value,)):
+        pieces.append(value)
+    elif isinstance(value, (list, tuple, bytearray)):
+        pieces.append((of.__qualname__, len(value)))
+        if depth < MAX_DEPTH:
+            for item in _ends(value, MAX_ENDS):
+                _take_apart(item, pieces, depth + 1)
+    elif isinstance(value, dict):
+        pieces.append((of.__qualname__, len(value)))
+        if depth < MAX_DEPTH:
+            _take_apart_items(value, pieces, depth + 1)
+    elif isinstance(value, (set, frozenset)):
+        pieces.append((of.__qualname__, hash(frozenset(value))))
+    elif of.__hash__ not in (None, object.__hash__):
+        pieces.append((of.__qualname__, hash(value)))
+    elif callable(value):
+        pieces.append((of.__qualname__, id(value)))
+    else:
+        _take_apart_object(value, pieces, depth)
+
+
+def _take_apart_items(value: dict[Any, Any], pieces: list[object], depth: int) -> None:
+    keys = list(islice(value, MAX_ENDS))
+    if len(value) > MAX_ENDS:
+        keys += islice(reversed(value), min(MAX_ENDS, len(value) - MAX_ENDS))
+    for key in sorted(keys, key=repr):
+        _take_apart(key, pieces, depth)
+        _take_apart(value[key], pieces, depth)
+
+
+def _take_apart_object(value: Any, pieces: list[object], depth: int) -> None:
+    named = getattr(value, "__dataclass_fields__", None) or getattr(value, "__dict__", None)
+    if named and depth < MAX_DEPTH:
+        pieces.append(type(value).__qualname__)
+        for name in islice(named, 2 * MAX_ENDS):
+            pieces.append(name)
+            _take_apart(getattr(value, name, None), pieces, depth + 1)
+    else:
+        text = repr(value)
+        pieces.append(text if len(text) <= MAX_TEXT else (len(text), hash(text)))
+
+
+def _ends(items: Sequence[Any], count: int) -> Iterator[Any]:
+    """All items, or the last `count` and the first `count` of them."""
+    if len(items) <= 2 * count:
+        return iter(items)
+    return chain(items[-count:], items[:count])
+
+
+# Words.
+
+_shorten = reprlib.Repr()
+_shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
+_shorten.maxlevel = 2
+_shorten.maxlist = _shorten.maxtuple = _shorten.maxdict = _shorten.maxset = _shorten.maxfrozenset = 3
+_shorten.fillvalue = "…"
+
+
+def _shown(kind: str, name: str, args: Hashable) -> str:
+    """`tool fetch('https://…')`; `…` for arguments of which there is no more than a hash."""
+    if not isinstance(args, tuple):
+        return f"{kind} {name}(…)"
+    shown = [_shown_argument(arg) for arg in args[:4]] + ["…"] * (len(args) > 4)
+    return f"{kind} {name}({', '.join(shown)})"
+
+
+def _shown_argument(arg: object) -> str:
+    try:
+        return _shorten.repr(arg)
+    except Exception:
+        return f"<{type(arg).__qualname__}>"
+
+
+def _count(field: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidValue(field, value, f"a whole number, {least} or more")
+    return value

@@ -1,0 +1,257 @@
+"""What happened, as frozen events.
+
+A closed union, one class per kind. Every event says when, in which context, in which iteration and at which depth it
+happened, and under which call; the run that records it fills that in, for your own kinds (subclasses of `CustomTrace`)
+too. All of them turn into plain JSON with `to_dict()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any, ClassVar
+
+from penstock.clock import utc_from_ns
+from penstock.money import to_nanos
+from penstock.stops import TerminationReason
+from penstock.tracing.jsonable import jsonable
+from penstock.tracing.lifecycle import CallKind, Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceEvent:
+    """What every event carries; filled in by the run that records it."""
+
+    kind: ClassVar[str] = "event"
+
+    run_id: str = ""
+    seq: int = 0
+    """The event's place in the run's log: 1, 2, 3, … without gaps."""
+    at_ms: int = 0
+    """Wall-clock time, in milliseconds since 1970."""
+    source: str = ""
+    """The path of context names, such as main/compaction."""
+    depth: int = 0
+    iteration: int = 0
+    parent_id: str | None = None
+    """The call under which it happened."""
+
+    @property
+    def timestamp(self) -> datetime:
+        """When it happened, in UTC."""
+        return utc_from_ns(self.at_ms * 1_000_000)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The event as JSON data."""
+        return {"kind": self.kind} | {one.name: jsonable(getattr(self, one.name)) for one in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted(TraceEvent):
+    """A run began."""
+
+    kind: ClassVar[str] = "run_started"
+    name: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCompleted(TraceEvent):
+    """A run ended; nothing follows."""
+
+    kind: ClassVar[str] = "run_ended"
+    termination_reason: TerminationReason = TerminationReason.SUCCESS
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallStarted(TraceEvent):
+    """A call was begun; whether it is let through is decided next."""
+
+    kind: ClassVar[str] = "call_started"
+    node_id: str = ""
+    call_kind: CallKind = "system"
+    name: str = ""
+    model: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEnded(TraceEvent):
+    """A call came to its end: success, fail or halt; exactly one for each call that was begun."""
+
+    kind: ClassVar[str] = "call_ended"
+    node_id: str = ""
+    call_kind: CallKind = "system"
+    name: str = ""
+    model: str | None = None
+    status: Status = "success"
+    cost: float = 0.0
+    """US dollars."""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    duration_ms: float = 0.0
+    retries_used: int = 0
+    stop_reason: str | None = None
+    error: str | None = None
+    abandoned: bool = False
+    """The caller was let go while the work went on; what it still costs is settled later."""
+
+    @property
+    def cost_nanos(self) -> int:
+        """The cost in nano-dollars."""
+        return to_nanos(self.cost, "cost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCallTrace(CallEnded):
+    """A model call that ended."""
+
+    call_kind: CallKind = "llm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallTrace(CallEnded):
+    """A tool call that ended."""
+
+    call_kind: CallKind = "tool"
+
+    @property
+    def tool_name(self) -> str:
+        """The tool's name."""
+        return self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSettled(TraceEvent):
+    """The bill of a call arrived after the call had ended."""
+
+    kind: ClassVar[str] = "call_settled"
+    node_id: str = ""
+    cost: float = 0.0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationStartTrace(TraceEvent):
+    """An agent loop began an iteration."""
+
+    kind: ClassVar[str] = "iteration_started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationEndTrace(TraceEvent):
+    """An agent loop finished an iteration."""
+
+    kind: ClassVar[str] = "iteration_ended"
+    duration_ms: float = 0.0
+    action: str = "continue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpawnTrace(TraceEvent):
+    """A child context was made."""
+
+    kind: ClassVar[str] = "child_spawned"
+    child_name: str = ""
+    node_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildCompleteTrace(TraceEvent):
+    """A child context came to its end."""
+
+    kind: ClassVar[str] = "child_completed"
+    child_name: str = ""
+    node_id: str = ""
+    termination_reason: TerminationReason = TerminationReason.SUCCESS
+    duration_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionTrace(TraceEvent):
+    """A history was made shorter."""
+
+    kind: ClassVar[str] = "compacted"
+    before: int = 0
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitTrace(TraceEvent):
+    """Something stopped a call or the run: which limit, whose budget, how much."""
+
+    kind: ClassVar[str] = "limit_reached"
+    stop_reason: str = ""
+    message: str = ""
+    budget: str | None = None
+    unit: str | None = None
+    limit: float | None = None
+    used: float | None = None
+    held: float | None = None
+    asked: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafetyTrace(TraceEvent):
+    """A safety event of a hook, or one that somebody recorded."""
+
+    kind: ClassVar[str] = "safety"
+    event_type: str = ""
+    decision: str = ""
+    reason: str = ""
+    hook: str = ""
+    request_id: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivergenceTrace(TraceEvent):
+    """The run has taken a shape that looks runaway; advisory, once per signature."""
+
+    kind: ClassVar[str] = "divergence_noticed"
+    shape: str = ""
+    signature: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorTrace(TraceEvent):
+    """An error that belongs to no call."""
+
+    kind: ClassVar[str] = "error"
+    error_class: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomTrace(TraceEvent):
+    """Anything else; subclass it for kinds of your own."""
+
+    kind: ClassVar[str] = "custom"
+    name: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+Event = (
+    RunStarted
+    | RunCompleted
+    | CallStarted
+    | ModelCallTrace
+    | ToolCallTrace
+    | CallEnded
+    | CallSettled
+    | IterationStartTrace
+    | IterationEndTrace
+    | ChildSpawnTrace
+    | ChildCompleteTrace
+    | CompactionTrace
+    | LimitTrace
+    | SafetyTrace
+    | DivergenceTrace
+    | ErrorTrace
+    | CustomTrace
+)
+"""Every kind of event there is."""

@@ -1,0 +1,404 @@
+"""The call tree of one run, and the log behind it.
+
+`ExecutionGraph` is the recorder: every call is a node under the call that made it, every change is an entry of one
+log, and an entry's place in the log is its `seq`. It knows nothing of limits or of how calls run.
+
+Locking. Writers hold `lock` for as long as it takes to write one entry. Readers hold it only to copy references out
+of the log, and do their folding, formatting and copying afterwards; `record` explains why that is safe. So a snapshot
+of any size keeps writers waiting for microseconds. The runtime shares one lock between this log and the ledger, takes
+it once when a call begins and once when it ends, and uses `begin` and `end` directly; everybody else uses the marking
+methods.
+
+Memory. With `max_kept` set, the oldest finished calls are folded into the nearest ancestor that is kept, and log
+entries beyond a multiple of it are dropped from the front, after they have been counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import InvalidValue, RunEnded
+from penstock.ids import call_number, new_run_id
+from penstock.money import Usd, to_nanos
+from penstock.tracing import views
+from penstock.tracing.events import TraceEvent
+from penstock.tracing.lifecycle import KINDS, TERMINAL, TRANSITIONS, CallKind, Status
+from penstock.tracing.record import OPEN, CallRecord, Settlement, Source
+from penstock.tracing.stats import ExecutionStats, Tallies
+
+Entry = CallRecord | Settlement | TraceEvent
+
+EVENTS_PER_CALL_KEPT = 4
+TRIM_CHUNK = 1_024
+
+
+class ExecutionGraph:
+    """Every call of one run as a tree, with its log; safe to write and read from any thread."""
+
+    def __init__(
+        self,
+        chain_id: str | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        lock: threading.RLock | None = None,
+        source: Source | None = None,
+        max_kept: int | None = None,
+    ) -> None:
+        if max_kept is not None and not (_is_whole(max_kept) and max_kept >= 1):
+            raise InvalidValue("max_kept", max_kept, "a whole number of calls to keep, or None to keep all")
+        self.chain_id = chain_id or new_run_id()
+        self.clock = clock
+        self.lock = lock or threading.RLock()
+        self.wall_offset_ns = clock.time_ns() - clock.monotonic_ns()
+        """Added to a monotonic reading it gives the wall time: a jump of the wall clock cannot reorder a run."""
+        self.root: CallRecord | None = None
+        self.max_depth = 0
+        self.max_kept = max_kept
+        self.folded: dict[int, views.Folded] = {}
+        """What was folded into a kept call, by the number of that call."""
+        self._source = source or Source("main")
+        self._log: list[Entry] = []
+        self._first_seq = 1
+        self._calls: dict[int, CallRecord] = {}
+        self._open: dict[int, CallRecord] = {}
+        self._ended: deque[CallRecord] = deque()
+        self._last_number = 0
+        self._closed = False
+        self._fold_lock = threading.Lock()
+        self._tallies = Tallies()
+        self._tallied_seq = 0
+        self.notify: Callable[[], None] | None = None
+        """Called, under the lock, after an entry was written; must return at once."""
+
+    # Writing, for callers that hold the lock.
+
+    def begin(
+        self,
+        parent: CallRecord | None,
+        kind: CallKind,
+        name: str,
+        model: str | None,
+        source: Source,
+        now_ns: int,
+        running: bool = True,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> CallRecord:
+        """Write that a call begins. The caller holds the lock."""
+        if self._closed:
+            raise RunEnded(self.chain_id, f"{kind} call {name!r} came after its end")
+        self._last_number = number = self._last_number + 1
+        log = self._log
+        call = CallRecord(
+            number, self._first_seq + len(log), parent, kind, name, model, source, now_ns, running, metadata
+        )
+        log.append(call)
+        self._calls[number] = self._open[number] = call
+        if call.depth > self.max_depth:
+            self.max_depth = call.depth
+        if self.notify is not None:
+            self.notify()
+        return call
+
+    def end(
+        self,
+        call: CallRecord,
+        now_ns: int,
+        status: Status,
+        cost: int = 0,
+        tokens_in: int | None = None,
+        tokens_out: int | None = None,
+        stop_reason: str | None = None,
+        error_class: str | None = None,
+        abandoned: bool = False,
+    ) -> bool:
+        """Write that a call has ended; False, and nothing is written, if it had already. The caller holds the lock."""
+        if self._open.pop(call.number, None) is None:
+            return False
+        call.status = status
+        call.ended_ns = now_ns
+        call.cost = cost
+        call.tokens_in = tokens_in
+        call.tokens_out = tokens_out
+        call.stop_reason = stop_reason
+        call.error_class = error_class
+        call.abandoned = abandoned
+        log = self._log
+        call.end_seq = self._first_seq + len(log)
+        log.append(call)
+        if self.max_kept is not None:
+            self._ended.append(call)
+            if len(self._calls) > self.max_kept:
+                self._fold_oldest()
+        if self.notify is not None:
+            self.notify()
+        return True
+
+    def settle_late(self, call: CallRecord, now_ns: int, cost: int, tokens_in: int, tokens_out: int) -> None:
+        """Write the bill of a call that ended before its bill was known. The caller holds the lock."""
+        if self._closed or call.settled is not None:
+            return
+        late = Settlement(call, self.seq + 1, now_ns, cost, tokens_in, tokens_out)
+        self._log.append(late)
+        call.settled = late
+        if self.notify is not None:
+            self.notify()
+
+    def append(self, event: TraceEvent) -> None:
+        """Write an event whose `seq` is `self.seq + 1`. The caller holds the lock."""
+        self._log.append(event)
+        if self.notify is not None:
+            self.notify()
+
+    def close(self, event: TraceEvent) -> None:
+        """Write the run's last event; nothing is accepted after it. The caller holds the lock."""
+        self.append(event)
+        self._closed = True
+
+    @property
+    def seq(self) -> int:
+        """The seq of the newest entry."""
+        return self._first_seq + len(self._log) - 1
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run has ended."""
+        return self._closed
+
+    def open_calls(self) -> list[CallRecord]:
+        """The calls under way, newest first. The caller holds the lock."""
+        return list(reversed(self._open.values()))
+
+    # Writing, for everybody.
+
+    def create_root(self, name: str, metadata: Mapping[str, Any] | None = None) -> str:
+        """Make the one root, a running system call at depth 0; RuntimeError if there is one."""
+        with self.lock:
+            if self.root is not None:
+                raise RuntimeError(f"run {self.chain_id} has its root already: {self.root.node_id}")
+            now_ns = self.clock.monotonic_ns()
+            self.root = self.begin(None, "system", name, None, self._source, now_ns, True, _copied(metadata))
+            return self.root.node_id
+
+    def begin_node(
+        self,
+        parent_id: str,
+        kind: CallKind,
+        name: str,
+        model: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Make a call under `parent_id`, in status created; KeyError if there is no such call."""
+        if kind not in KINDS:
+            raise InvalidValue("kind", kind, "llm, tool or system")
+        now_ns = self.clock.monotonic_ns()
+        with self.lock:
+            parent = self._call(parent_id)
+            call = self.begin(parent, kind, name, model, parent.source, now_ns, False, _copied(metadata))
+            return call.node_id
+
+    def mark_running(self, node_id: str) -> None:
+        """created → running; no effect on a call that is running or has ended."""
+        with self.lock:
+            call = self._call(node_id)
+            if call.end_seq == OPEN:
+                call.running = True
+
+    def mark_success(
+        self, node_id: str, cost_usd: Usd = 0.0, tokens_in: int | None = None, tokens_out: int | None = None
+    ) -> None:
+        """running → success. On a call that is only created, it passes through running."""
+        self.mark_running(node_id)
+        self._mark(node_id, "success", cost_usd, tokens_in, tokens_out)
+
+    def mark_failure(
+        self,
+        node_id: str,
+        error_class: str,
+        stop_reason: str | None = None,
+        *,
+        cost_usd: Usd = 0.0,
+        tokens_in: int | None = None,
+        tokens_out: int | None = None,
+    ) -> None:
+        """→ fail, with what the failure cost."""
+        self._mark(node_id, "fail", cost_usd, tokens_in, tokens_out, stop_reason, error_class)
+
+    def mark_halt(
+        self,
+        node_id: str,
+        stop_reason: str | None = None,
+        *,
+        cost_usd: Usd = 0.0,
+        tokens_in: int | None = None,
+        tokens_out: int | None = None,
+    ) -> None:
+        """→ halt: a policy stopped it, not a fault."""
+        self._mark(node_id, "halt", cost_usd, tokens_in, tokens_out, stop_reason)
+
+    def increment_retries(self, node_id: str) -> None:
+        """Count one retry for an open call; it joins the totals when the call ends."""
+        with self.lock:
+            call = self._call(node_id)
+            if call.end_seq == OPEN:
+                call.retries += 1
+
+    # Reading.
+
+    def snapshot(self) -> dict[str, Any]:
+        """The whole tree as JSON data, true for the `seq` it carries; later changes do not touch it."""
+        now_ms = self.clock.time_ns() // 1_000_000
+        with self._fold_lock:
+            with self.lock:
+                seq, calls, folded = self.seq, list(self._calls.values()), dict(self.folded)
+                uncounted = self._since(self._tallied_seq)
+            self._absorb(uncounted)
+            totals = self._totals()
+        return {
+            "chain_id": self.chain_id,
+            "root_id": self.root.node_id if self.root else None,
+            "nodes": {call.node_id: self._node(call, seq, folded) for call in calls},
+            "aggregates": totals,
+            "seq": seq,
+            "snapshot_ts_ms": now_ms,
+        }
+
+    def changes_since(self, seq: int) -> dict[str, Any]:
+        """The calls that began, ended or were settled after `seq`, as JSON data: costs what changed, not what exists.
+
+        `complete` is False if entries after `seq` were dropped in the meantime; then take a snapshot.
+        """
+        with self.lock:
+            entries, now_seq = self._since(seq), self.seq
+            complete = seq + 1 >= self._first_seq
+        touched = {call.number: call for entry in entries if (call := views.call_of(entry)) is not None}
+        folded = {number: part for number in touched if (part := self.folded.get(number)) is not None}
+        nodes = {call.node_id: self._node(call, now_seq, folded) for call in touched.values()}
+        return {"chain_id": self.chain_id, "nodes": nodes, "seq": now_seq, "complete": complete}
+
+    @property
+    def aggregates(self) -> dict[str, Any]:
+        """The totals: successes as such, failed and halted work in fields of their own."""
+        with self._fold_lock:
+            self._catch_up()
+            return self._totals()
+
+    def events(self, since: int = 0, limit: int | None = None) -> list[TraceEvent]:
+        """The events after `since`, oldest first, at most `limit`."""
+        with self.lock:
+            first = max(since + 1, self._first_seq)
+            entries = self._since(since, limit)
+        return [views.event(self, entry, first + at) for at, entry in enumerate(entries)]
+
+    @property
+    def dropped_events(self) -> int:
+        """How many of the oldest events are no longer kept."""
+        return self._first_seq - 1
+
+    def stats(self, source: Source) -> ExecutionStats:
+        """What a context used."""
+        with self._fold_lock:
+            self._catch_up()
+            return self._tallies.of(source)
+
+    def call(self, node_id: str) -> CallRecord:
+        """The record of a call; KeyError if there is none, or it was folded away."""
+        with self.lock:
+            return self._call(node_id)
+
+    def calls(self) -> tuple[int, list[CallRecord]]:
+        """The newest seq and every kept call, oldest first."""
+        with self.lock:
+            return self.seq, list(self._calls.values())
+
+    # Inside.
+
+    def _call(self, node_id: str) -> CallRecord:
+        number = call_number(node_id)
+        try:
+            return self._calls[number]
+        except KeyError:
+            why = "was folded away" if 0 < number <= self._last_number else "does not exist"
+            raise KeyError(f"call {node_id!r} {why} in run {self.chain_id}") from None
+
+    def _mark(
+        self,
+        node_id: str,
+        status: Status,
+        cost_usd: Usd,
+        tokens_in: int | None,
+        tokens_out: int | None,
+        stop_reason: str | None = None,
+        error_class: str | None = None,
+    ) -> None:
+        cost = to_nanos(cost_usd, "cost_usd")
+        tokens_in, tokens_out = _tokens("tokens_in", tokens_in), _tokens("tokens_out", tokens_out)
+        now_ns = self.clock.monotonic_ns()
+        with self.lock:
+            call = self._call(node_id)
+            before: Status = call.status_at(self.seq)
+            if before not in TERMINAL and status in TRANSITIONS[before]:
+                self.end(call, now_ns, status, cost, tokens_in, tokens_out, stop_reason, error_class)
+
+    def _since(self, seq: int, limit: int | None = None) -> list[Entry]:
+        start = max(seq + 1 - self._first_seq, 0)
+        return self._log[start:] if limit is None else self._log[start : start + limit]
+
+    def _node(self, call: CallRecord, seq: int, folded: Mapping[int, views.Folded]) -> dict[str, Any]:
+        return views.node(call, seq, self.wall_offset_ns, folded.get(call.number))
+
+    def _totals(self) -> dict[str, Any]:
+        return views.aggregates(self._tallies.tally(self._source), self.max_depth)
+
+    def _catch_up(self) -> None:
+        """Count what has been written since the last look. The caller holds the fold lock, and not the lock."""
+        with self.lock:
+            entries = self._since(self._tallied_seq)
+        self._absorb(entries)
+
+    def _absorb(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            self._tallied_seq += 1
+            self._tallies.absorb(entry, self._tallied_seq)
+
+    def _fold_oldest(self) -> None:
+        """Fold one finished call into its nearest kept ancestor, and trim the log when enough has gathered."""
+        oldest = self._ended.popleft()
+        if oldest is not self.root and self._calls.pop(oldest.number, None) is not None:
+            parent = oldest.parent
+            while parent is not None and parent.number not in self._calls:
+                parent = parent.parent
+            if parent is not None:
+                before = self.folded.get(parent.number)
+                self.folded[parent.number] = views.fold(before, oldest, self.folded.pop(oldest.number, None))
+        excess = len(self._log) - (self.max_kept or 0) * EVENTS_PER_CALL_KEPT
+        # A reader that is counting holds the fold lock and wants ours next: never wait for it here.
+        if excess >= TRIM_CHUNK and self._fold_lock.acquire(blocking=False):
+            try:
+                self._trim()
+            finally:
+                self._fold_lock.release()
+
+    def _trim(self) -> None:
+        uncounted = self._first_seq + TRIM_CHUNK - 1 - self._tallied_seq
+        if uncounted > 0:
+            self._absorb(self._since(self._tallied_seq, uncounted))
+        del self._log[:TRIM_CHUNK]
+        self._first_seq += TRIM_CHUNK
+
+
+def _copied(metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    return dict(metadata) if metadata else None
+
+
+def _tokens(field: str, count: int | None) -> int | None:
+    if count is not None and not (_is_whole(count) and count >= 0):
+        raise InvalidValue(field, count, "a whole number of tokens, zero or more, or None")
+    return count
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)

@@ -1,0 +1,131 @@
+"""What is written down while a run goes on.
+
+The hot path writes one `CallRecord` when a call begins and fills in its second half when the call ends; everything that
+people read (events, nodes, stats, trees) is a view made from these when somebody looks. Two rules make that safe
+without copying:
+
+- A record's first half never changes (a model that only the answer names is written with the second). Its second half
+  is written once, `end_seq` last; whoever reads `end_seq` first therefore sees either a call that is still open or one
+  that is complete.
+- `seq` numbers are positions in the run's log, given out under the run's lock: they have no gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.ids import call_id
+from penstock.tracing.lifecycle import CallKind, Status
+
+OPEN = 1 << 62
+"""The `end_seq` of a call that has not ended: larger than any seq."""
+
+
+class Source:
+    """Where in the tree of contexts something happened: a run's main context, a child, a child's child."""
+
+    __slots__ = ("depth", "iteration", "name", "parent", "path")
+
+    def __init__(self, name: str, parent: Source | None = None) -> None:
+        self.name = name
+        self.parent = parent
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.path: str = name if parent is None else f"{parent.path}/{name}"
+        self.iteration = 0
+
+
+class CallRecord:
+    """One call: what it is, when it began, and, once it has ended, how."""
+
+    __slots__ = (
+        "abandoned",
+        "cost",
+        "depth",
+        "end_seq",
+        "ended_ns",
+        "error_class",
+        "iteration",
+        "kind",
+        "metadata",
+        "model",
+        "name",
+        "number",
+        "owner",
+        "parent",
+        "retries",
+        "running",
+        "seq",
+        "settled",
+        "source",
+        "started_ns",
+        "status",
+        "stop_reason",
+        "tokens_in",
+        "tokens_out",
+    )
+
+    abandoned: bool
+    cost: int
+    ended_ns: int
+    error_class: str | None
+    status: Status
+    stop_reason: str | None
+    tokens_in: int | None
+    tokens_out: int | None
+
+    def __init__(
+        self,
+        number: int,
+        seq: int,
+        parent: CallRecord | None,
+        kind: CallKind,
+        name: str,
+        model: str | None,
+        source: Source,
+        started_ns: int,
+        running: bool,
+        metadata: Mapping[str, Any] | None,
+    ) -> None:
+        self.number = number
+        self.seq = seq
+        self.parent = parent
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.kind: CallKind = kind
+        self.name = name
+        self.model = model
+        self.source = source
+        self.iteration = source.iteration
+        self.started_ns = started_ns
+        self.running = running
+        self.metadata = metadata
+        self.retries = 0
+        self.end_seq = OPEN
+        self.owner: object = None
+        """Whoever runs the call, while it is open; theirs to set and to clear."""
+        self.settled: Settlement | None = None
+
+    @property
+    def node_id(self) -> str:
+        """The public id of this call."""
+        return call_id(self.number)
+
+    def status_at(self, seq: int) -> Status:
+        """The call's status as the log up to `seq` tells it."""
+        if self.end_seq <= seq:
+            return self.status
+        return "running" if self.running else "created"
+
+
+class Settlement:
+    """The bill of a call that arrived after the call had ended."""
+
+    __slots__ = ("at_ns", "call", "cost", "seq", "tokens_in", "tokens_out")
+
+    def __init__(self, call: CallRecord, seq: int, at_ns: int, cost: int, tokens_in: int, tokens_out: int) -> None:
+        self.call = call
+        self.seq = seq
+        self.at_ns = at_ns
+        self.cost = cost
+        self.tokens_in = tokens_in
+        self.tokens_out = tokens_out

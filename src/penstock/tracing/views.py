@@ -1,0 +1,165 @@
+"""What people see of the records: nodes, totals and events, made when somebody looks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.ids import call_id
+from penstock.money import to_usd
+from penstock.tracing.events import CallEnded, CallSettled, CallStarted, ModelCallTrace, ToolCallTrace, TraceEvent
+from penstock.tracing.jsonable import jsonable
+from penstock.tracing.record import CallRecord, Settlement
+from penstock.tracing.stats import Tally
+
+if TYPE_CHECKING:
+    from penstock.tracing.execution_graph import Entry, ExecutionGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What was kept of finished calls that are no longer kept one by one."""
+
+    calls: int
+    cost: int
+    tokens_in: int
+    tokens_out: int
+    retries: int
+
+
+def fold(before: Folded | None, call: CallRecord, inner: Folded | None) -> Folded:
+    """Add a finished call, and what had been folded into it, to what its ancestor already stands for."""
+    late = call.settled
+    calls, cost = 1, call.cost + (late.cost if late else 0)
+    tokens_in = (call.tokens_in or 0) + (late.tokens_in if late else 0)
+    tokens_out = (call.tokens_out or 0) + (late.tokens_out if late else 0)
+    retries = call.retries
+    for part in (before, inner):
+        if part is not None:
+            calls, cost = calls + part.calls, cost + part.cost
+            tokens_in, tokens_out = tokens_in + part.tokens_in, tokens_out + part.tokens_out
+            retries += part.retries
+    return Folded(calls, cost, tokens_in, tokens_out, retries)
+
+
+def call_of(entry: Entry) -> CallRecord | None:
+    """The call an entry is about, if it is about one."""
+    if isinstance(entry, CallRecord):
+        return entry
+    return entry.call if isinstance(entry, Settlement) else None
+
+
+def node(call: CallRecord, seq: int, wall_offset_ns: int, folded: Folded | None) -> dict[str, Any]:
+    """One call as JSON data, as the log up to `seq` tells it."""
+    ended = call.end_seq <= seq
+    late = call.settled if call.settled is not None and call.settled.seq <= seq else None
+    fields: dict[str, Any] = {
+        "node_id": call_id(call.number),
+        "parent_id": call_id(call.parent.number) if call.parent else None,
+        "kind": call.kind,
+        "name": call.name,
+        "start_ts_ms": (call.started_ns + wall_offset_ns) // 1_000_000,
+        "end_ts_ms": (call.ended_ns + wall_offset_ns) // 1_000_000 if ended else None,
+        "status": call.status if ended else ("running" if call.running else "created"),
+        "model": call.model,
+        "retries_used": call.retries,
+        "cost_usd": to_usd(call.cost + (late.cost if late else 0)) if ended else 0.0,
+        "tokens_in": (late.tokens_in if late else call.tokens_in) if ended else None,
+        "tokens_out": (late.tokens_out if late else call.tokens_out) if ended else None,
+        "stop_reason": call.stop_reason if ended else None,
+        "error_class": call.error_class if ended else None,
+        "metadata": jsonable(call.metadata) if call.metadata else {},
+    }
+    if ended and call.abandoned:
+        fields["metadata"]["abandoned"] = True
+    if folded is not None:
+        fields["metadata"]["folded"] = {
+            "calls": folded.calls,
+            "cost_usd": to_usd(folded.cost),
+            "tokens_in": folded.tokens_in,
+            "tokens_out": folded.tokens_out,
+            "retries_used": folded.retries,
+        }
+    return fields
+
+
+def aggregates(tally: Tally, max_depth: int) -> dict[str, Any]:
+    """A run's totals as JSON data."""
+    tokens, cost = tally.tokens_by_status, tally.cost_by_status
+    return {
+        "total_cost_usd": to_usd(cost["success"]),
+        "total_llm_calls": tally.count("llm", "success"),
+        "total_tool_calls": tally.count("tool", "success"),
+        "total_retries": tally.retries,
+        "total_tokens_in": tokens["success", "in"],
+        "total_tokens_out": tokens["success", "out"],
+        "max_depth": max_depth,
+        "failed_calls": tally.count(status="fail"),
+        "failed_cost_usd": to_usd(cost["fail"]),
+        "failed_tokens_in": tokens["fail", "in"],
+        "failed_tokens_out": tokens["fail", "out"],
+        "halted_calls": tally.count(status="halt"),
+        "halted_cost_usd": to_usd(cost["halt"]),
+        "halted_tokens_in": tokens["halt", "in"],
+        "halted_tokens_out": tokens["halt", "out"],
+    }
+
+
+def event(graph: ExecutionGraph, entry: Entry, seq: int) -> TraceEvent:
+    """An entry of the log as the event people see."""
+    if isinstance(entry, TraceEvent):
+        return entry
+    if isinstance(entry, Settlement):
+        return CallSettled(
+            **_where(graph, entry.call, seq, entry.at_ns),
+            node_id=entry.call.node_id,
+            cost=to_usd(entry.cost),
+            input_tokens=entry.tokens_in,
+            output_tokens=entry.tokens_out,
+        )
+    return _started(graph, entry) if entry.seq == seq else _ended(graph, entry, seq)
+
+
+_ENDED_AS: dict[str, type[CallEnded]] = {"llm": ModelCallTrace, "tool": ToolCallTrace, "system": CallEnded}
+
+
+def _started(graph: ExecutionGraph, call: CallRecord) -> CallStarted:
+    return CallStarted(
+        **_where(graph, call, call.seq, call.started_ns),
+        node_id=call.node_id,
+        call_kind=call.kind,
+        name=call.name,
+        model=call.model,
+        metadata=call.metadata or {},
+    )
+
+
+def _ended(graph: ExecutionGraph, call: CallRecord, seq: int) -> CallEnded:
+    return _ENDED_AS[call.kind](
+        **_where(graph, call, seq, call.ended_ns),
+        node_id=call.node_id,
+        call_kind=call.kind,
+        name=call.name,
+        model=call.model,
+        status=call.status,
+        cost=to_usd(call.cost),
+        input_tokens=call.tokens_in or 0,
+        output_tokens=call.tokens_out or 0,
+        duration_ms=(call.ended_ns - call.started_ns) / 1_000_000,
+        retries_used=call.retries,
+        stop_reason=call.stop_reason,
+        error=call.error_class,
+        abandoned=call.abandoned,
+    )
+
+
+def _where(graph: ExecutionGraph, call: CallRecord, seq: int, at_ns: int) -> dict[str, Any]:
+    return {
+        "run_id": graph.chain_id,
+        "seq": seq,
+        "at_ms": (at_ns + graph.wall_offset_ns) // 1_000_000,
+        "source": call.source.path,
+        "depth": call.source.depth,
+        "iteration": call.iteration,
+        "parent_id": call.parent.node_id if call.parent else None,
+    }

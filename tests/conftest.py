@@ -1,0 +1,108 @@
+"""How every test is run: async ones on a fresh loop, each under a census, requirement marks checked both ways."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from penstock.testing import census
+from tests import requirements
+
+MARKED = pytest.StashKey[set[str]]()
+PASSES = pytest.StashKey[dict[str, bool]]()
+DESELECTED = pytest.StashKey[bool]()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """No task, thread, descriptor or child process outlives the test that started it."""
+    with census():
+        yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an `async def` test, also one under hypothesis, each example on a loop of its own."""
+    test = pyfuncitem.obj
+    handle = getattr(test, "hypothesis", None)
+    if handle is not None and inspect.iscoroutinefunction(handle.inner_test):
+        handle.inner_test = _on_a_fresh_loop(handle.inner_test)
+        return None
+    if not inspect.iscoroutinefunction(test):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    _on_a_fresh_loop(test)(**{name: pyfuncitem.funcargs[name] for name in names})
+    return True
+
+
+def _on_a_fresh_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+def _ids(item: pytest.Item) -> Iterator[str]:
+    for mark in item.iter_markers("requirement"):
+        yield from mark.args
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[MARKED] = set()
+    config.stash[PASSES] = {}
+    config.stash[DESELECTED] = False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    marked = config.stash[MARKED]
+    marked.update(i for item in items for i in _ids(item))
+    if unknown := requirements.unknown(marked):
+        raise pytest.UsageError(f"tests/requirements.py has no {', '.join(unknown)}")
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items[:1]:
+        item.config.stash[DESELECTED] = True
+
+
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    passes = item.config.stash[PASSES]
+    for i in _ids(item):
+        passes[i] = passes.get(i, False) or (call.when == "call" and call.excinfo is None)
+
+
+def is_whole_run(config: pytest.Config) -> bool:
+    """Whether every test of the suite was asked for; a part of it cannot show that something is missing."""
+    option = config.option
+    parts = (option.keyword, option.markexpr, option.deselect, option.ignore, option.ignore_glob, option.lf)
+    asked_for_all = config.args == config.getini("testpaths") and not any(parts)
+    return asked_for_all and not option.collectonly and not config.stash[DESELECTED]
+
+
+@pytest.fixture
+def marked(request: pytest.FixtureRequest) -> set[str]:
+    """The ids the collected tests are marked with; the test is skipped when only a part of the suite is run."""
+    if not is_whole_run(request.config):
+        pytest.skip("looks at the whole suite")
+    return request.config.stash[MARKED]
+
+
+def _unproven(config: pytest.Config) -> list[str]:
+    passes = config.stash[PASSES]
+    return requirements.unproven(passes) if is_whole_run(config) else []
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if exitstatus == pytest.ExitCode.OK and _unproven(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if unproven := _unproven(terminalreporter.config):
+        terminalreporter.section("requirements", red=True)
+        terminalreporter.line(f"no passing test for {', '.join(unproven)}")
