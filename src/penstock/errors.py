@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 class PenstockError(Exception):
     """The root of every error of ours that is an Exception."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An error may be copied, or come from another process; its message is not what it was made from.
+        return _copied, (type(self), self.args, self.__dict__)
+
 
 class InvalidValue(PenstockError, ValueError):
     """A value that cannot be used; says which field, what was given and what is expected."""
@@ -110,6 +114,15 @@ class CancelledError(BaseException):
         return self.stop.message
 
 
+def _copied(kind: type[PenstockError], args: tuple[Any, ...], facts: dict[str, Any]) -> PenstockError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(facts)
+    return error
+
+
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # whatever it is: an int of 5,000 digits, a broken __repr__
+        text = f"<{type(value).__name__} that cannot be shown>"
     return text if len(text) <= 80 else text[:77] + "..."

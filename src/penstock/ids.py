@@ -18,6 +18,9 @@ def call_id(number: int) -> str:
 
 def call_number(node_id: str) -> int:
     """The number behind a call id; KeyError if it is not one."""
-    if len(node_id) >= 7 and node_id[0] == "n" and node_id[1:].isascii() and node_id[1:].isdigit():
-        return int(node_id[1:])
+    digits = node_id[1:]
+    if node_id[:1] == "n" and 6 <= len(digits) <= 20 and digits.isascii() and digits.isdigit():
+        number = int(digits)
+        if call_id(number) == node_id:
+            return number
     raise KeyError(f"{node_id!r} is not a call id (they look like n000001)")

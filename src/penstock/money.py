@@ -6,7 +6,7 @@ strings exist at the edges only; what is not a finite amount is refused there, b
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
+from decimal import ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
 
 from penstock.errors import InvalidValue
 
@@ -15,6 +15,11 @@ MAX_NANOS = 1 << 60
 """A little over a billion dollars: larger amounts are a mistake, not a budget."""
 
 Usd = float | int | Decimal | str
+
+# Our own arithmetic, so that neither the precision nor the rounding a program sets for itself changes an amount.
+_EXACT = Context(prec=40, rounding=ROUND_HALF_EVEN, traps=[InvalidOperation])
+_MAX_USD = _EXACT.scaleb(Decimal(MAX_NANOS), -9)
+_NANO = Decimal("1E-9")
 
 
 def to_nanos(amount: Usd, field: str = "amount") -> int:
@@ -37,9 +42,9 @@ def _exact_nanos(amount: object, field: str) -> int:
         exact = Decimal(amount)
     except InvalidOperation:
         raise InvalidValue(field, amount, "a number of US dollars, such as '0.50'") from None
-    if not exact.is_finite() or exact < 0 or exact * NANOS_PER_USD > MAX_NANOS:
+    if not exact.is_finite() or not 0 <= exact <= _MAX_USD:
         raise InvalidValue(field, amount, "a finite, non-negative number of US dollars below one billion")
-    return int((exact * NANOS_PER_USD).to_integral_value())
+    return int(_EXACT.scaleb(_EXACT.quantize(exact, _NANO), 9))
 
 
 def to_usd(nanos: int) -> float:
@@ -49,6 +54,7 @@ def to_usd(nanos: int) -> float:
 
 def format_usd(nanos: int) -> str:
     """`$0.50`, `$0.000123`: cents at least, and as many further digits as the amount has."""
-    text = f"{Decimal(nanos) / NANOS_PER_USD:.9f}"
-    whole, _, fraction = text.partition(".")
-    return f"${whole}.{fraction[:2]}{fraction[2:].rstrip('0')}"
+    sign = "-" if nanos < 0 else ""
+    whole, rest = divmod(abs(nanos), NANOS_PER_USD)
+    fraction = f"{rest:09d}"
+    return f"{sign}${whole}.{fraction[:2]}{fraction[2:].rstrip('0')}"

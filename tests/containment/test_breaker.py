@@ -41,11 +41,12 @@ def switching_at_every_line() -> Iterator[None]:
         time.sleep(0)
         return give_way
 
+    before = threading.gettrace()
     threading.settrace(give_way)
     try:
         yield
     finally:
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(before)
 
 
 def all_at_once(count: int, work: Callable[[], Any]) -> list[Any]:

@@ -85,11 +85,12 @@ def switching_at_every_line() -> Iterator[None]:
         time.sleep(0)
         return give_way
 
+    before = threading.gettrace()
     threading.settrace(give_way)
     try:
         yield
     finally:
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(before)
 
 
 def with_hooks(slot: Slot, *hooks: object) -> ShieldPipeline:
@@ -509,18 +510,18 @@ def test_the_list_of_events_is_the_callers_own() -> None:
 
 @pytest.mark.reliability
 def test_sixty_four_threads_lose_no_event_and_no_count() -> None:
-    pipeline = ShieldPipeline(Saying(Decision.HALT), max_events=1)
+    pipelines = [ShieldPipeline(Saying(Decision.HALT), max_events=1) for _ in range(10)]
     together = threading.Barrier(64)
 
-    def ask_often() -> None:
-        together.wait()
-        for _ in range(5):
-            assert pipeline.before_llm_call(CALL) is Decision.HALT
+    def ask_all() -> None:
+        for pipeline in pipelines:
+            together.wait()
+            pipeline.before_llm_call(CALL)
 
     with switching_at_every_line():
-        threads = [threading.Thread(target=ask_often) for _ in range(64)]
+        threads = [threading.Thread(target=ask_all) for _ in range(64)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(pipeline.get_events()) + pipeline.dropped_events == 64 * 5
+    assert [len(pipeline.get_events()) + pipeline.dropped_events for pipeline in pipelines] == [64] * 10

@@ -133,8 +133,12 @@ def test_a_cost_is_the_exact_fraction_rounded_up(price: Price, usage: Usage) -> 
         ),
         Fraction(price.request_usd),
     )
-    with decimal.localcontext(decimal.Context(prec=3)):  # what the caller's thread has set does not matter
-        assert price.cost_nanos(usage) == ceil(usd * 10**9)
+    assert price.cost_nanos(usage) == ceil(usd * 10**9)
+
+
+def test_a_price_is_exact_whatever_precision_the_thread_has_set() -> None:
+    with decimal.localcontext(decimal.Context(prec=3)):
+        assert Price("1.23456789", 0).cost_nanos(Usage(MILLION)) == 1_234_567_890
 
 
 @pytest.mark.requirement("X-1")
@@ -384,13 +388,17 @@ def test_only_so_many_look_ups_are_kept(asked: list[str], monkeypatch: pytest.Mo
 
 @pytest.mark.requirement("X-2")
 def test_a_price_that_genai_prices_would_calculate_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def marginal(self: Any, usage: Any) -> Any:
-        """As if only the tokens above a threshold cost more."""
-        return {"total_price": Decimal("0.5")}
+    calculate = genai_prices.types.ModelPrice.calc_price
+
+    def dearer_above_the_threshold(self: Any, usage: Any) -> Any:
+        price = calculate(self, usage)
+        price["total_price"] += usage.input_tokens > 200_000
+        return price
 
     assert PriceBook().price_of("gemini-2.5-pro") is not None
-    monkeypatch.setattr("genai_prices.types.ModelPrice.calc_price", marginal)
+    monkeypatch.setattr(genai_prices.types.ModelPrice, "calc_price", dearer_above_the_threshold)
     assert PriceBook().price_of("gemini-2.5-pro") is None
+    assert PriceBook().cost(Usage(1, model="gemini-2.5-pro")) == Cost(0, False, "unknown")
 
 
 @pytest.mark.requirement("X-2")

@@ -214,6 +214,14 @@ class Endless:
         return getattr(self, name + "_")
 
 
+class UnhashableClass(type):
+    __hash__ = None  # type: ignore[assignment]
+
+
+class OfAnUnhashableClass(metaclass=UnhashableClass):
+    pass
+
+
 class BrokenMapping(dict[str, Any]):
     def get(self, key: str, default: Any = None) -> Any:
         raise KeyError(key)
@@ -225,7 +233,7 @@ class RaisingUsage:
         raise OSError("the connection is gone")
 
 
-@pytest.mark.parametrize("kind", [Broken, Unanswering, Endless, BrokenMapping, RaisingUsage])
+@pytest.mark.parametrize("kind", [Broken, Unanswering, Endless, OfAnUnhashableClass, BrokenMapping, RaisingUsage])
 def test_a_result_that_cannot_be_read_does_not_break_the_call(kind: Callable[[], object]) -> None:
     value = kind()
     assert read_usage(value) is None

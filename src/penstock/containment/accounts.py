@@ -7,7 +7,7 @@ the call really cost, released, or left unresolved because nobody knows the bill
 No locks, no clock: whoever calls holds the lock of the tree and says what time it is. `Ledger` is the safe way in.
 
 What holds at every moment, at every level: committed = spent + held + unresolved, and admission never lets `committed`,
-`steps_taken` or `tokens_committed` pass its ceiling.
+`steps_taken`, `tokens_committed` or `api_calls` pass its ceiling.
 """
 
 from __future__ import annotations
@@ -122,17 +122,18 @@ def hold(
     # A budget that is used up refuses even what seems to cost nothing, so the least that must be left is one unit.
     least_cost = cost or 1
     least_tokens = tokens or 1
+    least_calls = api_calls or 1
     level: Account | None = account
     while level is not None:
         if (
             level.committed + least_cost > level.max_cost
             or level.steps_taken >= level.max_steps
             or level.tokens_committed + least_tokens > level.max_tokens
-            or level.api_calls >= level.max_api_calls
+            or level.api_calls + least_calls > level.max_api_calls
             or (level.retries >= level.max_retries and not retry_drawn)
             or now_ns >= level.deadline_ns
         ):
-            return _refusal(account, cost, tokens, now_ns, retry_drawn)
+            return _refusal(account, cost, tokens, api_calls, now_ns, retry_drawn)
         level = level.parent
     level = account
     while level is not None:
@@ -151,7 +152,10 @@ def hold(
 
 
 def settle(held: Hold, cost: int, tokens_in: int, tokens_out: int, succeeded: bool) -> None:
-    """Replace the hold by what the call really used, at every level. A failure gives its step slot back."""
+    """Replace the hold by what the call really used, at every level. A failure gives its step slot back.
+
+    A call that was left unresolved has given its slot back already: settling its bill later takes none, success or not.
+    """
     was_held = _advance(held, "settled")
     over = cost - held.cost
     tokens = tokens_in + tokens_out
@@ -251,10 +255,10 @@ def used_up(account: Account, now_ns: int, retry_drawn: bool = False) -> Stop | 
     return None
 
 
-def _refusal(account: Account, cost: int, tokens: int, now_ns: int, retry_drawn: bool) -> Stop:
+def _refusal(account: Account, cost: int, tokens: int, api_calls: int, now_ns: int, retry_drawn: bool) -> Stop:
     stop = used_up(account, now_ns, retry_drawn)
     for level in _levels(account):
-        stop = stop or _does_not_fit(level, cost, tokens)
+        stop = stop or _does_not_fit(level, cost, tokens, api_calls)
     assert stop is not None, "a call was refused that nothing refuses"
     return stop
 
@@ -325,23 +329,28 @@ def _token_stop(level: Account, tokens: int) -> Stop:
 
 
 def _api_calls_used_up(level: Account, now_ns: int) -> Stop | None:
-    if level.api_calls < level.max_api_calls:
-        return None
+    return None if level.api_calls < level.max_api_calls else _api_call_stop(level, 1)
+
+
+def _api_call_stop(level: Account, asked: int) -> Stop:
     reason = StopReason.API_CALL_LIMIT_EXCEEDED
-    return _count_stop(reason, "api calls", level, level.max_api_calls, level.api_calls, 0, 1)
+    return _count_stop(reason, "api calls", level, level.max_api_calls, level.api_calls, 0, asked)
 
 
-def _does_not_fit(level: Account, cost: int, tokens: int) -> Stop | None:
+def _does_not_fit(level: Account, cost: int, tokens: int, api_calls: int) -> Stop | None:
     if level.committed + cost > level.max_cost:
         return _cost_stop(level, cost)
     if level.tokens_committed + tokens > level.max_tokens:
         return _token_stop(level, tokens)
+    if level.api_calls + api_calls > level.max_api_calls:
+        return _api_call_stop(level, api_calls)
     return None
 
 
 def _count_stop(reason: StopReason, unit: str, level: Account, limit: int, used: int, held: int, asked: int) -> Stop:
     open_part = f" and {held} held" if held else ""
-    message = f"{used}{open_part} of the {limit} {unit} of {level.name!r} used"
+    asking = f"; the call would take {asked}" if used + held < limit else ""
+    message = f"{used}{open_part} of the {limit} {unit} of {level.name!r} used{asking}"
     return Stop(reason, message, level.name, unit, float(limit), float(used), float(held), float(asked))
 
 

@@ -16,7 +16,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment import accounts
 from penstock.containment.accounts import Account, Balance, Hold
 from penstock.containment.limits import NO_LIMITS, Limits
-from penstock.errors import LedgerError
+from penstock.errors import InvalidValue, LedgerError
 from penstock.stops import Stop
 
 
@@ -35,16 +35,29 @@ class Ledger:
         """A new account under `parent` (the root, if none is given)."""
         return Account(name, limits, parent or self.root, self.clock.monotonic_ns())
 
-    def hold(self, account: Account, cost_nanos: int = 0, tokens: int = 0, api_calls: int = 0) -> Hold | Stop:
-        """Take the worst case of one call from the account and every ancestor, or say what refuses."""
-        now_ns = self.clock.monotonic_ns()
+    def hold(
+        self,
+        account: Account,
+        cost_nanos: int = 0,
+        tokens: int = 0,
+        api_calls: int = 0,
+        *,
+        retry_drawn: bool = False,
+    ) -> Hold | Stop:
+        """Take the worst case of one call from the account and every ancestor, or say what refuses.
+
+        `retry_drawn` is for the attempt that a retry was drawn for: a retry budget used up by that does not refuse it.
+        """
+        _check_amounts(cost_nanos=cost_nanos, tokens=tokens, api_calls=api_calls)
         with self.lock:
-            return accounts.hold(account, cost_nanos, tokens, api_calls, now_ns)
+            now_ns = self.clock.monotonic_ns()  # after the wait for the lock, which may have passed a deadline
+            return accounts.hold(account, cost_nanos, tokens, api_calls, now_ns, retry_drawn)
 
     def settle(
         self, held: Hold, cost_nanos: int, tokens_in: int = 0, tokens_out: int = 0, *, succeeded: bool = True
     ) -> None:
         """Replace the hold by what the call really used; also for a hold that was left unresolved."""
+        _check_amounts(cost_nanos=cost_nanos, tokens_in=tokens_in, tokens_out=tokens_out)
         with self.lock:
             accounts.settle(held, cost_nanos, tokens_in, tokens_out, succeeded)
 
@@ -88,21 +101,35 @@ class Amounts:
     tokens_out: int = 0
     api_calls: int = 0
 
+    def __post_init__(self) -> None:
+        _check_amounts(
+            cost_nanos=self.cost_nanos,
+            tokens_in=self.tokens_in,
+            tokens_out=self.tokens_out,
+            api_calls=self.api_calls,
+        )
+
 
 class LedgerStore(Protocol):
-    """Accounts by name and holds by key; every method is atomic, and idempotent by its key.
+    """Accounts by name and holds by key; every method is atomic, and every one with a key is idempotent by it.
 
-    A store that cannot record raises LedgerUnavailable, and then no call may leave.
+    An account that was never opened is a KeyError, a key that was never held is a LedgerError. A store that cannot
+    record raises LedgerUnavailable, and then no call may leave. `penstock.testing.contracts` holds every store to this.
     """
 
     def open_account(self, account: str, limits: Limits, *, parent: str | None = None) -> None:
         """Make the account if it is not there; LedgerError if it is there with other limits or another parent."""
 
-    def hold(self, key: str, account: str, ask: Amounts) -> Stop | None:
-        """Take `ask` from the account and every ancestor, or say what refuses. The same key is taken once."""
+    def hold(self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False) -> Stop | None:
+        """Take `ask` from the account and every ancestor, or say what refuses.
+
+        A key is taken once: asking again answers None and takes nothing, also after the call has ended. LedgerError
+        if it is asked again of another account or with other amounts, for then one of the two calls is not the one
+        that was admitted. What was refused or withdrawn has left nothing behind, so its key may be asked for again.
+        """
 
     def settle(self, key: str, actual: Amounts, *, succeeded: bool = True) -> None:
-        """Replace the hold by what was used. Settling a settled key again changes nothing."""
+        """Replace the hold by what was used. Settling a settled key again changes nothing, whatever it says."""
 
     def release(self, key: str) -> None:
         """The call failed and cost nothing."""
@@ -114,7 +141,7 @@ class LedgerStore(Protocol):
         """The call is over and its bill is unknown."""
 
     def draw_retry(self, account: str) -> bool:
-        """Take one retry from every level; False if one has none left."""
+        """Take one retry from every level; False if one has none left. It has no key: each time draws one."""
 
     def balance(self, account: str) -> Balance:
         """The figures of the account; KeyError if there is none of that name."""
@@ -130,7 +157,7 @@ class MemoryLedgerStore:
         self._clock = clock
         self._lock = threading.Lock()
         self._accounts: dict[str, Account] = {}
-        self._holds: dict[str, Hold] = {}
+        self._holds: dict[str, tuple[Hold, Amounts]] = {}
 
     def open_account(self, account: str, limits: Limits, *, parent: str | None = None) -> None:
         with self._lock:
@@ -141,19 +168,21 @@ class MemoryLedgerStore:
             elif known.limits != limits or known.parent is not above:
                 raise LedgerError(f"account {account!r} exists with other limits or another parent")
 
-    def hold(self, key: str, account: str, ask: Amounts) -> Stop | None:
+    def hold(self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False) -> Stop | None:
         with self._lock:
             target = self._account(account)
-            known = self._holds.get(key)
-            if known is not None:
+            known, asked = self._holds.get(key, (None, None))
+            if known is not None and known.state != "withdrawn":
                 if known.account is not target:
                     raise LedgerError(f"hold {key!r} was taken from {known.account.name!r}, not from {account!r}")
+                if asked != ask:
+                    raise LedgerError(f"hold {key!r} was taken for {asked}, not for {ask}")
                 return None
-            tokens = ask.tokens_in + ask.tokens_out
-            taken = accounts.hold(target, ask.cost_nanos, tokens, ask.api_calls, self._clock.monotonic_ns())
+            tokens, now_ns = ask.tokens_in + ask.tokens_out, self._clock.monotonic_ns()
+            taken = accounts.hold(target, ask.cost_nanos, tokens, ask.api_calls, now_ns, retry_drawn)
             if isinstance(taken, Stop):
                 return taken
-            self._holds[key] = taken
+            self._holds[key] = taken, ask
             return None
 
     def settle(self, key: str, actual: Amounts, *, succeeded: bool = True) -> None:
@@ -190,11 +219,7 @@ class MemoryLedgerStore:
 
     def unresolved(self) -> Mapping[str, Amounts]:
         with self._lock:
-            return {
-                key: Amounts(held.cost, held.tokens, 0, held.api_calls)
-                for key, held in self._holds.items()
-                if held.state == "unresolved"
-            }
+            return {key: ask for key, (held, ask) in self._holds.items() if held.state == "unresolved"}
 
     def _account(self, name: str) -> Account:
         try:
@@ -204,6 +229,13 @@ class MemoryLedgerStore:
 
     def _hold(self, key: str) -> Hold:
         try:
-            return self._holds[key]
+            return self._holds[key][0]
         except KeyError:
             raise LedgerError(f"no hold {key!r}: it was refused, or never asked for") from None
+
+
+def _check_amounts(**amounts: int) -> None:
+    """A negative amount would give money back that nobody took, a fraction would make sums inexact."""
+    for field, amount in amounts.items():
+        if type(amount) is not int or amount < 0:
+            raise InvalidValue(field, amount, "a whole number, zero or more")

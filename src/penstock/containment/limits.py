@@ -6,11 +6,13 @@ None is no limit; 0 is nothing; reaching a limit is fine, starting anything afte
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from penstock.errors import InvalidValue
-from penstock.money import Usd, to_nanos
+from penstock.money import Usd, format_usd, to_nanos
 
 UNLIMITED = 1 << 62
 """Stands for "no limit" where limits are compared: larger than any count or amount that is accepted."""
@@ -106,19 +108,18 @@ class ResourceUsage:
 
     def exceeds(self, budget: Budget) -> tuple[bool, str | None]:
         """Whether anything more may start under `budget`; if not, which limit was reached and how."""
-        checks: tuple[tuple[str, float, float | None], ...] = (
-            ("Token", self.tokens_used, budget.max_tokens),
-            ("Step", self.steps_executed, budget.max_steps),
-            ("Time", self.time_elapsed_seconds, budget.max_time_seconds),
-            ("API call", self.api_calls, budget.max_api_calls),
+        spent = to_nanos(self.cost_dollars, "cost_dollars")
+        ceiling = None if budget.max_cost_dollars is None else to_nanos(budget.max_cost_dollars)
+        checks: tuple[tuple[str, float, float | None, Callable[[Any], str]], ...] = (
+            ("Token", self.tokens_used, budget.max_tokens, str),
+            ("Step", self.steps_executed, budget.max_steps, str),
+            ("Time", self.time_elapsed_seconds, budget.max_time_seconds, _shown_seconds),
+            ("API call", self.api_calls, budget.max_api_calls, str),
+            ("Cost", spent, ceiling, format_usd),
         )
-        for name, used, limit in checks:
+        for name, used, limit, shown in checks:
             if limit is not None and used >= limit:
-                unit = "s" if name == "Time" else ""
-                return True, f"{name} limit exceeded: {used:g}{unit}/{limit:g}{unit}"
-        cost = budget.max_cost_dollars
-        if cost is not None and to_nanos(self.cost_dollars) >= to_nanos(cost):
-            return True, f"Cost limit exceeded: ${self.cost_dollars:g}/${cost}"
+                return True, f"{name} limit exceeded: {shown(used)}/{shown(limit)}"
         return False, None
 
 
@@ -127,8 +128,12 @@ def seconds_to_ns(seconds: float, field: str) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise InvalidValue(field, seconds, "a number of seconds, or None for no limit")
     if not 0 <= seconds <= 1e9:
-        raise InvalidValue(field, seconds, "a finite, non-negative number of seconds")
+        raise InvalidValue(field, seconds, "a finite, non-negative number of seconds, at most 10**9")
     return round(seconds * 1_000_000_000)
+
+
+def _shown_seconds(seconds: float) -> str:
+    return f"{seconds:.3f}".rstrip("0").rstrip(".") + "s"
 
 
 def _count(field: str, value: int | None) -> int:
@@ -137,7 +142,7 @@ def _count(field: str, value: int | None) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidValue(field, value, "a whole number, or None for no limit")
     if not 0 <= value < UNLIMITED:
-        raise InvalidValue(field, value, "zero or more")
+        raise InvalidValue(field, value, "zero or more, and less than 2**62")
     return value
 
 

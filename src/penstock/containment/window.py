@@ -86,7 +86,7 @@ def _degrade_from(max_calls: int, threshold: object) -> int:
         return max_calls
     if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
         raise InvalidValue("degrade_threshold", threshold, "a share from 0 to 1, or None to never degrade")
-    # 0.7 * 10 is a hair above 7; the share that was meant is exact to nine digits.
+    # 0.07 * 100 is a hair above 7 in floats; the count that was meant is 7.
     return ceil(round(threshold * max_calls, 9))
 
 

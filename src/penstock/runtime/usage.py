@@ -218,10 +218,10 @@ WITHOUT_USAGE = frozenset({type(None), bool, int, float, complex, str, bytes, by
 
 def read_usage(value: object) -> Usage | None:
     """What the call that returned `value` says it used, or None if it does not say so in a way that can be believed."""
-    kind = type(value)
-    if kind in WITHOUT_USAGE or _cannot_have_usage(kind):  # type: ignore[arg-type]  # a class is hashable
-        return None
     try:
+        kind = type(value)
+        if kind in WITHOUT_USAGE or _cannot_have_usage(kind):  # type: ignore[arg-type]  # a class is hashable
+            return None
         if isinstance(value, Reported):
             return _of_report(value)
         return _of_usage(value) if isinstance(value, Usage) else _of_response(value)

@@ -34,6 +34,8 @@ Entry = CallRecord | Settlement | TraceEvent
 
 EVENTS_PER_CALL_KEPT = 4
 TRIM_CHUNK = 1_024
+MAX_TOKENS = 1 << 53
+"""The largest count that every reader of JSON keeps exactly; more is a mistake."""
 
 
 class ExecutionGraph:
@@ -133,6 +135,7 @@ class ExecutionGraph:
             self._ended.append(call)
             if len(self._calls) > self.max_kept:
                 self._fold_oldest()
+                self._trim_excess(self.max_kept)
         if self.notify is not None:
             self.notify()
         return True
@@ -144,12 +147,18 @@ class ExecutionGraph:
         late = Settlement(call, self.seq + 1, now_ns, cost, tokens_in, tokens_out)
         self._log.append(late)
         call.settled = late
+        if call.number not in self._calls and (above := self._kept_above(call)) is not None:
+            self.folded[above.number] = views.fold_late(self.folded.get(above.number), late)
+        if self.max_kept is not None:
+            self._trim_excess(self.max_kept)
         if self.notify is not None:
             self.notify()
 
     def append(self, event: TraceEvent) -> None:
         """Write an event whose `seq` is `self.seq + 1`. The caller holds the lock."""
         self._log.append(event)
+        if self.max_kept is not None:
+            self._trim_excess(self.max_kept)
         if self.notify is not None:
             self.notify()
 
@@ -176,6 +185,7 @@ class ExecutionGraph:
 
     def create_root(self, name: str, metadata: Mapping[str, Any] | None = None) -> str:
         """Make the one root, a running system call at depth 0; RuntimeError if there is one."""
+        _check_text("name", name)
         with self.lock:
             if self.root is not None:
                 raise RuntimeError(f"run {self.chain_id} has its root already: {self.root.node_id}")
@@ -192,8 +202,10 @@ class ExecutionGraph:
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
         """Make a call under `parent_id`, in status created; KeyError if there is no such call."""
-        if kind not in KINDS:
+        if kind not in tuple(KINDS):  # a tuple can be asked about what has no hash
             raise InvalidValue("kind", kind, "llm, tool or system")
+        _check_text("name", name)
+        _check_text_or_none("model", model)
         now_ns = self.clock.monotonic_ns()
         with self.lock:
             parent = self._call(parent_id)
@@ -205,13 +217,13 @@ class ExecutionGraph:
         with self.lock:
             call = self._call(node_id)
             if call.end_seq == OPEN:
+                self._refuse_after_the_end(call)
                 call.running = True
 
     def mark_success(
         self, node_id: str, cost_usd: Usd = 0.0, tokens_in: int | None = None, tokens_out: int | None = None
     ) -> None:
         """running → success. On a call that is only created, it passes through running."""
-        self.mark_running(node_id)
         self._mark(node_id, "success", cost_usd, tokens_in, tokens_out)
 
     def mark_failure(
@@ -225,6 +237,7 @@ class ExecutionGraph:
         tokens_out: int | None = None,
     ) -> None:
         """→ fail, with what the failure cost."""
+        _check_text("error_class", error_class)
         self._mark(node_id, "fail", cost_usd, tokens_in, tokens_out, stop_reason, error_class)
 
     def mark_halt(
@@ -244,26 +257,30 @@ class ExecutionGraph:
         with self.lock:
             call = self._call(node_id)
             if call.end_seq == OPEN:
+                self._refuse_after_the_end(call)
                 call.retries += 1
 
     # Reading.
 
     def snapshot(self) -> dict[str, Any]:
         """The whole tree as JSON data, true for the `seq` it carries; later changes do not touch it."""
-        now_ms = self.clock.time_ns() // 1_000_000
         with self._fold_lock:
             with self.lock:
                 seq, calls, folded = self.seq, list(self._calls.values()), dict(self.folded)
+                root, max_depth, now_ns = self.root, self.max_depth, self.clock.monotonic_ns()
                 uncounted = self._since(self._tallied_seq)
             self._absorb(uncounted)
-            totals = self._totals()
+            totals = self._totals(max_depth)
+        nodes = {call.node_id: self._node(call, seq, folded) for call in calls}
+        if folded:
+            _reattach(nodes, calls)
         return {
             "chain_id": self.chain_id,
-            "root_id": self.root.node_id if self.root else None,
-            "nodes": {call.node_id: self._node(call, seq, folded) for call in calls},
+            "root_id": root.node_id if root else None,
+            "nodes": nodes,
             "aggregates": totals,
             "seq": seq,
-            "snapshot_ts_ms": now_ms,
+            "snapshot_ts_ms": (now_ns + self.wall_offset_ns) // 1_000_000,
         }
 
     def changes_since(self, seq: int) -> dict[str, Any]:
@@ -274,8 +291,8 @@ class ExecutionGraph:
         with self.lock:
             entries, now_seq = self._since(seq), self.seq
             complete = seq + 1 >= self._first_seq
+            folded = dict(self.folded)
         touched = {call.number: call for entry in entries if (call := views.call_of(entry)) is not None}
-        folded = {number: part for number in touched if (part := self.folded.get(number)) is not None}
         nodes = {call.node_id: self._node(call, now_seq, folded) for call in touched.values()}
         return {"chain_id": self.chain_id, "nodes": nodes, "seq": now_seq, "complete": complete}
 
@@ -284,10 +301,12 @@ class ExecutionGraph:
         """The totals: successes as such, failed and halted work in fields of their own."""
         with self._fold_lock:
             self._catch_up()
-            return self._totals()
+            return self._totals(self.max_depth)
 
     def events(self, since: int = 0, limit: int | None = None) -> list[TraceEvent]:
         """The events after `since`, oldest first, at most `limit`."""
+        if limit is not None and limit < 0:
+            raise InvalidValue("limit", limit, "a number of events, zero or more, or None")
         with self.lock:
             first = max(since + 1, self._first_seq)
             entries = self._since(since, limit)
@@ -317,12 +336,15 @@ class ExecutionGraph:
     # Inside.
 
     def _call(self, node_id: str) -> CallRecord:
-        number = call_number(node_id)
         try:
-            return self._calls[number]
-        except KeyError:
+            number = call_number(node_id)
+        except TypeError:
+            raise KeyError(f"{node_id!r} is not a call id (they look like n000001)") from None
+        call = self._calls.get(number)
+        if call is None:
             why = "was folded away" if 0 < number <= self._last_number else "does not exist"
-            raise KeyError(f"call {node_id!r} {why} in run {self.chain_id}") from None
+            raise KeyError(f"call {node_id!r} {why} in run {self.chain_id}")
+        return call
 
     def _mark(
         self,
@@ -336,11 +358,17 @@ class ExecutionGraph:
     ) -> None:
         cost = to_nanos(cost_usd, "cost_usd")
         tokens_in, tokens_out = _tokens("tokens_in", tokens_in), _tokens("tokens_out", tokens_out)
+        _check_text_or_none("stop_reason", stop_reason)
         now_ns = self.clock.monotonic_ns()
         with self.lock:
             call = self._call(node_id)
             before: Status = call.status_at(self.seq)
-            if before not in TERMINAL and status in TRANSITIONS[before]:
+            if before in TERMINAL:
+                return
+            self._refuse_after_the_end(call)
+            if before == "created" and status == "success":
+                call.running, before = True, "running"
+            if status in TRANSITIONS[before]:
                 self.end(call, now_ns, status, cost, tokens_in, tokens_out, stop_reason, error_class)
 
     def _since(self, seq: int, limit: int | None = None) -> list[Entry]:
@@ -350,8 +378,8 @@ class ExecutionGraph:
     def _node(self, call: CallRecord, seq: int, folded: Mapping[int, views.Folded]) -> dict[str, Any]:
         return views.node(call, seq, self.wall_offset_ns, folded.get(call.number))
 
-    def _totals(self) -> dict[str, Any]:
-        return views.aggregates(self._tallies.tally(self._source), self.max_depth)
+    def _totals(self, max_depth: int) -> dict[str, Any]:
+        return views.aggregates(self._tallies.tally(self._source), max_depth)
 
     def _catch_up(self) -> None:
         """Count what has been written since the last look. The caller holds the fold lock, and not the lock."""
@@ -364,17 +392,28 @@ class ExecutionGraph:
             self._tallied_seq += 1
             self._tallies.absorb(entry, self._tallied_seq)
 
+    def _refuse_after_the_end(self, call: CallRecord) -> None:
+        if self._closed:
+            raise RunEnded(self.chain_id, f"the mark on {call.kind} call {call.name!r} came after its end")
+
     def _fold_oldest(self) -> None:
-        """Fold one finished call into its nearest kept ancestor, and trim the log when enough has gathered."""
+        """Fold one finished call into its nearest kept ancestor."""
         oldest = self._ended.popleft()
         if oldest is not self.root and self._calls.pop(oldest.number, None) is not None:
-            parent = oldest.parent
-            while parent is not None and parent.number not in self._calls:
-                parent = parent.parent
+            parent = oldest.parent = self._kept_above(oldest)
             if parent is not None:
                 before = self.folded.get(parent.number)
                 self.folded[parent.number] = views.fold(before, oldest, self.folded.pop(oldest.number, None))
-        excess = len(self._log) - (self.max_kept or 0) * EVENTS_PER_CALL_KEPT
+
+    def _kept_above(self, call: CallRecord) -> CallRecord | None:
+        above = call.parent
+        while above is not None and above.number not in self._calls:
+            above = above.parent
+        return above
+
+    def _trim_excess(self, max_kept: int) -> None:
+        """Trim the log when enough has gathered."""
+        excess = len(self._log) - max_kept * EVENTS_PER_CALL_KEPT
         # A reader that is counting holds the fold lock and wants ours next: never wait for it here.
         if excess >= TRIM_CHUNK and self._fold_lock.acquire(blocking=False):
             try:
@@ -390,12 +429,34 @@ class ExecutionGraph:
         self._first_seq += TRIM_CHUNK
 
 
+def _reattach(nodes: dict[str, dict[str, Any]], calls: list[CallRecord]) -> None:
+    """Hang calls whose parent was folded away under the nearest call that is there."""
+    for call in calls:
+        above = call.parent
+        if above is not None and above.node_id not in nodes:
+            while above is not None and above.node_id not in nodes:
+                above = above.parent
+            nodes[call.node_id]["parent_id"] = above.node_id if above else None
+
+
 def _copied(metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise InvalidValue("metadata", metadata, "a mapping, or None")
     return dict(metadata) if metadata else None
 
 
+def _check_text(field: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise InvalidValue(field, text, "text")
+
+
+def _check_text_or_none(field: str, text: object) -> None:
+    if text is not None and not isinstance(text, str):
+        raise InvalidValue(field, text, "text, or None")
+
+
 def _tokens(field: str, count: int | None) -> int | None:
-    if count is not None and not (_is_whole(count) and count >= 0):
+    if count is not None and not (_is_whole(count) and 0 <= count <= MAX_TOKENS):
         raise InvalidValue(field, count, "a whole number of tokens, zero or more, or None")
     return count
 

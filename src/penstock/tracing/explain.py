@@ -23,17 +23,14 @@ def explain(graph: ExecutionGraph, max_lines: int = MAX_LINES) -> str:
     lines: list[str] = []
     # A stack, not recursion: agent trees may be deeper than Python's.
     stack = [(call, "", True, True) for call in reversed(children.get(None, []))]
-    left_out = 0
-    while stack:
+    while stack and len(lines) < max_lines:
         call, indent, last, top = stack.pop()
         below = children.get(call.number, [])
-        if len(lines) < max_lines:
-            branch = "" if top else ("└─ " if last else "├─ ")
-            lines.append(indent + branch + _line(graph, call, seq))
-        else:
-            left_out += 1
+        branch = "" if top else ("└─ " if last else "├─ ")
+        lines.append(indent + branch + _line(graph, call, seq))
         onward = "" if top else indent + ("   " if last else "│  ")
         stack.extend((child, onward, child is below[-1], False) for child in reversed(below))
+    left_out = len(calls) - len(lines)
     if left_out:
         lines.append(f"… and {left_out} more calls")
     return "\n".join(lines)
@@ -45,18 +42,20 @@ def _line(graph: ExecutionGraph, call: CallRecord, seq: int) -> str:
     if call.kind != "system":
         parts.append(call.kind if call.model is None else f"{call.kind} {call.model}")
     if call.end_seq <= seq:
-        cost = call.cost + (call.settled.cost if call.settled else 0)
-        if cost:
+        late = call.settled
+        if cost := call.cost + (late.cost if late else 0):
             parts.append(format_usd(cost))
-        if call.tokens_in or call.tokens_out:
-            parts.append(f"{call.tokens_in or 0}→{call.tokens_out or 0} tokens")
+        tokens_in = (call.tokens_in or 0) + (late.tokens_in if late else 0)
+        tokens_out = (call.tokens_out or 0) + (late.tokens_out if late else 0)
+        if tokens_in or tokens_out:
+            parts.append(f"{tokens_in}→{tokens_out} tokens")
         parts.append(f"{(call.ended_ns - call.started_ns) / 1_000_000:.1f} ms")
         if status == "fail":
             parts.append(f"{call.error_class}: {call.stop_reason}" if call.stop_reason else str(call.error_class))
         elif call.stop_reason:
             parts.append(call.stop_reason)
         if call.abandoned:
-            parts.append("abandoned" + (", settled late" if call.settled else ""))
+            parts.append("abandoned" + (", settled late" if late else ""))
     folded = graph.folded.get(call.number)
     if folded is not None:
         parts.append(f"({folded.calls} more calls folded, {format_usd(folded.cost)})")

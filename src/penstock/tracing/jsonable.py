@@ -13,6 +13,8 @@ from typing import Any
 MAX_DEPTH = 16
 MAX_PARTS = 10_000
 MAX_TEXT = 100_000
+MAX_TEXT_TOTAL = 1_000_000
+MAX_KEY = 1_000
 MAX_INT_BITS = 1_024
 
 
@@ -24,20 +26,32 @@ def jsonable(value: object) -> Any:
 class _Converter:
     def __init__(self) -> None:
         self.parts_left = MAX_PARTS
+        self.text_left = MAX_TEXT_TOTAL
 
     def convert(self, value: object, depth: int) -> Any:
         self.parts_left -= 1
+        try:
+            return self._converted(value, depth)
+        except Exception as error:
+            return _not_shown(value, error)
+
+    def _converted(self, value: object, depth: int) -> Any:
         if value is None or value is True or value is False:
             return value
         if isinstance(value, str):
-            return str(value) if len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}… ({len(value)} characters)"
+            return self._cut(str(value))
         if isinstance(value, int):
             return int(value) if value.bit_length() <= MAX_INT_BITS else f"<int of {value.bit_length()} bits>"
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else str(value)
         if isinstance(value, (Mapping, list, tuple, set, frozenset)):
             return self._container(value, depth)
-        return _text(value)
+        return self._cut(_text(value)) if self.text_left > 0 else f"<{type(value).__name__}>"
+
+    def _cut(self, text: str) -> str:
+        room = min(MAX_TEXT, self.text_left)
+        self.text_left -= min(len(text), room)
+        return text if len(text) <= room else f"{text[:room]}… ({len(text)} characters)"
 
     def _container(self, value: Any, depth: int) -> Any:
         if depth >= MAX_DEPTH or self.parts_left <= 0:
@@ -47,7 +61,7 @@ class _Converter:
             for key, item in list(value.items()):
                 if self.parts_left <= 0:
                     break
-                pairs[key if isinstance(key, str) else _text(key)] = self.convert(item, depth + 1)
+                pairs[(str(key) if isinstance(key, str) else _text(key))[:MAX_KEY]] = self.convert(item, depth + 1)
             return pairs
         items: list[Any] = []
         for item in list(value):
@@ -58,8 +72,13 @@ class _Converter:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, (bytes, bytearray)) and len(value) > MAX_TEXT:
+        return f"<{type(value).__name__} of {len(value)}>"
     try:
-        text = value.isoformat() if hasattr(value, "isoformat") else repr(value)
+        return str(value.isoformat() if hasattr(value, "isoformat") else repr(value))
     except Exception as error:
-        return f"<{type(value).__name__}: {type(error).__name__} while showing it>"
-    return str(text)[:MAX_TEXT]
+        return _not_shown(value, error)
+
+
+def _not_shown(value: object, error: Exception) -> str:
+    return f"<{type(value).__name__}: {type(error).__name__} while showing it>"

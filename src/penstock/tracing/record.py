@@ -4,9 +4,10 @@ The hot path writes one `CallRecord` when a call begins and fills in its second 
 people read (events, nodes, stats, trees) is a view made from these when somebody looks. Two rules make that safe
 without copying:
 
-- A record's first half never changes (a model that only the answer names is written with the second). Its second half
-  is written once, `end_seq` last; whoever reads `end_seq` first therefore sees either a call that is still open or one
-  that is complete.
+- A record's first half never changes (a model that only the answer names is written with the second; a call that is
+  folded away is linked to a kept ancestor, so that it does not keep its folded ones alive). Its second half is written
+  once, `end_seq` last; whoever reads `end_seq` first therefore sees either a call that is still open or one that is
+  complete.
 - `seq` numbers are positions in the run's log, given out under the run's lock: they have no gaps.
 """
 
@@ -53,6 +54,7 @@ class CallRecord:
         "number",
         "owner",
         "parent",
+        "parent_number",
         "retries",
         "running",
         "seq",
@@ -90,7 +92,10 @@ class CallRecord:
         self.number = number
         self.seq = seq
         self.parent = parent
-        self.depth: int = 0 if parent is None else parent.depth + 1
+        if parent is None:
+            self.parent_number, self.depth = 0, 0
+        else:
+            self.parent_number, self.depth = parent.number, parent.depth + 1
         self.kind: CallKind = kind
         self.name = name
         self.model = model
@@ -109,6 +114,11 @@ class CallRecord:
     def node_id(self) -> str:
         """The public id of this call."""
         return call_id(self.number)
+
+    @property
+    def parent_id(self) -> str | None:
+        """The public id of the call that made this one; None for the root."""
+        return call_id(self.parent_number) if self.parent_number else None
 
     def status_at(self, seq: int) -> Status:
         """The call's status as the log up to `seq` tells it."""

@@ -42,6 +42,13 @@ def fold(before: Folded | None, call: CallRecord, inner: Folded | None) -> Folde
     return Folded(calls, cost, tokens_in, tokens_out, retries)
 
 
+def fold_late(before: Folded | None, late: Settlement) -> Folded:
+    """Add the bill of a call that was folded before its bill was known."""
+    was = before or Folded(0, 0, 0, 0, 0)
+    tokens_in, tokens_out = was.tokens_in + late.tokens_in, was.tokens_out + late.tokens_out
+    return Folded(was.calls, was.cost + late.cost, tokens_in, tokens_out, was.retries)
+
+
 def call_of(entry: Entry) -> CallRecord | None:
     """The call an entry is about, if it is about one."""
     if isinstance(entry, CallRecord):
@@ -55,7 +62,7 @@ def node(call: CallRecord, seq: int, wall_offset_ns: int, folded: Folded | None)
     late = call.settled if call.settled is not None and call.settled.seq <= seq else None
     fields: dict[str, Any] = {
         "node_id": call_id(call.number),
-        "parent_id": call_id(call.parent.number) if call.parent else None,
+        "parent_id": call.parent_id,
         "kind": call.kind,
         "name": call.name,
         "start_ts_ms": (call.started_ns + wall_offset_ns) // 1_000_000,
@@ -64,8 +71,8 @@ def node(call: CallRecord, seq: int, wall_offset_ns: int, folded: Folded | None)
         "model": call.model,
         "retries_used": call.retries,
         "cost_usd": to_usd(call.cost + (late.cost if late else 0)) if ended else 0.0,
-        "tokens_in": (late.tokens_in if late else call.tokens_in) if ended else None,
-        "tokens_out": (late.tokens_out if late else call.tokens_out) if ended else None,
+        "tokens_in": (late.tokens_in + (call.tokens_in or 0) if late else call.tokens_in) if ended else None,
+        "tokens_out": (late.tokens_out + (call.tokens_out or 0) if late else call.tokens_out) if ended else None,
         "stop_reason": call.stop_reason if ended else None,
         "error_class": call.error_class if ended else None,
         "metadata": jsonable(call.metadata) if call.metadata else {},
@@ -130,7 +137,7 @@ def _started(graph: ExecutionGraph, call: CallRecord) -> CallStarted:
         call_kind=call.kind,
         name=call.name,
         model=call.model,
-        metadata=call.metadata or {},
+        metadata=dict(call.metadata or {}),
     )
 
 
@@ -161,5 +168,5 @@ def _where(graph: ExecutionGraph, call: CallRecord, seq: int, at_ns: int) -> dic
         "source": call.source.path,
         "depth": call.source.depth,
         "iteration": call.iteration,
-        "parent_id": call.parent.node_id if call.parent else None,
+        "parent_id": call.parent_id,
     }

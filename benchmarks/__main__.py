@@ -1,0 +1,8 @@
+"""Asks every question in turn: `python -m benchmarks [--quick] [--json FILE]`."""
+
+from __future__ import annotations
+
+from benchmarks import _report, door, growth, imports, snapshot
+
+if __name__ == "__main__":
+    _report.main(door.ask, growth.ask, snapshot.ask, imports.ask)

@@ -1,0 +1,69 @@
+"""Peers, each in an environment of its own.
+
+An environment is made when it is first needed and kept under `.venv/peers`, or under PENSTOCK_BENCH_ENVS. A peer that
+cannot be installed is reported as such; it never gets a number.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENTS = Path(os.environ.get("PENSTOCK_BENCH_ENVS", ROOT / ".venv" / "peers"))
+UV = ROOT / ".venv" / "bin" / "uv"
+
+PEERS = {
+    "veronica-core": "veronica-core==3.10.0",
+    "tenacity": "tenacity==9.2.1",
+    "pybreaker": "pybreaker==1.4.1",
+}
+"""What is installed for each peer."""
+
+
+class NotInstalled(Exception):
+    """The peer has no environment, and none could be made."""
+
+
+@functools.cache
+def python_of(peer: str | None) -> str:
+    """The interpreter that has the peer; ours, for what needs none."""
+    if peer is None:
+        return sys.executable
+    home = ENVIRONMENTS / peer
+    python = home / "bin" / "python"
+    if not _has(python, PEERS[peer]):
+        print(f"installing {PEERS[peer]} into {home.name} …", file=sys.stderr, flush=True)
+        venv.create(home, with_pip=True)
+        if not any(_succeeds(command) for command in _installers(python, PEERS[peer])):
+            raise NotInstalled(peer)
+    return str(python)
+
+
+def load(module: str) -> Any:
+    """A module that only a peer's environment has."""
+    return importlib.import_module(module)
+
+
+def _has(python: Path, spec: str) -> bool:
+    name, _, version = spec.partition("==")
+    check = f"from importlib.metadata import version; raise SystemExit(version({name!r}) != {version!r})"
+    return python.exists() and _succeeds([str(python), "-c", check])
+
+
+def _installers(python: Path, spec: str) -> list[list[str]]:
+    """uv if the project has it, else pip; pip also stands in where only pip knows the way to a package index."""
+    with_uv = [str(UV), "pip", "install", "--quiet", "--python", str(python), spec]
+    with_pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", spec]
+    return [with_uv, with_pip] if UV.exists() else [with_pip]
+
+
+def _succeeds(command: Sequence[str]) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0

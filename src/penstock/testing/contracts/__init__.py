@@ -1,0 +1,8 @@
+"""What every implementation of a port must do, as tests to inherit.
+
+- LedgerStoreContract: accounts by name, holds by key
+"""
+
+from penstock.testing.contracts.ledger_store import LedgerStoreContract
+
+__all__ = ["LedgerStoreContract"]

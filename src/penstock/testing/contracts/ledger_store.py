@@ -1,0 +1,487 @@
+"""What every `LedgerStore` must do; the in-memory store is the specification.
+
+Inherit and say how a store is made, and pytest runs every sentence below against it:
+
+    class TestMyStore(LedgerStoreContract):
+        def make_store(self, clock: Clock) -> LedgerStore:
+            return MyStore(clock=clock)
+
+A fresh, empty store is made for each test. A store that needs a folder or a server takes it from a fixture of the
+inheriting class. `pytest.register_assert_rewrite("penstock.testing.contracts")` in a conftest shows both sides of a
+failed assertion. Only the standard library is imported here; not even pytest.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import unittest
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import fields, replace
+from functools import cached_property
+from typing import TypeVar
+
+from penstock.clock import Clock
+from penstock.containment.accounts import Balance
+from penstock.containment.ledger import Amounts, LedgerStore
+from penstock.containment.limits import NO_LIMITS, Limits
+from penstock.errors import LedgerError, LedgerUnavailable
+from penstock.stops import Stop, StopReason
+from penstock.testing.clock import ManualClock
+
+T = TypeVar("T")
+
+ASK = Amounts(cost_nanos=10, tokens_in=3, tokens_out=4, api_calls=1)
+USED = Amounts(cost_nanos=6, tokens_in=3, tokens_out=2)
+FIGURES = [field.name for field in fields(Balance) if field.name not in ("name", "limits")]
+
+
+class LedgerStoreContract(ABC):
+    """The tests a `LedgerStore` must pass: override `make_store`, and `broken` if the store can be broken."""
+
+    threads = 16
+    """How many threads the concurrent tests use; at least two."""
+    holds_per_thread = 25
+    """How many holds each of them asks for."""
+
+    @abstractmethod
+    def make_store(self, clock: Clock) -> LedgerStore:
+        """A new, empty store that takes its time from `clock`."""
+
+    def close_store(self, store: LedgerStore) -> None:  # noqa: B027 - most stores have nothing to give back
+        """Give back what the store holds open; called once after each test that made one."""
+
+    def broken(self, store: LedgerStore) -> AbstractContextManager[None] | None:
+        """A context in which `store` cannot record; None if nothing can break it."""
+        return None
+
+    @cached_property
+    def clock(self) -> ManualClock:
+        return ManualClock()
+
+    @cached_property
+    def store(self) -> LedgerStore:
+        return self.make_store(self.clock)
+
+    def teardown_method(self) -> None:
+        if "store" in self.__dict__:
+            self.close_store(self.store)
+
+    def test_a_new_account_is_empty(self) -> None:
+        limits = Limits(cost_nanos=5, steps=4, tokens=3, api_calls=2, retries=1, time_ns=9)
+        self.store.open_account("run", limits)
+        assert self.store.balance("run") == Balance("run", limits, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+    def test_opening_an_account_again_changes_nothing(self) -> None:
+        self.open_tree(Limits(cost_nanos=100))
+        self.take("k")
+        before = self.figures()
+        self.open_tree(Limits(cost_nanos=100))
+        assert self.figures() == before
+
+    def test_opening_an_account_again_does_not_restart_its_time(self) -> None:
+        self.store.open_account("run", Limits(time_ns=100))
+        self.clock.advance_ns(100)
+        self.store.open_account("run", Limits(time_ns=100))
+        assert self.refused("k", "run").reason is StopReason.TIMEOUT
+
+    def test_an_account_cannot_be_opened_again_with_other_limits(self) -> None:
+        self.store.open_account("run", Limits(cost_nanos=100))
+        with raises(LedgerError):
+            self.store.open_account("run", Limits(cost_nanos=101))
+        assert self.store.balance("run").limits == Limits(cost_nanos=100)
+
+    def test_an_account_cannot_be_opened_again_under_another_parent(self) -> None:
+        self.open_tree()
+        for other in ("run", None):
+            with raises(LedgerError):
+                self.store.open_account("step", NO_LIMITS, parent=other)
+
+    def test_an_account_nobody_opened_is_a_key_error(self) -> None:
+        with raises(KeyError):
+            self.store.open_account("run", NO_LIMITS, parent="nobody")
+        with raises(KeyError):
+            self.store.balance("run")
+        with raises(KeyError):
+            self.store.hold("k", "nobody", ASK)
+        with raises(KeyError):
+            self.store.draw_retry("nobody")
+
+    def test_a_hold_takes_from_its_account_and_every_ancestor_in_one_act(self) -> None:
+        self.open_tree()
+        self.take("k")
+        for account in ("step", "graph", "run"):
+            assert self.figures(account) == figures(
+                held_nanos=10, steps_open=1, tokens_held=7, api_calls=1, attempts=1
+            ), account
+
+    def test_a_settled_hold_is_replaced_by_what_was_used_at_every_level(self) -> None:
+        self.open_tree()
+        self.take("k")
+        self.store.settle("k", USED)
+        for account in ("step", "graph", "run"):
+            assert self.figures(account) == figures(
+                spent_nanos=6, steps=1, tokens_in=3, tokens_out=2, api_calls=1, attempts=1
+            ), account
+
+    def test_a_failure_that_cost_something_gives_its_step_back_and_nothing_else(self) -> None:
+        self.open_tree()
+        self.take("k")
+        self.store.settle("k", USED, succeeded=False)
+        assert self.figures() == figures(spent_nanos=6, tokens_in=3, tokens_out=2, api_calls=1, attempts=1)
+
+    def test_a_released_hold_has_cost_nothing_and_was_an_attempt(self) -> None:
+        self.open_tree()
+        self.take("k")
+        self.store.release("k")
+        assert self.figures() == figures(api_calls=1, attempts=1)
+
+    def test_a_withdrawn_hold_leaves_nothing_behind(self) -> None:
+        self.open_tree()
+        self.take("k")
+        self.store.withdraw("k")
+        assert self.figures() == figures()
+
+    def test_an_unresolved_hold_stays_taken(self) -> None:
+        self.open_tree(Limits(cost_nanos=10))
+        self.take("k")
+        self.store.leave_unresolved("k")
+        assert self.figures() == figures(unresolved_nanos=10, tokens_held=7, api_calls=1, attempts=1)
+        assert self.refused("k2", "step").reason is StopReason.BUDGET_EXCEEDED
+
+    def test_children_and_their_parent_hold_apart_what_is_apart(self) -> None:
+        self.open_tree()
+        self.store.open_account("sibling", NO_LIMITS, parent="graph")
+        self.take("k1", "step", Amounts(1))
+        self.take("k2", "sibling", Amounts(20))
+        self.take("k3", "graph", Amounts(300))
+        held = {name: self.store.balance(name).held_nanos for name in ("step", "sibling", "graph", "run")}
+        assert held == {"step": 1, "sibling": 20, "graph": 321, "run": 321}
+
+    def test_every_ending_is_idempotent_by_its_key(self) -> None:
+        for name, end in self.endings().items():
+            self.store.open_account(name, NO_LIMITS)
+            self.take(name, name)
+            end(name)
+            before = self.figures(name)
+            end(name)
+            assert self.figures(name) == before, name
+
+    def test_the_first_settlement_stands(self) -> None:
+        self.open_tree()
+        self.take("k")
+        self.store.settle("k", USED)
+        before = self.figures()
+        self.store.settle("k", replace(USED, cost_nanos=9_999), succeeded=False)
+        assert self.figures() == before
+
+    def test_holding_a_held_key_again_takes_nothing(self) -> None:
+        self.open_tree(Limits(cost_nanos=10, steps=1))
+        self.take("k")
+        before = self.figures()
+        assert self.store.hold("k", "step", ASK) is None, "there is no room for a second one, and none is needed"
+        assert self.figures() == before
+
+    def test_holding_a_key_whose_call_has_ended_takes_nothing(self) -> None:
+        for name, end in self.endings().items():
+            if name != "withdraw":
+                self.store.open_account(name, NO_LIMITS)
+                self.take(name, name)
+                end(name)
+                before = self.figures(name)
+                assert self.store.hold(name, name, ASK) is None, name
+                assert self.figures(name) == before, name
+
+    def test_a_withdrawn_key_can_be_held_anew(self) -> None:
+        self.open_tree()
+        self.take("k")
+        self.store.withdraw("k")
+        self.take("k", "graph", USED)
+        assert self.figures("graph") == figures(held_nanos=6, steps_open=1, tokens_held=5, attempts=1), (
+            "nothing ran under this key, so it may stand for another call"
+        )
+        self.store.withdraw("k")
+        assert self.figures("graph") == figures()
+
+    def test_a_key_cannot_be_held_for_other_amounts(self) -> None:
+        self.open_tree()
+        self.take("k")
+        before = self.figures()
+        for other in (
+            Amounts(),
+            Amounts(11, 3, 4, 1),
+            Amounts(10, 2, 4, 1),
+            Amounts(10, 3, 5, 1),
+            Amounts(10, 3, 4, 2),
+        ):
+            with raises(LedgerError):
+                self.store.hold("k", "step", other)
+        assert self.figures() == before
+
+    def test_a_key_cannot_be_held_for_another_account(self) -> None:
+        self.open_tree()
+        self.take("k", "step")
+        before = self.figures("run")
+        for other in ("graph", "run"):
+            with raises(LedgerError):
+                self.store.hold("k", other, ASK)
+        assert self.figures("run") == before
+
+    def test_a_key_nobody_held_is_a_ledger_error(self) -> None:
+        for end in self.endings().values():
+            with raises(LedgerError):
+                end("nobody")
+
+    def test_a_hold_that_has_ended_cannot_end_in_another_way(self) -> None:
+        for name, end in self.endings().items():
+            for other, end_otherwise in self.endings().items():
+                if name == other or (name == "leave_unresolved" and other in ("settle", "release")):
+                    continue
+                account = f"{name}, then {other}"
+                self.store.open_account(account, NO_LIMITS)
+                self.take(account, account)
+                end(account)
+                before = self.figures(account)
+                with raises(LedgerError):
+                    end_otherwise(account)
+                assert self.figures(account) == before, account
+
+    def test_a_refusal_names_the_reason_the_unit_the_figures_and_whose_budget(self) -> None:
+        cases = {
+            Limits(cost_nanos=0): (StopReason.BUDGET_EXCEEDED, "usd"),
+            Limits(steps=0): (StopReason.STEP_LIMIT_EXCEEDED, "steps"),
+            Limits(retries=0): (StopReason.RETRY_BUDGET_EXCEEDED, "retries"),
+            Limits(time_ns=0): (StopReason.TIMEOUT, "seconds"),
+            Limits(tokens=0): (StopReason.TOKEN_LIMIT_EXCEEDED, "tokens"),
+            Limits(api_calls=0): (StopReason.API_CALL_LIMIT_EXCEEDED, "api calls"),
+        }
+        for number, (limits, (reason, unit)) in enumerate(cases.items()):
+            self.store.open_account(f"top {number}", limits)
+            self.store.open_account(f"below {number}", NO_LIMITS, parent=f"top {number}")
+            stop = self.refused("k", f"below {number}", Amounts())
+            assert (stop.reason, stop.unit, stop.budget, stop.limit) == (reason, unit, f"top {number}", 0)
+            assert repr(f"top {number}") in stop.message
+
+    def test_the_nearest_of_two_used_up_budgets_is_named(self) -> None:
+        self.store.open_account("run", Limits(steps=0))
+        self.store.open_account("graph", Limits(steps=0), parent="run")
+        self.store.open_account("step", NO_LIMITS, parent="graph")
+        assert self.refused("k", "step").budget == "graph"
+
+    def test_a_hold_that_does_not_fit_is_refused_with_what_was_asked(self) -> None:
+        self.open_tree(Limits(cost_nanos=10_000_000_000))
+        self.take("k1", "step", Amounts(7_000_000_000))
+        stop = self.refused("k2", "step", Amounts(4_000_000_000))
+        assert (stop.limit, stop.used, stop.held, stop.asked) == (10.0, 0.0, 7.0, 4.0)
+        assert stop.budget == "run"
+        self.take("k3", "step", Amounts(3_000_000_000))
+
+    def test_a_refused_hold_leaves_no_trace_at_any_level(self) -> None:
+        self.open_tree(Limits(cost_nanos=9))
+        self.refused("k", "step")
+        for account in ("step", "graph", "run"):
+            assert self.figures(account) == figures(), account
+        with raises(LedgerError):
+            self.store.settle("k", USED)
+
+    def test_a_refused_key_can_be_asked_for_again(self) -> None:
+        self.open_tree(Limits(cost_nanos=10))
+        self.take("k1")
+        self.refused("k2", "step")
+        self.store.release("k1")
+        self.take("k2", "step", Amounts(1))
+
+    def test_reaching_a_limit_is_fine_and_the_next_call_stops(self) -> None:
+        self.store.open_account("run", Limits(cost_nanos=20, steps=2, tokens=14, api_calls=2))
+        self.take("k1", "run")
+        self.take("k2", "run")
+        assert self.refused("k3", "run").reason is StopReason.BUDGET_EXCEEDED
+
+    def test_time_runs_out_on_the_clock_the_store_was_given(self) -> None:
+        self.store.open_account("run", Limits(time_ns=1_000))
+        self.clock.advance_ns(999)
+        self.take("k1", "run")
+        self.clock.advance_ns(1)
+        assert self.refused("k2", "run").reason is StopReason.TIMEOUT
+
+    def test_a_retry_is_drawn_from_every_level_or_from_none(self) -> None:
+        self.store.open_account("run", Limits(retries=2))
+        self.store.open_account("graph", Limits(retries=1), parent="run")
+        assert self.store.draw_retry("graph")
+        assert not self.store.draw_retry("graph")
+        assert (self.store.balance("graph").retries, self.store.balance("run").retries) == (1, 1)
+        assert self.store.draw_retry("run")
+        assert not self.store.draw_retry("run")
+        assert (self.store.balance("graph").retries, self.store.balance("run").retries) == (1, 2)
+
+    def test_the_last_retry_admits_the_attempt_it_was_drawn_for_and_no_other_call(self) -> None:
+        self.store.open_account("run", Limits(retries=1))
+        assert self.store.draw_retry("run")
+        assert self.refused("k1", "run").reason is StopReason.RETRY_BUDGET_EXCEEDED
+        assert self.store.hold("k2", "run", ASK, retry_drawn=True) is None
+
+    def test_unresolved_holds_are_listed_with_what_was_asked_for_them(self) -> None:
+        self.open_tree()
+        assert dict(self.store.unresolved()) == {}
+        for key in ("held", "settled", "lost"):
+            self.take(key)
+        self.store.settle("settled", USED)
+        self.store.leave_unresolved("lost")
+        assert dict(self.store.unresolved()) == {"lost": ASK}
+
+    def test_an_unresolved_hold_can_be_settled_when_its_bill_arrives(self) -> None:
+        self.open_tree()
+        self.take("k")
+        self.store.leave_unresolved("k")
+        self.store.settle("k", USED)
+        assert dict(self.store.unresolved()) == {}
+        for account in ("step", "graph", "run"):
+            assert self.figures(account) == figures(
+                spent_nanos=6, tokens_in=3, tokens_out=2, api_calls=1, attempts=1
+            ), f"{account}: its step was given back when it was left, and the bill does not make it a success"
+
+    def test_an_unresolved_hold_can_be_released_when_it_turns_out_to_have_been_free(self) -> None:
+        self.open_tree()
+        self.take("k")
+        self.store.leave_unresolved("k")
+        self.store.release("k")
+        assert dict(self.store.unresolved()) == {}
+        assert self.figures("run") == figures(api_calls=1, attempts=1)
+
+    def test_concurrent_holds_never_pass_a_ceiling_and_leave_exact_figures(self) -> None:
+        wanted = self.threads * self.holds_per_thread
+        room = wanted // 2
+        self.store.open_account("run", Limits(cost_nanos=10 * room))
+        self.store.open_account("narrow", Limits(steps=wanted // 4), parent="run")
+        self.store.open_account("wide", NO_LIMITS, parent="run")
+        over: list[Balance] = []
+
+        def work(thread: int) -> int:
+            taken = 0
+            account = "narrow" if thread % 2 else "wide"
+            for number in range(self.holds_per_thread):
+                key = f"{thread}:{number}"
+                if self.store.hold(key, account, ASK) is None:
+                    now = self.store.balance("run")
+                    if now.spent_nanos + now.held_nanos > 10 * room:
+                        over.append(now)
+                    self.store.settle(key, replace(ASK, api_calls=0))
+                    taken += 1
+            return taken
+
+        taken = self.at_once(work)
+        run, narrow, wide = (self.store.balance(name) for name in ("run", "narrow", "wide"))
+        assert over == []
+        assert sum(taken) == run.steps == run.attempts == run.api_calls
+        assert run.spent_nanos == 10 * sum(taken) <= 10 * room
+        assert run.spent_nanos == narrow.spent_nanos + wide.spent_nanos
+        assert narrow.steps <= wanted // 4
+        assert (run.held_nanos, run.steps_open, run.tokens_held) == (0, 0, 0)
+
+    def test_exactly_as_many_concurrent_holds_are_admitted_as_there_are_steps(self) -> None:
+        steps = self.threads // 2
+        self.store.open_account("run", Limits(steps=steps))
+        answers = self.at_once(lambda thread: self.store.hold(str(thread), "run", ASK))
+        assert answers.count(None) == steps
+        assert self.store.balance("run").steps_open == steps
+
+    def test_exactly_as_many_concurrent_retries_are_drawn_as_there_are(self) -> None:
+        retries = self.threads // 2
+        self.store.open_account("run", Limits(retries=retries))
+        assert self.at_once(lambda thread: self.store.draw_retry("run")).count(True) == retries
+        assert self.store.balance("run").retries == retries
+
+    def test_concurrent_holds_of_one_key_take_it_once(self) -> None:
+        self.open_tree()
+        assert set(self.at_once(lambda thread: self.store.hold("k", "step", ASK))) == {None}
+        assert self.figures("run") == figures(held_nanos=10, steps_open=1, tokens_held=7, api_calls=1, attempts=1)
+
+    def test_concurrent_settlements_of_one_key_count_once(self) -> None:
+        self.open_tree()
+        self.take("k")
+        self.at_once(lambda thread: self.store.settle("k", USED))
+        assert self.store.balance("run").spent_nanos == 6
+
+    def test_a_store_that_cannot_record_says_so_and_changes_nothing(self) -> None:
+        self.open_tree()
+        self.take("k")
+        before = self.figures()
+        broken = self.broken(self.store)
+        if broken is None:
+            raise unittest.SkipTest("nothing can break this store")
+        acts: dict[str, Callable[[], object]] = {
+            "open_account": lambda: self.store.open_account("new", NO_LIMITS),
+            "hold": lambda: self.store.hold("k2", "step", ASK),
+            "draw_retry": lambda: self.store.draw_retry("step"),
+            "settle": lambda: self.store.settle("k", USED),
+            "release": lambda: self.store.release("k"),
+            "withdraw": lambda: self.store.withdraw("k"),
+            "leave_unresolved": lambda: self.store.leave_unresolved("k"),
+        }
+        with broken:
+            for act in acts.values():
+                with raises(LedgerUnavailable):
+                    act()
+        assert self.figures() == before
+        self.store.settle("k", USED)
+        assert self.store.balance("run").spent_nanos == 6
+
+    def open_tree(self, limits: Limits = NO_LIMITS) -> None:
+        """Three levels: step under graph under run, with `limits` on the run."""
+        self.store.open_account("run", limits)
+        self.store.open_account("graph", NO_LIMITS, parent="run")
+        self.store.open_account("step", NO_LIMITS, parent="graph")
+
+    def take(self, key: str, account: str = "step", ask: Amounts = ASK) -> None:
+        assert self.store.hold(key, account, ask) is None
+
+    def refused(self, key: str, account: str, ask: Amounts = ASK) -> Stop:
+        stop = self.store.hold(key, account, ask)
+        assert stop is not None, f"{account} had no room for {ask}"
+        return stop
+
+    def endings(self) -> dict[str, Callable[[str], None]]:
+        """Every way for a hold to end, by the key of the hold."""
+        return {
+            "settle": lambda key: self.store.settle(key, USED),
+            "release": self.store.release,
+            "withdraw": self.store.withdraw,
+            "leave_unresolved": self.store.leave_unresolved,
+        }
+
+    def figures(self, account: str = "step") -> dict[str, int]:
+        return {name: getattr(self.store.balance(account), name) for name in FIGURES}
+
+    def at_once(self, work: Callable[[int], T]) -> list[T]:
+        """What `work` answers to each of the threads, which start together and change places as often as they can."""
+        start = threading.Barrier(self.threads)
+        interval = sys.getswitchinterval()
+
+        def run(thread: int) -> T:
+            start.wait()
+            return work(thread)
+
+        sys.setswitchinterval(1e-6)
+        try:
+            with ThreadPoolExecutor(self.threads) as pool:
+                return list(pool.map(run, range(self.threads)))
+        finally:
+            sys.setswitchinterval(interval)
+
+
+def figures(**nonzero: int) -> dict[str, int]:
+    """All figures of a balance, 0 where nothing else is said."""
+    return dict.fromkeys(FIGURES, 0) | nonzero
+
+
+@contextmanager
+def raises(kind: type[Exception]) -> Iterator[None]:
+    """Fail unless the body raises `kind`."""
+    try:
+        yield
+    except kind:
+        return
+    raise AssertionError(f"{kind.__name__} was not raised")

@@ -1,0 +1,97 @@
+"""INV 5: after ten thousand runs of every kind, nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import tracemalloc
+
+import pytest
+
+from penstock import Budget, ExecutionConfig, ExecutionContext, Halted, contain
+
+pytestmark = [pytest.mark.reliability]
+
+
+async def mixed_run(number: int) -> None:
+    kind = number % 7
+    async with contain(max_cost_usd=1, max_steps=50, timeout_s=0.001 if kind == 1 else 30) as run:
+        if kind == 1:
+            with pytest.raises(Halted):
+                await run.allm(lambda: asyncio.sleep(10))
+        elif kind == 2:
+            task = asyncio.create_task(run.acall_llm(lambda: asyncio.sleep(10)))
+            await asyncio.sleep(0)
+            run.abort("enough")
+            await task
+        elif kind == 3:
+            task = asyncio.create_task(run.acall_llm(lambda: asyncio.sleep(10)))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+        elif kind == 4:
+            with run.spawn_child("child", budget=Budget(max_steps=1)) as child:
+                await child.allm(lambda: asyncio.sleep(0))
+                with pytest.raises(Halted):
+                    await child.allm(lambda: asyncio.sleep(0))
+        elif kind == 5:
+            asyncio.ensure_future(run.acall_llm(lambda: asyncio.sleep(10)))
+            await asyncio.sleep(0)
+        elif kind == 6:
+            run.tool(len, "on a worker")
+        else:
+            await run.allm(lambda: asyncio.sleep(0))
+
+
+@pytest.mark.timeout(300)
+async def test_ten_thousand_mixed_runs_leave_no_task_no_thread_and_little_memory() -> None:
+    for number in range(500):
+        await mixed_run(number)
+    gc.collect()
+    tracemalloc.start()
+    threads = threading.active_count()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(2_000):
+        await mixed_run(number)
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    for number in range(7_500):
+        await mixed_run(number)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert threading.active_count() <= threads + 2
+    assert (after - before) / 2 < 500_000
+
+
+def test_runs_that_nobody_ends_are_collected() -> None:
+    def abandoned() -> None:
+        run = ExecutionContext(ExecutionConfig(1, 10, 1, timeout_ms=60_000))
+        run.spawn_child("child").wrap_tool_call(lambda: None)
+
+    for _ in range(50):
+        abandoned()
+    gc.collect()
+    tracemalloc.start()
+    for _ in range(300):
+        abandoned()
+    gc.collect()
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 300 * 500
+
+
+@pytest.mark.requirement("C-4")
+def test_abandoned_sync_work_returns_its_thread() -> None:
+    release = threading.Event()
+    run = ExecutionContext()
+    for _ in range(20):
+        with pytest.raises(Halted):
+            run.tool(release.wait, 30, timeout_s=0.001)
+    release.set()
+    deadline = time.monotonic() + 30
+    while run.balance.unresolved_nanos or run.balance.held_nanos:
+        assert time.monotonic() < deadline
+    run.end()
