@@ -59,7 +59,7 @@ def surroundings() -> dict[str, Any]:
     module = getattr(sys.modules["__main__"], "__spec__", None)
     name = (module.name if module else "benchmarks").removesuffix(".__main__")
     return {
-        "command": " ".join(["python -m", name, *sys.argv[1:]]),
+        "command": f"python -m {name}{' --quick' * ('--quick' in sys.argv)}",
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),

@@ -11,7 +11,7 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,11 +48,6 @@ class Contestant:
     def figures(self, name: str) -> list[float]:
         """What all results say under that name."""
         return [figure for result in self.results for figure in result[name]]
-
-    @property
-    def version(self) -> str:
-        """What was measured."""
-        return str(self.results[0].get("version", "")) if self.results else ""
 
 
 def expect(what: str, found: object, expected: object) -> None:
@@ -117,3 +112,9 @@ def _show_progress(text: str) -> None:
 def least_and_median(figures: Sequence[float]) -> tuple[float, float]:
     """The two figures that are reported."""
     return min(figures), statistics.median(figures)
+
+
+def versions(contestants: Iterable[Contestant]) -> dict[str, str]:
+    """The peers that were measured; their environments hold exactly what is pinned."""
+    measured = {each.peer for each in contestants if each.peer and each.results}
+    return {peer: _peers.PEERS[peer].partition("==")[2] for peer in sorted(measured)}

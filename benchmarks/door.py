@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.metadata
 import inspect
 import itertools
 import time
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks._peers import load
 from benchmarks._report import Cell, Table, main
-from benchmarks._rounds import Contestant, expect, least_and_median, measure, play
+from benchmarks._rounds import Contestant, expect, least_and_median, measure, play, versions
 
 if TYPE_CHECKING:
     from penstock import ExecutionContext, ToolCallContext
@@ -244,14 +243,14 @@ async def asyncio_wait_for(calls: int) -> AsyncIterator[None]:
 # Timing.
 
 
-def time_calls(contestant: str, calls: int, reps: int, peer: str | None = None, **settings: Any) -> dict[str, Any]:
+def time_calls(contestant: str, calls: int, reps: int, **settings: Any) -> dict[str, Any]:
     """CPU µs per call of each rep, all threads of the process together."""
     halves = globals()[contestant]
     if inspect.isasyncgenfunction(halves):
         cpu_us = asyncio.run(_time_async(halves, calls, reps, settings))
     else:
         cpu_us = [_time_sync(halves, count, settings) for count in (_warm_up(calls), *[calls] * reps)][1:]
-    return {"cpu_us": cpu_us, "version": importlib.metadata.version(peer) if peer else ""}
+    return {"cpu_us": cpu_us}
 
 
 def time_fresh(contestant: Contestant, calls: int, reps: int, timeout_s: float = 300.0) -> None:
@@ -264,7 +263,6 @@ def time_fresh(contestant: Contestant, calls: int, reps: int, timeout_s: float =
         contestant=contestant.name,
         calls=calls,
         reps=reps,
-        peer=contestant.peer,
         **contestant.settings,
     )
 
@@ -334,7 +332,7 @@ def ask(quick: bool) -> list[Table]:
         f"each of {rounds} fresh processes, in shuffled rounds. The ratios are of the minima.",
         columns=("one call", "min µs", "median µs", "× the bare call", "× veronica-core"),
         rows=[_row(each, least) for each in everybody],
-        versions={each.peer: each.version for each in everybody if each.peer and each.version},
+        versions=versions(everybody),
         raw={each.label: each.figures("cpu_us") for each in everybody},
     )
     return [table]

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import door
 from benchmarks._report import Cell, Table, main
-from benchmarks._rounds import Contestant, expect, measure, play
+from benchmarks._rounds import Contestant, expect, measure, play, versions
 
 SIZES = (100, 1_000, 10_000, 100_000)
 TIME_LIMIT_S = 30.0
@@ -91,7 +91,7 @@ def _table(question: str, measured: str, rows: dict[str, dict[int, Contestant]],
         measured=measured,
         columns=("calls in one run", *(f"{size:,}" for size in next(iter(rows.values())))),
         rows=[(label, *(_cell(each, figure) for each in row.values())) for label, row in rows.items()],
-        versions={each.peer: each.version for each in everybody if each.peer and each.version},
+        versions=versions(everybody),
         raw={each.label: each.figures(figure) for each in everybody},
     )
 

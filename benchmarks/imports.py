@@ -10,7 +10,7 @@ import subprocess
 
 from benchmarks import _peers
 from benchmarks._report import Cell, Table, main
-from benchmarks._rounds import Contestant, Failed, least_and_median, play
+from benchmarks._rounds import Contestant, Failed, least_and_median, play, versions
 
 PROBE = """\
 import sys, time
@@ -48,6 +48,7 @@ def ask(quick: bool) -> list[Table]:
             measured=f"CPU ms in {rounds} fresh interpreters each, in shuffled rounds.",
             columns=("statement", "min ms", "median ms", "whole process, min ms", "modules loaded"),
             rows=[_row(each) for each in everybody],
+            versions=versions(everybody),
             raw={each.label: each.results for each in everybody},
         )
     ]

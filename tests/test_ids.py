@@ -13,14 +13,12 @@ from penstock.ids import call_id, call_number, new_run_id
     ("number", "node_id"),
     [(0, "n000000"), (1, "n000001"), (999_999, "n999999"), (1_000_000, "n1000000"), (10**12, "n1000000000000")],
 )
-@pytest.mark.requirement("G-1")
 def test_a_call_id_is_n_and_six_digits_or_as_many_as_it_takes(number: int, node_id: str) -> None:
     assert call_id(number) == node_id
     assert call_number(node_id) == number
 
 
 @given(st.lists(st.integers(0, 10**8)))
-@pytest.mark.requirement("G-1")
 def test_the_order_of_calls_is_kept_past_the_sixth_digit(numbers: list[int]) -> None:
     ids = [call_id(number) for number in numbers]
     assert sorted(ids, key=call_number) == [call_id(number) for number in sorted(numbers)]

@@ -101,7 +101,7 @@ def test_the_precision_a_program_sets_for_itself_does_not_change_an_amount() -> 
     "amount", ["1152921504.606846977", Decimal(MAX_NANOS + 1) / NANOS_PER_USD, 1.2e9, 1_152_921_505]
 )
 def test_more_than_the_largest_amount_is_refused(amount: Any) -> None:
-    with pytest.raises(InvalidValue, match="^amount must be .* below one billion, not "):
+    with pytest.raises(InvalidValue, match=r"^amount must be .* below one billion, not "):
         to_nanos(amount)
 
 
@@ -121,7 +121,7 @@ NOT_AMOUNTS: list[Any] = [
 @pytest.mark.parametrize("amount", NOT_AMOUNTS, ids=lambda value: type(value).__name__)
 @pytest.mark.requirement("C-1")
 def test_what_is_not_an_amount_is_refused_by_name(amount: Any) -> None:
-    with pytest.raises(InvalidValue, match="^price_usd must be a .* US dollars.*, not ") as caught:
+    with pytest.raises(InvalidValue, match=r"^price_usd must be a .* US dollars.*, not ") as caught:
         to_nanos(amount, "price_usd")
     assert caught.value.field == "price_usd"
     assert caught.value.value is amount

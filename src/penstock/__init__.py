@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError as PenstockError
     from penstock.errors import RunEnded as RunEnded
     from penstock.front_door import contain as contain
+    from penstock.money import format_usd as format_usd
     from penstock.runtime.cancellation import CancellationToken as CancellationToken
     from penstock.runtime.context import ExecutionContext as ExecutionContext
     from penstock.runtime.context import Outcome as Outcome
@@ -97,6 +98,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "RunEnded",
     ),
     "penstock.front_door": ("contain",),
+    "penstock.money": ("format_usd",),
     "penstock.runtime.cancellation": ("CancellationToken",),
     "penstock.runtime.context": ("ExecutionContext", "Outcome", "current_context"),
     "penstock.runtime.door": ("Call",),
@@ -204,6 +206,7 @@ __all__ = [
     "WrapOptions",
     "contain",
     "current_context",
+    "format_usd",
 ]
 
 

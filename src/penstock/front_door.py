@@ -14,6 +14,7 @@ from penstock.containment.shield import ShieldPipeline
 from penstock.money import Usd
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.context import ExecutionContext
+from penstock.runtime.options import whole
 from penstock.runtime.prices import PriceBook
 from penstock.runtime.run import RunSettings, SyncCalls, UnknownBill
 from penstock.tracing.divergence import DivergenceDetector
@@ -49,6 +50,7 @@ def contain(
     """
     if timeout_s is not None:
         seconds_to_ns(timeout_s, "timeout_s")
+    whole("max_retries", max_retries)
     return ExecutionContext(
         ExecutionConfig(max_cost_usd=max_cost_usd, max_steps=max_steps, max_retries_total=max_retries),
         pipeline,

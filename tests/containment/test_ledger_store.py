@@ -14,10 +14,7 @@ from penstock.clock import Clock
 from penstock.containment.ledger import Amounts, LedgerStore, MemoryLedgerStore
 from penstock.containment.limits import NO_LIMITS
 from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
-
-pytest.register_assert_rewrite("penstock.testing.contracts")
-
-from penstock.testing.contracts import LedgerStoreContract  # noqa: E402
+from penstock.testing.contracts import LedgerStoreContract
 
 
 @pytest.mark.requirement("X-1", "P-B4", "P-B5", "C-3")
@@ -52,7 +49,7 @@ class TestAStoreThatCanBeBroken(LedgerStoreContract):
     holds_per_thread = 5
 
     def make_store(self, clock: Clock) -> LedgerStore:
-        return Breakable(MemoryLedgerStore(clock=clock))  # type: ignore[return-value]
+        return Breakable(MemoryLedgerStore(clock=clock))
 
     def broken(self, store: LedgerStore) -> AbstractContextManager[None] | None:
         assert isinstance(store, Breakable)

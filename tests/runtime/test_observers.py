@@ -120,6 +120,50 @@ def test_an_observer_that_sleeps_is_woken_by_each_entry() -> None:
             write(graph)
             assert subscription.drain(PATIENCE_S)
         assert subscription.delivered == graph.seq
+        with graph.lock:
+            assert len(observers._sleeping) <= 1
+
+
+def test_an_entry_that_comes_just_before_an_observer_lies_down_wakes_it() -> None:
+    class Sly(ExecutionGraph):
+        """Writes an entry after each of the first looks that found nothing."""
+
+        left = 3
+
+        def events(self, since: int = 0, limit: int | None = None) -> list[TraceEvent]:
+            found = super().events(since, limit)
+            if not found and self.left:
+                self.left -= 1
+                write(self)
+            return found
+
+    assert_three_are_delivered(Sly())
+
+
+def test_an_entry_written_by_whoever_interrupts_an_observer_lying_down_wakes_it() -> None:
+    class Interrupted(ExecutionGraph):
+        """Writes an entry in the thread that asks whether the run is closed, under the lock, as a finalizer might."""
+
+        left = 3
+
+        @property
+        def closed(self) -> bool:
+            if self.left:
+                self.left -= 1
+                write(self)
+            return super().closed
+
+    assert_three_are_delivered(Interrupted())
+
+
+def assert_three_are_delivered(graph: ExecutionGraph) -> None:
+    observers = Observers(graph)
+    got = threading.Semaphore(0)
+    subscription = observers.add(lambda batch: got.release(len(batch)))
+    for _ in range(3):
+        assert got.acquire(timeout=PATIENCE_S)
+    assert observers.close(PATIENCE_S) == 0
+    assert subscription.delivered == 3
 
 
 def test_eight_threads_may_write_while_two_observers_watch() -> None:
@@ -284,7 +328,7 @@ def test_a_closed_subscription_gets_nothing_more() -> None:
         assert subscription.ended
         assert notes.seqs == [1]
         assert (subscription.dropped, subscription.pending) == (0, 0)
-        assert not subscription.drain(0)
+        assert not subscription.drain(float("inf"))
 
 
 def test_what_was_not_handed_over_before_the_close_counts_as_dropped(stuck: Stuck) -> None:
@@ -346,6 +390,7 @@ def test_closing_leaves_who_hangs_behind_and_counts_it(stuck: Stuck) -> None:
         write(graph, 10)
         assert sound.drain(PATIENCE_S)
         assert observers.close(timeout_s=0) == observers.hung == observers.close() == 1
+        thread_of(sound).join(PATIENCE_S)
         assert (sound.ended, hanging.ended) == (True, False)
         assert len(notes.seqs) == 11
         stuck.released.set()

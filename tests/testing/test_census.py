@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +19,14 @@ BRIEFLY = 0.02
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the platform does not show them")
 
 
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """What the threads of a test wait for; set at its end whatever happens, so that a failing test cannot hang."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
 def test_a_tidy_block_passes() -> None:
     with census():
         thread = threading.Thread(target=int)
@@ -26,8 +35,7 @@ def test_a_tidy_block_passes() -> None:
 
 
 @pytest.mark.parametrize("daemon", [False, True])
-def test_a_thread_left_behind_is_named(daemon: bool) -> None:
-    release = threading.Event()
+def test_a_thread_left_behind_is_named(daemon: bool, release: threading.Event) -> None:
     thread = threading.Thread(target=release.wait, name="straggler", daemon=daemon)
     with pytest.raises(Leak, match=f"{'daemon ' if daemon else ''}thread straggler"), census(grace_s=BRIEFLY):
         thread.start()
@@ -35,8 +43,7 @@ def test_a_thread_left_behind_is_named(daemon: bool) -> None:
     thread.join()
 
 
-def test_a_thread_that_was_there_before_is_not_counted() -> None:
-    release = threading.Event()
+def test_a_thread_that_was_there_before_is_not_counted(release: threading.Event) -> None:
     thread = threading.Thread(target=release.wait)
     thread.start()
     with census(grace_s=BRIEFLY):
@@ -45,16 +52,14 @@ def test_a_thread_that_was_there_before_is_not_counted() -> None:
     thread.join()
 
 
-def test_a_thread_that_ends_within_the_grace_passes() -> None:
-    release = threading.Event()
+def test_a_thread_that_ends_within_the_grace_passes(release: threading.Event) -> None:
     thread = threading.Thread(target=release.wait)
     with census():
         thread.start()
         threading.Timer(0.05, release.set).start()
 
 
-def test_an_idle_worker_of_the_pool_stays_by_design() -> None:
-    release = threading.Event()
+def test_an_idle_worker_of_the_pool_stays_by_design(release: threading.Event) -> None:
     thread = threading.Thread(target=release.wait, name="penstock-worker-1", daemon=True)
     with census(grace_s=BRIEFLY):
         thread.start()
@@ -119,8 +124,7 @@ def test_a_task_that_ends_by_itself_passes_and_the_loop_may_be_simulated() -> No
     assert 1.5 <= sim_run(main, seed=1) < 2
 
 
-def test_the_error_of_the_block_is_not_hidden_by_its_leaks() -> None:
-    release = threading.Event()
+def test_the_error_of_the_block_is_not_hidden_by_its_leaks(release: threading.Event) -> None:
     thread = threading.Thread(target=release.wait)
     with pytest.raises(LookupError), census(grace_s=BRIEFLY):
         thread.start()
@@ -129,8 +133,7 @@ def test_the_error_of_the_block_is_not_hidden_by_its_leaks() -> None:
     thread.join()
 
 
-def test_everything_left_behind_is_listed_at_once() -> None:
-    release = threading.Event()
+def test_everything_left_behind_is_listed_at_once(release: threading.Event) -> None:
     threads = [threading.Thread(target=release.wait, name=f"straggler-{number}") for number in (2, 1)]
     with pytest.raises(Leak) as leak, census(grace_s=BRIEFLY):
         for thread in threads:

@@ -224,6 +224,10 @@ def test_a_call_stopped_on_its_way_may_have_run(reason: str) -> None:
     assert check_history(halted(stop_reason=reason), effects=["a"]) == []
 
 
+def test_a_halted_call_that_cost_something_did_run() -> None:
+    assert check_history(halted(stop_reason="budget_exceeded", cost_nanos=5), effects=["a"]) == []
+
+
 def test_a_call_that_an_inner_refusal_stopped_may_have_run() -> None:
     inner = end("b", "halt", stop_reason="budget_exceeded")
     outer = end("a", "halt", stop_reason="budget_exceeded")

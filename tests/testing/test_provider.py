@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from typing import Any
 
@@ -269,11 +270,12 @@ def test_the_total_is_the_sum_of_the_lines_whatever_the_script(script: list[Beha
 
 
 def test_the_invoice_counts_exactly_between_threads() -> None:
-    fake = FakeProvider(
-        (Answer() if n % 2 else RefuseFree() for n in range(4000)),
-        input_usd_per_mtok=1,
-        output_usd_per_mtok=2,
-    )
+    def script() -> Iterator[Behaviour]:
+        for number in range(4000):
+            time.sleep(0)  # let another thread in while this one is inside the script
+            yield Answer() if number % 2 else RefuseFree()
+
+    fake = FakeProvider(script(), input_usd_per_mtok=1, output_usd_per_mtok=2)
 
     def work() -> None:
         for _ in range(500):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -120,6 +121,10 @@ def test_the_same_pair_is_not_told_of_again_in_the_other_order() -> None:
     assert names(calls(detector, "abab" + "x" + "baba" + "x" + "acac")) == ["alternating", "alternating"]
 
 
+def test_a_call_does_not_take_turns_with_itself() -> None:
+    assert names(calls(DivergenceDetector(repeats=None, alternations=2), "ababbbbb")) == ["alternating"]
+
+
 def test_one_call_can_complete_both_shapes() -> None:
     assert names(calls(DivergenceDetector(repeats=2, alternations=2), "abab")) == [
         "repeated",
@@ -152,11 +157,11 @@ class Query:
 
 @dataclass(slots=True)
 class Slotted:
-    text: str
+    text: Any
 
 
 class Client:
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: Any) -> None:
         self.host = host
 
 
@@ -179,6 +184,10 @@ def conversation(length: int, last: str = "go on") -> list[dict[str, Any]]:
 LOOP: list[Any] = []
 LOOP.append(LOOP)
 
+VAST: Any = "leaf"
+for _ in range(20):
+    VAST = [VAST] * 16
+
 
 @pytest.mark.parametrize(
     "make",
@@ -190,12 +199,15 @@ LOOP.append(LOOP)
         lambda: {1, 2, 3},
         lambda: Query("x"),
         lambda: Slotted("x"),
+        lambda: Slotted(Client("h")),
         lambda: Client("h"),
+        lambda: Client(Client("h")),
         lambda: Decimal("1.5"),
         lambda: b"x" * 1_000,
         lambda: deque([1, 2]),
         lambda: conversation(100),
         lambda: LOOP,
+        lambda: VAST,
         lambda: Client,
         Unshowable,
         Unhashable,
@@ -225,7 +237,11 @@ def test_equal_arguments_make_the_same_call(make: Callable[[], Any]) -> None:
         (Client("h"), Client("i")),
         (Query("x"), Slotted("x")),
         (Client, Query),
+        (type("Empty", (), {}), type("Blank", (), {})),
+        (conversation, calls),
         (deque([1]), deque([2])),
+        (deque(range(500)), deque([*range(499), 999])),
+        ([1] * 100, [1] * 101),
         (conversation(100), conversation(101)),
         (conversation(100, "yes"), conversation(100, "no")),
         (list(range(1_000)), [-1, *range(1, 1_000)]),
@@ -338,8 +354,9 @@ def test_a_rate_is_what_adding_up_the_last_minute_says(steps: list[tuple[int, in
 
 
 def test_nothing_found_is_always_the_same_empty_tuple() -> None:
-    detector = DivergenceDetector()
+    detector = DivergenceDetector(tokens_per_minute=10)
     assert detector.saw_call("tool", "f", ("a",)) is detector.saw_spend(0, 1, 1) is divergence.NOTHING == ()
+    assert DivergenceDetector().saw_spend(0, 1, 1) is divergence.NOTHING
 
 
 def test_arguments_are_not_kept_alive() -> None:
@@ -350,6 +367,14 @@ def test_arguments_are_not_kept_alive() -> None:
     del client
     gc.collect()
     assert watched() is None
+
+
+def test_a_long_text_is_not_kept() -> None:
+    detector, text = DivergenceDetector(), "x" * 1_000_000
+    before = sys.getrefcount(text)
+    for _ in range(5):
+        detector.saw_call("tool", "f", (text,))
+    assert sys.getrefcount(text) == before
 
 
 def test_only_so_many_signatures_are_remembered_and_the_oldest_is_forgotten() -> None:
@@ -370,39 +395,64 @@ def test_a_minute_of_any_number_of_calls_takes_bounded_memory() -> None:
 
 
 @contextmanager
-def switching_at_every_line() -> Iterator[None]:
-    """Threads started inside give way to another at each line of the detector: races that are possible do happen."""
+def switching_at_every_step() -> Iterator[None]:
+    """Threads started inside give way at each step of the detector: races that are possible do happen."""
 
-    def at_line(frame: FrameType, event: str, arg: Any) -> Any:
+    def at_step(frame: FrameType, event: str, arg: Any) -> Any:
         time.sleep(0)
-        return at_line
+        return at_step
 
     def at_call(frame: FrameType, event: str, arg: Any) -> Any:
-        return at_line if frame.f_code.co_filename == divergence.__file__ else None
+        frame.f_trace_opcodes = frame.f_code.co_filename == divergence.__file__
+        return at_step if frame.f_trace_opcodes else None
 
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
     threading.settrace(at_call)
     try:
         yield
     finally:
+        sys.setswitchinterval(interval)
         threading.settrace(None)
 
 
-def test_eight_threads_get_each_signature_told_once() -> None:
-    detector = DivergenceDetector(repeats=8, alternations=None, window=8 * 50, tokens_per_minute=8 * 50 - 1)
-    told: list[str] = []
+def in_eight_threads(work: Callable[[], None]) -> None:
+    start = threading.Barrier(8)
 
-    def work() -> None:
-        for at in range(50):
-            told.extend(shape.signature for shape in detector.saw_call("tool", "f", (at,)))
-            told.extend(shape.shape for shape in detector.saw_spend(0, 0, 1))
+    def begin_together() -> None:
+        start.wait()
+        work()
 
-    with switching_at_every_line():
-        threads = [threading.Thread(target=work) for _ in range(8)]
+    with switching_at_every_step():
+        threads = [threading.Thread(target=begin_together) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert sorted(told) == sorted([f"tool f({at})" for at in range(50)] + ["token_rate"])
+
+
+def test_eight_threads_get_each_signature_told_once() -> None:
+    detector = DivergenceDetector(repeats=8, alternations=None, window=8 * 12)
+    told: list[str] = []
+
+    def work() -> None:
+        for at in range(12):
+            told.extend(shape.signature for shape in detector.saw_call("tool", "f", (at,)))
+
+    in_eight_threads(work)
+    assert sorted(told) == sorted(f"tool f({at})" for at in range(12))
+
+
+def test_nothing_that_eight_threads_spend_is_lost() -> None:
+    detector = DivergenceDetector(tokens_per_minute=8 * 25 - 1)
+    told: list[str] = []
+
+    def work() -> None:
+        for _ in range(25):
+            told.extend(names(detector.saw_spend(0, 0, 1)))
+
+    in_eight_threads(work)
+    assert told == ["token_rate"]
 
 
 def test_showing_an_argument_may_use_the_detector_again() -> None:
@@ -445,6 +495,7 @@ def test_halting_is_asked_for() -> None:
         ("spend_usd_per_minute", "much"),
         ("tokens_per_minute", -1),
         ("tokens_per_minute", 1.5),
+        ("tokens_per_minute", True),
         ("window", 1),
         ("window", None),
         ("halts", None),

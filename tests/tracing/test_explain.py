@@ -48,8 +48,8 @@ def test_a_small_tree_reads_like_this(clock: ManualClock) -> None:
     graph.begin_node(running, "llm", "next")
 
     assert explain(graph).splitlines() == [
-        "… agent",
-        "├─ ✓ plan  llm large-1  $0.0425  1200→80 tokens  1750.0 ms",
+        "… agent  $0.0435",
+        "├─ ✓ plan  llm large-1  $0.0425  1200→80 tokens  1.75 s",
         "│  ├─ ✓ search  tool  250.0 ms",
         "│  └─ ✗ read  tool  $0.001  500.0 ms  TimeoutError: no answer",
         "├─ ■ write  llm large-1  0.0 ms  budget_exceeded: $0.05 of $0.05 used",
@@ -76,7 +76,7 @@ def test_folded_calls_are_told_of_where_they_were(clock: ManualClock) -> None:
     for _ in range(3):
         graph.mark_success(graph.begin_node(root, "tool", "step"), "0.10")
     assert explain(graph).splitlines() == [
-        "… agent  (2 more calls folded, $0.20)",
+        "… agent  $0.30  (2 more calls folded, $0.20)",
         "└─ ✓ step  tool  $0.10  0.0 ms",
     ]
 
@@ -86,9 +86,28 @@ def test_a_call_whose_parent_was_folded_hangs_under_the_nearest_that_is_there(cl
     graph = ExecutionGraph("run", clock=clock, max_kept=2)
     root = graph.create_root("agent")
     gone = graph.begin_node(root, "system", "gone")
-    graph.begin_node(gone, "tool", "still open")
-    graph.mark_success(gone)
-    assert explain(graph).splitlines() == ["… agent  (1 more calls folded, $0.00)", "└─ · still open  tool"]
+    still_open = graph.begin_node(gone, "tool", "still open")
+    graph.mark_success(gone, "0.10")
+    graph.begin_node(still_open, "system", "inner")
+    assert explain(graph).splitlines() == [
+        "… agent  $0.10  (1 more calls folded, $0.10)",
+        "└─ · still open  tool",
+        "   └─ · inner",
+    ]
+
+
+@pytest.mark.requirement("G-11")
+def test_what_a_context_cost_includes_what_hangs_under_a_folded_call(clock: ManualClock) -> None:
+    graph = ExecutionGraph("run", clock=clock, max_kept=2)
+    root = graph.create_root("agent")
+    gone = graph.begin_node(root, "system", "gone")
+    last = graph.begin_node(gone, "tool", "last")
+    graph.mark_success(gone, "0.10")
+    graph.mark_success(last, "0.20")
+    assert explain(graph).splitlines() == [
+        "… agent  $0.30  (1 more calls folded, $0.10)",
+        "└─ ✓ last  tool  $0.20  0.0 ms",
+    ]
 
 
 @pytest.mark.parametrize("depth", [10_000, 100_000])

@@ -257,7 +257,7 @@ AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40, d
 
 
 @pytest.mark.requirement("G-4", "G-6", "G-7")
-class TestAnyOrder(AnyOrder.TestCase):  # type: ignore[misc]
+class TestAnyOrder(AnyOrder.TestCase):  # type: ignore[misc,valid-type]
     """The machine above, as a test."""
 
 

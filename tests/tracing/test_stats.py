@@ -104,7 +104,7 @@ def test_tool_calls_are_summed_by_name(run: Run) -> None:
 
 def test_costs_by_name_are_of_every_kind(run: Run) -> None:
     for kind in ("llm", "tool", "system"):
-        run.call(run.main, kind, "work", cost=2)  # type: ignore[arg-type]
+        run.call(run.main, kind, "work", cost=2)
     assert {name: nanos(usd) for name, usd in run.stats().cost_by_name.items()} == {"work": 6}
 
 
@@ -197,7 +197,7 @@ def test_what_carries_no_figures_is_passed_over() -> None:
 
 @pytest.mark.usefixtures("fast_switching")
 def test_sums_are_exact_while_threads_write_and_others_read(run: Run) -> None:
-    writers, calls = 8, 300
+    writers, calls = 8, 2_000
     sources = [Source(f"worker {n}", run.child) for n in range(writers)]
     behind: list[tuple[int, int]] = []
     done = threading.Event()

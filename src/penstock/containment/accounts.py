@@ -137,11 +137,12 @@ def hold(
         level = level.parent
     level = account
     while level is not None:
-        level.committed += cost
-        level.held += cost
         level.steps_taken += 1
         level.steps_open += 1
         level.attempts += 1
+        if cost:
+            level.committed += cost
+            level.held += cost
         if tokens:
             level.tokens_committed += tokens
             level.tokens_held += tokens
@@ -157,26 +158,27 @@ def settle(held: Hold, cost: int, tokens_in: int, tokens_out: int, succeeded: bo
     A call that was left unresolved has given its slot back already: settling its bill later takes none, success or not.
     """
     was_held = _advance(held, "settled")
-    over = cost - held.cost
-    tokens = tokens_in + tokens_out
+    held_cost, held_tokens, tokens = held.cost, held.tokens, tokens_in + tokens_out
     level: Account | None = held.account
     while level is not None:
-        level.committed += over
         if was_held:
-            level.held -= held.cost
             level.steps_open -= 1
             if not succeeded:
                 level.steps_taken -= 1
-        else:
-            level.unresolved -= held.cost
-        if tokens or held.tokens:
-            level.tokens_committed += tokens - held.tokens
+        if cost or held_cost:
+            level.committed += cost - held_cost
+            if was_held:
+                level.held -= held_cost
+            else:
+                level.unresolved -= held_cost
+        if tokens or held_tokens:
+            level.tokens_committed += tokens - held_tokens
             level.tokens_in += tokens_in
             level.tokens_out += tokens_out
             if was_held:
-                level.tokens_held -= held.tokens
+                level.tokens_held -= held_tokens
             else:
-                level.tokens_unresolved -= held.tokens
+                level.tokens_unresolved -= held_tokens
         level = level.parent
 
 
@@ -270,6 +272,11 @@ def _levels(account: Account) -> list[Account]:
     return levels
 
 
+def is_under(account: Account, above: Account) -> bool:
+    """Whether what `account` takes is taken from `above` too."""
+    return above in _levels(account)
+
+
 def _cost_used_up(level: Account, now_ns: int) -> Stop | None:
     return None if level.committed < level.max_cost else _cost_stop(level, 0)
 
@@ -357,7 +364,7 @@ def _count_stop(reason: StopReason, unit: str, level: Account, limit: int, used:
 def _advance(held: Hold, to: HoldState) -> bool:
     """Move the hold on by the table; True if it was still held, False if it was unresolved."""
     state = held.state
-    if to not in HOLD_TRANSITIONS[state]:
+    if state != "held" and to not in HOLD_TRANSITIONS[state]:  # from held, the table allows every way
         raise LedgerError(f"a hold that is {state} cannot become {to}")
     held.state = to
     return state == "held"

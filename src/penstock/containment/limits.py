@@ -63,7 +63,7 @@ class ExecutionConfig:
             cost_nanos=_cost("max_cost_usd", self.max_cost_usd),
             steps=_count("max_steps", self.max_steps),
             retries=_count("max_retries_total", self.max_retries_total),
-            time_ns=timeout_ms * 1_000_000 if 0 < timeout_ms < UNLIMITED else UNLIMITED,
+            time_ns=min(timeout_ms * 1_000_000, UNLIMITED) if timeout_ms else UNLIMITED,
         )
 
 

@@ -13,13 +13,15 @@ How a cancel reaches work that is under way:
 - A thread that waits registers a callback.
 - Code that does neither is asked to call `check()` now and then.
 
-A deadline is noticed by whoever looks: a waiter, a check, the timer that is armed while a task is watched.
+A deadline is noticed by whoever looks: a waiter, a check, the timer that is armed while a task is watched. Each loop
+has its own timer, because a loop may end long before the token does. A deadline that was inherited is its owner's to
+notice: the owner is cancelled, and everything below it with it, so that the stop says whose deadline it was.
 """
 
 from __future__ import annotations
 
+import _thread
 import asyncio
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -33,6 +35,9 @@ from penstock.errors import CancelledError
 from penstock.stops import Stop, StopReason
 
 Cause = Literal["user", "parent", "deadline", "limit", "abandoned_stream", "shutdown"]
+
+EARLY_S = 0.001
+"""Added when a timer fired before its time, so that waiting for the rest is no busy loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +68,11 @@ class CancellationToken:
         "_callbacks",
         "_children",
         "_clock",
+        "_deadline_of",
         "_lock",
         "_opened_ns",
-        "_timer",
+        "_parent",
+        "_timers",
         "_watched",
         "cancellation",
         "deadline_ns",
@@ -88,11 +95,15 @@ class CancellationToken:
         self._opened_ns = clock.monotonic_ns()
         if deadline_s is not None:
             self.deadline_ns = self._opened_ns + seconds_to_ns(deadline_s, "deadline_s")
+        self._deadline_of: CancellationToken | None = None
+        """The ancestor whose deadline was inherited; None if the deadline is this token's own."""
+        self._parent: CancellationToken | None = None
+        """Kept alive by its children, which it knows weakly: a cancel from above must find its way through."""
         self._lock = threading.RLock()
         self._children: weakref.WeakSet[CancellationToken] | None = None
         self._callbacks: dict[object, Callable[[], None]] = {}
         self._watched: dict[Task, Delivery | None] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timers: dict[asyncio.AbstractEventLoop, asyncio.TimerHandle] = {}
 
     # Asking.
 
@@ -135,22 +146,24 @@ class CancellationToken:
             _call_on(loop, wake)
 
         remove = self.add_callback(wake_from_anywhere)
-        timer = loop.call_later(self._seconds_left(), self._expired) if self.deadline_ns < UNLIMITED else None
+        early_s = 0.0
         try:
             while not self.is_cancelled:
-                await woken
+                left_s = self.seconds_left()
+                await asyncio.wait((woken,), timeout=None if left_s is None else left_s + early_s)
+                early_s = EARLY_S
         finally:
             remove()
-            if timer is not None:
-                timer.cancel()
 
     def wait_sync(self, timeout_s: float | None = None) -> bool:
         """Block this thread until the token is cancelled or the time is up; says whether it is cancelled."""
-        woken = threading.Event()
-        remove = self.add_callback(woken.set)
+        # A bare lock, not an Event: that one has a lock inside, which a signal handler that cancels would wait for.
+        woken = _thread.allocate_lock()
+        woken.acquire()
+        remove = self.add_callback(woken.release)
         try:
             waits = [wait for wait in (timeout_s, self.seconds_left()) if wait is not None]
-            woken.wait(min(waits) if waits else None)
+            woken.acquire(timeout=max(0.0, min(*waits, threading.TIMEOUT_MAX)) if waits else -1)
             return self.is_cancelled
         finally:
             remove()
@@ -168,7 +181,9 @@ class CancellationToken:
     def child(self, name: str = "child", *, deadline_s: float | None = None) -> CancellationToken:
         """A token that is cancelled with this one, and can be cancelled by itself."""
         made = CancellationToken(deadline_s=deadline_s, name=name, clock=self._clock)
-        made.deadline_ns = min(made.deadline_ns, self.deadline_ns)
+        made._parent = self
+        if self.deadline_ns <= made.deadline_ns:
+            made.deadline_ns, made._deadline_of = self.deadline_ns, self._deadline_of or self
         with self._lock:
             if self._children is None:
                 self._children = weakref.WeakSet()
@@ -191,12 +206,10 @@ class CancellationToken:
         return lambda: _forget(self._callbacks, key)
 
     def close(self) -> None:
-        """The work this token stood for is over: drop its timer and what still listens."""
-        self._callbacks.clear()
-        timer = self._timer
-        if timer is not None:
-            self._timer = None
-            _call_on(timer._loop, timer.cancel)  # type: ignore[attr-defined]
+        """The work this token stood for is over: drop its timers."""
+        timers, self._timers = self._timers, {}
+        for loop, timer in timers.items():
+            _call_on(loop, timer.cancel)
 
     # The door's side.
 
@@ -206,8 +219,11 @@ class CancellationToken:
         if task in watched:
             return False
         watched[task] = None
-        if self._timer is None and self.deadline_ns < UNLIMITED:
-            self._timer = task.get_loop().call_later(self._seconds_left(), self._expired)
+        if self.deadline_ns < UNLIMITED and (loop := task.get_loop()) not in self._timers:
+            for other in list(self._timers):
+                if other.is_closed():
+                    self._timers.pop(other, None)
+            self._timers[loop] = loop.call_later(self._seconds_left(), self._on_time, loop)
         return True
 
     def unwatch(self, task: Task) -> Delivery | None:
@@ -230,17 +246,18 @@ class CancellationToken:
         if self.cancellation is None:
             now_ns = self._clock.monotonic_ns()
             if now_ns < self.deadline_ns:
-                self._rearm()
                 return False
-            stop = timeout_stop(self.name, self.deadline_ns - self._opened_ns, now_ns - self._opened_ns)
-            self._cancel(Cancellation("deadline", stop))
+            owner = self._deadline_of or self
+            stop = timeout_stop(owner.name, owner.deadline_ns - owner._opened_ns, now_ns - owner._opened_ns)
+            owner._cancel(Cancellation("deadline", stop))
+            if self is not owner:
+                self._cancel(Cancellation("parent", owner.stop or stop))
         return True
 
-    def _rearm(self) -> None:
-        """A timer may fire a moment early; then it is set again, so that the deadline is not missed."""
-        timer = self._timer
-        if timer is not None and timer.when() <= timer._loop.time():  # type: ignore[attr-defined]
-            self._timer = timer._loop.call_later(self._seconds_left() + 0.001, self._expired)  # type: ignore[attr-defined]
+    def _on_time(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The timer of `loop`, on that loop. It may fire a moment early; then it is set again."""
+        if not self._expired() and loop in self._timers:
+            self._timers[loop] = loop.call_later(self._seconds_left() + EARLY_S, self._on_time, loop)
 
     def _cancel(self, cancellation: Cancellation) -> bool:
         callbacks: list[Callable[[], None]] = []
@@ -249,10 +266,17 @@ class CancellationToken:
             return False
         for task in {task for token in tokens for task in list(token._watched)}:
             _interrupt(task, tokens)
+        raised: BaseException | None = None
         for callback in callbacks:
             # One listener that fails must not keep the cancel from the others.
-            with contextlib.suppress(Exception):
+            try:
                 callback()
+            except Exception:
+                pass
+            except BaseException as error:
+                raised = raised or error
+        if raised is not None:
+            raise raised
         return True
 
     def _set(
@@ -291,12 +315,16 @@ def _call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) ->
     """Run `callback` on `loop`: now if we are on it, soon otherwise, never if it is closed."""
     if asyncio._get_running_loop() is loop:
         callback()
-        return
+        callback = _nothing  # a signal handler may have struck while the loop sleeps: it has to wake up all the same
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:
         if not loop.is_closed():
             raise
+
+
+def _nothing() -> None:
+    pass
 
 
 def _forget(callbacks: dict[object, Callable[[], None]], key: object) -> None:

@@ -9,7 +9,8 @@ of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
+from inspect import iscoroutine
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,20 +19,28 @@ from penstock.containment import accounts
 from penstock.containment.accounts import Account, Balance
 from penstock.containment.breaker import CircuitBreaker, PolicyContext
 from penstock.containment.ledger import Ledger
-from penstock.containment.limits import NO_LIMITS, UNLIMITED, Budget, ExecutionConfig, Limits, ResourceUsage
+from penstock.containment.limits import (
+    NO_LIMITS,
+    UNLIMITED,
+    Budget,
+    ExecutionConfig,
+    Limits,
+    ResourceUsage,
+    seconds_to_ns,
+)
 from penstock.containment.safety import ChainMetadata, Decision, SafetyEvent
 from penstock.containment.shield import ShieldPipeline, Slot, Verdict
-from penstock.errors import InvalidValue
+from penstock.errors import InvalidValue, RunEnded
 from penstock.ids import new_run_id
 from penstock.money import Usd, to_nanos, to_usd
 from penstock.runtime import door, ending
-from penstock.runtime.cancellation import CancellationToken
+from penstock.runtime.cancellation import Cancellation, CancellationToken
 from penstock.runtime.door import Call, Work
 from penstock.runtime.observers import Observer, Observers, Subscription
-from penstock.runtime.options import DEFAULT_OPTIONS, WrapOptions
+from penstock.runtime.options import DEFAULT_OPTIONS, WrapOptions, must_be, must_be_text, whole
 from penstock.runtime.prices import PriceBook
-from penstock.runtime.run import Run, RunSettings
-from penstock.runtime.snapshot import ContextSnapshot, node_record
+from penstock.runtime.run import THE_RUNS_OWN, Run, RunSettings
+from penstock.runtime.snapshot import ContextSnapshot, abort_reason, node_records
 from penstock.runtime.usage import Usage
 from penstock.stops import Stop, TerminationReason
 from penstock.tracing.divergence import DivergenceDetector
@@ -47,17 +56,19 @@ from penstock.tracing.events import (
 from penstock.tracing.execution_graph import ExecutionGraph
 from penstock.tracing.explain import explain
 from penstock.tracing.lifecycle import CallKind
-from penstock.tracing.record import CallRecord, Source
+from penstock.tracing.record import OPEN, CallRecord, Source
 from penstock.tracing.stats import ExecutionStats
 
 T = TypeVar("T")
 
-_active: ContextVar[ExecutionContext | None] = ContextVar("penstock_context", default=None)
+_active: ContextVar[tuple[ExecutionContext, ...]] = ContextVar("penstock_context", default=())
+"""The contexts that were entered here and not left yet, innermost last."""
 
 
 def current_context() -> ExecutionContext | None:
     """The innermost context that was entered with `with` here; None outside of any."""
-    return _active.get()
+    entered = _active.get()
+    return entered[-1] if entered else None
 
 
 class Outcome(NamedTuple):
@@ -76,11 +87,15 @@ class ExecutionContext:
         "_account",
         "_base",
         "_budget",
+        "_child_names",
         "_children",
-        "_entered",
-        "_first_stop",
+        "_ended_as",
+        "_error",
+        "_final",
+        "_inside",
         "_iteration_started_ns",
-        "_owns_run",
+        "_let_go",
+        "_origin",
         "_run",
         "_source",
         "_started_ns",
@@ -90,7 +105,6 @@ class ExecutionContext:
         "name",
         "parent",
         "session",
-        "termination_reason",
         "upstream",
     )
 
@@ -122,12 +136,19 @@ class ExecutionContext:
         settings: RunSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        _must_be("config", config, ExecutionConfig)
-        _must_be("pipeline", pipeline, ShieldPipeline)
-        _must_be("metadata", metadata, ChainMetadata)
-        _must_be("budget", budget, Budget)
-        _must_be("cancellation", cancellation, CancellationToken)
-        _must_be("name", name, str)
+        must_be("config", config, ExecutionConfig)
+        must_be("pipeline", pipeline, ShieldPipeline)
+        must_be("metadata", metadata, ChainMetadata)
+        must_be_text("name", name)
+        must_be("upstream", upstream, Mapping)
+        must_be("budget", budget, Budget)
+        must_be("cancellation", cancellation, CancellationToken)
+        must_be("breaker", breaker, CircuitBreaker)
+        must_be("prices", prices, PriceBook)
+        must_be("divergence", divergence, DivergenceDetector)
+        must_be("ledger", ledger, Ledger)
+        must_be("settings", settings, RunSettings)
+        clock = clock if ledger is None else _clock_of(ledger, clock)
         limits = (config.limits() if config else NO_LIMITS).tighter(budget.limits() if budget else NO_LIMITS)
         metadata = metadata or _anonymous()
         source = Source(name)
@@ -149,13 +170,13 @@ class ExecutionContext:
         self._account = account
         self._source = source
         self._budget = budget
-        self._owns_run = True
         self._started_ns = account.opened_ns
         above = cancellation or CancellationToken(name=name, clock=clock)
         limit_s = limits.time_ns / 1_000_000_000 if limits.time_ns < UNLIMITED else None
         self._token = above.child(name, deadline_s=limit_s)
-        run.record(RunStarted(name=name, metadata=_described(metadata)), source, None)
-        run.graph.create_root(name, {"request_id": metadata.request_id})
+        described = _described(metadata)
+        run.record(RunStarted(name=name, metadata=described), source, None)
+        run.graph.create_root(name, described)
         assert run.graph.root is not None
         self._base = run.graph.root
 
@@ -174,14 +195,20 @@ class ExecutionContext:
         self.session = session
         self.input = input
         self.upstream: Mapping[str, Any] = dict(upstream or {})
-        self.termination_reason: TerminationReason | None = None
-        """How this context ended; None while it is open."""
         self._budget = None
         self._children: list[ExecutionContext] = []
-        self._entered: list[Token[ExecutionContext | None]] = []
-        self._first_stop: Stop | None = None
-        self._iteration_started_ns = 0
-        self._owns_run = False
+        self._child_names: dict[str, int] = {}
+        self._iteration_started_ns: int | None = None
+        self._origin = self
+        """The context this is a handle of: the one that begins, iterates and ends. Most often it is itself."""
+        self._inside = 0
+        """How many `with` blocks of it are open, in any thread."""
+        self._error: BaseException | None = None
+        """What the first of them was left with."""
+        self._ended_as: TerminationReason | None = None
+        self._final: Cancellation | None = None
+        """What had cancelled it by the time it ended; what cancels its token later did not stop it."""
+        self._let_go: Callable[[], None] | None = None
 
     # Calls: the decision.
 
@@ -233,8 +260,7 @@ class ExecutionContext:
         degraded: Work | None = None,
     ) -> Any:
         """The value of a model call `fn(*args)`; or raise Halted, CancelledError, or what the function raised."""
-        hint = None if cost_hint_usd is None else to_nanos(cost_hint_usd, "cost_hint_usd")
-        name = name or _name_of(fn, "llm")
+        name, hint = self._said("llm", fn, name, cost_hint_usd, model, timeout_s, retries, degraded)
         return door.call(self, "llm", fn, args, name, hint, model, timeout_s, retries, degraded).result()
 
     def tool(
@@ -248,8 +274,7 @@ class ExecutionContext:
         degraded: Work | None = None,
     ) -> Any:
         """The value of a tool call `fn(*args)`; or raise Halted, CancelledError, or what the function raised."""
-        hint = None if cost_hint_usd is None else to_nanos(cost_hint_usd, "cost_hint_usd")
-        name = name or _name_of(fn, "tool")
+        name, hint = self._said("tool", fn, name, cost_hint_usd, None, timeout_s, retries, degraded)
         return door.call(self, "tool", fn, args, name, hint, None, timeout_s, retries, degraded).result()
 
     async def allm(
@@ -264,8 +289,7 @@ class ExecutionContext:
         degraded: Work | None = None,
     ) -> Any:
         """Like `llm`, for functions that return an awaitable."""
-        hint = None if cost_hint_usd is None else to_nanos(cost_hint_usd, "cost_hint_usd")
-        name = name or _name_of(fn, "llm")
+        name, hint = self._said("llm", fn, name, cost_hint_usd, model, timeout_s, retries, degraded)
         return (await door.acall(self, "llm", fn, args, name, hint, model, timeout_s, retries, degraded)).result()
 
     async def atool(
@@ -279,8 +303,7 @@ class ExecutionContext:
         degraded: Work | None = None,
     ) -> Any:
         """Like `tool`, for functions that return an awaitable."""
-        hint = None if cost_hint_usd is None else to_nanos(cost_hint_usd, "cost_hint_usd")
-        name = name or _name_of(fn, "tool")
+        name, hint = self._said("tool", fn, name, cost_hint_usd, None, timeout_s, retries, degraded)
         return (await door.acall(self, "tool", fn, args, name, hint, None, timeout_s, retries, degraded)).result()
 
     def report(
@@ -292,9 +315,11 @@ class ExecutionContext:
         model: str | None = None,
     ) -> None:
         """Say, from inside a call, what it has used so far; counts when the call ends, however it ends."""
-        call = door.current_call.get()
-        if call is None or call.context._run is not self._run:
-            raise InvalidValue("report", "no call of this run", "called from inside a function that the run executes")
+        call = self._call_here()
+        if call is None:
+            raise InvalidValue("report", "from elsewhere", "called from inside a function that this run executes")
+        if call.record.owner is not call:
+            raise InvalidValue("report", "after its end", f"called while the call {call.record.name!r} runs")
         said = Usage.of(cost_usd=cost_usd, input_tokens=input_tokens, output_tokens=output_tokens, model=model)
         call.usage = said if call.usage is None else call.usage.plus(said)
 
@@ -309,7 +334,7 @@ class ExecutionContext:
     def usage(self) -> ResourceUsage:
         """What was used of this context's budget so far."""
         figures = self.balance
-        elapsed_ns = self._run.now() - self._account.opened_ns
+        elapsed_ns = self._now_or_end() - self._account.opened_ns
         return ResourceUsage(
             tokens_used=figures.tokens_in + figures.tokens_out,
             steps_executed=figures.steps,
@@ -335,6 +360,17 @@ class ExecutionContext:
         """The token that stops this context and everything below it."""
         return self._token
 
+    @property
+    def stop(self) -> Stop | None:
+        """What stopped this context: its cancel, or the first limit that refused a call; None if nothing did."""
+        cancelled = self._cancelled
+        return self._run.stops.get(self._source) if cancelled is None else cancelled.stop
+
+    @property
+    def _cancelled(self) -> Cancellation | None:
+        origin = self._origin
+        return self._token.cancellation if origin._ended_as is None else origin._final
+
     def check_budget(self) -> None:
         """Raise BudgetExceededError if nothing more may start under this budget or one above it."""
         with self._run.lock:
@@ -348,7 +384,7 @@ class ExecutionContext:
 
     def abort(self, reason: str = "aborted") -> None:
         """Stop everything under this context: running work is reached, new calls are refused. Raises nothing."""
-        _must_be("reason", reason, str)
+        must_be_text("reason", reason)
         if self._token.cancel(reason) and not self._run.graph.closed:
             stop = self._token.stop
             assert stop is not None
@@ -361,7 +397,7 @@ class ExecutionContext:
         run = self._run
         if run.pipeline is None or not run.pipeline.has(Slot.EGRESS):
             return Decision.ALLOW
-        call = door.current_call.get() or Call(self, self._base, False, self._token)
+        call = self._call_here() or Call(self, self._base, False, self._token)
         verdict = run.pipeline.judge(Slot.EGRESS, door.describe(call), url, method)
         if verdict is None:
             return Decision.ALLOW
@@ -382,7 +418,7 @@ class ExecutionContext:
 
     def with_sub_budget(self, sub_budget: Budget, name: str | None = None) -> ExecutionContext:
         """The same place under a budget of its own: it and every budget above it hold."""
-        _must_be("sub_budget", sub_budget, Budget)
+        must_be("sub_budget", sub_budget, Budget)
         made = self._same_place()
         made._limit(sub_budget, name or self.name, self._token)
         return made
@@ -401,29 +437,40 @@ class ExecutionContext:
 
         Use it with `with`, or complete it.
         """
-        _must_be("name", name, str)
+        must_be_text("name", name)
+        must_be("budget", budget, Budget)
+        must_be("cancellation", cancellation, CancellationToken)
         run = self._run
-        same_name = sum(child.name == name for child in self._children)
-        source = Source(name if not same_name else f"{name}#{same_name + 1}", self._source)
         child: ExecutionContext = object.__new__(ExecutionContext)
         child._place(self, name, data, self.session, self.input, self.upstream)
-        child._run, child._source, child._account = run, source, self._account
-        above = door.current_call.get()
-        inside = above is not None and above.context._run is run and above.record.depth > self._base.depth
-        parent = above.record if above is not None and inside else self._base
+        child._run, child._account, child._budget = run, self._account, self._budget
         child._started_ns = run.now()
+        child._limit(budget, name, self._token)
+        above = self._call_here()
+        parent = above.record if above is not None and above.record.depth > self._base.depth else self._base
         with run.lock:
-            child._base = run.graph.begin(parent, "system", name, None, source, child._started_ns)
-        child._limit(budget, name, cancellation or self._token)
-        self._children.append(child)
+            if self._base.end_seq != OPEN:
+                raise self._after_the_end(f"child {name!r}")
+            child._source = Source(_distinct(name, self._child_names), self._source)
+            child._base = run.graph.begin(parent, "system", name, None, child._source, child._started_ns)
+            self._children.append(child)
+        if cancellation is not None:
+            child._obey(cancellation)
         run.record(ChildSpawnTrace(child_name=name, node_id=child._base.node_id), self._source, child._base.parent)
         return child
 
     def complete_child(self, child: ExecutionContext, reason: TerminationReason | None = None) -> None:
         """The child is done; again, it changes nothing. Without a reason it is success, unless a limit stopped it."""
-        if child.parent is not self:
+        if not _is_child(child, self):
             raise InvalidValue("child", child, f"a child of {self.name!r}")
-        ending.end_child(child, reason)
+        if reason is not None and reason not in tuple(TerminationReason):
+            raise InvalidValue("reason", reason, f"one of {', '.join(TerminationReason)}, or None")
+        ending.end_child(child._origin, None if reason is None else TerminationReason(reason))
+
+    @property
+    def termination_reason(self) -> TerminationReason | None:
+        """How this context ended; None while it is open."""
+        return self._origin._ended_as
 
     @property
     def children(self) -> Sequence[ExecutionContext]:
@@ -443,13 +490,16 @@ class ExecutionContext:
     def start_iteration(self) -> int:
         """Begin the next iteration of a loop; its number."""
         self._source.iteration += 1
-        self._iteration_started_ns = self._run.now()
+        self._origin._iteration_started_ns = self._run.now()
         self._run.record(IterationStartTrace(), self._source, self._base)
         return self._source.iteration
 
     def end_iteration(self, action: str = "continue") -> None:
         """Finish the iteration under way; `action` is what the loop does next: continue or terminate."""
-        duration_ms = (self._run.now() - self._iteration_started_ns) / 1_000_000
+        started_ns = self._origin._iteration_started_ns
+        if started_ns is None:
+            raise InvalidValue("end_iteration", "before the first", "called after start_iteration")
+        duration_ms = (self._run.now() - started_ns) / 1_000_000
         self._run.record(IterationEndTrace(duration_ms=duration_ms, action=str(action)), self._source, self._base)
 
     # What happened.
@@ -485,8 +535,9 @@ class ExecutionContext:
 
     def observe(self, observer: Observer) -> Subscription:
         """Hand every event of the run to `observer`, in batches, from a thread of its own."""
-        if self._run.observers is None:
-            self._run.observers = Observers(self._run.graph)
+        with self._run.lock:
+            if self._run.observers is None:
+                self._run.observers = Observers(self._run.graph)
         return self._run.observers.add(observer)
 
     def record_event(self, event: SafetyEvent | TraceEvent) -> None:
@@ -494,14 +545,18 @@ class ExecutionContext:
         if isinstance(event, SafetyEvent):
             self._run.record_safety(event, self._source, self._here())
         elif isinstance(event, CallEnded):
-            self._record_call(event)
+            self._run.record_call(event, self._account, self._source, self._here())
         elif isinstance(event, TraceEvent):
+            if isinstance(event, THE_RUNS_OWN):
+                raise InvalidValue("event", event, "one that the run does not write itself (subclass CustomTrace)")
             self._run.record(event, self._source, self._here())
         else:
             raise InvalidValue("event", event, "a SafetyEvent or a TraceEvent (subclass CustomTrace for your own)")
 
     def trace_custom(self, name: str, data: Mapping[str, Any] | None = None) -> None:
         """Write an event of your own into the run's log."""
+        must_be_text("name", name)
+        must_be("data", data, Mapping)
         self._run.record(CustomTrace(name=name, data=dict(data or {})), self._source, self._here())
 
     def note(self, verdict: Verdict, call: CallRecord) -> None:
@@ -512,35 +567,38 @@ class ExecutionContext:
             reason=verdict.reason,
             hook=verdict.hook,
             request_id=self._run.metadata.request_id,
-            metadata={"chain_id": self._run.id, "node_id": call.node_id, "operation_name": call.name},
+            ts=self._run.wall_time(),
+            metadata=self._run.about(call),
         )
         self._run.record_safety(event, self._source, call)
 
     def get_snapshot(self) -> ContextSnapshot:
         """The state of the run now; at any time, also after it was stopped."""
         run = self._run
-        figures = run.ledger.balance(self._account)
-        seq, calls = run.graph.calls()
+        if self._base.end_seq == OPEN:
+            self._token.is_cancelled  # noqa: B018  notices the deadline
         with run.lock:
-            events, dropped = list(run.safety_events), run.safety_dropped
-        cancelled = self._token.cancellation
-        aborted = cancelled is not None and cancelled.cause != "shutdown"
+            figures = accounts.balance(self._account)
+            seq, calls = run.graph.calls()
+            events, dropped, unknown_costs = list(run.safety_events), run.safety_dropped, run.unknown_costs
+            elapsed_ns = self._now_or_end() - self._started_ns
+        cancelled = self._cancelled
         return ContextSnapshot(
             chain_id=run.id,
             request_id=run.metadata.request_id,
             step_count=figures.steps,
             cost_usd_accumulated=figures.spent_usd,
             retries_used=figures.retries,
-            aborted=aborted,
-            abort_reason=cancelled.stop.message if cancelled is not None and aborted else None,
-            elapsed_ms=(run.now() - self._started_ns) / 1_000_000,
-            nodes=[node_record(call, seq, run.graph.wall_offset_ns) for call in calls if call.kind != "system"],
+            aborted=cancelled is not None,
+            abort_reason=None if cancelled is None else abort_reason(cancelled.stop),
+            elapsed_ms=elapsed_ns / 1_000_000,
+            nodes=node_records(calls, seq, run.graph.wall_offset_ns),
             events=events,
             seq=seq,
             attempts=figures.attempts,
             held_usd=figures.held_usd,
             unresolved_usd=figures.unresolved_usd,
-            unknown_costs=run.unknown_costs,
+            unknown_costs=unknown_costs,
             events_dropped=dropped,
         )
 
@@ -556,13 +614,24 @@ class ExecutionContext:
     # Beginning and end.
 
     def __enter__(self) -> ExecutionContext:
-        self._entered.append(_active.set(self))
+        with self._run.lock:
+            self._inside += 1
+        _active.set((*_active.get(), self))
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _active.reset(self._entered.pop())
+        entered = _active.get()
+        if self in entered:  # left where it was not entered, as fixtures and generators do, there is nothing to undo
+            last = len(entered) - 1 - entered[::-1].index(self)
+            _active.set(entered[:last] + entered[last + 1 :])
+        with self._run.lock:
+            self._inside -= 1
+            self._error = self._error or exc
+            if self._inside:
+                return
+            exc, self._error = self._error, None
         self.end(exc)
 
     async def __aenter__(self) -> ExecutionContext:
@@ -574,10 +643,15 @@ class ExecutionContext:
         self.__exit__(exc_type, exc, traceback)
 
     def end(self, error: BaseException | None = None) -> None:
-        """This context is over; `error` says what ended it, if something did. Again, it changes nothing."""
+        """This context is over; `error` says what ended it, if something did. Again, it changes nothing.
+
+        A handle from `with_input`, `with_upstream` or `with_sub_budget` ends nothing: its place is not its own.
+        """
+        if self._origin is not self:
+            return
         if self.parent is not None:
             self._run.outside_the_lock(lambda: ending.end_child(self, ending.reason_for(self, error)))
-        elif self._owns_run:
+        else:
             self._run.outside_the_lock(lambda: ending.end_run(self, error))
 
     def __repr__(self) -> str:
@@ -587,69 +661,128 @@ class ExecutionContext:
 
     def budget_of(self, stop: Stop) -> Budget:
         """The ceilings of the budget that refused, as a Budget."""
+        return _as_budget(self._refusing(stop).limits)
+
+    def _refusing(self, stop: Stop) -> Account:
+        """The account of the budget that refused: this one, or one above."""
         level: Account | None = self._account
-        while level is not None and level.name != stop.budget:
+        while level is not None and not _refuses(level, stop):
             level = level.parent
-        limits = level.limits if level is not None else self._account.limits
-        return _as_budget(limits)
+        return level or self._account
+
+    def _remember(self, stop: Stop) -> None:
+        """A limit refused something here: that is why this context stops, and those above it that share the budget."""
+        refusing = self._refusing(stop)
+        place: ExecutionContext | None = self
+        while place is not None and accounts.is_under(place._account, refusing):
+            self._run.stops.setdefault(place._source, stop)
+            place = place.parent
 
     def _call(self, kind: CallKind, fn: Work, options: WrapOptions | None) -> Call:
         how = DEFAULT_OPTIONS if options is None else options
+        if not isinstance(how, WrapOptions):
+            raise InvalidValue("options", how, "WrapOptions or None")
         name = how.operation_name or kind
+        self._check_work(kind, fn, name)
         return door.call(self, kind, fn, (), name, how.hint_nanos, how.model, how.timeout_s, how.retries, how.degraded)
 
     async def _acall(self, kind: CallKind, fn: Work, options: WrapOptions | None) -> Call:
         how = DEFAULT_OPTIONS if options is None else options
+        if not isinstance(how, WrapOptions):
+            raise InvalidValue("options", how, "WrapOptions or None")
         name = how.operation_name or kind
+        self._check_work(kind, fn, name)
         return await door.acall(
             self, kind, fn, (), name, how.hint_nanos, how.model, how.timeout_s, how.retries, how.degraded
         )
+
+    def _said(
+        self,
+        kind: CallKind,
+        fn: Work,
+        name: str,
+        cost_hint_usd: Usd | None,
+        model: str | None,
+        timeout_s: float | None,
+        retries: int,
+        degraded: Work | None,
+    ) -> tuple[str, int | None]:
+        """The name and the hint of a call, once everything that was said about it has been checked."""
+        if not isinstance(name, str):
+            raise InvalidValue("name", name, "a string")
+        name = name or _name_of(fn, kind)
+        self._check_work(kind, fn, name)
+        if timeout_s is not None:
+            seconds_to_ns(timeout_s, "timeout_s")
+        if retries:
+            whole("retries", retries)
+        if model is not None and not isinstance(model, str):
+            raise InvalidValue("model", model, "a string, or None")
+        if degraded is not None and not callable(degraded):
+            raise InvalidValue("degraded", degraded, "a function, or None")
+        return name, None if cost_hint_usd is None else to_nanos(cost_hint_usd, "cost_hint_usd")
+
+    def _check_work(self, kind: CallKind, fn: object, name: str) -> None:
+        if not callable(fn):
+            if iscoroutine(fn):
+                fn.close()
+            raise InvalidValue(
+                "fn", fn, "a function to call, as in (fetch, url), and not its result, as in (fetch(url))"
+            )
+        if self._base.end_seq != OPEN:
+            raise self._after_the_end(f"{kind} call {name!r}")
+
+    def _after_the_end(self, what: str) -> RunEnded:
+        ended = self._run.id if self.parent is None else f"{self._run.id}, context {self._source.path!r},"
+        error = RunEnded(ended, f"{what} came after its end")
+        error.run_id = self._run.id
+        return error
+
+    def _now_or_end(self) -> int:
+        return self._run.now() if self._base.end_seq == OPEN else self._base.ended_ns
 
     def _same_place(self) -> ExecutionContext:
         made: ExecutionContext = object.__new__(ExecutionContext)
         made._place(self.parent, self.name, self.data, self.session, self.input, self.upstream)
         made._run, made._source, made._account = self._run, self._source, self._account
         made._token, made._base, made._budget = self._token, self._base, self._budget
-        made._started_ns = self._started_ns
-        made._children = self._children
+        made._started_ns, made._origin = self._started_ns, self._origin
+        made._children, made._child_names = self._children, self._child_names
         return made
 
     def _limit(self, budget: Budget | None, name: str, above: CancellationToken) -> None:
         limits = NO_LIMITS if budget is None else budget.limits()
-        self._budget = budget
         if budget is not None:
+            self._budget = budget
             self._account = self._run.ledger.open(name, limits, self._account)
         limit_s = limits.time_ns / 1_000_000_000 if limits.time_ns < UNLIMITED else None
         self._token = above.child(name, deadline_s=limit_s)
 
-    def _here(self) -> CallRecord:
+    def _obey(self, other: CancellationToken) -> None:
+        """What cancels `other`, a deadline included, cancels this context too."""
+        token = self._token
+        if other.deadline_ns < token.deadline_ns:
+            token.deadline_ns, token._deadline_of = other.deadline_ns, other._deadline_of or other
+        self._run.external_token = True
+
+        def follow() -> None:
+            token.cancel(cause="parent", stop=other.stop)
+
+        self._let_go = other.add_callback(follow)
+
+    def _call_here(self) -> Call | None:
+        """The call of this run that is being executed here."""
         call = door.current_call.get()
-        return call.record if call is not None and call.context._run is self._run else self._base
+        return call if call is not None and call.context._run is self._run else None
+
+    def _here(self) -> CallRecord:
+        call = self._call_here()
+        return self._base if call is None else call.record
 
     def _policy_context(self) -> PolicyContext:
         account = self._account
         spent = account.committed - account.held - account.unresolved
         return PolicyContext(cost_usd=to_usd(spent), step_count=account.steps_taken - account.steps_open)
-
-    def _record_call(self, event: CallEnded) -> None:
-        """A call that somebody made outside the door: it is in the tree, and its cost is spent."""
-        run, cost, now_ns = self._run, event.cost_nanos, self._run.now()
-        parent = self._here()
-        with run.lock:
-            call = run.graph.begin(parent, event.call_kind, event.name, event.model, self._source, now_ns)
-            tokens_in, tokens_out = event.input_tokens, event.output_tokens
-            accounts.charge(self._account, cost, tokens_in, tokens_out, run.api_calls_of[event.call_kind])
-            status = "fail" if event.error else event.status
-            run.graph.end(
-                call,
-                now_ns + round(event.duration_ms * 1_000_000),
-                status,
-                cost,
-                tokens_in,
-                tokens_out,
-                event.stop_reason,
-                event.error,
-            )
 
 
 def _outcome(call: Call) -> Outcome:
@@ -659,6 +792,39 @@ def _outcome(call: Call) -> Outcome:
 def _name_of(fn: Callable[..., object], kind: str) -> str:
     name = getattr(fn, "__name__", kind)
     return name if isinstance(name, str) and name != "<lambda>" else kind
+
+
+def _is_child(child: object, of: ExecutionContext) -> bool:
+    parent = child.parent if isinstance(child, ExecutionContext) else None
+    return parent is not None and parent._base is of._base
+
+
+def _distinct(name: str, taken: dict[str, int]) -> str:
+    """The name; with a number after it, if it is taken. The caller holds the lock."""
+    taken[name] = times = taken.get(name, 0) + 1
+    return name if times == 1 else _distinct(f"{name}#{times}", taken)
+
+
+def _clock_of(ledger: Ledger, clock: Clock) -> Clock:
+    if clock is not SYSTEM_CLOCK and clock is not ledger.clock:
+        raise InvalidValue("clock", clock, "the clock of the ledger that is given, or left out")
+    return ledger.clock
+
+
+_CEILING_IN: Mapping[str, Callable[[Limits], float]] = {
+    "usd": lambda limits: to_usd(limits.cost_nanos),
+    "steps": lambda limits: limits.steps,
+    "tokens": lambda limits: limits.tokens,
+    "api calls": lambda limits: limits.api_calls,
+    "retries": lambda limits: limits.retries,
+    "seconds": lambda limits: limits.time_ns / 1_000_000_000,
+}
+
+
+def _refuses(level: Account, stop: Stop) -> bool:
+    """Whether the stop came from this account; budgets may share a name, so the ceiling has to be the same too."""
+    ceiling = _CEILING_IN.get(stop.unit or "")
+    return level.name == stop.budget and (ceiling is None or ceiling(level.limits) == stop.limit)
 
 
 def _anonymous() -> ChainMetadata:
@@ -689,8 +855,3 @@ def _as_budget(limits: Limits) -> Budget:
         max_api_calls=given(limits.api_calls),
         max_cost_dollars=to_usd(limits.cost_nanos) if limits.cost_nanos < UNLIMITED else None,
     )
-
-
-def _must_be(field: str, value: object, kind: type) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise InvalidValue(field, value, f"{kind.__name__} or None")

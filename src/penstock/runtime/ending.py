@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.containment import accounts
@@ -30,6 +31,8 @@ STATUS_OF: dict[TerminationReason, Status] = {
 
 def reason_for(context: ExecutionContext, error: BaseException | None) -> TerminationReason:
     """How the context ended, from what ended it."""
+    if isinstance(error, BaseExceptionGroup):
+        return _reason_for_group(context, error)
     if isinstance(error, Halted):
         return _reason_of(error.stop)
     if isinstance(error, CancelledError | asyncio.CancelledError | KeyboardInterrupt | SystemExit | GeneratorExit):
@@ -37,8 +40,14 @@ def reason_for(context: ExecutionContext, error: BaseException | None) -> Termin
         return TerminationReason.CONTEXT_CANCELED if stop is None else _reason_of(stop)
     if error is not None:
         return TerminationReason.ERROR
-    stop = context.cancellation.stop or context._first_stop
+    stop = context.stop
     return TerminationReason.SUCCESS if stop is None else _reason_of(stop)
+
+
+def _reason_for_group(context: ExecutionContext, group: BaseExceptionGroup[BaseException]) -> TerminationReason:
+    """A fault in the group is the reason; without one, its first stop is."""
+    reasons = [reason_for(context, error) for error in group.exceptions]
+    return TerminationReason.ERROR if TerminationReason.ERROR in reasons else reasons[0]
 
 
 def _reason_of(stop: Stop) -> TerminationReason:
@@ -56,27 +65,22 @@ def end_child(child: ExecutionContext, reason: TerminationReason | None) -> None
     run, record, parent = child._run, child._base, child.parent
     reason = reason or reason_for(child, None)
     now_ns = run.now()
-    stop = child.cancellation.stop or child._first_stop
+    stop = child.stop
     with run.lock:
         if record.end_seq != OPEN or parent is None:
             return
         below = [call for call in run.graph.open_calls() if call is not record and _is_under(call, record)]
         _abandon(child, below, now_ns, f"{child.name!r} ended while the call was running")
         run.graph.end(record, now_ns, STATUS_OF[reason], stop_reason=str(stop) if stop else None)
-    child.termination_reason = reason
+        _tell_parent(child, reason, now_ns)
     _stop_leftovers(child, below)
-    duration_ms = (now_ns - child._started_ns) / 1_000_000
-    event = ChildCompleteTrace(
-        child_name=child.name, node_id=record.node_id, termination_reason=reason, duration_ms=duration_ms
-    )
-    run.record(event, parent._source, record.parent)
 
 
 def end_run(context: ExecutionContext, error: BaseException | None) -> None:
     """Close the run: what is still open is abandoned, the root ends, and the last event is written; once."""
     run, root = context._run, context._base
     reason = reason_for(context, error)
-    stop = context.cancellation.stop or context._first_stop
+    stop = context.stop
     now_ns = run.now()
     with run.lock:
         if run.graph.closed:
@@ -87,18 +91,43 @@ def end_run(context: ExecutionContext, error: BaseException | None) -> None:
         run.graph.end(root, now_ns, STATUS_OF[reason], stop_reason=str(stop) if stop else None, error_class=error_class)
         ended = RunCompleted(termination_reason=reason, error=error_class)
         run.graph.close(run.place(ended, context._source, None, now_ns))
-    context.termination_reason = reason
+    context._final, context._ended_as = context.cancellation.cancellation, reason
     _stop_leftovers(context, below)
 
 
 def _abandon(context: ExecutionContext, open_calls: list[CallRecord], now_ns: int, why: str) -> None:
     """End what is still open, newest first, so that children end before their parents. Under the lock."""
-    graph = context._run.graph
+    graph, contexts = context._run.graph, {child._base.number: child for child in _below(context)}
     for record in open_calls:
         graph.end(record, now_ns, "halt", stop_reason=f"{StopReason.ABORTED}: {why}", abandoned=True)
+        child = contexts.get(record.number)
+        if child is not None:
+            _tell_parent(child, _reason_of(child.stop) if child.stop else TerminationReason.CONTEXT_CANCELED, now_ns)
         call = record.owner
         if isinstance(call, Call) and call.hold is not None and call.hold.state == "held":
             accounts.leave_unresolved(call.hold)
+
+
+def _below(context: ExecutionContext) -> Iterator[ExecutionContext]:
+    found = list(context._children)
+    while found:
+        child = found.pop()
+        yield child
+        found.extend(child._children)
+
+
+def _tell_parent(child: ExecutionContext, reason: TerminationReason, now_ns: int) -> None:
+    """Write that the child has ended. Under the lock."""
+    run, parent, record = child._run, child.parent, child._base
+    assert parent is not None
+    child._final, child._ended_as = child.cancellation.cancellation, reason
+    duration_ms = (now_ns - child._started_ns) / 1_000_000
+    event = ChildCompleteTrace(
+        child_name=child.name, node_id=record.node_id, termination_reason=reason, duration_ms=duration_ms
+    )
+    run.graph.append(run.place(event, parent._source, record.parent, now_ns))
+    if child._let_go is not None:
+        child._let_go()
 
 
 def _stop_leftovers(context: ExecutionContext, leftovers: list[CallRecord]) -> None:
@@ -117,22 +146,28 @@ def _is_under(call: CallRecord, record: CallRecord) -> bool:
 
 def totals(context: ExecutionContext) -> str:
     """One line: what was used of what was allowed, and what is not known."""
-    figures, run = context.balance, context._run
+    figures, unknown = context.balance, context._run.unknown_costs
     limits = figures.limits
     cost = format_usd(figures.spent_nanos)
-    if run.unknown_costs:
-        cost = f"known ≥ {cost}, unknown {run.unknown_costs} call{'s' if run.unknown_costs != 1 else ''}"
-    parts = [f"cost {cost}" + (f" of {format_usd(limits.cost_nanos)}" if limits.cost_nanos < UNLIMITED else "")]
+    if limits.cost_nanos < UNLIMITED:
+        cost += f" of {format_usd(limits.cost_nanos)}"
+    parts = [f"cost known ≥ {cost}, unknown {_counted(unknown, 'call')}" if unknown else f"cost {cost}"]
     if figures.unresolved_nanos:
         parts.append(f"unresolved {format_usd(figures.unresolved_nanos)}")
     if figures.held_nanos:
         parts.append(f"held {format_usd(figures.held_nanos)}")
     for word, used, limit in (
-        ("steps", figures.steps, limits.steps),
-        ("tokens", figures.tokens_in + figures.tokens_out, limits.tokens),
-        ("api calls", figures.api_calls, limits.api_calls),
-        ("retries", figures.retries, limits.retries),
+        ("step", figures.steps, limits.steps),
+        ("token", figures.tokens_in + figures.tokens_out, limits.tokens),
+        ("api call", figures.api_calls, limits.api_calls),
+        ("retr", figures.retries, limits.retries),
     ):
         if used or limit < UNLIMITED:
-            parts.append(f"{used}{f'/{limit}' if limit < UNLIMITED else ''} {word}")
+            parts.append(_counted(used, word, limit))
     return " · ".join(parts)
+
+
+def _counted(count: int, word: str, limit: int = UNLIMITED) -> str:
+    one, many = ("y", "ies") if word == "retr" else ("", "s")
+    of = f"/{limit}" if limit < UNLIMITED else ""
+    return f"{count}{of} {word}{one if count == 1 and not of else many}"

@@ -4,7 +4,7 @@ Nothing is queued for anybody: the run's log is the buffer. Each observer has a 
 where it left off and hands over what it finds, in order, in batches. All a writer ever does is to ring the bells of the
 observers that are asleep: a lock released, nothing waited for. Who is slow falls behind and, once the log has let go of
 entries it had not read, loses those; they are counted. Who raises is counted too, and gets the next batch. Who hangs,
-hangs alone.
+hangs alone. They do share the interpreter with the run: what an observer computes takes its turn there.
 
 An observer lies down under the graph's lock, after a look that found nothing new, and `graph.notify` is called under
 the same lock. So no entry can slip in between, and nobody has to wake up just to look.
@@ -55,6 +55,8 @@ class Subscription:
         self._until: int | None = None
         """The newest entry when it was closed; what comes later is not for this observer."""
         self._ended = False
+        self._inside = False
+        """Whether the observer has been called and has not returned."""
         self._bell = _thread.allocate_lock()
         self._bell.acquire()
         self._thread = threading.Thread(target=self._watch, name=f"penstock-observer-{name}", daemon=True)
@@ -123,12 +125,14 @@ class Subscription:
     def _hand_over(self, batch: Sequence[TraceEvent]) -> None:
         first, count = batch[0].seq, len(batch)
         self.dropped += first - self._seq - 1
+        self._inside = True
         try:
             self._observer(batch)
         except BaseException as error:
             # SystemExit and its kind would end this thread without a word; nobody but the observer is meant by them.
             self.failures += 1
             self.last_error = error
+        self._inside = False
         self.delivered += count
         self._move_to(first + count - 1)
 
@@ -140,11 +144,14 @@ class Subscription:
     def _sleep(self) -> bool:
         """Sleep until there is something to do; False if there never will be."""
         with self._graph.lock:
-            if self._until is not None or self._graph.seq > self._seq:
-                return True
-            if self._graph.closed:
-                return False
+            # On the list first: the lock is re-entrant, and a finalizer that runs in this thread may write as well.
             self._observers._sleeping.append(self._bell)
+            is_over = self._graph.closed
+            has_work = self._until is not None or self._graph.seq > self._seq
+            if has_work or is_over:
+                with suppress(ValueError):
+                    self._observers._sleeping.remove(self._bell)
+                return has_work
         self._bell.acquire()
         return True
 
@@ -224,7 +231,7 @@ class Observers:
             one._thread.join(max(0.0, deadline - time.monotonic()))
         with self.graph.lock:
             self.graph.notify = None
-        self.hung = sum(one._thread.is_alive() for one in live)
+        self.hung = sum(one._inside for one in live)
         return self.hung
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""What a caller may say about one call."""
+"""What a caller may say about one call, and how what callers say is checked."""
 
 from __future__ import annotations
 
@@ -32,19 +32,36 @@ class WrapOptions:
     def __post_init__(self) -> None:
         if not isinstance(self.operation_name, str):
             raise InvalidValue("operation_name", self.operation_name, "a string")
+        if self.model is not None and not isinstance(self.model, str):
+            raise InvalidValue("model", self.model, "a string, or None")
+        if self.degraded is not None and not callable(self.degraded):
+            raise InvalidValue("degraded", self.degraded, "a function, or None")
         hint = to_nanos(self.cost_estimate_hint, "cost_estimate_hint")
-        timeout_ms = _whole("timeout_ms", self.timeout_ms)
+        timeout_ms = whole("timeout_ms", self.timeout_ms)
         object.__setattr__(self, "hint_nanos", hint or None)
         object.__setattr__(self, "timeout_s", timeout_ms / 1_000 if timeout_ms else None)
-        object.__setattr__(self, "retries", _whole("retry_policy_override", self.retry_policy_override))
+        object.__setattr__(self, "retries", whole("retry_policy_override", self.retry_policy_override))
 
 
-def _whole(name: str, value: object) -> int:
+def whole(name: str, value: object) -> int:
+    """The value, 0 for None; InvalidValue names it if it is no whole number."""
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1_000_000_000:
         raise InvalidValue(name, value, "a whole number, zero or more, or None")
     return value
+
+
+def must_be(field: str, value: object, kind: type) -> None:
+    """InvalidValue names the field if it is neither None nor of that kind."""
+    if value is not None and not isinstance(value, kind):
+        raise InvalidValue(field, value, f"{kind.__name__} or None")
+
+
+def must_be_text(field: str, value: object) -> None:
+    """InvalidValue names the field if it is no string."""
+    if not isinstance(value, str):
+        raise InvalidValue(field, value, "a string")
 
 
 DEFAULT_OPTIONS = WrapOptions()

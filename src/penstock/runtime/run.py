@@ -6,12 +6,16 @@ them: the safety events, the results so far, the figures behind un-hinted holds.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Literal
 
 from penstock.clock import SYSTEM_CLOCK, Clock, utc_from_ns
+from penstock.containment import accounts
+from penstock.containment.accounts import Account
 from penstock.containment.breaker import CircuitBreaker
 from penstock.containment.ledger import Ledger
 from penstock.containment.safety import ChainMetadata, Decision, SafetyEvent
@@ -19,15 +23,30 @@ from penstock.containment.shield import ShieldPipeline, Slot
 from penstock.errors import InvalidValue
 from penstock.runtime import worker
 from penstock.runtime.observers import Observers
+from penstock.runtime.options import must_be_text
 from penstock.runtime.prices import PriceBook, default_prices
-from penstock.stops import Stop
+from penstock.runtime.usage import Usage
+from penstock.stops import Stop, StopReason
 from penstock.tracing.divergence import DivergenceDetector
-from penstock.tracing.events import LimitTrace, SafetyTrace, TraceEvent
+from penstock.tracing.events import (
+    CallEnded,
+    CallSettled,
+    CallStarted,
+    LimitTrace,
+    RunCompleted,
+    RunStarted,
+    SafetyTrace,
+    TraceEvent,
+)
 from penstock.tracing.execution_graph import ExecutionGraph
+from penstock.tracing.lifecycle import KINDS, TERMINAL
 from penstock.tracing.record import CallRecord, Source
 
 SyncCalls = Literal["auto", "inline", "thread"]
 UnknownBill = Literal["hold", "release"]
+
+THE_RUNS_OWN = (RunStarted, RunCompleted, CallStarted, CallSettled)
+"""Events that keep the books of a run: written by somebody else, its history would contradict itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,35 +68,70 @@ class RunSettings:
     """Safety events kept; older ones are dropped and counted."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.strict, bool):
+            raise InvalidValue("strict", self.strict, "True or False")
+        if self.max_kept_calls is not None and not _at_least(1, self.max_kept_calls):
+            raise InvalidValue(
+                "max_kept_calls", self.max_kept_calls, "a whole number, one or more, or None to keep all"
+            )
+        for field in ("max_kept_results", "max_safety_events"):
+            if not _at_least(0, kept := getattr(self, field)):
+                raise InvalidValue(field, kept, "a whole number, zero or more")
         if self.unknown_bill not in ("hold", "release"):
             raise InvalidValue("unknown_bill", self.unknown_bill, "'hold' or 'release'")
         if self.sync_calls not in ("auto", "inline", "thread"):
             raise InvalidValue("sync_calls", self.sync_calls, "'auto', 'inline' or 'thread'")
 
 
-class Largest:
-    """The most an un-hinted call of one kind has cost so far: what the next one of that kind holds."""
+def _check_recorded(event: CallEnded) -> tuple[int, str | None]:
+    """How long a call that ran elsewhere took and the class of its error; InvalidValue names what is no figure."""
+    must_be_text("name", event.name)
+    if event.call_kind not in tuple(KINDS):
+        raise InvalidValue("call_kind", event.call_kind, f"one of {', '.join(sorted(KINDS))}")
+    if event.status not in tuple(TERMINAL):
+        raise InvalidValue("status", event.status, f"one of {', '.join(sorted(TERMINAL))}")
+    Usage.of(input_tokens=event.input_tokens, output_tokens=event.output_tokens, model=event.model)
+    error: object = event.error
+    if error is not None and not isinstance(error, str | BaseException):
+        raise InvalidValue("error", error, "an exception, the name of its class, or None")
+    took: object = event.duration_ms
+    if isinstance(took, bool) or not isinstance(took, int | float) or not 0 <= took <= 1e12:
+        raise InvalidValue("duration_ms", took, "a finite, non-negative number of milliseconds")
+    return round(took * 1_000_000), type(error).__name__ if isinstance(error, BaseException) else error
 
-    __slots__ = ("cost", "tokens")
 
-    def __init__(self) -> None:
+def _at_least(least: int, value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= sys.maxsize
+
+
+class WorstCase:
+    """What an un-hinted call of one kind holds: the most that one has cost so far."""
+
+    __slots__ = ("api_calls", "cost", "tokens")
+
+    def __init__(self, api_calls: int) -> None:
         self.cost = 0
         self.tokens = 0
+        self.api_calls = api_calls
+
+    def learn(self, cost: int, tokens: int) -> None:
+        """One has cost this. The caller holds the lock."""
+        self.cost = max(self.cost, cost)
+        self.tokens = max(self.tokens, tokens)
 
 
 class Run:
     """One run's shared parts."""
 
     __slots__ = (
-        "api_calls_of",
         "breaker",
         "clock",
+        "demands_price",
         "divergence",
         "external_token",
         "graph",
         "guarded",
         "id",
-        "largest",
         "ledger",
         "lock",
         "metadata",
@@ -89,7 +143,9 @@ class Run:
         "safety_dropped",
         "safety_events",
         "settings",
+        "stops",
         "unknown_costs",
+        "worst_case",
     )
 
     def __init__(
@@ -123,13 +179,16 @@ class Run:
         self.external_token = external_token
         self.guarded = pipeline is not None or breaker is not None
         self.observers: Observers | None = None
-        self.largest = {"llm": Largest(), "tool": Largest(), "system": Largest()}
-        self.api_calls_of = {"llm": 1, "tool": 0, "system": 0}
+        self.worst_case = {"llm": WorstCase(1), "tool": WorstCase(0), "system": WorstCase(0)}
+        self.demands_price = settings.strict or self.prices.unknown == "refuse"
+        """Whether a call without a hint may be refused for its price."""
         self.unknown_costs = 0
         """Successful model calls whose cost nobody could tell."""
         self.results: deque[tuple[CallRecord, Any]] = deque(maxlen=settings.max_kept_results)
         self.safety_events: deque[SafetyEvent] = deque(maxlen=settings.max_safety_events)
         self.safety_dropped = 0
+        self.stops: dict[Source, Stop] = {}
+        """The first limit that refused something in a context, or in one below it by a budget they share."""
 
     def outside_the_lock(self, act: Callable[[], None]) -> None:
         """Run `act` here; or, if this thread is inside the run's lock already, on a worker that waits for it.
@@ -148,6 +207,10 @@ class Run:
     def wall_time_ns(self, monotonic_ns: int) -> int:
         """A monotonic reading of this run as wall time."""
         return monotonic_ns + self.graph.wall_offset_ns
+
+    def wall_time(self) -> datetime:
+        """Now, in UTC, on this run's own clock."""
+        return utc_from_ns(self.wall_time_ns(self.now()))
 
     def record(self, event: TraceEvent, source: Source, parent: CallRecord | None) -> TraceEvent | None:
         """Write an event with time, place and seq filled in; None if the run has ended."""
@@ -172,21 +235,39 @@ class Run:
             parent_id=parent.node_id if parent else None,
         )
 
+    def record_call(self, event: CallEnded, account: Account, source: Source, parent: CallRecord) -> None:
+        """Write down a call that somebody made outside the door: it is in the tree, and its cost is spent."""
+        duration_ns, error = _check_recorded(event)
+        cost, tokens_in, tokens_out = event.cost_nanos, event.input_tokens, event.output_tokens
+        now_ns = self.now()
+        with self.lock:
+            call = self.graph.begin(parent, event.call_kind, event.name, event.model, source, now_ns - duration_ns)
+            accounts.charge(account, cost, tokens_in, tokens_out, self.worst_case[event.call_kind].api_calls)
+            status = "fail" if error else event.status
+            self.graph.end(call, now_ns, status, cost, tokens_in, tokens_out, event.stop_reason, error)
+
     def record_stop(self, stop: Stop, decision: Decision, source: Source, call: CallRecord | None, hook: str) -> None:
-        """Write down that something was stopped: as a safety event, and in the log."""
+        """Write down that something was stopped: as a safety event, and in the log.
+
+        A hook that denies for a reason of its own signs with its name. Every other stop is one of the run's, whoever
+        noticed it: a hook that stands behind one, such as a rate limit, is named in the metadata.
+        """
+        signed = hook if stop.reason is StopReason.HOOK_DENIED else "ExecutionContext"
         self.keep_safety_event(
             SafetyEvent(
                 event_type=str(stop.reason),
                 decision=decision,
                 reason=stop.message,
-                hook=hook,
+                hook=signed,
                 request_id=self.metadata.request_id,
-                ts=utc_from_ns(self.wall_time_ns(self.now())),
-                metadata=self._about(stop, call),
+                ts=self.wall_time(),
+                metadata=self.about(call) | _figures(stop) | ({} if hook == signed else {"hook": hook}),
             )
         )
         self.record(
             LimitTrace(
+                node_id=call.node_id if call else None,
+                name=call.name if call else "",
                 stop_reason=str(stop.reason),
                 message=stop.message,
                 budget=stop.budget,
@@ -224,19 +305,28 @@ class Run:
             self.safety_events.append(event)
 
     def partial_results(self) -> Mapping[str, Any]:
-        """The results so far by call name; a name that comes again gets its call id after it."""
+        """The results so far by call name, with the path of the child context before it; a name that comes again gets
+        its call id after it."""
         with self.lock:
             kept = list(self.results)
         results: dict[str, Any] = {}
         for call, value in kept:
-            results[call.name if call.name not in results else f"{call.name}#{call.node_id}"] = value
+            _, _, place = call.source.path.partition("/")
+            name = f"{place}/{call.name}" if place else call.name
+            results[name if name not in results else f"{name}#{call.node_id}"] = value
         return results
 
-    def _about(self, stop: Stop, call: CallRecord | None) -> dict[str, Any]:
+    def about(self, call: CallRecord | None) -> dict[str, Any]:
+        """What a safety event says of the run it belongs to, and of its call."""
         about: dict[str, Any] = {"chain_id": self.id, "service": self.metadata.service, "team": self.metadata.team}
         about |= {"org_id": self.metadata.org_id, "user_id": self.metadata.user_id, "tags": dict(self.metadata.tags)}
         if call is not None:
             about |= {"node_id": call.node_id, "operation_name": call.name}
-        if stop.unit is not None:
-            about |= {"unit": stop.unit, "limit": stop.limit, "used": stop.used, "held": stop.held}
-        return about | {"budget": stop.budget}
+        return about
+
+
+def _figures(stop: Stop) -> dict[str, Any]:
+    figures: dict[str, Any] = {"budget": stop.budget}
+    if stop.unit is not None:
+        figures |= {"unit": stop.unit, "limit": stop.limit, "used": stop.used, "held": stop.held, "asked": stop.asked}
+    return figures

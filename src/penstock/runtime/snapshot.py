@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 from penstock.clock import utc_from_ns
 from penstock.containment.safety import SafetyEvent
 from penstock.money import to_usd
-from penstock.stops import StopReason
+from penstock.stops import Stop, StopReason
 from penstock.tracing.lifecycle import CallKind
 from penstock.tracing.record import CallRecord
 
@@ -22,6 +23,7 @@ class NodeRecord:
 
     node_id: str
     parent_id: str | None
+    """The call that made this one; None if no call did."""
     kind: CallKind
     operation_name: str
     start_ts: datetime
@@ -57,13 +59,26 @@ class ContextSnapshot:
     events_dropped: int
 
 
-def node_record(call: CallRecord, seq: int, wall_offset_ns: int) -> NodeRecord:
-    """One call as the log up to `seq` tells it."""
+def abort_reason(stop: Stop) -> str:
+    """Why everything was stopped: in the words of whoever did it, or the stop reason and its figures."""
+    return stop.message if stop.reason is StopReason.ABORTED else str(stop)
+
+
+def node_records(calls: Sequence[CallRecord], seq: int, wall_offset_ns: int) -> list[NodeRecord]:
+    """The model and tool calls as the log up to `seq` tells them; what only groups them is left out."""
+    shown = {call.number: call for call in calls if call.kind != "system"}
+    return [_node_record(call, shown, seq, wall_offset_ns) for call in shown.values()]
+
+
+def _node_record(call: CallRecord, shown: Mapping[int, CallRecord], seq: int, wall_offset_ns: int) -> NodeRecord:
+    above = call.parent
+    while above is not None and above.number not in shown:
+        above = above.parent
     ended = call.end_seq <= seq
     late = call.settled if call.settled is not None and call.settled.seq <= seq else None
     return NodeRecord(
         node_id=call.node_id,
-        parent_id=call.parent.node_id if call.parent else None,
+        parent_id=above.node_id if above else None,
         kind=call.kind,
         operation_name=call.name,
         start_ts=utc_from_ns(call.started_ns + wall_offset_ns),

@@ -61,11 +61,13 @@ class Job:
 
     def wait(self, seconds: float | None) -> bool:
         """The caller's side: True if the function has finished, False if it was abandoned."""
-        try:
-            self._wake.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
-        finally:
-            self.abandoned = self._claim.acquire(blocking=False)
-        return not self.abandoned
+        self._wake.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
+        return not self.leave()
+
+    def leave(self) -> bool:
+        """Walk away: True if the function has not finished, and its result goes to `on_late`."""
+        self.abandoned = self.abandoned or self._claim.acquire(blocking=False)
+        return self.abandoned
 
     def wake(self) -> None:
         """Make the caller look up; may be called by anybody, any number of times."""
@@ -109,9 +111,12 @@ class _Worker:
                     self._given.acquire()
             job, self._job = self._job, None
             assert job is not None
-            job.run()
-            del job
-            _busy.discard(self)
+            try:
+                job.run()
+            finally:
+                # If `on_late` raised, this thread ends and says so; it is not busy any more.
+                del job
+                _busy.discard(self)
             _idle.append(self)
 
 

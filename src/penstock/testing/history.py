@@ -196,7 +196,8 @@ def _was_refused(end: Any) -> bool:
     """A halt whose reason is decided at the door; what cost something, or was abandoned, did run and may have."""
     if end is None or end.status != "halt" or _abandoned(end) or end.cost_nanos > 0:
         return False
-    return getattr(end, "stop_reason", None) not in MAY_STOP_RUNNING_WORK
+    reason, _, _ = (getattr(end, "stop_reason", None) or "").partition(":")
+    return reason not in MAY_STOP_RUNNING_WORK
 
 
 def _abandoned(end: Any) -> bool:

@@ -43,7 +43,6 @@ MAX_INT = 1 << 64
 MAX_ARGS = 16
 MAX_ENDS = 8
 MAX_PIECES = 256
-MAX_DEPTH = 16
 PLAIN = frozenset({bool, float, type(None)})
 
 
@@ -234,15 +233,15 @@ def _parts_of_all(args: tuple[Any, ...]) -> Iterator[list[object]]:
     for arg in _ends(args, MAX_ARGS):
         pieces: list[object] = []
         try:
-            _take_apart(arg, pieces, 0)
+            _take_apart(arg, pieces)
         except Exception:
-            # Its own hash or repr raised, or another thread changed it while we looked: what we have must do.
+            # Its hash or repr raised, another thread changed it while we looked, …: what we have must do.
             pieces.append(type(arg).__qualname__)
         yield pieces
 
 
-def _take_apart(value: Any, pieces: list[object], depth: int) -> None:
-    """Add what `value` is made of, as short plain values."""
+def _take_apart(value: Any, pieces: list[object]) -> None:
+    """Add what `value` is made of, as short plain values. Each level adds one at least, so a cycle ends too."""
     of: Any = type(value)
     if len(pieces) >= MAX_PIECES:
         return
@@ -250,39 +249,35 @@ def _take_apart(value: Any, pieces: list[object], depth: int) -> None:
         pieces.append(value)
     elif isinstance(value, (list, tuple, bytearray)):
         pieces.append((of.__qualname__, len(value)))
-        if depth < MAX_DEPTH:
-            for item in _ends(value, MAX_ENDS):
-                _take_apart(item, pieces, depth + 1)
+        for item in _ends(value, MAX_ENDS):
+            _take_apart(item, pieces)
     elif isinstance(value, dict):
         pieces.append((of.__qualname__, len(value)))
-        if depth < MAX_DEPTH:
-            _take_apart_items(value, pieces, depth + 1)
+        _take_apart_items(value, pieces)
     elif isinstance(value, (set, frozenset)):
         pieces.append((of.__qualname__, hash(frozenset(value))))
     elif of.__hash__ not in (None, object.__hash__):
         pieces.append((of.__qualname__, hash(value)))
-    elif callable(value):
-        pieces.append((of.__qualname__, id(value)))
     else:
-        _take_apart_object(value, pieces, depth)
+        _take_apart_object(value, pieces)
 
 
-def _take_apart_items(value: dict[Any, Any], pieces: list[object], depth: int) -> None:
+def _take_apart_items(value: dict[Any, Any], pieces: list[object]) -> None:
     keys = list(islice(value, MAX_ENDS))
     if len(value) > MAX_ENDS:
         keys += islice(reversed(value), min(MAX_ENDS, len(value) - MAX_ENDS))
     for key in sorted(keys, key=repr):
-        _take_apart(key, pieces, depth)
-        _take_apart(value[key], pieces, depth)
+        _take_apart(key, pieces)
+        _take_apart(value[key], pieces)
 
 
-def _take_apart_object(value: Any, pieces: list[object], depth: int) -> None:
+def _take_apart_object(value: Any, pieces: list[object]) -> None:
     named = getattr(value, "__dataclass_fields__", None) or getattr(value, "__dict__", None)
-    if named and depth < MAX_DEPTH:
+    if named and not isinstance(value, type):
         pieces.append(type(value).__qualname__)
         for name in islice(named, 2 * MAX_ENDS):
             pieces.append(name)
-            _take_apart(getattr(value, name, None), pieces, depth + 1)
+            _take_apart(getattr(value, name, None), pieces)
     else:
         text = repr(value)
         pieces.append(text if len(text) <= MAX_TEXT else (len(text), hash(text)))

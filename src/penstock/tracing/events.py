@@ -184,6 +184,9 @@ class LimitTrace(TraceEvent):
     """Something stopped a call or the run: which limit, whose budget, how much."""
 
     kind: ClassVar[str] = "limit_reached"
+    node_id: str | None = None
+    """The call that was stopped; None if it was the run itself."""
+    name: str = ""
     stop_reason: str = ""
     message: str = ""
     budget: str | None = None

@@ -26,8 +26,8 @@ from penstock.ids import call_number, new_run_id
 from penstock.money import Usd, to_nanos
 from penstock.tracing import views
 from penstock.tracing.events import TraceEvent
-from penstock.tracing.lifecycle import KINDS, TERMINAL, TRANSITIONS, CallKind, Status
-from penstock.tracing.record import OPEN, CallRecord, Settlement, Source
+from penstock.tracing.lifecycle import KINDS, TRANSITIONS, CallKind, Status
+from penstock.tracing.record import CallRecord, Settlement, Source
 from penstock.tracing.stats import ExecutionStats, Tallies
 
 Entry = CallRecord | Settlement | TraceEvent
@@ -132,8 +132,9 @@ class ExecutionGraph:
         call.end_seq = self._first_seq + len(log)
         log.append(call)
         if self.max_kept is not None:
-            self._ended.append(call)
-            if len(self._calls) > self.max_kept:
+            if call is not self.root:
+                self._ended.append(call)
+            if len(self._calls) > self.max_kept and self._ended:
                 self._fold_oldest()
                 self._trim_excess(self.max_kept)
         if self.notify is not None:
@@ -215,9 +216,7 @@ class ExecutionGraph:
     def mark_running(self, node_id: str) -> None:
         """created → running; no effect on a call that is running or has ended."""
         with self.lock:
-            call = self._call(node_id)
-            if call.end_seq == OPEN:
-                self._refuse_after_the_end(call)
+            if (call := self._open_call(node_id)) is not None:
                 call.running = True
 
     def mark_success(
@@ -255,9 +254,7 @@ class ExecutionGraph:
     def increment_retries(self, node_id: str) -> None:
         """Count one retry for an open call; it joins the totals when the call ends."""
         with self.lock:
-            call = self._call(node_id)
-            if call.end_seq == OPEN:
-                self._refuse_after_the_end(call)
+            if (call := self._open_call(node_id)) is not None:
                 call.retries += 1
 
     # Reading.
@@ -336,15 +333,25 @@ class ExecutionGraph:
     # Inside.
 
     def _call(self, node_id: str) -> CallRecord:
-        try:
-            number = call_number(node_id)
-        except TypeError:
-            raise KeyError(f"{node_id!r} is not a call id (they look like n000001)") from None
-        call = self._calls.get(number)
+        call = self._calls.get(self._number(node_id))
         if call is None:
-            why = "was folded away" if 0 < number <= self._last_number else "does not exist"
-            raise KeyError(f"call {node_id!r} {why} in run {self.chain_id}")
+            raise KeyError(f"call {node_id!r} was folded away in run {self.chain_id}")
         return call
+
+    def _open_call(self, node_id: str) -> CallRecord | None:
+        """The call if it is under way; None if it has ended, also if it was folded away since."""
+        call = self._open.get(self._number(node_id))
+        if call is not None and self._closed:
+            raise RunEnded(self.chain_id, f"the mark on {call.kind} call {call.name!r} came after its end")
+        return call
+
+    def _number(self, node_id: str) -> int:
+        if not isinstance(node_id, str):
+            raise KeyError(f"{node_id!r} is not a call id (they look like n000001)")
+        number = call_number(node_id)
+        if not 0 < number <= self._last_number:
+            raise KeyError(f"call {node_id!r} does not exist in run {self.chain_id}")
+        return number
 
     def _mark(
         self,
@@ -361,13 +368,9 @@ class ExecutionGraph:
         _check_text_or_none("stop_reason", stop_reason)
         now_ns = self.clock.monotonic_ns()
         with self.lock:
-            call = self._call(node_id)
-            before: Status = call.status_at(self.seq)
-            if before in TERMINAL:
+            if (call := self._open_call(node_id)) is None:
                 return
-            self._refuse_after_the_end(call)
-            if before == "created" and status == "success":
-                call.running, before = True, "running"
+            before: Status = "running" if call.running or status == "success" else "created"
             if status in TRANSITIONS[before]:
                 self.end(call, now_ns, status, cost, tokens_in, tokens_out, stop_reason, error_class)
 
@@ -392,18 +395,14 @@ class ExecutionGraph:
             self._tallied_seq += 1
             self._tallies.absorb(entry, self._tallied_seq)
 
-    def _refuse_after_the_end(self, call: CallRecord) -> None:
-        if self._closed:
-            raise RunEnded(self.chain_id, f"the mark on {call.kind} call {call.name!r} came after its end")
-
     def _fold_oldest(self) -> None:
         """Fold one finished call into its nearest kept ancestor."""
         oldest = self._ended.popleft()
-        if oldest is not self.root and self._calls.pop(oldest.number, None) is not None:
-            parent = oldest.parent = self._kept_above(oldest)
-            if parent is not None:
-                before = self.folded.get(parent.number)
-                self.folded[parent.number] = views.fold(before, oldest, self.folded.pop(oldest.number, None))
+        del self._calls[oldest.number]
+        parent = oldest.parent = self._kept_above(oldest)
+        if parent is not None:
+            before = self.folded.get(parent.number)
+            self.folded[parent.number] = views.fold(before, oldest, self.folded.pop(oldest.number, None))
 
     def _kept_above(self, call: CallRecord) -> CallRecord | None:
         above = call.parent

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from penstock.money import format_usd
 from penstock.tracing.execution_graph import ExecutionGraph
-from penstock.tracing.record import CallRecord
+from penstock.tracing.lifecycle import Status
+from penstock.tracing.record import OPEN, CallRecord
 
 MARKS = {"created": "·", "running": "…", "success": "✓", "fail": "✗", "halt": "■"}
 MAX_LINES = 500
@@ -13,6 +16,27 @@ MAX_LINES = 500
 def explain(graph: ExecutionGraph, max_lines: int = MAX_LINES) -> str:
     """What ran under what, with its cost, its time, and why it failed or was stopped."""
     seq, calls = graph.calls()
+    children = _by_parent(calls)
+    subtotal = _subtotals(graph, calls, children)
+    lines: list[str] = []
+    # A stack, not recursion: agent trees may be deeper than Python's.
+    stack = [(call, "", "", "") for call in reversed(children.get(None, []))]
+    while stack and len(lines) < max_lines:
+        call, indent, branch, onward = stack.pop()
+        lines.append(indent + branch + _line(graph, call, seq, subtotal[call.number]))
+        below = children.get(call.number, [])
+        last = below[-1] if below else None
+        for child in reversed(below):
+            ends = child is last
+            stack.append((child, indent + onward, "└─ " if ends else "├─ ", "   " if ends else "│  "))
+    left_out = len(calls) - len(lines)
+    if left_out:
+        lines.append(f"… and {left_out} more calls")
+    return "\n".join(lines)
+
+
+def _by_parent(calls: list[CallRecord]) -> dict[int | None, list[CallRecord]]:
+    """The kept calls under the nearest ancestor that is kept."""
     kept = {call.number for call in calls}
     children: dict[int | None, list[CallRecord]] = {}
     for call in calls:
@@ -20,48 +44,66 @@ def explain(graph: ExecutionGraph, max_lines: int = MAX_LINES) -> str:
         while above is not None and above.number not in kept:
             above = above.parent
         children.setdefault(above.number if above else None, []).append(call)
-    lines: list[str] = []
-    # A stack, not recursion: agent trees may be deeper than Python's.
-    stack = [(call, "", True, True) for call in reversed(children.get(None, []))]
-    while stack and len(lines) < max_lines:
-        call, indent, last, top = stack.pop()
-        below = children.get(call.number, [])
-        branch = "" if top else ("└─ " if last else "├─ ")
-        lines.append(indent + branch + _line(graph, call, seq))
-        onward = "" if top else indent + ("   " if last else "│  ")
-        stack.extend((child, onward, child is below[-1], False) for child in reversed(below))
-    left_out = len(calls) - len(lines)
-    if left_out:
-        lines.append(f"… and {left_out} more calls")
-    return "\n".join(lines)
+    return children
 
 
-def _line(graph: ExecutionGraph, call: CallRecord, seq: int) -> str:
+def _subtotals(
+    graph: ExecutionGraph, calls: list[CallRecord], children: Mapping[int | None, list[CallRecord]]
+) -> dict[int, int]:
+    """What each call cost together with everything below it."""
+    subtotal = {call.number: _cost(call) for call in calls}
+    for number, folded in list(graph.folded.items()):
+        subtotal[number] = subtotal.get(number, 0) + folded.cost
+    # A call has a higher number than the one that made it: from the last to the first, what is below is done before.
+    for call in reversed(calls):
+        subtotal[call.number] += sum(subtotal[below.number] for below in children.get(call.number, ()))
+    return subtotal
+
+
+def _cost(call: CallRecord) -> int:
+    if call.end_seq == OPEN:
+        return 0
+    return call.cost + (call.settled.cost if call.settled else 0)
+
+
+def _line(graph: ExecutionGraph, call: CallRecord, seq: int, subtotal: int) -> str:
     status = call.status_at(seq)
-    parts = [f"{MARKS[status]} {_printable(call.name)}"]
+    parts = [f"{MARKS[status]} {call.name}"]
     if call.kind != "system":
         parts.append(call.kind if call.model is None else f"{call.kind} {call.model}")
+    cost = subtotal if call.kind == "system" else _cost(call)
+    if cost:
+        parts.append(format_usd(cost))
     if call.end_seq <= seq:
-        late = call.settled
-        if cost := call.cost + (late.cost if late else 0):
-            parts.append(format_usd(cost))
-        tokens_in = (call.tokens_in or 0) + (late.tokens_in if late else 0)
-        tokens_out = (call.tokens_out or 0) + (late.tokens_out if late else 0)
-        if tokens_in or tokens_out:
-            parts.append(f"{tokens_in}→{tokens_out} tokens")
-        parts.append(f"{(call.ended_ns - call.started_ns) / 1_000_000:.1f} ms")
-        if status == "fail":
-            parts.append(f"{call.error_class}: {call.stop_reason}" if call.stop_reason else str(call.error_class))
-        elif call.stop_reason:
-            parts.append(call.stop_reason)
-        if call.abandoned:
-            parts.append("abandoned" + (", settled late" if late else ""))
+        parts += _ending(call, status)
     folded = graph.folded.get(call.number)
     if folded is not None:
         parts.append(f"({folded.calls} more calls folded, {format_usd(folded.cost)})")
     return "  ".join(_printable(part) for part in parts)
 
 
+def _ending(call: CallRecord, status: Status) -> list[str]:
+    parts = []
+    late = call.settled
+    tokens_in = (call.tokens_in or 0) + (late.tokens_in if late else 0)
+    tokens_out = (call.tokens_out or 0) + (late.tokens_out if late else 0)
+    if tokens_in or tokens_out:
+        parts.append(f"{tokens_in}→{tokens_out} tokens")
+    parts.append(_duration(call.ended_ns - call.started_ns))
+    if status == "fail":
+        parts.append(f"{call.error_class}: {call.stop_reason}" if call.stop_reason else str(call.error_class))
+    elif call.stop_reason:
+        # The calls below a context say what refused them; the context itself only needs the word.
+        parts.append(call.stop_reason if call.kind != "system" else call.stop_reason.partition(":")[0])
+    if call.abandoned:
+        parts.append("abandoned" + (", settled late" if late else ""))
+    return parts
+
+
+def _duration(ns: int) -> str:
+    return f"{ns / 1_000_000:.1f} ms" if ns < 1_000_000_000 else f"{ns / 1_000_000_000:.2f} s"
+
+
 def _printable(text: str) -> str:
     """One line of plain text: names come from anywhere, and may hold line breaks or terminal codes."""
-    return "".join(c if c.isprintable() else "�" for c in text)
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

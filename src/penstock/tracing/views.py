@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.ids import call_id
 from penstock.money import to_usd
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from penstock.tracing.execution_graph import Entry, ExecutionGraph
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
+class Folded(NamedTuple):
     """What was kept of finished calls that are no longer kept one by one."""
 
     calls: int

@@ -13,12 +13,9 @@ failed assertion. Only the standard library is imported here; not even pytest.
 
 from __future__ import annotations
 
-import sys
-import threading
 import unittest
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, replace
 from functools import cached_property
@@ -31,6 +28,7 @@ from penstock.containment.limits import NO_LIMITS, Limits
 from penstock.errors import LedgerError, LedgerUnavailable
 from penstock.stops import Stop, StopReason
 from penstock.testing.clock import ManualClock
+from penstock.testing.contracts.threads import at_once
 
 T = TypeVar("T")
 
@@ -44,7 +42,7 @@ class LedgerStoreContract(ABC):
 
     threads = 16
     """How many threads the concurrent tests use; at least two."""
-    holds_per_thread = 25
+    holds_per_thread = 10
     """How many holds each of them asks for."""
 
     @abstractmethod
@@ -399,6 +397,32 @@ class LedgerStoreContract(ABC):
         assert set(self.at_once(lambda thread: self.store.hold("k", "step", ASK))) == {None}
         assert self.figures("run") == figures(held_nanos=10, steps_open=1, tokens_held=7, api_calls=1, attempts=1)
 
+    def test_of_many_that_open_an_account_with_other_limits_one_does(self) -> None:
+        def work(thread: int) -> int | None:
+            try:
+                self.store.open_account("run", Limits(steps=thread))
+            except LedgerError:
+                return None
+            return thread
+
+        opened = [steps for steps in self.at_once(work) if steps is not None]
+        assert opened == [self.store.balance("run").limits.steps]
+
+    def test_a_balance_is_of_one_instant(self) -> None:
+        self.store.open_account("run", NO_LIMITS)
+        keys = [str(number) for number in range(self.holds_per_thread)]
+        for key in keys:
+            self.take(key, "run", Amounts(10))
+
+        def work(thread: int) -> set[int]:
+            if thread == 0:
+                for key in keys:
+                    self.store.leave_unresolved(key)
+            seen = [self.store.balance("run") for _ in keys]
+            return {now.spent_nanos for now in seen} | {now.held_nanos + now.unresolved_nanos for now in seen}
+
+        assert set().union(*self.at_once(work)) == {0, 10 * len(keys)}, "nothing was spent, nothing was lost"
+
     def test_concurrent_settlements_of_one_key_count_once(self) -> None:
         self.open_tree()
         self.take("k")
@@ -456,20 +480,9 @@ class LedgerStoreContract(ABC):
         return {name: getattr(self.store.balance(account), name) for name in FIGURES}
 
     def at_once(self, work: Callable[[int], T]) -> list[T]:
-        """What `work` answers to each of the threads, which start together and change places as often as they can."""
-        start = threading.Barrier(self.threads)
-        interval = sys.getswitchinterval()
-
-        def run(thread: int) -> T:
-            start.wait()
-            return work(thread)
-
-        sys.setswitchinterval(1e-6)
-        try:
-            with ThreadPoolExecutor(self.threads) as pool:
-                return list(pool.map(run, range(self.threads)))
-        finally:
-            sys.setswitchinterval(interval)
+        """What `work` answers to each of the threads, which give way to each other at every line of the store."""
+        package = type(self.store).__module__.partition(".")[0]
+        return at_once(self.threads, work, within=package)
 
 
 def figures(**nonzero: int) -> dict[str, int]:

@@ -18,6 +18,7 @@ from itertools import count, repeat
 from typing import Any, Literal, TypeAlias, assert_never
 
 from penstock.money import Usd, to_nanos, to_usd
+from penstock.runtime.prices import Price, PriceBook
 from penstock.testing.provider.behaviours import (
     Answer,
     Behaviour,
@@ -94,6 +95,8 @@ class FakeProvider:
             raise ValueError(f"shape={shape!r}: one of {', '.join(SHAPES)}")
         self.model = model
         self.invoice = Invoice()
+        self.prices = PriceBook(registered={model: Price(input_usd_per_mtok, output_usd_per_mtok)})
+        """The list prices, to give to a run."""
         self._input_rate = to_nanos(input_usd_per_mtok, "input_usd_per_mtok")
         self._output_rate = to_nanos(output_usd_per_mtok, "output_usd_per_mtok")
         self._shape: Shape = shape

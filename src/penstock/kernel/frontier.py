@@ -1,0 +1,82 @@
+"""Which nodes may run next.
+
+Pure bookkeeping: no clock, no I/O, nothing awaited. The scheduler drives it; tests drive it by hand.
+
+Every incoming flow edge of a node is *open* until its source has ended, and then *live* (a value came through it) or
+*dead* (its source was skipped, or did not use that handle). A node is ready when no edge into it is open and one of
+them is live, or it is an entry; it is skipped when none is live. Skipping a node makes the edges out of it dead, and
+so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from penstock.kernel.plan import Plan
+
+WAITING, READY, DONE, SKIPPED = range(4)
+
+
+class Frontier:
+    """The moving edge between what has run and what has not."""
+
+    __slots__ = ("_live", "_open", "plan", "remaining", "skipped", "state")
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._open = plan.incoming.copy()
+        self._live = [0] * plan.size
+        self.state = [WAITING] * plan.size
+        self.skipped: list[int] = []
+        """Nodes that will not run because nothing came to them, in the order that became known."""
+        self.remaining = plan.size
+
+    def start(self) -> list[int]:
+        """The nodes that may run at once."""
+        for node in self.plan.entries:
+            self.state[node] = READY
+        return list(self.plan.entries)
+
+    def finish(self, node: int, used: Collection[str] | None = None) -> list[int]:
+        """`node` has ended; the nodes that became ready. `used` are the handles it gave values on; None is all."""
+        self.state[node] = DONE
+        self.remaining -= 1
+        ready: list[int] = []
+        plan, open_, live = self.plan, self._open, self._live
+        if used is None:
+            for after in plan.successors[node]:
+                live[after] += 1
+                left = open_[after] = open_[after] - 1
+                if not left:
+                    self.state[after] = READY
+                    ready.append(after)
+            return ready
+        dead: list[int] = []
+        for after, handle in zip(plan.successors[node], plan.successor_handles[node], strict=True):
+            if handle in used:
+                live[after] += 1
+            self._resolve(after, ready, dead)
+        self._skip(dead, ready)
+        return ready
+
+    def drop(self, node: int) -> list[int]:
+        """`node` ended without a value (it failed, or was given up): what hangs on it alone is skipped."""
+        return self.finish(node, ())
+
+    def _resolve(self, node: int, ready: list[int], dead: list[int]) -> None:
+        self._open[node] -= 1
+        if self._open[node] == 0:
+            if self._live[node]:
+                self.state[node] = READY
+                ready.append(node)
+            else:
+                dead.append(node)
+
+    def _skip(self, dead: list[int], ready: list[int]) -> None:
+        while dead:
+            node = dead.pop()
+            self.state[node] = SKIPPED
+            self.remaining -= 1
+            self.skipped.append(node)
+            for after in self.plan.successors[node]:
+                self._resolve(after, ready, dead)

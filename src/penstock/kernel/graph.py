@@ -1,0 +1,60 @@
+"""What a graph is: nodes, handles, edges, channels.
+
+Frozen data, and the look-ups over it. Knows no domain: what a node type does is its executor's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Channel = Literal["flow", "link"]
+"""`flow` carries values from a node that ran to one that runs next; `link` wires an artifact into its consumer."""
+
+CHANNELS: tuple[Channel, ...] = get_args(Channel)
+DEFAULT_OUTPUT = "output"
+DEFAULT_INPUT = "input"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """A vertex: its id, the type that says which executor is behind it, and that executor's settings."""
+
+    id: str
+    type: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+    position: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeSpec:
+    """A connection from one node's output handle to another node's input handle, on one channel."""
+
+    id: str
+    source: str
+    target: str
+    channel: Channel
+    source_handle: str = DEFAULT_OUTPUT
+    target_handle: str = DEFAULT_INPUT
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSpec:
+    """A graph as it is written down; whether it can run is `validate`'s question."""
+
+    nodes: tuple[NodeSpec, ...] = ()
+    edges: tuple[EdgeSpec, ...] = ()
+    id: str = "graph"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a graph: a code for programs, a path into its JSON, a sentence for people."""
+
+    code: str
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"

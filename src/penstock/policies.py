@@ -1,0 +1,77 @@
+"""What to do when a step fails.
+
+A policy is data: it says how often to try again, how long to wait, and what stands in for a result that never came.
+It runs nothing; chance comes in as a number. Cancellation and exceeded budgets pass through every policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from penstock.errors import InvalidValue
+
+OnError = Literal["fail", "retry", "skip", "fallback"]
+
+MAX_DELAY_S = 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorPolicy:
+    """How one step recovers. Retries come first; what `on_error` says happens when they are used up."""
+
+    on_error: OnError = "fail"
+    """fail and retry raise the last error; skip gives `fallback_value`; fallback gives the value or runs the node."""
+    retry_count: int = 0
+    """Attempts after the first."""
+    retry_delay_ms: int = 1000
+    retry_backoff: float = 2.0
+    """Each wait is this many times the one before."""
+    timeout_ms: int | None = None
+    """For each attempt."""
+    fallback_value: Any = None
+    fallback_node: Any = None
+    retry_jitter: float = 0.1
+    """The share by which a wait may be shorter or longer, so that many who failed together do not come back together."""
+
+    def __post_init__(self) -> None:
+        if self.on_error not in get_args(OnError):
+            raise InvalidValue("on_error", self.on_error, "fail, retry, skip or fallback")
+        _whole("retry_count", self.retry_count)
+        _whole("retry_delay_ms", self.retry_delay_ms)
+        if self.timeout_ms is not None:
+            _whole("timeout_ms", self.timeout_ms)
+        _number("retry_backoff", self.retry_backoff, 1.0, 1_000.0)
+        _number("retry_jitter", self.retry_jitter, 0.0, 1.0)
+        self._refuse_contradictions()
+
+    def _refuse_contradictions(self) -> None:
+        if self.on_error == "retry" and self.retry_count == 0:
+            raise InvalidValue("retry_count", 0, "at least 1 with on_error='retry'")
+        if self.timeout_ms == 0:
+            raise InvalidValue("timeout_ms", 0, "at least 1, or None for no timeout")
+        if self.fallback_node is not None and self.on_error != "fallback":
+            raise InvalidValue("fallback_node", self.fallback_node, "None unless on_error='fallback'")
+        if self.fallback_value is not None and self.on_error not in ("skip", "fallback"):
+            raise InvalidValue("fallback_value", self.fallback_value, "None unless on_error is 'skip' or 'fallback'")
+        if self.on_error == "fallback" and (self.fallback_node is None) == (self.fallback_value is None):
+            expected = "given, or a fallback_value, but not both, with on_error='fallback'"
+            raise InvalidValue("fallback_node", self.fallback_node, expected)
+
+    def delay_s(self, attempt: int, chance: float) -> float:
+        """How long to wait after the `attempt`-th failure (1, 2, …); `chance` is a number from 0 to 1."""
+        try:
+            delay = self.retry_delay_ms / 1_000 * self.retry_backoff ** (attempt - 1)
+        except OverflowError:
+            return MAX_DELAY_S
+        return min(delay * (1 + self.retry_jitter * (2 * chance - 1)), MAX_DELAY_S)
+
+
+def _whole(field: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1_000_000_000:
+        raise InvalidValue(field, value, "a whole number, zero or more")
+
+
+def _number(field: str, value: object, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise InvalidValue(field, value, f"a number from {least:g} to {most:g}")
