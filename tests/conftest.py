@@ -12,6 +12,8 @@ import pytest
 from penstock.testing import census
 from tests import requirements
 
+pytest.register_assert_rewrite("penstock.testing.contracts")
+
 MARKED = pytest.StashKey[set[str]]()
 PASSES = pytest.StashKey[dict[str, bool]]()
 DESELECTED = pytest.StashKey[bool]()
@@ -79,7 +81,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def is_whole_run(config: pytest.Config) -> bool:
     """Whether every test of the suite was asked for; a part of it cannot show that something is missing."""
     option = config.option
-    parts = (option.keyword, option.markexpr, option.deselect, option.ignore, option.ignore_glob, getattr(option, "lf", False))
+    chosen = (option.keyword, option.markexpr, option.deselect, option.ignore, option.ignore_glob)
+    parts = (*chosen, getattr(option, "lf", False))
     asked_for_all = config.args == config.getini("testpaths") and not any(parts)
     return asked_for_all and not option.collectonly and not config.stash[DESELECTED]
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from penstock.errors import RunEnded as RunEnded
     from penstock.front_door import contain as contain
     from penstock.money import format_usd as format_usd
+    from penstock.runtime.calls import Outcome as Outcome
     from penstock.runtime.cancellation import CancellationToken as CancellationToken
     from penstock.runtime.context import ExecutionContext as ExecutionContext
-    from penstock.runtime.context import Outcome as Outcome
     from penstock.runtime.context import current_context as current_context
     from penstock.runtime.door import Call as Call
     from penstock.runtime.options import WrapOptions as WrapOptions
@@ -99,8 +99,9 @@ _MODULES: dict[str, tuple[str, ...]] = {
     ),
     "penstock.front_door": ("contain",),
     "penstock.money": ("format_usd",),
+    "penstock.runtime.calls": ("Outcome",),
     "penstock.runtime.cancellation": ("CancellationToken",),
-    "penstock.runtime.context": ("ExecutionContext", "Outcome", "current_context"),
+    "penstock.runtime.context": ("ExecutionContext", "current_context"),
     "penstock.runtime.door": ("Call",),
     "penstock.runtime.options": ("WrapOptions",),
     "penstock.runtime.prices": ("Price", "PriceBook"),

@@ -44,11 +44,13 @@ class InvalidValue(PenstockError, ValueError):
 
 
 class RunEnded(PenstockError, RuntimeError):
-    """Something was asked of a run that has already ended."""
+    """Something was asked of a run, or of a child context, that has already ended."""
 
-    def __init__(self, run_id: str, asked: str) -> None:
+    def __init__(self, run_id: str, asked: str, context: str | None = None) -> None:
         self.run_id = run_id
-        super().__init__(f"run {run_id} has ended: {asked}; start a new run for further work")
+        self.context = context
+        where = f"run {run_id}" if context is None else f"context {context!r} of run {run_id}"
+        super().__init__(f"{where} has ended: {asked}; start a new one for further work")
 
 
 class LedgerError(PenstockError):

@@ -32,7 +32,7 @@ class ErrorPolicy:
     fallback_value: Any = None
     fallback_node: Any = None
     retry_jitter: float = 0.1
-    """The share by which a wait may be shorter or longer, so that many who failed together do not come back together."""
+    """The share by which a wait may differ, so that many who failed together do not come back together."""
 
     def __post_init__(self) -> None:
         if self.on_error not in get_args(OnError):

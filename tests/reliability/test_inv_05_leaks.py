@@ -7,12 +7,17 @@ import gc
 import threading
 import time
 import tracemalloc
+from collections import deque
 
 import pytest
 
 from penstock import Budget, ExecutionConfig, ExecutionContext, Halted, contain
 
 pytestmark = [pytest.mark.reliability]
+
+
+LEFT_BEHIND: deque[asyncio.Future[object]] = deque(maxlen=10)
+"""Calls that were under way when their run ended; asyncio wants somebody to keep them."""
 
 
 async def mixed_run(number: int) -> None:
@@ -37,7 +42,7 @@ async def mixed_run(number: int) -> None:
                 with pytest.raises(Halted):
                     await child.allm(lambda: asyncio.sleep(0))
         elif kind == 5:
-            asyncio.ensure_future(run.acall_llm(lambda: asyncio.sleep(10)))
+            LEFT_BEHIND.append(asyncio.ensure_future(run.acall_llm(lambda: asyncio.sleep(10))))
             await asyncio.sleep(0)
         elif kind == 6:
             run.tool(len, "on a worker")

@@ -153,7 +153,7 @@ def test_a_child_of_a_child_that_has_ended_is_refused() -> None:
     run = ExecutionContext()
     child = run.spawn_child("child")
     child.end()
-    with pytest.raises(RunEnded, match=r"context 'main/child', has ended: child 'late' came after its end"):
+    with pytest.raises(RunEnded, match=r"context 'main/child' of run .* has ended: child 'late' came after its end"):
         child.spawn_child("late")
     run.end()
     assert check_history(run.history()) == []
@@ -251,13 +251,13 @@ def test_a_child_with_a_token_of_its_own_obeys_that_and_its_parent_and_the_token
 
 @pytest.mark.requirement("T-4", "C-4")
 def test_the_token_of_a_child_frees_who_waits_for_its_sync_work() -> None:
-    token, started, release = CancellationToken(), threading.Event(), threading.Event()
-    run = ExecutionContext()
-    child = run.spawn_child("child", cancellation=token)
+    token, started, release, finished = CancellationToken(), threading.Event(), threading.Event(), threading.Event()
+    child = ExecutionContext().spawn_child("child", cancellation=token)
 
     def slow() -> None:
         started.set()
         release.wait(30)
+        finished.set()
 
     def press() -> None:
         assert started.wait(30)
@@ -266,6 +266,7 @@ def test_the_token_of_a_child_frees_who_waits_for_its_sync_work() -> None:
     presser = threading.Thread(target=press)
     presser.start()
     outcome = child.call_tool(slow)
+    assert not finished.is_set()
     assert (outcome.decision, outcome.call.stop.message) == (Decision.HALT, "pressed")  # type: ignore[union-attr]
     release.set()
     presser.join()
@@ -290,11 +291,21 @@ def test_children_that_have_ended_no_longer_listen_to_their_token() -> None:
     for number in range(100):
         with run.spawn_child(f"child {number}", cancellation=token):
             pass
-    run.spawn_child("left open", cancellation=token)
+    token.cancel("pressed")
+    assert not any(child.cancellation.is_cancelled for child in run.children)
+
+
+@pytest.mark.requirement("T-4")
+def test_what_is_cancelled_after_a_child_has_ended_did_not_stop_it() -> None:
+    token = CancellationToken()
+    run = ExecutionContext()
+    with run.spawn_child("done", cancellation=token) as done:
+        pass
+    left_open = run.spawn_child("left open", cancellation=token)
     run.end()
     token.cancel("pressed")
-    assert [child.stop for child in run.children] == [None] * 101
-    assert not any(child.get_snapshot().aborted for child in run.children)
+    assert [each.stop for each in (done, left_open, run)] == [None] * 3
+    assert not any(each.get_snapshot().aborted for each in (done, left_open, run))
 
 
 @pytest.mark.requirement("T-4")

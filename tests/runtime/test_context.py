@@ -1006,6 +1006,7 @@ def test_who_a_run_belongs_to_is_in_its_first_event_its_root_its_safety_events_a
     ctx.wrap_tool_call(nothing)
     described = {
         "request_id": "req-1",
+        "chain_id": "chain-1",
         "org_id": "acme",
         "team": "search",
         "service": "summariser",

@@ -242,7 +242,7 @@ def test_a_call_after_the_end_raises_and_does_not_run(door: str) -> None:
     ctx, ran = ExecutionContext(), []
     child = ctx.spawn_child("child")
     child.end()
-    with pytest.raises(RunEnded, match=rf"run {ctx.run_id}, context 'main/child', has ended: (llm|tool) call"):
+    with pytest.raises(RunEnded, match=rf"context 'main/child' of run {ctx.run_id} has ended: (llm|tool) call"):
         getattr(child, door)(lambda: ran.append(1))
     ctx.end()
     for ended in (ctx, child, ctx.with_input(1)):
@@ -267,8 +267,9 @@ def test_nothing_is_written_into_a_run_that_has_ended() -> None:
     ctx = ExecutionContext()
     ctx.end()
     before = ctx.history()
-    ctx.trace_custom("late")
-    ctx.record_event(CustomTrace(name="late"))
+    for late in (lambda: ctx.trace_custom("late"), lambda: ctx.record_event(CustomTrace(name="late"))):
+        with pytest.raises(RunEnded, match="event 'custom' came after its end"):
+            late()
     ctx.record_event(SafetyEvent("late", Decision.ALLOW, "", "test"))
     ctx.abort("late")
     with pytest.raises(RunEnded):

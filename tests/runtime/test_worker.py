@@ -324,24 +324,31 @@ def test_a_call_made_on_a_worker_knows_the_call_around_it() -> None:
 def test_ctrl_c_while_waiting_for_a_worker_leaves_the_function_behind_and_settles_it_later(fails: bool) -> None:
     breaker = CircuitBreaker()
     run = ExecutionContext(ExecutionConfig(1, 10, 5), breaker=breaker, settings=RunSettings(sync_calls="thread"))
-    release = threading.Event()
+    release, noticed, struck = threading.Event(), threading.Event(), list[int]()
 
     def slow() -> Any:
+        main = threading.main_thread().ident
+        assert main is not None
+        while not struck:  # a signal that comes just before a thread goes to sleep does not wake it
+            signal.pthread_kill(main, signal.SIGALRM)
+            release.wait(0.01)
+        noticed.set()
         release.wait(PATIENCE_S)
         if fails:
             raise Billed
         return Reported.of("late", cost_usd=0.10)
 
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        struck.append(1)
+        if len(struck) == 1:
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
         with pytest.raises(KeyboardInterrupt):
             run.tool(slow, cost_hint_usd=0.25)
+        assert noticed.wait(PATIENCE_S)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     (call,) = run.get_snapshot().nodes
     assert call.status == "aborted"

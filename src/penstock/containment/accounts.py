@@ -277,6 +277,14 @@ def is_under(account: Account, above: Account) -> bool:
     return above in _levels(account)
 
 
+def refusing(account: Account, stop: Stop) -> Account | None:
+    """The level that the stop came from; budgets may share a name, so its ceiling has to be the one the stop names."""
+    for level in _levels(account):
+        if level.name == stop.budget and level.limits.in_unit(stop.unit or "") == stop.limit:
+            return level
+    return None
+
+
 def _cost_used_up(level: Account, now_ns: int) -> Stop | None:
     return None if level.committed < level.max_cost else _cost_stop(level, 0)
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from penstock.errors import InvalidValue
-from penstock.money import Usd, format_usd, to_nanos
+from penstock.money import Usd, format_usd, to_nanos, to_usd
 
 UNLIMITED = 1 << 62
 """Stands for "no limit" where limits are compared: larger than any count or amount that is accepted."""
@@ -39,6 +39,36 @@ class Limits:
             min(self.retries, other.retries),
             min(self.time_ns, other.time_ns),
         )
+
+    @property
+    def time_s(self) -> float | None:
+        """The time limit in seconds; None if there is none."""
+        return None if self.time_ns == UNLIMITED else self.time_ns / 1_000_000_000
+
+    def in_unit(self, unit: str) -> float | None:
+        """The ceiling that a stop of that unit speaks of; None if there is no such unit."""
+        return {
+            "usd": to_usd(self.cost_nanos),
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "api calls": self.api_calls,
+            "retries": self.retries,
+            "seconds": self.time_ns / 1_000_000_000,
+        }.get(unit)
+
+    def as_budget(self) -> Budget:
+        """These ceilings as a Budget; one on retries has no place there."""
+        return Budget(
+            max_tokens=_given(self.tokens),
+            max_time_seconds=self.time_s,
+            max_steps=_given(self.steps),
+            max_api_calls=_given(self.api_calls),
+            max_cost_dollars=None if self.cost_nanos == UNLIMITED else to_usd(self.cost_nanos),
+        )
+
+
+def _given(limit: int) -> int | None:
+    return None if limit == UNLIMITED else limit
 
 
 NO_LIMITS = Limits()

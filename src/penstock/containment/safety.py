@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -70,3 +70,7 @@ class ChainMetadata:
     user_id: str | None = None
     model: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Who the run belongs to, as plain data."""
+        return {one.name: getattr(self, one.name) for one in fields(self)} | {"tags": dict(self.tags)}

@@ -59,7 +59,7 @@ class ExecutorRegistry:
 
     def register(self, node_type: str, executor: Any) -> None:
         """Let `executor` run nodes of this type; a type is taken once."""
-        if not isinstance(node_type, str) or not node_type:
+        if not node_type:
             raise InvalidValue("node_type", node_type, "a name")
         if not callable(getattr(executor, "execute", None)) and not callable(getattr(executor, "materialize", None)):
             raise InvalidValue(

@@ -93,10 +93,10 @@ def _reachable(
     reached: dict[int, None] = dict.fromkeys(entries)
     todo = list(entries)
     while todo:
-        for after in successors[todo.pop()]:
-            if after not in reached:
-                reached[after] = None
-                todo.append(after)
+        for one in successors[todo.pop()]:
+            if one not in reached:
+                reached[one] = None
+                todo.append(one)
     kept = sorted(reached)
     number = {old: new for new, old in enumerate(kept)}
     before = [[number[one] for one in predecessors[old] if one in reached] for old in kept]

@@ -111,8 +111,9 @@ def _bad_ends(
         elif handle is not None and handle.channel != edge.channel:
             message = f"handle {name!r} of {node!r} is for {handle.channel}, the edge is a {edge.channel}"
             yield Problem("channel_mismatch", f"{path}.data.channel", message)
-    declared = isinstance(leaves, Handle) and isinstance(arrives, Handle) and edge.channel == "flow"
-    if declared and not conversions.fits(leaves.type, arrives.type):
+    if not (isinstance(leaves, Handle) and isinstance(arrives, Handle)) or edge.channel != "flow":
+        return
+    if not conversions.fits(leaves.type, arrives.type):
         message = f"{leaves.type} cannot become {arrives.type}, and no conversion is declared"
         yield Problem("type_mismatch", path, message)
 

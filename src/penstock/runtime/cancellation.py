@@ -192,6 +192,16 @@ class CancellationToken:
             made._cancel(Cancellation("parent", self.cancellation.stop))
         return made
 
+    def follow(self, other: CancellationToken) -> Callable[[], None]:
+        """Be cancelled when `other` is, its deadline included; returns how to let go of it."""
+        if other.deadline_ns < self.deadline_ns:
+            self.deadline_ns, self._deadline_of = other.deadline_ns, other._deadline_of or other
+
+        def cancel_too() -> None:
+            self.cancel(cause="parent", stop=other.stop)
+
+        return other.add_callback(cancel_too)
+
     def add_callback(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` once when the token is cancelled, at once if it is; returns how to take it back.
 

@@ -10,37 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from inspect import iscoroutine
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from penstock.clock import SYSTEM_CLOCK, Clock, utc_from_ns
+from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment import accounts
-from penstock.containment.accounts import Account, Balance
-from penstock.containment.breaker import CircuitBreaker, PolicyContext
+from penstock.containment.breaker import CircuitBreaker
 from penstock.containment.ledger import Ledger
 from penstock.containment.limits import (
     NO_LIMITS,
     UNLIMITED,
     Budget,
     ExecutionConfig,
-    Limits,
-    ResourceUsage,
-    seconds_to_ns,
 )
 from penstock.containment.safety import ChainMetadata, Decision, SafetyEvent
-from penstock.containment.shield import ShieldPipeline, Slot, Verdict
-from penstock.errors import InvalidValue, RunEnded
+from penstock.containment.shield import ShieldPipeline, Slot
+from penstock.errors import InvalidValue
 from penstock.ids import new_run_id
-from penstock.money import Usd, to_nanos, to_usd
+from penstock.money import Usd
 from penstock.runtime import door, ending
+from penstock.runtime.calls import Calls
 from penstock.runtime.cancellation import Cancellation, CancellationToken
-from penstock.runtime.door import Call, Work
+from penstock.runtime.door import Call
 from penstock.runtime.observers import Observer, Observers, Subscription
-from penstock.runtime.options import DEFAULT_OPTIONS, WrapOptions, must_be, must_be_text, whole
+from penstock.runtime.options import must_be, must_be_text
 from penstock.runtime.prices import PriceBook
 from penstock.runtime.run import THE_RUNS_OWN, Run, RunSettings
-from penstock.runtime.snapshot import ContextSnapshot, abort_reason, node_records
+from penstock.runtime.snapshot import ContextSnapshot, take_snapshot
 from penstock.runtime.usage import Usage
 from penstock.stops import Stop, TerminationReason
 from penstock.tracing.divergence import DivergenceDetector
@@ -55,7 +51,6 @@ from penstock.tracing.events import (
 )
 from penstock.tracing.execution_graph import ExecutionGraph
 from penstock.tracing.explain import explain
-from penstock.tracing.lifecycle import CallKind
 from penstock.tracing.record import OPEN, CallRecord, Source
 from penstock.tracing.stats import ExecutionStats
 
@@ -71,22 +66,11 @@ def current_context() -> ExecutionContext | None:
     return entered[-1] if entered else None
 
 
-class Outcome(NamedTuple):
-    """What came of one call: its value (None if it has none), the decision on it, and the call itself."""
-
-    value: Any
-    decision: Decision
-    call: Call
-
-
-class ExecutionContext:
+class ExecutionContext(Calls):
     """One run, or a child of one: limits, call tree, events, stats and cancellation for whatever runs under it."""
 
     __slots__ = (
         "__weakref__",
-        "_account",
-        "_base",
-        "_budget",
         "_child_names",
         "_children",
         "_ended_as",
@@ -96,24 +80,14 @@ class ExecutionContext:
         "_iteration_started_ns",
         "_let_go",
         "_origin",
-        "_run",
-        "_source",
         "_started_ns",
-        "_token",
         "data",
         "input",
-        "name",
-        "parent",
         "session",
         "upstream",
     )
 
-    _run: Run
-    _account: Account
-    _token: CancellationToken
-    _base: CallRecord
-    _source: Source
-    _budget: Budget | None
+    parent: ExecutionContext | None
     _started_ns: int
 
     def __init__(
@@ -169,12 +143,12 @@ class ExecutionContext:
         )
         self._account = account
         self._source = source
-        self._budget = budget
         self._started_ns = account.opened_ns
         above = cancellation or CancellationToken(name=name, clock=clock)
-        limit_s = limits.time_ns / 1_000_000_000 if limits.time_ns < UNLIMITED else None
-        self._token = above.child(name, deadline_s=limit_s)
-        described = _described(metadata)
+        if ledger is not None:
+            above = above.child(own.root.name, deadline_s=_seconds_left(own))
+        self._token = above.child(name, deadline_s=limits.time_s)
+        described = metadata.to_dict()
         run.record(RunStarted(name=name, metadata=described), source, None)
         run.graph.create_root(name, described)
         assert run.graph.root is not None
@@ -195,7 +169,6 @@ class ExecutionContext:
         self.session = session
         self.input = input
         self.upstream: Mapping[str, Any] = dict(upstream or {})
-        self._budget = None
         self._children: list[ExecutionContext] = []
         self._child_names: dict[str, int] = {}
         self._iteration_started_ns: int | None = None
@@ -209,102 +182,6 @@ class ExecutionContext:
         self._final: Cancellation | None = None
         """What had cancelled it by the time it ended; what cancels its token later did not stop it."""
         self._let_go: Callable[[], None] | None = None
-
-    # Calls: the decision.
-
-    def wrap_llm_call(self, fn: Work, options: WrapOptions | None = None) -> Decision:
-        """Run a model call under containment; the decision on it."""
-        return self._call("llm", fn, options).decision
-
-    def wrap_tool_call(self, fn: Work, options: WrapOptions | None = None) -> Decision:
-        """Run a tool call under containment; the decision on it."""
-        return self._call("tool", fn, options).decision
-
-    async def awrap_llm_call(self, fn: Work, options: WrapOptions | None = None) -> Decision:
-        """Await a model call under containment; the decision on it."""
-        return (await self._acall("llm", fn, options)).decision
-
-    async def awrap_tool_call(self, fn: Work, options: WrapOptions | None = None) -> Decision:
-        """Await a tool call under containment; the decision on it."""
-        return (await self._acall("tool", fn, options)).decision
-
-    # Calls: value, decision and call.
-
-    def call_llm(self, fn: Work, options: WrapOptions | None = None) -> Outcome:
-        """Run a model call under containment; its value, the decision, the call."""
-        return _outcome(self._call("llm", fn, options))
-
-    def call_tool(self, fn: Work, options: WrapOptions | None = None) -> Outcome:
-        """Run a tool call under containment; its value, the decision, the call."""
-        return _outcome(self._call("tool", fn, options))
-
-    async def acall_llm(self, fn: Work, options: WrapOptions | None = None) -> Outcome:
-        """Await a model call under containment; its value, the decision, the call."""
-        return _outcome(await self._acall("llm", fn, options))
-
-    async def acall_tool(self, fn: Work, options: WrapOptions | None = None) -> Outcome:
-        """Await a tool call under containment; its value, the decision, the call."""
-        return _outcome(await self._acall("tool", fn, options))
-
-    # Calls: the value.
-
-    def llm(
-        self,
-        fn: Work,
-        *args: Any,
-        name: str = "",
-        cost_hint_usd: Usd | None = None,
-        timeout_s: float | None = None,
-        retries: int = 0,
-        model: str | None = None,
-        degraded: Work | None = None,
-    ) -> Any:
-        """The value of a model call `fn(*args)`; or raise Halted, CancelledError, or what the function raised."""
-        name, hint = self._said("llm", fn, name, cost_hint_usd, model, timeout_s, retries, degraded)
-        return door.call(self, "llm", fn, args, name, hint, model, timeout_s, retries, degraded).result()
-
-    def tool(
-        self,
-        fn: Work,
-        *args: Any,
-        name: str = "",
-        cost_hint_usd: Usd | None = None,
-        timeout_s: float | None = None,
-        retries: int = 0,
-        degraded: Work | None = None,
-    ) -> Any:
-        """The value of a tool call `fn(*args)`; or raise Halted, CancelledError, or what the function raised."""
-        name, hint = self._said("tool", fn, name, cost_hint_usd, None, timeout_s, retries, degraded)
-        return door.call(self, "tool", fn, args, name, hint, None, timeout_s, retries, degraded).result()
-
-    async def allm(
-        self,
-        fn: Work,
-        *args: Any,
-        name: str = "",
-        cost_hint_usd: Usd | None = None,
-        timeout_s: float | None = None,
-        retries: int = 0,
-        model: str | None = None,
-        degraded: Work | None = None,
-    ) -> Any:
-        """Like `llm`, for functions that return an awaitable."""
-        name, hint = self._said("llm", fn, name, cost_hint_usd, model, timeout_s, retries, degraded)
-        return (await door.acall(self, "llm", fn, args, name, hint, model, timeout_s, retries, degraded)).result()
-
-    async def atool(
-        self,
-        fn: Work,
-        *args: Any,
-        name: str = "",
-        cost_hint_usd: Usd | None = None,
-        timeout_s: float | None = None,
-        retries: int = 0,
-        degraded: Work | None = None,
-    ) -> Any:
-        """Like `tool`, for functions that return an awaitable."""
-        name, hint = self._said("tool", fn, name, cost_hint_usd, None, timeout_s, retries, degraded)
-        return (await door.acall(self, "tool", fn, args, name, hint, None, timeout_s, retries, degraded)).result()
 
     def report(
         self,
@@ -327,33 +204,14 @@ class ExecutionContext:
 
     @property
     def budget(self) -> Budget | None:
-        """The budget this context was given, or the nearest one above it."""
-        return self._budget
-
-    @property
-    def usage(self) -> ResourceUsage:
-        """What was used of this context's budget so far."""
-        figures = self.balance
-        elapsed_ns = self._now_or_end() - self._account.opened_ns
-        return ResourceUsage(
-            tokens_used=figures.tokens_in + figures.tokens_out,
-            steps_executed=figures.steps,
-            api_calls=figures.api_calls,
-            cost_dollars=figures.spent_usd,
-            time_elapsed_seconds=elapsed_ns / 1_000_000_000,
-            retries_used=figures.retries,
-            start_time=utc_from_ns(self._run.wall_time_ns(self._account.opened_ns)),
-        )
+        """The ceilings this context is under: its own, or those of the nearest context above; None if it has none."""
+        limits = self._account.limits
+        return None if limits == NO_LIMITS else limits.as_budget()
 
     @property
     def ledger(self) -> Ledger:
         """The judge of this run's money, steps, tokens, calls and retries."""
         return self._run.ledger
-
-    @property
-    def balance(self) -> Balance:
-        """The figures of this context's account, all of one instant."""
-        return self._run.ledger.balance(self._account)
 
     @property
     def cancellation(self) -> CancellationToken:
@@ -401,7 +259,7 @@ class ExecutionContext:
         verdict = run.pipeline.judge(Slot.EGRESS, door.describe(call), url, method)
         if verdict is None:
             return Decision.ALLOW
-        self.note(verdict, call.record)
+        run.record_verdict(verdict, self._source, call.record)
         return verdict.decision
 
     def with_input(self, input: Any) -> ExecutionContext:
@@ -443,7 +301,7 @@ class ExecutionContext:
         run = self._run
         child: ExecutionContext = object.__new__(ExecutionContext)
         child._place(self, name, data, self.session, self.input, self.upstream)
-        child._run, child._account, child._budget = run, self._account, self._budget
+        child._run, child._account = run, self._account
         child._started_ns = run.now()
         child._limit(budget, name, self._token)
         above = self._call_here()
@@ -455,7 +313,8 @@ class ExecutionContext:
             child._base = run.graph.begin(parent, "system", name, None, child._source, child._started_ns)
             self._children.append(child)
         if cancellation is not None:
-            child._obey(cancellation)
+            run.external_token = True
+            child._let_go = child._token.follow(cancellation)
         run.record(ChildSpawnTrace(child_name=name, node_id=child._base.node_id), self._source, child._base.parent)
         return child
 
@@ -549,7 +408,7 @@ class ExecutionContext:
         elif isinstance(event, TraceEvent):
             if isinstance(event, THE_RUNS_OWN):
                 raise InvalidValue("event", event, "one that the run does not write itself (subclass CustomTrace)")
-            self._run.record(event, self._source, self._here())
+            self._record(event)
         else:
             raise InvalidValue("event", event, "a SafetyEvent or a TraceEvent (subclass CustomTrace for your own)")
 
@@ -557,50 +416,13 @@ class ExecutionContext:
         """Write an event of your own into the run's log."""
         must_be_text("name", name)
         must_be("data", data, Mapping)
-        self._run.record(CustomTrace(name=name, data=dict(data or {})), self._source, self._here())
-
-    def note(self, verdict: Verdict, call: CallRecord) -> None:
-        """Write down what a hook said of a call."""
-        event = SafetyEvent(
-            event_type=str(verdict.stop_reason) if verdict.decision is Decision.HALT else verdict.decision.lower(),
-            decision=verdict.decision,
-            reason=verdict.reason,
-            hook=verdict.hook,
-            request_id=self._run.metadata.request_id,
-            ts=self._run.wall_time(),
-            metadata=self._run.about(call),
-        )
-        self._run.record_safety(event, self._source, call)
+        self._record(CustomTrace(name=name, data=dict(data or {})))
 
     def get_snapshot(self) -> ContextSnapshot:
         """The state of the run now; at any time, also after it was stopped."""
-        run = self._run
         if self._base.end_seq == OPEN:
             self._token.is_cancelled  # noqa: B018  notices the deadline
-        with run.lock:
-            figures = accounts.balance(self._account)
-            seq, calls = run.graph.calls()
-            events, dropped, unknown_costs = list(run.safety_events), run.safety_dropped, run.unknown_costs
-            elapsed_ns = self._now_or_end() - self._started_ns
-        cancelled = self._cancelled
-        return ContextSnapshot(
-            chain_id=run.id,
-            request_id=run.metadata.request_id,
-            step_count=figures.steps,
-            cost_usd_accumulated=figures.spent_usd,
-            retries_used=figures.retries,
-            aborted=cancelled is not None,
-            abort_reason=None if cancelled is None else abort_reason(cancelled.stop),
-            elapsed_ms=elapsed_ns / 1_000_000,
-            nodes=node_records(calls, seq, run.graph.wall_offset_ns),
-            events=events,
-            seq=seq,
-            attempts=figures.attempts,
-            held_usd=figures.held_usd,
-            unresolved_usd=figures.unresolved_usd,
-            unknown_costs=unknown_costs,
-            events_dropped=dropped,
-        )
+        return take_snapshot(self, self._started_ns, self._cancelled)
 
     @property
     def partial_results(self) -> Mapping[str, Any]:
@@ -659,93 +481,11 @@ class ExecutionContext:
 
     # Inside.
 
-    def budget_of(self, stop: Stop) -> Budget:
-        """The ceilings of the budget that refused, as a Budget."""
-        return _as_budget(self._refusing(stop).limits)
-
-    def _refusing(self, stop: Stop) -> Account:
-        """The account of the budget that refused: this one, or one above."""
-        level: Account | None = self._account
-        while level is not None and not _refuses(level, stop):
-            level = level.parent
-        return level or self._account
-
-    def _remember(self, stop: Stop) -> None:
-        """A limit refused something here: that is why this context stops, and those above it that share the budget."""
-        refusing = self._refusing(stop)
-        place: ExecutionContext | None = self
-        while place is not None and accounts.is_under(place._account, refusing):
-            self._run.stops.setdefault(place._source, stop)
-            place = place.parent
-
-    def _call(self, kind: CallKind, fn: Work, options: WrapOptions | None) -> Call:
-        how = DEFAULT_OPTIONS if options is None else options
-        if not isinstance(how, WrapOptions):
-            raise InvalidValue("options", how, "WrapOptions or None")
-        name = how.operation_name or kind
-        self._check_work(kind, fn, name)
-        return door.call(self, kind, fn, (), name, how.hint_nanos, how.model, how.timeout_s, how.retries, how.degraded)
-
-    async def _acall(self, kind: CallKind, fn: Work, options: WrapOptions | None) -> Call:
-        how = DEFAULT_OPTIONS if options is None else options
-        if not isinstance(how, WrapOptions):
-            raise InvalidValue("options", how, "WrapOptions or None")
-        name = how.operation_name or kind
-        self._check_work(kind, fn, name)
-        return await door.acall(
-            self, kind, fn, (), name, how.hint_nanos, how.model, how.timeout_s, how.retries, how.degraded
-        )
-
-    def _said(
-        self,
-        kind: CallKind,
-        fn: Work,
-        name: str,
-        cost_hint_usd: Usd | None,
-        model: str | None,
-        timeout_s: float | None,
-        retries: int,
-        degraded: Work | None,
-    ) -> tuple[str, int | None]:
-        """The name and the hint of a call, once everything that was said about it has been checked."""
-        if not isinstance(name, str):
-            raise InvalidValue("name", name, "a string")
-        name = name or _name_of(fn, kind)
-        self._check_work(kind, fn, name)
-        if timeout_s is not None:
-            seconds_to_ns(timeout_s, "timeout_s")
-        if retries:
-            whole("retries", retries)
-        if model is not None and not isinstance(model, str):
-            raise InvalidValue("model", model, "a string, or None")
-        if degraded is not None and not callable(degraded):
-            raise InvalidValue("degraded", degraded, "a function, or None")
-        return name, None if cost_hint_usd is None else to_nanos(cost_hint_usd, "cost_hint_usd")
-
-    def _check_work(self, kind: CallKind, fn: object, name: str) -> None:
-        if not callable(fn):
-            if iscoroutine(fn):
-                fn.close()
-            raise InvalidValue(
-                "fn", fn, "a function to call, as in (fetch, url), and not its result, as in (fetch(url))"
-            )
-        if self._base.end_seq != OPEN:
-            raise self._after_the_end(f"{kind} call {name!r}")
-
-    def _after_the_end(self, what: str) -> RunEnded:
-        ended = self._run.id if self.parent is None else f"{self._run.id}, context {self._source.path!r},"
-        error = RunEnded(ended, f"{what} came after its end")
-        error.run_id = self._run.id
-        return error
-
-    def _now_or_end(self) -> int:
-        return self._run.now() if self._base.end_seq == OPEN else self._base.ended_ns
-
     def _same_place(self) -> ExecutionContext:
         made: ExecutionContext = object.__new__(ExecutionContext)
         made._place(self.parent, self.name, self.data, self.session, self.input, self.upstream)
         made._run, made._source, made._account = self._run, self._source, self._account
-        made._token, made._base, made._budget = self._token, self._base, self._budget
+        made._token, made._base = self._token, self._base
         made._started_ns, made._origin = self._started_ns, self._origin
         made._children, made._child_names = self._children, self._child_names
         return made
@@ -753,45 +493,21 @@ class ExecutionContext:
     def _limit(self, budget: Budget | None, name: str, above: CancellationToken) -> None:
         limits = NO_LIMITS if budget is None else budget.limits()
         if budget is not None:
-            self._budget = budget
             self._account = self._run.ledger.open(name, limits, self._account)
-        limit_s = limits.time_ns / 1_000_000_000 if limits.time_ns < UNLIMITED else None
-        self._token = above.child(name, deadline_s=limit_s)
-
-    def _obey(self, other: CancellationToken) -> None:
-        """What cancels `other`, a deadline included, cancels this context too."""
-        token = self._token
-        if other.deadline_ns < token.deadline_ns:
-            token.deadline_ns, token._deadline_of = other.deadline_ns, other._deadline_of or other
-        self._run.external_token = True
-
-        def follow() -> None:
-            token.cancel(cause="parent", stop=other.stop)
-
-        self._let_go = other.add_callback(follow)
+        self._token = above.child(name, deadline_s=limits.time_s)
 
     def _call_here(self) -> Call | None:
         """The call of this run that is being executed here."""
         call = door.current_call.get()
         return call if call is not None and call.context._run is self._run else None
 
+    def _record(self, event: TraceEvent) -> None:
+        if self._run.record(event, self._source, self._here()) is None:
+            raise self._after_the_end(f"event {event.kind!r}")
+
     def _here(self) -> CallRecord:
         call = self._call_here()
         return self._base if call is None else call.record
-
-    def _policy_context(self) -> PolicyContext:
-        account = self._account
-        spent = account.committed - account.held - account.unresolved
-        return PolicyContext(cost_usd=to_usd(spent), step_count=account.steps_taken - account.steps_open)
-
-
-def _outcome(call: Call) -> Outcome:
-    return Outcome(call.value, call.decision, call)
-
-
-def _name_of(fn: Callable[..., object], kind: str) -> str:
-    name = getattr(fn, "__name__", kind)
-    return name if isinstance(name, str) and name != "<lambda>" else kind
 
 
 def _is_child(child: object, of: ExecutionContext) -> bool:
@@ -811,47 +527,12 @@ def _clock_of(ledger: Ledger, clock: Clock) -> Clock:
     return ledger.clock
 
 
-_CEILING_IN: Mapping[str, Callable[[Limits], float]] = {
-    "usd": lambda limits: to_usd(limits.cost_nanos),
-    "steps": lambda limits: limits.steps,
-    "tokens": lambda limits: limits.tokens,
-    "api calls": lambda limits: limits.api_calls,
-    "retries": lambda limits: limits.retries,
-    "seconds": lambda limits: limits.time_ns / 1_000_000_000,
-}
-
-
-def _refuses(level: Account, stop: Stop) -> bool:
-    """Whether the stop came from this account; budgets may share a name, so the ceiling has to be the same too."""
-    ceiling = _CEILING_IN.get(stop.unit or "")
-    return level.name == stop.budget and (ceiling is None or ceiling(level.limits) == stop.limit)
+def _seconds_left(ledger: Ledger) -> float | None:
+    """Until the deadline that a ledger brings along, which no token knows of yet."""
+    deadline_ns = ledger.root.deadline_ns
+    return None if deadline_ns == UNLIMITED else max(0, deadline_ns - ledger.clock.monotonic_ns()) / 1_000_000_000
 
 
 def _anonymous() -> ChainMetadata:
     run_id = new_run_id()
     return ChainMetadata(request_id=run_id, chain_id=run_id)
-
-
-def _described(metadata: ChainMetadata) -> dict[str, Any]:
-    return {
-        "request_id": metadata.request_id,
-        "org_id": metadata.org_id,
-        "team": metadata.team,
-        "service": metadata.service,
-        "user_id": metadata.user_id,
-        "model": metadata.model,
-        "tags": dict(metadata.tags),
-    }
-
-
-def _as_budget(limits: Limits) -> Budget:
-    def given(limit: int) -> int | None:
-        return limit if limit < UNLIMITED else None
-
-    return Budget(
-        max_tokens=given(limits.tokens),
-        max_time_seconds=limits.time_ns / 1_000_000_000 if limits.time_ns < UNLIMITED else None,
-        max_steps=given(limits.steps),
-        max_api_calls=given(limits.api_calls),
-        max_cost_dollars=to_usd(limits.cost_nanos) if limits.cost_nanos < UNLIMITED else None,
-    )

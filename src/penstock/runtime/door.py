@@ -32,7 +32,7 @@ from penstock.containment.accounts import Hold
 from penstock.containment.limits import UNLIMITED
 from penstock.containment.safety import Decision, ToolCallContext
 from penstock.containment.shield import ShieldPipeline, Slot, Verdict
-from penstock.errors import BudgetExceededError, CancelledError, Halted, InvalidValue, LedgerError, RunEnded
+from penstock.errors import BudgetExceededError, CancelledError, Halted, InvalidValue, LedgerError
 from penstock.money import Usd, to_usd
 from penstock.runtime import worker
 from penstock.runtime.cancellation import CancellationToken
@@ -51,7 +51,7 @@ from penstock.tracing.lifecycle import CallKind, Status
 from penstock.tracing.record import OPEN, CallRecord
 
 if TYPE_CHECKING:
-    from penstock.runtime.context import ExecutionContext
+    from penstock.runtime.handle import Handle
 
 current_call: ContextVar[Call | None] = ContextVar("penstock_call", default=None)
 """The call that is being executed here; calls made meanwhile are its children."""
@@ -84,7 +84,7 @@ class Call:
 
     def __init__(
         self,
-        context: ExecutionContext,
+        context: Handle,
         record: CallRecord,
         hinted: bool,
         token: CancellationToken,
@@ -156,13 +156,15 @@ class Call:
         return self.value
 
 
-def stopped(context: ExecutionContext, stop: Stop) -> Halted | CancelledError:
+def stopped(context: Handle, stop: Stop) -> Halted | CancelledError:
     """The exception that tells of `stop`, with what was used and what is already there."""
     if stop.reason is StopReason.ABORTED:
         return CancelledError(stop.message, stop=stop)
     partial = context._run.partial_results()
     if stop.reason in LIMIT_REASONS:
-        return BudgetExceededError(context.usage, context.budget_of(stop), stop.message, stop=stop, partial=partial)
+        return BudgetExceededError(
+            context.usage, context._budget_behind(stop), stop.message, stop=stop, partial=partial
+        )
     return Halted(stop, partial=partial)
 
 
@@ -170,7 +172,7 @@ def stopped(context: ExecutionContext, stop: Stop) -> Halted | CancelledError:
 
 
 def enter(
-    context: ExecutionContext,
+    context: Handle,
     kind: CallKind,
     name: str,
     hint: int | None,
@@ -192,8 +194,6 @@ def enter(
             if above.record.depth > base.depth:
                 parent = above.record
             cancelled = cancelled or above.token.cancellation
-    if base.end_seq != OPEN:
-        raise RunEnded(run.id, f"{kind} call {name!r} came after the end of {context.name!r}")
     worst = run.worst_case[kind]
     cost, tokens = (worst.cost, worst.tokens) if hint is None else (hint, 0)
     now_ns = run.now()
@@ -272,7 +272,7 @@ def _ask_guards(call: Call) -> None:
                 return
             if verdict is not None:
                 call.degraded = verdict
-                call.context.note(verdict, record)
+                run.record_verdict(verdict, call.context._source, record)
     if run.breaker is not None:
         decision = run.breaker.check(call.context._policy_context())
         call.permit = decision.permit
@@ -507,7 +507,7 @@ def _end_failed(call: Call, error: Exception, never_ran: bool = False) -> None:
         call.decision = verdict.decision
         if verdict.decision is not Decision.DEGRADE:
             call.stop = Stop(verdict.stop_reason, verdict.reason)
-        call.context.note(verdict, record)
+        run.record_verdict(verdict, call.context._source, record)
     else:
         call.decision = RETRY
 
@@ -594,7 +594,7 @@ Work = Callable[..., Any]
 
 
 def call(
-    context: ExecutionContext,
+    context: Handle,
     kind: CallKind,
     fn: Work,
     args: tuple[Any, ...],
@@ -675,12 +675,11 @@ def _execute_on_worker(made: Call, fn: Work, args: tuple[Any, ...]) -> None:
     job = worker.Job(lambda: fn(*args), finish_late)
     remove = token.add_callback(job.wake)
     try:
-        worker.start(job)
-    except RuntimeError as error:  # no thread is to be had
-        remove()
-        _end_failed(made, error, never_ran=True)
-        return
-    try:
+        try:
+            worker.start(job)
+        except RuntimeError as error:  # no thread is to be had
+            _end_failed(made, error, never_ran=True)
+            return
         finished = job.wait(token.seconds_left())
     except BaseException as error:
         abandon(made, _interruption(error))
@@ -699,7 +698,7 @@ def _execute_on_worker(made: Call, fn: Work, args: tuple[Any, ...]) -> None:
 
 
 async def acall(
-    context: ExecutionContext,
+    context: Handle,
     kind: CallKind,
     fn: Work,
     args: tuple[Any, ...],

@@ -19,7 +19,7 @@ from penstock.containment.accounts import Account
 from penstock.containment.breaker import CircuitBreaker
 from penstock.containment.ledger import Ledger
 from penstock.containment.safety import ChainMetadata, Decision, SafetyEvent
-from penstock.containment.shield import ShieldPipeline, Slot
+from penstock.containment.shield import ShieldPipeline, Slot, Verdict
 from penstock.errors import InvalidValue
 from penstock.runtime import worker
 from penstock.runtime.observers import Observers
@@ -280,6 +280,19 @@ class Run:
             source,
             call,
         )
+
+    def record_verdict(self, verdict: Verdict, source: Source, call: CallRecord) -> None:
+        """Write down what a hook said of a call."""
+        event = SafetyEvent(
+            event_type=str(verdict.stop_reason) if verdict.decision is Decision.HALT else verdict.decision.lower(),
+            decision=verdict.decision,
+            reason=verdict.reason,
+            hook=verdict.hook,
+            request_id=self.metadata.request_id,
+            ts=self.wall_time(),
+            metadata=self.about(call),
+        )
+        self.record_safety(event, source, call)
 
     def record_safety(self, event: SafetyEvent, source: Source, call: CallRecord | None) -> None:
         """Write down a safety event of a hook or of a caller."""

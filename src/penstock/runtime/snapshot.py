@@ -8,8 +8,11 @@ from datetime import datetime
 from typing import Literal
 
 from penstock.clock import utc_from_ns
+from penstock.containment import accounts
 from penstock.containment.safety import SafetyEvent
 from penstock.money import to_usd
+from penstock.runtime.cancellation import Cancellation
+from penstock.runtime.handle import Handle
 from penstock.stops import Stop, StopReason
 from penstock.tracing.lifecycle import CallKind
 from penstock.tracing.record import CallRecord
@@ -59,12 +62,40 @@ class ContextSnapshot:
     events_dropped: int
 
 
-def abort_reason(stop: Stop) -> str:
+def take_snapshot(handle: Handle, started_ns: int, cancelled: Cancellation | None) -> ContextSnapshot:
+    """The run as `handle` sees it now; every figure belongs to the same instant."""
+    run = handle._run
+    with run.lock:
+        figures = accounts.balance(handle._account)
+        seq, calls = run.graph.calls()
+        events, dropped, unknown_costs = list(run.safety_events), run.safety_dropped, run.unknown_costs
+        elapsed_ns = handle._now_or_end() - started_ns
+    return ContextSnapshot(
+        chain_id=run.id,
+        request_id=run.metadata.request_id,
+        step_count=figures.steps,
+        cost_usd_accumulated=figures.spent_usd,
+        retries_used=figures.retries,
+        aborted=cancelled is not None,
+        abort_reason=None if cancelled is None else _abort_reason(cancelled.stop),
+        elapsed_ms=elapsed_ns / 1_000_000,
+        nodes=_node_records(calls, seq, run.graph.wall_offset_ns),
+        events=events,
+        seq=seq,
+        attempts=figures.attempts,
+        held_usd=figures.held_usd,
+        unresolved_usd=figures.unresolved_usd,
+        unknown_costs=unknown_costs,
+        events_dropped=dropped,
+    )
+
+
+def _abort_reason(stop: Stop) -> str:
     """Why everything was stopped: in the words of whoever did it, or the stop reason and its figures."""
     return stop.message if stop.reason is StopReason.ABORTED else str(stop)
 
 
-def node_records(calls: Sequence[CallRecord], seq: int, wall_offset_ns: int) -> list[NodeRecord]:
+def _node_records(calls: Sequence[CallRecord], seq: int, wall_offset_ns: int) -> list[NodeRecord]:
     """The model and tool calls as the log up to `seq` tells them; what only groups them is left out."""
     shown = {call.number: call for call in calls if call.kind != "system"}
     return [_node_record(call, shown, seq, wall_offset_ns) for call in shown.values()]

@@ -1,0 +1,72 @@
+"""Where in a run something happens: what the door needs to know of a context, and nothing else."""
+
+from __future__ import annotations
+
+from penstock.clock import utc_from_ns
+from penstock.containment import accounts
+from penstock.containment.accounts import Account, Balance
+from penstock.containment.breaker import PolicyContext
+from penstock.containment.limits import Budget, ResourceUsage
+from penstock.errors import RunEnded
+from penstock.money import to_usd
+from penstock.runtime.cancellation import CancellationToken
+from penstock.runtime.run import Run
+from penstock.stops import Stop
+from penstock.tracing.record import OPEN, CallRecord, Source
+
+
+class Handle:
+    """A run, the account that pays, the token that stops, and the place in the tree under which calls are recorded."""
+
+    __slots__ = ("_account", "_base", "_run", "_source", "_token", "name", "parent")
+
+    _run: Run
+    _account: Account
+    _token: CancellationToken
+    _base: CallRecord
+    _source: Source
+    name: str
+    parent: Handle | None
+
+    @property
+    def balance(self) -> Balance:
+        """The figures of this context's account, all of one instant."""
+        return self._run.ledger.balance(self._account)
+
+    @property
+    def usage(self) -> ResourceUsage:
+        """What was used of this context's budget so far."""
+        figures = self.balance
+        elapsed_ns = self._now_or_end() - self._account.opened_ns
+        return ResourceUsage(
+            tokens_used=figures.tokens_in + figures.tokens_out,
+            steps_executed=figures.steps,
+            api_calls=figures.api_calls,
+            cost_dollars=figures.spent_usd,
+            time_elapsed_seconds=elapsed_ns / 1_000_000_000,
+            retries_used=figures.retries,
+            start_time=utc_from_ns(self._run.wall_time_ns(self._account.opened_ns)),
+        )
+
+    def _budget_behind(self, stop: Stop) -> Budget:
+        """The ceilings of the budget that refused, as a Budget."""
+        return (accounts.refusing(self._account, stop) or self._account).limits.as_budget()
+
+    def _remember(self, stop: Stop) -> None:
+        """A limit refused something here: that is why this context stops, and those above it that share the budget."""
+        refusing = accounts.refusing(self._account, stop)
+        place: Handle | None = self
+        while refusing is not None and place is not None and accounts.is_under(place._account, refusing):
+            self._run.stops.setdefault(place._source, stop)
+            place = place.parent
+
+    def _policy_context(self) -> PolicyContext:
+        account = self._account
+        spent = account.committed - account.held - account.unresolved
+        return PolicyContext(cost_usd=to_usd(spent), step_count=account.steps_taken - account.steps_open)
+
+    def _now_or_end(self) -> int:
+        return self._run.now() if self._base.end_seq == OPEN else self._base.ended_ns
+
+    def _after_the_end(self, what: str) -> RunEnded:
+        return RunEnded(self._run.id, f"{what} came after its end", None if self.parent is None else self._source.path)
