@@ -9,10 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.clock import Clock as Clock
     from penstock.containment.accounts import Account as Account
     from penstock.containment.accounts import Balance as Balance
     from penstock.containment.accounts import Hold as Hold
     from penstock.containment.breaker import CircuitBreaker as CircuitBreaker
+    from penstock.containment.breaker import CircuitSnapshot as CircuitSnapshot
     from penstock.containment.breaker import CircuitState as CircuitState
     from penstock.containment.breaker import PolicyContext as PolicyContext
     from penstock.containment.breaker import PolicyDecision as PolicyDecision
@@ -41,19 +43,20 @@ if TYPE_CHECKING:
     from penstock.errors import RunEnded as RunEnded
     from penstock.front_door import contain as contain
     from penstock.money import format_usd as format_usd
+    from penstock.runtime.billing.prices import Price as Price
+    from penstock.runtime.billing.prices import PriceBook as PriceBook
+    from penstock.runtime.billing.usage import Reported as Reported
+    from penstock.runtime.billing.usage import Usage as Usage
+    from penstock.runtime.call import Call as Call
     from penstock.runtime.calls import Outcome as Outcome
     from penstock.runtime.cancellation import CancellationToken as CancellationToken
     from penstock.runtime.context import ExecutionContext as ExecutionContext
     from penstock.runtime.context import current_context as current_context
-    from penstock.runtime.door import Call as Call
+    from penstock.runtime.observers import Subscription as Subscription
     from penstock.runtime.options import WrapOptions as WrapOptions
-    from penstock.runtime.prices import Price as Price
-    from penstock.runtime.prices import PriceBook as PriceBook
     from penstock.runtime.run import RunSettings as RunSettings
     from penstock.runtime.snapshot import ContextSnapshot as ContextSnapshot
     from penstock.runtime.snapshot import NodeRecord as NodeRecord
-    from penstock.runtime.usage import Reported as Reported
-    from penstock.runtime.usage import Usage as Usage
     from penstock.stops import Stop as Stop
     from penstock.stops import StopReason as StopReason
     from penstock.stops import TerminationReason as TerminationReason
@@ -80,8 +83,15 @@ if TYPE_CHECKING:
     from penstock.tracing.stats import ExecutionStats as ExecutionStats
 
 _MODULES: dict[str, tuple[str, ...]] = {
+    "penstock.clock": ("Clock",),
     "penstock.containment.accounts": ("Account", "Balance", "Hold"),
-    "penstock.containment.breaker": ("CircuitBreaker", "CircuitState", "PolicyContext", "PolicyDecision"),
+    "penstock.containment.breaker": (
+        "CircuitBreaker",
+        "CircuitSnapshot",
+        "CircuitState",
+        "PolicyContext",
+        "PolicyDecision",
+    ),
     "penstock.containment.ledger": ("Amounts", "Ledger", "LedgerStore", "MemoryLedgerStore"),
     "penstock.containment.limits": ("Budget", "ExecutionConfig", "Limits", "ResourceUsage"),
     "penstock.containment.safety": ("ChainMetadata", "Decision", "SafetyEvent", "ToolCallContext"),
@@ -99,15 +109,16 @@ _MODULES: dict[str, tuple[str, ...]] = {
     ),
     "penstock.front_door": ("contain",),
     "penstock.money": ("format_usd",),
+    "penstock.runtime.billing.prices": ("Price", "PriceBook"),
+    "penstock.runtime.billing.usage": ("Reported", "Usage"),
+    "penstock.runtime.call": ("Call",),
     "penstock.runtime.calls": ("Outcome",),
     "penstock.runtime.cancellation": ("CancellationToken",),
     "penstock.runtime.context": ("ExecutionContext", "current_context"),
-    "penstock.runtime.door": ("Call",),
+    "penstock.runtime.observers": ("Subscription",),
     "penstock.runtime.options": ("WrapOptions",),
-    "penstock.runtime.prices": ("Price", "PriceBook"),
     "penstock.runtime.run": ("RunSettings",),
     "penstock.runtime.snapshot": ("ContextSnapshot", "NodeRecord"),
-    "penstock.runtime.usage": ("Reported", "Usage"),
     "penstock.stops": ("Stop", "StopReason", "TerminationReason"),
     "penstock.tracing.divergence": ("DivergenceDetector",),
     "penstock.tracing.events": (
@@ -155,7 +166,9 @@ __all__ = [
     "ChildCompleteTrace",
     "ChildSpawnTrace",
     "CircuitBreaker",
+    "CircuitSnapshot",
     "CircuitState",
+    "Clock",
     "CompactionTrace",
     "ContextSnapshot",
     "CustomTrace",
@@ -198,6 +211,7 @@ __all__ = [
     "ShieldPipeline",
     "Stop",
     "StopReason",
+    "Subscription",
     "TerminationReason",
     "ToolCallContext",
     "ToolCallTrace",

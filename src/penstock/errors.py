@@ -50,7 +50,8 @@ class RunEnded(PenstockError, RuntimeError):
         self.run_id = run_id
         self.context = context
         where = f"run {run_id}" if context is None else f"context {context!r} of run {run_id}"
-        super().__init__(f"{where} has ended: {asked}; start a new one for further work")
+        what = "run" if context is None else "child"
+        super().__init__(f"{where} has ended: {asked}; start a new {what} for further work")
 
 
 class LedgerError(PenstockError):

@@ -12,10 +12,10 @@ from penstock.containment.limits import Budget, ExecutionConfig, seconds_to_ns
 from penstock.containment.safety import ChainMetadata
 from penstock.containment.shield import ShieldPipeline
 from penstock.money import Usd
+from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.options import whole
-from penstock.runtime.prices import PriceBook
 from penstock.runtime.run import RunSettings, SyncCalls, UnknownBill
 from penstock.tracing.divergence import DivergenceDetector
 
@@ -36,7 +36,7 @@ def contain(
     prices: PriceBook | None = None,
     pipeline: ShieldPipeline | None = None,
     breaker: CircuitBreaker | None = None,
-    divergence: DivergenceDetector | None = None,
+    divergence: DivergenceDetector | bool = True,
     metadata: ChainMetadata | None = None,
     cancellation: CancellationToken | None = None,
     ledger: Ledger | None = None,
@@ -46,7 +46,8 @@ def contain(
 
     `max_retries` is the run's retry budget: every call that fails draws one, and once it is used up nothing more
     starts. `strict` refuses calls without a cost hint. `unknown_bill` says what becomes of the hold of a call that
-    failed with nobody knowing its bill. `sync_calls` says where sync functions run.
+    failed with nobody knowing its bill. `sync_calls` says where sync functions run. `divergence` looks out for runaway
+    shapes: True with the usual thresholds, False not at all.
     """
     if timeout_s is not None:
         seconds_to_ns(timeout_s, "timeout_s")
@@ -60,7 +61,7 @@ def contain(
         cancellation=cancellation,
         breaker=breaker,
         prices=prices,
-        divergence=divergence or DivergenceDetector(),
+        divergence=(DivergenceDetector() if divergence else None) if isinstance(divergence, bool) else divergence,
         ledger=ledger,
         settings=RunSettings(
             strict=strict, unknown_bill=unknown_bill, sync_calls=sync_calls, max_kept_calls=max_kept_calls

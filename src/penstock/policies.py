@@ -6,6 +6,7 @@ It runs nothing; chance comes in as a number. Cancellation and exceeded budgets 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,7 @@ from penstock.errors import InvalidValue
 OnError = Literal["fail", "retry", "skip", "fallback"]
 
 MAX_DELAY_S = 3_600.0
+MAX_WHOLE = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +61,22 @@ class ErrorPolicy:
             raise InvalidValue("fallback_node", self.fallback_node, expected)
 
     def delay_s(self, attempt: int, chance: float) -> float:
-        """How long to wait after the `attempt`-th failure (1, 2, …); `chance` is a number from 0 to 1."""
+        """How long to wait after the `attempt`-th failure (1, 2, …); `chance` is a number from 0 to 1.
+
+        Never longer than MAX_DELAY_S. The cap comes before the jitter, so that waits at the cap differ as well.
+        """
         try:
-            delay = self.retry_delay_ms / 1_000 * self.retry_backoff ** (attempt - 1)
+            growth = self.retry_backoff ** (attempt - 1)
         except OverflowError:
-            return MAX_DELAY_S
+            growth = math.inf
+        # 0 times infinity is not a number; no delay stays no delay
+        delay = min(self.retry_delay_ms / 1_000 * growth, MAX_DELAY_S) if self.retry_delay_ms else 0.0
         return min(delay * (1 + self.retry_jitter * (2 * chance - 1)), MAX_DELAY_S)
 
 
 def _whole(field: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1_000_000_000:
-        raise InvalidValue(field, value, "a whole number, zero or more")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_WHOLE:
+        raise InvalidValue(field, value, f"a whole number from 0 to {MAX_WHOLE}")
 
 
 def _number(field: str, value: object, least: float, most: float) -> None:

@@ -37,7 +37,7 @@ from penstock import (
     WrapOptions,
     contain,
 )
-from penstock.runtime import door
+from penstock.runtime.call import current_call
 from penstock.runtime.calls import Outcome
 from penstock.testing import (
     Answer,
@@ -793,7 +793,7 @@ def test_a_coroutine_that_nobody_finishes_is_closed_and_its_call_recorded() -> N
     coroutine.close()
     assert statuses(run) == [("ask", "aborted")]
     assert money(run) == (0, 0, 0.25)
-    assert door.current_call.get() is None
+    assert current_call.get() is None
 
 
 # Retries in place.
@@ -1554,7 +1554,7 @@ def test_a_generator_is_a_value_and_what_it_does_later_is_no_part_of_the_call() 
     run, inside = ExecutionContext(), list[Any]()
 
     def generate() -> Iterator[int]:
-        inside.append(door.current_call.get())
+        inside.append(current_call.get())
         yield 1
 
     assert list(run.tool(generate)) == [1]
@@ -1590,7 +1590,7 @@ async def test_a_call_inside_an_async_generator_that_is_closed_early_is_over() -
     assert [await anext(stream) for _ in range(2)] == [0, 1]
     await stream.aclose()
     assert statuses(run) == [("step 0", "ok"), ("step 1", "ok")]
-    assert door.current_call.get() is None
+    assert current_call.get() is None
     whole(run)
 
 
@@ -1600,7 +1600,7 @@ def test_a_sync_call_leaves_the_context_variables_of_its_caller_alone(mode: Any)
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who")
     who.set("caller")
     assert run.tool(who.get) == "caller"
-    assert door.current_call.get() is None
+    assert current_call.get() is None
 
 
 @pytest.mark.requirement("G-12")

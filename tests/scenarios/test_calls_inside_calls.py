@@ -58,6 +58,16 @@ def test_a_call_that_makes_its_own_response_beside_one_it_hands_up_is_billed_for
     assert run.balance.spent_nanos == provider.invoice.total_nanos
 
 
+@pytest.mark.requirement("P-B2")
+def test_a_cost_hint_does_not_let_tokens_pass_their_ceiling() -> None:
+    provider = FakeProvider(lambda _: Answer(input_tokens=30, output_tokens=20))
+    with contain(max_tokens=100, prices=provider.prices) as run:
+        decisions = [run.wrap_llm_call(provider.complete, WrapOptions(cost_estimate_hint=0.01)) for _ in range(4)]
+        assert decisions == [Decision.ALLOW] * 2 + [Decision.HALT] * 2
+        waiting = run.spawn_child("waiting")
+        assert waiting.usage.tokens_used == 100
+
+
 @pytest.mark.requirement("C-6")
 @pytest.mark.parametrize("door", ["llm", "tool", "call_llm", "call_tool", "wrap_llm_call", "wrap_tool_call"])
 @pytest.mark.parametrize("timeout_s", [None, 60])

@@ -15,7 +15,7 @@ from typing import Protocol
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment import accounts
 from penstock.containment.accounts import Account, Balance, Hold
-from penstock.containment.limits import NO_LIMITS, Limits
+from penstock.containment.limits import NO_LIMITS, Ceilings, Limits, as_limits
 from penstock.errors import InvalidValue, LedgerError
 from penstock.stops import Stop
 
@@ -25,15 +25,15 @@ class Ledger:
 
     __slots__ = ("clock", "lock", "root")
 
-    def __init__(self, name: str = "main", limits: Limits = NO_LIMITS, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, name: str = "main", limits: Ceilings = NO_LIMITS, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.clock = clock
         self.lock = threading.RLock()
         """Taken for every change. A caller that has more to do in the same act may hold it and use `accounts`."""
-        self.root = Account(name, limits, None, clock.monotonic_ns())
+        self.root = Account(name, as_limits(limits), None, clock.monotonic_ns())
 
-    def open(self, name: str, limits: Limits = NO_LIMITS, parent: Account | None = None) -> Account:
+    def open(self, name: str, limits: Ceilings = NO_LIMITS, parent: Account | None = None) -> Account:
         """A new account under `parent` (the root, if none is given)."""
-        return Account(name, limits, parent or self.root, self.clock.monotonic_ns())
+        return Account(name, as_limits(limits), parent or self.root, self.clock.monotonic_ns())
 
     def hold(
         self,
@@ -81,10 +81,10 @@ class Ledger:
         with self.lock:
             return accounts.draw_retry(account)
 
-    def grant(self, account: Account, limits: Limits) -> None:
+    def grant(self, account: Account, limits: Ceilings) -> None:
         """Replace the ceilings of an account; what was taken stays taken."""
         with self.lock:
-            accounts.set_limits(account, limits)
+            accounts.set_limits(account, as_limits(limits))
 
     def balance(self, account: Account | None = None) -> Balance:
         """The figures of an account (the root, if none is given), all of the same instant."""

@@ -123,6 +123,19 @@ class Budget:
         )
 
 
+Ceilings = Limits | Budget | ExecutionConfig
+"""Limits in any of the forms people write them."""
+
+
+def as_limits(ceilings: Ceilings) -> Limits:
+    """The ceilings in the form the ledger compares."""
+    if isinstance(ceilings, Limits):
+        return ceilings
+    if not isinstance(ceilings, Budget | ExecutionConfig):
+        raise InvalidValue("limits", ceilings, "a Budget, an ExecutionConfig or Limits")
+    return ceilings.limits()
+
+
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
     """What was used, measured by the runtime; elapsed time comes from a monotonic clock."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from penstock.errors import InvalidValue
-from penstock.kernel.graph import Channel
+from penstock.kernel.graph import CHANNELS, Channel
 from penstock.kernel.values import ANY, DataValue
 
 Many = Literal["one", "list", "first"]
+Side = Literal["inputs", "outputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,18 @@ class Handle:
     many: Many = "one"
     """one: a second edge is an error; list: all values in the order of the edges; first: the first that is live."""
     required: bool = False
+
+    def __post_init__(self) -> None:
+        for attribute in ("name", "type"):
+            given = getattr(self, attribute)
+            if not isinstance(given, str) or not given:
+                raise InvalidValue(f"{attribute} of a handle", given, "a name")
+        if self.channel not in CHANNELS:
+            raise InvalidValue(f"channel of handle {self.name!r}", self.channel, "flow or link")
+        if self.many not in get_args(Many):
+            raise InvalidValue(f"many of handle {self.name!r}", self.many, "one, list or first")
+        if not isinstance(self.required, bool):
+            raise InvalidValue(f"required of handle {self.name!r}", self.required, "True or False")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,43 +55,74 @@ class ExecutionResult:
 class NodeExecutor(Protocol):
     """The code behind a node type.
 
-    May also have `materialize(data, output_handle, context)`, `inputs` and `outputs`.
+    May also have `materialize(data, output_handle, context)`, and its handles as `inputs` and `outputs`. Something that
+    has `materialize` alone can be linked to, and does not run.
     """
 
     def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: Any) -> Any:
         """Run the node: an ExecutionResult, an awaitable of one, or an async iterator of events that ends with one."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    executor: Any
+    inputs: Mapping[str, Handle] | None
+    outputs: Mapping[str, Handle] | None
+
+
 class ExecutorRegistry:
     """Executors by node type."""
 
+    __slots__ = ("_by_type",)
+
     def __init__(self, executors: Mapping[str, Any] | None = None) -> None:
-        self._executors: dict[str, Any] = {}
+        self._by_type: dict[str, _Registered] = {}
         for node_type, executor in (executors or {}).items():
             self.register(node_type, executor)
 
     def register(self, node_type: str, executor: Any) -> None:
-        """Let `executor` run nodes of this type; a type is taken once."""
-        if not node_type:
+        """Let `executor` run nodes of this type; a type is taken once. Its handles are read here, once."""
+        named: object = node_type
+        if not isinstance(named, str) or not named:
             raise InvalidValue("node_type", node_type, "a name")
-        if not callable(getattr(executor, "execute", None)) and not callable(getattr(executor, "materialize", None)):
-            raise InvalidValue(
-                f"executor of {node_type!r}", executor, "an object with execute(), materialize() or both"
-            )
-        if node_type in self._executors:
+        if node_type in self._by_type:
             raise InvalidValue("node_type", node_type, "a type that is not registered yet")
-        self._executors[node_type] = executor
+        what = f"executor of {node_type!r}"
+        if isinstance(executor, type):
+            raise InvalidValue(what, executor, "an object; this is its class, so call it first")
+        if not any(callable(getattr(executor, name, None)) for name in ("execute", "materialize")):
+            raise InvalidValue(what, executor, "an object with execute(), materialize() or both")
+        self._by_type[node_type] = _Registered(
+            executor, _declared(what, executor, "inputs"), _declared(what, executor, "outputs")
+        )
 
     def __contains__(self, node_type: object) -> bool:
-        return node_type in self._executors
+        return node_type in self._by_type
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._executors)
+        return iter(self._by_type)
+
+    def __len__(self) -> int:
+        return len(self._by_type)
 
     def __getitem__(self, node_type: str) -> Any:
-        return self._executors[node_type]
+        return self._by_type[node_type].executor
 
-    def handles(self, node_type: str, side: Literal["inputs", "outputs"]) -> Mapping[str, Handle] | None:
-        """The handles a type declares on that side, by name; None if it leaves them open."""
-        declared: Sequence[Handle] | None = getattr(self._executors.get(node_type), side, None)
-        return None if declared is None else {handle.name: handle for handle in declared}
+    def handles(self, node_type: str, side: Side) -> Mapping[str, Handle] | None:
+        """The handles a type declares on that side, by name; None if it leaves them open or is not registered."""
+        registered = self._by_type.get(node_type)
+        if registered is None:
+            return None
+        return registered.inputs if side == "inputs" else registered.outputs
+
+
+def _declared(what: str, executor: Any, side: Side) -> Mapping[str, Handle] | None:
+    given = getattr(executor, side, None)
+    if given is None:
+        return None
+    if not isinstance(given, Sequence) or not all(isinstance(handle, Handle) for handle in given):
+        raise InvalidValue(f"{side} of the {what}", given, "a list of handles, or None to leave them open")
+    handles = {handle.name: handle for handle in given}
+    if len(handles) < len(given):
+        raise InvalidValue(f"{side} of the {what}", [handle.name for handle in given], "handles of different names")
+    return handles

@@ -4,14 +4,15 @@ Pure bookkeeping: no clock, no I/O, nothing awaited. The scheduler drives it; te
 
 Every incoming flow edge of a node is *open* until its source has ended, and then *live* (a value came through it) or
 *dead* (its source was skipped, or did not use that handle). A node is ready when no edge into it is open and one of
-them is live, or it is an entry; it is skipped when none is live. Skipping a node makes the edges out of it dead, and
-so on.
+them is live, or when none leads to it; it is skipped when none is live. Skipping a node makes the edges out of it
+dead, and so on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+from penstock.errors import InvalidValue
 from penstock.kernel.plan import Plan
 
 WAITING, READY, DONE, SKIPPED = range(4)
@@ -25,36 +26,42 @@ class Frontier:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._open = plan.incoming.copy()
-        self._live = [0] * plan.size
+        self._live = [False] * plan.size
         self.state = [WAITING] * plan.size
         self.skipped: list[int] = []
         """Nodes that will not run because nothing came to them, in the order that became known."""
         self.remaining = plan.size
+        """Nodes that have neither ended nor been skipped."""
 
     def start(self) -> list[int]:
-        """The nodes that may run at once."""
-        for node in self.plan.entries:
-            self.state[node] = READY
-        return list(self.plan.entries)
+        """The nodes that may run at once; asked a second time, none."""
+        state = self.state
+        ready = [node for node in self.plan.entries if state[node] == WAITING]
+        for node in ready:
+            state[node] = READY
+        return ready
 
     def finish(self, node: int, used: Collection[str] | None = None) -> list[int]:
         """`node` has ended; the nodes that became ready. `used` are the handles it gave values on; None is all."""
-        self.state[node] = DONE
+        plan, state, open_, live = self.plan, self.state, self._open, self._live
+        if state[node] != READY:
+            raise InvalidValue("node", plan.ids[node], "one that was ready and has not ended")
+        state[node] = DONE
         self.remaining -= 1
         ready: list[int] = []
-        plan, open_, live = self.plan, self._open, self._live
         if used is None:
             for after in plan.successors[node]:
-                live[after] += 1
                 left = open_[after] = open_[after] - 1
-                if not left:
-                    self.state[after] = READY
+                if left:
+                    live[after] = True
+                else:
+                    state[after] = READY
                     ready.append(after)
             return ready
         dead: list[int] = []
         for after, handle in zip(plan.successors[node], plan.successor_handles[node], strict=True):
             if handle in used:
-                live[after] += 1
+                live[after] = True
             self._resolve(after, ready, dead)
         self._skip(dead, ready)
         return ready
@@ -64,6 +71,7 @@ class Frontier:
         return self.finish(node, ())
 
     def _resolve(self, node: int, ready: list[int], dead: list[int]) -> None:
+        """One more edge into `node` is no longer open."""
         self._open[node] -= 1
         if self._open[node] == 0:
             if self._live[node]:

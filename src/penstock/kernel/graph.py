@@ -1,13 +1,15 @@
 """What a graph is: nodes, handles, edges, channels.
 
-Frozen data, and the look-ups over it. Knows no domain: what a node type does is its executor's business.
+Frozen data, and what can be wrong with it. Knows no domain: what a node type does is its executor's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
+
+from penstock.errors import PenstockError
 
 Channel = Literal["flow", "link"]
 """`flow` carries values from a node that ran to one that runs next; `link` wires an artifact into its consumer."""
@@ -15,6 +17,10 @@ Channel = Literal["flow", "link"]
 CHANNELS: tuple[Channel, ...] = get_args(Channel)
 DEFAULT_OUTPUT = "output"
 DEFAULT_INPUT = "input"
+
+MAX_NODES = 100_000
+MAX_EDGES = 1_000_000
+SHOWN_PROBLEMS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,18 @@ class Problem:
 
     code: str
     path: str
-    message: str
+    detail: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
+        return f"{self.path}: {self.detail}"
+
+
+class GraphInvalid(PenstockError):
+    """A graph that cannot be read or cannot run; `problems` has everything that is wrong with it."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        shown = [f"[{problem.code}] {problem}" for problem in self.problems[:SHOWN_PROBLEMS]]
+        if len(self.problems) > SHOWN_PROBLEMS:
+            shown.append(f"and {len(self.problems) - SHOWN_PROBLEMS} more")
+        super().__init__(f"the graph has {len(self.problems)} problem(s):\n  " + "\n  ".join(shown))

@@ -1,8 +1,8 @@
 """Artifacts that are made once, and who waits for whom meanwhile.
 
-Pure bookkeeping for one run. Several consumers may ask for the same artifact at the same time: the first makes it, the
-others wait. A circle is a consumer that, through whatever waits for whatever, waits for itself; two consumers that wait
-for the same thing are none.
+Pure bookkeeping for one run, for one thread at a time. Several consumers may ask for the same artifact at the same
+time: the first makes it, the others wait. A circle is an artifact that, through whatever waits for whatever, needs
+itself; two consumers that wait for the same thing are none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from penstock.errors import PenstockError
+from penstock.errors import InvalidValue, PenstockError
 
 Key = tuple[str, str]
 """A node and its output handle."""
@@ -22,6 +22,7 @@ class LinkCycle(PenstockError):
 
     def __init__(self, path: Sequence[str]) -> None:
         self.path = tuple(path)
+        """The artifacts of the circle as node.handle, each needing the next; the first is repeated at the end."""
         super().__init__(f"the links need each other: {' → '.join(self.path)}")
 
 
@@ -33,23 +34,34 @@ class Made:
 
 
 class LinkTable:
-    """What has been made, what is being made, and for whom."""
+    """What has been made, what is being made, and for whom.
 
-    __slots__ = ("_made", "_making", "_waits_for")
+    Who waits for what is kept in both directions, and each pair only until the artifact is there or has failed: a wait
+    that is over must not look like half of a circle later.
+    """
+
+    __slots__ = ("_made", "_making", "_waited_for_by", "_waits_for")
 
     def __init__(self) -> None:
         self._made: dict[Key, Made] = {}
         self._making: set[Key] = set()
-        self._waits_for: dict[Key, set[Key]] = {}
+        self._waits_for: dict[Key, dict[Key, None]] = {}
+        self._waited_for_by: dict[Key, dict[Key, None]] = {}
 
     def ask(self, key: Key, consumer: Key | None) -> Made | Literal["make", "wait"]:
-        """What the consumer is to do: take it, make it, or wait for whoever makes it. LinkCycle if that never ends."""
+        """What the consumer is to do: take it, make it, or wait for whoever makes it. LinkCycle if that never ends.
+
+        The consumer is the artifact being made that needs this one; None is a node that runs, which nothing waits for.
+        """
         made = self._made.get(key)
         if made is not None:
             return made
         if consumer is not None:
-            self._refuse_circle(key, consumer)
-            self._waits_for.setdefault(consumer, set()).add(key)
+            path = self._path(key, consumer)
+            if path is not None:
+                raise LinkCycle([f"{node}.{handle}" for node, handle in [consumer, *path]])
+            self._waits_for.setdefault(consumer, {})[key] = None
+            self._waited_for_by.setdefault(key, {})[consumer] = None
         if key in self._making:
             return "wait"
         self._making.add(key)
@@ -57,33 +69,41 @@ class LinkTable:
 
     def done(self, key: Key, artifact: Any) -> None:
         """The artifact has been made."""
+        self._end(key)
         self._made[key] = Made(artifact)
-        self._forget(key)
 
     def failed(self, key: Key) -> None:
         """Making it failed; who asks again makes it again."""
-        self._forget(key)
+        self._end(key)
 
-    def _forget(self, key: Key) -> None:
-        self._making.discard(key)
-        self._waits_for.pop(key, None)
-        for waiting in self._waits_for.values():
-            waiting.discard(key)
-
-    def _refuse_circle(self, key: Key, consumer: Key) -> None:
-        path = self._path(key, consumer)
-        if path is not None:
-            raise LinkCycle([f"{node}.{handle}" for node, handle in [consumer, *path]])
+    def _end(self, key: Key) -> None:
+        if key not in self._making:
+            raise InvalidValue("key", key, "that of an artifact that is being made")
+        self._making.remove(key)
+        for consumer in self._waited_for_by.pop(key, ()):
+            self._waits_for.get(consumer, {}).pop(key, None)
+        for needed in self._waits_for.pop(key, ()):
+            self._waited_for_by.get(needed, {}).pop(key, None)
 
     def _path(self, start: Key, goal: Key) -> list[Key] | None:
         """How `start` waits for `goal`, if it does."""
-        stack, seen = [[start]], {start}
-        while stack:
-            path = stack.pop()
-            if path[-1] == goal:
-                return path
-            for after in self._waits_for.get(path[-1], ()):
-                if after not in seen:
-                    seen.add(after)
-                    stack.append([*path, after])
+        came_from: dict[Key, Key | None] = {start: None}
+        todo = [start]
+        while todo:
+            one = todo.pop()
+            if one == goal:
+                return _walk_back(one, came_from)
+            for needed in self._waits_for.get(one, ()):
+                if needed not in came_from:
+                    came_from[needed] = one
+                    todo.append(needed)
         return None
+
+
+def _walk_back(last: Key, came_from: dict[Key, Key | None]) -> list[Key]:
+    path: list[Key] = []
+    one: Key | None = last
+    while one is not None:
+        path.append(one)
+        one = came_from[one]
+    return path[::-1]

@@ -6,9 +6,11 @@ reached from the entries is in it; a cycle elsewhere does no harm, a cycle insid
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 
-from penstock.errors import PenstockError
+from penstock.errors import InvalidValue, PenstockError
 
 
 class CycleFound(PenstockError):
@@ -16,121 +18,163 @@ class CycleFound(PenstockError):
 
     def __init__(self, path: Sequence[str]) -> None:
         self.path = tuple(path)
-        super().__init__(f"the nodes wait for each other: {' → '.join(self.path)}")
+        """The nodes of the circle, each leading to the next; the first is repeated at the end."""
+        super().__init__(f"the nodes wait for each other: {_shown(self.path)}")
 
 
 class Plan:
-    """The order of a graph: who waits for whom, by number."""
+    """The order of a graph: who waits for whom, by number. An edge that is there twice counts twice."""
 
-    __slots__ = ("entries", "ids", "incoming", "index", "predecessors", "size", "successor_handles", "successors")
+    __slots__ = ("_predecessors", "entries", "ids", "incoming", "index", "size", "successor_handles", "successors")
 
     def __init__(
         self,
         ids: list[str],
         index: dict[str, int],
-        predecessors: list[list[int]],
-        successors: list[list[int]],
-        successor_handles: list[list[str]],
-        entries: list[int],
+        incoming: list[int],
+        successors: list[tuple[int, ...]],
+        successor_handles: list[tuple[str, ...]],
     ) -> None:
         self.ids = ids
         self.index = index
         self.size = len(ids)
-        self.predecessors = predecessors
+        self.incoming = incoming
+        """How many edges lead to each node."""
         self.successors = successors
         self.successor_handles = successor_handles
-        self.incoming = [len(before) for before in predecessors]
-        self.entries = entries
+        """For each edge of `successors`, the handle it leaves from."""
+        self.entries = [node for node, edges in enumerate(incoming) if not edges]
+        self._predecessors: list[list[int]] | None = None
+
+    @property
+    def predecessors(self) -> list[list[int]]:
+        """The nodes each node waits for; worked out when first asked for, since running does not need it."""
+        if self._predecessors is None:
+            self._predecessors = [[] for _ in self.ids]
+            for node, successors in enumerate(self.successors):
+                for after in successors:
+                    self._predecessors[after].append(node)
+        return self._predecessors
 
 
 def compile_plan(
     ids: Iterable[str], edges: Iterable[tuple[str, str, str]], entries: Iterable[str] | None = None
 ) -> Plan:
-    """The plan of the nodes reachable from `entries` (all that nothing leads to, if None) over (source, handle,
-    target).
+    """The plan of the nodes reachable from `entries` over edges of (source, handle, target).
 
-    Every id of an edge is one of `ids`; CycleFound names the nodes of a cycle among those that would run.
+    Without `entries`, every node that nothing leads to is one. An entry that another one leads to waits for it like
+    any node. CycleFound names the nodes of a cycle among those that would run.
     """
-    names = list(ids)
-    index = {name: number for number, name in enumerate(names)}
-    predecessors: list[list[int]] = [[] for _ in names]
-    successors: list[list[int]] = [[] for _ in names]
-    handles: list[list[str]] = [[] for _ in names]
-    for source, handle, target in edges:
-        before, after = index[source], index[target]
-        successors[before].append(after)
-        handles[before].append(handle)
-        predecessors[after].append(before)
-    if entries is None:
-        starts = [number for number, before in enumerate(predecessors) if not before]
-        plan = Plan(names, index, predecessors, successors, handles, starts)
-    else:
-        plan = _reachable(names, predecessors, successors, handles, [index[entry] for entry in entries])
+    listed = list(edges)
+    sources, handles, targets = ([edge[column] for edge in listed] for column in range(3))
+    return plan_columns(list(ids), sources, handles, targets, entries)
+
+
+def plan_columns(
+    ids: list[str], sources: list[str], handles: list[str], targets: list[str], entries: Iterable[str] | None = None
+) -> Plan:
+    """The same of edges given as columns."""
+    index = dict(zip(ids, range(len(ids)), strict=True))
+    if len(index) < len(ids):
+        twice = [name for name, times in Counter(ids).items() if times > 1]
+        raise InvalidValue("ids", twice, "different from each other")
+    number = index.__getitem__
+    try:
+        before, after = list(map(number, sources)), list(map(number, targets))
+        chosen = None if entries is None else list(map(number, entries))
+    except KeyError as unknown:
+        raise InvalidValue("a node of an edge or an entry", unknown.args[0], "one of the ids") from None
+    plan = _grouped(ids, index, before, handles, after)
+    if chosen is not None:
+        plan = _reachable(plan, chosen)
     _refuse_cycles(plan)
     return plan
+
+
+def _grouped(ids: list[str], index: dict[str, int], before: list[int], handles: list[str], after: list[int]) -> Plan:
+    """The plan of these edges, with those of one source together.
+
+    They are sorted once and cut into tuples: one list per node would keep the garbage collector busy with every one of
+    them, while it leaves tuples of numbers alone.
+    """
+    incoming, outgoing = [0] * len(ids), [0] * len(ids)
+    for source, target in zip(before, after, strict=True):
+        outgoing[source] += 1
+        incoming[target] += 1
+    by_source = sorted(range(len(before)), key=before.__getitem__)
+    all_successors = tuple([after[edge] for edge in by_source])
+    all_handles = tuple([handles[edge] for edge in by_source])
+    cuts = [0, *accumulate(outgoing)]
+    return Plan(
+        ids,
+        index,
+        incoming,
+        [all_successors[first:last] for first, last in pairwise(cuts)],
+        [all_handles[first:last] for first, last in pairwise(cuts)],
+    )
 
 
 def topological_order(plan: Plan) -> list[int]:
     """The nodes so that each comes after those it waits for; shorter than the plan if there is a cycle."""
     left = plan.incoming.copy()
-    order = [node for node in range(plan.size) if not left[node]]
+    successors = plan.successors
+    order = plan.entries.copy()
     for node in order:
-        for after in plan.successors[node]:
+        for after in successors[node]:
             left[after] -= 1
             if not left[after]:
                 order.append(after)
     return order
 
 
-def _reachable(
-    names: list[str],
-    predecessors: list[list[int]],
-    successors: list[list[int]],
-    handles: list[list[str]],
-    entries: list[int],
-) -> Plan:
-    """The part of the graph that the entries lead to; an entry that another one leads to waits for it like any node."""
-    reached: dict[int, None] = dict.fromkeys(entries)
-    todo = list(entries)
+def _reachable(plan: Plan, entries: list[int]) -> Plan:
+    """The part of the plan that the entries lead to."""
+    reached = set(entries)
+    todo = list(reached)
     while todo:
-        for one in successors[todo.pop()]:
-            if one not in reached:
-                reached[one] = None
-                todo.append(one)
+        for after in plan.successors[todo.pop()]:
+            if after not in reached:
+                reached.add(after)
+                todo.append(after)
     kept = sorted(reached)
     number = {old: new for new, old in enumerate(kept)}
-    before = [[number[one] for one in predecessors[old] if one in reached] for old in kept]
-    after = [[number[one] for one in successors[old]] for old in kept]
-    return Plan(
-        [names[old] for old in kept],
-        {names[old]: new for old, new in number.items()},
-        before,
-        after,
-        [handles[old] for old in kept],
-        [new for new, waits_for in enumerate(before) if not waits_for],
-    )
+    successors = [tuple([number[after] for after in plan.successors[old]]) for old in kept]
+    incoming = [0] * len(kept)
+    for edges in successors:
+        for after in edges:
+            incoming[after] += 1
+    names = [plan.ids[old] for old in kept]
+    index = {name: new for new, name in enumerate(names)}
+    return Plan(names, index, incoming, successors, [plan.successor_handles[old] for old in kept])
 
 
 def _refuse_cycles(plan: Plan) -> None:
     order = topological_order(plan)
     if len(order) < plan.size:
-        raise CycleFound([plan.ids[node] for node in _find_cycle(plan.successors, set(range(plan.size)) - set(order))])
+        stuck = set(range(plan.size)).difference(order)
+        raise CycleFound([plan.ids[node] for node in _find_cycle(plan.successors, stuck)])
 
 
-def _find_cycle(successors: Mapping[int, list[int]] | list[list[int]], among: set[int]) -> list[int]:
-    """One cycle within `among`, each of whose nodes has a predecessor in it; its first node is repeated at the end."""
-    walk: list[int] = []
-    seen: dict[int, int] = {}
-    came_from: dict[int, int] = {}
-    for node in among:
+def _find_cycle(successors: list[tuple[int, ...]], stuck: set[int]) -> list[int]:
+    """One cycle among the nodes that can never run; its first node is repeated at the end.
+
+    Each of them waits for another of them, so walking backwards must come to a node a second time.
+    """
+    waits_for: dict[int, int] = {}
+    for node in sorted(stuck):
         for after in successors[node]:
-            if after in among:
-                came_from[after] = node
-    node = next(iter(came_from))
-    while node not in seen:
-        seen[node] = len(walk)
-        walk.append(node)
-        node = came_from[node]
-    cycle = walk[seen[node] :]
-    cycle.reverse()
+            waits_for.setdefault(after, node)
+    walk: dict[int, None] = {}
+    node = min(stuck)
+    while node not in walk:
+        walk[node] = None
+        node = waits_for[node]
+    path = list(walk)
+    cycle = path[path.index(node) :][::-1]
     return [cycle[-1], *cycle]
+
+
+def _shown(path: Sequence[str], most: int = 12) -> str:
+    """The path in words; the middle of a long one is left out."""
+    parts = list(path) if len(path) <= most else [*path[: most - 2], f"… {len(path) - most + 1} more …", path[-1]]
+    return " → ".join(parts)

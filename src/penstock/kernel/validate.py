@@ -1,17 +1,20 @@
-"""Whether a graph can run: every problem at once, each with a code and its place in the JSON."""
+"""Whether a graph can run: every problem at once, each with a code and its place in the JSON.
+
+`validate` and `compile_graph` are two doors to one examination, so that they cannot disagree. Everything written in the
+graph is looked at, but cycles only where the entries lead: elsewhere they do no harm. Links are in no order, so they
+have no cycles here; whether artifacts really need each other shows when they are made.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from penstock.kernel.executor import ExecutorRegistry, Handle
-from penstock.kernel.graph import CHANNELS, EdgeSpec, GraphSpec, NodeSpec, Problem
-from penstock.kernel.plan import CycleFound, compile_plan
+from penstock.kernel.executor import ExecutorRegistry, Handle, Side
+from penstock.kernel.graph import CHANNELS, MAX_EDGES, MAX_NODES, EdgeSpec, GraphInvalid, GraphSpec, NodeSpec, Problem
+from penstock.kernel.plan import CycleFound, Plan, plan_columns
 from penstock.kernel.values import STANDARD_CONVERSIONS, Conversions
-
-MAX_NODES = 100_000
-MAX_EDGES = 1_000_000
 
 
 def validate(
@@ -22,12 +25,56 @@ def validate(
     conversions: Conversions = STANDARD_CONVERSIONS,
 ) -> list[Problem]:
     """Everything that keeps the graph from running; with `executors`, types and handles are looked at too."""
-    problems = [*_too_large(graph), *_bad_ids(graph), *_bad_edges(graph)]
+    examined = _examine(graph, executors, entries, conversions)
+    return [] if isinstance(examined, Plan) else examined
+
+
+def compile_graph(
+    graph: GraphSpec,
+    executors: ExecutorRegistry | None = None,
+    *,
+    entries: Iterable[str] | None = None,
+    conversions: Conversions = STANDARD_CONVERSIONS,
+) -> Plan:
+    """The plan of a graph that `validate` finds nothing wrong with; GraphInvalid has all problems of any other."""
+    examined = _examine(graph, executors, entries, conversions)
+    if not isinstance(examined, Plan):
+        raise GraphInvalid(examined)
+    return examined
+
+
+def flow_edges(graph: GraphSpec) -> list[tuple[str, str, str]]:
+    """The flow edges as (source, source handle, target)."""
+    return [(edge.source, edge.source_handle, edge.target) for edge in graph.edges if edge.channel == "flow"]
+
+
+def _examine(
+    graph: GraphSpec, executors: ExecutorRegistry | None, entries: Iterable[str] | None, conversions: Conversions
+) -> Plan | list[Problem]:
+    too_large = list(_too_large(graph))
+    if too_large:
+        return too_large
+    ids = [node.id for node in graph.nodes]
+    known = frozenset(filter(_is_name, ids))
+    chosen = None if entries is None else list(entries)
+    problems = [
+        *_bad_ids("nodes", ids),
+        *_bad_nodes(graph.nodes),
+        *_bad_ids("edges", [edge.id for edge in graph.edges]),
+        *_bad_edges(graph.edges, known),
+        *_unknown_entries(chosen or (), known),
+    ]
     if executors is not None:
-        problems += [*_unknown_types(graph, executors), *_bad_handles(graph, executors, conversions)]
-    if not problems:
-        problems += _bad_order(graph, entries)
-    return problems
+        problems += _unknown_types(graph.nodes, executors)
+        problems += _bad_handles(graph, known, executors, conversions)
+    if problems:
+        return problems
+    try:
+        flow = [edge for edge in graph.edges if edge.channel == "flow"]
+        sources, targets = [edge.source for edge in flow], [edge.target for edge in flow]
+        return plan_columns(ids, sources, [edge.source_handle for edge in flow], targets, chosen)
+    except CycleFound as cycle:
+        return [Problem("cycle", "$.edges", str(cycle))]
 
 
 def _too_large(graph: GraphSpec) -> Iterator[Problem]:
@@ -36,63 +83,113 @@ def _too_large(graph: GraphSpec) -> Iterator[Problem]:
             yield Problem("too_large", f"$.{what}", f"{count} {what} are more than the {limit} a graph may have")
 
 
-def _bad_ids(graph: GraphSpec) -> Iterator[Problem]:
-    for what, ids in (("nodes", [node.id for node in graph.nodes]), ("edges", [edge.id for edge in graph.edges])):
-        seen: dict[str, int] = {}
-        for at, one in enumerate(ids):
-            path = f"$.{what}[{at}].id"
-            if not one:
-                yield Problem("empty_id", path, "an id cannot be empty")
-            elif one in seen:
-                yield Problem("duplicate_id", path, f"{one!r} is already the id of {what}[{seen[one]}]")
-            else:
-                seen[one] = at
+def _bad_ids(what: str, ids: list[Any]) -> Iterator[Problem]:
+    if _are_names(ids) and len(set(ids)) == len(ids):
+        return
+    seen: dict[str, int] = {}
+    for at, one in enumerate(ids):
+        path = f"$.{what}[{at}].id"
+        if not isinstance(one, str):
+            yield Problem("wrong_type", path, f"an id is text, not {type(one).__name__}")
+        elif not one:
+            yield Problem("empty_id", path, "an id cannot be empty")
+        elif one in seen:
+            yield Problem("duplicate_id", path, f"{one!r} is already the id of {what}[{seen[one]}]")
+        else:
+            seen[one] = at
 
 
-def _bad_edges(graph: GraphSpec) -> Iterator[Problem]:
-    known = {node.id for node in graph.nodes}
-    for at, edge in enumerate(graph.edges):
-        path = f"$.edges[{at}]"
-        if edge.channel not in CHANNELS:
-            yield Problem("bad_channel", f"{path}.data.channel", f"{edge.channel!r} is neither flow nor link")
-        for end, node in (("source", edge.source), ("target", edge.target)):
-            if node not in known:
-                yield Problem("unknown_node", f"{path}.{end}", f"there is no node {node!r}")
-        if edge.source == edge.target and edge.source in known:
-            yield Problem("self_loop", path, f"node {edge.source!r} is connected to itself")
+def _bad_nodes(nodes: Sequence[NodeSpec]) -> Iterator[Problem]:
+    if _are_names([node.type for node in nodes]) and {type(node.data) for node in nodes} <= {dict}:
+        return
+    for at, node in enumerate(nodes):
+        if not _is_name(node.type):
+            yield Problem("bad_type", f"$.nodes[{at}].type", "a type is a name, and cannot be empty")
+        data: object = node.data
+        if not isinstance(data, Mapping):
+            yield Problem("wrong_type", f"$.nodes[{at}].data", f"data is an object, not {type(data).__name__}")
 
 
-def _unknown_types(graph: GraphSpec, executors: ExecutorRegistry) -> Iterator[Problem]:
-    for at, node in enumerate(graph.nodes):
-        if node.type not in executors:
-            message = f"no executor is registered for type {node.type!r}; there are: {', '.join(sorted(executors))}"
-            yield Problem("unknown_type", f"$.nodes[{at}].type", message)
+def _bad_edges(edges: Sequence[EdgeSpec], known: frozenset[str]) -> Iterator[Problem]:
+    if _are_sound(edges, known):
+        return
+    for at, edge in enumerate(edges):
+        yield from _bad_edge(f"$.edges[{at}]", edge, known)
 
 
-def _bad_handles(graph: GraphSpec, executors: ExecutorRegistry, conversions: Conversions) -> Iterator[Problem]:
-    type_of = {node.id: node.type for node in graph.nodes}
+def _are_sound(edges: Sequence[EdgeSpec], known: frozenset[str]) -> bool:
+    """Whether `_bad_edge` finds nothing in any of them."""
+    ends = [edge.source for edge in edges] + [edge.target for edge in edges]
+    handles = [edge.source_handle for edge in edges] + [edge.target_handle for edge in edges]
+    channels = [edge.channel for edge in edges]
+    return (
+        _are_names(ends)
+        and known.issuperset(ends)
+        and _are_names(handles)
+        and channels.count("flow") + channels.count("link") == len(edges)
+    )
+
+
+def _bad_edge(path: str, edge: EdgeSpec, known: frozenset[str]) -> Iterator[Problem]:
+    if edge.channel not in CHANNELS:
+        yield Problem("bad_channel", f"{path}.data.channel", f"{edge.channel!r} is neither flow nor link")
+    for end, node in (("source", edge.source), ("target", edge.target)):
+        if not _is_name(node) or node not in known:
+            yield Problem("unknown_node", f"{path}.{end}", f"there is no node {node!r}")
+    for field, handle in (("sourceHandle", edge.source_handle), ("targetHandle", edge.target_handle)):
+        if not _is_name(handle):
+            yield Problem("bad_handle", f"{path}.{field}", "a handle is a name, and cannot be empty")
+
+
+def _unknown_entries(entries: Sequence[str], known: frozenset[str]) -> Iterator[Problem]:
+    for entry in entries:
+        if not _is_name(entry) or entry not in known:
+            yield Problem("unknown_entry", "$.nodes", f"the entry {entry!r} is no node of the graph")
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _are_names(values: list[Any]) -> bool:
+    """Whether each is a name, asked of all at once: nearly every graph is sound, and looking closer takes longer."""
+    return set(map(type, values)) <= {str} and "" not in values
+
+
+def _unknown_types(nodes: Sequence[NodeSpec], executors: ExecutorRegistry) -> Iterator[Problem]:
+    for at, node in enumerate(nodes):
+        if _is_name(node.type) and node.type not in executors:
+            known = ", ".join(sorted(executors)) or "none"
+            detail = f"no executor is registered for type {node.type!r}; there are: {known}"
+            yield Problem("unknown_type", f"$.nodes[{at}].type", detail)
+
+
+def _bad_handles(
+    graph: GraphSpec, known: frozenset[str], executors: ExecutorRegistry, conversions: Conversions
+) -> Iterator[Problem]:
+    type_of = {node.id: node.type for node in graph.nodes if _is_name(node.id) and _is_name(node.type)}
     arriving: Counter[tuple[str, str]] = Counter()
     for at, edge in enumerate(graph.edges):
+        if any(_bad_edge("", edge, known)):
+            continue
         leaves = _handle(executors, type_of.get(edge.source), "outputs", edge.source_handle)
         arrives = _handle(executors, type_of.get(edge.target), "inputs", edge.target_handle)
         yield from _bad_ends(f"$.edges[{at}]", edge, leaves, arrives, conversions)
-        if isinstance(arrives, Handle):
-            arriving[edge.target, edge.target_handle] += 1
-            if arrives.many == "one" and arriving[edge.target, edge.target_handle] == 2:
-                message = f"handle {edge.target_handle!r} of {edge.target!r} takes one edge, and this is another"
-                yield Problem("too_many_edges", f"$.edges[{at}].targetHandle", message)
+        arriving[edge.target, edge.target_handle] += 1
+        if isinstance(arrives, Handle) and arrives.many == "one" and arriving[edge.target, edge.target_handle] > 1:
+            detail = f"handle {edge.target_handle!r} of {edge.target!r} takes one edge, and this is another"
+            yield Problem("too_many_edges", f"$.edges[{at}].targetHandle", detail)
     for number, node in enumerate(graph.nodes):
-        yield from _missing_inputs(f"$.nodes[{number}]", node, executors, arriving)
+        if _is_name(node.id) and _is_name(node.type):
+            yield from _missing_inputs(f"$.nodes[{number}]", node, executors, arriving)
 
 
-def _handle(executors: ExecutorRegistry, node_type: str | None, side: str, name: str) -> Handle | str | None:
+def _handle(executors: ExecutorRegistry, node_type: str | None, side: Side, name: str) -> Handle | str | None:
     """The declared handle.
 
     None where handles are left open; the known names, as text, where this one is not declared.
     """
-    if node_type is None:
-        return None
-    declared = executors.handles(node_type, "outputs" if side == "outputs" else "inputs")
+    declared = None if node_type is None else executors.handles(node_type, side)
     if declared is None:
         return None
     return declared.get(name) or (", ".join(declared) or "none")
@@ -109,13 +206,13 @@ def _bad_ends(
         if isinstance(handle, str):
             yield Problem("unknown_handle", f"{path}.{field}", f"{node!r} has no handle {name!r}; it has: {handle}")
         elif handle is not None and handle.channel != edge.channel:
-            message = f"handle {name!r} of {node!r} is for {handle.channel}, the edge is a {edge.channel}"
-            yield Problem("channel_mismatch", f"{path}.data.channel", message)
+            detail = f"handle {name!r} of {node!r} is for {handle.channel}, the edge is a {edge.channel}"
+            yield Problem("channel_mismatch", f"{path}.data.channel", detail)
     if not (isinstance(leaves, Handle) and isinstance(arrives, Handle)) or edge.channel != "flow":
         return
     if not conversions.fits(leaves.type, arrives.type):
-        message = f"{leaves.type} cannot become {arrives.type}, and no conversion is declared"
-        yield Problem("type_mismatch", path, message)
+        detail = f"{leaves.type} cannot become {arrives.type}, and no conversion is declared"
+        yield Problem("type_mismatch", path, detail)
 
 
 def _missing_inputs(
@@ -123,24 +220,5 @@ def _missing_inputs(
 ) -> Iterator[Problem]:
     for handle in (executors.handles(node.type, "inputs") or {}).values():
         if handle.required and not arriving[node.id, handle.name]:
-            message = f"handle {handle.name!r} of {node.id!r} needs an edge and has none"
-            yield Problem("missing_input", path, message)
-
-
-def _bad_order(graph: GraphSpec, entries: Iterable[str] | None) -> Iterator[Problem]:
-    known = {node.id for node in graph.nodes}
-    chosen = None if entries is None else list(entries)
-    unknown = [entry for entry in chosen or () if entry not in known]
-    for entry in unknown:
-        yield Problem("unknown_entry", "$.nodes", f"the entry {entry!r} is no node of the graph")
-    if unknown:
-        return
-    try:
-        compile_plan([node.id for node in graph.nodes], flow_edges(graph), chosen)
-    except CycleFound as cycle:
-        yield Problem("cycle", "$.edges", str(cycle))
-
-
-def flow_edges(graph: GraphSpec) -> list[tuple[str, str, str]]:
-    """The flow edges as (source, source handle, target)."""
-    return [(edge.source, edge.source_handle, edge.target) for edge in graph.edges if edge.channel == "flow"]
+            detail = f"handle {handle.name!r} of {node.id!r} needs an edge and has none"
+            yield Problem("missing_input", path, detail)

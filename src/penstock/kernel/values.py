@@ -1,17 +1,18 @@
 """Typed values, and how one type becomes another.
 
 A value that moves along an edge says its type. Where the types of both ends differ, a conversion must have been
-declared: nothing is converted by guessing, and one that fails says which value, from what to what.
+declared: nothing is converted by guessing, and one that fails says where, from what, to what, and why.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import PenstockError
+from penstock.errors import InvalidValue, PenstockError
 
 ANY = "any"
 Convert = Callable[[Any], Any]
@@ -32,24 +33,24 @@ class ConversionFailed(PenstockError):
         self.path = path
         self.given = given
         self.wanted = wanted
+        self.why = why
         super().__init__(f"{path}: {given} cannot become {wanted}: {why}")
 
 
 class Conversions:
-    """Which types become which, and how; a copy can be extended without touching the original."""
+    """Which types become which, and how. Never changes: `extended` makes a new one."""
 
     __slots__ = ("_table",)
 
     def __init__(self, table: Mapping[tuple[str, str], Convert] | None = None) -> None:
         self._table = dict(table or {})
+        for (given, wanted), convert in self._table.items():
+            if not callable(convert):
+                raise InvalidValue(f"conversion from {given} to {wanted}", convert, "a function of one value")
 
-    def declare(self, given: str, wanted: str, convert: Convert) -> None:
-        """Let `given` become `wanted` by `convert`, which raises if it cannot."""
-        self._table[given, wanted] = convert
-
-    def copy(self) -> Conversions:
-        """The same conversions, to be extended apart."""
-        return Conversions(self._table)
+    def extended(self, table: Mapping[tuple[str, str], Convert]) -> Conversions:
+        """These conversions and those of `table`, which hold where both have one; each raises if it cannot convert."""
+        return Conversions({**self._table, **table})
 
     def fits(self, given: str, wanted: str) -> bool:
         """Whether a value of type `given` can arrive where `wanted` is taken; any fits everywhere."""
@@ -65,29 +66,40 @@ class Conversions:
         try:
             return DataValue(wanted, convert(value.value))
         except Exception as error:
-            raise ConversionFailed(path, value.type, wanted, f"{type(error).__name__}: {error}") from error
+            raise ConversionFailed(path, value.type, wanted, _reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    try:
+        text = str(error)
+    except Exception:  # whatever the conversion raised may not be able to say itself
+        text = ""
+    return f"{type(error).__name__}: {text[:200]}"
 
 
 def _parsed_number(text: str) -> float | int:
     number = json.loads(text)
-    if (
-        isinstance(number, bool)
-        or not isinstance(number, int | float)
-        or number != number
-        or abs(number) == float("inf")
-    ):
+    if isinstance(number, bool) or not isinstance(number, int | float) or not _is_finite(number):
         raise ValueError(f"{text[:40]!r} is not a number")
     return number
 
 
+def _is_finite(number: float | int) -> bool:
+    return isinstance(number, int) or math.isfinite(number)
+
+
 def _parsed_boolean(text: str) -> bool:
     if text not in ("true", "false"):
-        raise ValueError(f"{text[:40]!r} is neither true nor false")
+        raise ValueError(f"{str(text)[:40]!r} is neither true nor false")
     return text == "true"
 
 
 def _as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _as_only_item(value: Any) -> list[Any]:
+    return [value]
 
 
 STANDARD_CONVERSIONS = Conversions(
@@ -98,10 +110,10 @@ STANDARD_CONVERSIONS = Conversions(
         ("list", "text"): _as_json,
         ("text", "number"): _parsed_number,
         ("text", "boolean"): _parsed_boolean,
-        ("text", "list"): lambda text: [text],
-        ("object", "list"): lambda one: [one],
-        ("number", "list"): lambda one: [one],
-        ("boolean", "list"): lambda one: [one],
+        ("text", "list"): _as_only_item,
+        ("object", "list"): _as_only_item,
+        ("number", "list"): _as_only_item,
+        ("boolean", "list"): _as_only_item,
     }
 )
 """What becomes what, if nothing else is declared."""

@@ -5,7 +5,7 @@ They check what was said and pass it to the door, which does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from inspect import iscoroutine
 from typing import Any, NamedTuple
 
@@ -14,7 +14,8 @@ from penstock.containment.safety import Decision
 from penstock.errors import InvalidValue
 from penstock.money import Usd, to_nanos
 from penstock.runtime import door
-from penstock.runtime.door import Call, Work
+from penstock.runtime.call import Call
+from penstock.runtime.door import Work
 from penstock.runtime.handle import Handle
 from penstock.runtime.options import DEFAULT_OPTIONS, WrapOptions, whole
 from penstock.tracing.lifecycle import CallKind
@@ -134,23 +135,23 @@ class Calls(Handle):
 
     def _call(self, kind: CallKind, fn: Work, options: WrapOptions | None) -> Call:
         how = DEFAULT_OPTIONS if options is None else options
-        name = self._named(kind, fn, how)
+        if self._base.end_seq != OPEN or not _usable(fn, how):
+            self._refuse_work(kind, fn, how)
+        name = how.operation_name or kind
         return door.call(self, kind, fn, (), name, how.hint_nanos, how.model, how.timeout_s, how.retries, how.degraded)
 
-    async def _acall(self, kind: CallKind, fn: Work, options: WrapOptions | None) -> Call:
+    def _acall(self, kind: CallKind, fn: Work, options: WrapOptions | None) -> Coroutine[Any, Any, Call]:
         how = DEFAULT_OPTIONS if options is None else options
-        name = self._named(kind, fn, how)
-        return await door.acall(
-            self, kind, fn, (), name, how.hint_nanos, how.model, how.timeout_s, how.retries, how.degraded
-        )
+        if self._base.end_seq != OPEN or not _usable(fn, how):
+            self._refuse_work(kind, fn, how)
+        name = how.operation_name or kind
+        return door.acall(self, kind, fn, (), name, how.hint_nanos, how.model, how.timeout_s, how.retries, how.degraded)
 
-    def _named(self, kind: CallKind, fn: Work, options: WrapOptions) -> str:
-        """The name of a call with these options, once it is clear that it can be made."""
+    def _refuse_work(self, kind: CallKind, fn: object, options: object) -> None:
+        """Say what is wrong with a call that cannot be made."""
         if not isinstance(options, WrapOptions):
             raise InvalidValue("options", options, "WrapOptions or None")
-        name = options.operation_name or kind
-        self._check_work(kind, fn, name)
-        return name
+        self._check_work(kind, fn, options.operation_name or kind)
 
     def _said(
         self,
@@ -186,6 +187,10 @@ class Calls(Handle):
             raise InvalidValue("fn", fn, expected)
         if self._base.end_seq != OPEN:
             raise self._after_the_end(f"{kind} call {name!r}")
+
+
+def _usable(fn: object, options: object) -> bool:
+    return type(options) is WrapOptions and callable(fn)
 
 
 def _outcome(call: Call) -> Outcome:

@@ -28,16 +28,16 @@ from penstock.containment.shield import ShieldPipeline, Slot
 from penstock.errors import InvalidValue
 from penstock.ids import new_run_id
 from penstock.money import Usd
-from penstock.runtime import door, ending
+from penstock.runtime import ending
+from penstock.runtime.billing.prices import PriceBook
+from penstock.runtime.billing.usage import Usage
+from penstock.runtime.call import Call, current_call, describe, stopped
 from penstock.runtime.calls import Calls
 from penstock.runtime.cancellation import Cancellation, CancellationToken
-from penstock.runtime.door import Call
 from penstock.runtime.observers import Observer, Observers, Subscription
 from penstock.runtime.options import must_be, must_be_text
-from penstock.runtime.prices import PriceBook
 from penstock.runtime.run import THE_RUNS_OWN, Run, RunSettings
 from penstock.runtime.snapshot import ContextSnapshot, take_snapshot
-from penstock.runtime.usage import Usage
 from penstock.stops import Stop, TerminationReason
 from penstock.tracing.divergence import DivergenceDetector
 from penstock.tracing.events import (
@@ -234,7 +234,7 @@ class ExecutionContext(Calls):
         with self._run.lock:
             stop = accounts.used_up(self._account, self._run.now())
         if stop is not None:
-            raise door.stopped(self, stop)
+            raise stopped(self, stop)
 
     def check_cancelled(self) -> None:
         """Raise CancelledError if this context was cancelled, timed out or aborted."""
@@ -256,7 +256,7 @@ class ExecutionContext(Calls):
         if run.pipeline is None or not run.pipeline.has(Slot.EGRESS):
             return Decision.ALLOW
         call = self._call_here() or Call(self, self._base, False, self._token)
-        verdict = run.pipeline.judge(Slot.EGRESS, door.describe(call), url, method)
+        verdict = run.pipeline.judge(Slot.EGRESS, describe(call), url, method)
         if verdict is None:
             return Decision.ALLOW
         run.record_verdict(verdict, self._source, call.record)
@@ -498,7 +498,7 @@ class ExecutionContext(Calls):
 
     def _call_here(self) -> Call | None:
         """The call of this run that is being executed here."""
-        call = door.current_call.get()
+        call = current_call.get()
         return call if call is not None and call.context._run is self._run else None
 
     def _record(self, event: TraceEvent) -> None:

@@ -10,7 +10,7 @@ from penstock.containment import accounts
 from penstock.containment.limits import UNLIMITED
 from penstock.errors import CancelledError, Halted
 from penstock.money import format_usd
-from penstock.runtime.door import Call
+from penstock.runtime.call import Call
 from penstock.stops import LIMIT_REASONS, Stop, StopReason, TerminationReason
 from penstock.tracing.events import ChildCompleteTrace, RunCompleted
 from penstock.tracing.lifecycle import Status
@@ -69,7 +69,7 @@ def end_child(child: ExecutionContext, reason: TerminationReason | None) -> None
     with run.lock:
         if record.end_seq != OPEN or parent is None:
             return
-        below = [call for call in run.graph.open_calls() if call is not record and _is_under(call, record)]
+        below = [call for call in run.graph.open_calls() if call is not record and call.is_under(record)]
         _abandon(child, below, now_ns, f"{child.name!r} ended while the call was running")
         run.graph.end(record, now_ns, STATUS_OF[reason], stop_reason=str(stop) if stop else None)
         _tell_parent(child, reason, now_ns)
@@ -135,13 +135,6 @@ def _stop_leftovers(context: ExecutionContext, leftovers: list[CallRecord]) -> N
     if leftovers:
         context.cancellation.cancel(f"{context.name!r} has ended", cause="shutdown")
     context.cancellation.close()
-
-
-def _is_under(call: CallRecord, record: CallRecord) -> bool:
-    above = call.parent
-    while above is not None and above.depth > record.depth:
-        above = above.parent
-    return above is record
 
 
 def totals(context: ExecutionContext) -> str:

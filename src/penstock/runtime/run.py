@@ -22,10 +22,10 @@ from penstock.containment.safety import ChainMetadata, Decision, SafetyEvent
 from penstock.containment.shield import ShieldPipeline, Slot, Verdict
 from penstock.errors import InvalidValue
 from penstock.runtime import worker
+from penstock.runtime.billing.prices import PriceBook, default_prices
+from penstock.runtime.billing.usage import Usage
 from penstock.runtime.observers import Observers
 from penstock.runtime.options import must_be_text
-from penstock.runtime.prices import PriceBook, default_prices
-from penstock.runtime.usage import Usage
 from penstock.stops import Stop, StopReason
 from penstock.tracing.divergence import DivergenceDetector
 from penstock.tracing.events import (
@@ -105,7 +105,10 @@ def _at_least(least: int, value: object) -> bool:
 
 
 class WorstCase:
-    """What an un-hinted call of one kind holds: the most that one has cost so far."""
+    """What a call of one kind holds where nothing better is known: the most that one has used so far.
+
+    A cost hint stands for the cost alone; tokens have no hint.
+    """
 
     __slots__ = ("api_calls", "cost", "tokens")
 

@@ -120,6 +120,13 @@ class CallRecord:
         """The public id of the call that made this one; None for the root."""
         return call_id(self.parent_number) if self.parent_number else None
 
+    def is_under(self, other: CallRecord) -> bool:
+        """Whether this call was made by `other`, or by something that `other` made."""
+        above = self.parent
+        while above is not None and above.depth > other.depth:
+            above = above.parent
+        return above is other
+
     def status_at(self, seq: int) -> Status:
         """The call's status as the log up to `seq` tells it."""
         if self.end_seq <= seq:

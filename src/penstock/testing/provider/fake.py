@@ -18,7 +18,7 @@ from itertools import count, repeat
 from typing import Any, Literal, TypeAlias, assert_never
 
 from penstock.money import Usd, to_nanos, to_usd
-from penstock.runtime.prices import Price, PriceBook
+from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.testing.provider.behaviours import (
     Answer,
     Behaviour,

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidValue
-from penstock.runtime.usage import (
+from penstock.runtime.billing.usage import (
     MAX_TOKENS,
     SHAPES,
     Reported,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 from penstock.clock import SYSTEM_CLOCK, Clock, utc_from_ns
 from penstock.errors import InvalidValue
 from penstock.money import NANOS_PER_USD, Usd
-from penstock.runtime.usage import MAX_NAME, Usage
+from penstock.runtime.billing.usage import MAX_NAME, Usage
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidValue
-from penstock.runtime.prices import Cost, Price, PriceBook, default_prices
-from penstock.runtime.usage import Usage
+from penstock.runtime.billing.prices import Cost, Price, PriceBook, default_prices
+from penstock.runtime.billing.usage import Usage
 
 MILLION = 1_000_000
 OURS = Price(2.5, 10, cached_input_usd_per_mtok=1.25, cache_write_usd_per_mtok="3.125")
@@ -376,7 +376,7 @@ def test_a_model_is_looked_up_once_whether_it_is_found_or_not(asked: list[str]) 
 
 
 def test_only_so_many_look_ups_are_kept(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.runtime.prices.KEPT_LOOK_UPS", 10)
+    monkeypatch.setattr("penstock.runtime.billing.prices.KEPT_LOOK_UPS", 10)
     prices = PriceBook()
     for number in range(30):
         prices.price_of(f"nobody-{number}")
@@ -418,7 +418,7 @@ def test_a_book_says_whether_it_has_genai_prices(settings: Any, available: bool)
 
 def test_genai_prices_is_imported_at_the_first_look_up_and_not_before() -> None:
     code = (
-        "import sys; from penstock.runtime.prices import Price, Usage, default_prices\n"
+        "import sys; from penstock.runtime.billing.prices import Price, Usage, default_prices\n"
         "prices = default_prices(); prices.register('m', Price(1, 1)); prices.cost(Usage(1, model='m'))\n"
         "assert 'genai_prices' not in sys.modules\n"
         "prices.cost(Usage(1, model='gpt-4o'))\n"

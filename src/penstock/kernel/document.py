@@ -1,0 +1,274 @@
+"""Graph JSON as an editor writes it, to a GraphSpec and back.
+
+What comes in may be hostile. In this order: the size is bounded, the text is read as strict JSON, every value is looked
+at and copied (depth, numbers, text that cannot be encoded), and only then pydantic looks at the shape. Each step lists
+all it finds; a step that found something ends the reading. Whether the graph can run is not asked here: `validate`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.kernel.graph import (
+    DEFAULT_INPUT,
+    DEFAULT_OUTPUT,
+    MAX_EDGES,
+    MAX_NODES,
+    EdgeSpec,
+    GraphInvalid,
+    GraphSpec,
+    NodeSpec,
+    Problem,
+)
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from penstock.kernel.schema import Document, Edge, Node
+
+MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
+MAX_DEPTH = 64
+MAX_VALUES = 20_000_000
+MAX_WHOLE_NUMBER = 2**63 - 1
+
+CODES: Mapping[str, str] = {
+    "missing": "missing_field",
+    "literal_error": "bad_channel",
+    "string_too_long": "too_large",
+    "too_long": "too_large",
+    "finite_number": "bad_number",
+}
+"""What we call the errors pydantic finds; any other is a wrong_type."""
+
+
+def parse_graph(document: str | bytes | bytearray | Mapping[str, Any]) -> GraphSpec:
+    """The graph in `document`; GraphInvalid has every problem of one that is not well formed."""
+    decoded = document if isinstance(document, Mapping) else _decoded(document)
+    _raise_any(_too_large(decoded))
+    problems: list[Problem] = []
+    plain = _Copying(problems).copy(decoded, lambda: "$", 0)
+    _raise_any(problems)
+    return _as_graph(_shaped(plain))
+
+
+def graph_to_json(graph: GraphSpec) -> dict[str, Any]:
+    """The graph as `parse_graph` reads it, with every handle and channel written out."""
+    return {
+        "id": graph.id,
+        "nodes": [_node_to_json(node) for node in graph.nodes],
+        "edges": [_edge_to_json(edge) for edge in graph.edges],
+    }
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of what `parse_graph` reads."""
+    from penstock.kernel.schema import DOCUMENT
+
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **DOCUMENT.json_schema()}
+
+
+def _decoded(document: str | bytes | bytearray) -> Any:
+    if not isinstance(document, (str, bytes, bytearray)):
+        raise GraphInvalid([Problem("wrong_type", "$", f"a graph is a JSON object, not {type(document).__name__}")])
+    if len(document) > MAX_DOCUMENT_BYTES:
+        detail = f"{len(document)} bytes are more than the {MAX_DOCUMENT_BYTES} a graph may have"
+        raise GraphInvalid([Problem("too_large", "$", detail)])
+    try:
+        text = document if isinstance(document, str) else document.decode("utf-8")
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_as_object)
+    except RecursionError:
+        problem = Problem("too_deep", "$", f"values are nested deeper than the {MAX_DEPTH} levels a graph may have")
+    except ValueError as error:
+        problem = Problem("bad_json", "$", f"this is not JSON: {str(error)[:200]}")
+    raise GraphInvalid([problem])
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for at, key in enumerate(keys) if key in keys[:at])
+        raise ValueError(f"the key {twice[:80]!r} is there twice in one object")
+    return found
+
+
+def _too_large(decoded: Any) -> Iterator[Problem]:
+    """What can be refused by counting alone."""
+    for what, limit in (("nodes", MAX_NODES), ("edges", MAX_EDGES)):
+        listed = decoded.get(what) if isinstance(decoded, Mapping) else None
+        if isinstance(listed, (list, tuple)) and len(listed) > limit:
+            yield Problem("too_large", f"$.{what}", f"{len(listed)} {what} are more than the {limit} a graph may have")
+
+
+def _raise_any(problems: Iterator[Problem] | list[Problem]) -> None:
+    found = list(problems)
+    if found:
+        raise GraphInvalid(found)
+
+
+Path = Callable[[], str]
+"""Where we are; spelled out only when there is something to say."""
+
+
+class _Copying:
+    """Copies a value that is JSON all through, and notes where it is not.
+
+    The copy is what makes a graph independent of the document it came from. Depth bounds the recursion, and a count the
+    work: an object that contains itself many times over is small to hand in and endless to walk.
+    """
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self._problems = problems
+        self._left = MAX_VALUES
+
+    def copy(self, value: Any, path: Path, depth: int) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            return self._refuse_size()
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return self._text(value, path)
+        if isinstance(value, (int, float)):
+            return self._number(value, path)
+        if depth >= MAX_DEPTH:
+            detail = f"values are nested deeper than the {MAX_DEPTH} levels a graph may have"
+            return self._note("too_deep", path, detail)
+        if isinstance(value, Mapping):
+            return self._object(value, path, depth)
+        if isinstance(value, (list, tuple)):
+            return [self.copy(one, lambda at=at: f"{path()}[{at}]", depth + 1) for at, one in enumerate(value)]  # type: ignore[misc]
+        return self._note("wrong_type", path, f"{type(value).__name__} is not a value of JSON")
+
+    def _object(self, value: Mapping[Any, Any], path: Path, depth: int) -> dict[str, Any]:
+        copied: dict[str, Any] = {}
+        for key, one in value.items():
+            if not isinstance(key, str):
+                self._note("wrong_type", path, f"the key {_shown(key)} is not text")
+            elif not _is_encodable(key):
+                self._note("bad_text", path, f"the key {_shown(key)} has half of a surrogate pair")
+            else:
+                copied[str(key)] = self.copy(one, lambda key=key: path() + _step(key), depth + 1)  # type: ignore[misc]
+        return copied
+
+    def _text(self, value: str, path: Path) -> Any:
+        if _is_encodable(value):
+            return str(value)
+        return self._note("bad_text", path, f"{_shown(value)} has half of a surrogate pair")
+
+    def _number(self, value: float | int, path: Path) -> Any:
+        if isinstance(value, int) and abs(value) > MAX_WHOLE_NUMBER:
+            return self._note("bad_number", path, f"a whole number of {value.bit_length()} bits is too large")
+        if isinstance(value, float) and not math.isfinite(value):
+            return self._note("bad_number", path, "NaN and infinities are not numbers of JSON")
+        return value
+
+    def _refuse_size(self) -> None:
+        if not any(problem.path == "$" for problem in self._problems):
+            self._problems.append(Problem("too_large", "$", f"a graph may have {MAX_VALUES} values, and this has more"))
+        raise GraphInvalid(self._problems)
+
+    def _note(self, code: str, path: Path, detail: str) -> None:
+        self._problems.append(Problem(code, path(), detail))
+
+
+def _is_encodable(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    return ascii(value)[:80] if isinstance(value, str) else f"of type {type(value).__name__}"
+
+
+def _step(key: str | int) -> str:
+    """One step of a JSON path: `.name`, `[3]`, or `["any other name"]`."""
+    if isinstance(key, int):
+        return f"[{key}]"
+    return f".{key}" if key.isidentifier() else f"[{json.dumps(key[:80])}]"
+
+
+def _shaped(plain: Any) -> Document:
+    from pydantic import ValidationError
+
+    from penstock.kernel.schema import DOCUMENT
+
+    try:
+        return DOCUMENT.validate_python(plain)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False, include_input=False)
+    raise GraphInvalid([_problem(detail) for detail in details])
+
+
+def _problem(detail: ErrorDetails) -> Problem:
+    path = "$" + "".join(map(_step, detail["loc"]))
+    code = CODES.get(detail["type"], "wrong_type")
+    if code == "missing_field" and path.endswith(".data.channel"):
+        return Problem("missing_channel", path, "every edge says its channel, flow or link")
+    if code == "bad_channel":
+        return Problem(code, path, "a channel is flow or link")
+    said = detail["msg"]
+    return Problem(code, path, said[:1].lower() + said[1:])
+
+
+def _as_graph(document: Document) -> GraphSpec:
+    return GraphSpec(
+        tuple(_as_node(node) for node in document["nodes"]),
+        tuple(_as_edge(edge) for edge in document["edges"]),
+        document.get("id", "graph"),
+    )
+
+
+def _as_node(node: Node) -> NodeSpec:
+    position = node.get("position")
+    where = (0.0, 0.0) if position is None else (position["x"], position["y"])
+    return NodeSpec(node["id"], node["type"], node.get("data", {}), where)
+
+
+def _as_edge(edge: Edge) -> EdgeSpec:
+    source_handle, target_handle = edge.get("sourceHandle"), edge.get("targetHandle")
+    return EdgeSpec(
+        edge["id"],
+        edge["source"],
+        edge["target"],
+        edge["data"]["channel"],
+        DEFAULT_OUTPUT if source_handle is None else source_handle,
+        DEFAULT_INPUT if target_handle is None else target_handle,
+    )
+
+
+def _node_to_json(node: NodeSpec) -> dict[str, Any]:
+    x, y = node.position
+    return {"id": node.id, "type": node.type, "position": {"x": x, "y": y}, "data": _thawed(node.data)}
+
+
+def _edge_to_json(edge: EdgeSpec) -> dict[str, Any]:
+    return {
+        "id": edge.id,
+        "source": edge.source,
+        "sourceHandle": edge.source_handle,
+        "target": edge.target,
+        "targetHandle": edge.target_handle,
+        "data": {"channel": edge.channel},
+    }
+
+
+def _thawed(value: Any) -> Any:
+    """A copy in plain dicts and lists."""
+    if isinstance(value, Mapping):
+        return {key: _thawed(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_thawed(one) for one in value]
+    return value

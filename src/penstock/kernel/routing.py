@@ -1,0 +1,72 @@
+"""What arrives at a node: the live values on its edges, by handle, in the type the handle takes.
+
+Never "last wins": a handle says what several edges into it mean. One that is left open takes one live value, whichever
+branch it comes from; two at once are an error that names both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from penstock.errors import PenstockError
+from penstock.kernel.executor import Handle
+from penstock.kernel.graph import EdgeSpec
+from penstock.kernel.values import STANDARD_CONVERSIONS, Conversions, DataValue
+
+Outputs = Mapping[str, Mapping[str, DataValue]]
+"""The values each node that has run gave, by node and handle."""
+
+
+class RoutingFailed(PenstockError):
+    """The values on the edges into a handle are not what it takes."""
+
+    def __init__(self, path: str, why: str) -> None:
+        self.path = path
+        self.why = why
+        super().__init__(f"{path}: {why}")
+
+
+def route(
+    node_id: str,
+    edges: Iterable[EdgeSpec],
+    outputs: Outputs,
+    handles: Mapping[str, Handle] | None = None,
+    conversions: Conversions = STANDARD_CONVERSIONS,
+) -> dict[str, DataValue]:
+    """The inputs of a node from the flow edges into it, in their order; a handle nothing came to is not in it.
+
+    ConversionFailed names the edge, RoutingFailed the handle.
+    """
+    arrived: dict[str, list[EdgeSpec]] = {}
+    for edge in edges:
+        if edge.target == node_id and edge.channel == "flow" and edge.source_handle in outputs.get(edge.source, ()):
+            arrived.setdefault(edge.target_handle, []).append(edge)
+    _refuse_missing(node_id, arrived, handles or {})
+    return {
+        name: _arriving(f"{node_id}.{name}", (handles or {}).get(name) or Handle(name), live, outputs, conversions)
+        for name, live in arrived.items()
+    }
+
+
+def _refuse_missing(node_id: str, arrived: Mapping[str, Sequence[EdgeSpec]], handles: Mapping[str, Handle]) -> None:
+    for handle in handles.values():
+        if handle.required and handle.channel == "flow" and handle.name not in arrived:
+            raise RoutingFailed(f"{node_id}.{handle.name}", "a value is required here, and none came")
+
+
+def _arriving(
+    path: str, handle: Handle, live: Sequence[EdgeSpec], outputs: Outputs, conversions: Conversions
+) -> DataValue:
+    if handle.many == "one" and len(live) > 1:
+        sources = " and ".join(f"{edge.source}.{edge.source_handle}" for edge in live)
+        raise RoutingFailed(path, f"one value is taken here, and {sources} gave one each")
+    taken = live if handle.many == "list" else live[:1]
+    values = [
+        conversions.convert(
+            outputs[edge.source][edge.source_handle],
+            handle.type,
+            f"{edge.source}.{edge.source_handle} → {path}",
+        )
+        for edge in taken
+    ]
+    return DataValue("list", [value.value for value in values]) if handle.many == "list" else values[0]

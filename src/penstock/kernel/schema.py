@@ -1,0 +1,69 @@
+"""The shape of a graph's JSON, for pydantic and for whoever writes an editor.
+
+The one module of the kernel that needs pydantic; `document` imports it when a graph is read, not before.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
+from typing_extensions import TypedDict
+
+from penstock.kernel.graph import MAX_EDGES, MAX_NODES
+
+MAX_NAME_LENGTH = 500
+
+STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+"""No value is coerced; what an editor keeps beside these fields is passed over."""
+
+Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+
+
+@with_config(STRICT)
+class Position(TypedDict):
+    """Where the editor draws the node."""
+
+    x: float
+    y: float
+
+
+@with_config(STRICT)
+class Node(TypedDict):
+    """A vertex and the settings of the executor behind its type."""
+
+    id: Name
+    type: Name
+    position: NotRequired[Position]
+    data: NotRequired[dict[str, Any]]
+
+
+@with_config(STRICT)
+class EdgeData(TypedDict):
+    """What kind of connection it is: always written, never inferred."""
+
+    channel: Literal["flow", "link"]
+
+
+@with_config(STRICT)
+class Edge(TypedDict):
+    """A connection; a handle that is null or absent is the node's usual one."""
+
+    id: Name
+    source: Name
+    sourceHandle: NotRequired[Name | None]
+    target: Name
+    targetHandle: NotRequired[Name | None]
+    data: EdgeData
+
+
+@with_config(STRICT)
+class Document(TypedDict):
+    """A graph as an editor writes it."""
+
+    id: NotRequired[Name]
+    nodes: Annotated[list[Node], Field(max_length=MAX_NODES)]
+    edges: Annotated[list[Edge], Field(max_length=MAX_EDGES)]
+
+
+DOCUMENT: TypeAdapter[Document] = TypeAdapter(Document)

@@ -1,0 +1,163 @@
+"""A call on its way through the door: what is known of it before, while and after it runs."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from penstock.containment import accounts
+from penstock.containment.accounts import Hold
+from penstock.containment.safety import Decision, ToolCallContext
+from penstock.containment.shield import Verdict
+from penstock.errors import BudgetExceededError, CancelledError, Halted, LedgerError
+from penstock.money import Usd, to_usd
+from penstock.runtime.billing.usage import Usage
+from penstock.runtime.cancellation import CancellationToken
+from penstock.stops import LIMIT_REASONS, Stop, StopReason
+from penstock.tracing.record import CallRecord
+
+if TYPE_CHECKING:
+    from penstock.runtime.handle import Handle
+
+current_call: ContextVar[Call | None] = ContextVar("penstock_call", default=None)
+"""The call that is being executed here; calls made meanwhile are its children."""
+
+ALLOW, RETRY = Decision.ALLOW, Decision.RETRY
+"""Every call reads them, and looking a member up in its enum costs as much as a function call."""
+
+
+class Call:
+    """One call on its way through the door, and what came of it."""
+
+    __slots__ = (
+        "above",
+        "attempt",
+        "billed_below",
+        "context",
+        "decision",
+        "degraded",
+        "drawn_below",
+        "error",
+        "hinted",
+        "hold",
+        "permit",
+        "record",
+        "stop",
+        "token",
+        "usage",
+        "value",
+    )
+
+    def __init__(
+        self,
+        context: Handle,
+        record: CallRecord,
+        hinted: bool,
+        token: CancellationToken,
+        above: Call | None = None,
+    ) -> None:
+        self.context = context
+        self.record = record
+        self.hinted = hinted
+        self.token = token
+        self.above = above
+        """The call of the same run that made this one."""
+        self.billed_below: list[Any] | None = None
+        """Values whose usage a call made by this one has paid for: handing one on costs nothing more."""
+        self.drawn_below: BaseException | None = None
+        """The last error for which a call made by this one has drawn a retry: passing it on draws no other."""
+        self.hold: Hold | None = None
+        self.decision: Decision = ALLOW
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.stop: Stop | None = None
+        """Why the call did not run, or was stopped; None if nothing stopped it."""
+        self.degraded: Verdict | None = None
+        """Set when a hook let the call run in degraded form only."""
+        self.usage: Usage | None = None
+        """What the function itself reported while it ran."""
+        self.permit: int | None = None
+        self.attempt = 1
+
+    @property
+    def node_id(self) -> str:
+        """The id of this call in the run's graph."""
+        return self.record.node_id
+
+    @property
+    def cost_usd(self) -> float:
+        """What the call cost, as far as that is settled."""
+        late = self.record.settled
+        settled = getattr(self.record, "cost", 0) + (late.cost if late else 0)
+        return to_usd(settled)
+
+    @property
+    def degraded_model(self) -> str | None:
+        """The model a hook wants instead, if the call runs in degraded form."""
+        return self.degraded.model if self.degraded else None
+
+    def settle(
+        self,
+        *,
+        cost_usd: Usd = 0,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+    ) -> None:
+        """Say what a call with an unknown bill has cost after all, 0 if nothing; LedgerError if its bill is known."""
+        usage = Usage.of(cost_usd=cost_usd, input_tokens=input_tokens, output_tokens=output_tokens)
+        run, cost = self.context._run, usage.cost_nanos or 0
+        if self.hold is None or self.hold.state != "unresolved":
+            raise LedgerError(f"the bill of call {self.node_id} is not open")
+        now_ns = run.now()
+        with run.lock:
+            accounts.settle(self.hold, cost, input_tokens, output_tokens, False)
+            run.graph.settle_late(self.record, now_ns, cost, input_tokens, output_tokens)
+
+    def result(self) -> Any:
+        """The value; or raise what kept the call from having one."""
+        if self.stop is not None:
+            raise stopped(self.context, self.stop) from self.error
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+def stopped(context: Handle, stop: Stop) -> Halted | CancelledError:
+    """The exception that tells of `stop`, with what was used and what is already there."""
+    if stop.reason is StopReason.ABORTED:
+        return CancelledError(stop.message, stop=stop)
+    partial = context._run.partial_results()
+    if stop.reason in LIMIT_REASONS:
+        return BudgetExceededError(
+            context.usage, context._budget_behind(stop), stop.message, stop=stop, partial=partial
+        )
+    return Halted(stop, partial=partial)
+
+
+def describe(call: Call) -> ToolCallContext:
+    """What hooks are told about a call."""
+    record, who = call.record, call.context._run.metadata
+    return ToolCallContext(
+        request_id=who.request_id,
+        tool_name=record.name,
+        kind=record.kind,
+        model=record.model or who.model,
+        cost_usd=to_usd(call.hold.cost) if call.hold else 0.0,
+        chain_id=who.chain_id,
+        node_id=record.node_id,
+        org_id=who.org_id,
+        team=who.team,
+        service=who.service,
+        user_id=who.user_id,
+        tags=who.tags,
+    )
+
+
+def interruption(error: BaseException) -> Stop:
+    """The stop of a call that something from outside broke off."""
+    return Stop(StopReason.ABORTED, f"interrupted by {type(error).__name__}")
+
+
+def stop_of(token: CancellationToken) -> Stop:
+    """Why the token is cancelled."""
+    return token.stop or Stop(StopReason.ABORTED, "cancelled")
