@@ -6,6 +6,7 @@ counted.
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 from benchmarks import _peers
@@ -65,7 +66,11 @@ def _run(contestant: Contestant) -> None:
 
 def _probe(statement: str, python: str) -> dict[str, list[float]]:
     command = [python, "-c", PROBE.format(statement=statement)]
-    done = subprocess.run(command, cwd=_peers.ENVIRONMENTS.parent, capture_output=True, text=True, check=False)
+    # Whoever runs this may have switched bytecode off for all their programs; an import without it is another question.
+    bytecode = {"PYTHONPYCACHEPREFIX": str(_peers.ENVIRONMENTS / "bytecode")}
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | bytecode
+    where = _peers.ENVIRONMENTS.parent
+    done = subprocess.run(command, cwd=where, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Failed(done.stderr.strip().splitlines()[-1])
     own, whole, modules = map(float, done.stdout.split())

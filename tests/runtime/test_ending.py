@@ -267,16 +267,28 @@ def test_nothing_is_written_into_a_run_that_has_ended() -> None:
     ctx = ExecutionContext()
     ctx.end()
     before = ctx.history()
-    for late in (lambda: ctx.trace_custom("late"), lambda: ctx.record_event(CustomTrace(name="late"))):
-        with pytest.raises(RunEnded, match="event 'custom' came after its end"):
+    for late in (
+        lambda: ctx.trace_custom("late"),
+        lambda: ctx.record_event(CustomTrace(name="late")),
+        lambda: ctx.record_event(SafetyEvent("late", Decision.ALLOW, "", "test")),
+        lambda: ctx.record_event(ModelCallTrace(name="late", cost=1)),
+        lambda: ctx.spawn_child("late"),
+        ctx.start_iteration,
+    ):
+        with pytest.raises(RunEnded, match="came after its end"):
             late()
-    ctx.record_event(SafetyEvent("late", Decision.ALLOW, "", "test"))
     ctx.abort("late")
-    with pytest.raises(RunEnded):
-        ctx.record_event(ModelCallTrace(name="late", cost=1))
-    with pytest.raises(RunEnded):
-        ctx.spawn_child("late")
-    assert (ctx.history(), ctx.balance.spent_usd) == (before, 0)
+    assert (ctx.history(), ctx.balance.spent_usd, ctx.get_snapshot().events) == (before, 0, [])
+
+
+@pytest.mark.requirement("T-4")
+def test_nothing_is_written_into_a_child_that_has_ended_although_its_run_goes_on() -> None:
+    ctx = ExecutionContext()
+    child = ctx.spawn_child("child")
+    child.end()
+    with pytest.raises(RunEnded, match="context 'main/child' of run"):
+        child.record_event(ModelCallTrace(name="late", cost=1))
+    assert ctx.balance.spent_usd == 0
 
 
 # Entering and leaving.

@@ -108,6 +108,36 @@ def test_somebody_who_learns_the_bill_of_a_failed_call_can_settle_it_once() -> N
     assert check_history(run.history(), ledger=run.balance) == []
 
 
+@pytest.mark.requirement("X-1", "X-2")
+def test_a_call_of_unknown_cost_can_be_settled_and_is_then_known() -> None:
+    provider = FakeProvider([FailAfterBilling()])
+    with contain() as run:
+        _, _, call = run.call_llm(provider.complete)
+        assert run.get_snapshot().unknown_costs == 1
+        call.settle(cost_usd=0.25)
+        assert (run.get_snapshot().unknown_costs, run.balance.spent_usd) == (0, 0.25)
+
+
+@pytest.mark.requirement("X-1")
+def test_the_bill_of_an_error_that_passes_through_outer_calls_is_counted_once() -> None:
+    class Billed(Exception):
+        cost_usd = 0.10
+
+    def breaks() -> None:
+        raise Billed
+
+    def unbilled() -> None:
+        raise ConnectionResetError
+
+    with contain() as run:
+        with pytest.raises(Billed):
+            run.tool(lambda: run.llm(lambda: run.llm(breaks)))
+        assert run.balance.spent_usd == 0.10
+        with pytest.raises(ConnectionResetError):
+            run.llm(lambda: run.llm(unbilled))
+        assert run.get_snapshot().unknown_costs == 1
+
+
 @pytest.mark.requirement("C-3", "G-7")
 def test_an_error_that_passes_through_outer_calls_draws_one_retry() -> None:
     def breaks() -> None:

@@ -2,37 +2,45 @@
 
 What comes in may be hostile. In this order: the size is bounded, the text is read as strict JSON, every value is looked
 at and copied (depth, numbers, text that cannot be encoded), and only then pydantic looks at the shape. Each step lists
-all it finds; a step that found something ends the reading. Whether the graph can run is not asked here: `validate`.
+all it finds, up to MAX_PROBLEMS, and the first that finds something is the last. Whether the graph can run is not asked
+here: `validate`.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.kernel.graph import (
     DEFAULT_INPUT,
     DEFAULT_OUTPUT,
     MAX_EDGES,
     MAX_NODES,
+    MAX_PROBLEMS,
     EdgeSpec,
     GraphInvalid,
     GraphSpec,
     NodeSpec,
     Problem,
+    shown,
 )
 
 if TYPE_CHECKING:
+    from pydantic import TypeAdapter
     from pydantic_core import ErrorDetails
 
-    from penstock.kernel.schema import Document, Edge, Node
+    from penstock.kernel.schema import Edge, Node
 
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 MAX_DEPTH = 64
-MAX_VALUES = 20_000_000
+MAX_VALUES = 5_000_000
 MAX_WHOLE_NUMBER = 2**63 - 1
+PIECE = 1_000
+
+T = TypeVar("T")
 
 CODES: Mapping[str, str] = {
     "missing": "missing_field",
@@ -51,7 +59,7 @@ def parse_graph(document: str | bytes | bytearray | Mapping[str, Any]) -> GraphS
     problems: list[Problem] = []
     plain = _Copying(problems).copy(decoded, lambda: "$", 0)
     _raise_any(problems)
-    return _as_graph(_shaped(plain))
+    return _shaped(plain)
 
 
 def graph_to_json(graph: GraphSpec) -> dict[str, Any]:
@@ -93,9 +101,8 @@ def _refuse_constant(name: str) -> Any:
 def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for at, key in enumerate(keys) if key in keys[:at])
-        raise ValueError(f"the key {twice[:80]!r} is there twice in one object")
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {shown(twice)} is there twice in one object")
     return found
 
 
@@ -171,12 +178,13 @@ class _Copying:
         return value
 
     def _refuse_size(self) -> None:
-        if not any(problem.path == "$" for problem in self._problems):
-            self._problems.append(Problem("too_large", "$", f"a graph may have {MAX_VALUES} values, and this has more"))
+        self._problems.append(Problem("too_large", "$", f"a graph may have {MAX_VALUES} values, and this has more"))
         raise GraphInvalid(self._problems)
 
     def _note(self, code: str, path: Path, detail: str) -> None:
         self._problems.append(Problem(code, path(), detail))
+        if len(self._problems) >= MAX_PROBLEMS:
+            raise GraphInvalid(self._problems)
 
 
 def _is_encodable(text: str) -> bool:
@@ -200,20 +208,47 @@ def _step(key: str | int) -> str:
     return f".{key}" if key.isidentifier() else f"[{json.dumps(key[:80])}]"
 
 
-def _shaped(plain: Any) -> Document:
+def _shaped(plain: Any) -> GraphSpec:
+    """The graph in a value that is JSON all through; its lists are looked at in pieces, to stop at MAX_PROBLEMS."""
+    from penstock.kernel.schema import EDGES, NODES, OUTLINE
+
+    problems: list[Problem] = []
+    outline = _checked(OUTLINE, plain, (), 0, problems)
+    listed = plain if isinstance(plain, dict) else {}
+    nodes = [_as_node(node) for node in _checked_list(NODES, listed.get("nodes"), "nodes", problems)]
+    edges = [_as_edge(edge) for edge in _checked_list(EDGES, listed.get("edges"), "edges", problems)]
+    if outline is None or problems:
+        raise GraphInvalid(problems)
+    return GraphSpec(tuple(nodes), tuple(edges), outline.get("id", "graph"))
+
+
+def _checked_list(adapter: TypeAdapter[list[T]], listed: Any, what: str, problems: list[Problem]) -> Iterator[T]:
+    if not isinstance(listed, list):
+        return
+    for first in range(0, len(listed), PIECE):
+        if len(problems) < MAX_PROBLEMS:
+            yield from _checked(adapter, listed[first : first + PIECE], (what,), first, problems) or ()
+
+
+def _checked(
+    adapter: TypeAdapter[T], value: Any, above: tuple[str, ...], first: int, problems: list[Problem]
+) -> T | None:
+    """`value` if it has the shape; otherwise the problems, at `above` and counted from `first`."""
     from pydantic import ValidationError
 
-    from penstock.kernel.schema import DOCUMENT
-
     try:
-        return DOCUMENT.validate_python(plain)
+        return adapter.validate_python(value)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False, include_input=False)
-    raise GraphInvalid([_problem(detail) for detail in details])
+        for detail in error.errors(include_url=False, include_context=False, include_input=False):
+            where = detail["loc"]
+            if above and where and isinstance(where[0], int):
+                where = (first + where[0], *where[1:])
+            problems.append(_problem(detail, (*above, *where)))
+    return None
 
 
-def _problem(detail: ErrorDetails) -> Problem:
-    path = "$" + "".join(map(_step, detail["loc"]))
+def _problem(detail: ErrorDetails, where: tuple[str | int, ...]) -> Problem:
+    path = "$" + "".join(map(_step, where))
     code = CODES.get(detail["type"], "wrong_type")
     if code == "missing_field" and path.endswith(".data.channel"):
         return Problem("missing_channel", path, "every edge says its channel, flow or link")
@@ -221,14 +256,6 @@ def _problem(detail: ErrorDetails) -> Problem:
         return Problem(code, path, "a channel is flow or link")
     said = detail["msg"]
     return Problem(code, path, said[:1].lower() + said[1:])
-
-
-def _as_graph(document: Document) -> GraphSpec:
-    return GraphSpec(
-        tuple(_as_node(node) for node in document["nodes"]),
-        tuple(_as_edge(edge) for edge in document["edges"]),
-        document.get("id", "graph"),
-    )
 
 
 def _as_node(node: Node) -> NodeSpec:

@@ -20,6 +20,9 @@ DEFAULT_INPUT = "input"
 
 MAX_NODES = 100_000
 MAX_EDGES = 1_000_000
+MAX_PROBLEMS = 10_000
+"""So many are listed; a graph with more is not looked at further."""
+
 SHOWN_PROBLEMS = 10
 
 
@@ -66,8 +69,17 @@ class Problem:
         return f"{self.path}: {self.detail}"
 
 
+def shown(value: object) -> str:
+    """`value` in a sentence: short, and whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # an int of 5,000 digits, a broken __repr__
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 class GraphInvalid(PenstockError):
-    """A graph that cannot be read or cannot run; `problems` has everything that is wrong with it."""
+    """A graph that cannot be read or cannot run; `problems` has all that is wrong with it, up to MAX_PROBLEMS."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)

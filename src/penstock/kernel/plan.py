@@ -102,8 +102,8 @@ def _grouped(ids: list[str], index: dict[str, int], before: list[int], handles: 
         outgoing[source] += 1
         incoming[target] += 1
     by_source = sorted(range(len(before)), key=before.__getitem__)
-    all_successors = tuple([after[edge] for edge in by_source])
-    all_handles = tuple([handles[edge] for edge in by_source])
+    all_successors = tuple(map(after.__getitem__, by_source))
+    all_handles = tuple(map(handles.__getitem__, by_source))
     cuts = [0, *accumulate(outgoing)]
     return Plan(
         ids,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict  # comes with pydantic, which wants this one before Python 3.12
 
 from penstock.kernel.graph import MAX_EDGES, MAX_NODES
 
@@ -66,4 +66,16 @@ class Document(TypedDict):
     edges: Annotated[list[Edge], Field(max_length=MAX_EDGES)]
 
 
+@with_config(STRICT)
+class Outline(TypedDict):
+    """The same before anybody looks into its lists."""
+
+    id: NotRequired[Name]
+    nodes: list[Any]
+    edges: list[Any]
+
+
 DOCUMENT: TypeAdapter[Document] = TypeAdapter(Document)
+OUTLINE: TypeAdapter[Outline] = TypeAdapter(Outline)
+NODES: TypeAdapter[list[Node]] = TypeAdapter(list[Node])
+EDGES: TypeAdapter[list[Edge]] = TypeAdapter(list[Edge])

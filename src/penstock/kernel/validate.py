@@ -7,12 +7,23 @@ have no cycles here; whether artifacts really need each other shows when they ar
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from penstock.kernel.executor import ExecutorRegistry, Handle, Side
-from penstock.kernel.graph import CHANNELS, MAX_EDGES, MAX_NODES, EdgeSpec, GraphInvalid, GraphSpec, NodeSpec, Problem
+from penstock.kernel.graph import (
+    CHANNELS,
+    MAX_EDGES,
+    MAX_NODES,
+    MAX_PROBLEMS,
+    EdgeSpec,
+    GraphInvalid,
+    GraphSpec,
+    NodeSpec,
+    Problem,
+    shown,
+)
 from penstock.kernel.plan import CycleFound, Plan, plan_columns
 from penstock.kernel.values import STANDARD_CONVERSIONS, Conversions
 
@@ -24,7 +35,10 @@ def validate(
     entries: Iterable[str] | None = None,
     conversions: Conversions = STANDARD_CONVERSIONS,
 ) -> list[Problem]:
-    """Everything that keeps the graph from running; with `executors`, types and handles are looked at too."""
+    """Everything that keeps the graph from running, up to MAX_PROBLEMS.
+
+    With `executors`, types and handles are looked at too.
+    """
     examined = _examine(graph, executors, entries, conversions)
     return [] if isinstance(examined, Plan) else examined
 
@@ -57,16 +71,16 @@ def _examine(
     ids = [node.id for node in graph.nodes]
     known = frozenset(filter(_is_name, ids))
     chosen = None if entries is None else list(entries)
-    problems = [
-        *_bad_ids("nodes", ids),
-        *_bad_nodes(graph.nodes),
-        *_bad_ids("edges", [edge.id for edge in graph.edges]),
-        *_bad_edges(graph.edges, known),
-        *_unknown_entries(chosen or (), known),
-    ]
-    if executors is not None:
-        problems += _unknown_types(graph.nodes, executors)
-        problems += _bad_handles(graph, known, executors, conversions)
+    found = chain(
+        _bad_ids("nodes", ids),
+        _bad_nodes(graph.nodes),
+        _bad_ids("edges", [edge.id for edge in graph.edges]),
+        _bad_edges(graph.edges, known),
+        _unknown_entries(chosen or (), known),
+        () if executors is None else _unknown_types(graph.nodes, executors),
+        () if executors is None else _bad_handles(graph, known, executors, conversions),
+    )
+    problems = list(islice(found, MAX_PROBLEMS))
     if problems:
         return problems
     try:
@@ -94,7 +108,7 @@ def _bad_ids(what: str, ids: list[Any]) -> Iterator[Problem]:
         elif not one:
             yield Problem("empty_id", path, "an id cannot be empty")
         elif one in seen:
-            yield Problem("duplicate_id", path, f"{one!r} is already the id of {what}[{seen[one]}]")
+            yield Problem("duplicate_id", path, f"{shown(one)} is already the id of {what}[{seen[one]}]")
         else:
             seen[one] = at
 
@@ -132,10 +146,10 @@ def _are_sound(edges: Sequence[EdgeSpec], known: frozenset[str]) -> bool:
 
 def _bad_edge(path: str, edge: EdgeSpec, known: frozenset[str]) -> Iterator[Problem]:
     if edge.channel not in CHANNELS:
-        yield Problem("bad_channel", f"{path}.data.channel", f"{edge.channel!r} is neither flow nor link")
+        yield Problem("bad_channel", f"{path}.data.channel", f"{shown(edge.channel)} is neither flow nor link")
     for end, node in (("source", edge.source), ("target", edge.target)):
         if not _is_name(node) or node not in known:
-            yield Problem("unknown_node", f"{path}.{end}", f"there is no node {node!r}")
+            yield Problem("unknown_node", f"{path}.{end}", f"there is no node {shown(node)}")
     for field, handle in (("sourceHandle", edge.source_handle), ("targetHandle", edge.target_handle)):
         if not _is_name(handle):
             yield Problem("bad_handle", f"{path}.{field}", "a handle is a name, and cannot be empty")
@@ -144,7 +158,7 @@ def _bad_edge(path: str, edge: EdgeSpec, known: frozenset[str]) -> Iterator[Prob
 def _unknown_entries(entries: Sequence[str], known: frozenset[str]) -> Iterator[Problem]:
     for entry in entries:
         if not _is_name(entry) or entry not in known:
-            yield Problem("unknown_entry", "$.nodes", f"the entry {entry!r} is no node of the graph")
+            yield Problem("unknown_entry", "$.nodes", f"the entry {shown(entry)} is no node of the graph")
 
 
 def _is_name(value: object) -> bool:
@@ -160,7 +174,7 @@ def _unknown_types(nodes: Sequence[NodeSpec], executors: ExecutorRegistry) -> It
     for at, node in enumerate(nodes):
         if _is_name(node.type) and node.type not in executors:
             known = ", ".join(sorted(executors)) or "none"
-            detail = f"no executor is registered for type {node.type!r}; there are: {known}"
+            detail = f"no executor is registered for type {shown(node.type)}; there are: {known}"
             yield Problem("unknown_type", f"$.nodes[{at}].type", detail)
 
 
@@ -168,20 +182,29 @@ def _bad_handles(
     graph: GraphSpec, known: frozenset[str], executors: ExecutorRegistry, conversions: Conversions
 ) -> Iterator[Problem]:
     type_of = {node.id: node.type for node in graph.nodes if _is_name(node.id) and _is_name(node.type)}
-    arriving: Counter[tuple[str, str]] = Counter()
-    for at, edge in enumerate(graph.edges):
-        if any(_bad_edge("", edge, known)):
-            continue
-        leaves = _handle(executors, type_of.get(edge.source), "outputs", edge.source_handle)
-        arrives = _handle(executors, type_of.get(edge.target), "inputs", edge.target_handle)
-        yield from _bad_ends(f"$.edges[{at}]", edge, leaves, arrives, conversions)
-        arriving[edge.target, edge.target_handle] += 1
-        if isinstance(arrives, Handle) and arrives.many == "one" and arriving[edge.target, edge.target_handle] > 1:
-            detail = f"handle {edge.target_handle!r} of {edge.target!r} takes one edge, and this is another"
-            yield Problem("too_many_edges", f"$.edges[{at}].targetHandle", detail)
-    for number, node in enumerate(graph.nodes):
-        if _is_name(node.id) and _is_name(node.type):
-            yield from _missing_inputs(f"$.nodes[{number}]", node, executors, arriving)
+    arriving: dict[tuple[str, str], int] = {}
+    fine: set[tuple[str | None, ...]] = set()
+    for at, edge in _sound_edges(graph.edges, known):
+        source, target = type_of.get(edge.source), type_of.get(edge.target)
+        way = (source, edge.source_handle, target, edge.target_handle, edge.channel)
+        if way not in fine:  # many edges go the same way
+            leaves = _handle(executors, source, "outputs", edge.source_handle)
+            arrives = _handle(executors, target, "inputs", edge.target_handle)
+            found = list(_bad_ends(f"$.edges[{at}]", edge, leaves, arrives, conversions))
+            yield from found
+            if not found:
+                fine.add(way)
+        there = (edge.target, edge.target_handle)
+        arriving[there] = arriving.get(there, 0) + 1
+        if arriving[there] > 1:
+            yield from _one_too_many(at, edge, _handle(executors, target, "inputs", edge.target_handle))
+    yield from _missing_inputs(graph.nodes, executors, arriving)
+
+
+def _sound_edges(edges: Sequence[EdgeSpec], known: frozenset[str]) -> Iterable[tuple[int, EdgeSpec]]:
+    if _are_sound(edges, known):
+        return enumerate(edges)
+    return ((at, edge) for at, edge in enumerate(edges) if not any(_bad_edge("", edge, known)))
 
 
 def _handle(executors: ExecutorRegistry, node_type: str | None, side: Side, name: str) -> Handle | str | None:
@@ -204,9 +227,11 @@ def _bad_ends(
     )
     for field, node, name, handle in ends:
         if isinstance(handle, str):
-            yield Problem("unknown_handle", f"{path}.{field}", f"{node!r} has no handle {name!r}; it has: {handle}")
+            yield Problem(
+                "unknown_handle", f"{path}.{field}", f"{shown(node)} has no handle {shown(name)}; it has: {handle}"
+            )
         elif handle is not None and handle.channel != edge.channel:
-            detail = f"handle {name!r} of {node!r} is for {handle.channel}, the edge is a {edge.channel}"
+            detail = f"handle {shown(name)} of {shown(node)} is for {handle.channel}, the edge is a {edge.channel}"
             yield Problem("channel_mismatch", f"{path}.data.channel", detail)
     if not (isinstance(leaves, Handle) and isinstance(arrives, Handle)) or edge.channel != "flow":
         return
@@ -215,10 +240,22 @@ def _bad_ends(
         yield Problem("type_mismatch", path, detail)
 
 
+def _one_too_many(at: int, edge: EdgeSpec, arrives: Handle | str | None) -> Iterator[Problem]:
+    if isinstance(arrives, Handle) and arrives.many == "one":
+        detail = f"handle {shown(edge.target_handle)} of {shown(edge.target)} takes one edge, and this is another"
+        yield Problem("too_many_edges", f"$.edges[{at}].targetHandle", detail)
+
+
 def _missing_inputs(
-    path: str, node: NodeSpec, executors: ExecutorRegistry, arriving: Counter[tuple[str, str]]
+    nodes: Sequence[NodeSpec], executors: ExecutorRegistry, arriving: Mapping[tuple[str, str], int]
 ) -> Iterator[Problem]:
-    for handle in (executors.handles(node.type, "inputs") or {}).values():
-        if handle.required and not arriving[node.id, handle.name]:
-            detail = f"handle {handle.name!r} of {node.id!r} needs an edge and has none"
-            yield Problem("missing_input", path, detail)
+    declared = {one: (executors.handles(one, "inputs") or {}).values() for one in executors}
+    required = {one: [handle.name for handle in handles if handle.required] for one, handles in declared.items()}
+    if not any(required.values()):
+        return
+    for at, node in enumerate(nodes):
+        if _is_name(node.id) and _is_name(node.type):
+            for name in required.get(node.type, ()):
+                if (node.id, name) not in arriving:
+                    detail = f"handle {shown(name)} of {shown(node.id)} needs an edge and has none"
+                    yield Problem("missing_input", f"$.nodes[{at}]", detail)

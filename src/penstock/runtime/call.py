@@ -36,14 +36,15 @@ class Call:
         "context",
         "decision",
         "degraded",
-        "drawn_below",
         "error",
+        "failed_below",
         "hinted",
         "hold",
         "permit",
         "record",
         "stop",
         "token",
+        "unknown",
         "usage",
         "value",
     )
@@ -64,8 +65,8 @@ class Call:
         """The call of the same run that made this one."""
         self.billed_below: list[Any] | None = None
         """Values whose usage a call made by this one has paid for: handing one on costs nothing more."""
-        self.drawn_below: BaseException | None = None
-        """The last error for which a call made by this one has drawn a retry: passing it on draws no other."""
+        self.failed_below: BaseException | None = None
+        """The last error a call made by this one ended with: passing it on is neither billed nor retried again."""
         self.hold: Hold | None = None
         self.decision: Decision = ALLOW
         self.value: Any = None
@@ -77,6 +78,8 @@ class Call:
         self.usage: Usage | None = None
         """What the function itself reported while it ran."""
         self.permit: int | None = None
+        self.unknown = False
+        """It was billed, and nobody could tell how much; while that is so, the run's cost is a lower bound."""
         self.attempt = 1
 
     @property
@@ -106,11 +109,17 @@ class Call:
         """Say what a call with an unknown bill has cost after all, 0 if nothing; LedgerError if its bill is known."""
         usage = Usage.of(cost_usd=cost_usd, input_tokens=input_tokens, output_tokens=output_tokens)
         run, cost = self.context._run, usage.cost_nanos or 0
-        if self.hold is None or self.hold.state != "unresolved":
-            raise LedgerError(f"the bill of call {self.node_id} is not open")
         now_ns = run.now()
         with run.lock:
-            accounts.settle(self.hold, cost, input_tokens, output_tokens, False)
+            if self.hold is not None and self.hold.state == "unresolved":
+                accounts.settle(self.hold, cost, input_tokens, output_tokens, False)
+            elif self.unknown:
+                accounts.charge(self.context._account, cost, input_tokens, output_tokens, 0)
+            else:
+                raise LedgerError(f"the bill of call {self.node_id} is not open")
+            if self.unknown:
+                self.unknown = False
+                run.unknown_costs -= 1
             run.graph.settle_late(self.record, now_ns, cost, input_tokens, output_tokens)
 
     def result(self) -> Any:

@@ -205,8 +205,8 @@ class ExecutionContext(Calls):
     @property
     def budget(self) -> Budget | None:
         """The ceilings this context is under: its own, or those of the nearest context above; None if it has none."""
-        limits = self._account.limits
-        return None if limits == NO_LIMITS else limits.as_budget()
+        budget = self._account.limits.as_budget()
+        return None if budget == Budget() else budget
 
     @property
     def ledger(self) -> Ledger:
@@ -348,6 +348,7 @@ class ExecutionContext(Calls):
 
     def start_iteration(self) -> int:
         """Begin the next iteration of a loop; its number."""
+        self._must_be_open("iteration")
         self._source.iteration += 1
         self._origin._iteration_started_ns = self._run.now()
         self._run.record(IterationStartTrace(), self._source, self._base)
@@ -401,6 +402,7 @@ class ExecutionContext(Calls):
 
     def record_event(self, event: SafetyEvent | TraceEvent) -> None:
         """Write an event into the run's log. A call that ran elsewhere is counted with what it cost."""
+        self._must_be_open("event")
         if isinstance(event, SafetyEvent):
             self._run.record_safety(event, self._source, self._here())
         elif isinstance(event, CallEnded):
@@ -408,7 +410,7 @@ class ExecutionContext(Calls):
         elif isinstance(event, TraceEvent):
             if isinstance(event, THE_RUNS_OWN):
                 raise InvalidValue("event", event, "one that the run does not write itself (subclass CustomTrace)")
-            self._record(event)
+            self._run.record(event, self._source, self._here())
         else:
             raise InvalidValue("event", event, "a SafetyEvent or a TraceEvent (subclass CustomTrace for your own)")
 
@@ -416,7 +418,8 @@ class ExecutionContext(Calls):
         """Write an event of your own into the run's log."""
         must_be_text("name", name)
         must_be("data", data, Mapping)
-        self._record(CustomTrace(name=name, data=dict(data or {})))
+        self._must_be_open(f"event {name!r}")
+        self._run.record(CustomTrace(name=name, data=dict(data or {})), self._source, self._here())
 
     def get_snapshot(self) -> ContextSnapshot:
         """The state of the run now; at any time, also after it was stopped."""
@@ -501,9 +504,9 @@ class ExecutionContext(Calls):
         call = current_call.get()
         return call if call is not None and call.context._run is self._run else None
 
-    def _record(self, event: TraceEvent) -> None:
-        if self._run.record(event, self._source, self._here()) is None:
-            raise self._after_the_end(f"event {event.kind!r}")
+    def _must_be_open(self, what: str) -> None:
+        if self._base.end_seq != OPEN:
+            raise self._after_the_end(what)
 
     def _here(self) -> CallRecord:
         call = self._call_here()

@@ -98,7 +98,7 @@ def _refuse_coroutine(made: Call, fn: Work, value: CoroutineType[Any, Any, Any])
     value.close()
     misuse = InvalidValue("fn", fn, "a sync function; await allm, atool, acall_… or awrap_… for an async one")
     made.error = misuse
-    settle_and_end(made, "fail", None, True, str(misuse), type(misuse).__name__)
+    settle_and_end(made, "fail", None, True, str(misuse), misuse)
     if made.context._run.breaker is not None:
         made.context._run.breaker.record_abandoned(made.permit)
     raise misuse
@@ -115,6 +115,8 @@ def _may_need_the_caller_back(made: Call) -> bool:
 def _execute_on_worker(made: Call, fn: Work, args: tuple[Any, ...]) -> None:
     def finish_late(value: Any, error: BaseException | None) -> None:
         # Nobody is there to be told: only the bill matters now.
+        if type(value) is CoroutineType:
+            value.close()
         try:
             succeed(made, value) if error is None else fail(made, error)
         except BaseException as raised:

@@ -186,7 +186,7 @@ class Run:
         self.demands_price = settings.strict or self.prices.unknown == "refuse"
         """Whether a call without a hint may be refused for its price."""
         self.unknown_costs = 0
-        """Successful model calls whose cost nobody could tell."""
+        """Model calls whose cost nobody could tell."""
         self.results: deque[tuple[CallRecord, Any]] = deque(maxlen=settings.max_kept_results)
         self.safety_events: deque[SafetyEvent] = deque(maxlen=settings.max_safety_events)
         self.safety_dropped = 0

@@ -61,6 +61,7 @@ def succeed(call: Call, value: Any) -> None:
         accounts.settle(hold, cost, tokens_in, tokens_out, stop is None)
         if not known:
             run.unknown_costs += 1
+            call.unknown = True
         if tokens_in + tokens_out > hold.tokens or (cost > hold.cost and not call.hinted):
             run.worst_case[record.kind].learn(0 if call.hinted else cost, tokens_in + tokens_out)
         if stop is None:
@@ -177,7 +178,7 @@ def _end_stopped(call: Call, stop: Stop, error: BaseException, free: bool) -> No
     """The call ends as halted: something stopped it while it ran."""
     run = call.context._run
     call.decision, call.stop, call.error = Decision.HALT, stop, error
-    ended = settle_and_end(call, "halt", _failure_bill(call, error), free, str(stop), type(error).__name__)
+    ended = settle_and_end(call, "halt", _failure_bill(call, error), free, str(stop), error)
     if run.breaker is not None:
         run.breaker.record_abandoned(call.permit)
     if ended:
@@ -189,16 +190,14 @@ def end_failed(call: Call, error: Exception, never_ran: bool = False) -> None:
     run, record = call.context._run, call.record
     call.error = error
     told = told_by(error)
-    drawn = error is call.drawn_below
+    drawn = error is call.failed_below
     if not drawn:
         with run.lock:
             drawn = accounts.draw_retry(call.context._account)
             if drawn:
                 record.retries += 1
-    if drawn and call.above is not None:
-        call.above.drawn_below = error
     free = never_ran or is_free_failure(error)
-    settle_and_end(call, "fail", _failure_bill(call, error), free, told, type(error).__name__)
+    settle_and_end(call, "fail", _failure_bill(call, error), free, told, error)
     if run.breaker is not None:
         run.breaker.record_failure(call.permit)
     verdict = run.pipeline.judge(Slot.RETRY, describe(call), error) if run.pipeline and run.asks(Slot.RETRY) else None
@@ -224,15 +223,15 @@ def told_by(error: BaseException) -> str:
 
 
 def _failure_bill(call: Call, error: BaseException) -> tuple[int, int, int, bool] | None:
-    """What a call that did not succeed is known to have cost; None if nobody said."""
-    usage = call.usage or usage_of_failure(error)
+    """What a call that did not succeed is known to have cost; None if nobody said, or a call below has paid for it."""
+    usage = call.usage or (None if error is call.failed_below else usage_of_failure(error))
     hold = call.hold
     assert hold is not None
     return None if usage is None else _bill(call, usage, hold.cost if call.hinted else 0)
 
 
 def settle_and_end(
-    call: Call, status: Status, bill: tuple[int, int, int, bool] | None, free: bool, told: str, error_class: str
+    call: Call, status: Status, bill: tuple[int, int, int, bool] | None, free: bool, told: str, error: BaseException
 ) -> bool:
     """Settle at the bill, at nothing if it was free, else leave what it held unresolved; and write the end.
 
@@ -249,13 +248,22 @@ def settle_and_end(
             accounts.release(hold)
         elif hold.state == "held":
             accounts.leave_unresolved(hold)
-        if not known or (bill is None and not free and hold.cost == 0 and record.kind == "llm" and not call.hinted):
+        if not known or (bill is None and not free and _held_for_nothing(call) and error is not call.failed_below):
             run.unknown_costs += 1
-        ended = run.graph.end(record, now_ns, status, cost, tokens_in or None, tokens_out or None, told, error_class)
+            call.unknown = True
+        failed = type(error).__name__
+        ended = run.graph.end(record, now_ns, status, cost, tokens_in or None, tokens_out or None, told, failed)
         if not ended and cost:
             run.graph.settle_late(record, now_ns, cost, tokens_in, tokens_out)
         record.owner = None
+    if call.above is not None:
+        call.above.failed_below = error
     return ended
+
+
+def _held_for_nothing(call: Call) -> bool:
+    """Whether the call may have been billed although nothing was held for it."""
+    return call.record.kind == "llm" and not call.hinted and call.hold is not None and call.hold.cost == 0
 
 
 def abandon(call: Call, stop: Stop) -> bool:

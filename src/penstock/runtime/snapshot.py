@@ -58,7 +58,7 @@ class ContextSnapshot:
     unresolved_usd: float
     """Held by calls whose bill nobody knows."""
     unknown_costs: int
-    """Model calls that succeeded and whose cost could not be told: the accumulated cost is a lower bound if not 0."""
+    """Model calls whose cost could not be told: if there are any, the accumulated cost is a lower bound."""
     events_dropped: int
 
 

@@ -1,13 +1,12 @@
 """Sums over what happened: by context, by model, by tool.
 
-A fold over the run's log. `Tallies` reads each entry once, when somebody asks; a call counts for the context it
-happened in and for every context above it at the same time, so that a parent's figures are never behind its children's.
+A fold over the run's log. `Tallies` reads each entry once, when somebody asks or the entry is about to be dropped, and
+counts it where it happened. A parent's figures are summed when they are read, so they are never behind its children's.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.money import to_usd
@@ -38,136 +37,133 @@ class ExecutionStats:
     own: ExecutionStats | None = None
 
 
-class Tally:
-    """Running sums of one context; counts every call that ended, by how it ended."""
+Row = list[int]
+"""Calls, retries, cost, input tokens and output tokens of calls that are alike."""
 
-    __slots__ = (
-        "calls",
-        "cost",
-        "cost_by_child",
-        "cost_by_model",
-        "cost_by_name",
-        "cost_by_status",
-        "input_by_model",
-        "llm_calls_by_model",
-        "output_by_model",
-        "retries",
-        "tokens_by_status",
-        "tokens_in",
-        "tokens_out",
-        "tools_by_name",
-    )
+CALLS, RETRIES, COST, TOKENS_IN, TOKENS_OUT = range(5)
+
+
+class Tally:
+    """Running sums: one row for the calls of one kind, status, name and model.
+
+    What people ask for is summed from rows.
+    """
+
+    __slots__ = ("rows",)
 
     def __init__(self) -> None:
-        self.calls: Counter[tuple[str, str]] = Counter()
-        self.cost = 0
-        self.cost_by_status: Counter[str] = Counter()
-        self.tokens_in = 0
-        self.tokens_out = 0
-        self.tokens_by_status: Counter[tuple[str, str]] = Counter()
-        self.retries = 0
-        self.cost_by_model: Counter[str] = Counter()
-        self.cost_by_name: Counter[str] = Counter()
-        self.cost_by_child: Counter[str] = Counter()
-        self.input_by_model: Counter[str] = Counter()
-        self.output_by_model: Counter[str] = Counter()
-        self.llm_calls_by_model: Counter[str] = Counter()
-        self.tools_by_name: Counter[str] = Counter()
+        self.rows: dict[tuple[str, str, str, str | None], Row] = {}
 
-    def add_call(self, call: CallRecord, child: str | None) -> None:
-        """Count a call that ended, with what it cost by then."""
-        self.calls[call.kind, call.status] += 1
-        self.retries += call.retries
-        if call.kind == "llm":
-            self.llm_calls_by_model[call.model or "unknown"] += 1
-        elif call.kind == "tool":
-            self.tools_by_name[call.name] += 1
-        self.add_bill(call, call.cost, call.tokens_in or 0, call.tokens_out or 0, child)
+    def add(self, call: CallRecord, calls: int, retries: int, cost: int, tokens_in: int, tokens_out: int) -> None:
+        """Count a call that ended, or (with no calls and retries) a bill that came after its end."""
+        key = (call.kind, call.status, call.name, call.model)
+        row = self.rows.get(key)
+        if row is None:
+            self.rows[key] = [calls, retries, cost, tokens_in, tokens_out]
+            return
+        row[CALLS] += calls
+        row[RETRIES] += retries
+        row[COST] += cost
+        row[TOKENS_IN] += tokens_in
+        row[TOKENS_OUT] += tokens_out
 
-    def add_bill(self, call: CallRecord, cost: int, tokens_in: int, tokens_out: int, child: str | None) -> None:
-        """Count what a call cost."""
-        if cost:
-            self.cost += cost
-            self.cost_by_status[call.status] += cost
-            self.cost_by_name[call.name] += cost
-            if call.kind == "llm":
-                self.cost_by_model[call.model or "unknown"] += cost
-            if child is not None:
-                self.cost_by_child[child] += cost
-        if tokens_in or tokens_out:
-            self.tokens_in += tokens_in
-            self.tokens_out += tokens_out
-            self.tokens_by_status[call.status, "in"] += tokens_in
-            self.tokens_by_status[call.status, "out"] += tokens_out
-            self.input_by_model[call.model or "unknown"] += tokens_in
-            self.output_by_model[call.model or "unknown"] += tokens_out
+    def include(self, other: Tally) -> None:
+        """Add everything another tally has counted."""
+        for key, row in other.rows.items():
+            mine = self.rows.get(key)
+            self.rows[key] = list(row) if mine is None else [one + more for one, more in zip(mine, row, strict=True)]
 
-    def count(self, kind: str | None = None, status: str | None = None) -> int:
-        """How many calls of that kind ended in that status; None is any."""
-        return sum(n for (k, s), n in self.calls.items() if kind in (None, k) and status in (None, s))
+    def sum(self, figure: int, kind: str | None = None, status: str | None = None) -> int:
+        """One figure over the calls of that kind that ended in that status; None is any."""
+        return sum(row[figure] for (k, s, _, _), row in self.rows.items() if kind in (None, k) and status in (None, s))
 
-    def stats(self, own: ExecutionStats | None = None) -> ExecutionStats:
+    def by_model(self, figure: int, kind: str | None = None) -> dict[str, int]:
+        """One figure by model, of those that have any."""
+        return self._by(
+            (model or "unknown", row[figure]) for (k, _, _, model), row in self.rows.items() if kind in (None, k)
+        )
+
+    def by_name(self, figure: int, kind: str | None = None) -> dict[str, int]:
+        """One figure by the name of the call, of those that have any."""
+        return self._by((name, row[figure]) for (k, _, name, _), row in self.rows.items() if kind in (None, k))
+
+    @staticmethod
+    def _by(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+        sums: dict[str, int] = {}
+        for name, figure in pairs:
+            if figure:
+                sums[name] = sums.get(name, 0) + figure
+        return sums
+
+    def stats(
+        self, own: ExecutionStats | None = None, cost_by_child: Mapping[str, int] | None = None
+    ) -> ExecutionStats:
         """These sums as people read them."""
         return ExecutionStats(
-            total_input_tokens=self.tokens_in,
-            total_output_tokens=self.tokens_out,
-            total_cost=to_usd(self.cost),
-            input_tokens_by_model=dict(self.input_by_model),
-            output_tokens_by_model=dict(self.output_by_model),
-            cost_by_model={model: to_usd(cost) for model, cost in self.cost_by_model.items()},
-            model_call_count=self.count("llm"),
-            model_calls_by_model=dict(self.llm_calls_by_model),
-            tool_call_count=self.count("tool"),
-            tool_calls_by_name=dict(self.tools_by_name),
-            cost_by_name={name: to_usd(cost) for name, cost in self.cost_by_name.items()},
-            cost_by_child={name: to_usd(cost) for name, cost in self.cost_by_child.items()},
-            failed_count=self.count(status="fail"),
-            halted_count=self.count(status="halt"),
+            total_input_tokens=self.sum(TOKENS_IN),
+            total_output_tokens=self.sum(TOKENS_OUT),
+            total_cost=to_usd(self.sum(COST)),
+            input_tokens_by_model=self.by_model(TOKENS_IN),
+            output_tokens_by_model=self.by_model(TOKENS_OUT),
+            cost_by_model=_in_usd(self.by_model(COST, "llm")),
+            model_call_count=self.sum(CALLS, "llm"),
+            model_calls_by_model=self.by_model(CALLS, "llm"),
+            tool_call_count=self.sum(CALLS, "tool"),
+            tool_calls_by_name=self.by_name(CALLS, "tool"),
+            cost_by_name=_in_usd(self.by_name(COST)),
+            cost_by_child=_in_usd(cost_by_child or {}),
+            failed_count=self.sum(CALLS, status="fail"),
+            halted_count=self.sum(CALLS, status="halt"),
             own=own,
         )
 
 
-AddToTally = Callable[[Tally, str | None], None]
+def _in_usd(costs: Mapping[str, int]) -> dict[str, float]:
+    return {name: to_usd(cost) for name, cost in costs.items()}
 
 
 class Tallies:
-    """The sums of every context of a run."""
+    """The sums of every context of a run. Each call is counted once, where it happened; totals are made on reading."""
 
     def __init__(self) -> None:
-        self.total: dict[Source, Tally] = {}
         self.own: dict[Source, Tally] = {}
 
     def absorb(self, entry: object, seq: int) -> None:
         """Count one entry of the log; entries that carry no figures are passed over."""
         if isinstance(entry, CallRecord):
             if entry.end_seq == seq:
-                self._each(entry, lambda tally, child: tally.add_call(entry, child))
+                tally = self._at(entry.source)
+                tally.add(entry, 1, entry.retries, entry.cost, entry.tokens_in or 0, entry.tokens_out or 0)
         elif isinstance(entry, Settlement):
-            call, late = entry.call, entry
-            self._each(
-                call, lambda tally, child: tally.add_bill(call, late.cost, late.tokens_in, late.tokens_out, child)
-            )
+            self._at(entry.call.source).add(entry.call, 0, 0, entry.cost, entry.tokens_in, entry.tokens_out)
 
     def of(self, source: Source) -> ExecutionStats:
         """What `source` used, its children included, with its own part apart."""
         own = self.own.get(source) or Tally()
-        return (self.total.get(source) or Tally()).stats(own.stats())
+        total, cost_by_child = self._total(source)
+        return total.stats(own.stats(), cost_by_child)
 
     def tally(self, source: Source) -> Tally:
-        """The running sums of `source`, its children included."""
-        return self.total.get(source) or Tally()
+        """The sums of `source`, its children included."""
+        return self._total(source)[0]
 
-    def _each(self, call: CallRecord, add: AddToTally) -> None:
-        source: Source | None = call.source
-        own = self.own.get(call.source)
-        if own is None:
-            own = self.own[call.source] = Tally()
-        add(own, None)
-        child: str | None = None
-        while source is not None:
-            total = self.total.get(source)
-            if total is None:
-                total = self.total[source] = Tally()
-            add(total, child)
-            child = source.name
-            source = source.parent
+    def _at(self, source: Source) -> Tally:
+        tally = self.own.get(source)
+        if tally is None:
+            tally = self.own[source] = Tally()
+        return tally
+
+    def _total(self, source: Source) -> tuple[Tally, dict[str, int]]:
+        """The sums of `source` and all below it, and what each of its direct children has cost."""
+        total, cost_by_child = Tally(), dict[str, int]()
+        for place, tally in self.own.items():
+            child: Source | None = None
+            above: Source | None = place
+            while above is not None and above is not source:
+                child, above = above, above.parent
+            if above is None:
+                continue
+            total.include(tally)
+            if child is not None and (cost := tally.sum(COST)):
+                cost_by_child[child.name] = cost_by_child.get(child.name, 0) + cost
+        return total, cost_by_child

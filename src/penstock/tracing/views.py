@@ -9,7 +9,7 @@ from penstock.money import to_usd
 from penstock.tracing.events import CallEnded, CallSettled, CallStarted, ModelCallTrace, ToolCallTrace, TraceEvent
 from penstock.tracing.jsonable import jsonable
 from penstock.tracing.record import CallRecord, Settlement
-from penstock.tracing.stats import Tally
+from penstock.tracing.stats import CALLS, COST, RETRIES, TOKENS_IN, TOKENS_OUT, Tally
 
 if TYPE_CHECKING:
     from penstock.tracing.execution_graph import Entry, ExecutionGraph
@@ -90,23 +90,22 @@ def node(call: CallRecord, seq: int, wall_offset_ns: int, folded: Folded | None)
 
 def aggregates(tally: Tally, max_depth: int) -> dict[str, Any]:
     """A run's totals as JSON data."""
-    tokens, cost = tally.tokens_by_status, tally.cost_by_status
     return {
-        "total_cost_usd": to_usd(cost["success"]),
-        "total_llm_calls": tally.count("llm", "success"),
-        "total_tool_calls": tally.count("tool", "success"),
-        "total_retries": tally.retries,
-        "total_tokens_in": tokens["success", "in"],
-        "total_tokens_out": tokens["success", "out"],
+        "total_cost_usd": to_usd(tally.sum(COST, status="success")),
+        "total_llm_calls": tally.sum(CALLS, "llm", "success"),
+        "total_tool_calls": tally.sum(CALLS, "tool", "success"),
+        "total_retries": tally.sum(RETRIES),
+        "total_tokens_in": tally.sum(TOKENS_IN, status="success"),
+        "total_tokens_out": tally.sum(TOKENS_OUT, status="success"),
         "max_depth": max_depth,
-        "failed_calls": tally.count(status="fail"),
-        "failed_cost_usd": to_usd(cost["fail"]),
-        "failed_tokens_in": tokens["fail", "in"],
-        "failed_tokens_out": tokens["fail", "out"],
-        "halted_calls": tally.count(status="halt"),
-        "halted_cost_usd": to_usd(cost["halt"]),
-        "halted_tokens_in": tokens["halt", "in"],
-        "halted_tokens_out": tokens["halt", "out"],
+        "failed_calls": tally.sum(CALLS, status="fail"),
+        "failed_cost_usd": to_usd(tally.sum(COST, status="fail")),
+        "failed_tokens_in": tally.sum(TOKENS_IN, status="fail"),
+        "failed_tokens_out": tally.sum(TOKENS_OUT, status="fail"),
+        "halted_calls": tally.sum(CALLS, status="halt"),
+        "halted_cost_usd": to_usd(tally.sum(COST, status="halt")),
+        "halted_tokens_in": tally.sum(TOKENS_IN, status="halt"),
+        "halted_tokens_out": tally.sum(TOKENS_OUT, status="halt"),
     }
 
 

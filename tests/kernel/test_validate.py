@@ -1,0 +1,234 @@
+"""Everything that keeps a graph from running is found at once, with its code and its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.kernel.executor import ExecutorRegistry, Handle
+from penstock.kernel.frontier import Frontier
+from penstock.kernel.graph import MAX_PROBLEMS, EdgeSpec, GraphInvalid, GraphSpec, NodeSpec, Problem
+from penstock.kernel.plan import CycleFound, compile_plan
+from penstock.kernel.validate import compile_graph, flow_edges, validate
+from penstock.kernel.values import STANDARD_CONVERSIONS
+from tests.kernel.graphs import Stub, chain, edge_lists, flow, graph, link
+
+Found = list[tuple[str, str]]
+
+
+def found(problems: list[Problem]) -> Found:
+    return [(problem.code, problem.path) for problem in problems]
+
+
+def test_a_graph_that_can_run_has_no_problems() -> None:
+    assert validate(graph("abcd", "ab", "ac", "bd", "cd", link("a", "d", target_handle="parts"))) == []
+    assert validate(GraphSpec()) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        (GraphSpec((NodeSpec("", "t"),)), [("empty_id", "$.nodes[0].id")]),
+        (GraphSpec((NodeSpec(5, "t"),)), [("wrong_type", "$.nodes[0].id")]),  # type: ignore[arg-type]
+        (GraphSpec((NodeSpec(["a"], "t"),)), [("wrong_type", "$.nodes[0].id")]),  # type: ignore[arg-type]
+        (graph("aba"), [("duplicate_id", "$.nodes[2].id")]),
+        (GraphSpec((NodeSpec("a", ""),)), [("bad_type", "$.nodes[0].type")]),
+        (GraphSpec((NodeSpec("a", ["t"]),)), [("bad_type", "$.nodes[0].type")]),  # type: ignore[arg-type]
+        (GraphSpec((NodeSpec("a", "t", data=[1]),)), [("wrong_type", "$.nodes[0].data")]),  # type: ignore[arg-type]
+        (graph("ab", flow("a", "b", id="e"), flow("a", "b", id="e")), [("duplicate_id", "$.edges[1].id")]),
+        (graph("ab", EdgeSpec("", "a", "b", "flow")), [("empty_id", "$.edges[0].id")]),
+        (graph("ab", flow("a", "x")), [("unknown_node", "$.edges[0].target")]),
+        (graph("ab", link("x", "b")), [("unknown_node", "$.edges[0].source")]),
+        (graph("ab", flow({}, "b")), [("unknown_node", "$.edges[0].source")]),  # type: ignore[arg-type]
+        (graph("ab", EdgeSpec("e", "a", "b", "")), [("bad_channel", "$.edges[0].data.channel")]),  # type: ignore[arg-type]
+        (graph("ab", EdgeSpec("e", "a", "b", {})), [("bad_channel", "$.edges[0].data.channel")]),  # type: ignore[arg-type]
+        (graph("ab", flow("a", "b", "")), [("bad_handle", "$.edges[0].sourceHandle")]),
+        (graph("ab", flow("a", "b", "output", [])), [("bad_handle", "$.edges[0].targetHandle")]),  # type: ignore[arg-type]
+        (graph("ab", "ab", "ba"), [("cycle", "$.edges")]),
+        (graph("a", "aa"), [("cycle", "$.edges")]),
+    ],
+)
+def test_each_kind_of_problem_has_a_code_and_a_path(bad: GraphSpec, expected: Found) -> None:
+    assert found(validate(bad)) == expected
+    assert all(problem.detail for problem in validate(bad))
+
+
+def test_all_problems_are_listed_at_once() -> None:
+    bad = GraphSpec(
+        (NodeSpec("a", "t"), NodeSpec("a", ""), NodeSpec("", "t")),
+        (flow("a", "x", id="e"), EdgeSpec("e", "y", "a", "none")),  # type: ignore[arg-type]
+    )
+    assert found(validate(bad, entries=["z"])) == [
+        ("duplicate_id", "$.nodes[1].id"),
+        ("empty_id", "$.nodes[2].id"),
+        ("bad_type", "$.nodes[1].type"),
+        ("duplicate_id", "$.edges[1].id"),
+        ("unknown_node", "$.edges[0].target"),
+        ("bad_channel", "$.edges[1].data.channel"),
+        ("unknown_node", "$.edges[1].source"),
+        ("unknown_entry", "$.nodes"),
+    ]
+
+
+def test_a_cycle_is_named_where_the_entries_lead_and_ignored_elsewhere() -> None:
+    cyclic = graph("abxy", "ab", "xy", "yx")
+    assert validate(cyclic, entries=["a"]) == []
+    (problem,) = validate(cyclic, entries=["x"])
+    assert problem.detail == "the nodes wait for each other: x → y → x"
+
+
+def test_links_are_in_no_order() -> None:
+    assert validate(graph("ab", "ab", link("b", "a"), link("a", "b"), link("a", "a"))) == []
+
+
+@pytest.mark.parametrize("entry", ["x", "", None, 5, ["a"]])
+def test_an_entry_that_is_no_node_is_a_problem(entry: Any) -> None:
+    assert found(validate(graph("a"), entries=[entry])) == [("unknown_entry", "$.nodes")]
+
+
+def test_100_000_nodes_are_fine_and_a_million_are_refused_by_counting() -> None:
+    assert validate(chain(100_000)) == []
+    many = (NodeSpec("a", "t"),) * 1_000_000
+    (problem,) = validate(GraphSpec(many))
+    assert (problem.code, problem.path) == ("too_large", "$.nodes")
+    assert problem.detail == "1000000 nodes are more than the 100000 a graph may have"
+
+
+def test_too_many_edges_are_refused_by_counting() -> None:
+    edges = (flow("a", "b"),) * 1_000_001
+    assert found(validate(GraphSpec((), edges))) == [("too_large", "$.edges")]
+
+
+def test_a_graph_that_is_all_wrong_is_given_up_before_it_fills_the_memory() -> None:
+    assert len(validate(GraphSpec((), (flow("x", "y"),) * 100_000))) == MAX_PROBLEMS
+
+
+# with executors
+
+
+REGISTRY = ExecutorRegistry(
+    {
+        "open": Stub(),
+        "text": Stub(inputs=[Handle("input", "text")], outputs=[Handle("output", "text")]),
+        "flag": Stub(inputs=[], outputs=[Handle("output", "boolean")]),
+        "sum": Stub(inputs=[Handle("input", "number", many="list", required=True)]),
+        "parts": Stub(inputs=[Handle("input"), Handle("parts", channel="link", many="list")]),
+        "part": Stub(outputs=[Handle("output", channel="link")]),
+    }
+)
+
+
+def typed(*edges: EdgeSpec, **types: str) -> GraphSpec:
+    return GraphSpec(tuple(NodeSpec(node, type) for node, type in types.items()), edges)
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        typed(flow("a", "b"), a="text", b="text"),
+        typed(flow("a", "b"), a="flag", b="text"),
+        typed(flow("a", "b", "anything", "whatever"), a="open", b="open"),
+        typed(flow("a", "c"), flow("b", "c"), a="text", b="text", c="sum"),
+        typed(
+            link("a", "c", target_handle="parts"), link("b", "c", target_handle="parts"), a="part", b="part", c="parts"
+        ),
+    ],
+)
+def test_what_the_executors_declare_is_accepted(good: GraphSpec) -> None:
+    assert validate(good, REGISTRY) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "code", "path", "words"),
+    [
+        (typed(a="none"), "unknown_type", "$.nodes[0].type", "flag, open, part, parts, sum, text"),
+        (
+            typed(flow("a", "b", "yes"), a="text", b="text"),
+            "unknown_handle",
+            "$.edges[0].sourceHandle",
+            "it has: output",
+        ),
+        (typed(flow("a", "b"), a="text", b="flag"), "unknown_handle", "$.edges[0].targetHandle", "it has: none"),
+        (typed(link("a", "b"), a="open", b="text"), "channel_mismatch", "$.edges[0].data.channel", "is for flow"),
+        (typed(flow("a", "b"), a="part", b="open"), "channel_mismatch", "$.edges[0].data.channel", "is for link"),
+        (typed(flow("a", "b"), a="flag", b="sum"), "type_mismatch", "$.edges[0]", "boolean cannot become number"),
+        (
+            typed(flow("a", "c"), flow("b", "c"), a="text", b="text", c="text"),
+            "too_many_edges",
+            "$.edges[1].targetHandle",
+            "takes one edge",
+        ),
+        (typed(a="sum"), "missing_input", "$.nodes[0]", "handle 'input' of 'a' needs an edge"),
+    ],
+)
+def test_what_the_executors_declare_is_held(bad: GraphSpec, code: str, path: str, words: str) -> None:
+    (problem,) = validate(bad, REGISTRY)
+    assert (problem.code, problem.path) == (code, path)
+    assert words in problem.detail
+    assert validate(bad) == [], "without executors there is nothing to hold it against"
+
+
+def test_declared_conversions_decide_what_fits() -> None:
+    bad = typed(flow("a", "b"), a="flag", b="sum")
+    assert validate(bad, REGISTRY, conversions=STANDARD_CONVERSIONS.extended({("boolean", "number"): int})) == []
+
+
+def test_a_broken_edge_is_not_held_against_the_handles_as_well() -> None:
+    bad = typed(flow("x", "a"), flow([], "a", "b", "c"), a="text")  # type: ignore[arg-type]
+    assert found(validate(bad, REGISTRY)) == [
+        ("unknown_node", "$.edges[0].source"),
+        ("unknown_node", "$.edges[1].source"),
+    ]
+
+
+# compile_graph
+
+
+def test_compiling_a_bad_graph_raises_all_its_problems() -> None:
+    with pytest.raises(GraphInvalid, match=r"2 problem\(s\)") as caught:
+        compile_graph(graph("aa", flow("a", "x")))
+    assert found(list(caught.value.problems)) == [
+        ("duplicate_id", "$.nodes[1].id"),
+        ("unknown_node", "$.edges[0].target"),
+    ]
+
+
+def test_many_problems_are_all_kept_and_a_few_shown() -> None:
+    error = GraphInvalid([Problem("cycle", f"$.edges[{at}]", "no") for at in range(1_000)])
+    assert len(error.problems) == 1_000
+    assert "and 990 more" in str(error)
+    assert len(str(error).splitlines()) == 12
+
+
+@given(edge_lists(acyclic=False), st.data())
+def test_validate_finds_nothing_exactly_when_the_graph_compiles_and_every_reached_node_runs(
+    drawn: tuple[list[str], list[tuple[str, str, str]]], data: st.DataObject
+) -> None:
+    ids, edges = drawn
+    entries = data.draw(st.none() | st.lists(st.sampled_from(ids), max_size=3) if ids else st.none())
+    channels = [data.draw(st.sampled_from(["flow", "flow", "link"])) for _ in edges]
+    drawn_graph = GraphSpec(
+        tuple(NodeSpec(name, "t") for name in ids),
+        tuple(
+            EdgeSpec(f"e{at}", source, target, channel, handle)
+            for at, ((source, handle, target), channel) in enumerate(zip(edges, channels, strict=True))
+        ),
+    )
+    problems = validate(drawn_graph, entries=entries)
+    try:
+        plan = compile_plan(ids, flow_edges(drawn_graph), entries)
+    except CycleFound:
+        assert [problem.code for problem in problems] == ["cycle"]
+        with pytest.raises(GraphInvalid):
+            compile_graph(drawn_graph, entries=entries)
+        return
+    assert problems == []
+    assert compile_graph(drawn_graph, entries=entries).successors == plan.successors
+    frontier = Frontier(plan)
+    ran = frontier.start()
+    for node in ran:
+        ran += frontier.finish(node)
+    assert sorted(ran) == list(range(plan.size))
