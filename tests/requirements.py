@@ -108,7 +108,7 @@ REQUIREMENTS: dict[str, Requirement] = {
     "T-10": Requirement("Deltas stream with their source path; a stream without its end marker is truncated.", AGENTS),
     "T-11": Requirement("The trace tree prints, and exports to JSON, Mermaid and OpenTelemetry.", AGENTS),
     # the graph kernel
-    "K-1": Requirement("The kernel knows nodes, edges and routing, and no domain word.", KERNEL),
+    "K-1": Requirement("The kernel knows nodes, edges and routing, and no domain word."),
     "K-2": Requirement("Every edge states its channel, flow or link; nothing is inferred.", KERNEL),
     "K-3": Requirement("The runtime API resolves nodes, edges and links, materializes and caches.", KERNEL),
     "K-4": Requirement("Executors return or stream, are registered by type, and may come from third parties.", KERNEL),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidValue
@@ -123,6 +123,14 @@ def test_one_live_edge_among_dead_ones_is_enough_whenever_it_came() -> None:
         assert ready == ["", "c"]
 
 
+def test_a_node_that_waits_for_a_skipped_one_runs_with_what_came_before() -> None:
+    driven = Driven("axcd", "a:yes:c", "cd", "xd")
+    driven.start()
+    assert driven.finish("x") == ""
+    assert driven.finish("a", "no") == "d"
+    assert driven.skipped == "c"
+
+
 def test_a_second_start_starts_nothing() -> None:
     driven = Driven("ab")
     assert driven.start() == "ab"
@@ -199,6 +207,7 @@ def expected_to_run(plan: Plan, used: dict[int, set[str] | None]) -> set[int]:
     return runs
 
 
+@settings(max_examples=500)
 @given(edge_lists(acyclic=True), st.data())
 def test_in_any_order_a_node_runs_once_after_its_edges_and_exactly_if_the_model_says_so(
     drawn: tuple[list[str], Edges], data: st.DataObject

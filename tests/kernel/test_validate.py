@@ -171,6 +171,25 @@ def test_what_the_executors_declare_is_held(bad: GraphSpec, code: str, path: str
     assert validate(bad) == [], "without executors there is nothing to hold it against"
 
 
+def test_every_edge_is_looked_at_also_where_many_go_the_same_way() -> None:
+    bad = typed(flow("a", "b"), flow("c", "b"), a="flag", b="sum", c="flag")
+    assert found(validate(bad, REGISTRY)) == [("type_mismatch", "$.edges[0]"), ("type_mismatch", "$.edges[1]")]
+
+
+def test_a_good_edge_does_not_speak_for_others_of_the_same_node() -> None:
+    bad = typed(
+        flow("a", "b"), flow("a", "c", "no"), flow("a", "d"), link("a", "e", "output"), flow("a", "e", "output", "no"),
+        a="text", b="text", c="text", d="flag", e="text",
+    )  # fmt: skip
+    assert found(validate(bad, REGISTRY)) == [
+        ("unknown_handle", "$.edges[1].sourceHandle"),
+        ("unknown_handle", "$.edges[2].targetHandle"),
+        ("channel_mismatch", "$.edges[3].data.channel"),
+        ("channel_mismatch", "$.edges[3].data.channel"),
+        ("unknown_handle", "$.edges[4].targetHandle"),
+    ]
+
+
 def test_declared_conversions_decide_what_fits() -> None:
     bad = typed(flow("a", "b"), a="flag", b="sum")
     assert validate(bad, REGISTRY, conversions=STANDARD_CONVERSIONS.extended({("boolean", "number"): int})) == []

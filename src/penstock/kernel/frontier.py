@@ -62,29 +62,36 @@ class Frontier:
         for after, handle in zip(plan.successors[node], plan.successor_handles[node], strict=True):
             if handle in used:
                 live[after] = True
-            self._resolve(after, ready, dead)
-        self._skip(dead, ready)
+            left = open_[after] = open_[after] - 1
+            if left:
+                continue
+            if live[after]:
+                state[after] = READY
+                ready.append(after)
+            else:
+                dead.append(after)
+        if dead:
+            self._skip(dead, ready)
         return ready
 
     def drop(self, node: int) -> list[int]:
         """`node` ended without a value (it failed, or was given up): what hangs on it alone is skipped."""
         return self.finish(node, ())
 
-    def _resolve(self, node: int, ready: list[int], dead: list[int]) -> None:
-        """One more edge into `node` is no longer open."""
-        self._open[node] -= 1
-        if self._open[node] == 0:
-            if self._live[node]:
-                self.state[node] = READY
-                ready.append(node)
-            else:
-                dead.append(node)
-
     def _skip(self, dead: list[int], ready: list[int]) -> None:
+        """Skip these and whatever hangs on them alone; what had a live edge and waited only for them is ready."""
+        open_, live = self._open, self._live
         while dead:
             node = dead.pop()
             self.state[node] = SKIPPED
             self.remaining -= 1
             self.skipped.append(node)
             for after in self.plan.successors[node]:
-                self._resolve(after, ready, dead)
+                open_[after] -= 1
+                if open_[after]:
+                    continue
+                if live[after]:
+                    self.state[after] = READY
+                    ready.append(after)
+                else:
+                    dead.append(after)

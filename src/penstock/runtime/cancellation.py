@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -274,8 +275,7 @@ class CancellationToken:
         tokens: list[CancellationToken] = []
         if not self._set(cancellation, callbacks, tokens):
             return False
-        for task in {task for token in tokens for task in list(token._watched)}:
-            _interrupt(task, tokens)
+        _interrupt(tokens)
         raised: BaseException | None = None
         for callback in callbacks:
             # One listener that fails must not keep the cancel from the others.
@@ -307,18 +307,25 @@ class CancellationToken:
         return True
 
 
-def _interrupt(task: Task, tokens: Iterable[CancellationToken]) -> None:
-    """Cancel `task` on its own loop, if one of `tokens` still watches it by then."""
+def _interrupt(tokens: list[CancellationToken]) -> None:
+    """Cancel every task that one of `tokens` watches, each on its own loop, if it is still watched by then."""
+    by_loop: dict[asyncio.AbstractEventLoop, dict[Task, list[CancellationToken]]] = {}
+    for token in tokens:
+        for task in list(token._watched):
+            by_loop.setdefault(task.get_loop(), {}).setdefault(task, []).append(token)
+    for loop, tasks in by_loop.items():
+        _call_on(loop, functools.partial(_deliver, tasks))
 
-    def deliver() -> None:
+
+def _deliver(tasks: dict[Task, list[CancellationToken]]) -> None:
+    """Interrupt the tasks of one loop; on that loop."""
+    for task, tokens in tasks.items():
         watching = [token for token in tokens if task in token._watched]
         if watching and not task.done():
             delivery = Delivery()
             for token in watching:
                 token._watched[task] = delivery
             task.cancel()
-
-    _call_on(task.get_loop(), deliver)
 
 
 def _call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:

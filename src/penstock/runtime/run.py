@@ -227,16 +227,18 @@ class Run:
 
     def place(self, event: TraceEvent, source: Source, parent: CallRecord | None, now_ns: int) -> TraceEvent:
         """The event with time, place and the next seq filled in. The caller holds the lock."""
-        return replace(
-            event,
-            run_id=self.id,
-            seq=self.graph.seq + 1,
-            at_ms=self.wall_time_ns(now_ns) // 1_000_000,
-            source=source.path,
-            depth=source.depth,
-            iteration=source.iteration,
-            parent_id=parent.node_id if parent else None,
-        )
+        return replace(event, **self._where(source, parent, now_ns))
+
+    def _where(self, source: Source, parent: CallRecord | None, now_ns: int) -> dict[str, Any]:
+        return {
+            "run_id": self.id,
+            "seq": self.graph.seq + 1,
+            "at_ms": self.wall_time_ns(now_ns) // 1_000_000,
+            "source": source.path,
+            "depth": source.depth,
+            "iteration": source.iteration,
+            "parent_id": parent.node_id if parent else None,
+        }
 
     def record_call(self, event: CallEnded, account: Account, source: Source, parent: CallRecord) -> None:
         """Write down a call that somebody made outside the door: it is in the tree, and its cost is spent."""
@@ -267,22 +269,26 @@ class Run:
                 metadata=self.about(call) | _figures(stop) | ({} if hook == signed else {"hook": hook}),
             )
         )
-        self.record(
-            LimitTrace(
-                node_id=call.node_id if call else None,
-                name=call.name if call else "",
-                stop_reason=str(stop.reason),
-                message=stop.message,
-                budget=stop.budget,
-                unit=stop.unit,
-                limit=stop.limit,
-                used=stop.used,
-                held=stop.held,
-                asked=stop.asked,
-            ),
-            source,
-            call,
-        )
+        now_ns = self.now()
+        with self.lock:
+            if self.graph.closed:
+                return
+            # Made in one go: when a run is aborted, every call that is under way comes through here.
+            self.graph.append(
+                LimitTrace(
+                    **self._where(source, call, now_ns),
+                    node_id=call.node_id if call else None,
+                    name=call.name if call else "",
+                    stop_reason=str(stop.reason),
+                    message=stop.message,
+                    budget=stop.budget,
+                    unit=stop.unit,
+                    limit=stop.limit,
+                    used=stop.used,
+                    held=stop.held,
+                    asked=stop.asked,
+                )
+            )
 
     def record_verdict(self, verdict: Verdict, source: Source, call: CallRecord) -> None:
         """Write down what a hook said of a call."""
