@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidValue
 from penstock.policies import MAX_DELAY_S, ErrorPolicy
 
-
 NODE = object()
 CHANCES = st.floats(0, 1)
 
