@@ -4,10 +4,12 @@
     └── PenstockError
         ├── InvalidValue (ValueError)          a value somebody gave is not one we can work with
         ├── RunEnded (RuntimeError)            a call or a mark after the end of its run
-        ├── LedgerError                        a hold used twice, an account closed with holds
+        ├── LedgerError                        a hold used twice, or one that was never taken
         │   └── LedgerUnavailable              the ledger cannot record, so no call may leave
-        └── Halted                             a call was refused or stopped; carries the stop
-            └── BudgetExceededError            … by a limit; carries usage, budget and partial results
+        ├── Halted                             a call was refused or stopped; carries the stop
+        │   └── BudgetExceededError            … by a limit; carries usage, budget and partial results
+        └── GraphInvalid, CycleFound, LinkCycle, RoutingFailed, ConversionFailed
+                                               a graph that cannot be read, ordered or wired; each beside what finds it
     BaseException
     └── CancelledError                         the run was cancelled; `except Exception` does not catch it
 
