@@ -130,7 +130,7 @@ def test_an_exceeded_budget_carries_usage_budget_and_reason() -> None:
     assert error.stop_reason is StopReason.BUDGET_EXCEEDED
     assert error.owner is None
     assert error.partial == {}
-    assert str(error) == "budget_exceeded: Token limit exceeded: 100/100"
+    assert str(error) == "Token limit exceeded: 100/100"
 
 
 def test_an_exceeded_budget_with_its_stop_says_whose_budget_it_was_and_what_was_complete() -> None:

@@ -156,7 +156,10 @@ def test_the_hold_of_a_failure_nobody_knows_the_bill_of_is_kept_or_released(
 
 
 @pytest.mark.parametrize(("sync_calls", "inline"), [("auto", True), ("inline", True), ("thread", False)])
-def test_sync_functions_run_where_they_are_told_to(sync_calls: Any, inline: bool) -> None:
+def test_sync_functions_run_where_they_are_told_to(
+    sync_calls: Any, inline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.runtime.worker.others_alive", lambda: False)
     with contain(sync_calls=sync_calls) as run:
         assert (run.tool(threading.get_ident) == threading.get_ident()) == inline
     with contain(sync_calls=sync_calls, timeout_s=30) as run:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from penstock.runtime.calls import Outcome as Outcome
     from penstock.runtime.cancellation import CancellationToken as CancellationToken
     from penstock.runtime.context import ExecutionContext as ExecutionContext
+    from penstock.runtime.context import current_call as current_call
     from penstock.runtime.context import current_context as current_context
     from penstock.runtime.observers import Subscription as Subscription
     from penstock.runtime.options import WrapOptions as WrapOptions
@@ -114,7 +115,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "penstock.runtime.call": ("Call",),
     "penstock.runtime.calls": ("Outcome",),
     "penstock.runtime.cancellation": ("CancellationToken",),
-    "penstock.runtime.context": ("ExecutionContext", "current_context"),
+    "penstock.runtime.context": ("ExecutionContext", "current_call", "current_context"),
     "penstock.runtime.observers": ("Subscription",),
     "penstock.runtime.options": ("WrapOptions",),
     "penstock.runtime.run": ("RunSettings",),
@@ -220,6 +221,7 @@ __all__ = [
     "Verdict",
     "WrapOptions",
     "contain",
+    "current_call",
     "current_context",
     "format_usd",
 ]

@@ -6,13 +6,12 @@
         ├── RunEnded (RuntimeError)            a call or a mark after the end of its run
         ├── LedgerError                        a hold used twice, or one that was never taken
         │   └── LedgerUnavailable              the ledger cannot record, so no call may leave
-        ├── Halted                             a call was refused or stopped; carries the stop
-        │   └── BudgetExceededError            … by a limit; carries usage, budget and partial results
-        └── GraphInvalid, CycleFound, LinkCycle, RoutingFailed, ConversionFailed
-                                               a graph that cannot be read, ordered or wired; each beside what finds it
+        └── Halted                             a call was refused or stopped; carries the stop
+            └── BudgetExceededError            … by a limit; carries usage, budget and partial results
     BaseException
     └── CancelledError                         the run was cancelled; `except Exception` does not catch it
 
+What can be wrong with a graph (GraphInvalid, CycleFound and others) stands in the kernel, beside what finds it.
 A halt is not a fault: the limits did what they are for. Each class writes its message from the facts it is given.
 """
 
@@ -97,6 +96,8 @@ class BudgetExceededError(Halted):
         partial: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(stop or Stop(StopReason.BUDGET_EXCEEDED, reason), partial=partial)
+        if stop is None:
+            self.args = (reason,)
         self.usage = usage
         self.budget = budget
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -37,7 +39,7 @@ from penstock import (
     WrapOptions,
     contain,
 )
-from penstock.runtime.call import current_call
+from penstock.runtime.call import running_call
 from penstock.runtime.calls import Outcome
 from penstock.testing import (
     Answer,
@@ -479,16 +481,21 @@ def test_an_inline_sync_call_that_is_aborted_from_another_thread_is_discarded_an
 
 @pytest.mark.requirement("C-4")
 @pytest.mark.parametrize(
-    ("mode", "token", "deadline", "on_a_worker"),
+    ("mode", "token", "deadline", "threads", "on_a_worker"),
     [
-        ("inline", True, True, False),
-        ("thread", False, False, True),
-        ("auto", False, False, False),
-        ("auto", True, False, True),
-        ("auto", False, True, True),
+        ("inline", True, True, True, False),
+        ("thread", False, False, False, True),
+        ("auto", False, False, False, False),
+        ("auto", True, False, False, True),
+        ("auto", False, True, False, True),
+        ("auto", False, False, True, True),
     ],
 )
-def test_where_a_sync_function_runs(mode: Any, token: bool, deadline: bool, on_a_worker: bool) -> None:
+def test_where_a_sync_function_runs(
+    mode: Any, token: bool, deadline: bool, threads: bool, on_a_worker: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The test runner has a thread of its own, so that a program of one thread can only be played.
+    monkeypatch.setattr("penstock.runtime.worker.others_alive", lambda: threads)
     run = ExecutionContext(
         ExecutionConfig(None, None, None, timeout_ms=60_000 if deadline else 0),
         cancellation=CancellationToken() if token else None,
@@ -496,6 +503,38 @@ def test_where_a_sync_function_runs(mode: Any, token: bool, deadline: bool, on_a
     )
     thread = run.tool(threading.current_thread)
     assert (thread is not threading.current_thread()) == on_a_worker
+
+
+@pytest.mark.requirement("C-4")
+def test_an_abort_from_another_thread_frees_the_caller_of_a_sync_call_that_has_no_deadline() -> None:
+    under_way, release = threading.Event(), threading.Event()
+    run, outcomes = ExecutionContext(), list[Any]()
+
+    def slow() -> str:
+        under_way.set()
+        release.wait(PATIENCE_S)
+        return "late"
+
+    thread = threading.Thread(target=lambda: outcomes.append(run.call_tool(slow, QUARTER)))
+    thread.start()
+    assert under_way.wait(PATIENCE_S)
+    run.abort("enough")
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    release.set()
+    assert outcomes[0].decision is Decision.HALT
+    assert "abandoned" in run.explain()
+
+
+@pytest.mark.requirement("C-4")
+def test_a_program_of_one_thread_runs_its_sync_calls_itself() -> None:
+    script = (
+        "import threading; from penstock import contain\n"
+        "with contain() as run: assert run.tool(threading.get_ident) == threading.get_ident()\n"
+        "with contain(timeout_s=60) as run: assert run.tool(threading.get_ident) != threading.get_ident()\n"
+        "with contain() as run: assert run.tool(threading.get_ident) == threading.get_ident(), 'workers do not count'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.requirement("C-4", "P-C1")
@@ -793,7 +832,7 @@ def test_a_coroutine_that_nobody_finishes_is_closed_and_its_call_recorded() -> N
     coroutine.close()
     assert statuses(run) == [("ask", "aborted")]
     assert money(run) == (0, 0, 0.25)
-    assert current_call.get() is None
+    assert running_call.get() is None
 
 
 # Retries in place.
@@ -1554,7 +1593,7 @@ def test_a_generator_is_a_value_and_what_it_does_later_is_no_part_of_the_call() 
     run, inside = ExecutionContext(), list[Any]()
 
     def generate() -> Iterator[int]:
-        inside.append(current_call.get())
+        inside.append(running_call.get())
         yield 1
 
     assert list(run.tool(generate)) == [1]
@@ -1590,7 +1629,7 @@ async def test_a_call_inside_an_async_generator_that_is_closed_early_is_over() -
     assert [await anext(stream) for _ in range(2)] == [0, 1]
     await stream.aclose()
     assert statuses(run) == [("step 0", "ok"), ("step 1", "ok")]
-    assert current_call.get() is None
+    assert running_call.get() is None
     whole(run)
 
 
@@ -1600,7 +1639,7 @@ def test_a_sync_call_leaves_the_context_variables_of_its_caller_alone(mode: Any)
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who")
     who.set("caller")
     assert run.tool(who.get) == "caller"
-    assert current_call.get() is None
+    assert running_call.get() is None
 
 
 @pytest.mark.requirement("G-12")

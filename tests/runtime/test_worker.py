@@ -23,6 +23,7 @@ from penstock import (
     RunSettings,
     StopReason,
     WrapOptions,
+    contain,
 )
 from penstock.runtime import worker
 from penstock.runtime.worker import Job, busy_workers, start
@@ -423,3 +424,19 @@ def test_a_late_failure_draws_no_retry_and_settles_what_it_says_it_cost() -> Non
     release.set()
     until(lambda: run.balance.unresolved_nanos == 0)
     assert (run.balance.spent_usd, run.balance.retries) == (0.10, 0)
+
+
+@pytest.mark.requirement("C-14")
+def test_a_signal_that_a_worker_receives_is_handled_while_the_main_thread_waits_for_it() -> None:
+    heard = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda *_: heard.set())
+    try:
+        with contain(sync_calls="thread") as run:
+
+            def raises_a_signal() -> bool:
+                signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+                return heard.wait(30)
+
+            assert run.tool(raises_a_signal)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

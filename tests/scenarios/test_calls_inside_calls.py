@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock import (
+    CancelledError,
+    ChainMetadata,
     Decision,
     DivergenceDetector,
     ExecutionConfig,
@@ -12,13 +14,18 @@ from penstock import (
     Halted,
     InvalidValue,
     LedgerError,
+    Price,
+    PriceBook,
     Reported,
     RunEnded,
+    ShieldPipeline,
     StopReason,
+    Verdict,
     WrapOptions,
     contain,
+    current_call,
 )
-from penstock.testing import Answer, FailAfterBilling, FakeProvider, RefuseFree, check_history
+from penstock.testing import Answer, FailAfterBilling, FakeProvider, ManualClock, RefuseFree, check_history
 
 
 @pytest.mark.requirement("X-1", "P-B2")
@@ -205,3 +212,61 @@ def test_retries_of_one_call_are_not_taken_for_a_repetition() -> None:
         with pytest.raises(ConnectionResetError):
             run.tool(flaky, "u", name="flaky", retries=5)
         assert run.call_tool(lambda: None).decision is Decision.ALLOW
+
+
+@pytest.mark.requirement("T-4", "C-4")
+def test_an_abort_reaches_a_child_that_is_nested_deeper_than_pythons_stack() -> None:
+    ctx = deepest = ExecutionContext()
+    for _ in range(3_000):
+        deepest = deepest.spawn_child("d")
+    ctx.abort("stop")
+    assert deepest.wrap_llm_call(lambda: None) is Decision.HALT
+
+
+@pytest.mark.requirement("C-15", "P-B2")
+def test_the_model_of_the_run_is_the_model_of_its_calls_and_prices_them() -> None:
+    prices = PriceBook(registered={"m": Price(1000, 1000)}, use_genai_prices=False)
+    ctx = ExecutionContext(ExecutionConfig(0.05, None, None), None, ChainMetadata("r", "c", model="m"), prices=prices)
+    answer = {"usage": {"input_tokens": 10, "output_tokens": 10}}
+    decisions = [ctx.wrap_llm_call(lambda: answer) for _ in range(5)]
+    assert decisions == [Decision.ALLOW] * 2 + [Decision.HALT] * 3
+    assert ctx.stats.cost_by_model == {"m": 0.04}
+    ctx.wrap_tool_call(lambda: None)
+    assert [node["model"] for node in ctx.graph.snapshot()["nodes"].values() if node["kind"] == "tool"] == [None]
+
+
+@pytest.mark.requirement("C-8")
+def test_a_degraded_call_is_priced_as_the_model_the_hook_names() -> None:
+    class Cheaper:
+        def before_llm_call(self, ctx: object) -> Verdict:
+            return Verdict.degrade(model="small")
+
+    prices = PriceBook(registered={"big": Price(1000, 1000), "small": Price(1, 1)}, use_genai_prices=False)
+    with contain(pipeline=ShieldPipeline(pre_dispatch=Cheaper()), prices=prices) as run:
+        seen = run.llm(lambda: Reported.of(current_call().degraded_model, input_tokens=10), model="big")
+    assert seen == "small"
+    assert run.stats.cost_by_model == {"small": 0.00001}
+
+
+@pytest.mark.requirement("C-11")
+@pytest.mark.parametrize("look", [True, False])
+def test_a_deadline_that_no_call_ran_into_is_told_all_the_same(look: bool) -> None:
+    clock = ManualClock()
+    with ExecutionContext(ExecutionConfig(None, None, None, timeout_ms=20), clock=clock) as ctx:
+        clock.advance(0.05)
+        if look:
+            assert ctx.get_snapshot().aborted
+    events = [(event.event_type, event.hook) for event in ctx.get_snapshot().events]
+    assert events == [("timeout", "ExecutionContext")]
+    assert ctx.termination_reason == "limit_exceeded"
+
+
+@pytest.mark.requirement("C-6", "T-4")
+def test_a_cancel_that_belongs_to_a_child_is_a_decision_for_its_parent() -> None:
+    ctx = ExecutionContext()
+    child = ctx.spawn_child("child")
+    child.abort("no")
+    assert ctx.wrap_tool_call(lambda: child.llm(lambda: 1)) is Decision.HALT
+    with pytest.raises(CancelledError, match="no"):
+        ctx.tool(lambda: child.llm(lambda: 1))
+    assert ctx.tool(lambda: "goes on") == "goes on"

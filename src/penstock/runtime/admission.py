@@ -12,7 +12,7 @@ from penstock.containment import accounts
 from penstock.containment.accounts import Hold
 from penstock.containment.safety import Decision
 from penstock.containment.shield import Slot
-from penstock.runtime.call import Call, current_call, describe, interruption
+from penstock.runtime.call import Call, describe, interruption, running_call
 from penstock.runtime.cancellation import CancellationToken
 from penstock.stops import LIMIT_REASONS, Stop, StopReason
 from penstock.tracing.events import DivergenceTrace
@@ -36,7 +36,7 @@ def enter(
     """Write the call down and judge it. If it may run, `stop` is None and it holds its worst case."""
     run = context._run
     base = context._base
-    above = current_call.get()
+    above = running_call.get()
     parent = base
     cancelled = token.cancellation
     if above is not None:
@@ -47,6 +47,8 @@ def enter(
                 parent = above.record
             cancelled = cancelled or above.token.cancellation
     worst = run.worst_case[kind]
+    if model is None:
+        model = worst.model
     cost, tokens = worst.cost if hint is None else hint, worst.tokens
     now_ns = run.now()
     metadata = None if attempt == 1 else {"attempt": attempt}
@@ -124,6 +126,7 @@ def _ask_guards(call: Call) -> None:
                 return
             if verdict is not None:
                 call.degraded = verdict
+                record.model = verdict.model or record.model
                 run.record_verdict(verdict, call.context._source, record)
     if run.breaker is not None:
         decision = run.breaker.check(call.context._policy_context())

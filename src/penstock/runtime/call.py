@@ -19,7 +19,7 @@ from penstock.tracing.record import CallRecord
 if TYPE_CHECKING:
     from penstock.runtime.handle import Handle
 
-current_call: ContextVar[Call | None] = ContextVar("penstock_call", default=None)
+running_call: ContextVar[Call | None] = ContextVar("penstock_call", default=None)
 """The call that is being executed here; calls made meanwhile are its children."""
 
 ALLOW, RETRY = Decision.ALLOW, Decision.RETRY

@@ -292,19 +292,22 @@ class CancellationToken:
     def _set(
         self, cancellation: Cancellation, callbacks: list[Callable[[], None]], tokens: list[CancellationToken]
     ) -> bool:
-        """Mark this token and all below it, and gather what has to be told."""
-        with self._lock:
-            if self.cancellation is not None:
-                return False
-            self.cancellation = cancellation
-            callbacks.extend(self._callbacks.values())
-            self._callbacks.clear()
-            children = list(self._children) if self._children is not None else []
-        tokens.append(self)
+        """Mark this token and all below it, and gather what has to be told; False if it was marked already."""
+        first = len(tokens)
         below = Cancellation("parent", cancellation.stop)
-        for child in children:
-            child._set(below, callbacks, tokens)
-        return True
+        # A stack, not recursion: contexts may be nested deeper than Python's own stack.
+        todo = [self]
+        while todo:
+            token = todo.pop()
+            with token._lock:
+                if token.cancellation is not None:
+                    continue
+                token.cancellation = cancellation if token is self else below
+                callbacks.extend(token._callbacks.values())
+                token._callbacks.clear()
+                todo += token._children or ()
+            tokens.append(token)
+        return len(tokens) > first
 
 
 def _interrupt(tokens: list[CancellationToken]) -> None:

@@ -31,14 +31,14 @@ from penstock.money import Usd
 from penstock.runtime import ending
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.billing.usage import Usage
-from penstock.runtime.call import Call, current_call, describe, stopped
+from penstock.runtime.call import Call, describe, running_call, stopped
 from penstock.runtime.calls import Calls
 from penstock.runtime.cancellation import Cancellation, CancellationToken
 from penstock.runtime.observers import Observer, Observers, Subscription
 from penstock.runtime.options import must_be, must_be_text
 from penstock.runtime.run import THE_RUNS_OWN, Run, RunSettings
 from penstock.runtime.snapshot import ContextSnapshot, take_snapshot
-from penstock.stops import Stop, TerminationReason
+from penstock.stops import Stop, StopReason, TerminationReason
 from penstock.tracing.divergence import DivergenceDetector
 from penstock.tracing.events import (
     CallEnded,
@@ -66,6 +66,11 @@ def current_context() -> ExecutionContext | None:
     return entered[-1] if entered else None
 
 
+def current_call() -> Call | None:
+    """The call whose function is being executed here: what it may use, and whether it is to do with less."""
+    return running_call.get()
+
+
 class ExecutionContext(Calls):
     """One run, or a child of one: limits, call tree, events, stats and cancellation for whatever runs under it."""
 
@@ -84,6 +89,7 @@ class ExecutionContext(Calls):
         "data",
         "input",
         "session",
+        "trace",
         "upstream",
     )
 
@@ -103,6 +109,7 @@ class ExecutionContext(Calls):
         upstream: Mapping[str, Any] | None = None,
         budget: Budget | None = None,
         cancellation: CancellationToken | None = None,
+        trace: Any = None,
         breaker: CircuitBreaker | None = None,
         prices: PriceBook | None = None,
         divergence: DivergenceDetector | None = None,
@@ -128,7 +135,7 @@ class ExecutionContext(Calls):
         source = Source(name)
         own = Ledger(name, limits, clock=clock) if ledger is None else ledger
         account = own.root if ledger is None else own.open(name, limits)
-        self._place(None, name, data, session, input, upstream)
+        self._place(None, name, data, session, input, upstream, trace)
         self._run = run = Run(
             own,
             source,
@@ -162,12 +169,15 @@ class ExecutionContext(Calls):
         session: Any,
         input: Any,
         upstream: Mapping[str, Any] | None,
+        trace: Any,
     ) -> None:
         self.parent = parent
         self.name = name
         self.data = data
         self.session = session
         self.input = input
+        self.trace = trace
+        """Where graphs that run under this context write down their steps, if anywhere."""
         self.upstream: Mapping[str, Any] = dict(upstream or {})
         self._children: list[ExecutionContext] = []
         self._child_names: dict[str, int] = {}
@@ -238,6 +248,7 @@ class ExecutionContext(Calls):
 
     def check_cancelled(self) -> None:
         """Raise CancelledError if this context was cancelled, timed out or aborted."""
+        self._notice_deadline()
         self._token.check()
 
     def abort(self, reason: str = "aborted") -> None:
@@ -300,7 +311,7 @@ class ExecutionContext(Calls):
         must_be("cancellation", cancellation, CancellationToken)
         run = self._run
         child: ExecutionContext = object.__new__(ExecutionContext)
-        child._place(self, name, data, self.session, self.input, self.upstream)
+        child._place(self, name, data, self.session, self.input, self.upstream, self.trace)
         child._run, child._account = run, self._account
         child._started_ns = run.now()
         child._limit(budget, name, self._token)
@@ -423,8 +434,7 @@ class ExecutionContext(Calls):
 
     def get_snapshot(self) -> ContextSnapshot:
         """The state of the run now; at any time, also after it was stopped."""
-        if self._base.end_seq == OPEN:
-            self._token.is_cancelled  # noqa: B018  notices the deadline
+        self._notice_deadline()
         return take_snapshot(self, self._started_ns, self._cancelled)
 
     @property
@@ -474,6 +484,7 @@ class ExecutionContext(Calls):
         """
         if self._origin is not self:
             return
+        self._notice_deadline()
         if self.parent is not None:
             self._run.outside_the_lock(lambda: ending.end_child(self, ending.reason_for(self, error)))
         else:
@@ -486,7 +497,7 @@ class ExecutionContext(Calls):
 
     def _same_place(self) -> ExecutionContext:
         made: ExecutionContext = object.__new__(ExecutionContext)
-        made._place(self.parent, self.name, self.data, self.session, self.input, self.upstream)
+        made._place(self.parent, self.name, self.data, self.session, self.input, self.upstream, self.trace)
         made._run, made._source, made._account = self._run, self._source, self._account
         made._token, made._base = self._token, self._base
         made._started_ns, made._origin = self._started_ns, self._origin
@@ -501,8 +512,19 @@ class ExecutionContext(Calls):
 
     def _call_here(self) -> Call | None:
         """The call of this run that is being executed here."""
-        call = current_call.get()
+        call = running_call.get()
         return call if call is not None and call.context._run is self._run else None
+
+    def _notice_deadline(self) -> None:
+        """A deadline that has passed stops the context, whether or not a call was there to run into it."""
+        if self._base.end_seq != OPEN or not self._token.is_cancelled:
+            return
+        stop = self._token.stop
+        if stop is not None and stop.reason is StopReason.TIMEOUT and self._source not in self._run.stops:
+            self._remember(stop)
+            self._run.outside_the_lock(
+                lambda: self._run.record_stop(stop, Decision.HALT, self._source, self._base, "ExecutionContext")
+            )
 
     def _must_be_open(self, what: str) -> None:
         if self._base.end_seq != OPEN:

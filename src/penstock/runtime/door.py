@@ -32,7 +32,7 @@ from penstock.errors import CancelledError, InvalidValue
 from penstock.runtime import worker
 from penstock.runtime.admission import enter
 from penstock.runtime.billing.usage import retry_after_s
-from penstock.runtime.call import RETRY, Call, current_call, interruption, stop_of
+from penstock.runtime.call import RETRY, Call, interruption, running_call, stop_of
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.settlement import abandon, end_failed, fail, settle_and_end, succeed
 from penstock.tracing.lifecycle import CallKind
@@ -59,7 +59,7 @@ def call(
     """Run `fn(*args)` as one recorded, contained call; again, if it fails and may be retried."""
     attempt = 1
     around = context._token
-    above = current_call.get()
+    above = running_call.get()
     if above is not None and above.context._token is around and above.record.end_seq == OPEN:
         around = above.token
     while True:
@@ -76,7 +76,7 @@ def call(
 
 
 def _execute(made: Call, fn: Work, args: tuple[Any, ...]) -> None:
-    previous = current_call.set(made)
+    previous = running_call.set(made)
     try:
         if _may_need_the_caller_back(made):
             _execute_on_worker(made, fn, args)
@@ -90,7 +90,7 @@ def _execute(made: Call, fn: Work, args: tuple[Any, ...]) -> None:
                     _refuse_coroutine(made, fn, value)
                 succeed(made, value)
     finally:
-        current_call.reset(previous)
+        running_call.reset(previous)
 
 
 def _refuse_coroutine(made: Call, fn: Work, value: CoroutineType[Any, Any, Any]) -> NoReturn:
@@ -108,7 +108,7 @@ def _may_need_the_caller_back(made: Call) -> bool:
     run = made.context._run
     mode = run.settings.sync_calls
     if mode == "auto":
-        return made.token.deadline_ns < UNLIMITED or run.external_token
+        return made.token.deadline_ns < UNLIMITED or run.external_token or worker.others_alive()
     return mode == "thread"
 
 
@@ -215,7 +215,7 @@ async def _attempt(
     assert task is not None
     requested = task.cancelling()
     watching = token.watch(task)
-    previous = current_call.set(made)
+    previous = running_call.set(made)
     try:
         if token.cancellation is not None:
             raise CancelledError(stop=token.stop)
@@ -237,7 +237,7 @@ async def _attempt(
 
 def _leave(previous: Token[Call | None]) -> None:
     try:  # noqa: SIM105  in every call; a context manager costs more than all of this
-        current_call.reset(previous)
+        running_call.reset(previous)
     except ValueError:
         # A coroutine that nobody finishes is closed from elsewhere, where there is nothing to reset.
         pass

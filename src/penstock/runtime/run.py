@@ -58,8 +58,8 @@ class RunSettings:
     unknown_bill: UnknownBill = "hold"
     """What a call that failed with an unknown bill held: kept as unresolved, or released."""
     sync_calls: SyncCalls = "auto"
-    """Where sync functions run: on a worker if a deadline or a given token may need the caller back (auto), in the
-    caller's thread always (inline), on a worker always (thread)."""
+    """Where sync functions run: on a worker if a deadline, a given token or another thread of the program may need the
+    caller back (auto), in the caller's thread always (inline), on a worker always (thread)."""
     max_kept_calls: int | None = 100_000
     """Calls kept one by one; older finished ones are folded into their parents. None keeps all."""
     max_kept_results: int = 1_000
@@ -110,12 +110,14 @@ class WorstCase:
     A cost hint stands for the cost alone; tokens have no hint.
     """
 
-    __slots__ = ("api_calls", "cost", "tokens")
+    __slots__ = ("api_calls", "cost", "model", "tokens")
 
-    def __init__(self, api_calls: int) -> None:
+    def __init__(self, api_calls: int, model: str | None = None) -> None:
         self.cost = 0
         self.tokens = 0
         self.api_calls = api_calls
+        self.model = model
+        """The model that is meant where a call names none."""
 
     def learn(self, cost: int, tokens: int) -> None:
         """One has cost this. The caller holds the lock."""
@@ -182,7 +184,7 @@ class Run:
         self.external_token = external_token
         self.guarded = pipeline is not None or breaker is not None
         self.observers: Observers | None = None
-        self.worst_case = {"llm": WorstCase(1), "tool": WorstCase(0), "system": WorstCase(0)}
+        self.worst_case = {"llm": WorstCase(1, metadata.model), "tool": WorstCase(0), "system": WorstCase(0)}
         self.demands_price = settings.strict or self.prices.unknown == "refuse"
         """Whether a call without a hint may be refused for its price."""
         self.unknown_costs = 0

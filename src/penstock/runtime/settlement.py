@@ -112,7 +112,7 @@ def _bill(call: Call, found: Usage | None, hinted_cost: int) -> tuple[int, int, 
     record = call.record
     if usage is None:
         return hinted_cost, 0, 0, call.hinted or record.kind != "llm"
-    if record.model is None:
+    if usage.model is not None and record.model in (None, call.context._run.metadata.model):
         record.model = usage.model
     price = call.context._run.prices.cost(usage, record.model)
     if not price.known and call.hinted:
@@ -144,12 +144,15 @@ def fail(call: Call, error: BaseException) -> None:
 
     What is no Exception of the call's own is raised again.
     """
-    halt = next((one for one in _leaves(error) if isinstance(one, Halted)), None)
+    stopped = next((one for one in _leaves(error) if isinstance(one, Halted | CancelledError)), None)
     cut_off = call.token.is_cancelled or call.record.end_seq != OPEN
-    if halt is not None and _may_be_kept(error):
-        _end_stopped(call, halt.stop, error, free=halt is error)
+    if isinstance(stopped, Halted) and _may_be_kept(error):
+        _end_stopped(call, stopped.stop, error, free=stopped is error)
     elif cut_off and _may_be_kept(error):
         _end_stopped(call, call.stop or stop_of(call.token), error, free=False)
+    elif stopped is not None and _may_be_kept(error):
+        # Something below was cancelled by itself: a child, another run. That stops this call, and nothing else.
+        _end_stopped(call, stopped.stop, error, free=False)
     elif isinstance(error, Exception):
         end_failed(call, error)
     else:

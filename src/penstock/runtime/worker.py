@@ -16,14 +16,21 @@ import contextvars
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 IDLE_SECONDS = 5.0
+SLICE_S = 0.5
 
 _idle: list[_Worker] = []
 _busy: set[_Worker] = set()
 _numbers = itertools.count(1)
+
+
+def others_alive() -> bool:
+    """Whether the program has threads beside this one and the workers: one of them may want to stop what we run."""
+    return _thread._count() > len(_idle) + len(_busy)
 
 
 def busy_workers() -> int:
@@ -61,7 +68,13 @@ class Job:
 
     def wait(self, seconds: float | None) -> bool:
         """The caller's side: True if the function has finished, False if it was abandoned."""
-        self._wake.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
+        ends = None if seconds is None else time.monotonic() + seconds
+        # In slices: a signal that another thread received is handled by the main thread between two waits.
+        while not self._wake.acquire(
+            timeout=SLICE_S if ends is None else max(0, min(SLICE_S, ends - time.monotonic()))
+        ):
+            if ends is not None and time.monotonic() >= ends:
+                break
         return not self.leave()
 
     def leave(self) -> bool:
