@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from functools import partial
 
 import pytest
 
@@ -101,24 +102,31 @@ def test_sixty_four_threads_with_errors_and_cancels_stay_inside() -> None:
     ceiling = CALLS * WORST_USD * 0.3
     provider, run = make_provider(seed=3), make_run(ceiling, max_steps=6_000, max_api_calls=9_000)
     options = WrapOptions(operation_name="ask", cost_estimate_hint=WORST_USD)
-    together = threading.Barrier(64)
+    together, cancelled = threading.Barrier(64), []
+
+    def cancelled_under_way(child: ExecutionContext) -> object:
+        answer = provider.complete()
+        child.abort("changed its mind")
+        cancelled.append(child)
+        return answer
 
     def ask_many(number: int) -> None:
         rng = random.Random(number)
         together.wait()
         for _ in range(CALLS // 64):
-            child = run.spawn_child(f"child {number}") if rng.random() < 0.2 else run
-            if child is not run and rng.random() < 0.5:
-                child.abort("changed its mind")
-            child.wrap_llm_call(provider.complete, options)
-            if child is not run:
-                child.end()
+            if rng.random() >= 0.2:
+                run.wrap_llm_call(provider.complete, options)
+                continue
+            child = run.spawn_child(f"child {number}")
+            child.wrap_llm_call(partial(cancelled_under_way, child), options)
+            child.end()
 
     threads = [threading.Thread(target=ask_many, args=(number,)) for number in range(64)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert cancelled
     assert run.balance.steps <= 6_000
     assert run.balance.api_calls <= 9_000
     check(run, provider, ceiling)
