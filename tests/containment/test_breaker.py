@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -26,27 +23,10 @@ from penstock.containment.breaker import (
 )
 from penstock.errors import InvalidValue
 from penstock.testing import ManualClock
+from penstock.testing.contracts.threads import giving_way
 
 CLOSED, OPEN, HALF_OPEN = CircuitState
 CALL = PolicyContext(cost_usd=0.01, step_count=3)
-
-
-@contextmanager
-def switching_at_every_line() -> Iterator[None]:
-    """Threads started inside give way at each line of the code under test: races that are possible do happen."""
-
-    def give_way(frame: FrameType, event: str, arg: Any) -> Any:
-        if not frame.f_globals["__name__"].startswith("penstock."):
-            return None
-        time.sleep(0)
-        return give_way
-
-    before = threading.gettrace()
-    threading.settrace(give_way)
-    try:
-        yield
-    finally:
-        threading.settrace(before)
 
 
 def all_at_once(count: int, work: Callable[[], Any]) -> list[Any]:
@@ -58,7 +38,7 @@ def all_at_once(count: int, work: Callable[[], Any]) -> list[Any]:
         barrier.wait()
         results.append(work())
 
-    with switching_at_every_line():
+    with giving_way():
         threads = [threading.Thread(target=one) for _ in range(count)]
         for thread in threads:
             thread.start()

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -33,6 +30,7 @@ from penstock.containment.window import BudgetWindowHook
 from penstock.errors import CancelledError, InvalidValue
 from penstock.stops import StopReason
 from penstock.testing import ManualClock
+from penstock.testing.contracts.threads import giving_way
 
 CALL = ToolCallContext(request_id="r-1", tool_name="search")
 ARGUMENTS: dict[Slot, tuple[Any, ...]] = {
@@ -73,24 +71,6 @@ class Saying:
 
     def before_charge(self, ctx: ToolCallContext, cost_usd: float) -> Any:
         return self.answered()
-
-
-@contextmanager
-def switching_at_every_line() -> Iterator[None]:
-    """Threads started inside give way at each line of the code under test: races that are possible do happen."""
-
-    def give_way(frame: FrameType, event: str, arg: Any) -> Any:
-        if not frame.f_globals["__name__"].startswith("penstock."):
-            return None
-        time.sleep(0)
-        return give_way
-
-    before = threading.gettrace()
-    threading.settrace(give_way)
-    try:
-        yield
-    finally:
-        threading.settrace(before)
 
 
 def with_hooks(slot: Slot, *hooks: object) -> ShieldPipeline:
@@ -518,7 +498,7 @@ def test_sixty_four_threads_lose_no_event_and_no_count() -> None:
             together.wait()
             pipeline.before_llm_call(CALL)
 
-    with switching_at_every_line():
+    with giving_way():
         threads = [threading.Thread(target=ask_all) for _ in range(64)]
         for thread in threads:
             thread.start()

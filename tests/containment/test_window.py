@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,30 +15,13 @@ from penstock.containment.window import BudgetWindowHook
 from penstock.errors import InvalidValue
 from penstock.stops import StopReason
 from penstock.testing import ManualClock
+from penstock.testing.contracts.threads import giving_way
 
 CALL = ToolCallContext(request_id="r-1", tool_name="complete")
 
 
-@contextmanager
-def switching_at_every_line() -> Iterator[None]:
-    """Threads started inside give way at each line of the code under test: races that are possible do happen."""
-
-    def give_way(frame: FrameType, event: str, arg: Any) -> Any:
-        if not frame.f_globals["__name__"].startswith("penstock."):
-            return None
-        time.sleep(0)
-        return give_way
-
-    before = threading.gettrace()
-    threading.settrace(give_way)
-    try:
-        yield
-    finally:
-        threading.settrace(before)
-
-
 def in_threads(count: int, work: Callable[[], None]) -> None:
-    with switching_at_every_line():
+    with giving_way():
         threads = [threading.Thread(target=work) for _ in range(count)]
         for thread in threads:
             thread.start()

@@ -25,12 +25,14 @@ def at_once(count: int, work: Callable[[int], T], *, within: str = "penstock") -
         start.wait()
         return work(thread)
 
-    with _giving_way(within), ThreadPoolExecutor(count) as pool:
+    with giving_way(within), ThreadPoolExecutor(count) as pool:
         return list(pool.map(run, range(count)))
 
 
 @contextmanager
-def _giving_way(within: str) -> Iterator[None]:
+def giving_way(within: str = "penstock") -> Iterator[None]:
+    """Threads that are started meanwhile give way at every line of `within`."""
+
     def give_way(frame: FrameType, event: str, arg: Any) -> Any:
         if not f"{frame.f_globals.get('__name__')}.".startswith(f"{within}."):
             return None
