@@ -24,8 +24,24 @@ PEERS = {
     "veronica-core": "veronica-core==3.10.0",
     "tenacity": "tenacity==9.2.1",
     "pybreaker": "pybreaker==1.4.1",
+    "langgraph": "langgraph==1.2.20",
+    "pydantic-graph": "pydantic-graph==2.66.0",
+    "burr": "burr==0.42.0",
+    "hamilton": "sf-hamilton==1.90.0",
+    "haystack": "haystack-ai==3.4.0",
+    "llama-index-workflows": "llama-index-workflows==2.26.1",
+    "agno": "agno==3.1.10",
+    "langchain": "langchain==1.4.10",
+    "pydantic-ai": "pydantic-ai-slim==2.66.0",
+    "openai-agents": "openai-agents==0.24.0",
 }
 """What is installed for each peer."""
+
+BESIDE = {
+    "pydantic-graph": ["logfire==5.2.0"],
+    "burr": ["opentelemetry-sdk==1.45.2", "pydantic==2.14.3"],
+}
+"""What a peer needs to be traced or to do things at once, where it does not bring it along."""
 
 
 class NotInstalled(Exception):
@@ -39,10 +55,11 @@ def python_of(peer: str | None) -> str:
         return sys.executable
     home = ENVIRONMENTS / peer
     python = home / "bin" / "python"
-    if not _has(python, PEERS[peer]):
+    specs = [PEERS[peer], *BESIDE.get(peer, [])]
+    if not _has(python, specs):
         print(f"installing {PEERS[peer]} into {home.name} …", file=sys.stderr, flush=True)
         venv.create(home, with_pip=True)
-        if not any(_succeeds(command) for command in _installers(python, PEERS[peer])):
+        if not any(_succeeds(command) for command in _installers(python, specs)):
             raise NotInstalled(peer)
     return str(python)
 
@@ -52,16 +69,18 @@ def load(module: str) -> Any:
     return importlib.import_module(module)
 
 
-def _has(python: Path, spec: str) -> bool:
-    name, _, version = spec.partition("==")
-    check = f"from importlib.metadata import version; raise SystemExit(version({name!r}) != {version!r})"
+def _has(python: Path, specs: Sequence[str]) -> bool:
+    wanted = dict(spec.split("==") for spec in specs)
+    check = (
+        f"from importlib.metadata import version; raise SystemExit({{n: version(n) for n in {[*wanted]}}} != {wanted})"
+    )
     return python.exists() and _succeeds([str(python), "-c", check])
 
 
-def _installers(python: Path, spec: str) -> list[list[str]]:
+def _installers(python: Path, specs: Sequence[str]) -> list[list[str]]:
     """uv if the project has it, else pip; pip also stands in where only pip knows the way to a package index."""
-    with_uv = [str(UV), "pip", "install", "--quiet", "--python", str(python), spec]
-    with_pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", spec]
+    with_uv = [str(UV), "pip", "install", "--quiet", "--python", str(python), *specs]
+    with_pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *specs]
     return [with_uv, with_pip] if UV.exists() else [with_pip]
 
 

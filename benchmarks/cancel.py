@@ -6,12 +6,13 @@ A deadline over work that does not listen, and a cancel of many calls at once be
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
 
 from benchmarks._report import Cell, Table, main
-from penstock import ExecutionConfig, ExecutionContext, contain
+from penstock import CancelledError, ExecutionConfig, ExecutionContext, FunctionNode, Graph, contain
 
 IN_FLIGHT = 1_000
 
@@ -45,6 +46,31 @@ def abort_of_many_calls() -> float:
     return asyncio.run(measure())
 
 
+def abort_of_a_graph() -> float:
+    """A graph with 1,000 steps under way: ms from the abort until `execute` has raised and every step has ended."""
+
+    async def measure() -> float:
+        graph = Graph("wide", max_parallel=IN_FLIGHT)
+        for number in range(IN_FLIGHT):
+            graph.add_step(FunctionNode("sleep", lambda ctx: asyncio.sleep(60)), f"s{number}")
+        run = ExecutionContext(ExecutionConfig(1.0, 10_000, 10))
+        executing = asyncio.create_task(_until_cancelled(graph, run))
+        await asyncio.sleep(0.1)
+        started = time.perf_counter()
+        run.abort("enough")
+        await executing
+        taken = time.perf_counter() - started
+        assert run.balance.steps_open == 0
+        return taken * 1_000
+
+    return asyncio.run(measure())
+
+
+async def _until_cancelled(graph: Graph, run: ExecutionContext) -> None:
+    with contextlib.suppress(CancelledError):
+        await graph.execute(run)
+
+
 def cancel_of_a_bare_task_group() -> float:
     """1,000 sleeping tasks of a TaskGroup: ms from the cancel until the group is left."""
 
@@ -70,18 +96,23 @@ def ask(quick: bool) -> list[Table]:
     contestants: list[tuple[str, Callable[[], float]]] = [
         ("sync function that sleeps 1 s, 100 ms timeout: caller free", deadline_over_a_sleeping_function),
         ("abort with 1,000 async calls under way: all callers answered", abort_of_many_calls),
+        ("abort of a graph with 1,000 steps under way: all ended", abort_of_a_graph),
         ("bare TaskGroup of 1,000 tasks, cancelled: left", cancel_of_a_bare_task_group),
     ]
     results: dict[str, list[float]] = {label: [] for label, _ in contestants}
     for _ in range(rounds):
         for label, measure in contestants:
             results[label].append(measure())
-    rows: list[tuple[Cell, ...]] = [(label, statistics.median(ms), max(ms)) for label, ms in results.items()]
+    bare = statistics.median(results[contestants[-1][0]])
+    rows: list[tuple[Cell, ...]] = []
+    for label, ms in results.items():
+        median = statistics.median(ms)
+        rows.append((label, median, max(ms), median / bare if "1,000" in label else None))
     return [
         Table(
             question="How soon is a caller free again?",
             measured=f"Wall ms in {rounds} rounds, one after the other.",
-            columns=("", "median ms", "worst ms"),
+            columns=("", "median ms", "worst ms", "× bare TaskGroup"),
             rows=rows,
             raw=dict(results),
         )

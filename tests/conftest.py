@@ -1,4 +1,7 @@
-"""How every test is run: async ones on a fresh loop, each under a census, requirement marks checked both ways."""
+"""How every test is run: async ones on a fresh loop, each under a census, requirement marks checked both ways.
+
+While an async test runs, a call of ours that would block its event loop raises `blockbuster.BlockingError`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
+from blockbuster import blockbuster_ctx
 
 from penstock.testing import census
 from tests import requirements
@@ -43,7 +47,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def _on_a_fresh_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
+        with blockbuster_ctx(["penstock"]) as detector:
+            # A sync call made on a loop waits for its worker, as sync calls do; and the census looks at /proc.
+            detector.functions["threading.Lock.acquire"].can_block_in("penstock/runtime/worker.py", {"wait"})
+            for function in detector.functions.values():
+                function.can_block_in("penstock/testing/census.py", {"_count", "__exit__"})
+            asyncio.run(test(*args, **kwargs))
 
     return run
 

@@ -30,11 +30,7 @@ GROUPS: Mapping[str, str] = {
     "X": "beyond",
 }
 
-SCHEDULER = "needs the graph scheduler"
-FLOW = "needs the code-first graph"
-POLICIES = "needs error policies in the scheduler"
 AGENTS = "needs agents"
-KERNEL = "needs the graph kernel"
 CHAT = "needs conversations"
 SERVICE = "needs the service"
 STORAGE = "needs storage"
@@ -71,10 +67,10 @@ REQUIREMENTS: dict[str, Requirement] = {
     "C-15": Requirement("ChainMetadata reaches hooks, events, traces and exports."),
     "C-16": Requirement("Everything works with no pipeline and no configuration beyond limits."),
     # policies
-    "P-E1": Requirement("ErrorPolicy fails, retries, skips or falls back; contradictory fields are refused.", POLICIES),
-    "P-E2": Requirement("Retry sleeps can be interrupted; attempts are traced and drawn from one budget.", POLICIES),
-    "P-E3": Requirement("Fallback nodes run under the same budget, timeout, trace and cancellation.", POLICIES),
-    "P-E4": Requirement("No policy retries, skips or replaces a cancellation or an exceeded budget.", POLICIES),
+    "P-E1": Requirement("ErrorPolicy fails, retries, skips or falls back; contradictory fields are refused."),
+    "P-E2": Requirement("Retry sleeps can be interrupted; attempts are traced and drawn from one budget."),
+    "P-E3": Requirement("Fallback nodes run under the same budget, timeout, trace and cancellation."),
+    "P-E4": Requirement("No policy retries, skips or replaces a cancellation or an exceeded budget."),
     # budgets
     "P-B1": Requirement("Budget limits tokens, time, steps, api calls and cost; None is no limit, 0 is nothing."),
     "P-B2": Requirement("The runtime counts usage from what calls report, so that each limit can really trip."),
@@ -85,16 +81,16 @@ REQUIREMENTS: dict[str, Requirement] = {
     "P-C1": Requirement("CancellationToken is safe across threads and loops and wakes its waiters at once."),
     "P-C2": Requirement("Cancellation is checked around every step and during every wait."),
     # observation
-    "P-O1": Requirement("ExecutionTrace explains itself: parents, attempts, fallbacks, status, totals.", SCHEDULER),
-    "P-O2": Requirement("Tracing is opt-in and costs under 5 % on 100 steps.", SCHEDULER),
-    "P-O3": Requirement("An opt-in JSONL audit log per node can be joined by node id and time.", SCHEDULER),
+    "P-O1": Requirement("ExecutionTrace explains itself: parents, attempts, fallbacks, status, totals."),
+    "P-O2": Requirement("Tracing is opt-in and costs under 5 % on 100 steps."),
+    "P-O3": Requirement("An opt-in JSONL audit log per node can be joined by node id and time."),
     # parallel work
-    "P-P1": Requirement("max_parallel holds over the whole nest; a step starts when its inputs are ready.", SCHEDULER),
-    "P-P2": Requirement("Persistent nodes exclude each other, queue without deadlock, and time out.", SCHEDULER),
-    "P-P3": Requirement("When a step fails its siblings follow the settle policy; nothing is orphaned.", SCHEDULER),
+    "P-P1": Requirement("max_parallel holds over the whole nest; a step starts when its inputs are ready."),
+    "P-P2": Requirement("Persistent nodes exclude each other, queue without deadlock, and time out."),
+    "P-P3": Requirement("When a step fails its siblings follow the settle policy; nothing is orphaned."),
     # code-first graphs
-    "P-G1": Requirement("Graph, Step, FunctionNode and Session work as written; a Graph is a Node.", FLOW),
-    "P-G2": Requirement("Every scenario of the original's table holds.", FLOW),
+    "P-G1": Requirement("Graph, Step, FunctionNode and Session work as written; a Graph is a Node."),
+    "P-G2": Requirement("Every scenario of the original's table holds."),
     # one context through everything
     "T-1": Requirement("One ExecutionContext flows through model, tools, formats, hooks, loop and graph nodes."),
     "T-2": Requirement("Well-known and custom events are JSON, with time, iteration and depth filled in."),
@@ -106,17 +102,17 @@ REQUIREMENTS: dict[str, Requirement] = {
     "T-8": Requirement("Models and tool chains trace themselves; failed calls are traced with their cost.", AGENTS),
     "T-9": Requirement("Text output formats validate, with errors a model can act on and bounded retries.", AGENTS),
     "T-10": Requirement("Deltas stream with their source path; a stream without its end marker is truncated.", AGENTS),
-    "T-11": Requirement("The trace tree prints, and exports to JSON, Mermaid and OpenTelemetry.", AGENTS),
+    "T-11": Requirement("The trace tree prints, and exports to JSON, Mermaid and OpenTelemetry."),
     # the graph kernel
     "K-1": Requirement("The kernel knows nodes, edges and routing, and no domain word."),
-    "K-2": Requirement("Every edge states its channel, flow or link; nothing is inferred.", KERNEL),
-    "K-3": Requirement("The runtime API resolves nodes, edges and links, materializes and caches.", KERNEL),
-    "K-4": Requirement("Executors return or stream, are registered by type, and may come from third parties.", KERNEL),
-    "K-5": Requirement("A link materializes once per run; a real cycle names its path.", KERNEL),
-    "K-6": Requirement("Only what the entry nodes reach runs; a cycle inside names its path.", KERNEL),
-    "K-7": Requirement("Branches without live input are skipped; many edges into a handle have a meaning.", KERNEL),
-    "K-8": Requirement("Values are typed and conversions declared; a failed one is a node error.", KERNEL),
-    "K-9": Requirement("Every executed node has one started and one terminal event in every interleaving.", SCHEDULER),
+    "K-2": Requirement("Every edge states its channel, flow or link; nothing is inferred."),
+    "K-3": Requirement("The runtime API resolves nodes, edges and links, materializes and caches."),
+    "K-4": Requirement("Executors return or stream, are registered by type, and may come from third parties."),
+    "K-5": Requirement("A link materializes once per run; a real cycle names its path."),
+    "K-6": Requirement("Only what the entry nodes reach runs; a cycle inside names its path."),
+    "K-7": Requirement("Branches without live input are skipped; many edges into a handle have a meaning."),
+    "K-8": Requirement("Values are typed and conversions declared; a failed one is a node error."),
+    "K-9": Requirement("Every executed node has one started and one terminal event in every interleaving."),
     # chat
     "K-10": Requirement("All five chat entry points run one path.", CHAT),
     "K-11": Requirement("Who is the entry agent follows from topology, through intermediate nodes.", CHAT),

@@ -15,12 +15,14 @@ from penstock.containment.limits import Budget, ResourceUsage
 from penstock.errors import (
     BudgetExceededError,
     CancelledError,
+    DeadlockError,
     Halted,
     InvalidValue,
     LedgerError,
     LedgerUnavailable,
     PenstockError,
     RunEnded,
+    StepTimeout,
 )
 from penstock.stops import LIMIT_REASONS, Stop, StopReason
 
@@ -34,6 +36,8 @@ ONE_OF_EACH: list[PenstockError] = [
     RunEnded("run-1", "a call was started"),
     LedgerError("a hold that is settled cannot become settled"),
     LedgerUnavailable("the disk is full"),
+    DeadlockError("terminal", 30.0, "'edit' still has it"),
+    StepTimeout("fetch", 50),
     Halted(STOP, partial={"draft": 1}),
     BudgetExceededError(USAGE, BUDGET, STOP.message, stop=STOP, partial={"draft": 1}),
 ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stage.live import clock, sum_of
-from stage.screen import COLOURS, Line, show
+from stage.live import SCREEN
 
 from penstock import ExecutionContext, LimitTrace, Stop
+from penstock.cli.showing.picture import COLOURS, clock, sum_of
+from penstock.cli.showing.screen import Line
 from penstock.testing import Invoice
 
 COLOUR_OF = {"✓": "green", "■": "yellow", "✗": "red"}
@@ -17,11 +18,11 @@ def report(
     run: ExecutionContext, invoice: Invoice, stop: Stop | None, findings: Mapping[str, str], *, asked_for: int
 ) -> bool:
     """Print it all; whether the ceiling held."""
-    show(heading("What ran: run.explain()"), *explained(run), [])
-    show(heading("Why it stopped"), *stopped(run, stop), [])
-    show(heading(f"What is there: {len(findings)} of {asked_for} findings"), *found(findings), [])
+    SCREEN.show(heading("What ran: run.explain()"), *explained(run), [])
+    SCREEN.show(heading("Why it stopped"), *stopped(run, stop), [])
+    SCREEN.show(heading(f"What is there: {len(findings)} of {asked_for} findings"), *found(findings), [])
     checks = agreement(run, invoice)
-    show(heading("What it cost"), *compared(run, invoice), [], *map(checked, checks.items()))
+    SCREEN.show(heading("What it cost"), *compared(run, invoice), [], *map(checked, checks.items()))
     return all(checks.values())
 
 

@@ -35,14 +35,43 @@ if TYPE_CHECKING:
     from penstock.containment.window import BudgetWindowHook as BudgetWindowHook
     from penstock.errors import BudgetExceededError as BudgetExceededError
     from penstock.errors import CancelledError as CancelledError
+    from penstock.errors import DeadlockError as DeadlockError
     from penstock.errors import Halted as Halted
     from penstock.errors import InvalidValue as InvalidValue
     from penstock.errors import LedgerError as LedgerError
     from penstock.errors import LedgerUnavailable as LedgerUnavailable
     from penstock.errors import PenstockError as PenstockError
     from penstock.errors import RunEnded as RunEnded
+    from penstock.errors import StepTimeout as StepTimeout
+    from penstock.flow.execution import Results as Results
+    from penstock.flow.graph import Graph as Graph
+    from penstock.flow.history import History as History
+    from penstock.flow.history import read_history as read_history
+    from penstock.flow.isolation import IsolatedError as IsolatedError
+    from penstock.flow.node import FunctionNode as FunctionNode
+    from penstock.flow.node import Node as Node
+    from penstock.flow.session import Session as Session
+    from penstock.flow.step import Step as Step
+    from penstock.flow.step import StepEvent as StepEvent
+    from penstock.flow.trace import ExecutionTrace as ExecutionTrace
+    from penstock.flow.trace import StepTrace as StepTrace
     from penstock.front_door import contain as contain
+    from penstock.kernel.document import parse_graph as parse_graph
+    from penstock.kernel.executor import ExecutionResult as ExecutionResult
+    from penstock.kernel.executor import ExecutorRegistry as ExecutorRegistry
+    from penstock.kernel.executor import Handle as Handle
+    from penstock.kernel.executor import NodeExecutor as NodeExecutor
+    from penstock.kernel.graph import EdgeSpec as EdgeSpec
+    from penstock.kernel.graph import GraphInvalid as GraphInvalid
+    from penstock.kernel.graph import GraphSpec as GraphSpec
+    from penstock.kernel.graph import NodeSpec as NodeSpec
+    from penstock.kernel.graph import Problem as Problem
+    from penstock.kernel.settle import Quorum as Quorum
+    from penstock.kernel.settle import quorum as quorum
+    from penstock.kernel.validate import validate as validate
+    from penstock.kernel.values import DataValue as DataValue
     from penstock.money import format_usd as format_usd
+    from penstock.policies import ErrorPolicy as ErrorPolicy
     from penstock.runtime.billing.prices import Price as Price
     from penstock.runtime.billing.prices import PriceBook as PriceBook
     from penstock.runtime.billing.usage import Reported as Reported
@@ -53,11 +82,24 @@ if TYPE_CHECKING:
     from penstock.runtime.context import ExecutionContext as ExecutionContext
     from penstock.runtime.context import current_call as current_call
     from penstock.runtime.context import current_context as current_context
+    from penstock.runtime.flow_context import FlowContext as FlowContext
+    from penstock.runtime.graph_runtime import GraphRuntime as GraphRuntime
+    from penstock.runtime.graph_runtime import QuorumMissed as QuorumMissed
+    from penstock.runtime.graph_runtime import run_flow as run_flow
+    from penstock.runtime.node_events import NodeEvent as NodeEvent
+    from penstock.runtime.node_work import ExecutorMisbehaved as ExecutorMisbehaved
     from penstock.runtime.observers import Subscription as Subscription
     from penstock.runtime.options import WrapOptions as WrapOptions
+    from penstock.runtime.registry import CancelResult as CancelResult
+    from penstock.runtime.registry import EarlyCancelsFull as EarlyCancelsFull
+    from penstock.runtime.registry import RunRegistry as RunRegistry
     from penstock.runtime.run import RunSettings as RunSettings
+    from penstock.runtime.scheduler import NestedTooDeep as NestedTooDeep
     from penstock.runtime.snapshot import ContextSnapshot as ContextSnapshot
     from penstock.runtime.snapshot import NodeRecord as NodeRecord
+    from penstock.runtime.stream import EventStream as EventStream
+    from penstock.runtime.stream import MissedEvents as MissedEvents
+    from penstock.runtime.stream import stream_events as stream_events
     from penstock.stops import Stop as Stop
     from penstock.stops import StopReason as StopReason
     from penstock.stops import TerminationReason as TerminationReason
@@ -85,7 +127,11 @@ if TYPE_CHECKING:
 
 _MODULES: dict[str, tuple[str, ...]] = {
     "penstock.clock": ("Clock",),
-    "penstock.containment.accounts": ("Account", "Balance", "Hold"),
+    "penstock.containment.accounts": (
+        "Account",
+        "Balance",
+        "Hold",
+    ),
     "penstock.containment.breaker": (
         "CircuitBreaker",
         "CircuitSnapshot",
@@ -93,34 +139,131 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "PolicyContext",
         "PolicyDecision",
     ),
-    "penstock.containment.ledger": ("Amounts", "Ledger", "LedgerStore", "MemoryLedgerStore"),
-    "penstock.containment.limits": ("Budget", "ExecutionConfig", "Limits", "ResourceUsage"),
-    "penstock.containment.safety": ("ChainMetadata", "Decision", "SafetyEvent", "ToolCallContext"),
-    "penstock.containment.shield": ("ShieldPipeline", "Verdict"),
+    "penstock.containment.ledger": (
+        "Amounts",
+        "Ledger",
+        "LedgerStore",
+        "MemoryLedgerStore",
+    ),
+    "penstock.containment.limits": (
+        "Budget",
+        "ExecutionConfig",
+        "Limits",
+        "ResourceUsage",
+    ),
+    "penstock.containment.safety": (
+        "ChainMetadata",
+        "Decision",
+        "SafetyEvent",
+        "ToolCallContext",
+    ),
+    "penstock.containment.shield": (
+        "ShieldPipeline",
+        "Verdict",
+    ),
     "penstock.containment.window": ("BudgetWindowHook",),
     "penstock.errors": (
         "BudgetExceededError",
         "CancelledError",
+        "DeadlockError",
         "Halted",
         "InvalidValue",
         "LedgerError",
         "LedgerUnavailable",
         "PenstockError",
         "RunEnded",
+        "StepTimeout",
+    ),
+    "penstock.flow.execution": ("Results",),
+    "penstock.flow.graph": ("Graph",),
+    "penstock.flow.history": (
+        "History",
+        "read_history",
+    ),
+    "penstock.flow.isolation": ("IsolatedError",),
+    "penstock.flow.node": (
+        "FunctionNode",
+        "Node",
+    ),
+    "penstock.flow.session": ("Session",),
+    "penstock.flow.step": (
+        "Step",
+        "StepEvent",
+    ),
+    "penstock.flow.trace": (
+        "ExecutionTrace",
+        "StepTrace",
     ),
     "penstock.front_door": ("contain",),
+    "penstock.kernel.document": ("parse_graph",),
+    "penstock.kernel.executor": (
+        "ExecutionResult",
+        "ExecutorRegistry",
+        "Handle",
+        "NodeExecutor",
+    ),
+    "penstock.kernel.graph": (
+        "EdgeSpec",
+        "GraphInvalid",
+        "GraphSpec",
+        "NodeSpec",
+        "Problem",
+    ),
+    "penstock.kernel.settle": (
+        "Quorum",
+        "quorum",
+    ),
+    "penstock.kernel.validate": ("validate",),
+    "penstock.kernel.values": ("DataValue",),
     "penstock.money": ("format_usd",),
-    "penstock.runtime.billing.prices": ("Price", "PriceBook"),
-    "penstock.runtime.billing.usage": ("Reported", "Usage"),
+    "penstock.policies": ("ErrorPolicy",),
+    "penstock.runtime.billing.prices": (
+        "Price",
+        "PriceBook",
+    ),
+    "penstock.runtime.billing.usage": (
+        "Reported",
+        "Usage",
+    ),
     "penstock.runtime.call": ("Call",),
     "penstock.runtime.calls": ("Outcome",),
     "penstock.runtime.cancellation": ("CancellationToken",),
-    "penstock.runtime.context": ("ExecutionContext", "current_call", "current_context"),
+    "penstock.runtime.context": (
+        "ExecutionContext",
+        "current_call",
+        "current_context",
+    ),
+    "penstock.runtime.flow_context": ("FlowContext",),
+    "penstock.runtime.graph_runtime": (
+        "GraphRuntime",
+        "QuorumMissed",
+        "run_flow",
+    ),
+    "penstock.runtime.node_events": ("NodeEvent",),
+    "penstock.runtime.node_work": ("ExecutorMisbehaved",),
     "penstock.runtime.observers": ("Subscription",),
     "penstock.runtime.options": ("WrapOptions",),
+    "penstock.runtime.registry": (
+        "CancelResult",
+        "EarlyCancelsFull",
+        "RunRegistry",
+    ),
     "penstock.runtime.run": ("RunSettings",),
-    "penstock.runtime.snapshot": ("ContextSnapshot", "NodeRecord"),
-    "penstock.stops": ("Stop", "StopReason", "TerminationReason"),
+    "penstock.runtime.scheduler": ("NestedTooDeep",),
+    "penstock.runtime.snapshot": (
+        "ContextSnapshot",
+        "NodeRecord",
+    ),
+    "penstock.runtime.stream": (
+        "EventStream",
+        "MissedEvents",
+        "stream_events",
+    ),
+    "penstock.stops": (
+        "Stop",
+        "StopReason",
+        "TerminationReason",
+    ),
     "penstock.tracing.divergence": ("DivergenceDetector",),
     "penstock.tracing.events": (
         "CallEnded",
@@ -161,6 +304,7 @@ __all__ = [
     "CallEnded",
     "CallSettled",
     "CallStarted",
+    "CancelResult",
     "CancellationToken",
     "CancelledError",
     "ChainMetadata",
@@ -173,17 +317,36 @@ __all__ = [
     "CompactionTrace",
     "ContextSnapshot",
     "CustomTrace",
+    "DataValue",
+    "DeadlockError",
     "Decision",
     "DivergenceDetector",
     "DivergenceTrace",
+    "EarlyCancelsFull",
+    "EdgeSpec",
+    "ErrorPolicy",
     "ErrorTrace",
+    "EventStream",
     "ExecutionConfig",
     "ExecutionContext",
     "ExecutionGraph",
+    "ExecutionResult",
     "ExecutionStats",
+    "ExecutionTrace",
+    "ExecutorMisbehaved",
+    "ExecutorRegistry",
+    "FlowContext",
+    "FunctionNode",
+    "Graph",
+    "GraphInvalid",
+    "GraphRuntime",
+    "GraphSpec",
     "Halted",
+    "Handle",
+    "History",
     "Hold",
     "InvalidValue",
+    "IsolatedError",
     "IterationEndTrace",
     "IterationStartTrace",
     "Ledger",
@@ -193,23 +356,39 @@ __all__ = [
     "LimitTrace",
     "Limits",
     "MemoryLedgerStore",
+    "MissedEvents",
     "ModelCallTrace",
+    "NestedTooDeep",
+    "Node",
+    "NodeEvent",
+    "NodeExecutor",
     "NodeRecord",
+    "NodeSpec",
     "Outcome",
     "PenstockError",
     "PolicyContext",
     "PolicyDecision",
     "Price",
     "PriceBook",
+    "Problem",
+    "Quorum",
+    "QuorumMissed",
     "Reported",
     "ResourceUsage",
+    "Results",
     "RunCompleted",
     "RunEnded",
+    "RunRegistry",
     "RunSettings",
     "RunStarted",
     "SafetyEvent",
     "SafetyTrace",
+    "Session",
     "ShieldPipeline",
+    "Step",
+    "StepEvent",
+    "StepTimeout",
+    "StepTrace",
     "Stop",
     "StopReason",
     "Subscription",
@@ -224,6 +403,12 @@ __all__ = [
     "current_call",
     "current_context",
     "format_usd",
+    "parse_graph",
+    "quorum",
+    "read_history",
+    "run_flow",
+    "stream_events",
+    "validate",
 ]
 
 

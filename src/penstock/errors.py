@@ -4,8 +4,10 @@
     └── PenstockError
         ├── InvalidValue (ValueError)          a value somebody gave is not one we can work with
         ├── RunEnded (RuntimeError)            a call or a mark after the end of its run
+        ├── DeadlockError                      a turn at a persistent node did not come, or never could
         ├── LedgerError                        a hold used twice, or one that was never taken
         │   └── LedgerUnavailable              the ledger cannot record, so no call may leave
+        ├── StepTimeout (TimeoutError)         an attempt of a step took longer than its policy allows
         └── Halted                             a call was refused or stopped; carries the stop
             └── BudgetExceededError            … by a limit; carries usage, budget and partial results
     BaseException
@@ -55,12 +57,37 @@ class RunEnded(PenstockError, RuntimeError):
         super().__init__(f"{where} has ended: {asked}; start a new {what} for further work")
 
 
+class DeadlockError(PenstockError):
+    """A turn at a persistent node did not come in time, or never could: then `waited_s` is None."""
+
+    def __init__(self, node: str, waited_s: float | None, why: str) -> None:
+        self.node = node
+        self.waited_s = waited_s
+        self.why = why
+        if waited_s is None:
+            what = f"the wait for {node!r} could never end"
+            to_do = "take such nodes in the same order everywhere, or give one back before asking for the next"
+        else:
+            what = f"no turn at {node!r} within {waited_s:g} s"
+            to_do = "allow a longer wait, or let each step have it for less time"
+        super().__init__(f"{what}: {why}; {to_do}")
+
+
 class LedgerError(PenstockError):
     """The ledger was used in a way that would make its figures wrong."""
 
 
 class LedgerUnavailable(LedgerError):
     """The ledger cannot record; nothing that costs may start until it can."""
+
+
+class StepTimeout(PenstockError, TimeoutError):
+    """An attempt of a step took longer than its policy allows; like any failure, it may be tried again."""
+
+    def __init__(self, step: str, timeout_ms: int) -> None:
+        self.step = step
+        self.timeout_ms = timeout_ms
+        super().__init__(f"step {step!r} took longer than the {timeout_ms} ms its policy allows")
 
 
 class Halted(PenstockError):
@@ -110,8 +137,12 @@ class BudgetExceededError(Halted):
 class CancelledError(BaseException):
     """The work was cancelled. Not an Exception: code and policies that catch Exception cannot swallow it."""
 
-    def __init__(self, message: str = "cancelled", *, stop: Stop | None = None) -> None:
+    def __init__(self, message: str | None = None, *, stop: Stop | None = None) -> None:
+        if message is None:
+            message = "cancelled" if stop is None else stop.message
         self.stop = stop or Stop(StopReason.ABORTED, message)
+        self.partial: Mapping[str, Any] = {}
+        """Results that were complete when the cancel came, by step."""
         super().__init__(message)
 
     @property
@@ -122,6 +153,7 @@ class CancelledError(BaseException):
 
 def _copied(kind: type[PenstockError], args: tuple[Any, ...], facts: dict[str, Any]) -> PenstockError:
     error = kind.__new__(kind, *args)
+    error.args = args  # an OSError, such as a TimeoutError, sets them elsewhere
     error.__dict__.update(facts)
     return error
 

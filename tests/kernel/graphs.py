@@ -49,6 +49,8 @@ class Stub:
 
     def execute(self, data: Any, inputs: Any, context: Any) -> Any: ...
 
+    def materialize(self, data: Any, output_handle: str, context: Any) -> Any: ...
+
 
 HANDLES = ("output", "yes", "no")
 

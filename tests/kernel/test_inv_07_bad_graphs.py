@@ -5,6 +5,7 @@ Valid documents are broken at random places, several times over, then read, vali
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import os
 import random
@@ -15,13 +16,20 @@ from typing import Any
 import pytest
 
 from penstock.kernel.document import graph_to_json, parse_graph
-from penstock.kernel.executor import ExecutorRegistry, Handle
+from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
 from penstock.kernel.frontier import Frontier
 from penstock.kernel.graph import EdgeSpec, GraphInvalid, GraphSpec, NodeSpec, Problem
 from penstock.kernel.plan import Plan
 from penstock.kernel.render import to_mermaid, to_text
+from penstock.kernel.routing import RoutingFailed
 from penstock.kernel.validate import compile_graph, validate
+from penstock.kernel.values import ConversionFailed, DataValue
+from penstock.runtime.flow_context import FlowContext
+from penstock.runtime.graph_runtime import run_flow
+from penstock.runtime.node_events import NodeEvent
 from tests.kernel.graphs import Stub
+
+parse_graph({"nodes": [], "edges": []})  # whatever is loaded once is loaded now, and not on an event loop
 
 MUTANTS = 100_000 if os.environ.get("PENSTOCK_SOAK") else 20_000
 HANDLES = ("output", "yes", "no")
@@ -154,13 +162,8 @@ def outcome(document: Any, chance: random.Random) -> str:
 def test_every_mutant_is_a_typed_problem_or_runs_to_its_end() -> None:
     outcomes = {"unreadable": 0, "invalid": 0, "ran": 0}
     for seed in range(MUTANTS):
-        chance = random.Random(seed)
-        document: Any = graph_to_json(valid(chance))
-        for _ in range(chance.choice([1, 1, 2, 4])):
-            if isinstance(document, dict):
-                document = broken(document, chance)
         try:
-            outcomes[outcome(document, chance)] += 1
+            outcomes[outcome(*mutant(seed))] += 1
         except Exception as error:
             error.add_note(f"seed {seed}")
             raise
@@ -191,6 +194,93 @@ def test_every_mutant_written_in_python_is_a_typed_problem_or_runs_to_its_end() 
         except Exception as error:
             error.add_note(f"seed {seed}")
             raise
+
+
+def mutant(seed: int) -> tuple[Any, random.Random]:
+    """A document that was valid and is broken in one to four places."""
+    chance = random.Random(seed)
+    document: Any = graph_to_json(valid(chance))
+    for _ in range(chance.choice([1, 1, 2, 4])):
+        if isinstance(document, dict):
+            document = broken(document, chance)
+    return document, chance
+
+
+class Answers:
+    """Answers at random, in every way an executor may; its values fit some handles and not others."""
+
+    def __init__(self, chance: random.Random, inputs: list[Handle] | None = None, outputs: bool = False) -> None:
+        self.inputs = inputs
+        self.outputs = [Handle(name, "text") for name in HANDLES] if outputs else None
+        self._chance = chance
+
+    def execute(self, data: Any, inputs: Any, context: FlowContext) -> Any:
+        given = {name: DataValue("text", "5") for name in HANDLES if self._chance.random() < 0.8}
+        result = ExecutionResult(given)
+        match self._chance.randrange(6):
+            case 0:
+                return None
+            case 1:
+                return DataValue("text", "x")
+            case 2:
+                return self._later(result)
+            case 3:
+                return iter([result])
+        return result
+
+    async def _later(self, result: ExecutionResult) -> ExecutionResult:
+        await asyncio.sleep(0)
+        return result
+
+    def materialize(self, data: Any, output_handle: str, context: FlowContext) -> None: ...
+
+
+def answering(chance: random.Random) -> ExecutorRegistry:
+    takes = [Handle("input", "number", many="list"), Handle("parts", channel="link", many="list")]
+    return ExecutorRegistry(
+        {"open": Answers(chance), "many": Answers(chance, takes), "text": Answers(chance, outputs=True)}
+    )
+
+
+async def run_outcome(document: Any, chance: random.Random) -> str:
+    """What became of a document that was run: `invalid` exactly if `validate` finds something, `ran` or `failed`."""
+    executors = answering(chance)
+    entries = chance.choice([None, None, ["n0"], ["n0", "n3"]])
+    try:
+        problems = validate(parse_graph(document), executors, entries=entries)
+    except GraphInvalid as error:
+        problems = list(error.problems)
+    context = FlowContext(services={"execution": {"entry_node_ids": entries}})
+    started, ended = set[str](), set[str]()
+    try:
+        async for told in run_flow(document, context, executors):
+            if isinstance(told, NodeEvent) and told.event_type in ("started", "completed", "error", "cancelled"):
+                assert told.node_id not in (started if told.event_type == "started" else ended)
+                (started if told.event_type == "started" else ended).add(told.node_id)
+    except GraphInvalid as invalid:
+        found = list(invalid.problems)
+        assert found == problems != []
+        assert not started
+        return "invalid"
+    except (ConversionFailed, RoutingFailed):
+        assert ended == started
+        return "failed"
+    assert problems == []
+    assert ended == started
+    return "ran"
+
+
+@pytest.mark.reliability
+@pytest.mark.filterwarnings("ignore:step .* kept the event loop:RuntimeWarning")  # a busy machine may stall anywhere
+async def test_every_mutant_is_refused_before_anything_runs_or_runs_to_its_end() -> None:
+    outcomes = {"invalid": 0, "ran": 0, "failed": 0}
+    for seed in range(MUTANTS):
+        try:
+            outcomes[await run_outcome(*mutant(seed))] += 1
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+    assert min(outcomes.values()) > MUTANTS / 50, outcomes
 
 
 WATCHED = ("open", "socket.", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "exec", "compile")

@@ -237,8 +237,11 @@ def test_validate_finds_nothing_exactly_when_the_graph_compiles_and_every_reache
         ),
     )
     problems = validate(drawn_graph, entries=entries)
+    in_flow = {end for source, _, target in flow_edges(drawn_graph) for end in (source, target)}
+    linked = {edge.source for edge in drawn_graph.edges if edge.channel == "link" and edge.source != edge.target}
+    running = [one for one in ids if entries is not None or one in in_flow or one not in linked]
     try:
-        plan = compile_plan(ids, flow_edges(drawn_graph), entries)
+        plan = compile_plan(running, flow_edges(drawn_graph), entries)
     except CycleFound:
         assert [problem.code for problem in problems] == ["cycle"]
         with pytest.raises(GraphInvalid):
@@ -251,3 +254,40 @@ def test_validate_finds_nothing_exactly_when_the_graph_compiles_and_every_reache
     for node in ran:
         ran += frontier.finish(node)
     assert sorted(ran) == list(range(plan.size))
+
+
+class Part:
+    """Something that can be linked to and does not run."""
+
+    def materialize(self, data: Any, output_handle: str, context: Any) -> Any: ...
+
+
+class Runs:
+    """Something that runs and cannot be linked to."""
+
+    def execute(self, data: Any, inputs: Any, context: Any) -> Any: ...
+
+
+PARTS = ExecutorRegistry({"part": Part(), "runs": Runs(), "both": Stub()})
+
+
+def test_what_only_links_lead_out_of_does_not_run_by_itself() -> None:
+    whole = typed(link("a", "c"), link("b", "c"), link("e", "e"), a="part", b="both", c="runs", d="part", e="both")
+    assert compile_graph(whole, PARTS).ids == ["c", "e"]
+    assert compile_graph(whole, PARTS, entries=["b"]).ids == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("edges", "entries", "code", "path"),
+    [
+        ([flow("a", "c")], None, "not_runnable", "$.edges[0].source"),
+        ([flow("c", "a")], None, "not_runnable", "$.edges[0].target"),
+        ([link("c", "b")], None, "not_linkable", "$.edges[0].source"),
+        ([], ["a"], "unknown_entry", "$.nodes"),
+    ],
+)
+def test_an_edge_that_asks_of_a_node_what_it_cannot_do_is_a_problem(
+    edges: list[EdgeSpec], entries: list[str] | None, code: str, path: str
+) -> None:
+    problems = validate(typed(*edges, a="part", b="both", c="runs"), PARTS, entries=entries)
+    assert [(problem.code, problem.path) for problem in problems] == [(code, path)]

@@ -28,6 +28,7 @@ from penstock import (
     Halted,
     InvalidValue,
     Ledger,
+    LimitTrace,
     Price,
     PriceBook,
     Reported,
@@ -39,8 +40,11 @@ from penstock import (
     WrapOptions,
     contain,
 )
-from penstock.runtime.call import running_call
+from penstock.runtime.admission import enter
+from penstock.runtime.call import Call, running_call
 from penstock.runtime.calls import Outcome
+from penstock.runtime.run import MAX_TOLD_ABORTS
+from penstock.runtime.settlement import succeed
 from penstock.testing import (
     Answer,
     FailAfterBilling,
@@ -423,6 +427,131 @@ def test_calls_under_way_inside_an_abandoned_call_end_with_it_children_first() -
 
 
 # Abort.
+
+
+def told(run: ExecutionContext) -> tuple[list[str], list[str]]:
+    """The reasons that were given to whoever is responsible: as safety events, and in the log."""
+    events = [event.reason for event in run.get_snapshot().events]
+    return events, [event.message for event in run.history() if isinstance(event, LimitTrace)]
+
+
+@pytest.mark.requirement("C-4")
+async def test_an_abort_is_told_once_and_every_call_it_stops_says_so_in_its_own_record() -> None:
+    run = contain()
+    under_way = [asyncio.create_task(run.awrap_tool_call(lambda: asyncio.sleep(PATIENCE_S))) for _ in range(3)]
+    await turns()
+    run.abort("enough")
+    assert await asyncio.gather(*under_way) == [Decision.HALT] * 3
+    assert run.wrap_tool_call(print) is Decision.HALT
+    assert await run.awrap_llm_call(print) is Decision.HALT
+    assert told(run) == (["enough"], ["enough"])
+    stops = {node["stop_reason"] for node in run.graph.snapshot()["nodes"].values() if node["parent_id"]}
+    assert stops == {"aborted: enough"}
+    assert [status for _, status in statuses(run)] == ["aborted"] * 5
+    whole(run)
+
+
+@pytest.mark.parametrize("given", [False, True])
+async def test_a_cancel_that_no_abort_has_told_of_is_told_with_the_first_call_it_stops(given: bool) -> None:
+    token = CancellationToken()
+    run = contain(cancellation=token) if given else contain()
+    under_way = [asyncio.create_task(run.awrap_tool_call(lambda: asyncio.sleep(PATIENCE_S))) for _ in range(3)]
+    await turns()
+    (token if given else run.cancellation).cancel("stop here")
+    assert told(run) == ([], [])
+    assert await asyncio.gather(*under_way) == [Decision.HALT] * 3
+    assert run.wrap_tool_call(print) is Decision.HALT
+    assert told(run) == (["stop here"], ["stop here"])
+    assert run.get_snapshot().events[0].metadata["node_id"] == run.get_snapshot().nodes[0].node_id
+    run.abort("and again")
+    assert told(run) == (["stop here"], ["stop here"])
+    whole(run)
+
+
+@pytest.mark.parametrize("how", ["on the cancel", "on its cause"])
+def test_a_bill_that_comes_with_a_cancel_is_settled(how: str) -> None:
+    run = contain()
+
+    def stops() -> None:
+        run.abort("enough")
+        try:
+            run.check_cancelled()
+        except CancelledError as cancelled:
+            billed = Boom() if how == "on its cause" else cancelled
+            billed.cost_usd = 0.05  # type: ignore[union-attr]
+            raise cancelled from (billed if billed is not cancelled else None)
+
+    assert run.call_llm(stops, QUARTER).decision is Decision.HALT
+    assert money(run) == (0.05, 0, 0)
+    whole(run)
+
+
+def test_two_aborts_with_the_same_words_are_told_one_by_one() -> None:
+    run = contain()
+    for name in ("one", "other"):
+        with run.spawn_child(name) as child:
+            child.abort("enough")
+            assert child.wrap_tool_call(print) is Decision.HALT
+    assert told(run) == (["enough", "enough"], ["enough", "enough"])
+    whole(run)
+
+
+def test_a_run_forgets_the_oldest_aborts_and_never_remembers_more_than_its_bound() -> None:
+    run = contain()
+    for _ in range(MAX_TOLD_ABORTS + 10):
+        child = run.spawn_child("child")
+        child.abort("enough")
+        child.end()
+    assert len(run._run.told_aborts) == MAX_TOLD_ABORTS
+    run.abort("enough of all")
+    assert run.wrap_tool_call(print) is Decision.HALT
+    assert [reason for reason in told(run)[0] if reason != "enough"] == ["enough of all"]
+    whole(run)
+
+
+def test_calls_that_run_into_a_deadline_are_told_of_one_by_one() -> None:
+    async def main(loop: SimLoop) -> None:
+        run = contain(timeout_s=1.0, clock=loop.clock)
+        under_way = [run.awrap_tool_call(lambda: asyncio.sleep(60)) for _ in range(3)]
+        assert await asyncio.gather(*under_way) == [Decision.HALT] * 3
+        assert [event.name for event in run.history() if isinstance(event, LimitTrace)] == ["tool"] * 3
+        whole(run)
+
+    simulated(main)
+
+
+def test_a_call_that_was_let_in_has_the_fields_of_one_made_by_hand() -> None:
+    run = contain()
+    entered = enter(run, "tool", "fetch", 0, None, run.cancellation)
+    by_hand = Call(run, entered.record, True, run.cancellation)
+    fields = [field for field in Call.__slots__ if not field.startswith("_")]
+    assert [getattr(entered, field) for field in fields] == [getattr(by_hand, field) for field in fields]
+    assert (entered.hold, entered.state, entered.attempt) == (entered, "held", 1)
+    assert (by_hand.hold, by_hand.state) == (None, None)
+    succeed(entered, None)
+    assert entered.state == "settled"
+    whole(run)
+
+
+def test_what_a_call_is_recorded_with_is_shared_between_records_and_copied_for_whoever_looks() -> None:
+    run = contain()
+    about = {"step": "fetch", "inputs": ["a"]}
+    first = enter(run, "system", "fetch", None, None, run.cancellation, metadata=about)
+    succeed(first, None)
+    second = enter(run, "system", "fetch", None, None, run.cancellation, attempt=2, metadata=about)
+    succeed(second, None)
+    third = enter(run, "system", "fetch", None, None, run.cancellation, attempt=2)
+    succeed(third, None)
+    assert first.record.metadata is about
+    nodes = run.graph.snapshot()["nodes"]
+    shown = [nodes[call.node_id]["metadata"] for call in (first, second, third)]
+    assert shown == [about, {**about, "attempt": 2}, {"attempt": 2}]
+    shown[0]["inputs"].append("b")
+    shown[0]["step"] = "changed"
+    (started, *_) = [event for event in run.history() if event.kind == "call_started" and event.name == "fetch"]  # type: ignore[attr-defined]
+    started.metadata["step"] = "changed"  # type: ignore[attr-defined]
+    assert about == {"step": "fetch", "inputs": ["a"]}
+    whole(run)
 
 
 @pytest.mark.requirement("C-4")

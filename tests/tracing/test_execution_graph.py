@@ -1101,6 +1101,31 @@ def test_the_oldest_finished_calls_are_folded_into_their_parent() -> None:
 
 
 @pytest.mark.requirement("G-11")
+def test_the_events_of_a_folded_call_still_name_the_call_that_made_it() -> None:
+    graph, root = rooted(max_kept=2)
+    agent = graph.begin_node(root, "system", "agent")
+    inner = graph.begin_node(agent, "llm", "ask")
+    graph.mark_success(agent)
+    graph.mark_success(inner)
+    for _ in range(3):
+        graph.mark_success(graph.begin_node(root, "tool", "step"))
+    assert set(graph.snapshot()["nodes"]).isdisjoint({agent, inner})
+    made_by = {
+        (event.node_id, event.parent_id) for event in graph.events() if isinstance(event, CallStarted | CallEnded)
+    }
+    assert {(inner, agent), (agent, root), (root, None)} <= made_by
+
+
+def test_calls_are_shown_in_the_order_they_began_whatever_order_they_ended_in() -> None:
+    graph, root = rooted()
+    nodes = [graph.begin_node(root, "tool", f"call {n}") for n in range(6)]
+    for node in (nodes[4], nodes[0], nodes[2]):
+        graph.mark_success(node)
+    assert list(graph.snapshot()["nodes"]) == [call.node_id for call in graph.calls()[1]] == [root, *nodes]
+    assert [graph.call(node).node_id for node in nodes] == nodes
+
+
+@pytest.mark.requirement("G-11")
 def test_a_whole_finished_subtree_ends_up_in_the_parent_it_had() -> None:
     graph, root = rooted(max_kept=2)
     agent = graph.begin_node(root, "system", "agent")

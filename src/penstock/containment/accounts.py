@@ -36,7 +36,6 @@ class Account:
 
     __slots__ = (
         "api_calls",
-        "attempts",
         "committed",
         "deadline_ns",
         "held",
@@ -50,7 +49,8 @@ class Account:
         "opened_ns",
         "parent",
         "retries",
-        "steps_open",
+        "steps_done",
+        "steps_given_back",
         "steps_taken",
         "tokens_committed",
         "tokens_held",
@@ -76,16 +76,27 @@ class Account:
         self.held = 0
         self.unresolved = 0
         self.steps_taken = 0
-        self.steps_open = 0
+        """Slots of calls that are under way or have succeeded: every attempt takes one, what fails gives it back."""
+        self.steps_done = 0
+        self.steps_given_back = 0
         self.tokens_committed = 0
         self.tokens_held = 0
         self.tokens_unresolved = 0
         self.tokens_in = 0
         self.tokens_out = 0
         self.api_calls = 0
-        self.attempts = 0
         self.retries = 0
         set_limits(self, limits)
+
+    @property
+    def steps_open(self) -> int:
+        """Slots of calls that are under way."""
+        return self.steps_taken - self.steps_done
+
+    @property
+    def attempts(self) -> int:
+        """Calls that were let through, whatever came of them."""
+        return self.steps_taken + self.steps_given_back
 
 
 def set_limits(account: Account, limits: Limits) -> None:
@@ -99,25 +110,74 @@ def set_limits(account: Account, limits: Limits) -> None:
     account.deadline_ns = account.opened_ns + limits.time_ns if limits.time_ns < UNLIMITED else UNLIMITED
 
 
-class Hold:
+class Taken:
+    """What one call has taken from its account and all ancestors; `take` fills it in.
+
+    A call on its way is one of these itself: that is one object less for each of them.
+    """
+
+    __slots__ = ("_account", "_held_api_calls", "_held_cost", "_held_tokens", "_state")
+
+    _account: Account
+    _held_cost: int
+    _held_tokens: int
+    _held_api_calls: int
+    _state: HoldState
+
+    @property
+    def state(self) -> HoldState | None:
+        """What became of it; None if nothing was ever taken."""
+        return getattr(self, "_state", None)
+
+
+class Hold(Taken):
     """What one call has taken from its account and all ancestors, until it is settled."""
 
-    __slots__ = ("account", "api_calls", "cost", "state", "tokens")
+    __slots__ = ()
 
     def __init__(self, account: Account, cost: int, tokens: int, api_calls: int) -> None:
-        self.account = account
-        self.cost = cost
-        self.tokens = tokens
-        self.api_calls = api_calls
-        self.state: HoldState = "held"
+        self._account = account
+        self._held_cost = cost
+        self._held_tokens = tokens
+        self._held_api_calls = api_calls
+        self._state = "held"
+
+    @property
+    def account(self) -> Account:
+        """The account it was taken from, and with it from every one above."""
+        return self._account
+
+    @property
+    def cost(self) -> int:
+        """In nano-dollars."""
+        return self._held_cost
+
+    @property
+    def tokens(self) -> int:
+        """Input and output together."""
+        return self._held_tokens
+
+    @property
+    def api_calls(self) -> int:
+        """Calls of a model."""
+        return self._held_api_calls
 
 
 def hold(
     account: Account, cost: int, tokens: int, api_calls: int, now_ns: int, retry_drawn: bool = False
 ) -> Hold | Stop:
+    """Take the worst case of one call from the account and every ancestor, or say what refuses; see `take`."""
+    held = Hold(account, cost, tokens, api_calls)
+    return take(held, account, cost, tokens, api_calls, now_ns, retry_drawn) or held
+
+
+def take(
+    into: Taken, account: Account, cost: int, tokens: int, api_calls: int, now_ns: int, retry_drawn: bool = False
+) -> Stop | None:
     """Take a step slot, `cost`, `tokens` and `api_calls` from the account and every ancestor, or say what refuses.
 
-    A used-up retry budget refuses everything except the attempt its last retry was drawn for.
+    What was taken is written into `into`. A used-up retry budget refuses everything except the attempt its last retry
+    was drawn for.
     """
     # A budget that is used up refuses even what seems to cost nothing, so the least that must be left is one unit.
     least_cost = cost or 1
@@ -138,8 +198,6 @@ def hold(
     level = account
     while level is not None:
         level.steps_taken += 1
-        level.steps_open += 1
-        level.attempts += 1
         if cost:
             level.committed += cost
             level.held += cost
@@ -149,22 +207,33 @@ def hold(
         if api_calls:
             level.api_calls += api_calls
         level = level.parent
-    return Hold(account, cost, tokens, api_calls)
+    into._account = account
+    into._held_cost = cost
+    into._held_tokens = tokens
+    into._held_api_calls = api_calls
+    into._state = "held"
+    return None
 
 
-def settle(held: Hold, cost: int, tokens_in: int, tokens_out: int, succeeded: bool) -> None:
+def settle(held: Taken, cost: int, tokens_in: int, tokens_out: int, succeeded: bool) -> None:
     """Replace the hold by what the call really used, at every level. A failure gives its step slot back.
 
     A call that was left unresolved has given its slot back already: settling its bill later takes none, success or not.
     """
-    was_held = _advance(held, "settled")
-    held_cost, held_tokens, tokens = held.cost, held.tokens, tokens_in + tokens_out
-    level: Account | None = held.account
+    was_held = held._state == "held"
+    if was_held:
+        held._state = "settled"
+    else:
+        _advance(held, "settled")
+    held_cost, held_tokens, tokens = held._held_cost, held._held_tokens, tokens_in + tokens_out
+    level: Account | None = held._account
     while level is not None:
         if was_held:
-            level.steps_open -= 1
-            if not succeeded:
+            if succeeded:
+                level.steps_done += 1
+            else:
                 level.steps_taken -= 1
+                level.steps_given_back += 1
         if cost or held_cost:
             level.committed += cost - held_cost
             if was_held:
@@ -182,27 +251,27 @@ def settle(held: Hold, cost: int, tokens_in: int, tokens_out: int, succeeded: bo
         level = level.parent
 
 
-def release(held: Hold) -> None:
+def release(held: Taken) -> None:
     """The call failed and is known to have cost nothing."""
     _give_back(held, _advance(held, "released"), ran=True)
 
 
-def withdraw(held: Hold) -> None:
+def withdraw(held: Taken) -> None:
     """The call never ran: everything it had taken is given back, its attempt too."""
     _give_back(held, _advance(held, "withdrawn"), ran=False)
 
 
-def leave_unresolved(held: Hold) -> None:
+def leave_unresolved(held: Taken) -> None:
     """The call is over and nobody knows its bill: the hold stays taken until somebody settles or releases it."""
     _advance(held, "unresolved")
-    level: Account | None = held.account
+    level: Account | None = held._account
     while level is not None:
-        level.held -= held.cost
-        level.unresolved += held.cost
-        level.tokens_held -= held.tokens
-        level.tokens_unresolved += held.tokens
-        level.steps_open -= 1
+        level.held -= held._held_cost
+        level.unresolved += held._held_cost
+        level.tokens_held -= held._held_tokens
+        level.tokens_unresolved += held._held_tokens
         level.steps_taken -= 1
+        level.steps_given_back += 1
         level = level.parent
 
 
@@ -238,6 +307,16 @@ def cost_left(account: Account) -> int:
     level: Account | None = account
     while level is not None:
         left = min(left, level.max_cost - level.committed)
+        level = level.parent
+    return max(left, 0)
+
+
+def tokens_left(account: Account) -> int:
+    """The most tokens that could be held now."""
+    left = UNLIMITED
+    level: Account | None = account
+    while level is not None:
+        left = min(left, level.max_tokens - level.tokens_committed)
         level = level.parent
     return max(left, 0)
 
@@ -310,8 +389,8 @@ def _cost_stop(level: Account, cost: int) -> Stop:
 def _steps_used_up(level: Account, now_ns: int) -> Stop | None:
     if level.steps_taken < level.max_steps:
         return None
-    done = level.steps_taken - level.steps_open
-    return _count_stop(StopReason.STEP_LIMIT_EXCEEDED, "steps", level, level.max_steps, done, level.steps_open, 1)
+    done, under_way = level.steps_done, level.steps_open
+    return _count_stop(StopReason.STEP_LIMIT_EXCEEDED, "steps", level, level.max_steps, done, under_way, 1)
 
 
 def _retries_used_up(level: Account, now_ns: int) -> Stop | None:
@@ -369,31 +448,31 @@ def _count_stop(reason: StopReason, unit: str, level: Account, limit: int, used:
     return Stop(reason, message, level.name, unit, float(limit), float(used), float(held), float(asked))
 
 
-def _advance(held: Hold, to: HoldState) -> bool:
+def _advance(held: Taken, to: HoldState) -> bool:
     """Move the hold on by the table; True if it was still held, False if it was unresolved."""
-    state = held.state
+    state = held._state
     if state != "held" and to not in HOLD_TRANSITIONS[state]:  # from held, the table allows every way
         raise LedgerError(f"a hold that is {state} cannot become {to}")
-    held.state = to
+    held._state = to
     return state == "held"
 
 
-def _give_back(held: Hold, was_held: bool, ran: bool) -> None:
-    level: Account | None = held.account
+def _give_back(held: Taken, was_held: bool, ran: bool) -> None:
+    level: Account | None = held._account
     while level is not None:
-        level.committed -= held.cost
-        level.tokens_committed -= held.tokens
+        level.committed -= held._held_cost
+        level.tokens_committed -= held._held_tokens
         if was_held:
-            level.held -= held.cost
-            level.tokens_held -= held.tokens
-            level.steps_open -= 1
+            level.held -= held._held_cost
+            level.tokens_held -= held._held_tokens
             level.steps_taken -= 1
+            level.steps_given_back += 1
         else:
-            level.unresolved -= held.cost
-            level.tokens_unresolved -= held.tokens
+            level.unresolved -= held._held_cost
+            level.tokens_unresolved -= held._held_tokens
         if not ran:
-            level.api_calls -= held.api_calls
-            level.attempts -= 1
+            level.api_calls -= held._held_api_calls
+            level.steps_given_back -= 1
         level = level.parent
 
 
@@ -439,7 +518,7 @@ def balance(account: Account) -> Balance:
         spent_nanos=account.committed - account.held - account.unresolved,
         held_nanos=account.held,
         unresolved_nanos=account.unresolved,
-        steps=account.steps_taken - account.steps_open,
+        steps=account.steps_done,
         steps_open=account.steps_open,
         tokens_in=account.tokens_in,
         tokens_out=account.tokens_out,

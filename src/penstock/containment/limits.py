@@ -7,7 +7,7 @@ None is no limit; 0 is nothing; reaching a limit is fine, starting anything afte
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -82,12 +82,16 @@ class ExecutionConfig:
     max_steps: int | None
     max_retries_total: int | None
     timeout_ms: int = 0
+    _limits: Limits = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.limits()
+        object.__setattr__(self, "_limits", self._compared())
 
     def limits(self) -> Limits:
         """These ceilings in the form the ledger compares."""
+        return self._limits
+
+    def _compared(self) -> Limits:
         timeout_ms = _count("timeout_ms", self.timeout_ms)
         return Limits(
             cost_nanos=_cost("max_cost_usd", self.max_cost_usd),
@@ -106,12 +110,16 @@ class Budget:
     max_steps: int | None = None
     max_api_calls: int | None = None
     max_cost_dollars: Usd | None = None
+    _limits: Limits = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.limits()
+        object.__setattr__(self, "_limits", self._compared())
 
     def limits(self) -> Limits:
         """This budget in the form the ledger compares."""
+        return self._limits
+
+    def _compared(self) -> Limits:
         return Limits(
             cost_nanos=_cost("max_cost_dollars", self.max_cost_dollars),
             steps=_count("max_steps", self.max_steps),

@@ -3,17 +3,27 @@
 An executor has `execute`, and `materialize` if others may link to it. It may declare its handles; what is declared is
 checked before a graph runs, what is not is open. The kernel calls executors by these names and knows nothing else of
 them.
+
+Installed packages offer executors as entry points of the group `penstock.executors`, each under the name of its node
+type. One is loaded when its type is first asked for, so that a broken one is in nobody's way until a graph names it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
-from penstock.errors import InvalidValue
+from penstock.errors import InvalidValue, PenstockError
 from penstock.kernel.graph import CHANNELS, Channel
 from penstock.kernel.values import ANY, DataValue
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "penstock.executors"
+"""The group of entry points under which packages offer executors."""
 
 Many = Literal["one", "list", "first"]
 Side = Literal["inputs", "outputs"]
@@ -63,6 +73,16 @@ class NodeExecutor(Protocol):
         """Run the node: an ExecutionResult, an awaitable of one, or an async iterator of events that ends with one."""
 
 
+class ExecutorBroken(PenstockError):
+    """An executor that a package offers cannot be used."""
+
+    def __init__(self, node_type: str, offered: str, why: str) -> None:
+        self.node_type = node_type
+        self.offered = offered
+        self.why = why
+        super().__init__(f"the executor of type {node_type!r} that is installed as {offered} cannot be used: {why}")
+
+
 @dataclass(frozen=True, slots=True)
 class _Registered:
     executor: Any
@@ -73,12 +93,24 @@ class _Registered:
 class ExecutorRegistry:
     """Executors by node type."""
 
-    __slots__ = ("_by_type",)
+    __slots__ = ("_by_type", "_offered")
 
     def __init__(self, executors: Mapping[str, Any] | None = None) -> None:
         self._by_type: dict[str, _Registered] = {}
+        self._offered: dict[str, list[EntryPoint]] = {}
+        """What installed packages offer and nobody has asked for yet."""
         for node_type, executor in (executors or {}).items():
             self.register(node_type, executor)
+
+    @classmethod
+    def from_entry_points(cls) -> ExecutorRegistry:
+        """Every executor that installed packages offer; each is loaded when its type is first asked for."""
+        made = cls()
+        for offered in _installed():
+            same_type = made._offered.setdefault(offered.name, [])
+            if all(offered.value != one.value for one in same_type):  # one package may be found twice
+                same_type.append(offered)
+        return made
 
     def register(self, node_type: str, executor: Any) -> None:
         """Let `executor` run nodes of this type; a type is taken once. Its handles are read here, once."""
@@ -95,25 +127,57 @@ class ExecutorRegistry:
         self._by_type[node_type] = _Registered(
             executor, _declared(what, executor, "inputs"), _declared(what, executor, "outputs")
         )
+        self._offered.pop(node_type, None)
 
     def __contains__(self, node_type: object) -> bool:
-        return node_type in self._by_type
+        return node_type in self._by_type or node_type in self._offered
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._by_type)
+        return iter([*self._by_type, *self._offered])
 
     def __len__(self) -> int:
-        return len(self._by_type)
+        return len(self._by_type) + len(self._offered)
 
     def __getitem__(self, node_type: str) -> Any:
-        return self._by_type[node_type].executor
+        registered = self._found(node_type)
+        if registered is None:
+            raise KeyError(node_type)
+        return registered.executor
 
     def handles(self, node_type: str, side: Side) -> Mapping[str, Handle] | None:
         """The handles a type declares on that side, by name; None if it leaves them open or is not registered."""
-        registered = self._by_type.get(node_type)
+        registered = self._found(node_type)
         if registered is None:
             return None
         return registered.inputs if side == "inputs" else registered.outputs
+
+    def can(self, node_type: str, act: Literal["execute", "materialize"]) -> bool:
+        """Whether nodes of this type run, or can be linked to; what is not registered may be able to do anything."""
+        registered = self._found(node_type)
+        return registered is None or callable(getattr(registered.executor, act, None))
+
+    def _found(self, node_type: str) -> _Registered | None:
+        if node_type in self._offered:
+            self._load(node_type, self._offered[node_type])
+        return self._by_type.get(node_type)
+
+    def _load(self, node_type: str, offered: list[EntryPoint]) -> None:
+        where = " and ".join(repr(one.value) for one in offered)
+        if len(offered) > 1:
+            raise ExecutorBroken(node_type, where, "a type is taken once")
+        try:
+            executor = offered[0].load()
+            self.register(node_type, executor() if isinstance(executor, type) else executor)
+        except Exception as error:
+            raise ExecutorBroken(node_type, where, f"{type(error).__name__}: {error}") from error
+
+
+@cache
+def _installed() -> tuple[EntryPoint, ...]:
+    """What installed packages offer: looked up once, because that reads a file of every one of them."""
+    from importlib.metadata import entry_points
+
+    return tuple(entry_points(group=GROUP))
 
 
 def _declared(what: str, executor: Any, side: Side) -> Mapping[str, Handle] | None:

@@ -5,7 +5,7 @@ Pure bookkeeping: no clock, no I/O, nothing awaited. The scheduler drives it; te
 Every incoming flow edge of a node is *open* until its source has ended, and then *live* (a value came through it) or
 *dead* (its source was skipped, or did not use that handle). A node is ready when no edge into it is open and one of
 them is live, or when none leads to it; it is skipped when none is live. Skipping a node makes the edges out of it
-dead, and so on.
+dead, and so on. Where a node needs all that leads to it (`needs_all`), one dead edge is enough to skip it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,23 @@ WAITING, READY, DONE, SKIPPED = range(4)
 class Frontier:
     """The moving edge between what has run and what has not."""
 
-    __slots__ = ("_live", "_open", "plan", "remaining", "skipped", "state")
+    __slots__ = ("_doomed", "_live", "_needs_all", "_open", "decided", "plan", "remaining", "skipped", "state")
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, needs_all: bool = False) -> None:
         self.plan = plan
+        self._needs_all = needs_all
+        self._doomed: set[int] | None = None
+        """Nodes that need all of their edges and have lost one."""
         self._open = plan.incoming.copy()
-        self._live = [False] * plan.size
-        self.state = [WAITING] * plan.size
+        # Bytes, and nothing made before it is needed: many graphs may be waiting at the same time.
+        self._live = bytearray(plan.size)
+        self.state = bytearray(plan.size)
         self.skipped: list[int] = []
         """Nodes that will not run because nothing came to them, in the order that became known."""
         self.remaining = plan.size
         """Nodes that have neither ended nor been skipped."""
+        self.decided = False
+        """Whether what the graph comes to is known: nothing more is to be started, and what still runs is to stop."""
 
     def start(self) -> list[int]:
         """The nodes that may run at once; asked a second time, none."""
@@ -49,7 +55,7 @@ class Frontier:
         state[node] = DONE
         self.remaining -= 1
         ready: list[int] = []
-        if used is None:
+        if used is None and self._doomed is None:
             for after in plan.successors[node]:
                 left = open_[after] = open_[after] - 1
                 if left:
@@ -60,38 +66,48 @@ class Frontier:
             return ready
         dead: list[int] = []
         for after, handle in zip(plan.successors[node], plan.successor_handles[node], strict=True):
-            if handle in used:
+            if used is None or handle in used:
                 live[after] = True
-            left = open_[after] = open_[after] - 1
-            if left:
-                continue
-            if live[after]:
-                state[after] = READY
-                ready.append(after)
-            else:
-                dead.append(after)
+            elif self._needs_all:
+                self._doom(after)
+            self._close_edge(after, ready, dead)
         if dead:
             self._skip(dead, ready)
         return ready
+
+    def fail(self, node: int) -> list[int]:
+        """`node` failed for good; the nodes that became ready. By default the rest goes on as far as it can."""
+        return self.drop(node)
 
     def drop(self, node: int) -> list[int]:
         """`node` ended without a value (it failed, or was given up): what hangs on it alone is skipped."""
         return self.finish(node, ())
 
     def _skip(self, dead: list[int], ready: list[int]) -> None:
-        """Skip these and whatever hangs on them alone; what had a live edge and waited only for them is ready."""
-        open_, live = self._open, self._live
+        """Skip these and whatever hangs on them; what had a live edge and waited only for them is ready."""
         while dead:
             node = dead.pop()
             self.state[node] = SKIPPED
             self.remaining -= 1
             self.skipped.append(node)
             for after in self.plan.successors[node]:
-                open_[after] -= 1
-                if open_[after]:
-                    continue
-                if live[after]:
-                    self.state[after] = READY
-                    ready.append(after)
-                else:
-                    dead.append(after)
+                if self._needs_all:
+                    self._doom(after)
+                self._close_edge(after, ready, dead)
+
+    def _doom(self, node: int) -> None:
+        """The node has lost an edge that it needs."""
+        if self._doomed is None:
+            self._doomed = set()
+        self._doomed.add(node)
+
+    def _close_edge(self, after: int, ready: list[int], dead: list[int]) -> None:
+        """One edge into `after` is no longer open; if it was the last, it is known what becomes of the node."""
+        left = self._open[after] = self._open[after] - 1
+        if left:
+            return
+        if self._live[after] and (self._doomed is None or after not in self._doomed):
+            self.state[after] = READY
+            ready.append(after)
+        else:
+            dead.append(after)

@@ -17,6 +17,10 @@ Outputs = Mapping[str, Mapping[str, DataValue]]
 """The values each node that has run gave, by node and handle."""
 
 
+OPEN = Handle("open")
+"""What a handle that is not declared is taken for."""
+
+
 class RoutingFailed(PenstockError):
     """The values on the edges into a handle are not what it takes."""
 
@@ -41,9 +45,10 @@ def route(
     for edge in edges:
         if edge.target == node_id and edge.channel == "flow" and edge.source_handle in outputs.get(edge.source, ()):
             arrived.setdefault(edge.target_handle, []).append(edge)
-    _refuse_missing(node_id, arrived, handles or {})
+    declared = handles or {}
+    _refuse_missing(node_id, arrived, declared)
     return {
-        name: _arriving(f"{node_id}.{name}", (handles or {}).get(name) or Handle(name), live, outputs, conversions)
+        name: _arriving(f"{node_id}.{name}", declared.get(name) or OPEN, live, outputs, conversions)
         for name, live in arrived.items()
     }
 

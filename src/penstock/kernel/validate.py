@@ -79,6 +79,7 @@ def _examine(
         _unknown_entries(chosen or (), known),
         () if executors is None else _unknown_types(graph.nodes, executors),
         () if executors is None else _bad_handles(graph, known, executors, conversions),
+        () if executors is None else _bad_parts(graph, known, executors, chosen or ()),
     )
     problems = list(islice(found, MAX_PROBLEMS))
     if problems:
@@ -86,6 +87,9 @@ def _examine(
     try:
         flow = [edge for edge in graph.edges if edge.channel == "flow"]
         sources, targets = [edge.source for edge in flow], [edge.target for edge in flow]
+        if chosen is None:
+            parts = _parts(graph, executors, {*sources, *targets})
+            ids = [one for one in ids if one not in parts] if parts else ids
         return plan_columns(ids, sources, [edge.source_handle for edge in flow], targets, chosen)
     except CycleFound as cycle:
         return [Problem("cycle", "$.edges", str(cycle))]
@@ -201,6 +205,42 @@ def _bad_handles(
     yield from _missing_inputs(graph.nodes, executors, arriving)
 
 
+def _parts(graph: GraphSpec, executors: ExecutorRegistry | None, in_flow: set[str]) -> set[str]:
+    """The nodes that do not run: no flow edge is at them, and they are linked to or there is nothing to execute."""
+    links = [edge for edge in graph.edges if edge.channel == "link"]
+    parts = {edge.source for edge in links if edge.source != edge.target} - in_flow
+    if executors is not None:
+        idle = {one for one in {node.type for node in graph.nodes} if not executors.can(one, "execute")}
+        if idle:
+            parts |= {node.id for node in graph.nodes if node.type in idle} - in_flow
+    return parts
+
+
+def _bad_parts(
+    graph: GraphSpec, known: frozenset[str], executors: ExecutorRegistry, entries: Sequence[str]
+) -> Iterator[Problem]:
+    """Flow through nodes that have nothing to execute, and links to nodes that have nothing to link to."""
+    types = {node.type for node in graph.nodes if _is_name(node.type)}
+    idle = {one for one in types if not executors.can(one, "execute")}
+    closed = {one for one in types if not executors.can(one, "materialize")}
+    if not idle and not closed:
+        return
+    type_of = {node.id: node.type for node in graph.nodes if _is_name(node.id) and _is_name(node.type)}
+    for entry in entries:
+        if _is_name(entry) and type_of.get(entry) in idle:
+            yield Problem("unknown_entry", "$.nodes", f"the entry {shown(entry)} has nothing to execute")
+    for at, edge in _sound_edges(graph.edges, known):
+        if edge.channel == "link":
+            if type_of.get(edge.source) in closed:
+                detail = f"{shown(edge.source)} cannot be linked to: its executor has no materialize()"
+                yield Problem("not_linkable", f"$.edges[{at}].source", detail)
+            continue
+        for end, node in (("source", edge.source), ("target", edge.target)):
+            if type_of.get(node) in idle:
+                detail = f"{shown(node)} does not run: its executor has no execute()"
+                yield Problem("not_runnable", f"$.edges[{at}].{end}", detail)
+
+
 def _sound_edges(edges: Sequence[EdgeSpec], known: frozenset[str]) -> Iterable[tuple[int, EdgeSpec]]:
     if _are_sound(edges, known):
         return enumerate(edges)
@@ -249,7 +289,8 @@ def _one_too_many(at: int, edge: EdgeSpec, arrives: Handle | str | None) -> Iter
 def _missing_inputs(
     nodes: Sequence[NodeSpec], executors: ExecutorRegistry, arriving: Mapping[tuple[str, str], int]
 ) -> Iterator[Problem]:
-    declared = {one: (executors.handles(one, "inputs") or {}).values() for one in executors}
+    types = {node.type for node in nodes if _is_name(node.type)}
+    declared = {one: (executors.handles(one, "inputs") or {}).values() for one in types}
     required = {one: [handle.name for handle in handles if handle.required] for one, handles in declared.items()}
     if not any(required.values()):
         return

@@ -6,13 +6,13 @@ calls and the hold, at every level in one act; then the price, the shape of the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.containment import accounts
-from penstock.containment.accounts import Hold
 from penstock.containment.safety import Decision
 from penstock.containment.shield import Slot
-from penstock.runtime.call import Call, describe, interruption, running_call
+from penstock.runtime.call import ALLOW, Call, describe, interruption, running_call
 from penstock.runtime.cancellation import CancellationToken
 from penstock.stops import LIMIT_REASONS, Stop, StopReason
 from penstock.tracing.events import DivergenceTrace
@@ -21,6 +21,8 @@ from penstock.tracing.record import OPEN
 
 if TYPE_CHECKING:
     from penstock.runtime.handle import Handle
+
+blank = object.__new__
 
 
 def enter(
@@ -32,8 +34,14 @@ def enter(
     token: CancellationToken,
     args: tuple[Any, ...] = (),
     attempt: int = 1,
+    metadata: Mapping[str, Any] | None = None,
+    tokens: int | None = None,
 ) -> Call:
-    """Write the call down and judge it. If it may run, `stop` is None and it holds its worst case."""
+    """Write the call down and judge it. If it may run, `stop` is None and it holds its worst case.
+
+    `metadata` is what the record says of the call beside its name: kept as it is, and shared, not copied. `tokens` are
+    the most it can use; None where that is not known.
+    """
     run = context._run
     base = context._base
     above = running_call.get()
@@ -49,27 +57,34 @@ def enter(
     worst = run.worst_case[kind]
     if model is None:
         model = worst.model
-    cost, tokens = worst.cost if hint is None else hint, worst.tokens
+    cost = worst.cost if hint is None else hint
+    if tokens is None:
+        tokens = worst.tokens
     now_ns = run.now()
-    metadata = None if attempt == 1 else {"attempt": attempt}
+    if attempt > 1:
+        metadata = {**(metadata or {}), "attempt": attempt}
+    # What `Call(…)` does, field by field: to call it takes longer than all of them.
+    call = blank(Call)
+    call.context = context
+    call.token = token
+    call.above = above
+    call.hinted = hint is not None
+    call.decision = ALLOW
+    call.unknown = False
+    call.value = call.error = call.stop = call.degraded = call.usage = call.permit = None
+    call.billed_below = call.failed_below = None
     with run.lock:
         while parent.end_seq != OPEN and parent.parent is not None:
             # What made the call is over already: a task that outlives it, a function that was left behind.
             parent = parent.parent
-        record = run.graph.begin(parent, kind, name, model, context._source, now_ns, True, metadata)
-        taken: Hold | Stop
+        call.record = run.graph.begin(parent, kind, name, model, context._source, now_ns, True, metadata, call)
         if cancelled is not None and cancelled.stop.reason is StopReason.ABORTED:
-            taken = cancelled.stop
+            refused: Stop | None = cancelled.stop
         else:
-            taken = accounts.hold(context._account, cost, tokens, worst.api_calls, now_ns, attempt > 1)
-        call = Call(context, record, hint is not None, token, above)
-        record.owner = call
-        if not isinstance(taken, Stop):
-            call.hold = taken
-    if isinstance(taken, Stop):
-        _refuse(call, taken)
+            refused = accounts.take(call, context._account, cost, tokens, worst.api_calls, now_ns, attempt > 1)
+    if refused is not None:
+        _refuse(call, refused)
         return call
-    call.attempt = attempt
     if now_ns >= token.deadline_ns or cancelled is not None:
         # A deadline that no account knows of: the token's own, or that of one above it.
         token.is_cancelled  # noqa: B018
@@ -77,10 +92,20 @@ def enter(
         if stop is not None:
             _refuse(call, stop)
             return call
+    if attempt > 1:
+        args = ()  # the first attempt has shown its shape
+    if run.guarded or (hint is None and run.demands_price) or (args and run.divergence is not None):
+        _ask(call, model, args)
+    return call
+
+
+def _ask(call: Call, model: str | None, args: tuple[Any, ...]) -> None:
+    """Let everybody else who may refuse the call have a look at it: the price, the shape of the run, the guards."""
+    run = call.context._run
     try:
-        if hint is None and run.demands_price:
-            _demand_a_price(call, kind, model)
-        if call.stop is None and args and run.divergence is not None and attempt == 1:
+        if not call.hinted and run.demands_price:
+            _demand_a_price(call, call.record.kind, model)
+        if call.stop is None and args and run.divergence is not None:
             _watch_shape(call, args)
         if call.stop is None and run.guarded:
             _ask_guards(call)
@@ -88,7 +113,6 @@ def enter(
         if call.stop is None:
             _refuse(call, interruption(error))
         raise
-    return call
 
 
 def _demand_a_price(call: Call, kind: CallKind, model: str | None) -> None:
@@ -143,10 +167,10 @@ def _refuse(call: Call, stop: Stop, decision: Decision = Decision.HALT, hook: st
         context._remember(stop)
     now_ns = run.now()
     with run.lock:
-        if call.hold is not None and call.hold.state == "held":
-            accounts.withdraw(call.hold)
-        elif call.hold is not None and call.hold.state == "unresolved":
-            accounts.release(call.hold)
+        if call.state == "held":
+            accounts.withdraw(call)
+        elif call.state == "unresolved":
+            accounts.release(call)
         run.graph.end(record, now_ns, "halt", stop_reason=str(stop))
         record.owner = None
     run.record_stop(stop, decision, context._source, record, hook)

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from penstock.containment import accounts
-from penstock.containment.accounts import Hold
+from penstock.containment.accounts import Taken
 from penstock.containment.safety import Decision, ToolCallContext
 from penstock.containment.shield import Verdict
 from penstock.errors import BudgetExceededError, CancelledError, Halted, LedgerError
@@ -26,12 +26,11 @@ ALLOW, RETRY = Decision.ALLOW, Decision.RETRY
 """Every call reads them, and looking a member up in its enum costs as much as a function call."""
 
 
-class Call:
-    """One call on its way through the door, and what came of it."""
+class Call(Taken):
+    """One call on its way through the door, and what came of it. What it holds is written into the call itself."""
 
     __slots__ = (
         "above",
-        "attempt",
         "billed_below",
         "context",
         "decision",
@@ -39,7 +38,6 @@ class Call:
         "error",
         "failed_below",
         "hinted",
-        "hold",
         "permit",
         "record",
         "stop",
@@ -48,6 +46,29 @@ class Call:
         "usage",
         "value",
     )
+
+    context: Handle
+    record: CallRecord
+    hinted: bool
+    token: CancellationToken
+    above: Call | None
+    """The call of the same run that made this one."""
+    billed_below: list[Any] | None
+    """Values whose usage a call made by this one has paid for: handing one on costs nothing more."""
+    failed_below: BaseException | None
+    """The last error a call made by this one ended with: passing it on is neither billed nor retried again."""
+    decision: Decision
+    value: Any
+    error: BaseException | None
+    stop: Stop | None
+    """Why the call did not run, or was stopped; None if nothing stopped it."""
+    degraded: Verdict | None
+    """Set when a hook let the call run in degraded form only."""
+    usage: Usage | None
+    """What the function itself reported while it ran."""
+    permit: int | None
+    unknown: bool
+    """It was billed, and nobody could tell how much; while that is so, the run's cost is a lower bound."""
 
     def __init__(
         self,
@@ -62,25 +83,21 @@ class Call:
         self.hinted = hinted
         self.token = token
         self.above = above
-        """The call of the same run that made this one."""
-        self.billed_below: list[Any] | None = None
-        """Values whose usage a call made by this one has paid for: handing one on costs nothing more."""
-        self.failed_below: BaseException | None = None
-        """The last error a call made by this one ended with: passing it on is neither billed nor retried again."""
-        self.hold: Hold | None = None
-        self.decision: Decision = ALLOW
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self.stop: Stop | None = None
-        """Why the call did not run, or was stopped; None if nothing stopped it."""
-        self.degraded: Verdict | None = None
-        """Set when a hook let the call run in degraded form only."""
-        self.usage: Usage | None = None
-        """What the function itself reported while it ran."""
-        self.permit: int | None = None
+        self.decision = ALLOW
         self.unknown = False
-        """It was billed, and nobody could tell how much; while that is so, the run's cost is a lower bound."""
-        self.attempt = 1
+        self.value = self.error = self.stop = self.degraded = self.usage = self.permit = None
+        self.billed_below = self.failed_below = None
+
+    @property
+    def hold(self) -> Taken | None:
+        """What the call has taken; None if it was refused before it held anything."""
+        return None if self.state is None else self
+
+    @property
+    def attempt(self) -> int:
+        """The how-manieth attempt this is; its record says so too, from the second on."""
+        attempt: int = (self.record.metadata or {}).get("attempt", 1)
+        return attempt
 
     @property
     def node_id(self) -> str:
@@ -111,8 +128,8 @@ class Call:
         run, cost = self.context._run, usage.cost_nanos or 0
         now_ns = run.now()
         with run.lock:
-            if self.hold is not None and self.hold.state == "unresolved":
-                accounts.settle(self.hold, cost, input_tokens, output_tokens, False)
+            if self.state == "unresolved":
+                accounts.settle(self, cost, input_tokens, output_tokens, False)
             elif self.unknown:
                 accounts.charge(self.context._account, cost, input_tokens, output_tokens, 0)
             else:
@@ -151,7 +168,7 @@ def describe(call: Call) -> ToolCallContext:
         tool_name=record.name,
         kind=record.kind,
         model=record.model or who.model,
-        cost_usd=to_usd(call.hold.cost) if call.hold else 0.0,
+        cost_usd=to_usd(call._held_cost) if call.hold else 0.0,
         chain_id=who.chain_id,
         node_id=record.node_id,
         org_id=who.org_id,

@@ -135,17 +135,20 @@ class Calls(Handle):
 
     def _call(self, kind: CallKind, fn: Work, options: WrapOptions | None) -> Call:
         how = DEFAULT_OPTIONS if options is None else options
-        if self._base.end_seq != OPEN or not _usable(fn, how):
+        if self._base.end_seq != OPEN or type(how) is not WrapOptions or not callable(fn):
             self._refuse_work(kind, fn, how)
         name = how.operation_name or kind
         return door.call(self, kind, fn, (), name, how.hint_nanos, how.model, how.timeout_s, how.retries, how.degraded)
 
     def _acall(self, kind: CallKind, fn: Work, options: WrapOptions | None) -> Coroutine[Any, Any, Call]:
         how = DEFAULT_OPTIONS if options is None else options
-        if self._base.end_seq != OPEN or not _usable(fn, how):
+        if self._base.end_seq != OPEN or type(how) is not WrapOptions or not callable(fn):
             self._refuse_work(kind, fn, how)
         name = how.operation_name or kind
-        return door.acall(self, kind, fn, (), name, how.hint_nanos, how.model, how.timeout_s, how.retries, how.degraded)
+        hint, timeout_s = how.hint_nanos, how.timeout_s
+        if how.retries:
+            return door.acall(self, kind, fn, (), name, hint, how.model, timeout_s, how.retries, how.degraded)
+        return door.attempt(self, kind, fn, (), name, hint, how.model, timeout_s, how.degraded)
 
     def _refuse_work(self, kind: CallKind, fn: object, options: object) -> None:
         """Say what is wrong with a call that cannot be made."""
@@ -187,10 +190,6 @@ class Calls(Handle):
             raise InvalidValue("fn", fn, expected)
         if self._base.end_seq != OPEN:
             raise self._after_the_end(f"{kind} call {name!r}")
-
-
-def _usable(fn: object, options: object) -> bool:
-    return type(options) is WrapOptions and callable(fn)
 
 
 def _outcome(call: Call) -> Outcome:

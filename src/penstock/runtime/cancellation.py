@@ -26,6 +26,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -86,6 +87,7 @@ class CancellationToken:
         deadline_s: float | None = None,
         name: str = "main",
         clock: Clock = SYSTEM_CLOCK,
+        _above: CancellationToken | None = None,
     ) -> None:
         self.name = name
         self.cancellation: Cancellation | None = None
@@ -98,10 +100,11 @@ class CancellationToken:
             self.deadline_ns = self._opened_ns + seconds_to_ns(deadline_s, "deadline_s")
         self._deadline_of: CancellationToken | None = None
         """The ancestor whose deadline was inherited; None if the deadline is this token's own."""
-        self._parent: CancellationToken | None = None
+        self._parent = _above
         """Kept alive by its children, which it knows weakly: a cancel from above must find its way through."""
-        self._lock = threading.RLock()
-        self._children: weakref.WeakSet[CancellationToken] | None = None
+        self._lock = threading.RLock() if _above is None else _above._lock
+        """One for the whole tree of tokens: a run has several, and nobody waits for them long."""
+        self._children: list[weakref.ref[CancellationToken]] | None = None
         self._callbacks: dict[object, Callable[[], None]] = {}
         self._watched: dict[Task, Delivery | None] = {}
         self._timers: dict[asyncio.AbstractEventLoop, asyncio.TimerHandle] = {}
@@ -181,14 +184,15 @@ class CancellationToken:
 
     def child(self, name: str = "child", *, deadline_s: float | None = None) -> CancellationToken:
         """A token that is cancelled with this one, and can be cancelled by itself."""
-        made = CancellationToken(deadline_s=deadline_s, name=name, clock=self._clock)
-        made._parent = self
+        made = CancellationToken(deadline_s=deadline_s, name=name, clock=self._clock, _above=self)
         if self.deadline_ns <= made.deadline_ns:
             made.deadline_ns, made._deadline_of = self.deadline_ns, self._deadline_of or self
         with self._lock:
             if self._children is None:
-                self._children = weakref.WeakSet()
-            self._children.add(made)
+                self._children = []
+            elif (count := len(self._children)) >= 16 and count & (count - 1) == 0:
+                self._children = [child for child in self._children if child() is not None]
+            self._children.append(weakref.ref(made))
         if self.cancellation is not None:
             made._cancel(Cancellation("parent", self.cancellation.stop))
         return made
@@ -234,7 +238,7 @@ class CancellationToken:
             for other in list(self._timers):
                 if other.is_closed():
                     self._timers.pop(other, None)
-            self._timers[loop] = loop.call_later(self._seconds_left(), self._on_time, loop)
+            self._set_timer(loop, self._seconds_left())
         return True
 
     def unwatch(self, task: Task) -> Delivery | None:
@@ -268,7 +272,11 @@ class CancellationToken:
     def _on_time(self, loop: asyncio.AbstractEventLoop) -> None:
         """The timer of `loop`, on that loop. It may fire a moment early; then it is set again."""
         if not self._expired() and loop in self._timers:
-            self._timers[loop] = loop.call_later(self._seconds_left() + EARLY_S, self._on_time, loop)
+            self._set_timer(loop, self._seconds_left() + EARLY_S)
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
+        # A loop keeps a cancelled timer until its time has come, and with it the variables around it: give it none.
+        self._timers[loop] = loop.call_later(delay_s, self._on_time, loop, context=Context())
 
     def _cancel(self, cancellation: Cancellation) -> bool:
         callbacks: list[Callable[[], None]] = []
@@ -305,9 +313,35 @@ class CancellationToken:
                 token.cancellation = cancellation if token is self else below
                 callbacks.extend(token._callbacks.values())
                 token._callbacks.clear()
-                todo += token._children or ()
+                todo += [child for known in token._children or () if (child := known()) is not None]
             tokens.append(token)
         return len(tokens) > first
+
+
+def taken_back(token: CancellationToken, task: Task, error: BaseException, requested: int) -> BaseException:
+    """If `error` is the interruption our own cancel caused, take it back from the task and name it as ours.
+
+    `requested` is how many cancels the task had when we began to watch it. If one more than ours has come since then,
+    somebody else wants the task to end too: ours is taken back, theirs goes on.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        delivery = token.delivery_to(task)
+        if delivery is not None:
+            delivery.pending = False
+            if task.uncancel() <= requested:
+                return CancelledError(stop=token.stop)
+    return error
+
+
+async def absorb(task: Task, requested: int) -> None:
+    """Our interruption was swallowed, or has not struck yet: it must not strike what the task does next."""
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        if task.uncancel() > requested:
+            raise
+    else:
+        task.uncancel()
 
 
 def _interrupt(tokens: list[CancellationToken]) -> None:

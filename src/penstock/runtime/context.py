@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment import accounts
+from penstock.containment.accounts import Account
 from penstock.containment.breaker import CircuitBreaker
 from penstock.containment.ledger import Ledger
 from penstock.containment.limits import (
@@ -46,7 +47,6 @@ from penstock.tracing.events import (
     CustomTrace,
     IterationEndTrace,
     IterationStartTrace,
-    RunStarted,
     TraceEvent,
 )
 from penstock.tracing.execution_graph import ExecutionGraph
@@ -55,6 +55,8 @@ from penstock.tracing.record import OPEN, CallRecord, Source
 from penstock.tracing.stats import ExecutionStats
 
 T = TypeVar("T")
+
+NO_RESULTS: Mapping[str, Any] = MappingProxyType({})
 
 _active: ContextVar[tuple[ExecutionContext, ...]] = ContextVar("penstock_context", default=())
 """The contexts that were entered here and not left yet, innermost last."""
@@ -81,10 +83,10 @@ class ExecutionContext(Calls):
         "_ended_as",
         "_error",
         "_final",
+        "_handle_of",
         "_inside",
         "_iteration_started_ns",
         "_let_go",
-        "_origin",
         "_started_ns",
         "data",
         "input",
@@ -94,6 +96,7 @@ class ExecutionContext(Calls):
     )
 
     parent: ExecutionContext | None
+    upstream: Mapping[str, Any]
     _started_ns: int
 
     def __init__(
@@ -135,7 +138,7 @@ class ExecutionContext(Calls):
         source = Source(name)
         own = Ledger(name, limits, clock=clock) if ledger is None else ledger
         account = own.root if ledger is None else own.open(name, limits)
-        self._place(None, name, data, session, input, upstream, trace)
+        self._place(None, name, data, session, input, dict(upstream) if upstream else NO_RESULTS, trace)
         self._run = run = Run(
             own,
             source,
@@ -151,12 +154,15 @@ class ExecutionContext(Calls):
         self._account = account
         self._source = source
         self._started_ns = account.opened_ns
-        above = cancellation or CancellationToken(name=name, clock=clock)
-        if ledger is not None:
-            above = above.child(own.root.name, deadline_s=_seconds_left(own))
-        self._token = above.child(name, deadline_s=limits.time_s)
+        if cancellation is None and ledger is None:
+            self._token = CancellationToken(name=name, deadline_s=limits.time_s, clock=clock)
+        else:
+            above = cancellation or CancellationToken(name=name, clock=clock)
+            if ledger is not None:
+                above = above.child(own.root.name, deadline_s=_seconds_left(own))
+            self._token = above.child(name, deadline_s=limits.time_s)
         described = metadata.to_dict()
-        run.record(RunStarted(name=name, metadata=described), source, None)
+        run.begin(name, described, source)
         run.graph.create_root(name, described)
         assert run.graph.root is not None
         self._base = run.graph.root
@@ -168,7 +174,7 @@ class ExecutionContext(Calls):
         data: Any,
         session: Any,
         input: Any,
-        upstream: Mapping[str, Any] | None,
+        upstream: Mapping[str, Any],
         trace: Any,
     ) -> None:
         self.parent = parent
@@ -178,12 +184,13 @@ class ExecutionContext(Calls):
         self.input = input
         self.trace = trace
         """Where graphs that run under this context write down their steps, if anywhere."""
-        self.upstream: Mapping[str, Any] = dict(upstream or {})
-        self._children: list[ExecutionContext] = []
+        self.upstream = upstream
+        self._children: list[ExecutionContext] | None = None
+        """The origin's alone to have."""
         self._child_names: dict[str, int] = {}
         self._iteration_started_ns: int | None = None
-        self._origin = self
-        """The context this is a handle of: the one that begins, iterates and ends. Most often it is itself."""
+        self._handle_of: ExecutionContext | None = None
+        """The context this is a handle of, if it is one."""
         self._inside = 0
         """How many `with` blocks of it are open, in any thread."""
         self._error: BaseException | None = None
@@ -322,7 +329,10 @@ class ExecutionContext(Calls):
                 raise self._after_the_end(f"child {name!r}")
             child._source = Source(_distinct(name, self._child_names), self._source)
             child._base = run.graph.begin(parent, "system", name, None, child._source, child._started_ns)
-            self._children.append(child)
+            origin = self._origin
+            if origin._children is None:
+                origin._children = []
+            origin._children.append(child)
         if cancellation is not None:
             run.external_token = True
             child._let_go = child._token.follow(cancellation)
@@ -345,7 +355,7 @@ class ExecutionContext(Calls):
     @property
     def children(self) -> Sequence[ExecutionContext]:
         """The child contexts, in the order they were spawned."""
-        return tuple(self._children)
+        return tuple(self._origin._children or ())
 
     @property
     def depth(self) -> int:
@@ -500,8 +510,19 @@ class ExecutionContext(Calls):
         made._place(self.parent, self.name, self.data, self.session, self.input, self.upstream, self.trace)
         made._run, made._source, made._account = self._run, self._source, self._account
         made._token, made._base = self._token, self._base
-        made._started_ns, made._origin = self._started_ns, self._origin
-        made._children, made._child_names = self._children, self._child_names
+        made._started_ns, made._handle_of = self._started_ns, self._origin
+        made._child_names = self._child_names
+        return made
+
+    @property
+    def _origin(self) -> ExecutionContext:
+        """The context that begins, iterates and ends: itself, unless this is a handle of another."""
+        return self._handle_of or self
+
+    def _under(self, token: CancellationToken) -> ExecutionContext:
+        """The same place, stopped by another token."""
+        made = self._same_place()
+        made._token = token
         return made
 
     def _limit(self, budget: Budget | None, name: str, above: CancellationToken) -> None:
@@ -509,6 +530,10 @@ class ExecutionContext(Calls):
         if budget is not None:
             self._account = self._run.ledger.open(name, limits, self._account)
         self._token = above.child(name, deadline_s=limits.time_s)
+
+    @property
+    def _own_account(self) -> Account:
+        return self._origin._account
 
     def _call_here(self) -> Call | None:
         """The call of this run that is being executed here."""

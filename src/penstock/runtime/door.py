@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 from asyncio import current_task
 from collections.abc import Callable, Coroutine
-from contextvars import Token
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -33,7 +32,7 @@ from penstock.runtime import worker
 from penstock.runtime.admission import enter
 from penstock.runtime.billing.usage import retry_after_s
 from penstock.runtime.call import RETRY, Call, interruption, running_call, stop_of
-from penstock.runtime.cancellation import CancellationToken
+from penstock.runtime.cancellation import CancellationToken, absorb, taken_back
 from penstock.runtime.settlement import abandon, end_failed, fail, settle_and_end, succeed
 from penstock.tracing.lifecycle import CallKind
 from penstock.tracing.record import OPEN
@@ -55,8 +54,12 @@ def call(
     timeout_s: float | None,
     retries: int,
     degraded: Work | None,
+    tokens: int | None = None,
 ) -> Call:
-    """Run `fn(*args)` as one recorded, contained call; again, if it fails and may be retried."""
+    """Run `fn(*args)` as one recorded, contained call; again, if it fails and may be retried.
+
+    `hint` and `tokens` are the most it can cost, in nano-dollars, and use; None where that is not known.
+    """
     attempt = 1
     around = context._token
     above = running_call.get()
@@ -64,7 +67,7 @@ def call(
         around = above.token
     while True:
         token = around if timeout_s is None else around.child(name, deadline_s=timeout_s)
-        made = enter(context, kind, name, hint, model, token, args, attempt)
+        made = enter(context, kind, name, hint, model, token, args, attempt, None, tokens)
         if made.stop is None:
             _execute(made, fn if made.degraded is None or degraded is None else degraded, args)
         if made.decision is not RETRY or attempt > retries:
@@ -76,13 +79,18 @@ def call(
 
 
 def _execute(made: Call, fn: Work, args: tuple[Any, ...]) -> None:
+    run = made.context._run
+    mode = run.settings.sync_calls
     previous = running_call.set(made)
     try:
-        if _may_need_the_caller_back(made):
+        # The caller may have to get free before the function has returned.
+        if mode == "thread" or (
+            mode == "auto" and (made.token.deadline_ns < UNLIMITED or run.external_token or worker.others_alive())
+        ):
             _execute_on_worker(made, fn, args)
         else:
             try:
-                value = fn(*args)
+                value = fn(*args) if args else fn()  # most have none, and unpacking nothing takes time as well
             except BaseException as error:
                 fail(made, error)
             else:
@@ -102,14 +110,6 @@ def _refuse_coroutine(made: Call, fn: Work, value: CoroutineType[Any, Any, Any])
     if made.context._run.breaker is not None:
         made.context._run.breaker.record_abandoned(made.permit)
     raise misuse
-
-
-def _may_need_the_caller_back(made: Call) -> bool:
-    run = made.context._run
-    mode = run.settings.sync_calls
-    if mode == "auto":
-        return made.token.deadline_ns < UNLIMITED or run.external_token or worker.others_alive()
-    return mode == "thread"
 
 
 def _execute_on_worker(made: Call, fn: Work, args: tuple[Any, ...]) -> None:
@@ -162,12 +162,13 @@ def acall(
     timeout_s: float | None,
     retries: int,
     degraded: Work | None,
+    tokens: int | None = None,
 ) -> Coroutine[Any, Any, Call]:
     """Await `fn(*args)` as one recorded, contained call; again, if it fails and may be retried."""
     # Every coroutine between the caller and the function costs time in each call: without retries there is one.
     if not retries:
-        return _attempt(context, kind, fn, args, name, hint, model, timeout_s, degraded, 1)
-    return _attempts(context, kind, fn, args, name, hint, model, timeout_s, degraded, retries)
+        return attempt(context, kind, fn, args, name, hint, model, timeout_s, degraded, 1, tokens)
+    return _attempts(context, kind, fn, args, name, hint, model, timeout_s, degraded, retries, tokens)
 
 
 async def _attempts(
@@ -181,19 +182,20 @@ async def _attempts(
     timeout_s: float | None,
     degraded: Work | None,
     retries: int,
+    tokens: int | None,
 ) -> Call:
-    attempt = 1
+    number = 1
     while True:
-        made = await _attempt(context, kind, fn, args, name, hint, model, timeout_s, degraded, attempt)
-        if made.decision is not RETRY or attempt > retries:
+        made = await attempt(context, kind, fn, args, name, hint, model, timeout_s, degraded, number, tokens)
+        if made.decision is not RETRY or number > retries:
             return made
         pause_s = retry_pause(made)
         if pause_s:
             await pause(context._token, pause_s)
-        attempt += 1
+        number += 1
 
 
-async def _attempt(
+async def attempt(
     context: Handle,
     kind: CallKind,
     fn: Work,
@@ -203,10 +205,12 @@ async def _attempt(
     model: str | None,
     timeout_s: float | None,
     degraded: Work | None,
-    attempt: int,
+    number: int = 1,
+    tokens: int | None = None,
 ) -> Call:
+    """Await `fn(*args)` as one recorded, contained call, once; `number` says which attempt it is."""
     token = context._token if timeout_s is None else context._token.child(name, deadline_s=timeout_s)
-    made = enter(context, kind, name, hint, model, token, args, attempt)
+    made = enter(context, kind, name, hint, model, token, args, number, None, tokens)
     if made.stop is not None:
         return made
     if made.degraded is not None and degraded is not None:
@@ -219,56 +223,24 @@ async def _attempt(
     try:
         if token.cancellation is not None:
             raise CancelledError(stop=token.stop)
-        value = fn(*args)
+        value = fn(*args) if args else fn()
         if type(value) is CoroutineType or hasattr(type(value), "__await__"):
             value = await value
     except BaseException as error:
-        fail(made, _taken_back(token, task, error, requested))
+        fail(made, taken_back(token, task, error, requested))
     else:
         succeed(made, value)
     finally:
-        _leave(previous)
+        try:  # noqa: SIM105  in every call; a context manager costs more than all of this
+            running_call.reset(previous)
+        except ValueError:
+            # A coroutine that nobody finishes is closed from elsewhere, where there is nothing to reset.
+            pass
         if timeout_s is not None:
             token.close()
         if watching and token.unwatch(task) is not None:
-            await _absorb(task, requested)
+            await absorb(task, requested)
     return made
-
-
-def _leave(previous: Token[Call | None]) -> None:
-    try:  # noqa: SIM105  in every call; a context manager costs more than all of this
-        running_call.reset(previous)
-    except ValueError:
-        # A coroutine that nobody finishes is closed from elsewhere, where there is nothing to reset.
-        pass
-
-
-def _taken_back(
-    token: CancellationToken, task: asyncio.Task[Any], error: BaseException, requested: int
-) -> BaseException:
-    """If `error` is the interruption our own cancel caused, take it back from the task and name it as ours.
-
-    `requested` is how many cancels the task had when we began to watch it. If one more than ours has come since then,
-    somebody else wants the task to end too: ours is taken back, theirs goes on.
-    """
-    if isinstance(error, asyncio.CancelledError):
-        delivery = token.delivery_to(task)
-        if delivery is not None:
-            delivery.pending = False
-            if task.uncancel() <= requested:
-                return CancelledError(stop=token.stop)
-    return error
-
-
-async def _absorb(task: asyncio.Task[Any], requested: int) -> None:
-    """Our interruption was swallowed, or has not struck yet: it must not strike what the task does next."""
-    try:
-        await asyncio.sleep(0)
-    except asyncio.CancelledError:
-        if task.uncancel() > requested:
-            raise
-    else:
-        task.uncancel()
 
 
 async def pause(token: CancellationToken, seconds: float) -> None:
@@ -281,11 +253,11 @@ async def pause(token: CancellationToken, seconds: float) -> None:
         if token.cancellation is None:
             await asyncio.sleep(seconds)
     except asyncio.CancelledError as error:
-        if _taken_back(token, task, error, requested) is error:
+        if taken_back(token, task, error, requested) is error:
             raise
     finally:
         if watching and token.unwatch(task) is not None:
-            await _absorb(task, requested)
+            await absorb(task, requested)
 
 
 def retry_pause(made: Call) -> float:

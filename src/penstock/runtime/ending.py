@@ -11,6 +11,7 @@ from penstock.containment.limits import UNLIMITED
 from penstock.errors import CancelledError, Halted
 from penstock.money import format_usd
 from penstock.runtime.call import Call
+from penstock.runtime.cancellation import Cancellation
 from penstock.stops import LIMIT_REASONS, Stop, StopReason, TerminationReason
 from penstock.tracing.events import ChildCompleteTrace, RunCompleted
 from penstock.tracing.lifecycle import Status
@@ -31,23 +32,28 @@ STATUS_OF: dict[TerminationReason, Status] = {
 
 def reason_for(context: ExecutionContext, error: BaseException | None) -> TerminationReason:
     """How the context ended, from what ended it."""
+    return _reason_for(context, error, context.cancellation.cancellation)
+
+
+def _reason_for(
+    context: ExecutionContext, error: BaseException | None, cancelled: Cancellation | None
+) -> TerminationReason:
     if isinstance(error, BaseExceptionGroup):
-        return _reason_for_group(context, error)
+        # A fault in the group is the reason; without one, its first stop is.
+        reasons = [_reason_for(context, one, cancelled) for one in error.exceptions]
+        return TerminationReason.ERROR if TerminationReason.ERROR in reasons else reasons[0]
     if isinstance(error, Halted):
         return _reason_of(error.stop)
     if isinstance(error, CancelledError | asyncio.CancelledError | KeyboardInterrupt | SystemExit | GeneratorExit):
-        stop = context.cancellation.stop
-        return TerminationReason.CONTEXT_CANCELED if stop is None else _reason_of(stop)
+        return TerminationReason.CONTEXT_CANCELED if cancelled is None else _reason_of(cancelled.stop)
     if error is not None:
         return TerminationReason.ERROR
-    stop = context.stop
+    stop = _stop(context, cancelled)
     return TerminationReason.SUCCESS if stop is None else _reason_of(stop)
 
 
-def _reason_for_group(context: ExecutionContext, group: BaseExceptionGroup[BaseException]) -> TerminationReason:
-    """A fault in the group is the reason; without one, its first stop is."""
-    reasons = [reason_for(context, error) for error in group.exceptions]
-    return TerminationReason.ERROR if TerminationReason.ERROR in reasons else reasons[0]
+def _stop(context: ExecutionContext, cancelled: Cancellation | None) -> Stop | None:
+    return context._run.stops.get(context._source) if cancelled is None else cancelled.stop
 
 
 def _reason_of(stop: Stop) -> TerminationReason:
@@ -79,19 +85,20 @@ def end_child(child: ExecutionContext, reason: TerminationReason | None) -> None
 def end_run(context: ExecutionContext, error: BaseException | None) -> None:
     """Close the run: what is still open is abandoned, the root ends, and the last event is written; once."""
     run, root = context._run, context._base
-    reason = reason_for(context, error)
-    stop = context.stop
     now_ns = run.now()
     with run.lock:
         if run.graph.closed:
             return
+        # Looked at once, and here: who cancels and then finds the run open may rely on it that the run ends cancelled.
+        cancelled = context.cancellation.cancellation
+        reason, stop = _reason_for(context, error, cancelled), _stop(context, cancelled)
         below = [call for call in run.graph.open_calls() if call is not root]
         _abandon(context, below, now_ns, "the run ended while the call was running")
         error_class = type(error).__name__ if error is not None else None
         run.graph.end(root, now_ns, STATUS_OF[reason], stop_reason=str(stop) if stop else None, error_class=error_class)
-        ended = RunCompleted(termination_reason=reason, error=error_class)
-        run.graph.close(run.place(ended, context._source, None, now_ns))
-    context._final, context._ended_as = context.cancellation.cancellation, reason
+        where = run.where(context._source, None, now_ns)
+        run.graph.close(RunCompleted(termination_reason=reason, error=error_class, **where))
+        context._final, context._ended_as = cancelled, reason
     _stop_leftovers(context, below)
 
 
@@ -109,11 +116,11 @@ def _abandon(context: ExecutionContext, open_calls: list[CallRecord], now_ns: in
 
 
 def _below(context: ExecutionContext) -> Iterator[ExecutionContext]:
-    found = list(context._children)
+    found = list(context._children or ())
     while found:
         child = found.pop()
         yield child
-        found.extend(child._children)
+        found.extend(child._children or ())
 
 
 def _tell_parent(child: ExecutionContext, reason: TerminationReason, now_ns: int) -> None:

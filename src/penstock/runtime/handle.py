@@ -48,22 +48,30 @@ class Handle:
             start_time=utc_from_ns(self._run.wall_time_ns(self._account.opened_ns)),
         )
 
+    @property
+    def _own_account(self) -> Account:
+        """The account of the context this is a handle of."""
+        return self._account
+
     def _budget_behind(self, stop: Stop) -> Budget:
         """The ceilings of the budget that refused, as a Budget."""
         return (accounts.refusing(self._account, stop) or self._account).limits.as_budget()
 
     def _remember(self, stop: Stop) -> None:
-        """A limit refused something here: that is why this context stops, and those above it that share the budget."""
+        """A limit refused something here: that is why this context stops, and those above it that share the budget.
+
+        A sub-budget at the same place stops what it was given to, and not the context.
+        """
         refusing = accounts.refusing(self._account, stop)
         place: Handle | None = self
-        while refusing is not None and place is not None and accounts.is_under(place._account, refusing):
+        while refusing is not None and place is not None and accounts.is_under(place._own_account, refusing):
             self._run.stops.setdefault(place._source, stop)
             place = place.parent
 
     def _policy_context(self) -> PolicyContext:
         account = self._account
         spent = account.committed - account.held - account.unresolved
-        return PolicyContext(cost_usd=to_usd(spent), step_count=account.steps_taken - account.steps_open)
+        return PolicyContext(cost_usd=to_usd(spent), step_count=account.steps_done)
 
     def _now_or_end(self) -> int:
         return self._run.now() if self._base.end_seq == OPEN else self._base.ended_ns

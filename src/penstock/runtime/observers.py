@@ -7,7 +7,8 @@ entries it had not read, loses those; they are counted. Who raises is counted to
 hangs alone. They do share the interpreter with the run: what an observer computes takes its turn there.
 
 An observer lies down under the graph's lock, after a look that found nothing new, and `graph.notify` is called under
-the same lock. So no entry can slip in between, and nobody has to wake up just to look.
+the same lock. So no entry can slip in between, and nobody has to wake up just to look. A graph has one `notify`:
+`Bells`, which everybody who sleeps until the next entry shares, here and in `stream`.
 
 Knows the log, and nothing of the run that writes it.
 """
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from inspect import iscoroutinefunction
+from typing import Protocol
 
 from penstock.errors import InvalidValue, RunEnded
 from penstock.tracing.events import TraceEvent
@@ -31,6 +33,48 @@ GRACE_S = 0.25
 """How long an observer that has been told to stop may take to do so before it counts as hung."""
 
 Observer = Callable[[Sequence[TraceEvent]], None]
+
+
+class Bell(Protocol):
+    """What wakes one sleeper, or several."""
+
+    def release(self) -> None:
+        """Ring, without waiting for anything; RuntimeError if there is nobody to wake any more."""
+
+
+class Bells:
+    """The bells of those who sleep until the next entry of a graph, whose `notify` this is.
+
+    Everything here is read and written under the graph's lock. A bell is rung once: then it is off the list.
+    """
+
+    def __init__(self) -> None:
+        self.sleeping: list[Bell] = []
+        self.has_observers = False
+        """Whether there is an `Observers` of this graph that has not been closed."""
+
+    def __call__(self) -> None:
+        """Ring every bell."""
+        if self.sleeping:
+            for bell in self.sleeping:
+                # An interrupt here may leave a bell on the list that was rung already; ringing twice wakes once.
+                with suppress(RuntimeError):
+                    bell.release()
+            self.sleeping.clear()
+
+    def take_off(self, bell: Bell) -> None:
+        """The sleeper got up by itself; no effect if the bell was rung."""
+        with suppress(ValueError):
+            self.sleeping.remove(bell)
+
+
+def bells_of(graph: ExecutionGraph) -> Bells:
+    """The bells that the next entry of `graph` rings. The caller holds the graph's lock."""
+    if graph.notify is None:
+        graph.notify = Bells()
+    if not isinstance(graph.notify, Bells):
+        raise RuntimeError(f"run {graph.chain_id} notifies {graph.notify!r} already, which cannot be shared")
+    return graph.notify
 
 
 class Subscription:
@@ -89,7 +133,7 @@ class Subscription:
         with self._graph.lock:
             if self._until is None:
                 self._until = self._graph.seq
-                self._observers._wake()
+                self._observers._bells()
 
     # The thread's side.
 
@@ -145,12 +189,11 @@ class Subscription:
         """Sleep until there is something to do; False if there never will be."""
         with self._graph.lock:
             # On the list first: the lock is re-entrant, and a finalizer that runs in this thread may write as well.
-            self._observers._sleeping.append(self._bell)
+            self._observers._bells.sleeping.append(self._bell)
             is_over = self._graph.closed
             has_work = self._until is not None or self._graph.seq > self._seq
             if has_work or is_over:
-                with suppress(ValueError):
-                    self._observers._sleeping.remove(self._bell)
+                self._observers._bells.take_off(self._bell)
                 return has_work
         self._bell.acquire()
         return True
@@ -165,12 +208,10 @@ class Subscription:
 
 
 class Observers:
-    """Everybody who watches one run. There is one of these per graph, and it takes the graph's `notify`."""
+    """Everybody who watches one run from a thread. There is one of these per graph at a time."""
 
     def __init__(self, graph: ExecutionGraph) -> None:
         self.graph = graph
-        self._sleeping: list[_thread.LockType] = []
-        """The bells of the observers that are asleep. Guarded by the graph's lock."""
         self.hung = 0
         """Observers that were left behind by `close` because they did not return."""
         self._lock = threading.Lock()
@@ -180,9 +221,11 @@ class Observers:
         self._numbers = itertools.count(1)
         self._closed = False
         with graph.lock:
-            if graph.notify is not None:
+            self._bells = bells_of(graph)
+            if self._bells.has_observers:
                 raise RuntimeError(f"run {graph.chain_id} has its observers already; add to those")
-            graph.notify = self._wake
+            self._bells.has_observers = True
+            self._sleeping = self._bells.sleeping
 
     @property
     def dropped(self) -> int:
@@ -230,18 +273,11 @@ class Observers:
         for one in live:
             one._thread.join(max(0.0, deadline - time.monotonic()))
         with self.graph.lock:
-            self.graph.notify = None
+            self._bells.has_observers = False
+            if not self._bells.sleeping:  # else a stream waits for the next entry
+                self.graph.notify = None
         self.hung = sum(one._inside for one in live)
         return self.hung
-
-    def _wake(self) -> None:
-        """Ring every bell. The caller holds the graph's lock."""
-        if self._sleeping:
-            for bell in self._sleeping:
-                # An interrupt here may leave a bell on the list that was rung already; ringing twice wakes once.
-                with suppress(RuntimeError):
-                    bell.release()
-            self._sleeping.clear()
 
     def _forget(self, subscription: Subscription) -> None:
         """An observer's thread has ended: keep its counts only."""

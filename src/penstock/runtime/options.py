@@ -64,4 +64,16 @@ def must_be_text(field: str, value: object) -> None:
         raise InvalidValue(field, value, "a string")
 
 
+def must_be_name(field: str, value: object, expected: str = "a name") -> None:
+    """InvalidValue names the field if it is no string, or an empty one."""
+    if not isinstance(value, str) or not value:
+        raise InvalidValue(field, value, expected)
+
+
+def must_be_at_least(least: int, field: str, value: object) -> None:
+    """InvalidValue names the field if it is no whole number of that size."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidValue(field, value, f"a whole number, {least} or more")
+
+
 DEFAULT_OPTIONS = WrapOptions()

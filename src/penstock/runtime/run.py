@@ -39,7 +39,7 @@ from penstock.tracing.events import (
     TraceEvent,
 )
 from penstock.tracing.execution_graph import ExecutionGraph
-from penstock.tracing.lifecycle import KINDS, TERMINAL
+from penstock.tracing.lifecycle import KINDS, TERMINAL, CallKind
 from penstock.tracing.record import CallRecord, Source
 
 SyncCalls = Literal["auto", "inline", "thread"]
@@ -47,6 +47,9 @@ UnknownBill = Literal["hold", "release"]
 
 THE_RUNS_OWN = (RunStarted, RunCompleted, CallStarted, CallSettled)
 """Events that keep the books of a run: written by somebody else, its history would contradict itself."""
+
+MAX_TOLD_ABORTS = 1_000
+"""Aborts that a run remembers having written down: one of a child that was stopped long ago stops nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,14 @@ class RunSettings:
     """Results kept for whoever is told that the run was stopped."""
     max_safety_events: int = 1_000
     """Safety events kept; older ones are dropped and counted."""
+    record_steps: bool = True
+    """Whether every step of a graph is a call in the tree. Without it, a step that no limit, hook, policy or trace
+    asks about runs as it is; calls made inside it are recorded all the same."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.strict, bool):
-            raise InvalidValue("strict", self.strict, "True or False")
+        for flag in ("strict", "record_steps"):
+            if not isinstance(getattr(self, flag), bool):
+                raise InvalidValue(flag, getattr(self, flag), "True or False")
         if self.max_kept_calls is not None and not _at_least(1, self.max_kept_calls):
             raise InvalidValue(
                 "max_kept_calls", self.max_kept_calls, "a whole number, one or more, or None to keep all"
@@ -104,25 +111,27 @@ def _at_least(least: int, value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= sys.maxsize
 
 
+DEFAULT_SETTINGS = RunSettings()
+
+
 class WorstCase:
     """What a call of one kind holds where nothing better is known: the most that one has used so far.
 
-    A cost hint stands for the cost alone; tokens have no hint.
+    A cost hint stands for the cost alone; tokens have no hint. It does not change: learning makes another one, and the
+    runs that have learned nothing share theirs.
     """
 
     __slots__ = ("api_calls", "cost", "model", "tokens")
 
-    def __init__(self, api_calls: int, model: str | None = None) -> None:
-        self.cost = 0
-        self.tokens = 0
+    def __init__(self, api_calls: int, model: str | None = None, cost: int = 0, tokens: int = 0) -> None:
+        self.cost = cost
+        self.tokens = tokens
         self.api_calls = api_calls
         self.model = model
         """The model that is meant where a call names none."""
 
-    def learn(self, cost: int, tokens: int) -> None:
-        """One has cost this. The caller holds the lock."""
-        self.cost = max(self.cost, cost)
-        self.tokens = max(self.tokens, tokens)
+
+NOTHING_LEARNED: Mapping[CallKind, WorstCase] = {"llm": WorstCase(1), "tool": WorstCase(0), "system": WorstCase(0)}
 
 
 class Run:
@@ -149,6 +158,7 @@ class Run:
         "safety_events",
         "settings",
         "stops",
+        "told_aborts",
         "unknown_costs",
         "worst_case",
     )
@@ -173,7 +183,7 @@ class Run:
         self.metadata = metadata
         self.ledger = ledger
         self.lock = ledger.lock
-        self.settings = settings = settings or RunSettings()
+        self.settings = settings = settings or DEFAULT_SETTINGS
         self.graph = ExecutionGraph(
             self.id, clock=clock, lock=ledger.lock, source=source, max_kept=settings.max_kept_calls
         )
@@ -184,16 +194,37 @@ class Run:
         self.external_token = external_token
         self.guarded = pipeline is not None or breaker is not None
         self.observers: Observers | None = None
-        self.worst_case = {"llm": WorstCase(1, metadata.model), "tool": WorstCase(0), "system": WorstCase(0)}
+        self.worst_case = NOTHING_LEARNED
+        if metadata.model is not None:
+            self.worst_case = {**NOTHING_LEARNED, "llm": WorstCase(1, metadata.model)}
         self.demands_price = settings.strict or self.prices.unknown == "refuse"
         """Whether a call without a hint may be refused for its price."""
         self.unknown_costs = 0
         """Model calls whose cost nobody could tell."""
-        self.results: deque[tuple[CallRecord, Any]] = deque(maxlen=settings.max_kept_results)
-        self.safety_events: deque[SafetyEvent] = deque(maxlen=settings.max_safety_events)
+        self.results: deque[tuple[CallRecord, Any]] | None = None
+        """The newest results; None until there is one."""
+        self.safety_events: deque[SafetyEvent] | None = None
+        """The newest safety events; None until there is one."""
         self.safety_dropped = 0
         self.stops: dict[Source, Stop] = {}
         """The first limit that refused something in a context, or in one below it by a budget they share."""
+        self.told_aborts: dict[int, Stop] = {}
+        """The aborts that were written down, by identity: each is told once, however many calls it stops."""
+
+    def begin(self, name: str, metadata: Mapping[str, Any], source: Source) -> None:
+        """Write the run's first event."""
+        with self.lock:
+            self.graph.append(RunStarted(name=name, metadata=metadata, **self.where(source, None, self.now())))
+
+    def learn(self, kind: CallKind, cost: int, tokens: int) -> None:
+        """A call of that kind has used this. The caller holds the lock."""
+        worst = self.worst_case[kind]
+        more = WorstCase(worst.api_calls, worst.model, max(worst.cost, cost), max(worst.tokens, tokens))
+        self.worst_case = {**self.worst_case, kind: more}
+
+    def keep_result(self, record: CallRecord, value: Any) -> None:
+        """Keep the first result of the run, and make room for more. The caller holds the lock."""
+        self.results = deque([(record, value)], maxlen=self.settings.max_kept_results)
 
     def outside_the_lock(self, act: Callable[[], None]) -> None:
         """Run `act` here; or, if this thread is inside the run's lock already, on a worker that waits for it.
@@ -229,9 +260,10 @@ class Run:
 
     def place(self, event: TraceEvent, source: Source, parent: CallRecord | None, now_ns: int) -> TraceEvent:
         """The event with time, place and the next seq filled in. The caller holds the lock."""
-        return replace(event, **self._where(source, parent, now_ns))
+        return replace(event, **self.where(source, parent, now_ns))
 
-    def _where(self, source: Source, parent: CallRecord | None, now_ns: int) -> dict[str, Any]:
+    def where(self, source: Source, parent: CallRecord | None, now_ns: int) -> dict[str, Any]:
+        """What every event carries, for the next one. The caller holds the lock."""
         return {
             "run_id": self.id,
             "seq": self.graph.seq + 1,
@@ -257,8 +289,11 @@ class Run:
         """Write down that something was stopped: as a safety event, and in the log.
 
         A hook that denies for a reason of its own signs with its name. Every other stop is one of the run's, whoever
-        noticed it: a hook that stands behind one, such as a rate limit, is named in the metadata.
+        noticed it: a hook that stands behind one, such as a rate limit, is named in the metadata. An abort is written
+        once, with whatever it is first told of; the calls it stops beside that say so in their own records.
         """
+        if stop.reason is StopReason.ABORTED and not self._tells_first(stop):
+            return
         signed = hook if stop.reason is StopReason.HOOK_DENIED else "ExecutionContext"
         self.keep_safety_event(
             SafetyEvent(
@@ -275,10 +310,9 @@ class Run:
         with self.lock:
             if self.graph.closed:
                 return
-            # Made in one go: when a run is aborted, every call that is under way comes through here.
             self.graph.append(
                 LimitTrace(
-                    **self._where(source, call, now_ns),
+                    **self.where(source, call, now_ns),
                     node_id=call.node_id if call else None,
                     name=call.name if call else "",
                     stop_reason=str(stop.reason),
@@ -291,6 +325,17 @@ class Run:
                     asked=stop.asked,
                 )
             )
+
+    def _tells_first(self, abort: Stop) -> bool:
+        """Whether nobody has told of this abort yet; from now on, somebody has."""
+        told = self.told_aborts
+        with self.lock:
+            if id(abort) in told:
+                return False
+            if len(told) >= MAX_TOLD_ABORTS:
+                del told[next(iter(told))]
+            told[id(abort)] = abort
+            return True
 
     def record_verdict(self, verdict: Verdict, source: Source, call: CallRecord) -> None:
         """Write down what a hook said of a call."""
@@ -324,6 +369,8 @@ class Run:
     def keep_safety_event(self, event: SafetyEvent) -> None:
         """Keep the event; the oldest makes room and is counted."""
         with self.lock:
+            if self.safety_events is None:
+                self.safety_events = deque(maxlen=self.settings.max_safety_events)
             if len(self.safety_events) == self.safety_events.maxlen:
                 self.safety_dropped += 1
             self.safety_events.append(event)
@@ -332,7 +379,7 @@ class Run:
         """The results so far by call name, with the path of the child context before it; a name that comes again gets
         its call id after it."""
         with self.lock:
-            kept = list(self.results)
+            kept = list(self.results or ())
         results: dict[str, Any] = {}
         for call, value in kept:
             _, _, place = call.source.path.partition("/")

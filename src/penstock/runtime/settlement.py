@@ -23,18 +23,21 @@ from penstock.runtime.billing.usage import (
     read_usage,
     usage_of_failure,
 )
-from penstock.runtime.call import ALLOW, RETRY, Call, describe, interruption, stop_of
+from penstock.runtime.call import RETRY, Call, describe, interruption, stop_of
 from penstock.stops import Stop, StopReason
 from penstock.tracing.events import DivergenceTrace
 from penstock.tracing.lifecycle import Status
 from penstock.tracing.record import OPEN
 
+_FIELDS_OF_A_CANCEL = vars(CancelledError()).keys()
+
 
 def succeed(call: Call, value: Any) -> None:
     """The function returned: settle what it cost, and give its value unless the call was stopped meanwhile."""
-    run, record, hold = call.context._run, call.record, call.hold
-    assert hold is not None
-    cost, tokens_in, tokens_out, known = hold.cost if call.hinted else 0, 0, 0, True
+    run, record = call.context._run, call.record
+    cost = call._held_cost if call.hinted else 0
+    tokens_in = tokens_out = 0
+    known = True
     if type(value) not in WITHOUT_USAGE or call.usage is not None:
         cost, tokens_in, tokens_out, known = _bill(call, _usage_of(call, value), cost)
         if type(value) is Reported:
@@ -58,16 +61,20 @@ def succeed(call: Call, value: Any) -> None:
         else:
             denied = None
     with run.lock:
-        accounts.settle(hold, cost, tokens_in, tokens_out, stop is None)
+        accounts.settle(call, cost, tokens_in, tokens_out, stop is None)
         if not known:
             run.unknown_costs += 1
             call.unknown = True
-        if tokens_in + tokens_out > hold.tokens or (cost > hold.cost and not call.hinted):
-            run.worst_case[record.kind].learn(0 if call.hinted else cost, tokens_in + tokens_out)
+        used = cost or tokens_in or tokens_out
+        if used and (tokens_in + tokens_out > call._held_tokens or (cost > call._held_cost and not call.hinted)):
+            run.learn(record.kind, 0 if call.hinted else cost, tokens_in + tokens_out)
         if stop is None:
             ended = run.graph.end(record, now_ns, "success", cost, tokens_in or None, tokens_out or None)
             if ended:
-                run.results.append((record, value))
+                if run.results is not None:
+                    run.results.append((record, value))
+                else:
+                    run.keep_result(record, value)
         else:
             ended = run.graph.end(record, now_ns, "halt", cost, tokens_in or None, tokens_out or None, str(stop))
         if not ended:
@@ -75,7 +82,7 @@ def succeed(call: Call, value: Any) -> None:
         record.owner = None
     if run.breaker is not None:
         run.breaker.record_success(call.permit)
-    if run.divergence is not None and (cost or tokens_in or tokens_out):
+    if used and run.divergence is not None:
         _watch_rate(call, now_ns, cost, tokens_in + tokens_out)
     if not ended:
         # Whoever ended the record has told why.
@@ -85,7 +92,8 @@ def succeed(call: Call, value: Any) -> None:
         _discard(call, stop, denied)
     else:
         call.value = value
-        call.decision = ALLOW if call.degraded is None else Decision.DEGRADE
+        if call.degraded is not None:
+            call.decision = Decision.DEGRADE
 
 
 def _usage_of(call: Call, value: Any) -> Usage | None:
@@ -144,6 +152,10 @@ def fail(call: Call, error: BaseException) -> None:
 
     What is no Exception of the call's own is raised again.
     """
+    if type(error) is CancelledError and error.stop is call.token.stop:
+        # The cancel itself, and nothing around it. When a run is aborted, every call under way comes through here.
+        _end_stopped(call, call.stop or error.stop, error, free=False)
+        return
     stopped = next((one for one in _leaves(error) if isinstance(one, Halted | CancelledError)), None)
     cut_off = call.token.is_cancelled or call.record.end_seq != OPEN
     if isinstance(stopped, Halted) and _may_be_kept(error):
@@ -227,10 +239,15 @@ def told_by(error: BaseException) -> str:
 
 def _failure_bill(call: Call, error: BaseException) -> tuple[int, int, int, bool] | None:
     """What a call that did not succeed is known to have cost; None if nobody said, or a call below has paid for it."""
-    usage = call.usage or (None if error is call.failed_below else usage_of_failure(error))
-    hold = call.hold
-    assert hold is not None
-    return None if usage is None else _bill(call, usage, hold.cost if call.hinted else 0)
+    usage = call.usage
+    if usage is None and error is not call.failed_below and not _says_nothing(error):
+        usage = usage_of_failure(error)
+    return None if usage is None else _bill(call, usage, call._held_cost if call.hinted else 0)
+
+
+def _says_nothing(error: BaseException) -> bool:
+    """Whether it is a cancel as we make them: nobody has written a bill on it, or raised it from something else."""
+    return type(error) is CancelledError and error.__cause__ is None and vars(error).keys() == _FIELDS_OF_A_CANCEL
 
 
 def settle_and_end(
@@ -240,17 +257,16 @@ def settle_and_end(
 
     False if the record had ended already.
     """
-    run, record, hold = call.context._run, call.record, call.hold
-    assert hold is not None
+    run, record = call.context._run, call.record
     cost, tokens_in, tokens_out, known = bill or (0, 0, 0, True)
     now_ns = run.now()
     with run.lock:
         if bill is not None:
-            accounts.settle(hold, cost, tokens_in, tokens_out, False)
-        elif free or run.settings.unknown_bill == "release" or hold.cost == hold.tokens == 0:
-            accounts.release(hold)
-        elif hold.state == "held":
-            accounts.leave_unresolved(hold)
+            accounts.settle(call, cost, tokens_in, tokens_out, False)
+        elif free or run.settings.unknown_bill == "release" or call._held_cost == call._held_tokens == 0:
+            accounts.release(call)
+        elif call.state == "held":
+            accounts.leave_unresolved(call)
         if not known or (bill is None and not free and _held_for_nothing(call) and error is not call.failed_below):
             run.unknown_costs += 1
             call.unknown = True
@@ -266,7 +282,7 @@ def settle_and_end(
 
 def _held_for_nothing(call: Call) -> bool:
     """Whether the call may have been billed although nothing was held for it."""
-    return call.record.kind == "llm" and not call.hinted and call.hold is not None and call.hold.cost == 0
+    return call.record.kind == "llm" and not call.hinted and call._held_cost == 0
 
 
 def abandon(call: Call, stop: Stop) -> bool:
@@ -285,8 +301,8 @@ def abandon(call: Call, stop: Stop) -> bool:
         for one in below:
             run.graph.end(one, now_ns, "halt", stop_reason=str(stop), abandoned=True)
             left = one.owner
-            if isinstance(left, Call) and left.hold is not None and left.hold.state == "held":
-                accounts.leave_unresolved(left.hold)
+            if isinstance(left, Call) and left.state == "held":
+                accounts.leave_unresolved(left)
     if run.breaker is not None:
         for one in below:
             if isinstance(left := one.owner, Call):

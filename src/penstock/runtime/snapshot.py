@@ -14,6 +14,7 @@ from penstock.money import to_usd
 from penstock.runtime.cancellation import Cancellation
 from penstock.runtime.handle import Handle
 from penstock.stops import Stop, StopReason
+from penstock.tracing.execution_graph import by_number
 from penstock.tracing.lifecycle import CallKind
 from penstock.tracing.record import CallRecord
 
@@ -67,9 +68,10 @@ def take_snapshot(handle: Handle, started_ns: int, cancelled: Cancellation | Non
     run = handle._run
     with run.lock:
         figures = accounts.balance(handle._account)
-        seq, calls = run.graph.calls()
-        events, dropped, unknown_costs = list(run.safety_events), run.safety_dropped, run.unknown_costs
+        seq, calls = run.graph.seq, run.graph._kept()
+        events, dropped, unknown_costs = list(run.safety_events or ()), run.safety_dropped, run.unknown_costs
         elapsed_ns = handle._now_or_end() - started_ns
+    calls.sort(key=by_number)
     return ContextSnapshot(
         chain_id=run.id,
         request_id=run.metadata.request_id,

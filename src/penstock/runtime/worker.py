@@ -11,6 +11,7 @@ is idle, so nested calls can never wait for each other, and they end after a whi
 from __future__ import annotations
 
 import _thread
+import asyncio
 import contextlib
 import contextvars
 import itertools
@@ -87,6 +88,33 @@ class Job:
         # Releasing an unlocked lock is an error that says the caller is awake already.
         with contextlib.suppress(RuntimeError):
             self._wake.release()
+
+
+class LoopJob(Job):
+    """A function on a worker that a task waits for."""
+
+    __slots__ = ("_done", "_loop")
+
+    def __init__(self, fn: Callable[[], Any], on_late: Callable[[Any, BaseException | None], None]) -> None:
+        super().__init__(fn, on_late)
+        self._loop = asyncio.get_running_loop()
+        self._done = self._loop.create_future()
+
+    async def result(self) -> Any:
+        """Start it, wait for it; its value, or raise what it raised."""
+        start(self)
+        await self._done
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._finish)
+
+    def _finish(self) -> None:
+        if not self._done.done():
+            self._done.set_result(None)
 
 
 def start(job: Job) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -27,11 +28,13 @@ from penstock.money import Usd, to_nanos
 from penstock.tracing import views
 from penstock.tracing.events import TraceEvent
 from penstock.tracing.lifecycle import KINDS, TRANSITIONS, CallKind, Status
-from penstock.tracing.record import CallRecord, Settlement, Source
+from penstock.tracing.record import OPEN, CallRecord, Settlement, Source
 from penstock.tracing.stats import ExecutionStats, Tallies
 
 Entry = CallRecord | Settlement | TraceEvent
 
+by_number = attrgetter("number")
+"""The order in which calls began."""
 EVENTS_PER_CALL_KEPT = 4
 TRIM_CHUNK = 1_024
 MAX_TOKENS = 1 << 53
@@ -40,6 +43,29 @@ MAX_TOKENS = 1 << 53
 
 class ExecutionGraph:
     """Every call of one run as a tree, with its log; safe to write and read from any thread."""
+
+    __slots__ = (
+        "__weakref__",
+        "_closed",
+        "_ended",
+        "_first_seq",
+        "_fold_lock",
+        "_last_number",
+        "_log",
+        "_open",
+        "_source",
+        "_tallied_seq",
+        "_tallies",
+        "chain_id",
+        "clock",
+        "folded",
+        "lock",
+        "max_depth",
+        "max_kept",
+        "notify",
+        "root",
+        "wall_offset_ns",
+    )
 
     def __init__(
         self,
@@ -65,9 +91,10 @@ class ExecutionGraph:
         self._source = source or Source("main")
         self._log: list[Entry] = []
         self._first_seq = 1
-        self._calls: dict[int, CallRecord] = {}
         self._open: dict[int, CallRecord] = {}
+        """The calls under way by their number, in the order they began."""
         self._ended: deque[CallRecord] = deque()
+        """The finished calls that are kept, in the order they ended."""
         self._last_number = 0
         self._closed = False
         self._fold_lock = threading.Lock()
@@ -88,19 +115,36 @@ class ExecutionGraph:
         now_ns: int,
         running: bool = True,
         metadata: Mapping[str, Any] | None = None,
+        owner: object = None,
     ) -> CallRecord:
         """Write that a call begins. The caller holds the lock."""
         if self._closed:
             raise RunEnded(self.chain_id, f"{kind} call {name!r} came after its end")
         self._last_number = number = self._last_number + 1
         log = self._log
-        call = CallRecord(
-            number, self._first_seq + len(log), parent, kind, name, model, source, now_ns, running, metadata
-        )
+        # Field by field: an `__init__` would take longer than all of them.
+        call = CallRecord()
+        call.number = number
+        call.seq = self._first_seq + len(log)
+        call.parent = parent
+        call.depth = depth = 0 if parent is None else parent.depth + 1
+        if depth > self.max_depth:
+            self.max_depth = depth
+        call.kind = kind
+        call.name = name
+        call.model = model
+        call.source = source
+        call.iteration = source.iteration
+        call.started_ns = now_ns
+        call.running = running
+        call.metadata = metadata
+        call.retries = 0
+        call.owner = owner
+        call.settled = None
+        call.folded_from = None
+        call.end_seq = OPEN
         log.append(call)
-        self._calls[number] = self._open[number] = call
-        if call.depth > self.max_depth:
-            self.max_depth = call.depth
+        self._open[number] = call
         if self.notify is not None:
             self.notify()
         return call
@@ -131,12 +175,11 @@ class ExecutionGraph:
         log = self._log
         call.end_seq = self._first_seq + len(log)
         log.append(call)
-        if self.max_kept is not None:
-            if call is not self.root:
-                self._ended.append(call)
-            if len(self._calls) > self.max_kept and self._ended:
-                self._fold_oldest()
-                self._trim_excess(self.max_kept)
+        ended, max_kept = self._ended, self.max_kept
+        ended.append(call)
+        if max_kept is not None and len(ended) + len(self._open) > max_kept:
+            self._fold_oldest()
+            self._trim_excess(max_kept)
         if self.notify is not None:
             self.notify()
         return True
@@ -148,7 +191,7 @@ class ExecutionGraph:
         late = Settlement(call, self.seq + 1, now_ns, cost, tokens_in, tokens_out)
         self._log.append(late)
         call.settled = late
-        if call.number not in self._calls and (above := self._kept_above(call)) is not None:
+        if call.folded_from is not None and (above := self._kept_above(call)) is not None:
             self.folded[above.number] = views.fold_late(self.folded.get(above.number), late)
         if self.max_kept is not None:
             self._trim_excess(self.max_kept)
@@ -263,11 +306,12 @@ class ExecutionGraph:
         """The whole tree as JSON data, true for the `seq` it carries; later changes do not touch it."""
         with self._fold_lock:
             with self.lock:
-                seq, calls, folded = self.seq, list(self._calls.values()), dict(self.folded)
+                seq, calls, folded = self.seq, self._kept(), dict(self.folded)
                 root, max_depth, now_ns = self.root, self.max_depth, self.clock.monotonic_ns()
                 uncounted = self._since(self._tallied_seq)
             self._absorb(uncounted)
             totals = self._totals(max_depth)
+        calls.sort(key=by_number)
         nodes = {call.node_id: self._node(call, seq, folded) for call in calls}
         if folded:
             _reattach(nodes, calls)
@@ -328,12 +372,22 @@ class ExecutionGraph:
     def calls(self) -> tuple[int, list[CallRecord]]:
         """The newest seq and every kept call, oldest first."""
         with self.lock:
-            return self.seq, list(self._calls.values())
+            seq, calls = self.seq, self._kept()
+        calls.sort(key=by_number)
+        return seq, calls
 
     # Inside.
 
+    def _kept(self) -> list[CallRecord]:
+        """Every call that is kept one by one, in no order. The caller holds the lock."""
+        return [*self._ended, *self._open.values()]
+
     def _call(self, node_id: str) -> CallRecord:
-        call = self._calls.get(self._number(node_id))
+        number = self._number(node_id)
+        call = self._open.get(number)
+        if call is None:
+            # A search, because few ask for a call that has ended, and an index would cost every call time and memory.
+            call = next((ended for ended in reversed(self._ended) if ended.number == number), None)
         if call is None:
             raise KeyError(f"call {node_id!r} was folded away in run {self.chain_id}")
         return call
@@ -397,8 +451,13 @@ class ExecutionGraph:
 
     def _fold_oldest(self) -> None:
         """Fold one finished call into its nearest kept ancestor."""
-        oldest = self._ended.popleft()
-        del self._calls[oldest.number]
+        ended = self._ended
+        if ended[0] is self.root:
+            ended.rotate(-1)
+            if ended[0] is self.root:
+                return
+        oldest = ended.popleft()
+        oldest.folded_from = oldest.parent_number
         parent = oldest.parent = self._kept_above(oldest)
         if parent is not None:
             before = self.folded.get(parent.number)
@@ -406,7 +465,7 @@ class ExecutionGraph:
 
     def _kept_above(self, call: CallRecord) -> CallRecord | None:
         above = call.parent
-        while above is not None and above.number not in self._calls:
+        while above is not None and above.folded_from is not None:
             above = above.parent
         return above
 

@@ -69,6 +69,8 @@ def _cost(call: CallRecord) -> int:
 def _line(graph: ExecutionGraph, call: CallRecord, seq: int, subtotal: int) -> str:
     status = call.status_at(seq)
     parts = [f"{MARKS[status]} {call.name}"]
+    if attempt := attempt_of(call.metadata or {}):
+        parts.append(attempt)
     if call.kind != "system":
         parts.append(call.kind if call.model is None else f"{call.kind} {call.model}")
     cost = subtotal if call.kind == "system" else _cost(call)
@@ -80,6 +82,15 @@ def _line(graph: ExecutionGraph, call: CallRecord, seq: int, subtotal: int) -> s
     if folded is not None:
         parts.append(f"({folded.calls} more calls folded, {format_usd(folded.cost)})")
     return "  ".join(_printable(part) for part in parts)
+
+
+def attempt_of(about: Mapping[str, object]) -> str:
+    """Which attempt a call was, or what stood in for a result that never came, by its metadata; mostly nothing."""
+    if "skip" in about:
+        return f"skipped after {about['skip']}"
+    if "fallback" in about:
+        return f"fallback {about['fallback']}"
+    return f"attempt {about['attempt']}" if "attempt" in about else ""
 
 
 def _ending(call: CallRecord, status: Status) -> list[str]:

@@ -37,7 +37,7 @@ class Source:
 
 
 class CallRecord:
-    """One call: what it is, when it began, and, once it has ended, how."""
+    """One call: what it is, when it began, and, once it has ended, how. The graph's `begin` and `end` fill it in."""
 
     __slots__ = (
         "abandoned",
@@ -46,6 +46,7 @@ class CallRecord:
         "end_seq",
         "ended_ns",
         "error_class",
+        "folded_from",
         "iteration",
         "kind",
         "metadata",
@@ -54,7 +55,6 @@ class CallRecord:
         "number",
         "owner",
         "parent",
-        "parent_number",
         "retries",
         "running",
         "seq",
@@ -67,48 +67,34 @@ class CallRecord:
         "tokens_out",
     )
 
-    abandoned: bool
-    cost: int
-    ended_ns: int
-    error_class: str | None
+    number: int
+    seq: int
+    parent: CallRecord | None
+    depth: int
+    kind: CallKind
+    name: str
+    model: str | None
+    source: Source
+    iteration: int
+    started_ns: int
+    running: bool
+    metadata: Mapping[str, Any] | None
+    retries: int
+    owner: object
+    """Whoever runs the call, while it is open; theirs to set and to clear."""
+    settled: Settlement | None
+    folded_from: int | None
+    """The number of its parent when it was folded away; None while it is kept one by one."""
+    end_seq: int
+
     status: Status
-    stop_reason: str | None
+    ended_ns: int
+    cost: int
     tokens_in: int | None
     tokens_out: int | None
-
-    def __init__(
-        self,
-        number: int,
-        seq: int,
-        parent: CallRecord | None,
-        kind: CallKind,
-        name: str,
-        model: str | None,
-        source: Source,
-        started_ns: int,
-        running: bool,
-        metadata: Mapping[str, Any] | None,
-    ) -> None:
-        self.number = number
-        self.seq = seq
-        self.parent = parent
-        if parent is None:
-            self.parent_number, self.depth = 0, 0
-        else:
-            self.parent_number, self.depth = parent.number, parent.depth + 1
-        self.kind: CallKind = kind
-        self.name = name
-        self.model = model
-        self.source = source
-        self.iteration = source.iteration
-        self.started_ns = started_ns
-        self.running = running
-        self.metadata = metadata
-        self.retries = 0
-        self.end_seq = OPEN
-        self.owner: object = None
-        """Whoever runs the call, while it is open; theirs to set and to clear."""
-        self.settled: Settlement | None = None
+    stop_reason: str | None
+    error_class: str | None
+    abandoned: bool
 
     @property
     def node_id(self) -> str:
@@ -116,9 +102,17 @@ class CallRecord:
         return call_id(self.number)
 
     @property
+    def parent_number(self) -> int:
+        """The number of the call that made this one; 0 for the root."""
+        parent = self.parent  # before `folded_from`, which is written before the call is linked to another one
+        if self.folded_from is not None:
+            return self.folded_from
+        return 0 if parent is None else parent.number
+
+    @property
     def parent_id(self) -> str | None:
         """The public id of the call that made this one; None for the root."""
-        return call_id(self.parent_number) if self.parent_number else None
+        return call_id(number) if (number := self.parent_number) else None
 
     def is_under(self, other: CallRecord) -> bool:
         """Whether this call was made by `other`, or by something that `other` made."""

@@ -125,6 +125,8 @@ def _in_usd(costs: Mapping[str, int]) -> dict[str, float]:
 class Tallies:
     """The sums of every context of a run. Each call is counted once, where it happened; totals are made on reading."""
 
+    __slots__ = ("own",)
+
     def __init__(self) -> None:
         self.own: dict[Source, Tally] = {}
 

@@ -230,6 +230,8 @@ def read_usage(value: object) -> Usage | None:
 
 
 def _of_response(response: object) -> Usage | None:
+    if type(held := getattr(response, "usage", None)) is Usage:
+        return _of_usage(held)
     get = _getter(response, _HOLDERS)
     for name in _HOLDERS:
         holder = get(name)

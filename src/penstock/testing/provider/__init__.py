@@ -1,4 +1,4 @@
-"""A scripted model provider whose invoice is the judge of money."""
+"""A scripted model provider, in process and over HTTP, whose invoice is the judge of money."""
 
 from penstock.testing.provider.behaviours import (
     Answer,
@@ -13,13 +13,36 @@ from penstock.testing.provider.behaviours import (
     Stall,
 )
 from penstock.testing.provider.fake import FakeProvider, ScriptEnded
+from penstock.testing.provider.http import (
+    Cut,
+    Disconnect,
+    Fail,
+    FakeProviderServer,
+    Fate,
+    Garble,
+    Hang,
+    Say,
+    ToolCall,
+    Truncate,
+    WireRequest,
+    by_chance,
+    count_input_tokens,
+    count_tokens,
+)
 from penstock.testing.provider.invoice import Invoice, InvoiceLine
 
 __all__ = [
     "Answer",
     "Behaviour",
+    "Cut",
+    "Disconnect",
+    "Fail",
     "FailAfterBilling",
     "FakeProvider",
+    "FakeProviderServer",
+    "Fate",
+    "Garble",
+    "Hang",
     "Invoice",
     "InvoiceLine",
     "LieAboutUsage",
@@ -27,7 +50,14 @@ __all__ = [
     "ProviderHTTPError",
     "Raise",
     "RefuseFree",
+    "Say",
     "ScriptEnded",
     "ServerError",
     "Stall",
+    "ToolCall",
+    "Truncate",
+    "WireRequest",
+    "by_chance",
+    "count_input_tokens",
+    "count_tokens",
 ]

@@ -100,11 +100,14 @@ class FakeProvider:
         self._input_rate = to_nanos(input_usd_per_mtok, "input_usd_per_mtok")
         self._output_rate = to_nanos(output_usd_per_mtok, "output_usd_per_mtok")
         self._shape: Shape = shape
-        self._latency_s = latency_s
+        self.latency_s = latency_s
+        self.has_script = script is not None
         self._bill_on_start = bill_on_start
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._script = _numbered(script)
+        self._script = _behaviours(script)
+        self._taken = 0
+        self._numbers = count(1)
 
     def complete(self, prompt: object = "…", *, max_tokens: int | None = None) -> Any:
         """Answer `prompt`, blocking; at most `max_tokens` are generated."""
@@ -132,15 +135,28 @@ class FakeProvider:
     def _accept(self, max_tokens: int | None) -> _Request:
         """Take the next behaviour, and put the request on the invoice as it stands if nobody ever comes back for it."""
         with self._lock:
-            number, behaviour = self._next_behaviour()
-            request = self._priced(_plan(behaviour, self._latency_s), number, max_tokens)
+            behaviour = self._next_behaviour()
+            request = self._priced(_plan(behaviour, self.latency_s), next(self._numbers), max_tokens)
             self.invoice.write(self._so_far(request.line))
         return request
 
-    def _next_behaviour(self) -> tuple[int, Behaviour]:
-        for numbered in self._script:
-            return numbered
-        raise ScriptEnded(f"the script has {self.invoice.calls} behaviours, and one more request was made")
+    def next_behaviour(self) -> Behaviour:
+        """Take one behaviour from the script, for whoever plays it elsewhere than in this process."""
+        with self._lock:
+            return self._next_behaviour()
+
+    def open_line(self, line: InvoiceLine) -> InvoiceLine:
+        """`line` under a number of its own, on the invoice as it stands if nobody ever comes back for it."""
+        with self._lock:
+            line = replace(line, number=next(self._numbers))
+            self.invoice.write(self._so_far(line))
+        return line
+
+    def _next_behaviour(self) -> Behaviour:
+        for behaviour in self._script:
+            self._taken += 1
+            return behaviour
+        raise ScriptEnded(f"the script has {self._taken} behaviours, and one more request was made")
 
     def _priced(self, plan: _Plan, number: int, max_tokens: int | None) -> _Request:
         output_tokens = plan.output_tokens if max_tokens is None else min(plan.output_tokens, max_tokens)
@@ -160,10 +176,10 @@ class FakeProvider:
         return in_shape(self._shape, request.reply)
 
 
-def _numbered(script: Script) -> Iterator[tuple[int, Behaviour]]:
+def _behaviours(script: Script) -> Iterator[Behaviour]:
     if script is None:
-        script = repeat(Answer())
-    return enumerate(map(script, count()) if callable(script) else script, start=1)
+        return repeat(Answer())
+    return map(script, count()) if callable(script) else iter(script)
 
 
 def _plan(behaviour: Behaviour, latency_s: float) -> _Plan:

@@ -1,0 +1,1 @@
+"""Graphs to run, those who run them, and how they are timed: one module per contestant."""

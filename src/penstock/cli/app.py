@@ -1,0 +1,73 @@
+"""The commands, put together, and what becomes of errors that no command handles.
+
+typer reads the command line; it is called so that it neither prints errors nor leaves by itself, because the exit codes
+are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from penstock.cli import graph, run, version
+from penstock.cli.exits import Exit, Refused
+from penstock.cli.showing.screen import complain, flush, prepare_streams, say
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Everything typer finds wrong with a command line; it has no public name of its own."""
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+app.command("run", no_args_is_help=False)(run.run)
+app.add_typer(graph.app, name="graph")
+
+
+@app.callback(invoke_without_command=True)
+def penstock(
+    context: typer.Context,
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> int:
+    """Run graphs of agents under limits that hold.
+
+    \b
+    Examples:
+      penstock run flow.json --executors nodes:registry --input '"hello"' --max-cost 0.50
+      penstock run story.py --timeout 60 --json
+      penstock graph validate flow.json
+
+    \b
+    Exit codes:
+      0 ok   2 failed, or the graph is not valid   3 halted by a limit
+      64 wrong command line   130 cancelled
+    """
+    if show_version:
+        say(version())
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        say(context.get_help())
+    return Exit.OK
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Run the command that `arguments` ask for; its exit code."""
+    prepare_streams()
+    try:
+        code = app(arguments, prog_name="penstock", standalone_mode=False)
+    except UsageError as wrong:
+        complain(_sentence(wrong))
+        code = Exit.USAGE
+    except Refused as refused:
+        complain(str(refused))
+        code = refused.code
+    except (KeyboardInterrupt, typer.Abort):
+        code = Exit.CANCELLED
+    flush()
+    return int(code or Exit.OK)
+
+
+def _sentence(wrong: Exception) -> str:
+    said = " ".join(wrong.format_message().split()).replace("Value error, ", "").rstrip(".")  # type: ignore[attr-defined]
+    context = getattr(wrong, "ctx", None)
+    command = "penstock" if context is None else context.command_path
+    return f"{said[:1].lower()}{said[1:]}; {command} --help shows what there is"

@@ -1,0 +1,33 @@
+"""How a command ends: the exit codes, and the two errors that people are to read.
+
+A script tells by the code alone whether a run failed, ran into a limit or was cancelled.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Every exit code there is."""
+
+    OK = 0
+    FAILED = 2
+    """The graph is not valid, or what it runs has failed."""
+    HALTED = 3
+    """A limit, a hook or a breaker stopped the run."""
+    USAGE = 64
+    """The command line itself is wrong."""
+    CANCELLED = 130
+
+
+class Refused(Exception):
+    """The command line asks for what cannot be done; the message is one sentence that says what to do instead."""
+
+    code = Exit.USAGE
+
+
+class Broken(Refused):
+    """Code that was named on the command line is there and fails when it is loaded."""
+
+    code = Exit.FAILED

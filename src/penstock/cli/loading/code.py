@@ -1,0 +1,130 @@
+"""Objects by the name of their module or file: `package.module:attribute`, `file.py:attribute`.
+
+Imports people's own code, so anything may go wrong here; whatever does is told in one sentence. Does not know what
+the objects are for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from penstock.cli.exits import Broken, Refused
+from penstock.kernel.graph import shown
+
+MAX_MESSAGE = 300
+OURS = str(Path(__file__).parents[2]) + os.sep
+STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+
+
+def load_attribute(module: str, attribute: str) -> Any:
+    """The attribute, which may be a path such as `flows.main`, of a module or a `.py` file."""
+    found: Any = load_module(module)
+    for name in attribute.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise Refused(f"{module} has no attribute {attribute!r}; it has: {_public(found)}") from None
+        except Exception as error:
+            raise Broken(f"{module}:{attribute} cannot be read: {told(error)}") from error
+    return found
+
+
+def load_module(name: str) -> ModuleType:
+    """The module of that name, looked for in the current directory first; or the one in that `.py` file."""
+    if name.endswith(".py"):
+        return _from_file(Path(name))
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise Refused(f"{shown(name)} is not the name of a module; write package.module:attribute or file.py:attribute")
+    _look_first_in(os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise Refused(f"there is no module {name!r}, neither in this directory nor installed") from None
+        raise Broken(f"{name} cannot be imported: {told(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise Broken(f"{name} cannot be imported: {told(error)}") from error
+
+
+def made(value: Any, where: str) -> Any:
+    """`value`; or what it returns, if it is a function that takes nothing."""
+    if isinstance(value, type) or not (inspect.isroutine(value) or inspect.iscoroutinefunction(value)):
+        return value
+    if inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value):
+        raise Refused(f"{where} is an async function; give one that is not, or the object itself")
+    if _needs_arguments(value):
+        raise Refused(f"{where} is a function that needs arguments; give one without, or the object itself")
+    try:
+        return value()
+    except (Exception, SystemExit) as error:
+        raise Broken(f"{where} raised {told(error)}") from error
+
+
+def told(error: BaseException) -> str:
+    """The error in one line: what it is, what it says, and the last place in people's own code that it came from."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # whatever was raised may not be able to say itself
+        text = ""
+    text = text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}…"
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    place = _place(error)
+    return f"{said} ({place})" if place else said
+
+
+def _place(error: BaseException) -> str | None:
+    if isinstance(error, SyntaxError):
+        return None  # its message has the place
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_theirs(frame.filename)]
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else None
+
+
+def _is_theirs(filename: str) -> bool:
+    return "site-packages" not in filename and not filename.startswith((OURS, "<frozen", STANDARD_LIBRARY))
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise Refused(f"there is no file {shown(str(path))}" if not path.exists() else f"{path} is not a file")
+    _look_first_in(str(path.resolve().parent))
+    # A name that no other module has: a file may be called json.py.
+    name = f"_penstock_run_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and type hints look for their module there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise Broken(f"{path} cannot be imported: {told(error)}") from error
+    return module
+
+
+def _look_first_in(directory: str) -> None:
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+
+
+def _public(owner: object) -> str:
+    names = [name for name in dir(owner) if not name.startswith("_")]
+    listed = ", ".join(names[:10]) or "none"
+    return listed if len(names) <= 10 else f"{listed}, and {len(names) - 10} more"
+
+
+def _needs_arguments(function: Any) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(one.default is one.empty and one.kind not in optional for one in parameters)

@@ -1,0 +1,65 @@
+"""The input of a run as people write it: JSON, `@file`, or `-` for what comes in."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from penstock.cli.exits import Refused
+
+MAX_INPUT_BYTES = 64 * 1024 * 1024
+
+
+def read_input(given: str | None) -> Any:
+    """The value that `--input` stands for; None if it was not given."""
+    if given is None:
+        return None
+    if given == "-":
+        return _parsed(_from_stdin(), "--input -")
+    if given.startswith("@"):
+        return _parsed(read_bytes(Path(given[1:]), "--input"), f"--input {given}")
+    return _parsed(given, "--input")
+
+
+def read_bytes(path: Path, what: str) -> bytes:
+    """What is in the file; Refused says why if nothing can be read from it."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_INPUT_BYTES + 1)
+    except FileNotFoundError:
+        raise Refused(f"{what}: there is no file {str(path)!r}") from None
+    except IsADirectoryError:
+        raise Refused(f"{what}: {str(path)!r} is a directory; name a file in it") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise Refused(f"{what}: {str(path)!r} cannot be read: {reason}") from None
+    if len(content) > MAX_INPUT_BYTES:
+        raise Refused(f"{what}: {str(path)!r} has more than the {MAX_INPUT_BYTES} bytes that are read")
+    return content
+
+
+def _from_stdin() -> bytes:
+    if sys.stdin is None:
+        raise Refused("--input - reads what comes in, and nothing does: standard input is closed")
+    if sys.stdin.isatty():
+        print("penstock: reading the input from this terminal; Ctrl-D ends it", file=sys.stderr)
+    content = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
+    if len(content) > MAX_INPUT_BYTES:
+        raise Refused(f"--input -: more than the {MAX_INPUT_BYTES} bytes that are read")
+    return content
+
+
+def _parsed(text: str | bytes, what: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise Refused(f"{what} is nested too deeply") from None
+    except ValueError as error:
+        hint = "" if what != "--input" else "; quote text as '\"text\"', or name a file as @file"
+        raise Refused(f"{what} is not JSON: {error}{hint}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")

@@ -1,0 +1,170 @@
+"""Lines with colours, for a terminal or for a file.
+
+rich draws on terminals, and is loaded only there. Everywhere else lines are plain, and characters that a stream cannot
+encode are spelled in ASCII. Knows nothing of what is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+Line = list[tuple[str, str]]
+"""Pieces of text, each with the name of its colour; "" is the terminal's own."""
+
+FRAMES_PER_SECOND = 12
+SHOW_CURSOR = "\x1b[?25h"
+
+IN_ASCII = str.maketrans(
+    {"✓": "+", "✗": "x", "■": "#", "●": "*", "…": "...", "·": "-", "━": "=", "╍": "~", "─": "-", "│": "|", "├": "|"}
+    | {"└": "`", "→": "->", "⇢": "..>", "≥": ">=", "“": '"', "”": '"', "’": "'"}
+)
+
+
+class Screen:
+    """One stream as something to draw on."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.stream = stream
+        self._console = _console(stream)
+
+    @property
+    def moves(self) -> bool:
+        """Whether a person is looking, and pictures can move."""
+        return self._console is not None
+
+    @property
+    def width(self) -> int:
+        """Columns; 100 where nobody says."""
+        return 100 if self._console is None else self._console.width
+
+    @property
+    def height(self) -> int:
+        """Rows; 24 where nobody says."""
+        return 24 if self._console is None else self._console.height
+
+    def show(self, *lines: Line, whole: bool = False) -> None:
+        """Print the lines; one that is too long for a terminal ends in an ellipsis, or goes on below if `whole`."""
+        if self._console is not None:
+            self._console.print(self._styled(lines, sys.maxsize if whole else self.width))
+            return
+        for line in lines:
+            write("".join(text for text, _ in line).rstrip(), self.stream)
+
+    def moving(self, picture: Callable[[], Iterable[Line]]) -> AbstractContextManager[object]:
+        """Draw the newest picture, twelve times a second, on a thread of its own; the last one stays."""
+        if self._console is None:
+            return nullcontext()
+        from rich.live import Live
+
+        return Live(
+            get_renderable=lambda: self._styled(picture(), self.width),
+            console=self._console,
+            refresh_per_second=FRAMES_PER_SECOND,
+        )
+
+    def restore(self) -> None:
+        """Make the cursor visible again, for whoever leaves in the middle of a picture."""
+        if self._console is not None and self.stream is not None:
+            with suppress(OSError):
+                self.stream.write(f"{SHOW_CURSOR}\n")
+                self.stream.flush()
+
+    def _styled(self, lines: Iterable[Line], width: int) -> Text:
+        """The lines for rich to draw, each cut to `width`."""
+        from rich.text import Text
+
+        texts = [Text.assemble(*(_spelled(piece, self.stream) for piece in line)) for line in lines]
+        for text in texts:
+            text.truncate(width, overflow="ellipsis")
+        return Text("\n").join(texts)
+
+
+def _spelled(piece: tuple[str, str], stream: TextIO | None) -> tuple[str, str]:
+    return encodable(piece[0], stream), piece[1]
+
+
+def _console(stream: TextIO | None) -> Console | None:
+    """A console where a person is looking, and rich is there to draw for them."""
+    if stream is None or stream.closed or not stream.isatty() or os.environ.get("TERM") == "dumb":
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(file=stream, highlight=False, markup=False, emoji=False)
+
+
+def say(text: str) -> None:
+    """Print plain text on standard output."""
+    write(text, sys.stdout)
+
+
+def complain(text: str) -> None:
+    """Say on standard error what is wrong."""
+    write(f"penstock: {printable(text)}", sys.stderr)
+
+
+def write(text: str, stream: TextIO | None) -> None:
+    """Print plain text on a stream; one that is closed, or a reader that has left, is no error."""
+    if stream is None or stream.closed:
+        return
+    try:
+        print(encodable(text, stream), file=stream, flush=True)
+    except BrokenPipeError:
+        _discard(stream)
+
+
+def encodable(text: str, stream: TextIO | None) -> str:
+    """`text` as the stream can encode it: our own marks in ASCII, anything else by its escape."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        if speaks_unicode(stream):  # then it is half a character that no encoding has
+            return text.encode(encoding, "backslashreplace").decode(encoding)
+        return text.translate(IN_ASCII).encode(encoding, "backslashreplace").decode(encoding)
+    return text
+
+
+def speaks_unicode(stream: TextIO | None) -> bool:
+    """Whether every character can be written there."""
+    return (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "").startswith("utf")
+
+
+def printable(text: str) -> str:
+    """`text` on one line: what could steer a terminal is shown as a replacement character."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+
+
+def prepare_streams() -> None:
+    """Let nothing that is printed fail for its characters, whoever prints it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def flush() -> None:
+    """Write out what is still to be written; a reader that has left is no error."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            try:
+                stream.flush()
+            except BrokenPipeError:
+                _discard(stream)
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what still comes to nowhere: the interpreter flushes at its end, and would complain."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

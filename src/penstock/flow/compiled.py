@@ -1,0 +1,273 @@
+"""Steps, as written, to a plan that can run: who waits for whom by number, and what stands behind each number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import InvalidValue
+from penstock.flow.node import FunctionNode, type_of
+from penstock.kernel.graph import MAX_NODES, MAX_PROBLEMS, GraphInvalid, Problem
+from penstock.kernel.plan import CycleFound, Plan, plan_columns, topological_order
+from penstock.kernel.settle import Quorum
+from penstock.policies import ErrorPolicy
+from penstock.runtime.exclusive import turn_of
+from penstock.runtime.recovery import PLAINLY, Care
+from penstock.runtime.scheduler import MAX_NESTING
+
+if TYPE_CHECKING:
+    from penstock.flow.graph import Graph
+    from penstock.flow.session import Session
+    from penstock.flow.step import Step
+
+Feed = str | None | Callable[[Mapping[str, Any]], Any]
+"""Where a step's input comes from: the one step before it, the graph's own input, or a function of the results."""
+Run = Callable[[Any], Any]
+
+
+@dataclass(slots=True)
+class Compiled:
+    """A graph of steps, ready to run any number of times."""
+
+    plan: Plan
+    steps: list[Step]
+    runs: list[Run]
+    """What runs each step: a function of its context."""
+    fallbacks: dict[int, Run]
+    """What stands in for a step that failed, where its policy names a node."""
+    feeds: list[Feed]
+    about: list[dict[str, Any]]
+    care: list[Care | None] | None
+    """None if no step asks for any."""
+    references: list[int]
+    """Steps whose node is looked up in the session of the run."""
+
+    def bound_to(self, session: Session | None) -> Compiled:
+        """With the nodes that steps refer to by name; GraphInvalid names those that are not there."""
+        if not self.references:
+            return self
+        if session is not None and not callable(getattr(session, "get_node", None)):
+            raise InvalidValue("session", session, "a Session, or left out")
+        missing = list(_missing_nodes(self.steps, session))
+        if missing or session is None:
+            raise GraphInvalid(missing)
+        runs, about = self.runs.copy(), self.about.copy()
+        care: list[Care | None] = [None] * len(runs) if self.care is None else self.care.copy()
+        nodes = [step.node for step in self.steps]
+        for number in self.references:
+            step = self.steps[number]
+            node = nodes[number] = session.get_node(step.node_id)
+            runs[number], care[number] = _run_of(node), _care_of(step, node)
+            about[number] = {**about[number], "node_type": type_of(node)}
+        shared = list(_shared_persistent(self.steps[0]._graph, self.plan, self.steps, nodes)) if any(care) else []
+        if shared:
+            raise GraphInvalid(shared)
+        return replace(self, runs=runs, about=about, care=care if any(care) else None, references=[])
+
+
+def compile_steps(graph: Graph) -> Compiled:
+    """The plan of a graph; GraphInvalid has everything that keeps it from running."""
+    steps = list(graph._steps.values())
+    plan, problems = _plan(graph, steps)
+    problems += _in_nested_graphs(graph, steps)
+    if problems or plan is None:
+        raise GraphInvalid(problems[:MAX_PROBLEMS])
+    graph_id = graph.id
+    care = [_care_of(step, step.node) for step in steps]
+    return Compiled(
+        plan,
+        steps,
+        [_run_of(step.node) for step in steps],
+        {at: _run_of(other) for at, step in enumerate(steps) if (other := _fallback_of(step)) is not None},
+        [_feed_of(step) for step in steps],
+        [{"graph": graph_id, "step": step.id, "node": step.node_id, "node_type": type_of(step.node)} for step in steps],
+        care if any(care) else None,
+        [number for number, step in enumerate(steps) if step.node is None],
+    )
+
+
+def problems_of(graph: Graph) -> list[Problem]:
+    """Everything that keeps the graph from running."""
+    try:
+        compiled = graph.compiled()
+        if graph.session is not None:
+            compiled.bound_to(graph.session)
+    except GraphInvalid as invalid:
+        problems = list(invalid.problems)
+        if graph.session is not None:
+            problems += [one for one in _missing_nodes(graph._steps.values(), graph.session) if one not in problems]
+        return problems
+    return []
+
+
+def _plan(graph: Graph, steps: list[Step]) -> tuple[Plan | None, list[Problem]]:
+    """The plan, if there can be one, and everything that is wrong with it."""
+    if len(steps) > MAX_NODES:
+        detail = f"{len(steps)} steps are more than the {MAX_NODES} a graph may have"
+        return None, [Problem("too_large", "steps", detail)]
+    known = graph._steps
+    sources = [before for step in steps for before in step.depends_on]
+    targets = [step.id for step in steps for _ in step.depends_on]
+    problems: list[Problem] = []
+    if not known.keys() >= set(sources):
+        problems += _unknown_dependencies(steps, known)
+        pairs = [pair for pair in zip(sources, targets, strict=True) if pair[0] in known]
+        sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+    try:
+        plan = plan_columns(list(known), sources, ["output"] * len(sources), targets)
+    except CycleFound as cycle:
+        problems.append(Problem("cycle", "steps", str(cycle).replace("nodes", "steps")))
+        return None, problems
+    if not problems:
+        problems += _in_the_whole(graph, plan, steps)
+    return plan, problems
+
+
+def _unknown_dependencies(steps: Sequence[Step], known: Mapping[str, Step]) -> Iterator[Problem]:
+    for step in steps:
+        for before in step.depends_on:
+            if before not in known:
+                path = f"steps[{step.id!r}].depends_on"
+                yield Problem("unknown_step", path, f"step {step.id!r} depends on {before!r}, which is no step")
+
+
+def _in_the_whole(graph: Graph, plan: Plan, steps: list[Step]) -> Iterator[Problem]:
+    settle = graph.settle
+    last = sum(not after for after in plan.successors)
+    if isinstance(settle, Quorum) and settle.needed > last:
+        detail = f"{settle} needs more last steps than the {last} there are"
+        yield Problem("bad_settle", "settle", detail)
+    yield from _shared_persistent(graph, plan, steps, [step.node for step in steps])
+
+
+def _shared_persistent(graph: Graph, plan: Plan, steps: list[Step], nodes: list[Any]) -> Iterator[Problem]:
+    """Steps that could use one persistent node at the same time; a node that is not known yet is None."""
+    if graph.max_parallel == 1 or graph.queue_persistent:
+        return
+    users: dict[int, list[int]] = {}
+    for number in topological_order(plan):
+        if getattr(nodes[number], "persistent", False):
+            users.setdefault(id(nodes[number]), []).append(number)
+    for numbers in users.values():
+        for before, after in pairwise(numbers):
+            # In this order, each of them following from the one before makes all of them follow from each other.
+            if not _leads_to(plan, before, after):
+                a, b = steps[before], steps[after]
+                yield Problem(
+                    "shared_persistent_node",
+                    f"steps[{b.id!r}]",
+                    f"steps {a.id!r} and {b.id!r} both use persistent node {a.node_id!r} and can run in parallel; "
+                    "add a dependency between them, or let them queue (queue_persistent=True)",
+                )
+
+
+def _leads_to(plan: Plan, start: int, goal: int) -> bool:
+    seen, todo = {start}, [start]
+    while todo:
+        for after in plan.successors[todo.pop()]:
+            if after == goal:
+                return True
+            if after not in seen:
+                seen.add(after)
+                todo.append(after)
+    return False
+
+
+def _in_nested_graphs(graph: Graph, steps: list[Step]) -> Iterator[Problem]:
+    """What is wrong inside; each graph is looked at once, however often it stands there."""
+    todo: list[tuple[Step, tuple[Graph, ...]]] = [(step, (graph,)) for step in steps if _is_graph(step.node)]
+    seen = {id(graph)}
+    while todo:
+        step, above = todo.pop()
+        inner: Graph = step.node
+        path = " → ".join([one.id for one in above[:4]] + (["…"] if len(above) > 4 else []) + [inner.id])
+        if any(inner is one for one in above):
+            yield Problem("contains_itself", f"steps[{step.id!r}]", f"a graph contains itself: {path}")
+        elif len(above) >= MAX_NESTING:
+            detail = f"graphs stand inside each other more than {MAX_NESTING} deep: {path}"
+            yield Problem("too_deep", f"steps[{step.id!r}]", detail)
+            return
+        elif id(inner) not in seen:
+            seen.add(id(inner))
+            below = list(inner._steps.values())
+            for problem in _plan(inner, below)[1]:
+                yield Problem(problem.code, f"steps[{step.id!r}].{problem.path}", f"in {path}: {problem.detail}")
+            todo += [(one, (*above, inner)) for one in below if _is_graph(one.node)]
+
+
+def _is_graph(node: object) -> bool:
+    return getattr(node, "node_type", None) == "graph" and hasattr(node, "_steps")
+
+
+def _run_of(node: Any) -> Run:
+    if type(node) is FunctionNode:
+        return node.fn if node.isolation is None else _isolated(node)
+    return _unbound if node is None else node.execute
+
+
+def _fallback_of(step: Step) -> Any | None:
+    return None if step.error_policy is None else step.error_policy.fallback_node
+
+
+def _isolated(node: FunctionNode) -> Run:
+    from penstock.flow.isolation import isolated
+
+    return isolated(node)
+
+
+def _unbound(context: Any) -> Any:
+    raise AssertionError("a step that refers to a node was run before it was bound to a session")
+
+
+def _feed_of(step: Step) -> Feed:
+    if step.input_fn is not None:
+        return step.input_fn
+    given = step.input
+    if given is not None:
+        return lambda results: given
+    before = tuple(step.depends_on)
+    if not before:
+        return None
+    return before[0] if len(before) == 1 else lambda results: {one: results[one] for one in before if one in results}
+
+
+def _care_of(step: Step, node: Any) -> Care | None:
+    policy, budget = step.error_policy, step.sub_budget
+    if policy is None and budget is None and not _needs_care(node):
+        return None
+    policy, other = policy or PLAINLY, _fallback_of(step)
+    fallback = None if other is None else _care_for(step, other, policy)
+    return replace(_care_for(step, node, policy), sub_budget=budget, fallback=fallback)
+
+
+def _care_for(step: Step, node: Any, policy: ErrorPolicy) -> Care:
+    turn = turn_of(node, node.id) if getattr(node, "persistent", False) else None
+    return Care(policy, None, _is_on_thread(node), turn, step._graph.turn_timeout_s)
+
+
+def _needs_care(node: Any) -> bool:
+    return getattr(node, "persistent", False) or _is_on_thread(node)
+
+
+def _is_on_thread(node: Any) -> bool:
+    return bool(getattr(node, "blocking", False)) or getattr(node, "isolation", None) is not None
+
+
+def _missing_nodes(steps: Iterable[Step], session: Session | None) -> Iterator[Problem]:
+    for step in steps:
+        if step.node is None and (session is None or session.get_node(step.node_id) is None):
+            yield _no_such_node(step, session)
+
+
+def _no_such_node(step: Step, session: Session | None) -> Problem:
+    path = f"steps[{step.id!r}]"
+    if session is None:
+        detail = f"step {step.id!r} refers to node {step.node_id!r}, and there is no session to look it up in"
+    else:
+        known = ", ".join(session.list_nodes()[:20]) or "none"
+        detail = (
+            f"step {step.id!r} refers to node {step.node_id!r}, which session {session.name!r} does not have ({known})"
+        )
+    return Problem("unknown_node", path, detail)

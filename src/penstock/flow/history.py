@@ -1,0 +1,349 @@
+"""What each node did, on disk: one file per node, one line of JSON per operation.
+
+A history is an observer: it is handed the run's events on a thread of its own, and nothing it does or fails to do
+reaches the run. It says who did what, when, for how much and how it ended; inputs and outputs are not written.
+
+Nothing stays open between two batches: each is appended to its files, which are then closed. So there are never too
+many open files, and one that was rotated, moved or deleted is simply made anew. A line is whole or torn: if a write
+stops in the middle (a full disk, a crash), the next one begins on a line of its own, and readers pass over the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import InvalidValue
+from penstock.runtime.options import must_be, must_be_name
+from penstock.tracing.events import (
+    CallEnded,
+    CallSettled,
+    CallStarted,
+    ErrorTrace,
+    LimitTrace,
+    RunCompleted,
+    SafetyTrace,
+    TraceEvent,
+)
+
+MAX_TEXT = 500
+"""So much is kept of a name or of an error's message."""
+MAX_LINE = 1_000_000
+"""A longer line is nothing that was written here."""
+MAX_ENDED = 4_096
+"""So many calls of a run are remembered after their end, for what is told of them later: a stop, a late bill."""
+
+PLAIN = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]{0,98}[a-z0-9_-])?")
+RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?")
+
+OP_OF_STATUS = {"success": "end", "fail": "error", "halt": "halt"}
+"""How a step's end is called."""
+
+
+def file_name(id: str) -> str:
+    """`id` as a name that every file system takes and none confuses with another's.
+
+    Ids in small letters, digits and `_.-` stay what they are; others are shortened to what is readable of them, and
+    told apart by a digest after `~`.
+    """
+    if PLAIN.fullmatch(id) and not RESERVED.fullmatch(id):
+        return id
+    readable = re.sub(r"[^a-z0-9_]+", "-", id.lower())[:40].strip("-")
+    return f"{readable}~{hashlib.sha256(id.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
+def history_file(directory: str | os.PathLike[str], node_id: str, server: str = "default") -> Path:
+    """Where the history of a node is: `{directory}/{server}/{node_id}.jsonl`, as far as these are file names."""
+    return Path(directory) / file_name(server) / f"{file_name(node_id)}.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The step that a call belongs to."""
+
+    graph: str
+    node: str
+    step: str
+    call_id: str
+    """The step's own call."""
+    attempt: int
+
+
+class _Places:
+    """Which step each call of one run belongs to."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Place] = {}
+        self._ended: dict[str, _Place] = {}
+
+    def begin(self, event: CallStarted) -> _Place | None:
+        """A call has begun: a step, or something inside one; None if it is neither."""
+        place = _step_of(event) or self.of(event.parent_id)
+        if place is not None:
+            self._open[event.node_id] = place
+        return place
+
+    def end(self, call_id: str) -> _Place | None:
+        """A call has ended."""
+        place = self._open.pop(call_id, None)
+        if place is not None:
+            self._ended[call_id] = place
+            if len(self._ended) > MAX_ENDED:
+                del self._ended[next(iter(self._ended))]
+        return place
+
+    def of(self, call_id: str | None) -> _Place | None:
+        if call_id is None:
+            return None
+        return self._open.get(call_id) or self._ended.get(call_id)
+
+
+def _step_of(event: CallStarted) -> _Place | None:
+    about = event.metadata
+    if "step" not in about or "node" not in about or "node_type" not in about:
+        return None
+    graph, node, step = str(about.get("graph", "")), str(about["node"]), str(about["step"])
+    return _Place(graph, node, step, event.node_id, int(about.get("attempt", 1)))
+
+
+class History:
+    """Writes what every node of a run does to a file of its own: `context.observe(History("history"))`.
+
+    One may observe many runs at once, and many may write to one directory.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], server: str = "default") -> None:
+        must_be_name("server", server)
+        self.directory = Path(directory)
+        self.server = server
+        self.written = 0
+        """Lines that are in their files."""
+        self.lost = 0
+        """Lines that could not be written."""
+        self.failures = 0
+        """Writes that did not succeed; each is of what one batch has for one node."""
+        self.last_error: Exception | None = None
+        """What kept the last of them from it."""
+        self._runs: dict[str, _Places] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, events: Sequence[TraceEvent]) -> None:
+        """Write a batch of events."""
+        lines: dict[str, list[str]] = {}
+        with self._lock:
+            for event in events:
+                entry = self._entry(event)
+                if entry is not None:
+                    lines.setdefault(entry["node_id"], []).append(json.dumps(entry, separators=(",", ":")))
+            for node_id, its_lines in lines.items():
+                self._append(history_file(self.directory, node_id, self.server), its_lines)
+
+    # What is written.
+
+    def _entry(self, event: TraceEvent) -> dict[str, Any] | None:
+        """The line for an event; None if it belongs to no node, or says nothing new."""
+        if isinstance(event, RunCompleted):
+            self._runs.pop(event.run_id, None)
+            return None
+        places = self._runs.setdefault(event.run_id, _Places())
+        if isinstance(event, CallStarted):
+            place = places.begin(event)
+            # Of what is inside a step, the end tells everything.
+            return _begun(event, place) if place is not None and place.call_id == event.node_id else None
+        if isinstance(event, CallEnded):
+            place = places.end(event.node_id)
+            return None if place is None else _ended(event, place)
+        call_id = _call_of(event)
+        place = places.of(call_id)
+        return None if place is None else _told(event, place, call_id)
+
+    def _append(self, path: Path, lines: list[str]) -> None:
+        data, done = ("\n".join(lines) + "\n").encode(), 0
+        try:
+            file = _open(path)
+            try:
+                if _ends_torn(file):
+                    os.write(file, b"\n")
+                while done < len(data):
+                    done += os.write(file, data[done:])
+            finally:
+                os.close(file)
+        except (OSError, ValueError) as error:
+            self.failures += 1
+            self.last_error = error
+        self.written += data[:done].count(b"\n")
+        self.lost += data[done:].count(b"\n")
+
+    def __repr__(self) -> str:
+        return f"<History in {str(self.directory)!r}: {self.written} line(s), {self.lost} lost>"
+
+
+def _line(op: str, event: TraceEvent, place: _Place, call_id: str | None, **facts: Any) -> dict[str, Any]:
+    return {
+        "ts": event.timestamp.isoformat(timespec="milliseconds"),
+        "seq": event.seq,
+        "run_id": event.run_id,
+        "op": op,
+        "node_id": place.node,
+        "step_id": place.step,
+        "graph_id": place.graph,
+        "call_id": call_id,
+        "parent_id": event.parent_id,
+        "attempt": place.attempt,
+        "name": None,
+        "duration_ms": None,
+        "cost_usd": None,
+        "tokens": None,
+        "error": None,
+    } | facts
+
+
+def _begun(event: CallStarted, place: _Place) -> dict[str, Any]:
+    """A step has begun, or something stands in for it."""
+    about = event.metadata
+    op = "skip" if "skip" in about else "fallback" if "fallback" in about else "run"
+    why = about.get("skip") or about.get("instead_of")
+    return _line(op, event, place, event.node_id, name=_cut(event.name), error=None if why is None else _cut(why))
+
+
+def _ended(event: CallEnded, place: _Place) -> dict[str, Any]:
+    is_step = place.call_id == event.node_id
+    return _line(
+        OP_OF_STATUS.get(event.status, event.status) if is_step else event.call_kind,
+        event,
+        place,
+        event.node_id,
+        name=_cut(event.name),
+        duration_ms=event.duration_ms,
+        cost_usd=event.cost,
+        tokens=event.input_tokens + event.output_tokens,
+        error=None if event.status == "success" else _cut(_why(event)),
+    )
+
+
+def _why(event: CallEnded) -> str:
+    return ": ".join(part for part in (event.error, event.stop_reason) if part) or event.status
+
+
+def _call_of(event: TraceEvent) -> str | None:
+    """The call that an event is about."""
+    return (event.node_id if isinstance(event, CallSettled | LimitTrace) else None) or event.parent_id
+
+
+def _told(event: TraceEvent, place: _Place, call_id: str | None) -> dict[str, Any]:
+    """Whatever else happens inside a step, by its kind: a late bill, a stop, a hook's objection, an iteration."""
+    facts: dict[str, Any] = {}
+    if isinstance(event, CallSettled):
+        facts = {"cost_usd": event.cost, "tokens": event.input_tokens + event.output_tokens}
+    elif isinstance(event, LimitTrace):
+        facts = {"name": _cut(event.name), "error": _cut(f"{event.stop_reason}: {event.message}")}
+    elif isinstance(event, SafetyTrace):
+        facts = {"name": _cut(event.event_type), "error": _cut(f"{event.decision}: {event.reason}")}
+    elif isinstance(event, ErrorTrace):
+        facts = {"error": _cut(f"{event.error_class}: {event.message}")}
+    elif isinstance(name := getattr(event, "name", None), str):
+        facts = {"name": _cut(name)}
+    # `error` is how a step ends; an error that belongs to no call is something else.
+    op = "fault" if isinstance(event, ErrorTrace) else str(event.kind)
+    return _line(op, event, place, call_id, **facts)
+
+
+def _cut(text: object) -> str:
+    return str(text)[:MAX_TEXT]
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+    try:
+        return os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o666)
+
+
+def _ends_torn(file: int) -> bool:
+    """Whether the last write to it stopped in the middle of a line."""
+    size = os.fstat(file).st_size
+    if size == 0:
+        return False
+    os.lseek(file, size - 1, os.SEEK_SET)
+    return os.read(file, 1) != b"\n"
+
+
+class Entries:
+    """The entries of one node, read when they are iterated over, as often as that is done."""
+
+    def __init__(self, path: Path, node_id: str, since: datetime | None, until: datetime | None) -> None:
+        self.torn = 0
+        """Lines that could not be read, the last time."""
+        self._path = path
+        self._node_id = node_id
+        self._since = None if since is None else _whole_ms(since)
+        self._until = until
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.torn = 0
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:  # it has not run, or its file was taken away
+            return
+        with file:
+            while line := file.readline(MAX_LINE):
+                entry = _parsed(line)
+                if entry is None:
+                    self.torn += line != b"\n"
+                    while line and not line.endswith(b"\n"):  # the rest of one that is too long
+                        line = file.readline(MAX_LINE)
+                elif entry["node_id"] == self._node_id and self._is_within(entry["ts"]):
+                    yield entry
+
+    def _is_within(self, ts: str) -> bool:
+        at = datetime.fromisoformat(ts)
+        return (self._since is None or at >= self._since) and (self._until is None or at <= self._until)
+
+
+def read_history(
+    directory: str | os.PathLike[str],
+    node_id: str,
+    server: str = "default",
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> Entries:
+    """What is on disk of a node, from `since` to `until`, such as a StepTrace's start_time and end_time.
+
+    Lines that are torn or foreign are passed over and counted, as `torn` of what is returned.
+    """
+    for field, at in (("since", since), ("until", until)):
+        must_be(field, at, datetime)
+        if at is not None and at.utcoffset() is None:
+            raise InvalidValue(field, at, "a datetime with a time zone, or None")
+    return Entries(history_file(directory, node_id, server), node_id, since, until)
+
+
+def _whole_ms(at: datetime) -> datetime:
+    """Entries are stamped in whole milliseconds, a step's start is rounded to microseconds: it must not be later."""
+    try:
+        at -= timedelta(microseconds=1)
+    except OverflowError:
+        return at
+    return at.replace(microsecond=at.microsecond // 1_000 * 1_000)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The entry in a line; None if it is torn or something else."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        entry = json.loads(line)
+        datetime.fromisoformat(entry["ts"]).astimezone()
+        return entry if isinstance(entry["node_id"], str) else None
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return None

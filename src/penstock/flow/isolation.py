@@ -1,0 +1,343 @@
+"""A function in a process of its own, which a cancel, a timeout or a deadline really ends.
+
+Nothing but JSON crosses: the function goes by its name, its input and the results before it through the child's stdin,
+its value comes back through a pipe of its own, so that whatever it prints goes where the parent's prints go.
+
+**Ending.** The child leads a process group, and every stop kills the group: the cancel of the token at once, in the
+thread that cancels; a caller that left for another reason within `SLICE_S`. A kill that comes before there is a process
+is remembered. The child is reaped last, under a lock: until then its number is nobody else's, and afterwards nothing is
+killed. When the parent is gone, however it went, the child's stdin ends: a thread of the child waits for that, and so
+does the kernel's SIGIO, which also ends a function that never lets another thread have its turn.
+
+This is the parent's side; the child runs `isolated_child` as a script.
+
+Not known here: graphs, limits, what a value costs. A process that a function has moved to another session is not ended
+with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import CancelledError, InvalidValue, PenstockError
+from penstock.flow import isolated_child
+from penstock.flow.isolated_child import MAIN, MAX_BYTES, PREFIX, NotJSON, to_json, write_message
+from penstock.tracing.record import OPEN
+
+if TYPE_CHECKING:
+    from penstock.flow.node import FunctionNode
+    from penstock.runtime.call import Call
+    from penstock.runtime.context import ExecutionContext
+
+CHILD = os.path.abspath(isolated_child.__file__)
+SLICE_S = 0.1
+"""How often the parent looks whether anybody still waits for the child."""
+
+
+class IsolatedError(PenstockError):
+    """A function in a process of its own raised, died or gave no JSON; what it raised is known by name and text."""
+
+    def __init__(
+        self,
+        step: str,
+        what: str,
+        *,
+        error_class: str | None = None,
+        message: str | None = None,
+        traceback: str | None = None,
+        exit_code: int | None = None,
+        signal: int | None = None,
+    ) -> None:
+        self.step = step
+        self.error_class = error_class
+        """The name of the class of what the function raised; None if it raised nothing."""
+        self.message = message
+        self.traceback = traceback
+        """As the child would have printed it."""
+        self.exit_code = exit_code
+        """Of a process that ended without an answer."""
+        self.signal = signal
+        """What killed such a process; None if it ended by itself."""
+        super().__init__(f"step {step!r} in a process of its own {what}")
+        if traceback:
+            self.add_note(traceback)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """How another process finds a function: in a module, or in the script at `file`."""
+
+    module: str
+    file: str | None
+    qualname: str
+
+    def __str__(self) -> str:
+        return f"{self.file or self.module}:{self.qualname}"
+
+
+def isolated(node: FunctionNode) -> Callable[[ExecutionContext], Any]:
+    """The node's function as one that runs it in a process of its own and waits for it."""
+    address = address_of(node.fn, node.id)
+    node_id = node.id
+
+    def run(context: ExecutionContext) -> Any:
+        return _run(address, node_id, context)
+
+    return run
+
+
+def address_of(fn: Callable[..., Any], node_id: str) -> Address:
+    """Where another process finds `fn`; InvalidValue if it cannot."""
+    if not hasattr(os, "killpg") or not sys.executable:
+        raise InvalidValue(f"isolation of node {node_id!r}", "process", "left out where processes have no groups")
+    module, qualname = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(qualname, str) or "<" in qualname:
+        raise _unfindable(fn, node_id)
+    found: Any = sys.modules.get(module)
+    spec = getattr(found, "__spec__", None)
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    if found is not fn:
+        raise _unfindable(fn, node_id)
+    if spec is not None and module != MAIN:  # of `python -m name`, it has the name that `__main__` stands for
+        return Address(str(spec.name), None, qualname)
+    file = getattr(sys.modules[module], "__file__", None)
+    if module not in ("__main__", MAIN) or not file:
+        raise _unfindable(fn, node_id)
+    return Address(MAIN, os.path.abspath(file), qualname)
+
+
+def _unfindable(fn: object, node_id: str) -> InvalidValue:
+    return InvalidValue(
+        f"fn of node {node_id!r}",
+        fn,
+        "a function at the top level of a module that can be imported, because with isolation='process' another "
+        "process has to find it by its name (no lambda, closure, method or partial; pass what it needs as input)",
+    )
+
+
+def _run(address: Address, node_id: str, context: ExecutionContext) -> Any:
+    call = context._call_here()
+    step = node_id if call is None else call.record.name
+    _refuse_while_loading(step)
+    token = context.cancellation
+    token.check()
+    process = Process(step)
+
+    def is_over() -> bool:
+        return token.is_cancelled or (call is not None and call.record.end_seq != OPEN)
+
+    request = _request(address, context, step)
+    forget = token.add_callback(process.kill)
+    try:
+        answer = process.ask(request, is_over)
+    finally:
+        forget()
+    if answer is None:
+        raise _why_there_is_none(process, context, call)
+    return _value_of(answer, step)
+
+
+def _refuse_while_loading(step: str) -> None:
+    """A child imports the script it is made for; a script that runs its graph on import would make children forever."""
+    main = sys.modules.get("__main__")
+    if os.path.realpath(getattr(main, "__file__", None) or "") == os.path.realpath(CHILD):
+        being_loaded = getattr(main, "loading", None)
+        if being_loaded is not None:
+            expected = "one that runs its graphs under `if __name__ == '__main__':`, because a child imports it"
+            raise InvalidValue(f"script of step {step!r}", being_loaded, expected)
+
+
+def _request(address: Address, context: ExecutionContext, step: str) -> bytes:
+    try:
+        input = to_json(context.input, "input")
+    except NotJSON as flaw:
+        expected = f"JSON, to get to a process of its own ({flaw})"
+        raise InvalidValue(f"input of step {step!r}", context.input, expected) from None
+    sent: list[str] = []
+    unsent: dict[str, str] = {}
+    # A list of the names first: while this thread writes, other steps may finish.
+    for name in list(context.upstream):
+        try:
+            sent.append(f"{json.dumps(str(name))}:{to_json(context.upstream[name], 'result')}")
+        except NotJSON as flaw:
+            unsent[name] = str(flaw)
+    about = {
+        "path": sys.path,
+        "argv": sys.argv,
+        "module": address.module,
+        "file": address.file,
+        "qualname": address.qualname,
+        "unsent": unsent,
+    }
+    text = f'{json.dumps(about, default=str)[:-1]},"input":{input},"upstream":{{{",".join(sent)}}}}}'
+    return text.encode()
+
+
+def _value_of(answer: bytes, step: str) -> Any:
+    try:
+        said = json.loads(answer)
+    except (ValueError, RecursionError) as error:
+        raise IsolatedError(step, f"gave what cannot be read: {error}") from None
+    if "value" in said:
+        return said["value"]
+    if "flaw" in said:
+        raise IsolatedError(step, f"returned what is not JSON: {said['flaw']}")
+    raised = said["raised"]
+    what = f"raised {raised['class']}: {raised['message']}"
+    raise IsolatedError(
+        step, what, error_class=raised["class"], message=raised["message"], traceback=raised["traceback"]
+    )
+
+
+def _why_there_is_none(process: Process, context: ExecutionContext, call: Call | None) -> BaseException:
+    """What to raise for a process that ended without an answer."""
+    if process.killed:
+        stop = context.cancellation.stop or (None if call is None else call.stop)
+        return CancelledError("nobody waits for it any more" if stop is None else stop.message, stop=stop)
+    code = process.exit_code
+    if code is None or code >= 0:
+        return IsolatedError(process.step, f"ended without a value, with exit code {code}", exit_code=code)
+    return IsolatedError(process.step, f"was ended by {_signal_name(-code)}", exit_code=code, signal=-code)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class Process:
+    """One child: asked once, killed by anybody, always reaped."""
+
+    def __init__(self, step: str) -> None:
+        self.step = step
+        self.killed = False
+        """Whether it was stopped from here."""
+        self.exit_code: int | None = None
+        """Negative if a signal ended it; None until it has."""
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._lock = threading.RLock()
+        """Held while its number is used: it stays ours until it is reaped. A signal handler may come back in."""
+
+    def kill(self) -> None:
+        """End it and everything it has started; if it is not there yet, as soon as it is."""
+        with self._lock:
+            self.killed = True
+            self._kill_group()
+
+    def ask(self, request: bytes, is_over: Callable[[], bool]) -> bytes | None:
+        """Start it, send `request`, wait for the answer, end it; None if it ended, or `is_over`, without one."""
+        if self.killed:
+            return None
+        answers, its_end = os.pipe()
+        try:
+            try:
+                self._start(its_end)
+            finally:
+                os.close(its_end)
+            self._send(request)
+            return self._receive(answers, is_over)
+        finally:
+            os.close(answers)
+            self._end()
+
+    def _start(self, answer_fd: int) -> None:
+        command = [sys.executable, "-P", CHILD, str(answer_fd)]
+        try:
+            popen = subprocess.Popen(
+                command, bufsize=0, stdin=subprocess.PIPE, pass_fds=(answer_fd,), start_new_session=True
+            )
+        except OSError as error:
+            raise IsolatedError(self.step, f"could not be started: {error}") from error
+        with self._lock:
+            self._popen = popen
+            if self.killed:
+                self._kill_group()
+
+    def _send(self, request: bytes) -> None:
+        assert self._popen is not None
+        assert self._popen.stdin is not None
+        # It reads all of this before it does anything else. If it is dead, its exit code tells more than the pipe does.
+        with suppress(BrokenPipeError):
+            write_message(self._popen.stdin.fileno(), request)
+
+    def _receive(self, answers: int, is_over: Callable[[], bool]) -> bytes | None:
+        got, wanted, has_ended = bytearray(), PREFIX, False
+        poller = select.poll()
+        poller.register(answers, select.POLLIN)
+        while len(got) < wanted:
+            if poller.poll(0 if has_ended else SLICE_S * 1_000):
+                piece = os.read(answers, 1 << 20)
+                if not piece:
+                    self._wait(is_over)
+                    return None
+                got += piece
+                if len(got) >= PREFIX:
+                    wanted = PREFIX + self._checked(int.from_bytes(got[:PREFIX], "big"))
+            elif has_ended:  # and what it wrote before is read: somebody else has the pipe open
+                return None
+            else:
+                has_ended = self._has_ended()
+                if not has_ended and is_over():
+                    self.kill()
+        return bytes(got[PREFIX:wanted])
+
+    def _checked(self, size: int) -> int:
+        if size > 2 * MAX_BYTES:
+            raise IsolatedError(self.step, f"said that its value is {size} bytes, more than may cross")
+        return size
+
+    def _wait(self, is_over: Callable[[], bool]) -> None:
+        """It has closed its end of the pipe, as a rule because it is about to end."""
+        pause_s = 0.000_5
+        while not self._has_ended():
+            if is_over():
+                self.kill()
+            time.sleep(pause_s)
+            pause_s = min(SLICE_S, pause_s * 2)
+
+    def _has_ended(self) -> bool:
+        """Whether it has, leaving it to be reaped where that is possible."""
+        assert self._popen is not None
+        if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+            return self._popen.poll() is not None
+        return _wait_without_reaping(self._popen.pid, os.WNOHANG)
+
+    def _end(self) -> None:
+        if self._popen is None:
+            return
+        with self._lock:
+            self._kill_group()
+        if hasattr(os, "waitid"):  # so that nobody who cancels meanwhile waits for the lock until it is dead
+            _wait_without_reaping(self._popen.pid, 0)
+        with self._lock:
+            self._kill_group()  # what it had started is in the group as long as there is one
+            self.exit_code = self._popen.wait()
+        assert self._popen.stdin is not None
+        self._popen.stdin.close()
+
+    def _kill_group(self) -> None:
+        if self._popen is not None and self.exit_code is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+
+
+def _wait_without_reaping(pid: int, options: int) -> bool:
+    """Whether it has ended; its number stays its own."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | options) is not None
+    except ChildProcessError:  # somebody waits for every child of this program, and was quicker
+        return True

@@ -1,0 +1,87 @@
+"""What a step runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from penstock.errors import InvalidValue
+from penstock.runtime.context import ExecutionContext
+
+Isolation = Literal["process"]
+
+
+@runtime_checkable
+class Node(Protocol):
+    """Something a step can run: a function, a graph, or a class of your own with an id and `execute`.
+
+    A node that has state of its own sets `persistent = True`: then one step uses it at a time, over all graphs.
+    """
+
+    id: str
+
+    def execute(self, context: ExecutionContext) -> Any:
+        """The node's value, or an awaitable of it."""
+
+
+class FunctionNode:
+    """A function as a node: `fn(ctx)`, sync or async; what it returns is the value, what it raises goes on.
+
+    An async generator function is a node that streams: what it yields is told as progress, and the list of it is its
+    value.
+    """
+
+    __slots__ = ("__weakref__", "blocking", "fn", "id", "isolation", "persistent")
+
+    def __init__(
+        self,
+        id: str,
+        fn: Callable[[ExecutionContext], Any],
+        *,
+        persistent: bool = False,
+        blocking: bool = False,
+        isolation: Isolation | None = None,
+    ) -> None:
+        if type(id) is not str or not id:
+            raise InvalidValue("id", id, "a name")
+        if not callable(fn):
+            raise InvalidValue(f"fn of node {id!r}", fn, "a function that takes the context")
+        self.id = id
+        self.fn = fn
+        self.persistent = persistent
+        """Whether one step uses it at a time."""
+        self.blocking = blocking
+        """Whether it runs on a thread, because it would keep the event loop from turning."""
+        self.isolation = isolation
+        """`process` runs it in a process of its own, which a cancel really ends."""
+        if blocking or isolation is not None:
+            self._check_options()
+
+    def _check_options(self) -> None:
+        if self.isolation not in (None, "process"):
+            raise InvalidValue(f"isolation of node {self.id!r}", self.isolation, "'process', or None")
+        if inspect.iscoroutinefunction(self.fn) or inspect.isasyncgenfunction(self.fn):
+            what = "blocking" if self.blocking else "isolation"
+            raise InvalidValue(f"{what} of node {self.id!r}", getattr(self, what), "left out for an async function")
+        if self.isolation is not None:
+            from penstock.flow.isolation import address_of
+
+            address_of(self.fn, self.id)
+
+    def execute(self, context: ExecutionContext) -> Any:
+        """Call the function."""
+        return self.fn(context)
+
+    def __repr__(self) -> str:
+        return f"FunctionNode({self.id!r}, {getattr(self.fn, '__qualname__', self.fn)})"
+
+
+def type_of(node: object) -> str:
+    """What a node is called in traces and pictures: `function`, `graph`, or the name of its class."""
+    return "function" if type(node) is FunctionNode else getattr(type(node), "node_type", None) or type(node).__name__
+
+
+def is_stream(value: object) -> bool:
+    """Whether a node streams: what it returned gives its value piece by piece."""
+    return isinstance(value, AsyncIterator)

@@ -1,0 +1,70 @@
+"""Which graph a command is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.exits import Refused
+from penstock.cli.loading.target import load_graph
+from penstock.flow.graph import Graph
+from penstock.kernel.graph import GraphInvalid, GraphSpec
+
+IMPORTS = "from penstock.flow.graph import Graph\nfrom penstock.kernel.graph import GraphSpec\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "found"),
+    [
+        ("graph = Graph('a')\nother = Graph('b')", "flows.py", "a"),
+        ("graph = Graph('a')\nother = Graph('b')", "flows.py:other", "b"),
+        ("only = Graph('c')", "flows.py", "c"),
+        ("def graph(): return Graph('d')", "flows.py", "d"),
+        ("def build(): return Graph('e')", "flows:build", "e"),
+        ("spec = GraphSpec(id='f')", "flows.py", "f"),
+        ("class Flows:\n    main = Graph('g')", "flows:Flows.main", "g"),
+    ],
+)
+def test_a_graph_in_python(text: str, target: str, found: str) -> None:
+    Path("flows.py").write_text(IMPORTS + text)
+    graph = load_graph(target)
+    assert isinstance(graph, Graph | GraphSpec)
+    assert graph.id == found
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "said"),
+    [
+        ("", "flows.py", "flows.py has no Graph; make one called 'graph', or name a function that returns one"),
+        ("a = Graph('a')\nb = Graph('b')", "flows.py", "several graphs; name one: flows.py:a, flows.py:b"),
+        ("graph = 7", "flows.py", "flows.py:graph is of type int; it must be a Graph, a GraphSpec or a function"),
+        (
+            "def graph(): return None",
+            "flows.py",
+            "what flows.py:graph returned is of type NoneType",
+        ),
+        ("", "flows:Graph", "flows:Graph is a class; it must be a Graph"),
+        ("", "flows.py:nope", "flows.py has no attribute 'nope'; it has: Graph, GraphSpec"),
+        ("", "nowhere", "there is no file 'nowhere'; a graph in a module is named package.module:name"),
+        ("", "nowhere.json", "FILE: there is no file 'nowhere.json'"),
+        ("", ".", "FILE: '.' is a directory; name a file in it"),
+        ("", "", "FILE: '.' is a directory"),
+        ("", "a\x00b.json", "cannot be read"),
+        ("", ":", "there is no file ':'"),
+    ],
+)
+def test_what_is_no_graph_is_refused_in_a_sentence_that_says_what_to_do(text: str, target: str, said: str) -> None:
+    Path("flows.py").write_text(IMPORTS + text)
+    with pytest.raises(Refused) as refused:
+        load_graph(target)
+    assert said in str(refused.value)
+
+
+def test_any_other_file_is_a_graph_in_json_also_with_a_colon_in_its_name() -> None:
+    Path("a:b").write_text('{"id": "x", "nodes": [], "edges": []}')
+    graph = load_graph("a:b")
+    assert graph.id == "x"
+    Path("flow.yaml").write_text("id: x")
+    with pytest.raises(GraphInvalid, match="bad_json"):
+        load_graph("flow.yaml")

@@ -1,0 +1,46 @@
+"""What docs/cli.md shows as the output of a command is what the command prints."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+FILES = re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+CONSOLE = re.findall(r"^```console\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+COMMANDS = [part.partition("\n")[::2] for block in CONSOLE for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
+
+
+def without_times(text: str) -> str:
+    return re.sub(r" *\d+\.\d+ s", " N s", text)
+
+
+@pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=[command for command, _ in COMMANDS])
+def test_a_command_prints_what_the_page_says(command: str, shown: str) -> None:
+    for name, content in FILES:
+        Path(name).write_text(content)
+    program, *arguments = shlex.split(command)
+    assert program == "penstock"
+    ended = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        check=False,
+    )
+    assert without_times(ended.stdout) == without_times(shown)
+
+
+def test_the_page_names_every_option_and_exit_code() -> None:
+    from penstock.cli.exits import Exit
+    from penstock.cli.running import LIMITS
+
+    for option in (*LIMITS, "--input", "--max-parallel", "--executors", "--json"):
+        assert f"| `{option}" in PAGE
+    for code in Exit:
+        assert f"| {int(code)} | " in PAGE
