@@ -13,8 +13,8 @@ help: ## list the targets
 
 env: .venv/.stamp ## make .venv with every pinned tool in it
 
-run: env ## run the first example: a spending ceiling that holds
-	$(BIN)/python examples/ceiling.py
+run: env ## run an example graph: parallel branches, a retry, a fallback, a budget that trips
+	$(BIN)/penstock run examples/research.py:graph --input '"dams"' --max-cost 0.50
 
 test: lint types ## run every check: style, types, import layers, tests
 	$(BIN)/pytest

@@ -61,7 +61,7 @@ def frontier_for(plan: Plan, settle: Settle, *, needs_all: bool = False) -> Fron
         return _FailFast(plan, needs_all=needs_all)
     if settle == "collect":
         return Frontier(plan, needs_all=needs_all)
-    return _Race(plan, FIRST if settle == "first" else settle, needs_all=needs_all)
+    return Race(plan, FIRST if settle == "first" else settle, needs_all=needs_all)
 
 
 class _FailFast(Frontier):
@@ -73,8 +73,8 @@ class _FailFast(Frontier):
         return []
 
 
-class _Race(Frontier):
-    """Counts the last nodes: how many have succeeded, and how many still can."""
+class Race(Frontier):
+    """A frontier that counts the last nodes: how many have succeeded, and how many still can."""
 
     __slots__ = ("_counted_skips", "_needed", "_possible")
 

@@ -102,7 +102,7 @@ class CancellationToken:
         """The ancestor whose deadline was inherited; None if the deadline is this token's own."""
         self._parent = _above
         """Kept alive by its children, which it knows weakly: a cancel from above must find its way through."""
-        self._lock = threading.RLock() if _above is None else _above._lock
+        self._lock: threading.RLock = threading.RLock() if _above is None else _above._lock
         """One for the whole tree of tokens: a run has several, and nobody waits for them long."""
         self._children: list[weakref.ref[CancellationToken]] | None = None
         self._callbacks: dict[object, Callable[[], None]] = {}
@@ -222,9 +222,15 @@ class CancellationToken:
 
     def close(self) -> None:
         """The work this token stood for is over: drop its timers."""
+        if not self._timers:
+            return
         timers, self._timers = self._timers, {}
+        here = asyncio._get_running_loop()
         for loop, timer in timers.items():
-            _call_on(loop, timer.cancel)
+            if loop is here:
+                timer.cancel()
+            else:
+                _call_on(loop, timer.cancel)
 
     # The door's side.
 

@@ -45,13 +45,11 @@ from penstock.tracing.events import (
     CallEnded,
     ChildSpawnTrace,
     CustomTrace,
-    IterationEndTrace,
-    IterationStartTrace,
     TraceEvent,
 )
 from penstock.tracing.execution_graph import ExecutionGraph
 from penstock.tracing.explain import explain
-from penstock.tracing.record import OPEN, CallRecord, Source
+from penstock.tracing.record import OPEN, CallRecord, IterationMark, Source
 from penstock.tracing.stats import ExecutionStats
 
 T = TypeVar("T")
@@ -161,11 +159,7 @@ class ExecutionContext(Calls):
             if ledger is not None:
                 above = above.child(own.root.name, deadline_s=_seconds_left(own))
             self._token = above.child(name, deadline_s=limits.time_s)
-        described = metadata.to_dict()
-        run.begin(name, described, source)
-        run.graph.create_root(name, described)
-        assert run.graph.root is not None
-        self._base = run.graph.root
+        self._base = run.begin(name, metadata.to_dict(), source)
 
     def _place(
         self,
@@ -370,18 +364,24 @@ class ExecutionContext(Calls):
     def start_iteration(self) -> int:
         """Begin the next iteration of a loop; its number."""
         self._must_be_open("iteration")
-        self._source.iteration += 1
-        self._origin._iteration_started_ns = self._run.now()
-        self._run.record(IterationStartTrace(), self._source, self._base)
-        return self._source.iteration
+        run, source = self._run, self._source
+        self._origin._iteration_started_ns = now_ns = run.now()
+        with run.lock:
+            source.iteration += 1
+            if not run.graph.closed:
+                run.graph.append(IterationMark(source, self._base, now_ns, now_ns, None))
+            return source.iteration
 
     def end_iteration(self, action: str = "continue") -> None:
         """Finish the iteration under way; `action` is what the loop does next: continue or terminate."""
         started_ns = self._origin._iteration_started_ns
         if started_ns is None:
             raise InvalidValue("end_iteration", "before the first", "called after start_iteration")
-        duration_ms = (self._run.now() - started_ns) / 1_000_000
-        self._run.record(IterationEndTrace(duration_ms=duration_ms, action=str(action)), self._source, self._base)
+        run = self._run
+        now_ns = run.now()
+        with run.lock:
+            if not run.graph.closed:
+                run.graph.append(IterationMark(self._source, self._base, now_ns, started_ns, str(action)))
 
     # What happened.
 

@@ -211,10 +211,13 @@ class Run:
         self.told_aborts: dict[int, Stop] = {}
         """The aborts that were written down, by identity: each is told once, however many calls it stops."""
 
-    def begin(self, name: str, metadata: Mapping[str, Any], source: Source) -> None:
-        """Write the run's first event."""
+    def begin(self, name: str, metadata: Mapping[str, Any], source: Source) -> CallRecord:
+        """Write the run's first event and its root."""
+        graph, now_ns = self.graph, self.now()
         with self.lock:
-            self.graph.append(RunStarted(name=name, metadata=metadata, **self.where(source, None, self.now())))
+            graph.append(RunStarted(name=name, metadata=metadata, **self.where(source, None, now_ns)))
+            graph.root = graph.begin(None, "system", name, None, source, now_ns, True, metadata)
+            return graph.root
 
     def learn(self, kind: CallKind, cost: int, tokens: int) -> None:
         """A call of that kind has used this. The caller holds the lock."""

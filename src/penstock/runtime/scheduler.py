@@ -36,6 +36,7 @@ from penstock.containment.accounts import refusing
 from penstock.containment.limits import NO_LIMITS
 from penstock.errors import CancelledError, Halted, PenstockError
 from penstock.kernel.frontier import Frontier
+from penstock.kernel.settle import Race
 from penstock.runtime.admission import enter
 from penstock.runtime.billing.usage import WITHOUT_USAGE, Reported
 from penstock.runtime.call import Call, running_call, stop_of, stopped
@@ -276,6 +277,8 @@ class Scheduler:
         global _steps_begun
         queue, names, about, care = self._queue, self.names, self.about, self._care
         place, token, work, tell, journal = self.place, self._token, self.work, self._tell, self._journal
+        results, finish = self.results, self.frontier.finish
+        is_plain = self._keep is None and tell is None and not isinstance(self.frontier, Race)
         while queue:
             node = queue.popleft()
             if queue:
@@ -301,14 +304,20 @@ class Scheduler:
                 _leave(outside)
                 self._broke(node, made, taken_back(token, task, error, requested))
                 continue
-            _leave(outside)
+            running_call.reset(outside)
             succeed(made, value)
             if journal is not None:
                 journal.append(made.record)
             if made.stop is not None:  # it gave its value after it had been stopped
                 self._fail(node, self.failure_of(made))  # type: ignore[unreachable]  # `succeed` may set it
                 continue
-            self._finished(node, made.value)
+            results[names[node]] = value = made.value
+            if is_plain and not self._decided:
+                ready = finish(node)
+                if ready:
+                    queue.extend(ready)
+            else:
+                self._finished(node, value)
             ended_ns = made.record.ended_ns
             if ended_ns > self._turn_due_ns:
                 if _steps_begun == begun:
@@ -477,7 +486,7 @@ class Scheduler:
     def _lost(self, last: BaseException) -> BaseException:
         """What a graph raises that did not get what it needs."""
         errors = list(self.errors.values())
-        if len(errors) == 1 or getattr(self.frontier, "is_won", None) is None:
+        if len(errors) == 1 or not isinstance(self.frontier, Race):
             return last
         exceptions = [error for error in errors if isinstance(error, Exception)]
         return ExceptionGroup(f"too few steps of graph {self.name!r} succeeded", exceptions)

@@ -28,10 +28,10 @@ from penstock.money import Usd, to_nanos
 from penstock.tracing import views
 from penstock.tracing.events import TraceEvent
 from penstock.tracing.lifecycle import KINDS, TRANSITIONS, CallKind, Status
-from penstock.tracing.record import OPEN, CallRecord, Settlement, Source
+from penstock.tracing.record import OPEN, CallRecord, IterationMark, Settlement, Source
 from penstock.tracing.stats import ExecutionStats, Tallies
 
-Entry = CallRecord | Settlement | TraceEvent
+Entry = CallRecord | Settlement | IterationMark | TraceEvent
 
 by_number = attrgetter("number")
 """The order in which calls began."""
@@ -93,7 +93,7 @@ class ExecutionGraph:
         self._first_seq = 1
         self._open: dict[int, CallRecord] = {}
         """The calls under way by their number, in the order they began."""
-        self._ended: deque[CallRecord] = deque()
+        self._ended: list[CallRecord] | deque[CallRecord] = []
         """The finished calls that are kept, in the order they ended."""
         self._last_number = 0
         self._closed = False
@@ -198,7 +198,7 @@ class ExecutionGraph:
         if self.notify is not None:
             self.notify()
 
-    def append(self, event: TraceEvent) -> None:
+    def append(self, event: TraceEvent | IterationMark) -> None:
         """Write an event whose `seq` is `self.seq + 1`. The caller holds the lock."""
         self._log.append(event)
         if self.max_kept is not None:
@@ -452,6 +452,8 @@ class ExecutionGraph:
     def _fold_oldest(self) -> None:
         """Fold one finished call into its nearest kept ancestor."""
         ended = self._ended
+        if isinstance(ended, list):  # a short run, as most are, needs no more than a list
+            ended = self._ended = deque(ended)
         if ended[0] is self.root:
             ended.rotate(-1)
             if ended[0] is self.root:
