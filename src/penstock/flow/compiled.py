@@ -108,8 +108,8 @@ def _plan(graph: Graph, steps: list[Step]) -> tuple[Plan | None, list[Problem]]:
         detail = f"{len(steps)} steps are more than the {MAX_NODES} a graph may have"
         return None, [Problem("too_large", "steps", detail)]
     known = graph._steps
-    sources = [before for step in steps for before in step.depends_on]
-    targets = [step.id for step in steps for _ in step.depends_on]
+    sources = [before for step in steps for before in step.before]
+    targets = [step.id for step in steps for _ in step.before]
     problems: list[Problem] = []
     if not known.keys() >= set(sources):
         problems += _unknown_dependencies(steps, known)
@@ -127,7 +127,7 @@ def _plan(graph: Graph, steps: list[Step]) -> tuple[Plan | None, list[Problem]]:
 
 def _unknown_dependencies(steps: Sequence[Step], known: Mapping[str, Step]) -> Iterator[Problem]:
     for step in steps:
-        for before in step.depends_on:
+        for before in step.before:
             if before not in known:
                 path = f"steps[{step.id!r}].depends_on"
                 yield Problem("unknown_step", path, f"step {step.id!r} depends on {before!r}, which is no step")
@@ -227,7 +227,7 @@ def _feed_of(step: Step) -> Feed:
     given = step.input
     if given is not None:
         return lambda results: given
-    before = tuple(step.depends_on)
+    before = step.before
     if not before:
         return None
     return before[0] if len(before) == 1 else lambda results: {one: results[one] for one in before if one in results}

@@ -142,7 +142,7 @@ class Graph:
                 raise InvalidValue(f"fallback_node of step {step_id!r}", error_policy.fallback_node, A_NODE)
         if sub_budget is not None:
             must_be(f"sub_budget of step {step_id!r}", sub_budget, Budget)
-        before = [] if depends_on is None else _names(step_id, depends_on)
+        before = () if depends_on is None else _names(step_id, depends_on)
         made = Step(self, step_id, node, node_id, input, input_fn, before, error_policy, sub_budget)
         self._steps[step_id] = made
         self._compiled = None
@@ -159,8 +159,8 @@ class Graph:
         for step in (before, after):
             if getattr(step, "_graph", None) is not self:
                 raise InvalidValue("step", step, f"a step of graph {self.id!r}")
-        if before.id not in after.depends_on:
-            after.depends_on.append(before.id)
+        if before.id not in after.before:
+            after.before += (before.id,)
             self._compiled = None
 
     # Reading.
@@ -204,7 +204,7 @@ class Graph:
             NodeSpec(step.id, "node" if step.node is None else type_of(step.node), {"node": step.node_id})
             for step in self._steps.values()
         )
-        pairs = [(before, step.id) for step in self._steps.values() for before in step.depends_on]
+        pairs = [(before, step.id) for step in self._steps.values() for before in step.before]
         edges = tuple(EdgeSpec(f"e{at}", source, target, "flow") for at, (source, target) in enumerate(pairs))
         return GraphSpec(nodes, edges, self.id)
 
@@ -248,13 +248,15 @@ def _is_node(given: Any) -> bool:
     return isinstance(getattr(given, "id", None), str) and callable(getattr(given, "execute", None))
 
 
-def _names(step_id: str, depends_on: Sequence[str]) -> list[str]:
+def _names(step_id: str, depends_on: Sequence[str]) -> tuple[str, ...]:
+    if type(depends_on) is list and len(depends_on) == 1 and type(depends_on[0]) is str:
+        return tuple(depends_on)  # as nearly every step has it
     if isinstance(depends_on, str):
         raise InvalidValue(f"depends_on of step {step_id!r}", depends_on, f"a list, such as [{depends_on!r}]")
     if not isinstance(depends_on, Iterable):
         raise InvalidValue(f"depends_on of step {step_id!r}", depends_on, "a list of step ids")
-    names = list(depends_on)
+    names = tuple(depends_on)
     for one in names:
         if type(one) is not str:
             raise InvalidValue(f"depends_on of step {step_id!r}", one, "a list of step ids")
-    return names if len(names) == 1 else list(dict.fromkeys(names))
+    return tuple(dict.fromkeys(names))

@@ -21,7 +21,7 @@ InputFn = Callable[[Mapping[str, Any]], Any]
 class Step:
     """A node with its place in a graph. Made by `Graph.step` and `Graph.add_step`; `a >> b` lets b wait for a."""
 
-    __slots__ = ("_graph", "depends_on", "error_policy", "id", "input", "input_fn", "node", "node_id", "sub_budget")
+    __slots__ = ("_graph", "before", "error_policy", "id", "input", "input_fn", "node", "node_id", "sub_budget")
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Step:
         node_id: str,
         input: Any,
         input_fn: InputFn | None,
-        depends_on: list[str],
+        before: tuple[str, ...],
         error_policy: ErrorPolicy | None,
         sub_budget: Budget | None,
     ) -> None:
@@ -42,10 +42,14 @@ class Step:
         self.node_id = node_id
         self.input = input
         self.input_fn = input_fn
-        self.depends_on = depends_on
-        """The steps it waits for; to change it, use `>>` or `Graph.chain`."""
+        self.before = before
         self.error_policy = error_policy
         self.sub_budget = sub_budget
+
+    @property
+    def depends_on(self) -> list[str]:
+        """The steps it waits for; to change that, use `>>` or `Graph.chain`."""
+        return list(self.before)
 
     def __rshift__(self, after: Step | Iterable[Step]) -> Any:
         """Let `after` wait for this step; a list means each of them."""
@@ -57,7 +61,7 @@ class Step:
         return self
 
     def __repr__(self) -> str:
-        after = f" after {', '.join(self.depends_on)}" if self.depends_on else ""
+        after = f" after {', '.join(self.before)}" if self.before else ""
         return f"<Step {self.id!r} of {self._graph.id!r}{after}>"
 
 
