@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import _report, cancel, door, graphs, growth, imports, snapshot
+from benchmarks import _report, cancel, door, graphs, growth, imports, snapshot, telemetry
 
 if __name__ == "__main__":
-    _report.main(door.ask, growth.ask, *graphs.ASKS, snapshot.ask, cancel.ask, imports.ask)
+    _report.main(door.ask, growth.ask, *graphs.ASKS, snapshot.ask, cancel.ask, telemetry.ask, imports.ask)

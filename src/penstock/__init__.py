@@ -103,6 +103,9 @@ if TYPE_CHECKING:
     from penstock.stops import Stop as Stop
     from penstock.stops import StopReason as StopReason
     from penstock.stops import TerminationReason as TerminationReason
+    from penstock.telemetry.collector import otlp_provider as otlp_provider
+    from penstock.telemetry.export import OtelExport as OtelExport
+    from penstock.telemetry.export import export_to_otel as export_to_otel
     from penstock.tracing.divergence import DivergenceDetector as DivergenceDetector
     from penstock.tracing.events import CallEnded as CallEnded
     from penstock.tracing.events import CallSettled as CallSettled
@@ -123,7 +126,13 @@ if TYPE_CHECKING:
     from penstock.tracing.events import ToolCallTrace as ToolCallTrace
     from penstock.tracing.events import TraceEvent as TraceEvent
     from penstock.tracing.execution_graph import ExecutionGraph as ExecutionGraph
+    from penstock.tracing.page import trace_html as trace_html
+    from penstock.tracing.redaction import redact as redact
     from penstock.tracing.stats import ExecutionStats as ExecutionStats
+    from penstock.tracing.tree import trace_data as trace_data
+    from penstock.tracing.tree import trace_json as trace_json
+    from penstock.tracing.tree import trace_mermaid as trace_mermaid
+    from penstock.tracing.tree import trace_tree as trace_tree
 
 _MODULES: dict[str, tuple[str, ...]] = {
     "penstock.clock": ("Clock",),
@@ -264,6 +273,11 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "StopReason",
         "TerminationReason",
     ),
+    "penstock.telemetry.collector": ("otlp_provider",),
+    "penstock.telemetry.export": (
+        "OtelExport",
+        "export_to_otel",
+    ),
     "penstock.tracing.divergence": ("DivergenceDetector",),
     "penstock.tracing.events": (
         "CallEnded",
@@ -286,7 +300,15 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "TraceEvent",
     ),
     "penstock.tracing.execution_graph": ("ExecutionGraph",),
+    "penstock.tracing.page": ("trace_html",),
+    "penstock.tracing.redaction": ("redact",),
     "penstock.tracing.stats": ("ExecutionStats",),
+    "penstock.tracing.tree": (
+        "trace_data",
+        "trace_json",
+        "trace_mermaid",
+        "trace_tree",
+    ),
 }
 """Where each public name lives."""
 
@@ -364,6 +386,7 @@ __all__ = [
     "NodeExecutor",
     "NodeRecord",
     "NodeSpec",
+    "OtelExport",
     "Outcome",
     "PenstockError",
     "PolicyContext",
@@ -402,12 +425,20 @@ __all__ = [
     "contain",
     "current_call",
     "current_context",
+    "export_to_otel",
     "format_usd",
+    "otlp_provider",
     "parse_graph",
     "quorum",
     "read_history",
+    "redact",
     "run_flow",
     "stream_events",
+    "trace_data",
+    "trace_html",
+    "trace_json",
+    "trace_mermaid",
+    "trace_tree",
     "validate",
 ]
 

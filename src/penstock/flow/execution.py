@@ -18,7 +18,7 @@ from penstock.runtime.call import Call
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.listener import Listener, Listening
 from penstock.runtime.scheduler import Behaviour, Scheduler, Told
-from penstock.runtime.step import step_context
+from penstock.runtime.step import StepContext, blank, step_context
 from penstock.tracing.record import CallRecord
 
 if TYPE_CHECKING:
@@ -156,14 +156,7 @@ class Execution:
     # What the scheduler asks for.
 
     def _run(self, node: int, place: ExecutionContext) -> Any:
-        value = self._runs[node](self._context_of(node, place))
-        return self._streamed(node, value) if type(value) is AsyncGeneratorType else value
-
-    def _run_fallback(self, node: int, place: ExecutionContext) -> Any:
-        value = self._compiled.fallbacks[node](self._context_of(node, place))
-        return self._streamed(node, value) if type(value) is AsyncGeneratorType else value
-
-    def _context_of(self, node: int, place: ExecutionContext) -> ExecutionContext:
+        # `_context_of` and `step_context` in one: for every step, what is called costs more than what it does.
         feed = self._feeds[node]
         if type(feed) is str:
             input = self._results[feed]
@@ -173,7 +166,26 @@ class Execution:
             input = feed(self._upstream)  # type: ignore[operator]  # a str was met above
         if self._inputs is not None:
             self._inputs[node] = input
-        return step_context(place, input, self._upstream)
+        context = blank(StepContext)
+        context._of = place
+        context._run = place._run
+        context._account = place._account
+        context._token = place._token
+        context._base = place._base
+        context._source = place._source
+        context.input = input
+        context.upstream = self._upstream
+        value = self._runs[node](context)
+        return self._streamed(node, value) if type(value) is AsyncGeneratorType else value
+
+    def _run_fallback(self, node: int, place: ExecutionContext) -> Any:
+        feed = self._feeds[node]
+        if isinstance(feed, str):
+            input = self._results[feed]
+        else:
+            input = self._context.input if feed is None else feed(self._upstream)
+        value = self._compiled.fallbacks[node](step_context(place, input, self._upstream))
+        return self._streamed(node, value) if type(value) is AsyncGeneratorType else value
 
     async def _streamed(self, node: int, pieces: AsyncGeneratorType[Any, Any]) -> list[Any]:
         """What a step that streams has given; told piece by piece to whoever listens."""

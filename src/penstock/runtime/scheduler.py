@@ -276,7 +276,8 @@ class Scheduler:
             return
         global _steps_begun
         queue, names, about, care = self._queue, self.names, self.about, self._care
-        place, token, work, tell, journal = self.place, self._token, self.work, self._tell, self._journal
+        place, token, work, tell = self.place, self._token, self.work, self._tell
+        note = None if self._journal is None else self._journal.append
         results, finish = self.results, self.frontier.finish
         is_plain = self._keep is None and tell is None and not isinstance(self.frontier, Race)
         while queue:
@@ -306,8 +307,8 @@ class Scheduler:
                 continue
             running_call.reset(outside)
             succeed(made, value)
-            if journal is not None:
-                journal.append(made.record)
+            if note is not None:
+                note(made.record)
             if made.stop is not None:  # it gave its value after it had been stopped
                 self._fail(node, self.failure_of(made))  # type: ignore[unreachable]  # `succeed` may set it
                 continue

@@ -28,12 +28,12 @@ class StepContext(ExecutionContext):
         return getattr(self._of, name)
 
 
-_new = object.__new__
+blank = object.__new__
 
 
 def step_context(place: ExecutionContext, input: Any, upstream: Mapping[str, Any]) -> StepContext:
     """A context at `place` for one step."""
-    made: StepContext = _new(StepContext)
+    made = blank(StepContext)
     made._of = place
     made._run = place._run
     made._account = place._account

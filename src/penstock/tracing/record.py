@@ -128,6 +128,21 @@ class CallRecord:
         return "running" if self.running else "created"
 
 
+class IterationMark:
+    """An iteration of a loop began, or ended: the event of it is made when somebody looks."""
+
+    __slots__ = ("action", "at_ns", "base", "iteration", "source", "started_ns")
+
+    def __init__(self, source: Source, base: CallRecord, at_ns: int, started_ns: int, action: str | None) -> None:
+        self.source = source
+        self.iteration = source.iteration
+        self.base = base
+        self.at_ns = at_ns
+        self.started_ns = started_ns
+        self.action = action
+        """What the loop does next; None if it is the beginning that is marked."""
+
+
 class Settlement:
     """The bill of a call that arrived after the call had ended."""
 

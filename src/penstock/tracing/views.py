@@ -6,9 +6,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.ids import call_id
 from penstock.money import to_usd
-from penstock.tracing.events import CallEnded, CallSettled, CallStarted, ModelCallTrace, ToolCallTrace, TraceEvent
+from penstock.tracing.events import (
+    CallEnded,
+    CallSettled,
+    CallStarted,
+    IterationEndTrace,
+    IterationStartTrace,
+    ModelCallTrace,
+    ToolCallTrace,
+    TraceEvent,
+)
 from penstock.tracing.jsonable import jsonable
-from penstock.tracing.record import CallRecord, Settlement
+from penstock.tracing.record import CallRecord, IterationMark, Settlement
 from penstock.tracing.stats import CALLS, COST, RETRIES, TOKENS_IN, TOKENS_OUT, Tally
 
 if TYPE_CHECKING:
@@ -121,10 +130,27 @@ def event(graph: ExecutionGraph, entry: Entry, seq: int) -> TraceEvent:
             input_tokens=entry.tokens_in,
             output_tokens=entry.tokens_out,
         )
+    if isinstance(entry, IterationMark):
+        return _iteration(graph, entry, seq)
     return _started(graph, entry) if entry.seq == seq else _ended(graph, entry, seq)
 
 
 _ENDED_AS: dict[str, type[CallEnded]] = {"llm": ModelCallTrace, "tool": ToolCallTrace, "system": CallEnded}
+
+
+def _iteration(graph: ExecutionGraph, mark: IterationMark, seq: int) -> TraceEvent:
+    where: dict[str, Any] = {
+        "run_id": graph.chain_id,
+        "seq": seq,
+        "at_ms": (mark.at_ns + graph.wall_offset_ns) // 1_000_000,
+        "source": mark.source.path,
+        "depth": mark.source.depth,
+        "iteration": mark.iteration,
+        "parent_id": mark.base.node_id,
+    }
+    if mark.action is None:
+        return IterationStartTrace(**where)
+    return IterationEndTrace(**where, duration_ms=(mark.at_ns - mark.started_ns) / 1_000_000, action=mark.action)
 
 
 def _started(graph: ExecutionGraph, call: CallRecord) -> CallStarted:

@@ -1,0 +1,356 @@
+"""A run as OpenTelemetry spans."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from penstock import (
+    ChainMetadata,
+    ExecutionConfig,
+    ExecutionContext,
+    FunctionNode,
+    Graph,
+    Halted,
+    InvalidValue,
+    RunSettings,
+)
+from penstock.telemetry import OtelExport, export_to_otel
+from penstock.telemetry.spans import provider_of
+from penstock.testing import ManualClock
+
+
+class Exported:
+    """What a provider's spans were when they ended."""
+
+    def __init__(self) -> None:
+        self._memory = InMemorySpanExporter()
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.provider.add_span_processor(SimpleSpanProcessor(self._memory))
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        return list(self._memory.get_finished_spans())
+
+    def named(self, name: str) -> ReadableSpan:
+        (found,) = [span for span in self.spans if span.name == name]
+        return found
+
+    def tree(self) -> dict[str, str | None]:
+        """The name of every span's parent; for names that are there once."""
+        names = {span.context.span_id: span.name for span in self.spans}
+        return {span.name: names.get(span.parent.span_id) if span.parent else None for span in self.spans}
+
+
+@pytest.fixture
+def exported() -> Iterator[Exported]:
+    made = Exported()
+    yield made
+    made.provider.shutdown()
+
+
+def finish(run: ExecutionContext, export: OtelExport) -> None:
+    """End the run, and wait until the export has read all of it."""
+    run.end()
+    assert export.drain(30.0)
+    export._subscription._thread.join(30.0)
+
+
+def about(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+@pytest.mark.requirement("T-11")
+def test_runs_agents_model_calls_and_tools_are_spans_by_the_genai_conventions(exported: Exported) -> None:
+    clock = ManualClock()
+    run = ExecutionContext(name="research", clock=clock)
+    export = export_to_otel(run, exported.provider)
+
+    def answer() -> None:
+        clock.advance(0.25)
+        run.report(input_tokens=120, output_tokens=30, cost_usd=0.5, model="claude-3-haiku")
+
+    with run.spawn_child("writer") as child:
+        child.llm(answer, name="draft")
+        child.tool(lambda: None, name="search")
+    finish(run, export)
+    assert exported.tree() == {
+        "invoke_workflow research": None,
+        "invoke_agent writer": "invoke_workflow research",
+        "chat claude-3-haiku": "invoke_agent writer",
+        "execute_tool search": "invoke_agent writer",
+    }
+    chat = exported.named("chat claude-3-haiku")
+    assert chat.kind is SpanKind.CLIENT
+    assert about(chat) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "anthropic",
+        "gen_ai.request.model": "claude-3-haiku",
+        "gen_ai.usage.input_tokens": 120,
+        "gen_ai.usage.output_tokens": 30,
+        "penstock.call.name": "draft",
+        "penstock.call_id": "n000003",
+        "penstock.context": "research/writer",
+        "penstock.cost.usd": 0.5,
+        "penstock.run_id": run.run_id,
+        "penstock.status": "success",
+    }
+    tool = about(exported.named("execute_tool search"))
+    assert (tool["gen_ai.operation.name"], tool["gen_ai.tool.name"]) == ("execute_tool", "search")
+    agent = about(exported.named("invoke_agent writer"))
+    assert (agent["gen_ai.operation.name"], agent["gen_ai.agent.name"]) == ("invoke_agent", "writer")
+    whole = about(exported.named("invoke_workflow research"))
+    assert (whole["gen_ai.operation.name"], whole["gen_ai.workflow.name"]) == ("invoke_workflow", "research")
+    assert (whole["penstock.cost.total_usd"], whole["penstock.termination_reason"]) == (0.5, "success")
+    assert (export.spans, export.failures, export.dropped) == (4, 0, 0)
+
+
+def test_a_model_that_only_the_answer_names_names_the_span(exported: Exported) -> None:
+    run = ExecutionContext()
+    export = export_to_otel(run, exported.provider)
+
+    def answer() -> None:
+        assert export.drain(30.0)  # the span has begun, and the model is not known yet
+        run.report(cost_usd=0, model="gpt-9")
+
+    run.llm(answer, name="ask")
+    finish(run, export)
+    said = about(exported.named("chat gpt-9"))
+    assert (said["gen_ai.request.model"], said["gen_ai.provider.name"]) == ("gpt-9", "openai")
+
+
+def test_times_are_those_of_the_records(exported: Exported) -> None:
+    clock = ManualClock()
+    run = ExecutionContext(clock=clock)
+    clock.advance(0.000_000_5)
+    run.tool(lambda: clock.advance(0.123_456_789), name="slow")
+    clock.advance(60)
+    finish(run, export_to_otel(run, exported.provider))
+    span = exported.named("execute_tool slow")
+    record = run.graph.call("n000002")
+    assert span.start_time == record.started_ns + run.graph.wall_offset_ns
+    assert span.end_time == record.ended_ns + run.graph.wall_offset_ns
+    assert span.end_time - span.start_time == 123_456_789
+
+
+def test_a_run_that_has_ended_is_exported_all_the_same(exported: Exported) -> None:
+    run = ExecutionContext(name="past")
+    with run:
+        run.tool(lambda: None, name="done")
+    finish(run, export_to_otel(run, exported.provider))
+    assert exported.tree() == {"invoke_workflow past": None, "execute_tool done": "invoke_workflow past"}
+
+
+def test_a_child_stands_for_the_run_it_belongs_to(exported: Exported) -> None:
+    run = ExecutionContext(name="whole")
+    child = run.spawn_child("part")
+    finish(run, export_to_otel(child, exported.provider))
+    assert exported.tree() == {"invoke_workflow whole": None, "invoke_agent part": "invoke_workflow whole"}
+
+
+def test_the_run_stands_under_the_span_that_is_current(exported: Exported) -> None:
+    run = ExecutionContext()
+    with exported.provider.get_tracer("program").start_as_current_span("request"):
+        export = export_to_otel(run, exported.provider)
+    finish(run, export)
+    assert exported.tree()["invoke_workflow main"] == "request"
+
+
+def test_what_a_loop_does_stands_under_its_iteration(exported: Exported) -> None:
+    run = ExecutionContext(name="loop")
+    export = export_to_otel(run, exported.provider)
+    run.tool(lambda: None, name="before")
+    run.start_iteration()
+    run.tool(lambda: run.tool(lambda: None, name="inner"), name="outer")
+    with run.spawn_child("sub"):
+        pass
+    run.end_iteration("terminate")
+    run.tool(lambda: None, name="after")
+    finish(run, export)
+    assert exported.tree() == {
+        "invoke_workflow loop": None,
+        "execute_tool before": "invoke_workflow loop",
+        "invoke_agent loop": "invoke_workflow loop",
+        "execute_tool outer": "invoke_agent loop",
+        "execute_tool inner": "execute_tool outer",
+        "invoke_agent sub": "invoke_agent loop",
+        "execute_tool after": "invoke_workflow loop",
+    }
+    iteration = about(exported.named("invoke_agent loop"))
+    assert (iteration["penstock.iteration"], iteration["penstock.iteration.action"]) == (1, "terminate")
+
+
+async def test_steps_of_a_graph_are_internal_spans(exported: Exported) -> None:
+    run = ExecutionContext()
+    export = export_to_otel(run, exported.provider)
+    graph = Graph("g")
+    graph.add_step(FunctionNode("a", lambda ctx: ctx.tool(lambda: 1, name="inside")), "first")
+    await graph.execute(run)
+    await asyncio.to_thread(finish, run, export)
+    assert exported.tree()["execute_tool inside"] == "first"
+    assert exported.named("first").kind is SpanKind.INTERNAL
+    assert "gen_ai.operation.name" not in about(exported.named("first"))
+
+
+def test_a_failure_is_an_error_with_its_type_and_the_next_attempt_links_to_it(exported: Exported) -> None:
+    run = ExecutionContext()
+    export = export_to_otel(run, exported.provider)
+    outcomes = iter([TimeoutError("no answer, password=hunter2"), OSError("still none"), None])
+
+    def fetch() -> None:
+        if (outcome := next(outcomes)) is not None:
+            raise outcome
+
+    run.tool(fetch, name="fetch", retries=2)
+    finish(run, export)
+    first, second, third = [span for span in exported.spans if span.name == "execute_tool fetch"]
+    assert first.status.status_code is StatusCode.ERROR
+    assert first.status.description == "TimeoutError: no answer, password=[redacted]"
+    assert about(first)["error.type"] == "TimeoutError"
+    assert [about(span).get("penstock.attempt") for span in (first, second, third)] == [None, 2, 3]
+    assert [[link.context for link in span.links] for span in (first, second, third)] == [
+        [],
+        [first.context],
+        [second.context],
+    ]
+    assert third.status.status_code is StatusCode.UNSET
+
+
+def test_a_refusal_says_which_limit_and_how_much(exported: Exported) -> None:
+    run = ExecutionContext(ExecutionConfig(max_cost_usd=0.01, max_steps=5, max_retries_total=None))
+    export = export_to_otel(run, exported.provider)
+    with pytest.raises(Halted):
+        run.llm(lambda: None, name="big", model="gpt-9", cost_hint_usd=1.0)
+    finish(run, export)
+    chat = exported.named("chat gpt-9")
+    assert chat.status.status_code is StatusCode.ERROR
+    assert about(chat)["penstock.stop_reason"] == about(chat)["error.type"] == "budget_exceeded"
+    root = exported.named("invoke_workflow main")
+    (limit,) = [event for event in root.events if event.name == "penstock.limit_reached"]
+    said = dict(limit.attributes or {})
+    assert (said["penstock.call_id"], said["penstock.budget.unit"]) == ("n000002", "usd")
+    assert (said["penstock.budget.limit"], said["penstock.budget.asked"]) == (0.01, 1.0)
+    assert about(root)["penstock.budget.usd.limit"] == 0.01
+    assert about(root)["penstock.budget.steps.used"] == 0
+
+
+def test_a_call_left_behind_keeps_its_parent_and_its_late_bill_is_told(exported: Exported) -> None:
+    run = ExecutionContext()
+    export = export_to_otel(run, exported.provider)
+    release, settled = threading.Event(), threading.Event()
+    watching = run.observe(lambda events: settled.set() if any(e.kind == "call_settled" for e in events) else None)
+    with run.spawn_child("agent") as child, pytest.raises(Halted):
+        child.llm(release.wait, 30, name="slow", model="m", cost_hint_usd=0.25, timeout_s=0.01)
+    release.set()
+    assert settled.wait(30)
+    finish(run, export)
+    watching._thread.join(30)
+    assert about(exported.named("chat m"))["penstock.abandoned"] is True
+    assert exported.tree()["chat m"] == "invoke_agent agent"
+    root = exported.named("invoke_workflow main")
+    (told,) = [event for event in root.events if event.name == "penstock.call_settled"]
+    assert dict(told.attributes or {})["penstock.cost.usd"] == 0.25
+    assert about(root)["penstock.cost.total_usd"] == 0.25
+
+
+@pytest.mark.parametrize("content", [False, True])
+def test_data_of_custom_events_is_exported_only_if_asked_for(exported: Exported, content: bool) -> None:
+    run = ExecutionContext()
+    export = export_to_otel(run, exported.provider, content=content)
+    run.trace_custom("plan", {"goal": "dam", "api_key": "abc"})
+    finish(run, export)
+    (event,) = exported.named("invoke_workflow main").events
+    said = {"penstock.event.name": "plan"}
+    if content:
+        said["penstock.event.data"] = '{"goal": "dam", "api_key": "[redacted]"}'
+    assert dict(event.attributes or {}) == said
+
+
+def test_who_the_run_belongs_to_is_said_once_at_its_span(exported: Exported) -> None:
+    metadata = ChainMetadata(request_id="r1", chain_id="c1", team="grid", user_id="u1", tags={"tier": "gold"})
+    run = ExecutionContext(metadata=metadata)
+    finish(run, export_to_otel(run, exported.provider))
+    said = about(exported.named("invoke_workflow main"))
+    assert (said["penstock.team"], said["user.id"], said["penstock.tag.tier"]) == ("grid", "u1", "gold")
+
+
+def test_a_beginning_that_was_lost_does_not_lose_the_call(exported: Exported) -> None:
+    run = ExecutionContext(settings=RunSettings(max_kept_calls=1))
+    for _ in range(5_000):
+        run.tool(lambda: None, name="again")
+    export = export_to_otel(run, exported.provider)
+    finish(run, export)
+    assert export.dropped == run.graph.dropped_events > 0
+    assert export.failures == 0
+    assert len(exported.spans) == export.spans > 0
+    assert about(exported.named("invoke_workflow main"))["penstock.termination_reason"] == "success"
+
+
+class Raising(SpanProcessor):
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        if span.name == "execute_tool bad":
+            raise ValueError("no")
+
+
+def test_a_tracer_that_raises_is_counted_and_the_rest_is_written(exported: Exported) -> None:
+    exported.provider.add_span_processor(Raising())
+    run = ExecutionContext()
+    export = export_to_otel(run, exported.provider)
+    for name in ("good", "bad", "better"):
+        run.tool(lambda: None, name=name)
+    finish(run, export)
+    assert export.failures >= 1
+    assert isinstance(export.last_error, ValueError)
+    assert {"execute_tool good", "execute_tool better", "invoke_workflow main"} <= exported.tree().keys()
+
+
+def test_without_a_provider_the_programs_own_is_used_which_may_be_none() -> None:
+    run = ExecutionContext()
+    export = export_to_otel(run)
+    run.tool(lambda: None)
+    finish(run, export)
+    assert (export.spans, export.failures) == (2, 0)
+    assert not isinstance(trace.get_tracer_provider(), TracerProvider)
+
+
+def test_an_export_can_be_closed_before_the_run_ends(exported: Exported) -> None:
+    run = ExecutionContext()
+    export = export_to_otel(run, exported.provider)
+    assert export.drain(30.0)
+    export.close()
+    export._subscription._thread.join(30.0)
+    run.tool(lambda: None, name="unseen")
+    run.end()
+    assert exported.spans == []
+
+
+def test_what_is_no_context_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="context"):
+        export_to_otel("run")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "provider"),
+    [
+        ("claude-3", None, "anthropic"),
+        ("gpt-4o", None, "openai"),
+        ("openai/gpt-4o", None, "openai"),
+        ("gemini-2", None, "gcp.gemini"),
+        ("llama", None, "_OTHER"),
+        (None, None, "_OTHER"),
+        ("claude-3", "aws.bedrock", "aws.bedrock"),
+    ],
+)
+def test_the_provider_is_what_the_call_says_or_the_models_name_tells(
+    model: str | None, said: str | None, provider: str
+) -> None:
+    assert provider_of(model, {} if said is None else {"provider": said}) == provider
