@@ -31,7 +31,7 @@ PEERS = {
     "haystack": "haystack-ai==3.4.0",
     "llama-index-workflows": "llama-index-workflows==2.26.1",
     "agno": "agno==3.1.10",
-    "langchain": "langchain==1.4.10",
+    "langchain": "langchain==1.4.7",
     "pydantic-ai": "pydantic-ai-slim==2.66.0",
     "openai-agents": "openai-agents==0.24.0",
 }
@@ -40,8 +40,9 @@ PEERS = {
 BESIDE = {
     "pydantic-graph": ["logfire==5.2.0"],
     "burr": ["opentelemetry-sdk==1.45.2", "pydantic==2.14.3"],
+    "langchain": ["langchain-core==1.7.2"],
 }
-"""What a peer needs to be traced or to do things at once, where it does not bring it along."""
+"""What a peer needs beside itself to be installed, to be traced or to do things at once."""
 
 
 class NotInstalled(Exception):

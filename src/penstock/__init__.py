@@ -9,6 +9,51 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.agents.agent import Agent as Agent
+    from penstock.agents.agent import AgentResult as AgentResult
+    from penstock.agents.compaction import Compaction as Compaction
+    from penstock.agents.executor import Executor as Executor
+    from penstock.agents.executor import ExecutorResult as ExecutorResult
+    from penstock.agents.executor import MaxIterationsReached as MaxIterationsReached
+    from penstock.agents.formats import FormatError as FormatError
+    from penstock.agents.formats import JsonFormat as JsonFormat
+    from penstock.agents.formats import MarkdownFormat as MarkdownFormat
+    from penstock.agents.formats import ReActFormat as ReActFormat
+    from penstock.agents.formats import TextOutputFormat as TextOutputFormat
+    from penstock.agents.formats import XmlFormat as XmlFormat
+    from penstock.agents.hooks import Approval as Approval
+    from penstock.agents.hooks import Hook as Hook
+    from penstock.agents.hooks import HookAbort as HookAbort
+    from penstock.agents.loop import AgentLoop as AgentLoop
+    from penstock.agents.loop import AgentLoopResult as AgentLoopResult
+    from penstock.agents.loop import Conversation as Conversation
+    from penstock.agents.loop import Iteration as Iteration
+    from penstock.agents.loop import LoopAction as LoopAction
+    from penstock.agents.loop import LoopData as LoopData
+    from penstock.agents.loop import data_of as data_of
+    from penstock.agents.loop import remember as remember
+    from penstock.agents.loop import transcript_of as transcript_of
+    from penstock.agents.messages import Media as Media
+    from penstock.agents.messages import Message as Message
+    from penstock.agents.messages import ToolCall as ToolCall
+    from penstock.agents.messages import ToolResult as ToolResult
+    from penstock.agents.messages import Transcript as Transcript
+    from penstock.agents.model import Model as Model
+    from penstock.agents.model import ModelRequest as ModelRequest
+    from penstock.agents.model import ModelResponse as ModelResponse
+    from penstock.agents.model import ModelSettings as ModelSettings
+    from penstock.agents.model import TextDelta as TextDelta
+    from penstock.agents.model import ToolCallDelta as ToolCallDelta
+    from penstock.agents.model import TruncatedResponse as TruncatedResponse
+    from penstock.agents.react import ReActLoop as ReActLoop
+    from penstock.agents.scripted import ScriptedModel as ScriptedModel
+    from penstock.agents.scripted import ScriptEnded as ScriptEnded
+    from penstock.agents.tool_calling import ToolCallingLoop as ToolCallingLoop
+    from penstock.agents.tools import Tool as Tool
+    from penstock.agents.tools import ToolChain as ToolChain
+    from penstock.agents.tools import Tools as Tools
+    from penstock.agents.tools import ToolSpec as ToolSpec
+    from penstock.agents.tools import tool as tool
     from penstock.clock import Clock as Clock
     from penstock.containment.accounts import Account as Account
     from penstock.containment.accounts import Balance as Balance
@@ -135,6 +180,69 @@ if TYPE_CHECKING:
     from penstock.tracing.tree import trace_tree as trace_tree
 
 _MODULES: dict[str, tuple[str, ...]] = {
+    "penstock.agents.agent": (
+        "Agent",
+        "AgentResult",
+    ),
+    "penstock.agents.compaction": ("Compaction",),
+    "penstock.agents.executor": (
+        "Executor",
+        "ExecutorResult",
+        "MaxIterationsReached",
+    ),
+    "penstock.agents.formats": (
+        "FormatError",
+        "JsonFormat",
+        "MarkdownFormat",
+        "ReActFormat",
+        "TextOutputFormat",
+        "XmlFormat",
+    ),
+    "penstock.agents.hooks": (
+        "Approval",
+        "Hook",
+        "HookAbort",
+    ),
+    "penstock.agents.loop": (
+        "AgentLoop",
+        "AgentLoopResult",
+        "Conversation",
+        "Iteration",
+        "LoopAction",
+        "LoopData",
+        "data_of",
+        "remember",
+        "transcript_of",
+    ),
+    "penstock.agents.messages": (
+        "Media",
+        "Message",
+        "ToolCall",
+        "ToolResult",
+        "Transcript",
+    ),
+    "penstock.agents.model": (
+        "Model",
+        "ModelRequest",
+        "ModelResponse",
+        "ModelSettings",
+        "TextDelta",
+        "ToolCallDelta",
+        "TruncatedResponse",
+    ),
+    "penstock.agents.react": ("ReActLoop",),
+    "penstock.agents.scripted": (
+        "ScriptEnded",
+        "ScriptedModel",
+    ),
+    "penstock.agents.tool_calling": ("ToolCallingLoop",),
+    "penstock.agents.tools": (
+        "Tool",
+        "ToolChain",
+        "ToolSpec",
+        "Tools",
+        "tool",
+    ),
     "penstock.clock": ("Clock",),
     "penstock.containment.accounts": (
         "Account",
@@ -317,7 +425,12 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __version__ = "0.1.0"
 __all__ = [
     "Account",
+    "Agent",
+    "AgentLoop",
+    "AgentLoopResult",
+    "AgentResult",
     "Amounts",
+    "Approval",
     "Balance",
     "Budget",
     "BudgetExceededError",
@@ -336,8 +449,10 @@ __all__ = [
     "CircuitSnapshot",
     "CircuitState",
     "Clock",
+    "Compaction",
     "CompactionTrace",
     "ContextSnapshot",
+    "Conversation",
     "CustomTrace",
     "DataValue",
     "DeadlockError",
@@ -355,9 +470,12 @@ __all__ = [
     "ExecutionResult",
     "ExecutionStats",
     "ExecutionTrace",
+    "Executor",
     "ExecutorMisbehaved",
     "ExecutorRegistry",
+    "ExecutorResult",
     "FlowContext",
+    "FormatError",
     "FunctionNode",
     "Graph",
     "GraphInvalid",
@@ -367,19 +485,33 @@ __all__ = [
     "Handle",
     "History",
     "Hold",
+    "Hook",
+    "HookAbort",
     "InvalidValue",
     "IsolatedError",
+    "Iteration",
     "IterationEndTrace",
     "IterationStartTrace",
+    "JsonFormat",
     "Ledger",
     "LedgerError",
     "LedgerStore",
     "LedgerUnavailable",
     "LimitTrace",
     "Limits",
+    "LoopAction",
+    "LoopData",
+    "MarkdownFormat",
+    "MaxIterationsReached",
+    "Media",
     "MemoryLedgerStore",
+    "Message",
     "MissedEvents",
+    "Model",
     "ModelCallTrace",
+    "ModelRequest",
+    "ModelResponse",
+    "ModelSettings",
     "NestedTooDeep",
     "Node",
     "NodeEvent",
@@ -396,6 +528,8 @@ __all__ = [
     "Problem",
     "Quorum",
     "QuorumMissed",
+    "ReActFormat",
+    "ReActLoop",
     "Reported",
     "ResourceUsage",
     "Results",
@@ -406,6 +540,8 @@ __all__ = [
     "RunStarted",
     "SafetyEvent",
     "SafetyTrace",
+    "ScriptEnded",
+    "ScriptedModel",
     "Session",
     "ShieldPipeline",
     "Step",
@@ -416,15 +552,29 @@ __all__ = [
     "StopReason",
     "Subscription",
     "TerminationReason",
+    "TextDelta",
+    "TextOutputFormat",
+    "Tool",
+    "ToolCall",
     "ToolCallContext",
+    "ToolCallDelta",
     "ToolCallTrace",
+    "ToolCallingLoop",
+    "ToolChain",
+    "ToolResult",
+    "ToolSpec",
+    "Tools",
     "TraceEvent",
+    "Transcript",
+    "TruncatedResponse",
     "Usage",
     "Verdict",
     "WrapOptions",
+    "XmlFormat",
     "contain",
     "current_call",
     "current_context",
+    "data_of",
     "export_to_otel",
     "format_usd",
     "otlp_provider",
@@ -432,13 +582,16 @@ __all__ = [
     "quorum",
     "read_history",
     "redact",
+    "remember",
     "run_flow",
     "stream_events",
+    "tool",
     "trace_data",
     "trace_html",
     "trace_json",
     "trace_mermaid",
     "trace_tree",
+    "transcript_of",
     "validate",
 ]
 

@@ -219,7 +219,7 @@ def test_leaving_while_something_runs_is_not_an_abort_either_but_the_work_is_tol
     assert ctx.balance.unresolved_usd == 0.25
     go_on.set()
     thread.join()
-    assert ended.is_set()
+    assert ended.wait(30)
     assert ctx.balance.held_usd == 0
     assert check_history(ctx.history()) == []
 

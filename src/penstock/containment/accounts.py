@@ -316,9 +316,11 @@ def tokens_left(account: Account) -> int:
     left = UNLIMITED
     level: Account | None = account
     while level is not None:
-        left = min(left, level.max_tokens - level.tokens_committed)
+        here = level.max_tokens - level.tokens_committed
+        if here < left:
+            left = here
         level = level.parent
-    return max(left, 0)
+    return left if left > 0 else 0
 
 
 def used_up(account: Account, now_ns: int, retry_drawn: bool = False) -> Stop | None:

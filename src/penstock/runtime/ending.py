@@ -47,7 +47,8 @@ def _reason_for(
     if isinstance(error, CancelledError | asyncio.CancelledError | KeyboardInterrupt | SystemExit | GeneratorExit):
         return TerminationReason.CONTEXT_CANCELED if cancelled is None else _reason_of(cancelled.stop)
     if error is not None:
-        return TerminationReason.ERROR
+        said = getattr(error, "termination_reason", None)
+        return said if isinstance(said, TerminationReason) else TerminationReason.ERROR
     stop = _stop(context, cancelled)
     return TerminationReason.SUCCESS if stop is None else _reason_of(stop)
 

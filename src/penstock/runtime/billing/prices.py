@@ -88,6 +88,10 @@ class Price:
         """The most that a call can cost with no more tokens than these; None if the output has no price."""
         _check_count("input_tokens", input_tokens)
         _check_count("max_output_tokens", max_output_tokens)
+        if not self.tiers:  # as most prices are, and asked before every call
+            if max_output_tokens and self.output_usd_per_mtok is None:
+                return None
+            return _nanos(self._most(input_tokens, max_output_tokens))
         reachable = [self, *(price for above, price in self.tiers if above < input_tokens)]
         if max_output_tokens and any(price.output_usd_per_mtok is None for price in reachable):
             return None
@@ -98,6 +102,8 @@ class Price:
         return self._request + input_tokens * dearest + output_tokens * self._output
 
     def _for(self, input_tokens: int) -> Price:
+        if not self.tiers:
+            return self
         for above, price in reversed(self.tiers):
             if input_tokens > above:
                 return price

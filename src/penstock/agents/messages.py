@@ -1,0 +1,233 @@
+"""What agents and models say to each other.
+
+Plain data. A message never changes once it is in a transcript, so what it weighs is counted once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.errors import InvalidValue
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+
+MEDIA_WEIGHT = 4_000
+"""What a picture or a sound is taken to weigh, in bytes of text, where nobody knows better."""
+MESSAGE_WEIGHT = 16
+"""What a message weighs beside its text: its role and the marks around it."""
+
+_SHORT = frozenset({bool, float, type(None)})
+_encode = json.JSONEncoder(default=str).encode
+"""In ASCII: no shorter than the same text in UTF-8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A picture, a sound or a file: by address, or as it is."""
+
+    media_type: str
+    url: str | None = None
+    data: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if (self.url is None) == (self.data is None):
+            raise InvalidValue("url", self.url, "given, or data, but not both")
+
+
+ContentPart = str | Media
+"""A piece of what was said: text, or something to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A model asks for a tool."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] | str
+    """What it is called with; text if the model's JSON could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What came of a tool call, as the model is told."""
+
+    call_id: str
+    name: str
+    content: str
+    is_error: bool = False
+    value: Any = None
+    """What the tool returned; not sent to the model."""
+
+
+class Message:
+    """One thing that was said: by whom, what, and the tool calls in it."""
+
+    __slots__ = ("content", "name", "role", "tool_call_id", "tool_calls", "weight")
+
+    def __init__(
+        self,
+        role: Role,
+        content: str | Sequence[ContentPart] = "",
+        tool_calls: Sequence[ToolCall] = (),
+        tool_call_id: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        if role not in ROLES:
+            raise InvalidValue("role", role, f"one of {', '.join(ROLES)}")
+        self.role: Role = role
+        self.content: str | tuple[ContentPart, ...] = content if isinstance(content, str) else _parts(content)
+        self.tool_calls: tuple[ToolCall, ...] = tuple(tool_calls)
+        self.tool_call_id = tool_call_id
+        """The call this is the result of, for role tool."""
+        self.name = name
+        self.weight: int = (
+            len(content) + MESSAGE_WEIGHT
+            if type(content) is str and not tool_calls and content.isascii()
+            else _weight(self)
+        )
+        """Bytes of text, with what media stand for; what tokens are estimated from."""
+
+    @classmethod
+    def system(cls, content: str) -> Message:
+        """What the agent is told about itself."""
+        return cls("system", content)
+
+    @classmethod
+    def user(cls, content: str | Sequence[ContentPart]) -> Message:
+        """What somebody asks."""
+        return cls("user", content)
+
+    @classmethod
+    def assistant(cls, content: str = "", tool_calls: Sequence[ToolCall] = ()) -> Message:
+        """What a model answered."""
+        return cls("assistant", content, tool_calls)
+
+    @classmethod
+    def tool(cls, result: ToolResult) -> Message:
+        """What a tool gave."""
+        return cls("tool", result.content, tool_call_id=result.call_id, name=result.name)
+
+    @property
+    def text(self) -> str:
+        """The text alone."""
+        return self.content if isinstance(self.content, str) else "".join(p for p in self.content if isinstance(p, str))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The message as JSON data; media by their type and address."""
+        said: dict[str, Any] = {"role": self.role, "content": _content(self.content)}
+        if self.tool_calls:
+            said["tool_calls"] = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in self.tool_calls]
+        if self.tool_call_id is not None:
+            said["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            said["name"] = self.name
+        return said
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Message) and all(getattr(self, one) == getattr(other, one) for one in self.__slots__)
+
+    def __repr__(self) -> str:
+        calls = f", tool_calls={list(self.tool_calls)}" if self.tool_calls else ""
+        return f"Message({self.role!r}, {self.content!r}{calls})"
+
+
+class Transcript:
+    """Messages in their order, with what they weigh together; only grows, so that a turn costs what it adds."""
+
+    __slots__ = ("_messages", "weight")
+
+    def __init__(self, messages: Iterable[Message] = ()) -> None:
+        self._messages = list(messages)
+        self.weight = sum(message.weight for message in self._messages)
+
+    def append(self, message: Message) -> None:
+        """One more message."""
+        self._messages.append(message)
+        self.weight += message.weight
+
+    def extend(self, messages: Iterable[Message]) -> None:
+        """Several more."""
+        for message in messages:
+            self._messages.append(message)
+            self.weight += message.weight
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._messages)
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __getitem__(self, at: int) -> Message:
+        return self._messages[at]
+
+    def since(self, first: int) -> list[Message]:
+        """The messages from the `first` on."""
+        return self._messages[first:]
+
+    def copy(self) -> Transcript:
+        """The same messages in a transcript of its own: what is added to one is not in the other."""
+        return Transcript(self._messages)
+
+    def __repr__(self) -> str:
+        # Two states of one conversation never look alike: whoever watches for repeated calls compares this.
+        last = f", the last {self._messages[-1]!r}" if self._messages else ""
+        return f"<Transcript of {len(self._messages)} messages, {self.weight} bytes{last}>"
+
+
+def _parts(content: Sequence[ContentPart]) -> tuple[ContentPart, ...]:
+    parts = tuple(content)
+    for part in parts:
+        if not isinstance(part, str | Media):
+            raise InvalidValue("content", part, "text, or a list of text and Media")
+    return parts
+
+
+def _weight(message: Message) -> int:
+    content = message.content
+    if isinstance(content, str):
+        weight = bytes_of(content) + MESSAGE_WEIGHT
+    else:
+        weight = MESSAGE_WEIGHT
+        for part in content:
+            weight += bytes_of(part) if isinstance(part, str) else MEDIA_WEIGHT
+    for call in message.tool_calls:
+        weight += MESSAGE_WEIGHT + len(call.name) + _weight_of(call.arguments)
+    return weight
+
+
+def _weight_of(arguments: Mapping[str, Any] | str) -> int:
+    if isinstance(arguments, str):
+        return bytes_of(arguments)
+    weight = 0
+    for name, value in arguments.items():
+        # Most arguments are short texts and numbers; to write them as JSON takes longer than all else here.
+        if type(value) is str:
+            weight += bytes_of(value) + len(name) + 8
+        elif type(value) in _SHORT or (type(value) is int and value.bit_length() <= 64):
+            weight += len(name) + 32
+        else:
+            return len(written(arguments))
+    return weight
+
+
+def bytes_of(text: str) -> int:
+    """How long a text is in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def written(arguments: Mapping[str, Any] | str) -> str:
+    """The arguments of a tool call as JSON; text as it is."""
+    if isinstance(arguments, str):
+        return arguments
+    return _encode(arguments if isinstance(arguments, dict) else dict(arguments))
+
+
+def _content(content: str | tuple[ContentPart, ...]) -> Any:
+    if isinstance(content, str):
+        return content
+    return [part if isinstance(part, str) else {"media_type": part.media_type, "url": part.url} for part in content]

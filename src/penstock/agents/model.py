@@ -1,0 +1,240 @@
+"""Models, as agents see them.
+
+A `Model` traces itself and holds what it may cost before it asks: whoever calls `generate` with a context gets a call
+in the run's tree, contained like any other. A provider implements `request`, and `request_stream` if it can stream; it
+never looks at budgets.
+
+The worst case of a call is its input, estimated from above, and as much output as it may give. If the budget cannot
+pay for that much output, the call asks for less, down to `floor`; below that it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from penstock.agents.hooks import Execution, OnDelta, running_execution
+from penstock.agents.messages import Message, ToolCall, Transcript, bytes_of
+from penstock.agents.tools import ToolSpec
+from penstock.errors import PenstockError
+from penstock.runtime import door
+from penstock.runtime.billing.usage import Usage
+from penstock.runtime.call import running_call
+from penstock.runtime.clamping import clamp
+from penstock.runtime.context import ExecutionContext
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+
+BYTES_PER_TOKEN = 2
+"""Input is taken to be no more than one token for so many bytes; plain text has three to four of them in a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How a model is to answer; None leaves it to the model."""
+
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    stop: tuple[str, ...] = ()
+    output_schema: Mapping[str, Any] | None = None
+    """A JSON Schema the answer has to follow, where the provider can enforce one."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Passed on to the provider as it is."""
+
+
+DEFAULT_SETTINGS = ModelSettings()
+
+
+@dataclass(slots=True)
+class ModelRequest:
+    """What a model is asked. Hooks may change it before it is sent."""
+
+    messages: Transcript
+    """The conversation itself, not a copy: to send something else this once, put another transcript here."""
+    tools: Sequence[ToolSpec] = ()
+    settings: ModelSettings = DEFAULT_SETTINGS
+    instructions: str = ""
+    """What the model is told about itself, before the conversation."""
+    max_output_tokens: int = 0
+    """What the answer may have at most, from the settings, the model and the budget."""
+    is_clamped: bool = False
+    """Whether the budget pays for less output than was wanted."""
+    received: list[str] | None = None
+    """The pieces of a streamed answer that have come."""
+
+
+@dataclass(slots=True)
+class ModelResponse:
+    """What a model answered, and what that used."""
+
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    usage: Usage | None = None
+    """None if the provider did not say."""
+    finish_reason: FinishReason = "stop"
+    model: str | None = None
+    """The model that answered, which may be a dated version of the one that was asked."""
+    raw: Any = None
+    """What the provider's client gave, for whoever needs more."""
+
+    @property
+    def message(self) -> Message:
+        """The answer as a message of the conversation."""
+        return Message("assistant", self.text, self.tool_calls)
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """The next piece of a streamed answer."""
+
+    text: str
+    source: str = ""
+    """Which context it comes from: `main`, `main/researcher`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A tool call in a streamed answer has become known."""
+
+    call: ToolCall
+    source: str = ""
+
+
+Delta = TextDelta | ToolCallDelta
+
+
+class TruncatedResponse(PenstockError):
+    """An answer broke off: what came is not the whole of it."""
+
+    def __init__(self, model: str, partial: str, why: str = "without its end marker") -> None:
+        self.model = model
+        self.partial = partial
+        """The text that came."""
+        super().__init__(f"the answer of {model} broke off after {len(partial)} characters, {why}")
+
+
+class Model:
+    """A language model. Subclass it, and implement `request`."""
+
+    max_output_tokens: int = 4_096
+    """What an answer may have at most where nobody says otherwise."""
+    floor: int = 16
+    """So much output has to be affordable for a call to make sense."""
+    retries: int = 0
+    """How often a request that failed is sent again, if nothing of its answer was streamed; each draws on the run's
+    retry budget."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        """The model's name, as price tables know it."""
+
+    # For agents.
+
+    async def generate(
+        self,
+        context: ExecutionContext,
+        messages: Transcript | Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        settings: ModelSettings | None = None,
+        on_delta: OnDelta | None = None,
+    ) -> ModelResponse:
+        """Ask the model; the call is contained and recorded. With `on_delta` the answer is streamed to it as well.
+
+        Raises Halted or CancelledError like every call, TruncatedResponse for an answer that broke off, and what the
+        provider raised.
+        """
+        transcript = messages if isinstance(messages, Transcript) else Transcript(messages)
+        request = ModelRequest(transcript, tools, settings or DEFAULT_SETTINGS)
+        return await self.send(context, request, on_delta)
+
+    def send(
+        self, context: ExecutionContext, request: ModelRequest, on_delta: OnDelta | None = None
+    ) -> Coroutine[Any, Any, ModelResponse]:
+        """The same for a request that somebody has made; hooks may change it, and deltas go to the execution's too."""
+        # Every coroutine between a loop and its model costs time in each turn: where nobody listens there is one.
+        execution = running_execution.get()
+        if execution is None:
+            execution = None if on_delta is None else Execution(on_delta=on_delta)
+        elif on_delta is not None:
+            execution = Execution(execution.listeners, on_delta, execution.approve)
+        if execution is None or (not execution.listeners and execution.on_delta is None):
+            return self._ask(context, request, None)
+        return self._ask_told(context, request, execution)
+
+    async def _ask_told(self, context: ExecutionContext, request: ModelRequest, execution: Execution) -> ModelResponse:
+        """Ask, and tell those who listen."""
+        said = await execution.fire("before_model_call", context, request)
+        request = said if isinstance(said, ModelRequest) else request
+        streamed = execution if execution.on_delta is not None else None
+        try:
+            response = await self._ask(context, request, streamed)
+        except BaseException as error:
+            if request.received:
+                execution.partial = "".join(request.received)
+            if not isinstance(error, GeneratorExit):
+                await execution.fire("after_model_call", context, request, None, error)
+            raise
+        said = await execution.fire("after_model_call", context, request, response, None)
+        return said if isinstance(said, ModelResponse) else response
+
+    async def _ask(self, context: ExecutionContext, request: ModelRequest, told: Execution | None) -> ModelResponse:
+        wanted = request.settings.max_output_tokens or self.max_output_tokens
+        name = self.name
+        cost, tokens, output = clamp(context, name, self.count_input(request), wanted, min(self.floor, wanted))
+        request.max_output_tokens = output
+        request.is_clamped = output < wanted
+        work, retries = (self.request, self.retries) if told is None else (self._streamed(context, told), 0)
+        made = await door.acall(context, "llm", work, (request,), name, cost, name, None, retries, None, tokens)
+        return cast(ModelResponse, made.value if made.stop is None and made.error is None else made.result())
+
+    def _streamed(self, context: ExecutionContext, told: Execution) -> Any:
+        async def stream(request: ModelRequest) -> ModelResponse:
+            source = context._source.path
+            received = request.received = []
+            call = running_call.get()
+            assert call is not None
+            pieces = cast(AsyncGenerator[str | ToolCall | Usage | ModelResponse, None], self.request_stream(request))
+            async with aclosing(pieces) as coming:
+                async for piece in coming:
+                    if isinstance(piece, ModelResponse):
+                        if piece.usage is not None:
+                            call.usage = None  # the whole knows better than what was said on the way
+                        return piece
+                    if isinstance(piece, Usage):
+                        call.usage = piece
+                    elif isinstance(piece, str):
+                        received.append(piece)
+                        told.tell(context, TextDelta(piece, source))
+                    else:
+                        told.tell(context, ToolCallDelta(piece, source))
+            raise TruncatedResponse(self.name, "".join(received))
+
+        return stream
+
+    # For providers.
+
+    async def request(self, request: ModelRequest) -> ModelResponse:
+        """Ask, and wait for the whole answer."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement request")
+
+    async def request_stream(self, request: ModelRequest) -> AsyncIterator[str | ToolCall | Usage | ModelResponse]:
+        """Ask, and give pieces of text, tool calls as they are complete, usage as it becomes known; the whole last.
+
+        What ends without a ModelResponse has broken off. By default the answer comes in one piece.
+        """
+        response = await self.request(request)
+        if response.text:
+            yield response.text
+        for call in response.tool_calls:
+            yield call
+        yield response
+
+    def count_input(self, request: ModelRequest) -> int:
+        """The most tokens the input can have; an estimate from above that costs next to nothing to make."""
+        weight = request.messages.weight + bytes_of(request.instructions)
+        for tool in request.tools:
+            weight += tool.weight
+        return weight // BYTES_PER_TOKEN + 1

@@ -1,0 +1,125 @@
+"""The loop of a model that calls tools natively: ask, run what it asks for, tell it the results, until it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from penstock.agents.compaction import Compaction
+from penstock.agents.formats import FormatError, TextOutputFormat
+from penstock.agents.loop import (
+    CONTINUE,
+    AgentLoopResult,
+    Iteration,
+    LoopAction,
+    LoopData,
+    data_of,
+    remember,
+    transcript_of,
+)
+from penstock.agents.messages import Message
+from penstock.agents.model import (
+    DEFAULT_SETTINGS,
+    Model,
+    ModelRequest,
+    ModelResponse,
+    ModelSettings,
+    TruncatedResponse,
+)
+from penstock.agents.tools import MAX_PARALLEL_TOOLS, ToolChain, as_chain, execute_all
+from penstock.runtime.context import ExecutionContext
+from penstock.runtime.options import must_be, must_be_at_least, must_be_text
+
+MAX_FORMAT_RETRIES = 2
+
+
+class ToolCallingLoop:
+    """Ask the model, run the tools it asks for, and so on; a reply without tool calls is the answer."""
+
+    def __init__(
+        self,
+        model: Model,
+        tools: ToolChain | Iterable[Any] = (),
+        *,
+        instructions: str = "",
+        output: TextOutputFormat | None = None,
+        settings: ModelSettings | None = None,
+        compaction: Compaction | None = None,
+        max_parallel_tools: int = MAX_PARALLEL_TOOLS,
+        max_format_retries: int = MAX_FORMAT_RETRIES,
+    ) -> None:
+        must_be_text("instructions", instructions)
+        must_be("compaction", compaction, Compaction)
+        must_be_at_least(1, "max_parallel_tools", max_parallel_tools)
+        must_be_at_least(0, "max_format_retries", max_format_retries)
+        self.model = model
+        self.tools = as_chain(tools)
+        self.instructions = instructions if output is None else f"{instructions}\n\n{output.instructions}".strip()
+        self.output = output
+        """How the answer is read; None takes it as text."""
+        self.settings = settings or DEFAULT_SETTINGS
+        self.compaction = compaction
+        self.max_parallel_tools = max_parallel_tools
+        self.max_format_retries = max_format_retries
+        """How often a model may answer again that did not keep to the format."""
+
+    async def next(self, context: ExecutionContext) -> AgentLoopResult:
+        """One turn: the model, and the tools it asks for."""
+        data = data_of(context)
+        if self.compaction is not None:
+            await self.compaction.compact(context, data, self.model)
+        request = ModelRequest(transcript_of(data), self.tools.specs, self.settings, self.instructions)
+        response = await ask(self.model, context, data, request)
+        if self.output is not None and not response.tool_calls:
+            response, value, error = await self._read(context, data, response, self.output)
+            if not response.tool_calls:
+                remember(data, [response.message])
+                return AgentLoopResult(LoopAction.TERMINATE, result=value, error=error)
+        if not response.tool_calls:
+            remember(data, [response.message])
+            return AgentLoopResult(LoopAction.TERMINATE, result=response.text)
+        said = response.message
+        calls = response.tool_calls
+        try:
+            if len(calls) == 1:
+                results = [await self.tools.execute(context, calls[0])]
+            else:
+                results = await execute_all(self.tools, context, calls, self.max_parallel_tools)
+        except BaseException:
+            # A conversation in use has a result for every call; the history tells what was asked for.
+            data.add_iteration_history(Iteration((said,), is_complete=False))
+            raise
+        remember(data, [said, *map(Message.tool, results)])
+        return CONTINUE
+
+    async def _read(
+        self, context: ExecutionContext, data: LoopData, response: ModelResponse, output: TextOutputFormat
+    ) -> tuple[ModelResponse, Any, FormatError | None]:
+        """The answer and its value. Who does not keep to the format may try again, or call a tool after all."""
+        tries_left = self.max_format_retries
+        while not response.tool_calls:
+            try:
+                return response, output.parse(response.text, context), None
+            except FormatError as error:
+                if not tries_left:
+                    return response, None, error
+                remember(data, [response.message, Message.user(str(error))])
+            tries_left -= 1
+            request = ModelRequest(transcript_of(data), self.tools.specs, self.settings, self.instructions)
+            response = await ask(self.model, context, data, request)
+        return response, None, None
+
+
+async def ask(model: Model, context: ExecutionContext, data: LoopData, request: ModelRequest) -> ModelResponse:
+    """Ask; what had come of an answer that broke off is remembered."""
+    try:
+        response = await model.send(context, request)
+    except BaseException:
+        if request.received:
+            remember(data, [Message.assistant("".join(request.received))], is_complete=False)
+        raise
+    if response.finish_reason == "length" and request.is_clamped and not response.tool_calls:
+        remember(data, [response.message], is_complete=False)
+        why = f"because the budget paid for no more than {request.max_output_tokens} tokens of it"
+        raise TruncatedResponse(model.name, response.text, why)
+    return response

@@ -1,0 +1,251 @@
+"""A model traces itself, holds its worst case, and asks for no more output than can be paid for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock import (
+    Budget,
+    BudgetExceededError,
+    CancelledError,
+    DivergenceDetector,
+    ExecutionContext,
+    ModelCallTrace,
+    PriceBook,
+    Usage,
+)
+from penstock.agents.messages import Message, Transcript
+from penstock.agents.model import ModelRequest, ModelResponse, ModelSettings, TextDelta, TruncatedResponse
+from penstock.agents.scripted import ScriptedModel
+from penstock.testing import explore
+from tests.agents.scripts import PRICES, priced, use
+
+ASKED = [Message.user("How high is it?")]
+
+
+def model_calls(context: ExecutionContext) -> list[ModelCallTrace]:
+    return [event for event in context.events if isinstance(event, ModelCallTrace)]
+
+
+@pytest.mark.requirement("T-8")
+async def test_a_model_call_traces_itself() -> None:
+    run = priced()
+    response = await ScriptedModel(["60 m"], usage=Usage(100, 20)).generate(run, ASKED)
+    assert response.text == "60 m"
+    (call,) = model_calls(run)
+    assert (call.name, call.model, call.input_tokens, call.output_tokens) == ("scripted", "scripted", 100, 20)
+    assert call.cost == pytest.approx(100e-6 + 200e-6)
+    assert run.stats.input_tokens_by_model == {"scripted": 100}
+
+
+@pytest.mark.requirement("T-8")
+async def test_a_failed_model_call_is_traced_with_what_it_cost() -> None:
+    class Broke(Exception):
+        usage = Usage(100, 20)
+
+    run = priced()
+    with pytest.raises(Broke):
+        await ScriptedModel([Broke()]).generate(run, ASKED)
+    (call,) = model_calls(run)
+    assert (call.status, call.error, call.output_tokens) == ("fail", "Broke", 20)
+    assert run.stats.total_cost == pytest.approx(300e-6)
+
+
+async def test_a_model_without_a_price_is_counted_as_unknown() -> None:
+    run = ExecutionContext(prices=PriceBook(use_genai_prices=False))
+    await ScriptedModel(["hm"]).generate(run, ASKED)
+    assert "unknown 1 call" in run.explain()
+
+
+@pytest.mark.requirement("X-1")
+async def test_the_output_asked_for_is_what_the_budget_can_pay() -> None:
+    run = priced(Budget(max_cost_dollars=0.001))
+    model = ScriptedModel(["hm"])
+    await model.generate(run, ASKED)
+    assert model.last_request is not None
+    tokens_in = model.count_input(model.last_request)
+    assert model.last_request.max_output_tokens == (1_000_000 - tokens_in * 1_000) // 10_000 < 100
+    assert model.last_request.is_clamped
+
+
+@pytest.mark.requirement("X-1")
+async def test_a_call_that_cannot_pay_for_the_least_output_is_refused_unsent() -> None:
+    run = priced(Budget(max_cost_dollars=0.0001))
+    model = ScriptedModel(["hm"])
+    with pytest.raises(BudgetExceededError, match="would hold"):
+        await model.generate(run, ASKED)
+    assert model.calls == 0
+
+
+@pytest.mark.requirement("X-1")
+@pytest.mark.parametrize("max_tokens", [60, 200])
+async def test_the_output_asked_for_is_what_the_token_limit_leaves(max_tokens: int) -> None:
+    run = priced(Budget(max_tokens=max_tokens))
+    model = ScriptedModel(lambda request: ModelResponse("hm", usage=Usage(10, request.max_output_tokens)))
+    await model.generate(run, ASKED)
+    assert model.last_request is not None
+    assert model.last_request.max_output_tokens == max_tokens - model.count_input(model.last_request)
+
+
+@pytest.mark.requirement("X-1")
+async def test_tokens_that_were_used_are_not_asked_for_again() -> None:
+    run = priced(Budget(max_tokens=300))
+    model = ScriptedModel(lambda request: ModelResponse("hm", usage=Usage(100, 50)))
+    await model.generate(run, ASKED)
+    await model.generate(run, ASKED)
+    assert model.last_request is not None
+    assert model.last_request.max_output_tokens == 150 - model.count_input(model.last_request)
+
+
+@pytest.mark.requirement("X-1")
+async def test_a_call_that_has_no_tokens_left_for_the_least_output_is_refused_unsent() -> None:
+    run = priced(Budget(max_tokens=20))
+    model = ScriptedModel(["hm"])
+    with pytest.raises(BudgetExceededError, match="tokens"):
+        await model.generate(run, ASKED)
+    assert model.calls == 0
+
+
+@pytest.mark.requirement("X-1")
+def test_sixteen_at_once_never_pass_the_ceiling() -> None:
+    """Each answer uses everything it was allowed; the ceiling pays for about three of them."""
+
+    async def main(seed: int) -> int:
+        run = priced(Budget(max_cost_dollars=0.12))
+        seen: list[int] = []
+
+        async def answer(request: ModelRequest) -> ModelResponse:
+            await asyncio.sleep(0.01)
+            seen.append(run.ledger.root.committed)
+            return ModelResponse("hm", usage=Usage(10, request.max_output_tokens))
+
+        async def agent() -> None:
+            model = ScriptedModel(answer)
+            try:
+                for _ in range(3):
+                    await model.generate(run, ASKED)
+            except BudgetExceededError:
+                pass
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(16):
+                group.create_task(agent())
+        run.end()
+        balance = run.balance
+        assert balance.held_nanos == balance.unresolved_nanos == 0
+        assert max(seen) <= 120_000_000
+        assert balance.spent_nanos <= 120_000_000
+        return len(seen)
+
+    assert all(made >= 3 for made in explore(main, schedules=20))
+
+
+async def test_settings_bound_the_output_too() -> None:
+    model = ScriptedModel(["hm"])
+    await model.generate(priced(), ASKED, settings=ModelSettings(max_output_tokens=7))
+    assert model.last_request is not None
+    assert (model.last_request.max_output_tokens, model.last_request.is_clamped) == (7, False)
+
+
+@pytest.mark.requirement("T-10")
+async def test_a_streamed_answer_comes_in_pieces_with_their_source() -> None:
+    run = priced()
+    deltas: list[object] = []
+    model = ScriptedModel(["sixty metres high"], piece_characters=6)
+    child = run.spawn_child("researcher")
+    response = await model.generate(child, ASKED, on_delta=deltas.append)
+    assert response.text == "sixty metres high"
+    assert deltas == [TextDelta(text, "main/researcher") for text in ("sixty ", "metres", " high")]
+
+
+@pytest.mark.requirement("T-10")
+async def test_a_stream_without_its_end_marker_is_truncated_and_keeps_what_came() -> None:
+    run = priced()
+    model = ScriptedModel(["sixty metres high"], piece_characters=6, breaks_off_after=2)
+    with pytest.raises(TruncatedResponse) as broken:
+        await model.generate(run, ASKED, on_delta=lambda delta: None)
+    assert broken.value.partial == "sixty metres"
+    (call,) = model_calls(run)
+    assert (call.status, call.error) == ("fail", "TruncatedResponse")
+    assert run.balance.unresolved_nanos > 0, "nobody said what it cost: the worst case stays held"
+
+
+async def test_what_a_broken_stream_said_of_its_usage_is_its_bill() -> None:
+    class Counting(ScriptedModel):
+        async def request_stream(self, request: ModelRequest):  # type: ignore[no-untyped-def]
+            yield "six"
+            yield Usage(100, 1)
+            yield "ty"
+            yield Usage(100, 2)
+
+    run = priced()
+    with pytest.raises(TruncatedResponse):
+        await Counting([]).generate(run, ASKED, on_delta=lambda delta: None)
+    assert (run.balance.tokens_in, run.balance.tokens_out, run.balance.unresolved_nanos) == (100, 2, 0)
+
+
+async def test_what_a_whole_stream_says_at_its_end_is_its_bill() -> None:
+    class Counting(ScriptedModel):
+        async def request_stream(self, request: ModelRequest):  # type: ignore[no-untyped-def]
+            yield "sixty"
+            yield Usage(100, 1)
+            yield ModelResponse("sixty", usage=Usage(100, 7))
+
+    run = priced()
+    await Counting([]).generate(run, ASKED, on_delta=lambda delta: None)
+    assert (run.balance.tokens_in, run.balance.tokens_out) == (100, 7)
+
+
+async def test_who_watches_an_answer_cannot_break_it() -> None:
+    run, told = priced(), 0
+
+    def watch(delta: object) -> None:
+        nonlocal told
+        told += 1
+        raise RuntimeError("no more")
+
+    model = ScriptedModel(["sixty metres high"], piece_characters=6)
+    assert (await model.generate(run, ASKED, on_delta=watch)).text == "sixty metres high"
+    assert told == 1
+    assert [event.message for event in run.events if event.kind == "error"] == ["on_delta: no more"]
+
+
+async def test_a_cancel_reaches_a_model_that_is_waiting() -> None:
+    run = priced()
+    waiting = asyncio.create_task(ScriptedModel(["late"], latency_s=60).generate(run, ASKED))
+    await asyncio.sleep(0)
+    run.abort("enough")
+    with pytest.raises(CancelledError):
+        await waiting
+
+
+async def test_a_failed_request_is_sent_again_as_often_as_the_model_says() -> None:
+    run = priced()
+    model = ScriptedModel([ConnectionRefusedError(), "60 m"])
+    model.retries = 1
+    assert (await model.generate(run, ASKED)).text == "60 m"
+    assert [call.status for call in model_calls(run)] == ["fail", "success"]
+
+
+async def test_turns_of_one_conversation_are_not_taken_for_repetition() -> None:
+    run = ExecutionContext(prices=PRICES, divergence=DivergenceDetector(repeats=3, halts=True))
+    model, transcript = ScriptedModel(lambda request: "hm"), Transcript(ASKED)
+    for _ in range(10):
+        await model.generate(run, transcript)
+        transcript.append(Message.assistant("hm"))
+    assert run.stop is None
+
+
+async def test_a_script_that_is_too_short_says_so() -> None:
+    with pytest.raises(Exception, match="no more replies"):
+        await ScriptedModel([]).generate(priced(), ASKED)
+
+
+async def test_a_scripted_function_may_be_async_and_call_tools() -> None:
+    async def answer(request: ModelRequest) -> object:
+        return [use("find", q="dams")]
+
+    response = await ScriptedModel(answer).generate(priced(), ASKED)
+    assert (response.finish_reason, response.tool_calls) == ("tool_calls", (use("find", q="dams"),))
