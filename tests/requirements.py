@@ -116,7 +116,7 @@ REQUIREMENTS: dict[str, Requirement] = {
     # chat
     "K-10": Requirement("All five chat entry points run one path.", CHAT),
     "K-11": Requirement("Who is the entry agent follows from topology, through intermediate nodes.", CHAT),
-    "K-12": Requirement("Pipeline and composition live in one graph.", AGENTS),
+    "K-12": Requirement("Pipeline and composition live in one graph."),
     "K-13": Requirement("Cancel works before, during and after a run, twice, and across a restart.", CHAT),
     "K-14": Requirement("An abandoned stream leaves nothing running unless asked to go on.", CHAT),
     "K-15": Requirement("Messages form a tree: retry and edit add siblings, nothing is deleted.", CHAT),
@@ -126,7 +126,7 @@ REQUIREMENTS: dict[str, Requirement] = {
     "X-2": Requirement("An unknown price is refused, assumed or counted as unknown, and reports say so."),
     "X-3": Requirement("A person grants more to a halted run and it goes on; a replay charges nothing twice.", STORAGE),
     "X-4": Requirement("The same run code is durable and spreads over machines.", "needs a durable engine"),
-    "X-5": Requirement("Ten lines contain an existing program.", "needs adapters for the peer frameworks"),
+    "X-5": Requirement("Ten lines contain an existing program."),
     "X-6": Requirement("A graph is served as a model, as tools, over REST and SSE, and in a web UI.", SERVICE),
     "X-7": Requirement("Approvals pause, survive a restart, and can be cancelled while waiting.", SERVICE),
     "X-8": Requirement("Every reliability invariant holds.", "needs storage, engines and the service"),

@@ -117,6 +117,9 @@ if TYPE_CHECKING:
     from penstock.kernel.values import DataValue as DataValue
     from penstock.money import format_usd as format_usd
     from penstock.policies import ErrorPolicy as ErrorPolicy
+    from penstock.providers.clients import contained_async_client as contained_async_client
+    from penstock.providers.clients import contained_client as contained_client
+    from penstock.providers.scope import contained as contained
     from penstock.runtime.billing.prices import Price as Price
     from penstock.runtime.billing.prices import PriceBook as PriceBook
     from penstock.runtime.billing.usage import Reported as Reported
@@ -334,6 +337,11 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "penstock.kernel.values": ("DataValue",),
     "penstock.money": ("format_usd",),
     "penstock.policies": ("ErrorPolicy",),
+    "penstock.providers.clients": (
+        "contained_async_client",
+        "contained_client",
+    ),
+    "penstock.providers.scope": ("contained",),
     "penstock.runtime.billing.prices": (
         "Price",
         "PriceBook",
@@ -572,6 +580,9 @@ __all__ = [
     "WrapOptions",
     "XmlFormat",
     "contain",
+    "contained",
+    "contained_async_client",
+    "contained_client",
     "current_call",
     "current_context",
     "data_of",

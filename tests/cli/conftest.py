@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from penstock.cli import main
+from penstock.kernel.executor import _installed
 
 
 class Ended(NamedTuple):
@@ -34,6 +36,20 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     for name in set(sys.modules) - before:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def only_what_tests_install(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The node types that come with the package are not offered here: what a test is about stands in the test."""
+    every = importlib.metadata.entry_points
+
+    def others(**wanted: str) -> list[importlib.metadata.EntryPoint]:
+        return [one for one in every(**wanted) if not one.value.startswith("penstock.nodes.")]
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", others)
+    _installed.cache_clear()
+    yield
+    _installed.cache_clear()
 
 
 @pytest.fixture

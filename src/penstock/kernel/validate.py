@@ -3,6 +3,9 @@
 `validate` and `compile_graph` are two doors to one examination, so that they cannot disagree. Everything written in the
 graph is looked at, but cycles only where the entries lead: elsewhere they do no harm. Links are in no order, so they
 have no cycles here; whether artifacts really need each other shows when they are made.
+
+What is in a node's data is its executor's business. One that has `check(data, executors)` is asked: it answers with
+(path, sentence) for each thing that is wrong, the path continuing that of the data, as in `.items[0]`.
 """
 
 from __future__ import annotations
@@ -80,6 +83,7 @@ def _examine(
         () if executors is None else _unknown_types(graph.nodes, executors),
         () if executors is None else _bad_handles(graph, known, executors, conversions),
         () if executors is None else _bad_parts(graph, known, executors, chosen or ()),
+        () if executors is None else _bad_data(graph.nodes, executors),
     )
     problems = list(islice(found, MAX_PROBLEMS))
     if problems:
@@ -239,6 +243,30 @@ def _bad_parts(
             if type_of.get(node) in idle:
                 detail = f"{shown(node)} does not run: its executor has no execute()"
                 yield Problem("not_runnable", f"$.edges[{at}].{end}", detail)
+
+
+def _bad_data(nodes: Sequence[NodeSpec], executors: ExecutorRegistry) -> Iterator[Problem]:
+    """What executors that look at data find in it."""
+    types = {node.type for node in nodes if _is_name(node.type)}
+    checks = {
+        one: check for one in types if one in executors and callable(check := getattr(executors[one], "check", None))
+    }
+    if not checks:
+        return
+    for at, node in enumerate(nodes):
+        check = checks.get(node.type) if _is_name(node.type) and isinstance(node.data, Mapping) else None
+        if check is not None:
+            for path, sentence in _found_by(check, node.data, executors):
+                yield Problem("bad_data", f"$.nodes[{at}].data{path}", sentence)
+
+
+def _found_by(check: Any, data: Mapping[str, Any], executors: ExecutorRegistry) -> list[tuple[str, str]]:
+    try:
+        return [(str(path), str(sentence)) for path, sentence in check(data, executors)]
+    except RecursionError:
+        return [("", "it is nested too deeply to be checked")]
+    except Exception as error:  # somebody's executor: that it cannot look is one more thing to list
+        return [("", f"it could not be checked: {type(error).__name__}: {str(error)[:200]}")]
 
 
 def _sound_edges(edges: Sequence[EdgeSpec], known: frozenset[str]) -> Iterable[tuple[int, EdgeSpec]]:

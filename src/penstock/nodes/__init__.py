@@ -1,0 +1,67 @@
+"""The node types that come with Penstock: what graphs are built of. Each is offered as an entry point under its type.
+
+begin, end      input, output, constant, text
+models          agent, llm-completion, prompt-template
+ways            conditional, merge
+graphs inside   subgraph, map, loop
+tools           tool, toolset, mcp-server
+the world       http-request, approval
+
+Names are loaded when they are used; pydantic, CEL and providers when a node first needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.nodes.approval import Answer as Answer
+    from penstock.nodes.approval import ApprovalGone as ApprovalGone
+    from penstock.nodes.approval import ApprovalRequest as ApprovalRequest
+    from penstock.nodes.approval import Approvals as Approvals
+
+NODE_TYPES: Mapping[str, str] = {
+    "agent": "penstock.nodes.agent:AgentNode",
+    "approval": "penstock.nodes.approval:ApprovalNode",
+    "conditional": "penstock.nodes.conditional:Conditional",
+    "constant": "penstock.nodes.constant:Constant",
+    "http-request": "penstock.nodes.http_request:HttpRequest",
+    "input": "penstock.nodes.input:Input",
+    "llm-completion": "penstock.nodes.llm_completion:LlmCompletion",
+    "loop": "penstock.nodes.loop:Loop",
+    "map": "penstock.nodes.map:Map",
+    "mcp-server": "penstock.nodes.mcp_server:McpServer",
+    "merge": "penstock.nodes.merge:Merge",
+    "output": "penstock.nodes.output:Output",
+    "prompt-template": "penstock.nodes.prompt_template:PromptTemplate",
+    "subgraph": "penstock.nodes.subgraph:Subgraph",
+    "text": "penstock.nodes.text:TextNode",
+    "tool": "penstock.nodes.tool:ToolNode",
+    "toolset": "penstock.nodes.toolset:Toolset",
+}
+"""Where each type is; the entry points of the package say the same."""
+
+__all__ = ["NODE_TYPES", "Answer", "ApprovalGone", "ApprovalRequest", "Approvals", "executors", "json_schemas"]
+
+
+def executors() -> dict[str, Any]:
+    """An executor of every type, for a registry of your own."""
+    return {node_type: _loaded(where)() for node_type, where in NODE_TYPES.items()}
+
+
+def json_schemas() -> dict[str, dict[str, Any]]:
+    """The JSON Schema of the data of every type."""
+    return {node_type: executor.schema() for node_type, executor in executors().items()}
+
+
+def _loaded(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return getattr(import_module(module), name)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return _loaded(f"penstock.nodes.approval:{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

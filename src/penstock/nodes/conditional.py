@@ -1,0 +1,42 @@
+"""`conditional`: one of two ways, by a condition on what comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
+from penstock.kernel.values import DataValue
+from penstock.nodes.parts import condition
+from penstock.nodes.parts.condition import Condition
+from penstock.nodes.parts.settings import Checked, Data, Finding, Settings, Text
+
+NAMES = ("input",)
+"""What a condition may speak of."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionalData(Data):
+    """The condition, in CEL, on `input`."""
+
+    when: Text
+
+
+class Conditional(Checked[ConditionalData]):
+    """Passes on what came, on `true` or on `false`; what hangs on the other is skipped."""
+
+    settings = Settings(ConditionalData)
+    inputs = (Handle("input", required=True),)
+    outputs = (Handle("true"), Handle("false"))
+
+    def look(self, data: ConditionalData, executors: ExecutorRegistry) -> Iterator[Finding]:
+        """Whether the condition can be read."""
+        if wrong := condition.findings(data.when, NAMES):
+            yield ".when", wrong
+
+    def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: Any) -> ExecutionResult:
+        """What came, on the handle of the answer."""
+        given = inputs["input"]
+        holds = Condition(self.settings.read(data).when, NAMES).holds({"input": given.value})
+        return ExecutionResult({"true" if holds else "false": given})

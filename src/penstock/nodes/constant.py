@@ -1,0 +1,32 @@
+"""`constant`: a JSON value that is written in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.kernel.executor import Handle
+from penstock.kernel.values import DataValue
+from penstock.nodes.parts.settings import Checked, Data, Settings
+from penstock.nodes.parts.values import typed
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantData(Data):
+    """The value."""
+
+    value: Any
+
+
+class Constant(Checked[ConstantData]):
+    """Gives the same value every time."""
+
+    settings = Settings(ConstantData)
+    inputs = (Handle("input"),)
+    """What comes here decides when, and is not looked at."""
+    outputs = (Handle("output"),)
+
+    def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: Any) -> DataValue:
+        """The value, with its type."""
+        return typed(self.settings.read(data).value)

@@ -1,0 +1,66 @@
+"""`merge`: what comes on several edges, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.errors import PenstockError
+from penstock.kernel.executor import Handle
+from penstock.kernel.graph import shown
+from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue
+from penstock.nodes.parts.settings import Checked, Data, Settings, Text
+from penstock.nodes.parts.values import type_of, typed
+
+
+class MergeFailed(PenstockError):
+    """The values that came cannot be one."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeData(Data):
+    """How: all in a list, the first that came, all as one text, or all their keys in one object."""
+
+    mode: Literal["list", "first", "text", "object"] = "list"
+    separator: Text = "\n\n"
+    """What stands between the texts."""
+
+
+class Merge(Checked[MergeData]):
+    """Waits for every branch that is taken, and joins what they gave, in the order of the edges."""
+
+    settings = Settings(MergeData)
+    inputs = (Handle("input", many="list", required=True),)
+    outputs = (Handle("output"),)
+
+    def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: Any) -> DataValue:
+        """The one value."""
+        read = self.settings.read(data)
+        values: list[Any] = inputs["input"].value
+        if read.mode == "first":
+            return typed(values[0])
+        if read.mode == "text":
+            return DataValue("text", read.separator.join(_text(value) for value in values))
+        if read.mode == "object":
+            return DataValue("object", _object(values))
+        return DataValue("list", values)
+
+
+def _text(value: Any) -> str:
+    text: str = STANDARD_CONVERSIONS.convert(DataValue(type_of(value), value), "text", "merge").value
+    if not isinstance(text, str):
+        raise MergeFailed(f"{shown(value)} cannot become text")
+    return text
+
+
+def _object(values: list[Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for value in values:
+        if not isinstance(value, Mapping):
+            raise MergeFailed(f"only objects have keys, and {shown(value)} is none")
+        for key, one in value.items():
+            if key in merged and merged[key] != one:
+                raise MergeFailed(f"two objects have the key {shown(key)}, with different values")
+            merged[key] = one
+    return merged

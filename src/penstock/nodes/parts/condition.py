@@ -1,0 +1,158 @@
+"""Conditions in CEL, the Common Expression Language: `input.score > 0.5 && input.kind in ["a", "b"]`.
+
+CEL has no loops but its macros over lists (`map`, `filter`, `all`, `exists`), and those are what could take forever:
+the library that runs them has no bound, and cannot be interrupted. So they are refused, and so is every function that
+is not listed here; the size of an expression and of the values it looks at is bounded. What is left takes time in
+proportion to both.
+
+Needs `common-expression-language` (`pip install penstock[conditions]`), loaded with the first condition.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
+from typing import Any
+
+from penstock.errors import PenstockError
+
+COMPILED = "cel.cel"
+
+MAX_EXPRESSION = 1_000
+MAX_ADDITIONS = 16
+"""Each addition may copy both sides."""
+MAX_VALUES = 10_000
+MAX_CHARACTERS = 100_000
+
+MACRO = re.compile(r"\b(map|filter|all|exists|exists_one|existsOne)\b(?:\s|//[^\n]*\n)*\(")
+
+FUNCTIONS = frozenset(
+    {
+        *("_&&_", "_||_", "!_", "-_", "_?_:_", "_[_]", "_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_"),
+        *("_+_", "_-_", "_*_", "_/_", "_%_", "@in", "_in_", "in"),
+        *("size", "contains", "startsWith", "endsWith", "int", "uint", "double", "string", "bool", "type"),
+    }
+)
+
+
+class ConditionUnavailable(PenstockError):
+    """What evaluates conditions is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("conditions need common-expression-language: pip install 'penstock[conditions]'")
+
+
+class ConditionInvalid(PenstockError):
+    """A condition that cannot be read, or that could take too long."""
+
+
+class ConditionFailed(PenstockError):
+    """A condition that came to nothing with the values it was given."""
+
+    def __init__(self, expression: str, why: str) -> None:
+        self.expression = expression
+        self.why = why
+        super().__init__(f"{expression[:200]!r}: {why}")
+
+
+class Condition:
+    """A question about values, answered with true or false."""
+
+    __slots__ = ("_program", "expression")
+
+    def __init__(self, expression: str, names: Iterable[str]) -> None:
+        """ConditionInvalid, if it is none; it may speak of the values called `names`."""
+        self.expression = expression
+        if len(expression) > MAX_EXPRESSION:
+            raise ConditionInvalid(f"it may have {MAX_EXPRESSION:,} characters, and has {len(expression):,}")
+        if macro := MACRO.search(expression):
+            raise ConditionInvalid(f"{macro[1]}(…) goes through a list, and nothing bounds how long that takes")
+        if expression.count("+") > MAX_ADDITIONS:
+            raise ConditionInvalid(f"it may have {MAX_ADDITIONS} additions, and has more")
+        cel = _cel()
+        try:
+            self._program = cel.compile(expression)
+        except BaseException as error:
+            if not _is_the_librarys(error):
+                raise
+            raise ConditionInvalid(_first_line(error)) from error
+        self._refuse("there is no function", self._program.functions(), FUNCTIONS)
+        self._refuse("there is no", self._program.variables(), frozenset(names))
+
+    def _refuse(self, what: str, used: Iterable[str], known: frozenset[str]) -> None:
+        for name in used:
+            if name not in known:
+                listed = ", ".join(sorted(one for one in known if one.isidentifier()))
+                raise ConditionInvalid(f"{what} {name[:40]!r} here; there are: {listed}")
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Whether it holds for these values; ConditionFailed if that cannot be said."""
+        _refuse_size(self.expression, values)
+        try:
+            answer = self._program.execute(dict(values))
+        except BaseException as error:
+            if not _is_the_librarys(error):
+                raise
+            raise ConditionFailed(self.expression, f"{type(error).__name__}: {_first_line(error)}") from error
+        if not isinstance(answer, bool):
+            raise ConditionFailed(self.expression, f"it is {type(answer).__name__}, and has to be true or false")
+        return answer
+
+
+def findings(expression: str, names: Iterable[str]) -> str | None:
+    """What is wrong with a condition; None if nothing is."""
+    try:
+        Condition(expression, names)
+    except (ConditionInvalid, ConditionUnavailable) as error:
+        return str(error)
+    return None
+
+
+def _cel() -> ModuleType:
+    """The library's compiled part alone: importing the package loads its own command line, twenty times as much."""
+    loaded = sys.modules.get(COMPILED)
+    if loaded is not None:
+        return loaded
+    package = find_spec(COMPILED.partition(".")[0])
+    places = None if package is None else package.submodule_search_locations
+    spec = None if places is None else PathFinder.find_spec(COMPILED, places)
+    if spec is None or spec.loader is None:
+        raise ConditionUnavailable
+    made = module_from_spec(spec)
+    spec.loader.exec_module(made)
+    sys.modules[COMPILED] = made
+    return made
+
+
+def _refuse_size(expression: str, values: Mapping[str, Any]) -> None:
+    """Count what the condition would be shown; nothing of it is copied before."""
+    seen = characters = 0
+    todo: list[Any] = [values]
+    while todo:
+        value = todo.pop()
+        seen += 1
+        if isinstance(value, str):
+            characters += len(value)
+        elif isinstance(value, Mapping) and seen + len(todo) + len(value) <= MAX_VALUES:
+            characters += sum(len(key) for key in value if isinstance(key, str))
+            todo.extend(value.values())
+        elif isinstance(value, list | tuple) and seen + len(todo) + len(value) <= MAX_VALUES:
+            todo.extend(value)
+        elif isinstance(value, Mapping | list | tuple):
+            seen = MAX_VALUES + 1
+        if seen > MAX_VALUES or characters > MAX_CHARACTERS:
+            most = f"{MAX_VALUES:,} values and {MAX_CHARACTERS:,} characters"
+            raise ConditionFailed(expression, f"it may look at {most}, and these are more")
+
+
+def _is_the_librarys(error: BaseException) -> bool:
+    """Whether the library says no; a panic of the Rust code in it is no Exception, and no reason to stop a program."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:200]

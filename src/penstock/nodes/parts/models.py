@@ -1,0 +1,87 @@
+"""Which model a node asks: one that the run offers by name, one a provider has, or a script written in the graph.
+
+A script is a list of replies, for examples and tests: text, or a tool call. It begins anew each time the node runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from penstock.agents.messages import ToolCall
+from penstock.agents.model import Model, ModelSettings
+from penstock.agents.scripted import ScriptedModel
+from penstock.errors import PenstockError
+from penstock.nodes.parts.services import named, usual
+from penstock.nodes.parts.settings import Data, Json, Name, Sized, Text, Within
+from penstock.runtime.flow_context import FlowContext
+
+MAX_REPLIES = 1_000
+
+MaxOutputTokens = Annotated[int, Within(1, 10_000_000)]
+Temperature = Annotated[float, Within(0, 10)]
+
+
+@dataclass(frozen=True, slots=True)
+class CallData(Data):
+    """A reply that calls a tool."""
+
+    tool: Name
+    arguments: Json
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptData(Data):
+    """A model that says what it is told to say."""
+
+    script: Annotated[list[Text | CallData | list[CallData]], Sized(0, MAX_REPLIES)]
+
+
+ModelData = Name | ScriptData
+
+
+class ModelUnknown(PenstockError):
+    """A node names a model that nobody has."""
+
+    def __init__(self, name: str, known: list[str], why: str) -> None:
+        self.name = name
+        offered = ", ".join(known) or "none"
+        super().__init__(f"there is no model {name!r}: services['models'] has {offered}, and {why}")
+
+
+async def model_for(data: ModelData, context: FlowContext) -> Model:
+    """The model that data asks for."""
+    if isinstance(data, ScriptData):
+        return ScriptedModel([_reply(one, str(at)) for at, one in enumerate(data.script)])
+    offered = named(context, "models")
+    if data in offered:
+        found = offered[data]
+    else:
+        found = await _provided(data, sorted(map(str, offered))[:20])
+    if not isinstance(found, Model):
+        raise ModelUnknown(data, sorted(map(str, offered))[:20], f"what there is, is a {type(found).__name__}")
+    return found
+
+
+def settings(max_output_tokens: int | None, temperature: float | None) -> ModelSettings:
+    """How a model is to answer."""
+    return ModelSettings(max_output_tokens=max_output_tokens, temperature=temperature)
+
+
+async def _provided(name: str, known: list[str]) -> Any:
+    try:
+        provider = await usual("penstock.providers.models", "model")
+        return await asyncio.to_thread(provider, name)  # loads the library of the provider
+    except ImportError as error:
+        raise ModelUnknown(name, known, f"providers cannot be loaded: {error}") from error
+    except ValueError as error:
+        raise ModelUnknown(name, known, f"of the providers: {error}") from error
+
+
+def _reply(one: str | CallData | list[CallData], number: str) -> Any:
+    if isinstance(one, str):
+        return one
+    if isinstance(one, CallData):
+        return ToolCall(number, one.tool, one.arguments)
+    return [ToolCall(f"{number}-{at}", call.tool, call.arguments) for at, call in enumerate(one)]

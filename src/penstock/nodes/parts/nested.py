@@ -1,0 +1,96 @@
+"""Graphs inside nodes: in data, checked before the outer graph runs, run as a part of the same run.
+
+A nested graph has the executors, the state and the services of the graph around it, its limits and its one cap on how
+many nodes run at once; its links are its own. What is told of its nodes is told by the node it stands in, as `inside`,
+with the path from there.
+
+How deep graphs may stand inside each other is bounded by the depth of their JSON, 64 levels, which is about 15 graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from penstock.kernel.document import parse_graph
+from penstock.kernel.executor import ExecutionResult, ExecutorRegistry
+from penstock.kernel.graph import DEFAULT_OUTPUT, GraphInvalid, GraphSpec
+from penstock.kernel.validate import validate
+from penstock.kernel.values import DataValue
+from penstock.nodes.parts.settings import EXACT, BudgetData, Finding
+from penstock.nodes.parts.values import typed
+from penstock.runtime.context import ExecutionContext
+from penstock.runtime.flow_context import FlowContext
+from penstock.runtime.graph_runtime import GraphRuntime, run_flow
+from penstock.runtime.node_events import LIFECYCLE, NodeEvent
+
+GraphData = Annotated[dict[str, Any], EXACT]
+"""A graph, written as the graph around it is."""
+
+INSIDE = "inside"
+"""The type of the events that tell of nodes of a nested graph."""
+
+Told = AsyncGenerator[NodeEvent | ExecutionResult, None]
+
+
+def findings(graph: Mapping[str, Any], executors: ExecutorRegistry, at: str = ".graph") -> Iterator[Finding]:
+    """What keeps a nested graph from running, graphs inside it included."""
+    try:
+        problems = validate(parse_graph(graph), executors)
+    except GraphInvalid as invalid:
+        problems = list(invalid.problems)
+    for problem in problems:
+        yield at + problem.path.removeprefix("$"), problem.detail
+
+
+async def run(graph: GraphSpec, given: Any, context: FlowContext, within: ExecutionContext | None = None) -> Told:
+    """Run a nested graph on an input, as a part of the run that `context` belongs to: its events, its result last."""
+    place = (within or context.execution).with_input(given)
+    async with aclosing(run_flow(graph, inner(context, place), runtime_of(context).executors)) as everything:
+        async for told in everything:
+            yield told
+
+
+def inner(context: FlowContext, place: ExecutionContext) -> FlowContext:
+    """What nodes inside are given: the same, but for where the outer graph was told to begin."""
+    services = {name: one for name, one in context.services.items() if name not in ("execution", "execution_context")}
+    return FlowContext(None, context.chat_id, context.run_id, context.state, None, services, place)
+
+
+def runtime_of(context: FlowContext) -> GraphRuntime:
+    """The graph around a node."""
+    assert context.runtime is not None, "nodes run in a graph"
+    return context.runtime
+
+
+def place_of(context: FlowContext, budget: BudgetData | None) -> ExecutionContext:
+    """Where a node's work runs: under a budget of its own, if it has one."""
+    place = context.execution
+    return place if budget is None else place.with_sub_budget(budget.budget(), name=context.node_id)
+
+
+def only(result: ExecutionResult) -> DataValue:
+    """What a nested graph came to: its one output, or all of them by handle."""
+    outputs = result.outputs
+    if outputs.keys() == {DEFAULT_OUTPUT}:
+        return outputs[DEFAULT_OUTPUT]
+    if not outputs:
+        return DataValue("any", None)
+    return typed({name: value.value for name, value in outputs.items()})
+
+
+def inside(event: NodeEvent, at: str = "") -> NodeEvent:
+    """What the node around a nested graph tells of an event in it; `at` is which of its graphs that was."""
+    told = _told(event)
+    return NodeEvent.progress(INSIDE, {**told, "node": f"{at}/{told['node']}"} if at else told)
+
+
+def _told(event: NodeEvent) -> dict[str, Any]:
+    data = event.data
+    if event.event_type == INSIDE and isinstance(data, Mapping) and "node" in data:
+        return {**data, "node": f"{event.node_id}/{data['node']}"}
+    told = {"node": event.node_id, "type": event.node_type, "event": event.event_type}
+    if event.event_type in LIFECYCLE:  # values and errors are told once, where they belong
+        return told
+    return {**told, "data": data}

@@ -1,0 +1,45 @@
+"""`prompt-template`: a text with places for what comes in, each value under the name of its handle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from penstock.kernel.executor import ExecutorRegistry, Handle
+from penstock.kernel.values import DataValue
+from penstock.nodes.parts.settings import Checked, Data, Finding, Json, Settings, Text
+from penstock.nodes.parts.template import Template, TemplateInvalid
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTemplateData(Data):
+    """The template, and values for it that are written in the graph."""
+
+    template: Text
+    values: Json = field(default_factory=dict)
+    """Used where nothing came on the handle of that name."""
+    missing: Literal["error", "empty"] = "error"
+    """What a place is filled with that there is no value for."""
+
+
+class PromptTemplate(Checked[PromptTemplateData]):
+    """Fills a template. Its input handles are open: one for every name that the template speaks of."""
+
+    settings = Settings(PromptTemplateData)
+    inputs = None
+    outputs = (Handle("output", "text"),)
+
+    def look(self, data: PromptTemplateData, executors: ExecutorRegistry) -> Iterator[Finding]:
+        """Whether the template can be read."""
+        try:
+            Template(data.template)
+        except TemplateInvalid as invalid:
+            yield ".template", str(invalid)
+
+    def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: Any) -> DataValue:
+        """The text."""
+        read = self.settings.read(data)
+        values = {**read.values, **{name: value.value for name, value in inputs.items()}}
+        missing = "" if read.missing == "empty" else None
+        return DataValue("text", Template(read.template).render(values, missing=missing))

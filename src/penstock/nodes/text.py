@@ -1,0 +1,31 @@
+"""`text`: a text that is written in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.kernel.executor import Handle
+from penstock.kernel.values import DataValue
+from penstock.nodes.parts.settings import Checked, Data, Settings, Text
+
+
+@dataclass(frozen=True, slots=True)
+class TextData(Data):
+    """The text."""
+
+    text: Text
+
+
+class TextNode(Checked[TextData]):
+    """Gives the same text every time, as it is."""
+
+    settings = Settings(TextData)
+    inputs = (Handle("input"),)
+    """What comes here decides when, and is not looked at."""
+    outputs = (Handle("output", "text"),)
+
+    def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: Any) -> DataValue:
+        """The text."""
+        return DataValue("text", self.settings.read(data).text)

@@ -1,0 +1,113 @@
+"""`tool`: something an agent may call: one that the run offers by name, or a graph that is written here.
+
+A graph as a tool is given the arguments of the call as its input, an object, and its output is the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, cast
+
+from penstock.agents.tools import TOOL_NAME, Tool, as_tool
+from penstock.kernel.document import parse_graph
+from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
+from penstock.nodes.parts import nested
+from penstock.nodes.parts.nested import GraphData
+from penstock.nodes.parts.settings import BudgetData, Checked, Data, Finding, Flag, Json, Name, Seconds, Settings, Text
+from penstock.nodes.parts.toolbox import offered, tool_name
+from penstock.runtime.call import running_call
+from penstock.runtime.context import ExecutionContext
+from penstock.runtime.flow_context import FlowContext
+
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolData(Data):
+    """Which tool, or which graph, and what a call of it may take."""
+
+    tool: Name | None = None
+    """The name of one that the run offers."""
+    graph: GraphData | None = None
+    name: Name | None = None
+    """What the model calls it; the tool's own name, or the node's id, if it is not given."""
+    description: Text | None = None
+    parameters: Json | None = None
+    """The JSON Schema of the arguments, for a graph."""
+    needs_approval: Flag = False
+    timeout_s: Seconds | None = None
+    budget: BudgetData | None = None
+    """What one call may use."""
+
+
+class ToolNode(Checked[ToolData]):
+    """Lends a tool to the agents it is linked to."""
+
+    settings = Settings(ToolData)
+    inputs = ()
+    outputs = (Handle("tool", channel="link"),)
+
+    def look(self, data: ToolData, executors: ExecutorRegistry) -> Iterator[Finding]:
+        """Whether it is one thing or the other, and what keeps a graph from running."""
+        if (data.tool is None) == (data.graph is None):
+            yield "", "a tool is one that the run offers, by `tool`, or a `graph`; one of both is needed"
+        if data.name is not None and not TOOL_NAME.fullmatch(data.name):
+            yield ".name", "models take names of 1 to 64 letters, digits, _ and -"
+        if data.tool is not None and data.parameters is not None:
+            yield ".parameters", "a tool that the run offers has its own"
+        if data.parameters is not None and data.parameters.get("type") != "object":
+            yield ".parameters", "the arguments of a tool are an object: its JSON Schema has the type object"
+        if data.graph is not None:
+            yield from nested.findings(data.graph, executors)
+
+    def materialize(self, data: Mapping[str, Any], output_handle: str, context: FlowContext) -> Tool:
+        """The tool."""
+        read = self.settings.read(data)
+        if read.tool is not None:
+            return _with(as_tool(offered(read.tool, context)), read)
+        return _graph_tool(read, context)
+
+
+def _with(found: Tool, data: ToolData) -> Tool:
+    """The tool as the node wants it: it may be held tighter, and never looser."""
+    if data == ToolData(tool=data.tool):
+        return found
+    timeouts = [one for one in (found.timeout_s, data.timeout_s) if one is not None]
+    return Tool(
+        found.fn,
+        name=data.name or found.name,
+        description=found.spec.description if data.description is None else data.description,
+        timeout_s=min(timeouts, default=None),
+        budget=found.budget if data.budget is None else data.budget.budget(),
+        cost_usd=found.cost_usd,
+        needs_approval=found.needs_approval or data.needs_approval,
+        parameters=found.spec.parameters if found._parameters is None else None,
+    )
+
+
+def _graph_tool(data: ToolData, context: FlowContext) -> Tool:
+    assert data.graph is not None
+    graph = parse_graph(data.graph)
+
+    async def run(**arguments: Any) -> Any:
+        call = running_call.get()
+        assert call is not None, "a tool runs in a call"
+        place = cast(ExecutionContext, call.context)
+        async with aclosing(nested.run(graph, arguments, context, place)) as everything:
+            async for told in everything:
+                if isinstance(told, ExecutionResult):
+                    return nested.only(told).value
+        return None
+
+    name = data.name or tool_name(str(context.node_id))
+    return Tool(
+        run,
+        name=name,
+        description=data.description or "",
+        timeout_s=data.timeout_s,
+        budget=None if data.budget is None else data.budget.budget(),
+        needs_approval=data.needs_approval,
+        parameters=data.parameters or NO_PARAMETERS,
+    )

@@ -1,0 +1,163 @@
+"""What a request asks of a model, and the same request with no more output than can be paid for.
+
+A model call is known by its path and the shape of its body, whatever host it goes to. How large its input is, nobody
+can say before the provider has counted it, so it is estimated from above: two bytes of the body are a token, an image
+is `IMAGE_TOKENS`, and tools bring `TOOL_TOKENS` of instructions along. English has four bytes in a token, code three,
+Chinese about three. What the body only points at cannot be estimated: earlier turns that the provider keeps, files by
+id, what the provider's own tools find. Their bill is known when it comes.
+
+Knows JSON and tokens, and nothing of HTTP libraries, prices or limits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeGuard
+
+BYTES_PER_TOKEN = 2
+IMAGE_TOKENS = 5_000
+"""More than OpenAI's and Anthropic's models make of the largest image they take."""
+TOOL_TOKENS = 700
+"""More than the instructions that providers add once when a request has tools."""
+
+Api = Literal["chat", "responses", "messages"]
+
+_IMAGES = frozenset({"image", "image_url", "input_image"})
+_OPENAI_MODELS = ("gpt-", "chatgpt-", "o1", "o3", "o4")
+_RETRY_COUNT = "x-stainless-retry-count"
+_SDK = "x-stainless-lang"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One API's way to ask."""
+
+    api: Api
+    path: str
+    """What its path ends with."""
+    marks: tuple[str, ...]
+    """The body is of this form if it has one of these fields."""
+    caps: tuple[str, ...]
+    """Fields that limit the output."""
+
+
+FORMS = (
+    Form("chat", "/chat/completions", ("messages",), ("max_completion_tokens", "max_tokens")),
+    Form("responses", "/responses", ("model", "prompt"), ("max_output_tokens",)),
+    Form("messages", "/messages", ("max_tokens",), ("max_tokens",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One model call as the client wants it."""
+
+    form: Form
+    body: Mapping[str, Any]
+    model: str
+    """Empty if the body leaves it to the provider."""
+    streams: bool
+    input_tokens: int
+    """Estimated from above."""
+    output_tokens: int | None
+    """The most that each answer may have; None if the client does not say."""
+    answers: int
+    """How many answers are wanted; all of them are billed."""
+    least_output_tokens: int
+    """With fewer than that, the provider would refuse the request."""
+    attempt: int
+    """1, or more where the client tries again."""
+
+    @property
+    def adds_usage(self) -> bool:
+        """Whether the stream has to be asked to report its usage, which the client did not ask for."""
+        options = self.body.get("stream_options")
+        asked = isinstance(options, dict) and options.get("include_usage")
+        return self.form.api == "chat" and self.streams and not asked
+
+    def written(self, output_tokens: int, host: str, model: str | None = None) -> bytes:
+        """The body with at most `output_tokens` per answer, for another model if one is given."""
+        body = dict(self.body)
+        if model is not None:
+            body["model"] = model
+        wanted = {cap: body[cap] for cap in self.form.caps if _is_count(body.get(cap))}
+        for cap, most in (wanted or {self._cap_for(host): output_tokens}).items():
+            body[cap] = min(output_tokens, most)
+        if self.adds_usage:
+            options = body.get("stream_options")
+            body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def _cap_for(self, host: str) -> str:
+        """The field to add: OpenAI's newer models refuse `max_tokens`, and what imitates OpenAI may know no other."""
+        newest, *older = self.form.caps
+        is_openai = host.endswith((".openai.com", ".azure.com")) or self.model.startswith(_OPENAI_MODELS)
+        return newest if is_openai or not older else older[0]
+
+
+def form_of(method: str, path: str) -> Form | None:
+    """The API that the path belongs to, if it is one of a model's."""
+    if method != "POST":
+        return None
+    return next((form for form in FORMS if path.rstrip("/").endswith(form.path)), None)
+
+
+def understood(form: Form, headers: Mapping[str, str], content: bytes) -> Asked | None:
+    """What a body in that form asks for; None if it is in none."""
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(body, dict) or not any(mark in body for mark in form.marks):
+        return None
+    caps = [body[cap] for cap in form.caps if _is_count(body.get(cap))]
+    model, answers, thinking = body.get("model"), body.get("n"), body.get("thinking")
+    thoughts = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+    return Asked(
+        form=form,
+        body=body,
+        model=model if isinstance(model, str) else "",
+        streams=body.get("stream") is True,
+        input_tokens=_most_input_tokens(body, len(content)),
+        output_tokens=min(caps) if caps else None,
+        answers=max(1, answers) if _is_count(answers) else 1,
+        least_output_tokens=thoughts + 1 if _is_count(thoughts) else 1,
+        attempt=_attempt(headers),
+    )
+
+
+def is_from_an_sdk(method: str, path: str, headers: Mapping[str, str]) -> bool:
+    """Whether one of the official clients sends this to be worked on, at a price that may not be known here."""
+    return method == "POST" and _SDK in headers and not path.rstrip("/").endswith("/count_tokens")
+
+
+def _most_input_tokens(body: Mapping[str, Any], size: int) -> int:
+    images = list(_images(body))
+    text = size - sum(len(json.dumps(image)) for image in images)
+    tools = TOOL_TOKENS if body.get("tools") else 0
+    return max(0, text) // BYTES_PER_TOKEN + 1 + len(images) * IMAGE_TOKENS + tools
+
+
+def _images(root: object) -> Iterator[Mapping[str, Any]]:
+    # A stack, not recursion: a conversation may be nested as deep as JSON allows.
+    todo = [root]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            if part.get("type") in _IMAGES:
+                yield part
+            else:
+                todo += part.values()
+        elif isinstance(part, list):
+            todo += part
+
+
+def _attempt(headers: Mapping[str, str]) -> int:
+    count = headers.get(_RETRY_COUNT, "0")
+    return int(count) + 1 if count.isascii() and count.isdigit() and len(count) < 4 else 1
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and value >= 0

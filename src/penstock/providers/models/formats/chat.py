@@ -1,0 +1,204 @@
+"""OpenAI's Chat Completions, and everything that imitates them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from penstock.agents.messages import ContentPart, Media, Message, ToolCall, written
+from penstock.agents.model import FinishReason, ModelRequest, ModelResponse
+from penstock.agents.tools import ToolSpec
+from penstock.providers.models.formats.format import (
+    Fields,
+    arguments_from,
+    cannot_say,
+    data_url,
+    encoded,
+    error_in,
+    is_strict,
+    objects,
+    text_of,
+    usage_in,
+)
+
+SOUNDS: Mapping[str, str] = MappingProxyType({"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3"})
+FINISHES: Mapping[str, FinishReason] = MappingProxyType(
+    {
+        "stop": "stop",
+        "length": "length",
+        "tool_calls": "tool_calls",
+        "function_call": "tool_calls",
+        "content_filter": "content_filter",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Chat Completions; `cap` is the field for the most output: servers that imitate them know the older name."""
+
+    cap: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
+
+    def body(self, model: str, request: ModelRequest, *, streams: bool) -> dict[str, Any]:
+        """The request, as it is sent."""
+        settings = request.settings
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": _messages(request),
+            self.cap: request.max_output_tokens,
+        }
+        if request.tools:
+            body["tools"] = [_tool(spec) for spec in request.tools]
+        if settings.temperature is not None:
+            body["temperature"] = settings.temperature
+        if settings.stop:
+            body["stop"] = list(settings.stop)
+        if settings.output_schema is not None:
+            schema = {"name": "answer", "schema": settings.output_schema, "strict": is_strict(settings.output_schema)}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if streams:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return body
+
+    def read(self, answer: Fields) -> ModelResponse | None:
+        """A plain answer; None if the mark of its end is missing."""
+        choice = next(iter(objects(answer.get("choices"))), {})
+        said = choice.get("message") or {}
+        calls = [_Begun.of(part, at) for at, part in enumerate(objects(said.get("tool_calls")))]
+        reader = ChatReader(
+            [_text_in(said.get("content"))], text_of(said.get("refusal")), calls, text_of(choice.get("finish_reason"))
+        )
+        reader.about = answer
+        return reader.whole()
+
+    def reader(self) -> ChatReader:
+        """For one stream."""
+        return ChatReader()
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A tool call on its way."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+    @classmethod
+    def of(cls, part: Fields, at: int) -> _Begun:
+        function = part.get("function") or {}
+        index = part.get("index")
+        given = function.get("arguments")
+        arguments = written(given) if isinstance(given, dict) else text_of(given)
+        number = index if isinstance(index, int) else at
+        return cls(number, text_of(part.get("id")), text_of(function.get("name")), arguments)
+
+    def call(self) -> ToolCall:
+        return ToolCall(self.id or f"call_{self.index}", self.name, arguments_from(self.arguments))
+
+
+@dataclass(slots=True)
+class ChatReader:
+    """Reads one stream of chunks."""
+
+    texts: list[str] = field(default_factory=list)
+    refusal: str = ""
+    begun: list[_Begun] = field(default_factory=list)
+    finish: str = ""
+    about: Fields = field(default_factory=dict)
+    """What was said of the answer beside its content: the model, the usage."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Never: usage follows the mark of the end, and what ends the stream is no event."""
+        return False
+
+    def feed(self, event: Fields) -> Iterable[str | ToolCall]:
+        """The text and the complete tool calls that become known with `event`."""
+        if (failure := error_in(event)) is not None:
+            raise failure
+        if event.get("usage") is not None or not self.about:
+            self.about = event
+        for choice in objects(event.get("choices"))[:1]:
+            delta = choice.get("delta") or {}
+            if text := _text_in(delta.get("content")):
+                self.texts.append(text)
+                yield text
+            self.refusal += text_of(delta.get("refusal"))
+            for part in objects(delta.get("tool_calls")):
+                yield from self._piece(part)
+            if choice.get("finish_reason") and not self.finish:
+                self.finish = text_of(choice["finish_reason"])
+                yield from (one.call() for one in self.begun[-1:])
+
+    def whole(self) -> ModelResponse | None:
+        """The answer; None as long as the mark of its end has not come."""
+        if not self.finish:
+            return None
+        text = "".join(self.texts) or self.refusal
+        calls = tuple(one.call() for one in self.begun)
+        reason: FinishReason = "content_filter" if self.refusal else FINISHES.get(self.finish, "stop")
+        if calls and reason == "stop":
+            reason = "tool_calls"  # some servers say so only in the message
+        usage = usage_in(self.about, text, calls)
+        return ModelResponse(text, calls, usage, reason, text_of(self.about.get("model")) or None)
+
+    def _piece(self, part: Fields) -> Iterable[ToolCall]:
+        """One piece of a tool call: the next begins when the one before is complete."""
+        last = self.begun[-1] if self.begun else None
+        at = 0 if last is None else last.index + 1 if part.get("id") else last.index
+        piece = _Begun.of(part, at)
+        if last is not None and piece.index == last.index and piece.id in ("", last.id):
+            last.arguments += piece.arguments
+            return
+        if last is not None:
+            yield last.call()
+        self.begun.append(piece)
+
+
+def _text_in(content: Any) -> str:
+    """The text of an answer; some servers give it in parts, some of which are the model's thoughts."""
+    return text_of(content) or "".join(text_of(part.get("text")) for part in objects(content))
+
+
+def _messages(request: ModelRequest) -> list[dict[str, Any]]:
+    told = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    return [*told, *map(_message, request.messages)]
+
+
+def _message(message: Message) -> dict[str, Any]:
+    if message.role == "tool":
+        return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.text}
+    content = message.content if isinstance(message.content, str) else [_part(part) for part in message.content]
+    said: dict[str, Any] = {"role": message.role, "content": content}
+    if message.tool_calls:
+        said["content"] = content or None
+        said["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": written(call.arguments)}}
+            for call in message.tool_calls
+        ]
+    return said
+
+
+def _part(part: ContentPart) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if part.media_type.startswith("image/"):
+        return {"type": "image_url", "image_url": {"url": data_url(part)}}
+    if part.data is not None and part.media_type in SOUNDS:
+        return {"type": "input_audio", "input_audio": {"data": encoded(part), "format": SOUNDS[part.media_type]}}
+    if part.data is not None and part.media_type == "application/pdf":
+        return {"type": "file", "file": {"filename": "file.pdf", "file_data": data_url(part)}}
+    raise _unknown(part)
+
+
+def _unknown(part: Media) -> Exception:
+    return cannot_say(part, "Chat Completions", "pictures; wav, mp3 and PDF by their bytes")
+
+
+def _tool(spec: ToolSpec) -> dict[str, Any]:
+    function = {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
+    return {"type": "function", "function": function}

@@ -1,0 +1,315 @@
+"""The agent and llm-completion nodes: pipelines, composition, budgets, streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from penstock.agents.messages import ToolCall
+from penstock.agents.model import ModelRequest, TruncatedResponse
+from penstock.agents.scripted import ScriptedModel
+from penstock.containment.limits import Budget
+from penstock.errors import BudgetExceededError, CancelledError, InvalidValue
+from penstock.kernel.links import LinkCycle
+from penstock.nodes.parts.models import ModelUnknown
+from penstock.nodes.parts.services import NotOffered
+from penstock.runtime.billing.prices import Price, PriceBook
+from penstock.runtime.billing.usage import Usage
+from penstock.runtime.context import ExecutionContext
+from penstock.runtime.flow_context import FlowContext
+from penstock.runtime.graph_runtime import run_flow
+from penstock.runtime.node_events import NodeEvent
+from penstock.stops import TerminationReason
+from tests.nodes.graphs import Json, events_of, graph, node, output_of, problems, registry
+
+
+def script(*replies: Any) -> Json:
+    return {"script": list(replies)}
+
+
+def call(tool: str, **arguments: Any) -> Json:
+    return {"tool": tool, "arguments": arguments}
+
+
+def alone(type: str = "agent", **data: Any) -> Json:
+    return graph([node("in", "input"), node("a", type, **data)], ["in > a"])
+
+
+@pytest.mark.requirement("K-12")
+async def test_pipeline_and_composition_live_in_one_graph() -> None:
+    """A's output is B's input; a sub-agent that is linked into A's tools is called by A, and runs nowhere else."""
+    asked: dict[str, list[str]] = {"A": [], "B": [], "helper": []}
+
+    def model(name: str, *replies: Any) -> ScriptedModel:
+        coming = iter(replies)
+
+        def reply(request: ModelRequest) -> Any:
+            asked[name].append(request.messages[-1].text)
+            return next(coming)
+
+        return ScriptedModel(reply, name=name)
+
+    models = {
+        "A": model("A", ToolCall("1", "helper", {"task": "How high?"}), "It is 221 m high."),
+        "B": model("B", "In short: 221 m."),
+        "helper": model("helper", "221 m"),
+    }
+    both = graph(
+        [node("in", "input"), *(node(name, "agent", model=name) for name in ("A", "B", "helper"))],
+        ["in > A", "A > B"],
+        ["helper.tool > A.tools"],
+    )
+    with ExecutionContext(input="Tell me of Hoover Dam.") as run:
+        told, result = await events_of(both, run=run, services={"models": models})
+    assert result.outputs["output"].value == "In short: 221 m."
+    assert asked == {
+        "A": ["Tell me of Hoover Dam.", "221 m"],
+        "helper": ["How high?"],
+        "B": ["It is 221 m high."],
+    }
+    assert [one.node_id for one in told if one.event_type == "started"] == ["in", "A", "B"]
+    assert [child.name for child in run.children] == ["A", "B"]
+    assert [child.name for child in run.children[0].children] == ["helper"]
+
+
+@pytest.mark.requirement("K-12")
+async def test_an_agent_may_be_a_stage_and_a_tool_at_once() -> None:
+    shared = ScriptedModel(lambda request: f"<{request.messages[-1].text}>")
+    calls_it = ScriptedModel([ToolCall("1", "shared", {"task": "x"}), "done"])
+    nodes = [node("in", "input"), node("shared", "agent", model="shared"), node("b", "agent", model="calls_it")]
+    both = graph(nodes, ["in > shared", "shared > b"], ["shared.tool > b.tools"])
+    services = {"models": {"shared": shared, "calls_it": calls_it}}
+    assert await output_of(both, "in", services=services) == "done"
+    assert shared.calls == 2
+
+
+async def test_a_script_is_a_model_that_is_written_in_the_graph() -> None:
+    assert await output_of(alone(model=script("said")), "hello") == "said"
+
+
+async def test_several_tools_are_called_in_one_turn() -> None:
+    nodes = [node("a", "agent", model=script([call("one"), call("two")], "both"), tools=["one", "two"])]
+    seen: list[str] = []
+    tools = {name: _tool(name, seen) for name in ("one", "two")}
+    assert await output_of(graph(nodes), "go", services={"tools": tools}) == "both"
+    assert sorted(seen) == ["one", "two"]
+
+
+def _tool(name: str, seen: list[str]) -> Any:
+    async def run() -> str:
+        seen.append(name)
+        return name
+
+    run.__name__ = name
+    return run
+
+
+@pytest.mark.parametrize("type", ["agent", "llm-completion"])
+async def test_anything_that_comes_is_told_to_the_model_as_text(type: str) -> None:
+    echo = ScriptedModel(lambda request: request.messages[-1].text)
+    services = {"models": {"echo": echo}}
+    assert await output_of(alone(type, model="echo"), {"a": [1]}, services=services) == '{"a": [1]}'
+    assert await output_of(graph([node("a", type, model="echo")]), "the run's", services=services) == "the run's"
+
+
+async def test_an_answer_follows_its_schema() -> None:
+    schema = {"type": "object", "properties": {"metres": {"type": "integer"}}, "required": ["metres"]}
+    reads = alone(model=script("about 221", '{"metres": 221}'), output=schema)
+    _, result = await events_of(reads, "How high?")
+    assert (result.outputs["output"].type, result.outputs["output"].value) == ("object", {"metres": 221})
+
+
+async def test_instructions_and_settings_reach_the_model() -> None:
+    model = ScriptedModel(["a", "b"])
+    settings = {"instructions": "Be brief.", "temperature": 0.5, "max_output_tokens": 7}
+    for type in ("agent", "llm-completion"):
+        await output_of(alone(type, model="m", **settings), "x", services={"models": {"m": model}})
+        assert model.last_request is not None
+        assert model.last_request.instructions == "Be brief."
+        assert model.last_request.settings.temperature == 0.5
+        assert model.last_request.max_output_tokens == 7
+
+
+@pytest.mark.parametrize("type", ["agent", "llm-completion"])
+async def test_a_stream_is_told_piece_by_piece(type: str) -> None:
+    model = ScriptedModel(["It is 221 m high."], piece_characters=9)
+    told, result = await events_of(alone(type, model="m", stream=True), "x", services={"models": {"m": model}})
+    assert [one.data["text"] for one in told if one.event_type == "delta"] == ["It is 221", " m high."]
+    assert result.outputs["output"].value == "It is 221 m high."
+
+
+async def test_a_stream_that_breaks_off_is_the_nodes_error() -> None:
+    model = ScriptedModel(["It is 221 m high."], piece_characters=9, breaks_off_after=1)
+    with pytest.raises(TruncatedResponse):
+        await output_of(alone(model="m", stream=True), "x", services={"models": {"m": model}})
+
+
+async def test_a_reader_who_leaves_in_the_middle_of_an_answer_stops_the_model() -> None:
+    model = ScriptedModel(["word " * 10_000], piece_characters=5)
+    with ExecutionContext(input="x") as run:
+        context = FlowContext(services={"models": {"m": model}}, execution=run)
+        async with aclosing(run_flow(alone(model="m", stream=True), context, registry())) as everything:
+            async for told in everything:
+                if isinstance(told, NodeEvent) and told.event_type == "delta":
+                    break
+        assert run.children[0].termination_reason == TerminationReason.CONTEXT_CANCELED
+
+
+# limits
+
+PRICES = PriceBook(registered={"scripted": Price(1, 10)}, use_genai_prices=False)
+
+
+@pytest.mark.parametrize("type", ["agent", "llm-completion"])
+async def test_a_node_has_a_budget_of_its_own(type: str) -> None:
+    model = ScriptedModel(["x"], usage=Usage(10, 10))
+    document = alone(type, model="m", budget={"max_cost_usd": 0.0})
+    with ExecutionContext(input="x", prices=PRICES, budget=Budget(max_cost_dollars=1)) as run:
+        with pytest.raises(BudgetExceededError, match="'a'"):
+            await output_of(document, run=run, services={"models": {"m": model}})
+        assert (model.calls, run.usage.cost_dollars) == (0, 0)
+
+
+@pytest.mark.parametrize("type", ["agent", "llm-completion"])
+async def test_a_budget_that_pays_for_less_cuts_the_answer_and_says_so(type: str) -> None:
+    model = ScriptedModel(_cut)
+    document = alone(type, model="m", budget={"max_cost_usd": 0.001})
+    with ExecutionContext(input="x", prices=PRICES) as run:
+        with pytest.raises(TruncatedResponse, match="because the budget paid for no more"):
+            await output_of(document, run=run, services={"models": {"m": model}})
+        assert 0 < run.stats.total_cost <= 0.001
+
+
+def _cut(request: ModelRequest) -> Any:
+    from penstock.agents.model import ModelResponse
+
+    return ModelResponse("cut", usage=Usage(10, request.max_output_tokens), finish_reason="length")
+
+
+async def test_an_agent_that_never_ends_stops_at_its_iterations_or_its_steps() -> None:
+    endless = ScriptedModel(lambda request: ToolCall("1", "again", {}))
+    services: Json = {"models": {"m": endless}, "tools": {"again": _tool("again", [])}}
+    with pytest.raises(Exception, match="not done after 3 iterations"):
+        await output_of(alone(model="m", tools=["again"], max_iterations=3), "x", services=services)
+    with pytest.raises(BudgetExceededError, match="5 of the 5 steps of 'a' used"):
+        await output_of(alone(model="m", tools=["again"], budget={"max_steps": 5}), "x", services=services)
+
+
+async def test_a_sub_agents_budget_is_its_own_affair_and_the_runs_is_not() -> None:
+    helper = ScriptedModel(lambda request: "helped")
+    above = ScriptedModel([ToolCall("1", "helper", {"task": "x"}), "went on"])
+    nodes = [node("a", "agent", model="above"), node("helper", "agent", model="helper", budget={"max_steps": 0})]
+    document = graph(nodes, [], ["helper.tool > a.tools"])
+    services = {"models": {"above": above, "helper": helper}}
+    assert await output_of(document, "go", services=services) == "went on"
+    assert helper.calls == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("type", ["agent", "llm-completion"])
+async def test_a_cancel_reaches_a_model_that_is_asked(type: str, stream: bool) -> None:
+    begun, cancelled = asyncio.Event(), []
+
+    async def stuck(request: ModelRequest) -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+        return ""
+
+    model = ScriptedModel(stuck)
+    with ExecutionContext(input="x") as run:
+        running = asyncio.ensure_future(
+            events_of(alone(type, model="m", stream=stream), run=run, services={"models": {"m": model}})
+        )
+        await begun.wait()
+        run.abort("enough")
+        with pytest.raises(CancelledError):
+            await running
+    assert cancelled == [True]
+
+
+# models and tools by name
+
+
+async def test_a_model_that_nobody_has_is_named() -> None:
+    with pytest.raises(ModelUnknown, match="there is no model 'nope': services\\['models'\\] has big, small, and"):
+        await output_of(alone(model="nope"), "x", services={"models": {"small": 1, "big": 2}})
+    with pytest.raises(ModelUnknown, match="what there is, is a str"):
+        await output_of(alone(model="m"), "x", services={"models": {"m": "no model"}})
+
+
+async def test_a_tool_that_nobody_offers_is_named() -> None:
+    with pytest.raises(NotOffered, match="there is no tool 'dig'; there are: none"):
+        await output_of(alone(model=script("x"), tools=["dig"]), "x")
+
+
+async def test_two_tools_of_one_name_are_refused() -> None:
+    nodes = [node("a", "agent", model=script("x"), tools=["dig"]), node("t", "tool", tool="dig")]
+    with pytest.raises(InvalidValue, match="tools of different names"):
+        await output_of(graph(nodes, [], ["t.tool > a.tools"]), services={"tools": {"dig": _tool("dig", [])}})
+
+
+async def test_agents_that_are_tools_of_each_other_are_a_cycle_that_is_named() -> None:
+    nodes = [node(name, "agent", model=script("x")) for name in ("a", "b", "c")]
+    with pytest.raises(LinkCycle, match=r"c\.tool → b\.tool → c\.tool|b\.tool → c\.tool → b\.tool"):
+        await output_of(graph(nodes, [], ["b.tool > a.tools", "c.tool > b.tools", "b.tool > c.tools"]), "x")
+
+
+async def test_a_node_id_that_no_model_would_take_becomes_a_name_it_takes() -> None:
+    above = script(call("the_helper", task="x"), "done")
+    nodes = [node("a", "agent", model=above), node("the helper!", "agent", model=script("ok"))]
+    assert await output_of(graph(nodes, [], ["the helper!.tool > a.tools"]), "x") == "done"
+
+
+def test_wrong_data_is_found_before_the_run() -> None:
+    wrong = graph(
+        [
+            node("a", "agent", model=3, max_iterations=0, budget={"max_cost_usd": "1"}, tools="dig"),
+            node("b", "agent"),
+            node("c", "agent", model=script({"tool": "x"}), temperature=True),
+            node("d", "llm-completion", model="m", tools=[], stream="yes"),
+        ]
+    )
+    assert sorted({path for path, _ in problems(wrong)}) == [
+        "$.nodes[0].data.budget.max_cost_usd",
+        "$.nodes[0].data.max_iterations",
+        "$.nodes[0].data.model",
+        "$.nodes[0].data.tools",
+        "$.nodes[1].data.model",
+        "$.nodes[2].data.model",
+        "$.nodes[2].data.model.script[0]",
+        "$.nodes[2].data.model.script[0].arguments",
+        "$.nodes[2].data.temperature",
+        "$.nodes[3].data.stream",
+        "$.nodes[3].data.tools",
+    ]
+
+
+def test_wrong_wiring_is_found_before_the_run() -> None:
+    nodes = [node("a", "agent", model="m"), node("b", "agent", model="m"), node("t", "text", text="x")]
+    wrong = graph(nodes, ["a.tool > b", "t > a.tools", "a > b.prompt"], ["t > b.tools", "a > b.tools"])
+    assert [detail for _, detail in problems(wrong)] == [
+        "handle 'tool' of 'a' is for link, the edge is a flow",
+        "handle 'tools' of 'a' is for link, the edge is a flow",
+        "'b' has no handle 'prompt'; it has: input, tools",
+        "handle 'output' of 't' is for flow, the edge is a link",
+        "handle 'output' of 'a' is for flow, the edge is a link",
+        "'t' cannot be linked to: its executor has no materialize()",
+    ]
+
+
+def test_the_data_of_every_type_has_a_json_schema() -> None:
+    from penstock.nodes import NODE_TYPES, json_schemas
+
+    schemas = json_schemas()
+    assert schemas.keys() == NODE_TYPES.keys()
+    for schema in schemas.values():
+        assert (schema["type"], schema["additionalProperties"]) == ("object", False)
+        json.dumps(schema)

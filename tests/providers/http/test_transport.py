@@ -1,0 +1,294 @@
+"""A stop reaches a request wherever it is: the caller is told, the socket is closed, and the call has its end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import httpx2
+import pytest
+
+from penstock import BudgetExceededError, CancelledError, contain
+from penstock.providers import contained
+from penstock.runtime import worker
+from penstock.testing.provider import FakeProviderServer, Hang, Say
+from tests.providers.sdk_calls import (
+    ASYNC_CALLS,
+    ASYNC_STREAMS,
+    CALLS,
+    MODEL,
+    SAID,
+    AsyncCall,
+    Call,
+    async_clients,
+    chat,
+    clients,
+    limits,
+    outcome,
+)
+
+pytestmark = pytest.mark.requirement("X-5")
+
+HANGS = Say("hello " * 30, then=Hang())
+HANGS_IN_THE_MIDDLE = Say("hello " * 30, then=Hang(after=3))
+NEVER = 3_600.0
+
+
+def when(condition: Callable[[], object], act: Callable[[], object], server: FakeProviderServer) -> threading.Thread:
+    """A thread that does `act` once the condition is true of the server."""
+
+    def wait() -> None:
+        server.wait_until(condition)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("warm", [False, True], ids=["a new connection", "a connection used before"])
+def test_an_abort_frees_a_sync_caller_who_waits_and_closes_the_socket(call: Call, warm: bool) -> None:
+    with (
+        FakeProviderServer(script=[*(["hello"] if warm else []), HANGS]) as server,
+        clients(server, timeout=NEVER) as to,
+        contain(prices=server.provider.prices) as run,
+        contained(run),
+    ):
+        if warm:
+            call(to)
+        aborting = when(lambda: len(server.requests) == 1 + warm, lambda: run.abort("enough"), server)
+        with pytest.raises(CancelledError, match="enough"):
+            call(to)
+        aborting.join()
+        server.wait_until(lambda: server.disconnects)
+    assert run.balance.held_nanos == 0
+    assert run.balance.unresolved_nanos >= server.invoice.lines[-1].cost_nanos
+    assert "■" in run.explain()
+
+
+@pytest.mark.parametrize("api", ["chat", "messages"])
+def test_an_abort_frees_a_sync_caller_in_the_middle_of_a_stream(api: str) -> None:
+    got: list[Any] = []
+    with (
+        FakeProviderServer(script=[HANGS_IN_THE_MIDDLE]) as server,
+        clients(server, timeout=NEVER) as to,
+        limits(server) as run,
+    ):
+        create = to.openai.chat.completions.create if api == "chat" else to.anthropic.messages.create
+        aborting = when(lambda: len(got) >= 3 and worker.busy_workers() == 1, lambda: run.abort("enough"), server)
+        with pytest.raises(CancelledError, match="enough"):
+            for event in create(model=MODEL, messages=SAID, max_tokens=100, stream=True):
+                got.append(event)
+        aborting.join()
+        server.wait_until(lambda: server.disconnects)
+    assert run.balance.unresolved_nanos >= server.invoice.total_nanos
+
+
+@pytest.mark.parametrize("call", ASYNC_CALLS)
+async def test_an_abort_frees_a_task_that_waits_and_closes_the_socket(call: AsyncCall) -> None:
+    async with FakeProviderServer(script=[HANGS]) as server, async_clients(server, timeout=NEVER) as to:
+        with contain(prices=server.provider.prices) as run, contained(run):
+            task = asyncio.create_task(call(to))  # type: ignore[arg-type]  # each is a coroutine
+            await server.until(lambda: server.in_flight == 1)
+            run.abort("enough")
+            with pytest.raises(CancelledError, match="enough"):
+                await task
+            await server.until(lambda: server.disconnects)
+    assert run.balance.held_nanos == 0
+    assert run.balance.unresolved_nanos >= server.invoice.total_nanos
+
+
+@pytest.mark.parametrize("call", ASYNC_STREAMS)
+async def test_an_abort_frees_a_task_in_the_middle_of_a_stream(call: AsyncCall) -> None:
+    async with FakeProviderServer(script=[HANGS_IN_THE_MIDDLE]) as server, async_clients(server, timeout=NEVER) as to:
+        with contain(prices=server.provider.prices) as run, contained(run):
+            task = asyncio.create_task(call(to))  # type: ignore[arg-type]  # each is a coroutine
+            await server.until(lambda: server.in_flight == 1)
+            await asyncio.to_thread(run.abort, "enough")
+            with pytest.raises(CancelledError, match="enough"):
+                await task
+            await server.until(lambda: server.disconnects)
+    assert run.balance.unresolved_nanos >= server.invoice.total_nanos
+
+
+def test_an_abort_closes_the_socket_of_a_stream_that_nobody_is_reading() -> None:
+    with (
+        FakeProviderServer(script=[HANGS_IN_THE_MIDDLE]) as server,
+        clients(server, timeout=NEVER) as to,
+        limits(server) as run,
+    ):
+        stream = to.openai.chat.completions.create(model=MODEL, messages=SAID, stream=True)
+        chunks = iter(stream)
+        next(chunks)
+        run.abort("enough")
+        server.wait_until(lambda: server.disconnects)
+        with pytest.raises(CancelledError, match="enough"):
+            list(chunks)
+
+
+async def test_an_abort_closes_the_socket_of_an_async_stream_that_nobody_is_reading() -> None:
+    async with FakeProviderServer(script=[HANGS_IN_THE_MIDDLE]) as server, async_clients(server, timeout=NEVER) as to:
+        with contain(prices=server.provider.prices) as run, contained(run):
+            async with await to.anthropic.messages.create(
+                model=MODEL, messages=SAID, max_tokens=50, stream=True
+            ) as stream:
+                await anext(stream)
+                run.abort("enough")
+                await server.until(lambda: server.disconnects)
+                with pytest.raises(CancelledError, match="enough"):
+                    [_ async for _ in stream]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("fate", [HANGS, HANGS_IN_THE_MIDDLE], ids=["before the answer", "in the middle"])
+def test_the_deadline_of_the_run_frees_a_sync_caller(call: Call, fate: Say) -> None:
+    with (
+        FakeProviderServer(script=[fate]) as server,
+        clients(server, timeout=NEVER, max_retries=5) as to,
+        limits(server, timeout_s=0.2),
+    ):
+        with pytest.raises(BudgetExceededError, match="timeout"):
+            call(to)
+        server.wait_until(lambda: server.disconnects)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("call", ASYNC_CALLS)
+@pytest.mark.parametrize("fate", [HANGS, HANGS_IN_THE_MIDDLE], ids=["before the answer", "in the middle"])
+async def test_the_deadline_of_the_run_frees_a_task(call: AsyncCall, fate: Say) -> None:
+    async with FakeProviderServer(script=[fate]) as server, async_clients(server, timeout=NEVER) as to:
+        with contain(timeout_s=0.2, prices=server.provider.prices) as run, contained(run):
+            with pytest.raises(BudgetExceededError, match="timeout"):
+                await call(to)
+            await server.until(lambda: server.disconnects)
+    assert len(server.requests) == 1
+
+
+def test_the_timeout_of_the_tool_around_it_frees_a_call() -> None:
+    with FakeProviderServer(script=[HANGS]) as server, clients(server, timeout=NEVER) as to, limits(server) as run:
+        with pytest.raises(BudgetExceededError, match="timeout"):
+            run.tool(chat, to, timeout_s=0.2)
+        server.wait_until(lambda: server.disconnects)
+        server.wait_until(lambda: run.balance.held_nanos == 0)
+
+
+def test_the_abort_of_a_child_frees_a_call_made_in_it_by_a_tool() -> None:
+    def tool() -> None:
+        with run.spawn_child("child") as child:
+            aborting = when(lambda: server.in_flight == 1, lambda: child.abort("enough"), server)
+            try:
+                with pytest.raises(CancelledError, match="enough"):
+                    chat(to)
+            finally:
+                aborting.join()
+
+    with FakeProviderServer(script=[HANGS]) as server, clients(server, timeout=NEVER) as to, limits(server) as run:
+        run.tool(tool)
+        server.wait_until(lambda: server.disconnects)
+    assert run.balance.steps == 1
+
+
+@pytest.mark.parametrize("call", ASYNC_CALLS)
+async def test_a_task_that_is_cancelled_from_outside_stays_cancelled(call: AsyncCall) -> None:
+    async with FakeProviderServer(script=[HANGS]) as server, async_clients(server, timeout=NEVER) as to:
+        with contain(prices=server.provider.prices) as run, contained(run):
+            task = asyncio.create_task(call(to))  # type: ignore[arg-type]  # each is a coroutine
+            await server.until(lambda: server.in_flight == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await server.until(lambda: server.disconnects)
+    assert run.balance.unresolved_nanos >= server.invoice.total_nanos
+
+
+def test_the_timeout_of_the_client_itself_leaves_the_bill_open() -> None:
+    with (
+        FakeProviderServer(script=[HANGS]) as server,
+        clients(server, timeout=0.2, max_retries=0) as to,
+        limits(server) as run,
+    ):
+        assert type(outcome(lambda: chat(to))).__name__ == "APITimeoutError"
+    assert run.balance.unresolved_nanos >= server.invoice.total_nanos > 0
+
+
+def test_a_connection_that_never_opened_is_free() -> None:
+    with FakeProviderServer() as server:
+        pass
+    with FakeProviderServer() as other, clients(other, max_retries=1) as to:
+        to.openai.base_url = _closed_port()
+        with contain(prices=server.provider.prices) as run, contained(run):
+            assert type(outcome(lambda: chat(to))).__name__ == "APIConnectionError"
+    assert run.balance.attempts == 2
+    assert run.balance.spent_nanos == run.balance.unresolved_nanos == 0
+
+
+def test_a_redirect_is_free_and_the_place_it_leads_to_is_contained() -> None:
+    body = {"model": MODEL, "messages": SAID, "max_tokens": 50}
+    with (
+        FakeProviderServer() as server,
+        _redirecting_to(server.openai_url) as elsewhere,
+        limits(server) as run,
+        httpx2.Client(follow_redirects=True) as client,
+    ):
+        assert client.post(f"{elsewhere}/chat/completions", json=body).status_code == 200
+    assert (run.balance.attempts, run.balance.steps) == (2, 1)
+    assert run.balance.spent_nanos == server.invoice.total_nanos
+    assert run.balance.unresolved_nanos == 0
+
+
+def test_inline_calls_stay_in_the_thread_that_makes_them() -> None:
+    with FakeProviderServer() as server, clients(server) as to, limits(server, sync_calls="inline") as run:
+        before = threading.active_count()
+        assert chat(to)
+        assert threading.active_count() <= before
+    assert run.balance.spent_nanos == server.invoice.total_nanos
+
+
+def test_a_request_that_asks_nothing_of_a_model_passes_untouched() -> None:
+    with FakeProviderServer() as server, contain(max_cost_usd=0) as run, contained(run), httpx2.Client() as client:
+        listed = client.get(server.openai_url + "/models")
+        odd: list[Any] = [
+            client.post(server.openai_url + "/chat/completions", content=b"not JSON"),
+            client.post(server.url + "/v1/messages", json={"channel": "general", "text": "hello"}),
+        ]
+    assert listed.status_code == 200
+    assert [found.status_code for found in odd] == [400, 400]
+    assert server.requests[1].raw == b"not JSON"
+    assert run.balance.attempts == 0
+
+
+def _closed_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}/v1/"
+
+
+@contextmanager
+def _redirecting_to(url: str) -> Iterator[str]:
+    """A server that sends everybody elsewhere."""
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(307)
+            self.send_header("location", url + self.path)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()

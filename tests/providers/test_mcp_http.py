@@ -1,0 +1,243 @@
+"""Tools of MCP servers over HTTP, through the egress guard: a real server, and hostile ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from mcp.server import MCPServer
+
+from penstock import CancelledError, Decision, ExecutionContext, ShieldPipeline
+from penstock.agents import ToolCall
+from penstock.agents.messages import ToolResult
+from penstock.containment.safety import ToolCallContext
+from penstock.providers.egress import EgressDenied, EgressFailed, EgressPolicy
+from penstock.providers.mcp import HttpServer, McpTools
+
+Body = dict[str, Any]
+
+
+def honest() -> MCPServer:
+    server = MCPServer("honest")
+
+    @server.tool()
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    @server.tool()
+    async def wait() -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    return server
+
+
+@asynccontextmanager
+async def served(server: MCPServer, **options: Any) -> AsyncIterator[int]:
+    """The port at which the server answers."""
+    config = uvicorn.Config(server.streamable_http_app(**options), port=0, log_config=None, lifespan="on")
+    config.timeout_graceful_shutdown = 1
+    running = uvicorn.Server(config)
+    task = asyncio.create_task(running._serve())
+    while not running.started:  # noqa: ASYNC110  it has nothing to wait for
+        await asyncio.sleep(0.01)
+    try:
+        yield running.servers[0].sockets[0].getsockname()[1]
+    finally:
+        running.should_exit = True
+        await task
+
+
+def to(port: int, **options: Any) -> HttpServer:
+    policy = EgressPolicy(allow_private=True, ports=[port], **options)
+    return HttpServer(f"http://127.0.0.1:{port}/mcp", policy=policy, start_timeout_s=5)
+
+
+async def run(tools: McpTools, context: ExecutionContext, name: str = "act", **arguments: Any) -> ToolResult:
+    return await tools.execute(context, ToolCall("1", name, arguments))
+
+
+@pytest.mark.parametrize("options", [{}, {"json_response": True}, {"stateless_http": True}], ids=repr)
+async def test_a_server_is_used_over_http(options: dict[str, Any]) -> None:
+    async with served(honest(), **options) as port, McpTools(to(port)) as tools:
+        assert [spec.name for spec in tools.specs] == ["add", "wait"]
+        with ExecutionContext() as context:
+            assert (await run(tools, context, "add", a=2, b=3)).content == "5"
+
+
+async def test_a_cancel_reaches_a_call_over_http() -> None:
+    async with served(honest()) as port, McpTools(to(port)) as tools:
+        with ExecutionContext() as context:
+            running = asyncio.ensure_future(run(tools, context, "wait"))
+            await asyncio.sleep(0)
+            context.abort("enough")
+            with pytest.raises(CancelledError):
+                await running
+        with ExecutionContext() as other:
+            assert (await run(tools, other, "add", a=1, b=1)).content == "2"
+
+
+async def test_an_address_the_policy_does_not_allow_is_never_asked() -> None:
+    async with served(honest()) as port:
+        for server in (
+            HttpServer(f"http://127.0.0.1:{port}/mcp"),
+            HttpServer(f"http://127.0.0.1:{port}/mcp", policy=EgressPolicy(ports=[port])),
+            HttpServer(f"http://localhost:{port}/mcp", policy=EgressPolicy(allow_private=True, allow_hosts=[])),
+        ):
+            with pytest.raises(EgressDenied):
+                async with McpTools(server):
+                    pass
+
+
+class Refusing:
+    def before_egress(self, ctx: ToolCallContext, url: str, method: str) -> Decision | None:
+        return Decision.HALT
+
+
+async def test_the_runs_hooks_are_asked_before_a_call_leaves() -> None:
+    async with served(honest()) as port, McpTools(to(port)) as tools:
+        with ExecutionContext(pipeline=ShieldPipeline(egress=Refusing())) as context:
+            answer = await run(tools, context, "add", a=1, b=1)
+            assert answer.is_error
+            assert "hook" in answer.content
+
+
+# Hostile servers.
+
+
+class Hostile:
+    """Answers as it likes; knows how a session begins."""
+
+    def __init__(self, act: Callable[[Body], bytes | AsyncIterator[bytes]]) -> None:
+        self.act = act
+        self.methods: list[str] = []
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+            length = int(head.partition("content-length:")[2].partition("\r\n")[0] or 0)
+            asked = json.loads(await reader.readexactly(length) or b"{}")
+            self.methods.append(asked.get("method") or head.partition(" ")[0])
+            answer = self.answer(asked)
+            if isinstance(answer, bytes):
+                writer.write(answer)
+                await writer.drain()
+            else:
+                async for piece in answer:
+                    writer.write(piece)
+                    await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    def answer(self, asked: Body) -> bytes | AsyncIterator[bytes]:
+        method, id = asked.get("method"), asked.get("id")
+        if method == "initialize":
+            info = {"name": "hostile", "version": "1"}
+            version = asked["params"]["protocolVersion"]
+            return result(id, {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info})
+        if method == "tools/list":
+            return result(id, {"tools": [{"name": "act", "inputSchema": {"type": "object"}}]})
+        if method == "tools/call":
+            return self.act(asked)
+        if id is None:
+            return http(b"", "202 Accepted")
+        return http(json.dumps({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": "no"}}).encode())
+
+
+def http(body: bytes, status: str = "200 OK", kind: str = "application/json", more: str = "") -> bytes:
+    head = (
+        f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n{more}\r\n"
+    )
+    return head.encode() + body
+
+
+def result(id: object, value: object) -> bytes:
+    return http(json.dumps({"jsonrpc": "2.0", "id": id, "result": value}).encode(), more="mcp-session-id: s\r\n")
+
+
+def text(said: str) -> Body:
+    return {"content": [{"type": "text", "text": said}]}
+
+
+@asynccontextmanager
+async def hostile(act: Callable[[Body], bytes | AsyncIterator[bytes]]) -> AsyncIterator[Hostile]:
+    made = Hostile(act)
+    listening = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    made.port = listening.sockets[0].getsockname()[1]
+    try:
+        yield made
+    finally:
+        listening.close()
+        await listening.wait_closed()
+
+
+async def endless(kind: str) -> AsyncIterator[bytes]:
+    yield f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n".encode()
+    while True:
+        yield b"data: " + b"x" * 65_536
+        await asyncio.sleep(0)
+
+
+async def silent() -> AsyncIterator[bytes]:
+    yield b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+    while True:
+        yield b": still there\n\n"
+        await asyncio.sleep(0.01)
+
+
+NO_ANSWERS: dict[str, Callable[[Body], bytes | AsyncIterator[bytes]]] = {
+    "large": lambda asked: result(asked["id"], text("x" * 50_000_000)),
+    "endless": lambda asked: endless("application/json"),
+    "endless events": lambda asked: endless("text/event-stream"),
+    "silent": lambda asked: silent(),
+    "closes": lambda asked: b"",
+    "garbage": lambda asked: http(b"garbage"),
+    "garbage events": lambda asked: http(b"garbage", kind="text/event-stream"),
+    "asks to come back": lambda asked: http(b"id: 1\nretry: 1\ndata:\n\n", kind="text/event-stream"),
+    "html": lambda asked: http(b"<html>", kind="text/html"),
+    "500": lambda asked: http(b"", "500 Broken"),
+    "202": lambda asked: http(b"", "202 Accepted"),
+    "redirect": lambda asked: http(b"", "307 Moved", more="location: http://169.254.169.254/\r\n"),
+    "another id": lambda asked: result("another", text("not asked for")),
+}
+
+
+@pytest.mark.parametrize("act", NO_ANSWERS.values(), ids=NO_ANSWERS)
+async def test_an_answer_that_is_none_is_told_to_the_model(act: Callable[[Body], Any]) -> None:
+    async with hostile(act) as server, McpTools(to(server.port), timeout_s=1) as tools:
+        with ExecutionContext() as context:
+            answer = await run(tools, context)
+        assert answer.is_error
+        assert len(answer.content) < 3_000
+    assert server.methods.count("tools/call") == 1
+    assert "get" not in server.methods
+
+
+async def test_a_call_that_fails_fails_alone_and_says_why() -> None:
+    def act(asked: Body) -> bytes:
+        size = asked["params"]["arguments"]["size"]
+        return result(asked["id"], text("x" * size))
+
+    async with hostile(act) as server, McpTools(to(server.port, max_bytes=100_000)) as tools:
+        with ExecutionContext() as context:
+            sizes = [1, 1_000_000, 2, 1_000_000, 3]
+            answers = await asyncio.gather(*(run(tools, context, size=size) for size in sizes))
+        assert [len(answer.content) for answer in answers if not answer.is_error] == [1, 2, 3]
+        assert all("larger than 100,000 bytes" in answer.content for answer in answers if answer.is_error)
+
+
+async def test_a_server_that_is_not_there_is_told() -> None:
+    async with hostile(lambda asked: b"") as gone:
+        port = gone.port
+    with pytest.raises(EgressFailed):
+        async with McpTools(to(port)):
+            pass
