@@ -130,24 +130,24 @@ if TYPE_CHECKING:
     from penstock.runtime.context import ExecutionContext as ExecutionContext
     from penstock.runtime.context import current_call as current_call
     from penstock.runtime.context import current_context as current_context
-    from penstock.runtime.flow_context import FlowContext as FlowContext
-    from penstock.runtime.graph_runtime import GraphRuntime as GraphRuntime
-    from penstock.runtime.graph_runtime import QuorumMissed as QuorumMissed
-    from penstock.runtime.graph_runtime import run_flow as run_flow
-    from penstock.runtime.node_events import NodeEvent as NodeEvent
-    from penstock.runtime.node_work import ExecutorMisbehaved as ExecutorMisbehaved
-    from penstock.runtime.observers import Subscription as Subscription
+    from penstock.runtime.graphs.flow_context import FlowContext as FlowContext
+    from penstock.runtime.graphs.graph_runtime import GraphRuntime as GraphRuntime
+    from penstock.runtime.graphs.graph_runtime import QuorumMissed as QuorumMissed
+    from penstock.runtime.graphs.graph_runtime import run_flow as run_flow
+    from penstock.runtime.graphs.node_events import NodeEvent as NodeEvent
+    from penstock.runtime.graphs.node_work import ExecutorMisbehaved as ExecutorMisbehaved
     from penstock.runtime.options import WrapOptions as WrapOptions
-    from penstock.runtime.registry import CancelResult as CancelResult
-    from penstock.runtime.registry import EarlyCancelsFull as EarlyCancelsFull
-    from penstock.runtime.registry import RunRegistry as RunRegistry
     from penstock.runtime.run import RunSettings as RunSettings
-    from penstock.runtime.scheduler import NestedTooDeep as NestedTooDeep
-    from penstock.runtime.snapshot import ContextSnapshot as ContextSnapshot
-    from penstock.runtime.snapshot import NodeRecord as NodeRecord
-    from penstock.runtime.stream import EventStream as EventStream
-    from penstock.runtime.stream import MissedEvents as MissedEvents
-    from penstock.runtime.stream import stream_events as stream_events
+    from penstock.runtime.scheduling.scheduler import NestedTooDeep as NestedTooDeep
+    from penstock.runtime.watching.observers import Subscription as Subscription
+    from penstock.runtime.watching.registry import CancelResult as CancelResult
+    from penstock.runtime.watching.registry import EarlyCancelsFull as EarlyCancelsFull
+    from penstock.runtime.watching.registry import RunRegistry as RunRegistry
+    from penstock.runtime.watching.snapshot import ContextSnapshot as ContextSnapshot
+    from penstock.runtime.watching.snapshot import NodeRecord as NodeRecord
+    from penstock.runtime.watching.stream import EventStream as EventStream
+    from penstock.runtime.watching.stream import MissedEvents as MissedEvents
+    from penstock.runtime.watching.stream import stream_events as stream_events
     from penstock.stops import Stop as Stop
     from penstock.stops import StopReason as StopReason
     from penstock.stops import TerminationReason as TerminationReason
@@ -358,28 +358,28 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "current_call",
         "current_context",
     ),
-    "penstock.runtime.flow_context": ("FlowContext",),
-    "penstock.runtime.graph_runtime": (
+    "penstock.runtime.graphs.flow_context": ("FlowContext",),
+    "penstock.runtime.graphs.graph_runtime": (
         "GraphRuntime",
         "QuorumMissed",
         "run_flow",
     ),
-    "penstock.runtime.node_events": ("NodeEvent",),
-    "penstock.runtime.node_work": ("ExecutorMisbehaved",),
-    "penstock.runtime.observers": ("Subscription",),
+    "penstock.runtime.graphs.node_events": ("NodeEvent",),
+    "penstock.runtime.graphs.node_work": ("ExecutorMisbehaved",),
+    "penstock.runtime.watching.observers": ("Subscription",),
     "penstock.runtime.options": ("WrapOptions",),
-    "penstock.runtime.registry": (
+    "penstock.runtime.watching.registry": (
         "CancelResult",
         "EarlyCancelsFull",
         "RunRegistry",
     ),
     "penstock.runtime.run": ("RunSettings",),
-    "penstock.runtime.scheduler": ("NestedTooDeep",),
-    "penstock.runtime.snapshot": (
+    "penstock.runtime.scheduling.scheduler": ("NestedTooDeep",),
+    "penstock.runtime.watching.snapshot": (
         "ContextSnapshot",
         "NodeRecord",
     ),
-    "penstock.runtime.stream": (
+    "penstock.runtime.watching.stream": (
         "EventStream",
         "MissedEvents",
         "stream_events",

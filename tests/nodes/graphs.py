@@ -11,9 +11,9 @@ from penstock.kernel.validate import validate
 from penstock.nodes import executors, json_schemas
 from penstock.nodes.parts.condition import Condition
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.flow_context import FlowContext
-from penstock.runtime.graph_runtime import run_flow
-from penstock.runtime.node_events import NodeEvent
+from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.runtime.graphs.node_events import NodeEvent
 
 Json = dict[str, Any]
 

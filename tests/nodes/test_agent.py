@@ -20,9 +20,9 @@ from penstock.nodes.parts.services import NotOffered
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.flow_context import FlowContext
-from penstock.runtime.graph_runtime import run_flow
-from penstock.runtime.node_events import NodeEvent
+from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.runtime.graphs.node_events import NodeEvent
 from penstock.stops import TerminationReason
 from tests.nodes.graphs import Json, events_of, graph, node, output_of, problems, registry
 

@@ -17,9 +17,9 @@ from penstock.nodes.loop import LoopNotDone
 from penstock.nodes.map import ItemFailed, MapRefused
 from penstock.nodes.parts.condition import ConditionFailed
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.flow_context import FlowContext
-from penstock.runtime.graph_runtime import run_flow
-from penstock.runtime.node_events import NodeEvent
+from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.runtime.graphs.node_events import NodeEvent
 from penstock.testing import explore
 from tests.nodes.graphs import Json, events_of, graph, node, output_of, problems, registry
 

@@ -215,7 +215,7 @@ async def one_schedule(seed: int) -> None:
 
 
 def _turn(node: object) -> Any:
-    from penstock.runtime.exclusive import turn_of
+    from penstock.runtime.scheduling.exclusive import turn_of
 
     return turn_of(node, "")
 

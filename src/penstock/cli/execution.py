@@ -23,7 +23,7 @@ from penstock.kernel.executor import ExecutionResult, ExecutorRegistry
 from penstock.kernel.graph import DEFAULT_OUTPUT, GraphSpec
 from penstock.kernel.values import DataValue
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.graph_runtime import MAX_PARALLEL, run_flow
+from penstock.runtime.graphs.graph_runtime import MAX_PARALLEL, run_flow
 from penstock.stops import Stop, StopReason, TerminationReason
 
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}

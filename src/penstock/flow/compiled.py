@@ -13,9 +13,9 @@ from penstock.kernel.graph import MAX_NODES, MAX_PROBLEMS, GraphInvalid, Problem
 from penstock.kernel.plan import CycleFound, Plan, plan_columns, topological_order
 from penstock.kernel.settle import Quorum
 from penstock.policies import ErrorPolicy
-from penstock.runtime.exclusive import turn_of
-from penstock.runtime.recovery import PLAINLY, Care
-from penstock.runtime.scheduler import MAX_NESTING
+from penstock.runtime.scheduling.exclusive import turn_of
+from penstock.runtime.scheduling.recovery import PLAINLY, Care
+from penstock.runtime.scheduling.scheduler import MAX_NESTING
 
 if TYPE_CHECKING:
     from penstock.flow.graph import Graph

@@ -16,9 +16,9 @@ from penstock.flow.trace import ExecutionTrace
 from penstock.kernel.settle import frontier_for
 from penstock.runtime.call import Call
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.listener import Listener, Listening
-from penstock.runtime.scheduler import Behaviour, Scheduler, Told
-from penstock.runtime.step import StepContext, blank, step_context
+from penstock.runtime.scheduling.listener import Listener, Listening
+from penstock.runtime.scheduling.scheduler import Behaviour, Scheduler, Told
+from penstock.runtime.scheduling.step import StepContext, blank, step_context
 from penstock.tracing.record import CallRecord
 
 if TYPE_CHECKING:

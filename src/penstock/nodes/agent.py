@@ -24,7 +24,7 @@ from penstock.nodes.parts.streaming import streamed
 from penstock.nodes.parts.toolbox import gathered, offered, tool_name
 from penstock.nodes.parts.values import as_text, typed
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.flow_context import FlowContext
+from penstock.runtime.graphs.flow_context import FlowContext
 
 
 @dataclass(frozen=True, slots=True)

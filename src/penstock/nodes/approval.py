@@ -25,8 +25,8 @@ from penstock.nodes.parts.settings import Checked, Data, Finding, Seconds, Setti
 from penstock.nodes.parts.template import Template, TemplateInvalid
 from penstock.nodes.parts.values import typed
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.flow_context import FlowContext
-from penstock.runtime.node_events import NodeEvent
+from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.node_events import NodeEvent
 
 
 class ApprovalGone(PenstockError):

@@ -21,7 +21,7 @@ from penstock.nodes.parts.services import ServiceMissing, usual
 from penstock.nodes.parts.settings import BudgetData, Checked, Data, Finding, Flag, Settings, Text
 from penstock.nodes.parts.template import Template, TemplateFailed, TemplateInvalid
 from penstock.nodes.parts.values import typed
-from penstock.runtime.flow_context import FlowContext
+from penstock.runtime.graphs.flow_context import FlowContext
 
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 SCHEMES = ("https://", "http://")

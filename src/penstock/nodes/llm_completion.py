@@ -17,7 +17,7 @@ from penstock.nodes.parts.settings import BudgetData, Checked, Data, Flag, Setti
 from penstock.nodes.parts.streaming import streamed
 from penstock.nodes.parts.values import as_text
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.flow_context import FlowContext
+from penstock.runtime.graphs.flow_context import FlowContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from penstock.nodes.parts.condition import Condition
 from penstock.nodes.parts.nested import GraphData
 from penstock.nodes.parts.settings import BudgetData, Checked, Data, Finding, Settings, Text, Within
 from penstock.nodes.parts.values import typed
-from penstock.runtime.flow_context import FlowContext
-from penstock.runtime.node_events import NodeEvent
+from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.node_events import NodeEvent
 
 MAX_ITERATIONS = 10_000
 NAMES = ("input", "output", "iteration")

@@ -23,9 +23,9 @@ from penstock.nodes.parts.nested import GraphData
 from penstock.nodes.parts.settings import BudgetData, Checked, Data, Finding, Settings, Within
 from penstock.nodes.parts.toolbox import gathered
 from penstock.nodes.parts.values import typed
-from penstock.runtime.flow_context import FlowContext
-from penstock.runtime.graph_runtime import run_flow
-from penstock.runtime.node_events import NodeEvent
+from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.runtime.graphs.node_events import NodeEvent
 
 MAX_ITEMS = 10_000
 ITEM = "item"

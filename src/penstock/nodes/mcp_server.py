@@ -15,7 +15,7 @@ from penstock.kernel.executor import Handle
 from penstock.nodes.parts.services import NotOffered, ServiceMissing
 from penstock.nodes.parts.settings import Checked, Data, Name, Settings, Sized
 from penstock.nodes.parts.toolbox import Chained, gathered
-from penstock.runtime.flow_context import FlowContext
+from penstock.runtime.graphs.flow_context import FlowContext
 
 
 @dataclass(frozen=True, slots=True)

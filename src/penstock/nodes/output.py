@@ -10,7 +10,7 @@ from penstock.kernel.executor import Handle
 from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue
 from penstock.nodes.parts.settings import Checked, Data, Settings
 from penstock.nodes.parts.values import ValueType
-from penstock.runtime.flow_context import FlowContext
+from penstock.runtime.graphs.flow_context import FlowContext
 
 
 @dataclass(frozen=True, slots=True)

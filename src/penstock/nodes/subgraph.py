@@ -13,7 +13,7 @@ from penstock.kernel.values import DataValue
 from penstock.nodes.parts import nested
 from penstock.nodes.parts.nested import GraphData
 from penstock.nodes.parts.settings import BudgetData, Checked, Data, Finding, Settings
-from penstock.runtime.flow_context import FlowContext
+from penstock.runtime.graphs.flow_context import FlowContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from penstock.nodes.parts.settings import BudgetData, Checked, Data, Finding, Fl
 from penstock.nodes.parts.toolbox import offered, tool_name
 from penstock.runtime.call import running_call
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.flow_context import FlowContext
+from penstock.runtime.graphs.flow_context import FlowContext
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 

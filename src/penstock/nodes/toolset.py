@@ -10,7 +10,7 @@ from penstock.kernel.executor import Handle
 from penstock.nodes.parts.nested import runtime_of
 from penstock.nodes.parts.settings import Checked, Data, Name, Settings, Sized
 from penstock.nodes.parts.toolbox import offered, pieces
-from penstock.runtime.flow_context import FlowContext
+from penstock.runtime.graphs.flow_context import FlowContext
 
 
 @dataclass(frozen=True, slots=True)

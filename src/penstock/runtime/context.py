@@ -35,10 +35,10 @@ from penstock.runtime.billing.usage import Usage
 from penstock.runtime.call import Call, describe, running_call, stopped
 from penstock.runtime.calls import Calls
 from penstock.runtime.cancellation import Cancellation, CancellationToken
-from penstock.runtime.observers import Observer, Observers, Subscription
 from penstock.runtime.options import must_be, must_be_text
 from penstock.runtime.run import THE_RUNS_OWN, Run, RunSettings
-from penstock.runtime.snapshot import ContextSnapshot, take_snapshot
+from penstock.runtime.watching.observers import Observer, Observers, Subscription
+from penstock.runtime.watching.snapshot import ContextSnapshot, take_snapshot
 from penstock.stops import Stop, StopReason, TerminationReason
 from penstock.tracing.divergence import DivergenceDetector
 from penstock.tracing.events import (

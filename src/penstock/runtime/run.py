@@ -24,8 +24,8 @@ from penstock.errors import InvalidValue
 from penstock.runtime import worker
 from penstock.runtime.billing.prices import PriceBook, default_prices
 from penstock.runtime.billing.usage import Usage
-from penstock.runtime.observers import Observers
 from penstock.runtime.options import must_be_text
+from penstock.runtime.watching.observers import Observers
 from penstock.stops import Stop, StopReason
 from penstock.tracing.divergence import DivergenceDetector
 from penstock.tracing.events import (

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.observers import Subscription
 from penstock.runtime.options import must_be
+from penstock.runtime.watching.observers import Subscription
 from penstock.tracing.redaction import Redaction
 
 if TYPE_CHECKING:

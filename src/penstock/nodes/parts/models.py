@@ -15,7 +15,7 @@ from penstock.agents.scripted import ScriptedModel
 from penstock.errors import PenstockError
 from penstock.nodes.parts.services import named, usual
 from penstock.nodes.parts.settings import Data, Json, Name, Sized, Text, Within
-from penstock.runtime.flow_context import FlowContext
+from penstock.runtime.graphs.flow_context import FlowContext
 
 MAX_REPLIES = 1_000
 

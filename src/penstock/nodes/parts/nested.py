@@ -21,9 +21,9 @@ from penstock.kernel.values import DataValue
 from penstock.nodes.parts.settings import EXACT, BudgetData, Finding
 from penstock.nodes.parts.values import typed
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.flow_context import FlowContext
-from penstock.runtime.graph_runtime import GraphRuntime, run_flow
-from penstock.runtime.node_events import LIFECYCLE, NodeEvent
+from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import GraphRuntime, run_flow
+from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent
 
 GraphData = Annotated[dict[str, Any], EXACT]
 """A graph, written as the graph around it is."""

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.runtime.flow_context import FlowContext
+from penstock.runtime.graphs.flow_context import FlowContext
 
 
 class ServiceMissing(PenstockError):

@@ -12,8 +12,8 @@ from penstock.agents.hooks import OnDelta
 from penstock.agents.model import Delta, TextDelta
 from penstock.kernel.values import DataValue
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.listener import Listener, Listening
-from penstock.runtime.node_events import NodeEvent
+from penstock.runtime.graphs.node_events import NodeEvent
+from penstock.runtime.scheduling.listener import Listener, Listening
 
 Answering = Callable[[ExecutionContext, OnDelta], Awaitable[DataValue]]
 """Asks at a place, tells the pieces, and gives the answer."""

@@ -15,7 +15,7 @@ from penstock.agents.tools import MAX_NAME, Tool, ToolChain, Tools, ToolSpec, as
 from penstock.errors import InvalidValue
 from penstock.nodes.parts.services import NotOffered, named
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.flow_context import FlowContext
+from penstock.runtime.graphs.flow_context import FlowContext
 from penstock.tracing.events import ToolCallTrace
 
 T = TypeVar("T")

@@ -24,14 +24,14 @@ from penstock.kernel.settle import Settle, as_settle, frontier_for
 from penstock.kernel.validate import compile_graph
 from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue
 from penstock.runtime import door
-from penstock.runtime.artifacts import Artifacts
 from penstock.runtime.call import running_call
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.flow_context import FlowContext, entry_node_ids_in, execution_context_in
-from penstock.runtime.listener import Listener, Listening
-from penstock.runtime.node_events import NodeEvent, NodeEvents
-from penstock.runtime.node_work import NodePlan, NodeWork, plan_nodes
-from penstock.runtime.scheduler import Behaviour, Scheduler
+from penstock.runtime.graphs.artifacts import Artifacts
+from penstock.runtime.graphs.flow_context import FlowContext, entry_node_ids_in, execution_context_in
+from penstock.runtime.graphs.node_events import NodeEvent, NodeEvents
+from penstock.runtime.graphs.node_work import NodePlan, NodeWork, plan_nodes
+from penstock.runtime.scheduling.listener import Listener, Listening
+from penstock.runtime.scheduling.scheduler import Behaviour, Scheduler
 
 MAX_PARALLEL = 16
 """So many nodes run at once, unless the caller says otherwise."""

@@ -16,8 +16,8 @@ from penstock.clock import utc_from_ns, utc_now
 from penstock.kernel.graph import NodeSpec
 from penstock.kernel.values import DataValue
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.listener import Listener
-from penstock.runtime.scheduler import Told
+from penstock.runtime.scheduling.listener import Listener
+from penstock.runtime.scheduling.scheduler import Told
 from penstock.runtime.settlement import told_by
 from penstock.tracing.jsonable import jsonable
 

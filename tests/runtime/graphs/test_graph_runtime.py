@@ -18,8 +18,8 @@ from penstock.kernel.document import graph_to_json
 from penstock.kernel.executor import ExecutorBroken, ExecutorRegistry
 from penstock.kernel.graph import EdgeSpec, GraphInvalid, GraphSpec, NodeSpec
 from penstock.kernel.links import LinkCycle
-from penstock.runtime.flow_context import FlowContext
-from penstock.runtime.graph_runtime import GraphRuntime
+from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import GraphRuntime
 from penstock.testing import check_history, explore
 from tests.kernel.graphs import Stub, flow, link
 from tests.kernel.test_no_domain_words import words

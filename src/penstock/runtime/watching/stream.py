@@ -23,7 +23,7 @@ from typing import Any
 
 from penstock.errors import InvalidValue, PenstockError
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.observers import Bells, bells_of
+from penstock.runtime.watching.observers import Bells, bells_of
 from penstock.tracing.events import TraceEvent
 from penstock.tracing.execution_graph import ExecutionGraph
 

@@ -27,12 +27,12 @@ from penstock.runtime.call import RETRY, Call, interruption, running_call, stop_
 from penstock.runtime.cancellation import CancellationToken, absorb, taken_back
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.door import pause, retry_pause
-from penstock.runtime.exclusive import Holder, Turn
+from penstock.runtime.scheduling.exclusive import Holder, Turn
 from penstock.runtime.settlement import abandon, end_failed, fail, succeed, told_by
 from penstock.tracing.record import OPEN
 
 if TYPE_CHECKING:
-    from penstock.runtime.scheduler import Scheduler, Work
+    from penstock.runtime.scheduling.scheduler import Scheduler, Work
 
 PLAINLY = ErrorPolicy()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.kernel.links import Key, LinkTable, Made
 from penstock.runtime.call import Call, running_call
-from penstock.runtime.listener import until_done
+from penstock.runtime.scheduling.listener import until_done
 
 Make = Callable[[Key], Awaitable[Any]]
 

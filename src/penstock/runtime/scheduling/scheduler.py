@@ -43,13 +43,13 @@ from penstock.runtime.call import Call, running_call, stop_of, stopped
 from penstock.runtime.cancellation import absorb, taken_back
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.door import pause
+from penstock.runtime.scheduling.step import step_context
 from penstock.runtime.settlement import fail, succeed
-from penstock.runtime.step import step_context
 from penstock.stops import Stop, StopReason
 from penstock.tracing.record import CallRecord
 
 if TYPE_CHECKING:
-    from penstock.runtime.recovery import Care
+    from penstock.runtime.scheduling.recovery import Care
 
 MAX_NESTING = 64
 """So deep may graphs stand inside graphs; each level is a stretch of Python's own stack."""
@@ -373,7 +373,7 @@ class Scheduler:
         )
 
     async def _take_care(self, node: int, care: Care, task: asyncio.Task[Any], requested: int) -> None:
-        from penstock.runtime.recovery import run_with_care
+        from penstock.runtime.scheduling.recovery import run_with_care
 
         try:
             value = await run_with_care(self, node, care)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidValue, RunEnded
-from penstock.runtime.observers import Observers, Subscription
+from penstock.runtime.watching.observers import Observers, Subscription
 from penstock.tracing.events import CallStarted, CustomTrace, TraceEvent
 from penstock.tracing.execution_graph import TRIM_CHUNK, ExecutionGraph
 

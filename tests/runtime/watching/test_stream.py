@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from penstock import ExecutionContext, InvalidValue, RunSettings
-from penstock.runtime.observers import Bells, Observers
-from penstock.runtime.stream import BATCH, EventStream, MissedEvents, stream_events
+from penstock.runtime.watching.observers import Bells, Observers
+from penstock.runtime.watching.stream import BATCH, EventStream, MissedEvents, stream_events
 from penstock.testing import explore
 from penstock.testing.contracts.threads import giving_way
 from penstock.tracing.events import CustomTrace, RunCompleted, RunStarted, TraceEvent
@@ -287,7 +287,7 @@ def test_readers_on_two_loops_keep_up_with_writers_in_four_threads() -> None:
 
         got.extend(asyncio.run(main()))
 
-    with giving_way("penstock.runtime.stream"):
+    with giving_way("penstock.runtime.watching.stream"):
         readers = in_threads(2, read)
         writers = in_threads(4, lambda: write(context, 100))
     join(writers)

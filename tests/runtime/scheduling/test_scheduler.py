@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock import ExecutionContext, FunctionNode, Graph, RunSettings
-from penstock.runtime import scheduler
+from penstock.runtime.scheduling import scheduler
 from penstock.testing import sim_run
 
 

@@ -35,11 +35,11 @@ from penstock.kernel.executor import ExecutionResult, Handle
 from penstock.kernel.graph import EdgeSpec, GraphSpec, NodeSpec
 from penstock.kernel.routing import RoutingFailed
 from penstock.kernel.values import ConversionFailed, DataValue
-from penstock.runtime.flow_context import FlowContext
-from penstock.runtime.graph_runtime import GraphRuntime, QuorumMissed, run_flow
-from penstock.runtime.listener import Listener
-from penstock.runtime.node_events import LIFECYCLE, TERMINAL, NodeEvent, NodeEvents
-from penstock.runtime.node_work import ExecutorMisbehaved
+from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import GraphRuntime, QuorumMissed, run_flow
+from penstock.runtime.graphs.node_events import LIFECYCLE, TERMINAL, NodeEvent, NodeEvents
+from penstock.runtime.graphs.node_work import ExecutorMisbehaved
+from penstock.runtime.scheduling.listener import Listener
 from penstock.testing import SimLoop, check_history, explore, sim_run
 from tests.kernel.graphs import flow, link
 

@@ -20,10 +20,10 @@ import pytest
 
 from penstock.containment.safety import Decision
 from penstock.errors import CancelledError, DeadlockError, InvalidValue, PenstockError
-from penstock.runtime import exclusive
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.exclusive import Holder, Turn, turn_of
+from penstock.runtime.scheduling import exclusive
+from penstock.runtime.scheduling.exclusive import Holder, Turn, turn_of
 from penstock.stops import Stop, StopReason
 from penstock.testing import ManualClock, SimDeadlock, SimLoop, explore, sim_run
 from penstock.testing.contracts.threads import at_once
@@ -821,7 +821,7 @@ def test_loops_in_different_threads_share_one_turn() -> None:
     async def users(thread: int) -> None:
         await asyncio.gather(*(use(f"{thread}/{task}") for task in range(3)))
 
-    at_once(2, lambda thread: asyncio.run(users(thread)), within="penstock.runtime.exclusive")
+    at_once(2, lambda thread: asyncio.run(users(thread)), within="penstock.runtime.scheduling.exclusive")
     assert (room.visits, room.turn.waiting, room.inside) == (2 * 3 * 15, 0, None)
 
 
@@ -846,7 +846,7 @@ def test_threads_that_are_cancelled_and_time_out_lose_no_turn() -> None:
         chance = random.Random(thread)
         await asyncio.gather(*(use(chance, f"{thread}/{task}") for task in range(3)))
 
-    at_once(2, lambda thread: asyncio.run(users(thread)), within="penstock.runtime.exclusive")
+    at_once(2, lambda thread: asyncio.run(users(thread)), within="penstock.runtime.scheduling.exclusive")
     assert (room.turn.waiting, room.inside) == (0, None)
     assert asyncio.run(is_free(room.turn))
     assert room.visits > 0
@@ -871,7 +871,9 @@ def test_a_circle_between_two_threads_is_refused_in_one_of_them() -> None:
             mine.give_back(holder)
 
     for _ in range(20):
-        outcomes = at_once(2, lambda thread: asyncio.run(take_both(thread)), within="penstock.runtime.exclusive")
+        outcomes = at_once(
+            2, lambda thread: asyncio.run(take_both(thread)), within="penstock.runtime.scheduling.exclusive"
+        )
         assert sorted(outcomes) == ["had both", "refused"]
 
 
@@ -999,5 +1001,5 @@ def test_a_node_is_kept_if_nothing_else_could_tell_that_it_is_gone() -> None:
 def test_threads_that_ask_for_the_turn_of_a_node_at_once_get_the_same_one() -> None:
     for _ in range(20):
         node = Plain()
-        turns = at_once(4, lambda _: turn_of(node, "node"), within="penstock.runtime.exclusive")  # noqa: B023
+        turns = at_once(4, lambda _: turn_of(node, "node"), within="penstock.runtime.scheduling.exclusive")  # noqa: B023
         assert len(set(turns)) == 1

@@ -21,11 +21,11 @@ from penstock.kernel.plan import Plan
 from penstock.kernel.routing import route
 from penstock.kernel.values import ANY, DataValue
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.node_events import LIFECYCLE, NodeEvent, NodeEvents
-from penstock.runtime.recovery import Care
+from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent, NodeEvents
+from penstock.runtime.scheduling.recovery import Care
 
 if TYPE_CHECKING:
-    from penstock.runtime.graph_runtime import GraphRuntime
+    from penstock.runtime.graphs.graph_runtime import GraphRuntime
 
 NOTHING = ExecutionResult()
 """The result of a node that used no handle."""

@@ -14,7 +14,7 @@ from penstock.errors import InvalidValue
 from penstock.runtime.context import ExecutionContext
 
 if TYPE_CHECKING:
-    from penstock.runtime.graph_runtime import GraphRuntime
+    from penstock.runtime.graphs.graph_runtime import GraphRuntime
 
 
 class FlowContext:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from penstock import Budget, CancelledError, ChainMetadata, ExecutionConfig, ExecutionContext, InvalidValue, RunEnded
-from penstock.runtime import registry as module
-from penstock.runtime.registry import CancelResult, EarlyCancelsFull, RunRegistry
+from penstock.runtime.watching import registry as module
+from penstock.runtime.watching.registry import CancelResult, EarlyCancelsFull, RunRegistry
 from penstock.stops import StopReason, TerminationReason
 from penstock.testing import ManualClock, SimLoop, explore
 from penstock.testing.contracts.threads import at_once
@@ -373,7 +373,7 @@ def give_way(turns: int) -> None:
     ("timings", "turns", "within"),
     [
         pytest.param(TIMINGS, 6, "nothing", id="as they come"),
-        pytest.param(200, 30, "penstock.runtime.registry", id="giving way at every line"),
+        pytest.param(200, 30, "penstock.runtime.watching.registry", id="giving way at every line"),
     ],
 )
 def test_no_cancel_is_lost_between_threads(timings: int, turns: int, within: str) -> None:
@@ -421,7 +421,7 @@ def test_of_many_registrations_of_one_id_one_succeeds(registry: RunRegistry) -> 
             return False
         return True
 
-    took = at_once(8, register, within="penstock.runtime.registry")
+    took = at_once(8, register, within="penstock.runtime.watching.registry")
     assert took.count(True) == 1
     assert registry.get("r1") is contexts[took.index(True)]
 
