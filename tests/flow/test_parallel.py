@@ -581,3 +581,22 @@ def test_whatever_happens_every_step_that_began_has_one_end_and_no_task_is_left(
         assert len(asyncio.all_tasks()) == 1
 
     explore(schedule, schedules=400)
+
+
+def test_where_everything_is_collected_a_budget_that_is_used_up_lets_what_runs_come_to_its_end() -> None:
+    async def main() -> tuple[dict[str, Any], float]:
+        async def costs(ctx: ExecutionContext) -> str:
+            await ctx.atool(lambda: asyncio.sleep(1), cost_hint_usd=0.25)
+            return "paid for"
+
+        graph = Graph("g", max_parallel=8, settle="collect")
+        for number in range(8):
+            graph.add_step(FunctionNode("n", costs), f"s{number}")
+        run = ExecutionContext(budget=Budget(max_cost_dollars=1.00))
+        with pytest.raises(BudgetExceededError) as stopped:
+            await graph.execute(run)
+        return dict(stopped.value.partial), run.balance.spent_usd
+
+    partial, spent_usd = sim_run(main, seed=3)
+    assert list(partial.values()) == ["paid for"] * 4
+    assert spent_usd == 1.00

@@ -470,7 +470,9 @@ class Scheduler:
         self.errors[node] = error
         self._failed_at = node
         if stops and self._reaches_the_graph(error):
-            self._decide(error)
+            # Where everything is to be collected, what runs has paid for itself: only nothing more is started.
+            goes_on = isinstance(error, Halted) and self._collects and not self._token.is_cancelled
+            self._decide(error, cancels=not goes_on)
             return
         ready = self.frontier.fail(node)
         if self.frontier.decided:
@@ -492,15 +494,19 @@ class Scheduler:
         exceptions = [error for error in errors if isinstance(error, Exception)]
         return ExceptionGroup(f"too few steps of graph {self.name!r} succeeded", exceptions)
 
-    def _decide(self, error: BaseException | None) -> None:
-        """What the graph comes to is known: start nothing more, stop what runs."""
+    @property
+    def _collects(self) -> bool:
+        return type(self.frontier) is Frontier
+
+    def _decide(self, error: BaseException | None, *, cancels: bool = True) -> None:
+        """What the graph comes to is known: start nothing more, and stop what runs if it is of no use any more."""
         self._decided = True
         self._error = error
         self._queue.clear()
         if isinstance(error, GeneratorExit):
             # Whoever closed the first driver's coroutine goes on with its task, and is not to be interrupted.
             self._token.unwatch(self._task)
-        if self._drivers > 1:
+        if cancels and self._drivers > 1:
             why = "has what it needs" if error is None else f"is stopped by {self.names[self._failed_at or 0]!r}"
             self._token.cancel(cause="limit", stop=Stop(StopReason.ABORTED, f"graph {self.name!r} {why}"))
 
