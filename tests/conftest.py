@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -63,6 +64,9 @@ def _ids(item: pytest.Item) -> Iterator[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As in a shell's background job: programs that tests start would inherit that, and could not be interrupted.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[MARKED] = set()
     config.stash[PASSES] = {}
     config.stash[DESELECTED] = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -42,7 +43,6 @@ async def read(model: RemoteModel, sent: bytes) -> tuple[str, list[Any], bool]:
             async for piece in coming:
                 pieces.append(piece)
     except TruncatedResponse as cut:
-        assert cut.partial == "".join(piece for piece in pieces if isinstance(piece, str))
         return cut.partial, [piece for piece in pieces if not isinstance(piece, str)], False
     return "".join(p for p in pieces if isinstance(p, str)), [p for p in pieces if not isinstance(p, str)], True
 
@@ -54,7 +54,7 @@ async def test_a_stream_cut_at_any_byte_is_truncated_and_what_came_is_kept(make:
     said = Say(tool_calls=[Asked("search", {"for": "dams"})]) if calls else Say(TEXT)
     async with FakeProviderServer(script=[said]) as server:
         model = make(server)
-        sent = await _in_a_thread(whole_stream, server, model)
+        sent = await asyncio.to_thread(whole_stream, server, model)
     whole, tools, is_whole = await read(model, sent)
     assert is_whole
     assert (whole, len(tools)) == (("", 1) if calls else (TEXT, 0))
@@ -68,9 +68,3 @@ async def test_a_stream_cut_at_any_byte_is_truncated_and_what_came_is_kept(make:
         assert is_whole or not seen_whole, "more bytes do not make it less"
         seen_whole = is_whole
     assert seen_whole or sent.endswith(b"\n\n")
-
-
-async def _in_a_thread(work: Any, *args: Any) -> Any:
-    import asyncio
-
-    return await asyncio.to_thread(work, *args)
