@@ -131,7 +131,9 @@ class ExecutionContext(Calls):
         must_be("ledger", ledger, Ledger)
         must_be("settings", settings, RunSettings)
         clock = clock if ledger is None else _clock_of(ledger, clock)
-        limits = (config.limits() if config else NO_LIMITS).tighter(budget.limits() if budget else NO_LIMITS)
+        limits = NO_LIMITS if config is None else config.limits()
+        if budget is not None:
+            limits = budget.limits().tighter(limits)
         metadata = metadata or _anonymous()
         source = Source(name)
         own = Ledger(name, limits, clock=clock) if ledger is None else ledger

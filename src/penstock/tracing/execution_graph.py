@@ -98,7 +98,8 @@ class ExecutionGraph:
         self._last_number = 0
         self._closed = False
         self._fold_lock = threading.Lock()
-        self._tallies = Tallies()
+        self._tallies: Tallies | None = None
+        """Made when somebody looks."""
         self._tallied_seq = 0
         self.notify: Callable[[], None] | None = None
         """Called, under the lock, after an entry was written; must return at once."""
@@ -362,7 +363,7 @@ class ExecutionGraph:
         """What a context used."""
         with self._fold_lock:
             self._catch_up()
-            return self._tallies.of(source)
+            return self._sums().of(source)
 
     def call(self, node_id: str) -> CallRecord:
         """The record of a call; KeyError if there is none, or it was folded away."""
@@ -436,7 +437,7 @@ class ExecutionGraph:
         return views.node(call, seq, self.wall_offset_ns, folded.get(call.number))
 
     def _totals(self, max_depth: int) -> dict[str, Any]:
-        return views.aggregates(self._tallies.tally(self._source), max_depth)
+        return views.aggregates(self._sums().tally(self._source), max_depth)
 
     def _catch_up(self) -> None:
         """Count what has been written since the last look. The caller holds the fold lock, and not the lock."""
@@ -444,10 +445,16 @@ class ExecutionGraph:
             entries = self._since(self._tallied_seq)
         self._absorb(entries)
 
+    def _sums(self) -> Tallies:
+        if self._tallies is None:
+            self._tallies = Tallies()
+        return self._tallies
+
     def _absorb(self, entries: list[Entry]) -> None:
+        sums = self._sums()
         for entry in entries:
             self._tallied_seq += 1
-            self._tallies.absorb(entry, self._tallied_seq)
+            sums.absorb(entry, self._tallied_seq)
 
     def _fold_oldest(self) -> None:
         """Fold one finished call into its nearest kept ancestor."""

@@ -348,7 +348,9 @@ function callRow(c, at) {
   const dot = el("span", "dot " + KIND[c.kind]); dot.title = KIND[c.kind];
   what.append(twist, mark, dot, el("span", "label", c.name));
   if (c.model && c.model !== c.name) what.append(el("span", "model", c.model));
-  if (c.meta && c.meta.attempt) what.append(el("span", "model", "attempt " + c.meta.attempt));
+  if (c.meta && c.meta.skip) what.append(el("span", "model", "skipped after " + c.meta.skip));
+  else if (c.meta && c.meta.fallback) what.append(el("span", "model", "fallback " + c.meta.fallback));
+  else if (c.meta && c.meta.attempt) what.append(el("span", "model", "attempt " + c.meta.attempt));
   if (c.status > 2 && (c.error || c.why)) what.append(el("span", "why " + STATUS[c.status],
     c.status === 3 ? c.error : c.why.split(":")[0]));
   bar.style.left = c.at / span * 100 + "%"; bar.style.width = c.took / span * 100 + "%";
