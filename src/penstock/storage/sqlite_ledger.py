@@ -1,0 +1,372 @@
+"""Budgets in a SQLite file, shared by every process that opens it.
+
+Each act is one transaction with one conditional UPDATE over the account and all of its ancestors: it changes every
+level, or none if one of them has no room. The arithmetic itself is that of `containment.accounts`: what an act changes
+is worked out on an empty account and added to each level, and what a refusal says is worked out on the levels as they
+were read. Checks in the tables stand behind it, so that figures that cannot be are never recorded.
+
+A process that dies leaves its holds behind, taken: nobody knows whether their calls had left. `held` lists them, and
+whoever knows that the process is gone leaves them unresolved, settles or releases them.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.containment import accounts
+from penstock.containment.accounts import Account, Balance, Hold, HoldState
+from penstock.containment.ledger import Amounts
+from penstock.containment.limits import Limits, seconds_to_ns
+from penstock.errors import LedgerError, LedgerUnavailable
+from penstock.stops import Stop
+from penstock.storage.sqlite_file import Schema, SqliteFile
+
+CEILINGS = ("cost_nanos", "steps", "tokens", "api_calls", "retries", "time_ns")
+FIGURES = (
+    "committed",
+    "held",
+    "unresolved",
+    "steps_taken",
+    "steps_done",
+    "steps_given_back",
+    "tokens_committed",
+    "tokens_held",
+    "tokens_unresolved",
+    "tokens_in",
+    "tokens_out",
+    "api_calls",
+    "retries",
+)
+"""The figures of an account, each a column by the name it has in `accounts.Account`."""
+
+OPEN = "state IN ('held', 'unresolved')"
+"""As the index has it: SQLite uses the index for what says the same in the same words."""
+
+SCHEMA = Schema(
+    application_id=int.from_bytes(b"Pnst"),
+    version=1,
+    statements=(
+        f"""CREATE TABLE accounts (
+            id INTEGER PRIMARY KEY,
+            name TEXT NOT NULL UNIQUE,
+            parent INTEGER REFERENCES accounts (id),
+            opened_boot TEXT NOT NULL,
+            opened_monotonic_ns INTEGER NOT NULL,
+            opened_wall_ns INTEGER NOT NULL,
+            {", ".join(f"max_{name} INTEGER NOT NULL CHECK (max_{name} >= 0)" for name in CEILINGS)},
+            {", ".join(f"{name} INTEGER NOT NULL DEFAULT 0 CHECK ({name} >= 0)" for name in FIGURES)},
+            CHECK (committed >= held + unresolved),
+            CHECK (tokens_committed = tokens_in + tokens_out + tokens_held + tokens_unresolved),
+            CHECK (steps_done <= steps_taken AND steps_taken <= max_steps),
+            CHECK (api_calls <= max_api_calls),
+            CHECK (retries <= max_retries)
+        ) STRICT""",
+        """CREATE TABLE levels (
+            account INTEGER NOT NULL REFERENCES accounts (id),
+            distance INTEGER NOT NULL,
+            level INTEGER NOT NULL REFERENCES accounts (id),
+            PRIMARY KEY (account, distance)
+        ) STRICT, WITHOUT ROWID""",
+        """CREATE TABLE holds (
+            key TEXT NOT NULL PRIMARY KEY,
+            account INTEGER NOT NULL REFERENCES accounts (id),
+            state TEXT NOT NULL CHECK (state IN ('held', 'settled', 'released', 'withdrawn', 'unresolved')),
+            cost_nanos INTEGER NOT NULL,
+            tokens_in INTEGER NOT NULL,
+            tokens_out INTEGER NOT NULL,
+            api_calls INTEGER NOT NULL
+        ) STRICT, WITHOUT ROWID""",
+        f"CREATE INDEX open_holds ON holds (state) WHERE {OPEN}",
+    ),
+)
+
+ACCOUNT_COLUMNS = ", ".join(
+    f"here.{name}"
+    for name in (
+        *("id", "name", "parent", "opened_boot", "opened_monotonic_ns", "opened_wall_ns"),
+        *(f"max_{name}" for name in CEILINGS),
+        *FIGURES,
+    )
+)
+SELECT_ID = "SELECT id FROM accounts WHERE name = ?"
+SELECT_ACCOUNT = f"SELECT {ACCOUNT_COLUMNS} FROM accounts AS here WHERE here.name = ?"
+SELECT_LEVELS = f"""SELECT {ACCOUNT_COLUMNS} FROM levels JOIN accounts AS here ON here.id = levels.level
+    WHERE levels.account = ? ORDER BY levels.distance"""
+INSERT_ACCOUNT = f"""INSERT INTO accounts
+    (name, parent, opened_boot, opened_monotonic_ns, opened_wall_ns, {", ".join(f"max_{name}" for name in CEILINGS)})
+    VALUES (?, ?, ?, ?, ?, {", ".join("?" for _ in CEILINGS)})"""
+INSERT_LEVELS = """INSERT INTO levels (account, distance, level)
+    SELECT :account, 0, :account
+    UNION ALL SELECT :account, distance + 1, level FROM levels WHERE account = :parent"""
+SELECT_HOLD = """SELECT account, state, cost_nanos, tokens_in, tokens_out, api_calls,
+    (SELECT name FROM accounts WHERE id = account) AS name FROM holds WHERE key = ?"""
+INSERT_HOLD = "INSERT OR REPLACE INTO holds VALUES (?, ?, 'held', ?, ?, ?, ?)"
+SELECT_OPEN_HOLDS = f"""SELECT key, cost_nanos, tokens_in, tokens_out, api_calls FROM holds
+    WHERE {OPEN} AND state = ?"""
+
+CHANGE = f"""UPDATE accounts SET {", ".join(f"{name} = {name} + :{name}" for name in FIGURES)}
+    WHERE id IN (SELECT level FROM levels WHERE account = :account)"""
+TAKE = f"""{CHANGE} AND NOT EXISTS (
+    SELECT 1 FROM levels JOIN accounts AS here ON here.id = levels.level WHERE levels.account = :account AND (
+        here.committed + :least_cost > here.max_cost_nanos
+        OR here.steps_taken >= here.max_steps
+        OR here.tokens_committed + :least_tokens > here.max_tokens
+        OR here.api_calls + :least_calls > here.max_api_calls
+        OR (here.retries >= here.max_retries AND NOT :retry_drawn)
+        OR max(0, CASE here.opened_boot WHEN :boot THEN :monotonic_ns - here.opened_monotonic_ns
+                  ELSE :wall_ns - here.opened_wall_ns END) >= here.max_time_ns))"""
+DRAW_RETRY = """UPDATE accounts SET retries = retries + 1
+    WHERE id IN (SELECT level FROM levels WHERE account = :account) AND NOT EXISTS (
+        SELECT 1 FROM levels JOIN accounts AS here ON here.id = levels.level
+        WHERE levels.account = :account AND here.retries >= here.max_retries)"""
+
+
+class Moment(NamedTuple):
+    """A reading of both clocks: monotonic time means something until the machine starts anew, wall time after that."""
+
+    boot: str
+    monotonic_ns: int
+    wall_ns: int
+
+    def since_opened_ns(self, row: Mapping[str, Any]) -> int:
+        """How old the account is; as in TAKE, which asks the same of every level."""
+        if row["opened_boot"] == self.boot:
+            since: int = self.monotonic_ns - row["opened_monotonic_ns"]
+        else:
+            since = self.wall_ns - row["opened_wall_ns"]
+        return max(0, since)
+
+
+Change = Callable[[Hold], None]
+
+REACHED: dict[HoldState, Change] = {
+    "held": lambda held: None,
+    "unresolved": accounts.leave_unresolved,
+    "settled": lambda held: accounts.settle(held, 0, 0, 0, True),
+    "released": accounts.release,
+    "withdrawn": accounts.withdraw,
+}
+"""How a hold that is held comes into each state."""
+
+
+class SqliteLedgerStore:
+    """A `LedgerStore` in a file, for budgets that outlive a process or are shared by several.
+
+    Threads may share it, and a forked child may go on using it. It waits `busy_timeout_s` for other writers. With
+    `fsync` each act also survives a power cut, and waits for the disk. `factory` makes its connections.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        busy_timeout_s: float = 2.0,
+        fsync: bool = False,
+        factory: type[sqlite3.Connection] = sqlite3.Connection,
+    ) -> None:
+        self._clock = clock
+        self._boot = _boot_id()
+        patience_s = seconds_to_ns(busy_timeout_s, "busy_timeout_s") / 1e9
+        self._file = SqliteFile(
+            path, SCHEMA, fault=LedgerUnavailable, busy_timeout_s=patience_s, fsync=fsync, factory=factory
+        )
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._file.path
+
+    def close(self) -> None:
+        """Give the file back; every act after that raises LedgerUnavailable."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open_account(self, account: str, limits: Limits, *, parent: str | None = None) -> None:
+        """Make the account if it is not there; LedgerError if it is there with other limits or another parent."""
+        ceilings = [getattr(limits, name) for name in CEILINGS]
+        with self._file.writing() as connection:
+            above = None if parent is None else _account_id(connection, parent)
+            known = _found(connection, SELECT_ACCOUNT, account)
+            if known is None:
+                new = connection.execute(INSERT_ACCOUNT, (account, above, *self._now(), *ceilings)).lastrowid
+                connection.execute(INSERT_LEVELS, {"account": new, "parent": above})
+            elif _limits(known) != limits or known["parent"] != above:
+                raise LedgerError(f"account {account!r} exists with other limits or another parent")
+
+    def hold(self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False) -> Stop | None:
+        """Take `ask` from the account and every ancestor, or say what refuses; a key is taken once."""
+        with self._file.writing() as connection:
+            target = _account_id(connection, account)
+            known = _found(connection, SELECT_HOLD, key)
+            if known is not None and known["state"] != "withdrawn":
+                _check_same(key, known, account, ask)
+                return None
+            now = self._now()
+            if not _take(connection, target, ask, retry_drawn, now):
+                return _refusal(connection, target, ask, retry_drawn, now)
+            amounts = ask.cost_nanos, ask.tokens_in, ask.tokens_out, ask.api_calls
+            connection.execute(INSERT_HOLD, (key, target, *amounts))
+            return None
+
+    def settle(self, key: str, actual: Amounts, *, succeeded: bool = True) -> None:
+        """Replace the hold by what was used; settling a settled key again changes nothing."""
+        used = actual.cost_nanos, actual.tokens_in, actual.tokens_out
+        self._end(key, "settled", lambda held: accounts.settle(held, *used, succeeded))
+
+    def release(self, key: str) -> None:
+        """The call failed and cost nothing."""
+        self._end(key, "released", accounts.release)
+
+    def withdraw(self, key: str) -> None:
+        """The call never ran."""
+        self._end(key, "withdrawn", accounts.withdraw)
+
+    def leave_unresolved(self, key: str) -> None:
+        """The call is over and its bill is unknown."""
+        self._end(key, "unresolved", accounts.leave_unresolved)
+
+    def draw_retry(self, account: str) -> bool:
+        """Take one retry from every level; False if one has none left."""
+        with self._file.writing() as connection:
+            target = _account_id(connection, account)
+            return connection.execute(DRAW_RETRY, {"account": target}).rowcount > 0
+
+    def balance(self, account: str) -> Balance:
+        """The figures of the account, all of one instant; KeyError if there is none of that name."""
+        with self._file.reading() as connection:
+            return accounts.balance(_account(_row(connection, SELECT_ACCOUNT, account), self._now()))
+
+    def unresolved(self) -> Mapping[str, Amounts]:
+        """The keys whose bill is unknown, with what each still holds."""
+        return self._in_state("unresolved")
+
+    def held(self) -> Mapping[str, Amounts]:
+        """The keys of calls that are under way, or whose process died before it said how they ended."""
+        return self._in_state("held")
+
+    def _in_state(self, state: HoldState) -> Mapping[str, Amounts]:
+        with self._file.reading() as connection:
+            return {key: Amounts(*ask) for key, *ask in connection.execute(SELECT_OPEN_HOLDS, (state,))}
+
+    def _end(self, key: str, to: HoldState, end: Change) -> None:
+        with self._file.writing() as connection:
+            hold = _found(connection, SELECT_HOLD, key)
+            if hold is None:
+                raise LedgerError(f"no hold {key!r}: it was refused, or never asked for")
+            if hold["state"] == to:
+                return
+            connection.execute(CHANGE, {"account": hold["account"], **_changes(hold, end)})
+            connection.execute("UPDATE holds SET state = ? WHERE key = ?", (to, key))
+
+    def _now(self) -> Moment:
+        return Moment(self._boot, self._clock.monotonic_ns(), self._clock.time_ns())
+
+
+def _take(connection: sqlite3.Connection, account: int, ask: Amounts, retry_drawn: bool, now: Moment) -> bool:
+    tokens = ask.tokens_in + ask.tokens_out
+    empty = Account("")
+    if isinstance(accounts.hold(empty, ask.cost_nanos, tokens, ask.api_calls, 0), Stop):
+        return False  # more than any budget can have, and perhaps more than a column can
+    least = {
+        "least_cost": ask.cost_nanos or 1,
+        "least_tokens": tokens or 1,
+        "least_calls": ask.api_calls or 1,
+        "retry_drawn": retry_drawn,
+    }
+    change = {"account": account, **_figures(empty), **least, **now._asdict()}
+    return connection.execute(TAKE, change).rowcount > 0
+
+
+def _refusal(connection: sqlite3.Connection, account: int, ask: Amounts, retry_drawn: bool, now: Moment) -> Stop:
+    nearest: Account | None = None
+    for row in reversed(_rows(connection, SELECT_LEVELS, account)):
+        nearest = _account(row, now, nearest)
+    assert nearest is not None, "an account is a level of its own"
+    tokens = ask.tokens_in + ask.tokens_out
+    stop = accounts.hold(nearest, ask.cost_nanos, tokens, ask.api_calls, 0, retry_drawn)
+    assert isinstance(stop, Stop), "a call was refused that nothing refuses"
+    return stop
+
+
+def _account(row: Mapping[str, Any], now: Moment, above: Account | None = None) -> Account:
+    """The account as it was read, seen at the moment 0: it was opened as long before as it is old now."""
+    account = Account(row["name"], _limits(row), above, -now.since_opened_ns(row))
+    for name in FIGURES:
+        setattr(account, name, row[name])
+    return account
+
+
+def _rows(connection: sqlite3.Connection, statement: str, of: str | int) -> list[dict[str, Any]]:
+    found = connection.execute(statement, (of,))
+    names = [column[0] for column in found.description]
+    return [dict(zip(names, row, strict=True)) for row in found]
+
+
+def _found(connection: sqlite3.Connection, statement: str, of: str) -> dict[str, Any] | None:
+    rows = _rows(connection, statement, of)
+    return rows[0] if rows else None
+
+
+def _row(connection: sqlite3.Connection, statement: str, name: str) -> dict[str, Any]:
+    row = _found(connection, statement, name)
+    if row is None:
+        raise KeyError(f"no account {name!r}; open it first")
+    return row
+
+
+def _account_id(connection: sqlite3.Connection, name: str) -> int:
+    number = _row(connection, SELECT_ID, name)["id"]
+    assert isinstance(number, int)
+    return number
+
+
+def _limits(row: Mapping[str, Any]) -> Limits:
+    return Limits(**{name: row[f"max_{name}"] for name in CEILINGS})
+
+
+def _asked(hold: Mapping[str, Any]) -> Amounts:
+    return Amounts(hold["cost_nanos"], hold["tokens_in"], hold["tokens_out"], hold["api_calls"])
+
+
+def _check_same(key: str, known: Mapping[str, Any], account: str, ask: Amounts) -> None:
+    if known["name"] != account:
+        raise LedgerError(f"hold {key!r} was taken from {known['name']!r}, not from {account!r}")
+    if _asked(known) != ask:
+        raise LedgerError(f"hold {key!r} was taken for {_asked(known)}, not for {ask}")
+
+
+def _figures(account: Account) -> dict[str, int]:
+    return {name: getattr(account, name) for name in FIGURES}
+
+
+def _changes(hold: Mapping[str, Any], end: Change) -> dict[str, int]:
+    """What ending the hold adds to each figure of each level; LedgerError if it cannot end so from where it is."""
+    empty = Account("")
+    held = Hold(empty, hold["cost_nanos"], hold["tokens_in"] + hold["tokens_out"], hold["api_calls"])
+    REACHED[hold["state"]](held)
+    before = _figures(empty)
+    end(held)
+    return {name: after - before[name] for name, after in _figures(empty).items()}
+
+
+def _boot_id() -> str:
+    """What is the same in every process until the machine starts anew; where nothing says so, of this store alone."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return uuid.uuid4().hex

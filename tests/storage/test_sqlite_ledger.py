@@ -1,0 +1,495 @@
+"""The ledger in a SQLite file does what every ledger store must, in several processes, and says when it cannot."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.clock import Clock
+from penstock.containment.ledger import Amounts, LedgerStore, MemoryLedgerStore
+from penstock.containment.limits import NO_LIMITS, Limits
+from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
+from penstock.stops import StopReason
+from penstock.storage import SqliteLedgerStore
+from penstock.storage.sqlite_ledger import SELECT_OPEN_HOLDS
+from penstock.testing import ManualClock
+from penstock.testing.contracts import LedgerStoreContract
+
+ASK = Amounts(cost_nanos=10, tokens_in=3, tokens_out=4, api_calls=1)
+
+
+class Contract(LedgerStoreContract):
+    threads = 8
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "ledger.db"
+
+    def make_store(self, clock: Clock) -> LedgerStore:
+        return SqliteLedgerStore(self.path, clock=clock, busy_timeout_s=60)
+
+    def close_store(self, store: LedgerStore) -> None:
+        assert isinstance(store, SqliteLedgerStore)
+        store.close()
+
+
+@contextmanager
+def no_room_on_the_disk() -> Iterator[None]:
+    """No file can be written to: as a full disk, for this process alone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def moved_away(path: Path) -> Iterator[None]:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+    try:
+        yield
+    finally:
+        path.parent.with_name("elsewhere").rename(path.parent)
+
+
+@pytest.mark.requirement("X-1", "P-B4", "P-B5", "C-3")
+class TestSqliteLedgerStoreOnAFullDisk(Contract):
+    def broken(self, store: LedgerStore) -> AbstractContextManager[None] | None:
+        return no_room_on_the_disk()
+
+
+class TestSqliteLedgerStoreInAFolderThatGoesAway(Contract):
+    threads = holds_per_thread = 2
+
+    def broken(self, store: LedgerStore) -> AbstractContextManager[None] | None:
+        return moved_away(self.path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    return folder / "ledger.db"
+
+
+def in_a_child(work: Callable[[], object]) -> int:
+    """What a forked child says: 0 if `work` went well, 1 if it raised."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_what_was_taken_is_still_taken_when_the_file_is_opened_again(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", Limits(cost_nanos=20))
+        store.hold("k1", "run", ASK)
+        store.hold("k2", "run", ASK)
+        store.settle("k1", Amounts(6))
+        store.leave_unresolved("k2")
+        before = store.balance("run")
+    with SqliteLedgerStore(path) as again:
+        assert again.balance("run") == before
+        assert dict(again.unresolved()) == {"k2": ASK}
+        stop = again.hold("k3", "run", ASK)
+        assert stop is not None
+        assert stop.reason is StopReason.BUDGET_EXCEEDED
+
+
+def test_two_stores_on_one_file_are_one_budget(path: Path) -> None:
+    with SqliteLedgerStore(path) as one, SqliteLedgerStore(path) as other:
+        one.open_account("run", Limits(steps=1))
+        assert one.hold("k1", "run", ASK) is None
+        assert other.hold("k1", "run", ASK) is None, "the same call, asked for again"
+        assert other.hold("k2", "run", ASK) is not None
+        other.withdraw("k1")
+        assert one.balance("run").attempts == 0
+
+
+def test_refusals_read_as_those_of_the_store_in_memory(path: Path) -> None:
+    clock = ManualClock()
+    cases = [
+        Limits(cost_nanos=5_000_000_000),
+        Limits(steps=1),
+        Limits(tokens=9),
+        Limits(api_calls=1),
+        Limits(retries=0),
+        Limits(time_ns=7),
+    ]
+    memory = MemoryLedgerStore(clock=clock)
+    with SqliteLedgerStore(path, clock=clock) as store:
+        said = []
+        for each in (memory, store):
+            for number, limits in enumerate(cases):
+                each.open_account(f"top {number}", limits)
+                each.open_account(f"below {number}", NO_LIMITS, parent=f"top {number}")
+                each.hold(f"first {number}", f"below {number}", Amounts(3_000_000_000, 3, 4, 1))
+        clock.advance_ns(7)
+        for each in (memory, store):
+            asks = (Amounts(3_000_000_000, 3, 4, 1), Amounts(), Amounts(10**30), Amounts(1, 10**30, 10**30, 10**30))
+            said.append(
+                [each.hold(f"{number} {ask}", f"below {number}", ask) for number in range(len(cases)) for ask in asks]
+            )
+    assert said[0] == said[1]
+    assert any(stop is not None and stop.asked for stop in said[0])
+
+
+def test_errors_read_as_those_of_the_store_in_memory(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", NO_LIMITS)
+        store.open_account("graph", NO_LIMITS, parent="run")
+        store.hold("k", "run", Amounts(10))
+        with pytest.raises(LedgerError, match=r"^hold 'k' was taken from 'run', not from 'graph'$"):
+            store.hold("k", "graph", Amounts(10))
+        with pytest.raises(LedgerError, match=r"^hold 'k' was taken for Amounts\(cost_nanos=10, .*not for Amounts"):
+            store.hold("k", "run", Amounts(11))
+        with pytest.raises(LedgerError, match=r"^no hold 'x': it was refused, or never asked for$"):
+            store.release("x")
+        with pytest.raises(KeyError, match=r"no account 'nobody'; open it first"):
+            store.balance("nobody")
+
+
+def test_holds_that_a_dead_process_left_are_listed_and_can_be_ended(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", NO_LIMITS)
+        assert in_a_child(lambda: store.hold("k", "run", ASK)) == 0
+        assert dict(store.held()) == {"k": ASK}
+        store.leave_unresolved("k")
+        assert dict(store.held()) == {}
+        assert dict(store.unresolved()) == {"k": ASK}
+
+
+def test_a_bill_larger_than_the_file_can_hold_is_not_recorded_and_its_hold_stays(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", NO_LIMITS)
+        store.hold("k1", "run", ASK)
+        store.hold("k2", "run", ASK)
+        with pytest.raises(LedgerUnavailable, match="larger than"):
+            store.settle("k1", Amounts(10**30))
+        store.settle("k1", Amounts(2**63 - 1 - 10))
+        with pytest.raises(LedgerUnavailable, match="cannot record"):
+            store.settle("k2", Amounts(2**62))
+        assert (store.balance("run").spent_nanos, store.balance("run").held_nanos) == (2**63 - 1 - 10, 10)
+
+
+def test_time_goes_on_after_the_machine_was_started_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = ManualClock(start_ns=10**15), ManualClock(start_ns=0)
+    monkeypatch.setattr("penstock.storage.sqlite_ledger._boot_id", lambda: "first boot")
+    with SqliteLedgerStore(path, clock=before) as store:
+        store.open_account("run", Limits(time_ns=1_000))
+        before.jump_wall(86_400)
+        assert store.hold("k1", "run", ASK) is None, "a wall clock that is set is not time that passed"
+    monkeypatch.setattr("penstock.storage.sqlite_ledger._boot_id", lambda: "second boot")
+    with SqliteLedgerStore(path, clock=after) as store:
+        after.advance_ns(999)
+        assert store.hold("k2", "run", ASK) is None
+        after.advance_ns(1)
+        stop = store.hold("k3", "run", ASK)
+        assert stop is not None
+        assert stop.reason is StopReason.TIMEOUT
+
+
+def test_a_forked_child_and_its_parent_go_on_with_one_budget(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", Limits(steps=3))
+        store.hold("parent", "run", ASK)
+
+        def work() -> None:
+            assert store.hold("child", "run", ASK) is None
+            assert in_a_child(lambda: store.hold("grandchild", "run", ASK)) == 0
+            assert store.balance("run").steps_open == 3
+            store.close()
+
+        assert in_a_child(work) == 0
+        assert store.balance("run").steps_open == 3
+        assert store.hold("one too many", "run", ASK) is not None
+
+
+def test_a_fork_waits_for_the_acts_of_other_threads(path: Path) -> None:
+    with SqliteLedgerStore(path, busy_timeout_s=60) as store, ThreadPoolExecutor(3) as pool:
+        store.open_account("run", NO_LIMITS)
+
+        def work(thread: int) -> None:
+            for number in range(50):
+                assert store.hold(f"thread {thread}:{number}", "run", ASK) is None
+
+        threads = [pool.submit(work, thread) for thread in range(3)]
+        children = [in_a_child(lambda: store.hold(f"child {os.getpid()}", "run", ASK)) for _ in range(10)]
+        for thread in threads:
+            thread.result()
+        assert children == [0] * 10
+        assert store.balance("run").steps_open == 3 * 50 + 10
+
+
+def test_open_holds_are_found_without_looking_at_those_that_have_ended(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", NO_LIMITS)
+    with closing(sqlite3.connect(path)) as other:
+        plan = other.execute(f"EXPLAIN QUERY PLAN {SELECT_OPEN_HOLDS}", ("held",)).fetchall()
+    assert "open_holds" in str(plan)
+
+
+def test_no_connection_lives_across_a_fork(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", NO_LIMITS)
+
+        def look() -> None:
+            assert not [fd for fd in os.listdir("/proc/self/fd") if _target(fd).startswith(str(path))]
+
+        assert in_a_child(look) == 0
+
+
+def _target(descriptor: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return ""
+
+
+def test_of_many_processes_that_make_the_file_at_once_all_can_use_it(path: Path) -> None:
+    go, ready = os.pipe(), []
+    for number in range(6):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                os.close(go[1])
+                os.read(go[0], 1)
+                with SqliteLedgerStore(path, busy_timeout_s=30) as store:
+                    store.open_account("run", NO_LIMITS)
+                    status = 0 if store.hold(str(number), "run", ASK) is None else 2
+            finally:
+                os._exit(status)
+        ready.append(pid)
+    os.close(go[0])
+    os.close(go[1])
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ready] == [0] * 6
+    with SqliteLedgerStore(path) as store:
+        assert store.balance("run").steps_open == 6
+
+
+def test_a_closed_store_records_nothing_and_may_be_closed_again(path: Path) -> None:
+    store = SqliteLedgerStore(path)
+    store.close()
+    store.close()
+    with pytest.raises(LedgerUnavailable, match="it was closed"):
+        store.open_account("run", NO_LIMITS)
+    with pytest.raises(LedgerUnavailable, match="it was closed"):
+        store.balance("run")
+    assert [child.name for child in path.parent.iterdir()] == [path.name], "the log was folded into the file"
+
+
+def test_a_store_nobody_holds_any_more_is_not_kept(path: Path) -> None:
+    SqliteLedgerStore(path)
+    gc.collect()
+    assert not [fd for fd in os.listdir("/proc/self/fd") if _target(fd).startswith(str(path))]
+
+
+def test_a_deleted_file_is_not_made_anew(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", Limits(steps=1))
+        shutil.rmtree(path.parent)
+        for act in (lambda: store.hold("k", "run", ASK), lambda: store.balance("run")):
+            with pytest.raises(LedgerUnavailable, match="the file is gone"):
+                act()
+        assert in_a_child(lambda: store.hold("k", "run", ASK)) == 1
+        assert not path.exists()
+
+
+def test_an_emptied_file_is_not_filled_anew(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", Limits(steps=1))
+        assert in_a_child(lambda: None) == 0, "a fork, after which the file is opened again"
+        path.write_bytes(b"")
+        with pytest.raises(LedgerUnavailable, match="it was emptied"):
+            store.open_account("run", Limits(steps=1))
+        assert path.read_bytes() == b""
+
+
+def test_a_file_emptied_under_an_open_store_is_not_a_ledger_in_which_nothing_was_spent(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", Limits(steps=1))
+        store.hold("k", "run", ASK)
+        for emptied in (path, path.with_name("ledger.db-wal")):
+            os.truncate(emptied, 0)
+            with suppress(LedgerUnavailable):
+                assert store.hold(f"k {emptied}", "run", ASK) is not None
+
+
+def test_a_file_that_was_put_in_its_place_is_another_ledger(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", Limits(steps=1))
+        path.rename(path.with_name("kept.db"))
+        SqliteLedgerStore(path).close()
+        with pytest.raises(LedgerUnavailable, match="another file has taken its place"):
+            store.hold("k", "run", ASK)
+
+
+ACTS: dict[str, Callable[[LedgerStore], object]] = {
+    "open_account": lambda store: store.open_account("new", NO_LIMITS),
+    "hold": lambda store: store.hold("k2", "run", ASK),
+    "draw_retry": lambda store: store.draw_retry("run"),
+    "settle": lambda store: store.settle("k", ASK),
+    "release": lambda store: store.release("k"),
+    "withdraw": lambda store: store.withdraw("k"),
+    "leave_unresolved": lambda store: store.leave_unresolved("k"),
+}
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+def test_a_file_that_is_locked_for_too_long_is_said_to_be(act: Callable[[LedgerStore], object], path: Path) -> None:
+    with SqliteLedgerStore(path, busy_timeout_s=0.01) as store:
+        store.open_account("run", NO_LIMITS)
+        store.hold("k", "run", ASK)
+        before = store.balance("run")
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(LedgerUnavailable, match=r"ledger\.db' cannot record: database is locked \(SQLITE_BUSY"):
+                act(store)
+            assert store.balance("run") == before, "looking needs no lock"
+        act(store)
+
+
+def test_a_file_that_is_locked_for_a_while_is_waited_for(path: Path) -> None:
+    with SqliteLedgerStore(path, busy_timeout_s=60, factory=Watched) as store:
+        store.open_account("run", NO_LIMITS)
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            Watched.turned_away = lambda: other.in_transaction and other.execute("ROLLBACK")
+            assert store.hold("k", "run", ASK) is None
+            assert not other.in_transaction
+
+
+class Watched(sqlite3.Connection):
+    """A connection that tells when it was turned away."""
+
+    turned_away: Callable[[], object]
+
+    def execute(self, *statement: Any) -> sqlite3.Cursor:
+        try:
+            return super().execute(*statement)
+        except sqlite3.OperationalError:
+            type(self).turned_away()
+            raise
+
+
+def make_garbage(path: Path) -> None:
+    path.write_bytes(os.urandom(10_000))
+
+
+def make_half_garbage(path: Path) -> None:
+    SqliteLedgerStore(path).close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + os.urandom(len(whole) - 4096))
+
+
+def make_read_only(path: Path) -> None:
+    """The header asks for a newer way of writing than SQLite knows, so that it only reads, also for root."""
+    SqliteLedgerStore(path).close()
+    with path.open("r+b") as file:
+        file.seek(18)
+        file.write(b"\x09")
+
+
+def make_a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def make_somebody_elses(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE theirs (x)")
+
+
+def make_newer(path: Path) -> None:
+    SqliteLedgerStore(path).close()
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA user_version = 2")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (make_garbage, "file is not a database"),
+        (make_half_garbage, "malformed"),
+        (make_read_only, "readonly"),
+        (make_a_folder, "unable to open"),
+        (make_somebody_elses, "it is a database of something else"),
+        (make_newer, "its tables are of version 2, and this Penstock knows version 1; open it with"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_and_left_as_it_is(
+    make: Callable[[Path], None], said: str, path: Path
+) -> None:
+    make(path)
+    before = path.read_bytes() if path.is_file() else b""
+    with pytest.raises(LedgerUnavailable, match=said):
+        use(path)
+    assert before == (path.read_bytes() if path.is_file() else b"")
+
+
+def use(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", NO_LIMITS)
+
+
+def test_a_folder_that_is_not_there_is_not_made(path: Path) -> None:
+    with pytest.raises(LedgerUnavailable, match="unable to open"):
+        SqliteLedgerStore(path / "deeper" / "ledger.db")
+
+
+@pytest.mark.parametrize("wrong", ["", ":memory:", "a\0b"])
+def test_what_is_no_file_is_refused(wrong: str) -> None:
+    with pytest.raises(InvalidValue, match=r"^path must be the path of a file"):
+        SqliteLedgerStore(wrong)
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), None, "2"])
+def test_patience_that_is_no_time_is_refused(wrong: Any, path: Path) -> None:
+    with pytest.raises(InvalidValue, match=r"^busy_timeout_s must be"):
+        SqliteLedgerStore(path, busy_timeout_s=wrong)
+
+
+@pytest.mark.parametrize("name", ["", "a'b\"c;--", "%s?#&", "ünï 🌊", "a\0b", "x" * 10_000])
+def test_names_and_keys_are_any_text(name: str, path: Path) -> None:
+    with SqliteLedgerStore(path.with_name("ledger ?#%20.db")) as store:
+        store.open_account(name, NO_LIMITS)
+        store.open_account(f"{name}.", NO_LIMITS, parent=name)
+        assert store.hold(name, f"{name}.", ASK) is None
+        assert dict(store.held()) == {name: ASK}
+        assert store.balance(name).name == name
+        assert store.path.exists()
+
+
+def test_text_that_cannot_be_written_is_not_recorded(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        with pytest.raises(LedgerUnavailable, match="no valid text"):
+            store.open_account("\ud800", NO_LIMITS)
+        store.open_account("run", NO_LIMITS)
+
+
+def test_figures_that_cannot_be_are_refused_by_the_file_itself(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", Limits(steps=1, api_calls=1, retries=1))
+    with closing(sqlite3.connect(path)) as other:
+        for wrong in (
+            *("held = -1", "held = 1", "steps_taken = 2", "api_calls = 2", "retries = 2", "steps_done = 1"),
+            *("tokens_in = 1", "committed = 0.5", "committed = 'much'"),
+        ):
+            with pytest.raises(sqlite3.IntegrityError):
+                other.execute(f"UPDATE accounts SET {wrong}")
