@@ -119,7 +119,7 @@ REQUIREMENTS: dict[str, Requirement] = {
     "K-12": Requirement("Pipeline and composition live in one graph."),
     "K-13": Requirement("Cancel works before, during and after a run, twice, and across a restart.", CHAT),
     "K-14": Requirement("An abandoned stream leaves nothing running unless asked to go on.", CHAT),
-    "K-15": Requirement("Messages form a tree: retry and edit add siblings, nothing is deleted.", CHAT),
+    "K-15": Requirement("Messages form a tree: retry and edit add siblings, nothing is deleted."),
     "K-16": Requirement("The node library has every listed node type.", AGENTS),
     # beyond
     "X-1": Requirement("The worst case is held at every level at once; unknown outcomes stay held; output is clamped."),

@@ -33,6 +33,8 @@ INSIDE = "inside"
 
 Told = AsyncGenerator[NodeEvent | ExecutionResult, None]
 
+OF_THE_OUTER_GRAPH = frozenset({"execution", "execution_context", "chat_scope"})
+
 
 def findings(graph: Mapping[str, Any], executors: ExecutorRegistry, at: str = ".graph") -> Iterator[Finding]:
     """What keeps a nested graph from running, graphs inside it included."""
@@ -53,8 +55,8 @@ async def run(graph: GraphSpec, given: Any, context: FlowContext, within: Execut
 
 
 def inner(context: FlowContext, place: ExecutionContext) -> FlowContext:
-    """What nodes inside are given: the same, but for where the outer graph was told to begin."""
-    services = {name: one for name, one in context.services.items() if name not in ("execution", "execution_context")}
+    """What nodes inside are given: the same, but for what is about the outer graph's own nodes."""
+    services = {name: one for name, one in context.services.items() if name not in OF_THE_OUTER_GRAPH}
     return FlowContext(None, context.chat_id, context.run_id, context.state, None, services, place)
 
 

@@ -209,6 +209,9 @@ class PriceBook:
         return None if price is None else price.worst_case_nanos(input_tokens, max_output_tokens)
 
     def _find(self, *models: str | None) -> tuple[Price, Source] | None:
+        first = models[0]
+        if type(first) is str and (known := self._registered.get(first)) is not None:
+            return known, "registered"  # asked twice for every call
         names = [model for model in models if _is_name(model)]
         for name in names:
             price = self._registered.get(name) or self._registered.get(name.rpartition("/")[2])

@@ -1,0 +1,104 @@
+"""One message of a conversation, as it is kept.
+
+Frozen, and good when it is made: of bounded size, and nothing in it that could not be written down as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.agents.messages import ROLES, Role
+from penstock.errors import InvalidValue
+
+MAX_CHARACTERS = 1_000_000
+"""What one message may say; its data, as JSON, may be as long."""
+MAX_DATA_DEPTH = 64
+MAX_ID = 200
+MAX_AT_MS = 2**53 - 1
+"""The last time that every reader of JSON can tell from the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message as it was said: under which one, by whom, what, and when."""
+
+    id: str
+    parent_id: str | None
+    """The message it follows; None for one that begins the conversation."""
+    role: Role
+    content: str
+    at_ms: int
+    """Milliseconds since 1970, as the one who added it says."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """What else is to be kept with it, as JSON, such as the run it came from; a copy of what was given."""
+
+    def __post_init__(self) -> None:
+        _check_id("id", self.id)
+        if self.parent_id is not None:
+            _check_id("parent_id", self.parent_id)
+        if self.role not in ROLES:
+            raise InvalidValue("role", self.role, f"one of {', '.join(ROLES)}")
+        if not _is_text(self.content, MAX_CHARACTERS):
+            raise InvalidValue("content", self.content, f"text of at most {MAX_CHARACTERS} characters")
+        if type(self.at_ms) is not int or not 0 <= self.at_ms <= MAX_AT_MS:
+            raise InvalidValue("at_ms", self.at_ms, "a whole number of milliseconds since 1970")
+        object.__setattr__(self, "data", _copied(self.data))
+
+
+def _check_id(name: str, id: object) -> None:
+    if not _is_text(id, MAX_ID) or not id:
+        raise InvalidValue(name, id, f"text of 1 to {MAX_ID} characters")
+
+
+def _is_text(text: object, most: int) -> bool:
+    """Whether it is text, not too long, that can be written down: half of a surrogate pair cannot."""
+    if not isinstance(text, str) or len(text) > most:
+        return False
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _copied(data: object) -> dict[str, Any]:
+    if isinstance(data, Mapping) and not data:
+        return {}
+    try:
+        if isinstance(data, Mapping) and _is_small(data):
+            text = json.dumps(data, allow_nan=False, ensure_ascii=False, default=_as_plain)
+            if _is_text(text, MAX_CHARACTERS):
+                copy: dict[str, Any] = json.loads(text)
+                return copy
+    except (TypeError, ValueError):
+        pass
+    expected = f"an object, JSON all through, of at most {MAX_CHARACTERS} characters and {MAX_DATA_DEPTH} levels"
+    raise InvalidValue("data", f"this {type(data).__name__}", expected)  # to show it may take as long as to write it
+
+
+def _as_plain(value: object) -> dict[Any, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not a value of JSON")
+
+
+def _is_small(data: Mapping[str, Any]) -> bool:
+    """Whether it is worth writing out: what contains itself, many times over even, is small to hand in only."""
+    left = MAX_CHARACTERS
+    todo: list[tuple[int, object]] = [(1, data)]
+    while todo:
+        level, value = todo.pop()
+        left -= len(value) if isinstance(value, str) else 1
+        inside: Collection[object] = ()
+        if isinstance(value, Mapping):
+            inside = [*value.keys(), *value.values()]
+        elif isinstance(value, (list, tuple)):
+            inside = value
+        left -= len(inside)
+        if left < 0 or level > MAX_DATA_DEPTH:
+            return False
+        todo.extend((level + 1, one) for one in inside)
+    return True
