@@ -55,6 +55,16 @@ class Turns:
         return done or AgentLoopResult(LoopAction.CONTINUE)
 
 
+async def test_a_loop_that_never_waits_can_be_cancelled() -> None:
+    turns: list[int] = []
+    never_waits = Executor(Turns(lambda context: turns.append(context.iteration)), max_iterations=100_000)
+    running = asyncio.ensure_future(never_waits.execute("go on"))
+    asyncio.get_running_loop().call_soon(running.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert 0 < len(turns) < 1_000
+
+
 async def test_every_moment_is_told_in_its_order() -> None:
     diary, run = Diary(), priced(data=Conversation("How high?"))
     result = await Executor(loop(use("find", q="dam"), "60 m"), hooks=[diary]).execute(run)

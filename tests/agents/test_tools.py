@@ -468,6 +468,10 @@ def test_a_cut_text_says_how_much_there_was() -> None:
     assert shown("x" * 200_000).endswith("[cut: the first 100,000 of 200,000 characters]")
 
 
+def test_a_list_with_too_many_items_says_how_many_there_were() -> None:
+    assert shown(list(range(15_000))).endswith('9998, "… (15000 items)"]')
+
+
 def test_a_result_with_a_cycle_is_told_too() -> None:
     value: list[Any] = []
     value.append(value)

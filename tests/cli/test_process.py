@@ -163,6 +163,25 @@ def test_a_reader_that_has_left_is_no_error(command: list[str]) -> None:
     assert "Broken" not in ended.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.parametrize("command", [["run", "flows.py"], ["run", "flows.py", "--json"], ["graph", "schema"]], ids=str)
+def test_results_that_cannot_be_written_are_2_and_a_sentence(command: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([*PENSTOCK, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.endswith("penstock: standard output cannot be written: No space left on device\n")
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_progress_that_cannot_be_written_changes_nothing() -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [*PENSTOCK, "run", "flows.py", "--json"], stdout=subprocess.PIPE, stderr=full, text=True, check=False
+        )
+    assert (ended.returncode, json.loads(ended.stdout)["status"]) == (0, "ok")
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_closed_from_the_start_change_no_exit_code(closed: str) -> None:
     command = f"{sys.executable} -m penstock.cli run flows.py {closed}"

@@ -85,6 +85,18 @@ def test_a_step_that_fails_is_2_and_says_where(penstock: Penstock, story: Path) 
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize("code", ["", "0", "3", "'a word'"])
+def test_a_step_that_ends_the_program_has_failed_whatever_code_it_asks_for(
+    penstock: Penstock, story: Path, code: str
+) -> None:
+    story.write_text(GRAPH.replace("    return {1}", f"    raise SystemExit({code})"))
+    ended = penstock("run", "story.py", "--json")
+    read = document(ended.out)
+    assert (ended.code, read["status"], read["stop"]) == (2, "failed", None)
+    assert read["error"]["type"] == "SystemExit"  # type: ignore[index]
+    assert list(read["results"]) == ["outline", "draft"]  # type: ignore[call-overload]
+
+
 def test_a_failure_is_in_the_document_with_the_results_before_it(penstock: Penstock, story: Path) -> None:
     story.write_text(FAILING)
     read = document(penstock("run", "story.py", "--json").out)

@@ -167,6 +167,29 @@ async def test_an_input_fn_that_raises_is_a_failure_of_its_step() -> None:
     assert await graph.execute() == {"a": "x"}
 
 
+@pytest.mark.requirement("P-C2")
+@pytest.mark.parametrize("policy", [None, ErrorPolicy("skip"), ErrorPolicy("retry", retry_count=1, **AT_ONCE)])
+async def test_a_step_whose_own_input_fn_cancels_the_run_does_not_run(policy: ErrorPolicy | None) -> None:
+    step, run = Flaky("f", 0), ExecutionContext()
+    with pytest.raises(CancelledError, match="enough"):
+        await one_step(step, policy, input_fn=lambda upstream: run.abort("enough")).execute(run)
+    assert step.runs == 0
+
+
+@pytest.mark.requirement("P-C2", "P-E3")
+async def test_a_fallback_whose_input_fn_cancels_the_run_does_not_run() -> None:
+    failing, standing_in, run = Flaky("f", 9), Flaky("g", 0), ExecutionContext()
+
+    def cancel_the_second_time(upstream: Any) -> None:
+        if failing.runs:
+            run.abort("enough")
+
+    policy = ErrorPolicy("fallback", fallback_node=standing_in)
+    with pytest.raises(CancelledError, match="enough"):
+        await one_step(failing, policy, input_fn=cancel_the_second_time).execute(run)
+    assert (failing.runs, standing_in.runs) == (1, 0)
+
+
 @pytest.mark.requirement("P-E1")
 async def test_a_graph_as_a_step_is_retried_as_a_whole() -> None:
     first, second = Flaky("first", 0), Flaky("second", 2)

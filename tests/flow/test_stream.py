@@ -414,6 +414,21 @@ async def test_leaving_a_stream_does_not_wait_for_a_node_that_blocks_its_thread(
         release.set()
 
 
+@pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
+async def test_what_ends_the_program_is_raised_to_a_reader_who_has_left(leaving: type[BaseException]) -> None:
+    async def interrupted_while_it_cleans_up(ctx: ExecutionContext) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise leaving
+
+    stream = Graph("g").add_step(FunctionNode("n", interrupted_while_it_cleans_up), "a").execute_stream()
+    assert (await anext(stream)).event_type == "started"  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    with pytest.raises(leaving):
+        await stream.aclose()  # type: ignore[attr-defined]
+
+
 async def test_a_stream_that_was_never_read_runs_nothing() -> None:
     ran: list[int] = []
     stream = Graph("g").add_step(FunctionNode("r", lambda ctx: ran.append(1)), "a").execute_stream()

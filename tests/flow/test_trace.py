@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -253,6 +254,19 @@ async def test_a_graph_that_failed_is_failed_and_says_with_what() -> None:
     assert trace.end_time is not None
 
 
+async def test_an_error_that_cannot_be_shown_is_still_the_one_that_is_raised() -> None:
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def fail(ctx: ExecutionContext) -> None:
+        raise Unspeakable
+
+    trace, raised = await traced(Graph("g").add_step(FunctionNode("n", fail), "a"))
+    assert isinstance(raised, Unspeakable)
+    assert (trace.status, trace.error) == ("failed", "Unspeakable: <no message: its __str__ raised RuntimeError>")
+
+
 def test_a_graph_that_was_cancelled_is_cancelled_and_its_running_steps_are_halted() -> None:
     async def main() -> None:
         loop = sim_loop()
@@ -267,6 +281,28 @@ def test_a_graph_that_was_cancelled_is_cancelled_and_its_running_steps_are_halte
         assert all("enough" in str(step.error) for step in trace.steps if step.status == "halt")
 
     simulated(main)
+
+
+async def test_a_step_that_was_left_behind_on_its_thread_says_so() -> None:
+    release, started = Event(), Event()
+    token, trace = CancellationToken(), ExecutionTrace("g")
+
+    def blocks(ctx: ExecutionContext) -> None:
+        started.set()
+        release.wait(30)
+
+    graph = Graph("g").add_step(FunctionNode("b", blocks, blocking=True), "a")
+    stopping = Thread(target=lambda: started.wait(30) and token.cancel("enough"))
+    stopping.start()
+    try:
+        with pytest.raises(CancelledError):
+            await graph.execute(ExecutionContext(trace=trace, cancellation=token))
+    finally:
+        release.set()
+        stopping.join()
+    (step,) = trace.steps
+    assert step.metadata["abandoned"] is True
+    assert ", halt, abandoned" in trace.explain()
 
 
 async def test_a_task_that_is_cancelled_leaves_a_cancelled_trace() -> None:

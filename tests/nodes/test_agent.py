@@ -245,6 +245,13 @@ async def test_a_model_that_nobody_has_is_named() -> None:
         await output_of(alone(model="m"), "x", services={"models": {"m": "no model"}})
 
 
+async def test_a_graph_cannot_say_at_which_address_a_model_is() -> None:
+    name = "openai-compatible:http://127.0.0.1:9/v1:m"
+    with pytest.raises(ModelUnknown, match="never an address"):
+        await output_of(alone(model=name), "x")
+    assert await output_of(alone(model=name), "x", services={"models": {name: ScriptedModel(["offered"])}}) == "offered"
+
+
 async def test_a_tool_that_nobody_offers_is_named() -> None:
     with pytest.raises(NotOffered, match="there is no tool 'dig'; there are: none"):
         await output_of(alone(model=script("x"), tools=["dig"]), "x")

@@ -240,6 +240,11 @@ async def test_a_list_that_is_too_long_is_refused_before_any_item_runs() -> None
     assert busy.begun == 0
 
 
+async def test_nothing_is_no_list() -> None:
+    with pytest.raises(MapRefused, match="a list of items is needed, and there is a NoneType"):
+        await output_of(around("map", graph=works("busy")), None, more={"busy": Busy()})
+
+
 async def test_an_item_that_fails_stops_the_others() -> None:
     busy = Busy()
     mapped = around("map", graph=works("busy", fails_on=0), parallel=2)

@@ -35,6 +35,27 @@ async def test_the_ledger_is_never_below_the_invoice_whatever_usage_says(make: M
 
 @pytest.mark.requirement("X-1")
 @each_api
+@streamed_or_not
+async def test_the_arguments_of_a_tool_are_output_too(make: Make, streams: bool) -> None:
+    said = Say(tool_calls=(ToolCall("dig", {"where": LONG}),), usage=(50, 1))
+    async with FakeProviderServer(script=[said]) as server:
+        async with contain(max_cost_usd=1, prices=server.provider.prices) as run:
+            assert (await ask(make(server), run, streams)).tool_calls[0].arguments == {"where": LONG}
+        assert run.balance.spent_nanos >= server.invoice.total_nanos > 0
+
+
+@each_api
+@streamed_or_not
+async def test_half_a_surrogate_pair_is_sent_as_a_question_mark(make: Make, streams: bool) -> None:
+    async with FakeProviderServer(script=["fine"]) as server:
+        async with contain(max_cost_usd=1, prices=server.provider.prices) as run:
+            assert (await ask(make(server), run, streams, "a \ud83d b")).text == "fine"
+        assert "a ? b" in json.dumps(server.requests[0].body)
+        assert (run.balance.spent_nanos, run.balance.unresolved_nanos) == (server.invoice.total_nanos, 0)
+
+
+@pytest.mark.requirement("X-1")
+@each_api
 async def test_sixteen_sub_agents_spend_no_more_than_the_ceiling(make: Make) -> None:
     async with FakeProviderServer.flat("0.50", latency_s=0.01) as server:
         agent = Agent(make(server), name="sub")

@@ -155,3 +155,14 @@ def test_names_in_any_script_are_left_alone() -> None:
     graph = ExecutionGraph("run")
     graph.create_root("検索 – Überprüfung 🔎")
     assert explain(graph) == "… 検索 – Überprüfung 🔎"
+
+
+def test_what_looks_like_a_secret_is_not_shown() -> None:
+    graph = ExecutionGraph("run")
+    call = graph.begin_node(graph.create_root("agent"), "tool", "https://joe:hunter2@host/")
+    graph.mark_running(call)
+    graph.mark_failure(call, "ValueError", "refused: Bearer abc.def.ghi")
+    told = explain(graph)
+    assert "hunter2" not in told
+    assert "abc.def" not in told
+    assert "refused: Bearer [redacted]" in told

@@ -216,9 +216,11 @@ def test_what_is_nested_too_deeply_is_named_not_followed() -> None:
 
 
 def test_a_container_with_too_many_parts_is_cut() -> None:
-    assert len(jsonable(range_list := list(range(MAX_PARTS * 3)))) == MAX_PARTS - 1
+    *shown, told = jsonable(range_list := list(range(MAX_PARTS * 3)))
+    assert (len(shown), told) == (MAX_PARTS - 1, f"… ({MAX_PARTS * 3} items)")
     assert jsonable(range_list)[:3] == [0, 1, 2]
-    assert len(jsonable({str(n): n for n in range_list})) == MAX_PARTS - 1
+    pairs = jsonable({str(n): n for n in range_list})
+    assert (pairs.pop("…"), len(pairs)) == (f"({MAX_PARTS * 3} keys)", MAX_PARTS - 1)
 
 
 def test_text_that_is_cut_says_how_long_it_was() -> None:

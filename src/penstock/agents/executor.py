@@ -29,6 +29,8 @@ from penstock.stops import TerminationReason
 from penstock.tracing.events import ErrorTrace
 
 MAX_ITERATIONS = 50
+YIELDS_EVERY = 32
+"""After so many iterations others get their turn on the event loop, whether or not the loop waits for anything."""
 
 CONTINUED, TERMINATED = LoopAction.CONTINUE, LoopAction.TERMINATE
 
@@ -140,7 +142,9 @@ class Executor:
         data, loop, hooked, token = data_of(context), self.loop, self._listeners, context._token
         if hooked:
             await execution.fire("before_execution", context)
-        for _ in range(self.max_iterations):
+        for turn in range(self.max_iterations):
+            if turn % YIELDS_EVERY == YIELDS_EVERY - 1:
+                await asyncio.sleep(0)  # a model and tools that never wait would let no cancel of the task through
             if token.cancellation is not None or token.deadline_ns < UNLIMITED:
                 context.check_cancelled()
             context.start_iteration()

@@ -53,6 +53,8 @@ async def execute(
         return seen.outcome(_status_of(stopped.stop), stopped.stop)
     except asyncio.CancelledError:
         return seen.outcome(_ended_as(run), run.stop)
+    except SystemExit as error:  # code that ends its program is a step that raised, whatever code it asks for
+        return seen.outcome("failed", None, error)
     except Exception as error:
         return seen.outcome(_ended_as(run), run.stop, error)
     # A graph that collects comes back with its failures, for whoever called it to judge: here, that is this line.

@@ -1,4 +1,4 @@
-"""How a command ends: the exit codes, and the two errors that people are to read.
+"""How a command ends: the exit codes, and the errors that people are to read.
 
 A script tells by the code alone whether a run failed, ran into a limit or was cancelled.
 """
@@ -29,5 +29,11 @@ class Refused(Exception):
 
 class Broken(Refused):
     """Code that was named on the command line is there and fails when it is loaded."""
+
+    code = Exit.FAILED
+
+
+class Unwritten(Refused):
+    """What was asked for is there, and cannot be written to where it should go."""
 
     code = Exit.FAILED

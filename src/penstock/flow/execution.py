@@ -164,6 +164,8 @@ class Execution:
             input = self._context.input
         else:
             input = feed(self._upstream)  # type: ignore[operator]  # a str was met above
+            if place._token.cancellation is not None:  # by what the user's own function did
+                place.check_cancelled()
         if self._inputs is not None:
             self._inputs[node] = input
         context = blank(StepContext)
@@ -184,6 +186,8 @@ class Execution:
             input = self._results[feed]
         else:
             input = self._context.input if feed is None else feed(self._upstream)
+            if place._token.cancellation is not None:
+                place.check_cancelled()
         value = self._compiled.fallbacks[node](step_context(place, input, self._upstream))
         return self._streamed(node, value) if type(value) is AsyncGeneratorType else value
 

@@ -17,6 +17,7 @@ from penstock.errors import CancelledError
 from penstock.money import format_usd, to_nanos, to_usd
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.run import Run
+from penstock.runtime.settlement import told_by
 from penstock.tracing.jsonable import jsonable
 from penstock.tracing.record import CallRecord
 
@@ -139,7 +140,7 @@ class ExecutionTrace:
             yield
         except BaseException as error:
             if self._inside == 1:
-                self._end(run, _status_for(error), f"{type(error).__name__}: {error}")
+                self._end(run, _status_for(error), f"{type(error).__name__}: {told_by(error)}")
             raise
         else:
             if self._inside == 1:
@@ -247,6 +248,8 @@ def _step(
     tokens, cost = usage.get(record.number, (0, 0))
     outer, depth = _outer_step(record, numbers)
     succeeded = record.status == "success"
+    if record.abandoned:
+        about["abandoned"] = True
     return StepTrace(
         step_id=name,
         node_id=str(about.pop("node", "")),
@@ -302,6 +305,8 @@ def _what(step: StepTrace) -> str:
     parts = [f"{step.duration_ms:.0f}ms"]
     if step.status != "success":
         parts.append(step.status)
+    if "abandoned" in step.metadata:
+        parts.append("abandoned")
     if step.attempt > 1:
         parts.append(f"attempt {step.attempt}")
     if "skip" in step.metadata:

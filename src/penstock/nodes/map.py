@@ -72,7 +72,9 @@ class Map(Checked[MapData]):
     ) -> AsyncIterator[NodeEvent | DataValue]:
         """What is told of the items, and the list of what came of them."""
         read = self.settings.read(data)
-        items: list[Any] = inputs["input"].value
+        items = inputs["input"].value
+        if not isinstance(items, list):
+            raise MapRefused(f"a list of items is needed, and there is a {type(items).__name__}")
         if len(items) > read.max_items:
             raise MapRefused(f"{len(items)} items are more than the {read.max_items} that max_items allows")
         each = await _each(read, context, items)

@@ -1,13 +1,17 @@
-"""The call tree as text."""
+"""The call tree as text, without what looks like a secret."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from penstock.money import format_usd
 from penstock.tracing.execution_graph import ExecutionGraph
 from penstock.tracing.lifecycle import Status
 from penstock.tracing.record import OPEN, CallRecord
+
+if TYPE_CHECKING:
+    from penstock.tracing.redaction import Redaction
 
 MARKS = {"created": "·", "running": "…", "success": "✓", "fail": "✗", "halt": "■"}
 MAX_LINES = 500
@@ -15,15 +19,18 @@ MAX_LINES = 500
 
 def explain(graph: ExecutionGraph, max_lines: int = MAX_LINES) -> str:
     """What ran under what, with its cost, its time, and why it failed or was stopped."""
+    from penstock.tracing.redaction import Redaction  # its patterns take 2 ms to make, which every import would pay
+
     seq, calls = graph.calls()
     children = _by_parent(calls)
     subtotal = _subtotals(graph, calls, children)
+    redaction = Redaction()
     lines: list[str] = []
     # A stack, not recursion: agent trees may be deeper than Python's.
     stack = [(call, "", "", "") for call in reversed(children.get(None, []))]
     while stack and len(lines) < max_lines:
         call, indent, branch, onward = stack.pop()
-        lines.append(indent + branch + _line(graph, call, seq, subtotal[call.number]))
+        lines.append(indent + branch + _line(graph, call, seq, subtotal[call.number], redaction))
         below = children.get(call.number, [])
         last = below[-1] if below else None
         for child in reversed(below):
@@ -66,7 +73,7 @@ def _cost(call: CallRecord) -> int:
     return call.cost + (call.settled.cost if call.settled else 0)
 
 
-def _line(graph: ExecutionGraph, call: CallRecord, seq: int, subtotal: int) -> str:
+def _line(graph: ExecutionGraph, call: CallRecord, seq: int, subtotal: int, redaction: Redaction) -> str:
     status = call.status_at(seq)
     parts = [f"{MARKS[status]} {call.name}"]
     if attempt := attempt_of(call.metadata or {}):
@@ -81,7 +88,7 @@ def _line(graph: ExecutionGraph, call: CallRecord, seq: int, subtotal: int) -> s
     folded = graph.folded.get(call.number)
     if folded is not None:
         parts.append(f"({folded.calls} more calls folded, {format_usd(folded.cost)})")
-    return "  ".join(_printable(part) for part in parts)
+    return "  ".join(_printable(redaction.text(part)) for part in parts)
 
 
 def attempt_of(about: Mapping[str, object]) -> str:

@@ -60,12 +60,14 @@ class _Converter:
             pairs: dict[str, Any] = {}
             for key, item in list(value.items()):
                 if self.parts_left <= 0:
+                    pairs["…"] = f"({len(value)} keys)"
                     break
                 pairs[(str(key) if isinstance(key, str) else _text(key))[:MAX_KEY]] = self.convert(item, depth + 1)
             return pairs
         items: list[Any] = []
         for item in list(value):
             if self.parts_left <= 0:
+                items.append(f"… ({len(value)} items)")
                 break
             items.append(self.convert(item, depth + 1))
         return items

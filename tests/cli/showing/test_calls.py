@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from threading import Event, Thread
 
 from penstock import ExecutionContext
 from penstock.cli.showing.calls import MAX_BELOW, MAX_DEPTH, Calls, Shown
@@ -76,6 +77,22 @@ def test_a_tree_of_any_depth_is_kept_to_a_depth_and_its_cost_is_counted() -> Non
         rows = list(tree(calls.root, 80))
     assert len(rows) == MAX_DEPTH - 1  # the last of them stands beside the one above it
     assert folded(run).root.total_usd == 0.5
+
+
+def test_work_that_was_left_behind_was_cut_off_and_not_refused() -> None:
+    release, started = Event(), Event()
+
+    def blocks() -> None:
+        started.set()
+        release.wait(30)
+
+    with contain() as run:
+        stopping = Thread(target=lambda: started.wait(30) and run.abort("enough"))
+        stopping.start()
+        run.call_tool(blocks)
+        release.set()
+        stopping.join()
+    assert [call.said for call in folded(run).root.below] == ["cut off"]
 
 
 def test_an_end_without_its_beginning_is_passed_over() -> None:

@@ -130,6 +130,15 @@ def test_a_fault_in_the_middle_is_kept(api: Any, data: dict[str, Any]) -> None:
         {"choices": [{"message": {"content": "x" * 400}}], "usage": {"prompt_tokens": 9, "completion_tokens": 1}},
         {"content": [{"type": "text", "text": "hello"}], "usage": {"input_tokens": 9, "output_tokens": 0}},
         {"output": [{"content": [{"text": "hello"}]}], "usage": {"input_tokens": 9, "output_tokens": 0}},
+        {
+            "output": [{"type": "function_call", "name": "f", "arguments": "x" * 400}],
+            "usage": {"input_tokens": 9, "output_tokens": 1},
+        },
+        {
+            "content": [{"type": "tool_use", "name": "f", "input": {"a": ["x" * 400]}}],
+            "usage": {"input_tokens": 9, "output_tokens": 1},
+        },
+        {"content": [{"type": "thinking", "thinking": "x" * 400}], "usage": {"input_tokens": 9, "output_tokens": 1}},
         {"choices": [{"message": {"content": "hello"}}], "usage": {"prompt_tokens": -1, "completion_tokens": 5}},
         {"choices": [{"message": {"content": "hello"}}], "usage": None},
         {"choices": [{"message": {"content": "hello"}}]},

@@ -98,6 +98,20 @@ def test_a_cap_of_the_client_is_never_raised(cap: int) -> None:
     assert written["max_tokens"] == cap
 
 
+def test_a_cap_that_is_no_number_is_replaced() -> None:
+    body = {"model": "m", "messages": SAID, "max_completion_tokens": "100000", "max_tokens": 10}
+    written = json.loads(asked(**body).written(321, "localhost"))
+    assert (written["max_completion_tokens"], written["max_tokens"]) == (321, 10)
+
+
+@pytest.mark.parametrize(
+    ("n", "answers"),
+    [(5, 5), ("5", 5), (5.0, 5), (10**400, 10**400), (None, 1), (0, 1), (-3, 1), ("many", 1), (float("inf"), 1)],
+)
+def test_as_many_answers_are_counted_as_a_server_may_give(n: Any, answers: int) -> None:
+    assert asked(model="m", messages=SAID, n=n).answers == answers
+
+
 def test_everything_else_in_the_body_stays_as_it_was() -> None:
     body = {"model": "m", "messages": SAID, "temperature": 0.5, "metadata": {"a": ["b", None, 1]}, "ü": "ß"}
     written = json.loads(asked(**body).written(10, "localhost"))

@@ -109,7 +109,7 @@ class Calls:
         call = self._open.pop(event.node_id, None)
         if call is None:  # its beginning was dropped from the log before it was read
             return
-        call.refused = event.status == "halt" and event.error is None
+        call.refused = event.status == "halt" and event.error is None and not event.abandoned
         call.cost_usd, call.model, call.status = event.cost, event.model, event.status
         call.why = _why(event)
         if call.counted_in is not None:

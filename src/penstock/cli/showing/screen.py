@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, TextIO
 
+from penstock.cli.exits import Unwritten
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -114,13 +116,18 @@ def complain(text: str) -> None:
 
 
 def write(text: str, stream: TextIO | None) -> None:
-    """Print plain text on a stream; one that is closed, or a reader that has left, is no error."""
+    """Print plain text on a stream; one that is closed, or a reader that has left, is no error.
+
+    Neither is a standard error that takes nothing, such as a log on a full disk; results that are lost are `Unwritten`.
+    """
     if stream is None or stream.closed:
         return
     try:
         print(encodable(text, stream), file=stream, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
         _discard(stream)
+        if stream is not sys.stderr and not isinstance(error, BrokenPipeError):
+            raise Unwritten(f"standard output cannot be written: {error.strerror}") from error
 
 
 def encodable(text: str, stream: TextIO | None) -> str:
@@ -153,12 +160,12 @@ def prepare_streams() -> None:
 
 
 def flush() -> None:
-    """Write out what is still to be written; a reader that has left is no error."""
+    """Write out what is still to be written; what cannot be is no error any more."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
             try:
                 stream.flush()
-            except BrokenPipeError:
+            except OSError:
                 _discard(stream)
 
 

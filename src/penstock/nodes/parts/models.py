@@ -70,6 +70,9 @@ def settings(max_output_tokens: int | None, temperature: float | None) -> ModelS
 
 
 async def _provided(name: str, known: list[str]) -> Any:
+    if "://" in name:
+        # Whoever writes a graph would choose where requests, and a key of ours with them, are sent.
+        raise ModelUnknown(name, known, "a graph names a model, and never an address: offer it there by a name")
     try:
         provider = await usual("penstock.providers.models", "model")
         return await asyncio.to_thread(provider, name)  # loads the library of the provider

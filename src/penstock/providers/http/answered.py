@@ -189,9 +189,17 @@ def _believed(usage: Usage | None, text_size: int) -> Usage | None:
 def _text_size(body: dict[str, Any]) -> int:
     """How many bytes of text a plain answer has, as far as it is text."""
     choices = [choice for choice in _list(body, "choices") if isinstance(choice, dict)]
-    parts = [*_list(body, "content"), *(part for item in _list(body, "output") for part in _list(item, "content"))]
-    texts = [part.get("text") for part in parts if isinstance(part, dict)]
-    return sum(map(_size, texts)) + sum(_message_size(choice.get("message")) for choice in choices)
+    items = [item for item in _list(body, "output") if isinstance(item, dict)]
+    parts = [*_list(body, "content"), *items, *(part for item in items for part in _list(item, "content"))]
+    said = sum(_part_size(part) for part in parts if isinstance(part, dict))
+    return said + sum(_message_size(choice.get("message")) for choice in choices)
+
+
+def _part_size(part: dict[str, Any]) -> int:
+    """Text, thoughts, and the arguments of a tool: text with Responses, an object with messages."""
+    given = part.get("input")
+    arguments = json.dumps(given, ensure_ascii=False, separators=(",", ":")) if isinstance(given, dict) else None
+    return sum(map(_size, (part.get("text"), part.get("thinking"), part.get("arguments"), arguments)))
 
 
 def _message_size(message: object) -> int:

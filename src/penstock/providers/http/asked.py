@@ -82,9 +82,10 @@ class Asked:
         body = dict(self.body)
         if model is not None:
             body["model"] = model
-        wanted = {cap: body[cap] for cap in self.form.caps if _is_count(body.get(cap))}
-        for cap, most in (wanted or {self._cap_for(host): output_tokens}).items():
-            body[cap] = min(output_tokens, most)
+        # What is no number of tokens is replaced: a server may read "100000" more kindly than we do.
+        wanted = [cap for cap in self.form.caps if body.get(cap) is not None]
+        for cap in wanted or [self._cap_for(host)]:
+            body[cap] = min(output_tokens, body[cap]) if _is_count(body.get(cap)) else output_tokens
         if self.adds_usage:
             options = body.get("stream_options")
             body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
@@ -113,7 +114,7 @@ def understood(form: Form, headers: Mapping[str, str], content: bytes) -> Asked 
     if not isinstance(body, dict) or not any(mark in body for mark in form.marks):
         return None
     caps = [body[cap] for cap in form.caps if _is_count(body.get(cap))]
-    model, answers, thinking = body.get("model"), body.get("n"), body.get("thinking")
+    model, thinking = body.get("model"), body.get("thinking")
     thoughts = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
     return Asked(
         form=form,
@@ -122,7 +123,7 @@ def understood(form: Form, headers: Mapping[str, str], content: bytes) -> Asked 
         streams=body.get("stream") is True,
         input_tokens=_most_input_tokens(body, len(content)),
         output_tokens=min(caps) if caps else None,
-        answers=max(1, answers) if _is_count(answers) else 1,
+        answers=_answers(body.get("n")),
         least_output_tokens=thoughts + 1 if _is_count(thoughts) else 1,
         attempt=_attempt(headers),
     )
@@ -152,6 +153,16 @@ def _images(root: object) -> Iterator[Mapping[str, Any]]:
                 todo += part.values()
         elif isinstance(part, list):
             todo += part
+
+
+def _answers(wanted: object) -> int:
+    """How many answers are billed; "5" and 5.0 are five, since a server may take them for that."""
+    if isinstance(wanted, str | float):
+        try:
+            wanted = int(float(wanted))
+        except (ValueError, OverflowError):  # no number, or one without an end: no server takes it for one
+            return 1
+    return max(1, wanted) if _is_count(wanted) else 1
 
 
 def _attempt(headers: Mapping[str, str]) -> int:

@@ -94,7 +94,7 @@ class RemoteModel(Model):
             body = self._body(request, streams=False)
             client = await self._connections.client()
             with already_held():
-                answered = await client.post(self.path, cast_to=self._library.answer, body=body)
+                answered = await self._post(client, body, cast_to=self._library.answer)
             return self._read(answered.content)
 
     async def request_stream(self, request: ModelRequest) -> AsyncIterator[str | ToolCall | Usage | ModelResponse]:
@@ -104,7 +104,7 @@ class RemoteModel(Model):
             client = await self._connections.client()
             stream_cls = self._library.stream
             with already_held():
-                stream = await client.post(self.path, cast_to=object, body=body, stream=True, stream_cls=stream_cls)
+                stream = await self._post(client, body, cast_to=object, stream=True, stream_cls=stream_cls)
             reader = self.format.reader()
             # The client's own way of reading a stream makes an object of every event, which takes four times as long.
             async with (
@@ -116,6 +116,13 @@ class RemoteModel(Model):
             whole = reader.whole()
             assert whole is not None, "what has no end was raised"
         yield whole
+
+    async def _post(self, client: Any, body: dict[str, Any], **how: Any) -> Any:
+        try:
+            return await client.post(self.path, body=body, **how)
+        except UnicodeEncodeError:
+            # Half of a pair of surrogates, from a tool, a page or the model itself; nothing was sent.
+            return await client.post(self.path, body=_sendable(body), **how)
 
     async def _pieces(self, chunks: AsyncIterator[bytes], reader: StreamReader) -> AsyncGenerator[str | ToolCall, None]:
         """What comes, to the very end; or raise TruncatedResponse."""
@@ -183,6 +190,11 @@ async def _drain(chunks: AsyncIterator[bytes]) -> None:
         async with asyncio.timeout(DRAIN_S):
             async for _ in chunks:
                 pass
+
+
+def _sendable(body: dict[str, Any]) -> Any:
+    """The same with a question mark for every character that UTF-8 has no bytes for."""
+    return json.loads(json.dumps(body, ensure_ascii=False).encode(errors="replace"))
 
 
 def _why(error: Exception) -> str:

@@ -191,7 +191,7 @@ async def run_flow(
     """Run a graph: what becomes of its nodes as it happens and, last, the outputs of the last nodes that ran.
 
     Raises GraphInvalid before anything runs; at the end, after every terminal event, what stopped it: a node's error,
-    BudgetExceededError, CancelledError. Leaving it in the middle cancels the run. Close it (`contextlib.aclosing`) to
+    BudgetExceededError, CancelledError. Leaving it in the middle cancels the graph. Close it (`contextlib.aclosing`) to
     wait until that is done.
     """
     settle = as_settle(settle)

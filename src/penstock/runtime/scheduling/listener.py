@@ -120,7 +120,8 @@ class Listening(Generic[E]):
             raise interrupted
         if exc is None and self._task.cancelled():
             raise asyncio.CancelledError
-        if exc is None and self._error is not None:
+        leaves_too = isinstance(self._error, KeyboardInterrupt | SystemExit)  # nobody swallows these
+        if self._error is not None and (exc is None or leaves_too):
             raise self._error
 
     async def _run(self) -> None:

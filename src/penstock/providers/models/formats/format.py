@@ -7,6 +7,7 @@ classes, because servers leave fields out, and because making an object of every
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -68,8 +69,12 @@ def usage_in(answer: Fields, text: str, calls: Iterable[ToolCall]) -> Usage | No
     usage = read_usage(answer)
     if usage is None or usage.input_tokens == 0:
         return None
-    said = len(text) + sum(len(call.name) for call in calls)
+    said = len(text) + sum(len(call.name) + _length(call.arguments) for call in calls)
     return usage if usage.output_tokens * LONGEST_TOKEN >= said else None
+
+
+def _length(arguments: Mapping[str, Any] | str) -> int:
+    return len(arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
 
 
 def arguments_from(text: str) -> Mapping[str, Any] | str:
