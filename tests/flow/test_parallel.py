@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -19,31 +18,10 @@ from penstock import (
     Graph,
     quorum,
 )
-from penstock.testing import SimLoop, check_history, explore, sim_run
+from penstock.testing import check_history, explore, sim_run
+from tests.flow.steps import Boom, sim_loop, simulated, takes
 
 SCHEDULES = 100
-
-
-class Boom(Exception):
-    pass
-
-
-def sim_loop() -> SimLoop:
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, SimLoop)
-    return loop
-
-
-def simulated(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    sim_run(main, seed=1)
-
-
-def takes(seconds: float, value: Any = "done") -> FunctionNode:
-    async def wait(ctx: ExecutionContext) -> Any:
-        await asyncio.sleep(seconds)
-        return value
-
-    return FunctionNode(f"takes {seconds}", wait)
 
 
 def fails_after(seconds: float, error: BaseException | None = None) -> FunctionNode:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from threading import Event
 from typing import Any
 
@@ -20,19 +19,10 @@ from penstock import (
     GraphInvalid,
     Session,
 )
-from penstock.testing import SimLoop, explore, sim_run
+from penstock.testing import explore
+from tests.flow.steps import sim_loop, simulated
 
 pytestmark = pytest.mark.requirement("P-P2")
-
-
-def sim_loop() -> SimLoop:
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, SimLoop)
-    return loop
-
-
-def simulated(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    sim_run(main, seed=1)
 
 
 class Terminal:
@@ -224,12 +214,12 @@ async def test_a_node_that_was_left_behind_on_its_thread_keeps_its_turn_until_it
         return "used"
 
     node = FunctionNode("t", use, persistent=True, blocking=True)
-    graph = Graph("g").add_step(node, "a", "hangs", error_policy=ErrorPolicy("skip", timeout_ms=1))
+    graph = Graph("g").add_step(node, "a", "hangs", error_policy=ErrorPolicy("skip", timeout_ms=200))
     graph.add_step(FunctionNode("go", lambda ctx: release.set()), "go", depends_on=["a"])
     graph.add_step(node, "b", "quick", depends_on=["a"])
     impatient = Graph("impatient", turn_timeout_s=0).add_step(node, "c", "quick")
     with ExecutionContext() as ctx:
-        first = Graph("first").add_step(node, "a", "hangs", error_policy=ErrorPolicy("skip", timeout_ms=1))
+        first = Graph("first").add_step(node, "a", "hangs", error_policy=ErrorPolicy("skip", timeout_ms=200))
         await first.execute(ctx)
         with pytest.raises(DeadlockError):
             await impatient.execute(ctx)

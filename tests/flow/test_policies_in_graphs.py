@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from threading import Event, get_ident
 from typing import Any
 
@@ -25,23 +25,10 @@ from penstock import (
     StopReason,
     contain,
 )
-from penstock.testing import Answer, FakeProvider, ProviderHTTPError, RefuseFree, SimLoop, check_history, sim_run
+from penstock.testing import Answer, FakeProvider, ProviderHTTPError, RefuseFree, check_history
+from tests.flow.steps import Boom, sim_loop, simulated
 
 AT_ONCE = {"retry_delay_ms": 0, "retry_jitter": 0.0}
-
-
-class Boom(Exception):
-    pass
-
-
-def sim_loop() -> SimLoop:
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, SimLoop)
-    return loop
-
-
-def simulated(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    sim_run(main, seed=1)
 
 
 async def until(holds: Callable[[], bool]) -> None:

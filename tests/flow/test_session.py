@@ -17,12 +17,9 @@ from penstock import (
     InvalidValue,
     Session,
 )
+from tests.flow.steps import const
 
 pytestmark = pytest.mark.requirement("P-G1")
-
-
-def const(id: str, value: Any = 1) -> FunctionNode:
-    return FunctionNode(id, lambda ctx: value)
 
 
 def with_nodes(*nodes: Any) -> Session:

@@ -6,9 +6,8 @@ import asyncio
 import gc
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
 
 import pytest
 
@@ -23,37 +22,12 @@ from penstock import (
     StepEvent,
     contain,
 )
-from penstock.testing import SimLoop, check_history, explore, sim_run
+from penstock.testing import check_history, explore
+from tests.flow.steps import Boom, const, sim_loop, simulated, takes
 
 pytestmark = pytest.mark.requirement("P-G1")
 
 TERMINAL = {"completed", "error", "cancelled", "skipped"}
-
-
-class Boom(Exception):
-    pass
-
-
-def sim_loop() -> SimLoop:
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, SimLoop)
-    return loop
-
-
-def simulated(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    sim_run(main, seed=1)
-
-
-def const(id: str, value: Any = 1) -> FunctionNode:
-    return FunctionNode(id, lambda ctx: value)
-
-
-def takes(seconds: float, value: Any = "done") -> FunctionNode:
-    async def wait(ctx: ExecutionContext) -> Any:
-        await asyncio.sleep(seconds)
-        return value
-
-    return FunctionNode(f"takes {seconds}", wait)
 
 
 def breaks(ctx: ExecutionContext) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from threading import Event, Thread
 from typing import Any
@@ -26,23 +25,10 @@ from penstock import (
     RunSettings,
     StepTrace,
 )
-from penstock.testing import Answer, FakeProvider, SimLoop, explore, sim_run
+from penstock.testing import Answer, FakeProvider, explore
+from tests.flow.steps import Boom, const, sim_loop, simulated
 
 pytestmark = pytest.mark.requirement("P-O1")
-
-
-class Boom(Exception):
-    pass
-
-
-def sim_loop() -> SimLoop:
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, SimLoop)
-    return loop
-
-
-def simulated(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    sim_run(main, seed=1)
 
 
 def fails_times(times: int, value: Any = "done") -> FunctionNode:
@@ -55,10 +41,6 @@ def fails_times(times: int, value: Any = "done") -> FunctionNode:
         return value
 
     return FunctionNode("flaky", run)
-
-
-def const(id: str, value: Any = 1) -> FunctionNode:
-    return FunctionNode(id, lambda ctx: value)
 
 
 async def traced(graph: Graph, **options: Any) -> tuple[ExecutionTrace, BaseException | None]:

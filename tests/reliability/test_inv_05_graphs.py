@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
@@ -22,6 +20,7 @@ from penstock import (
     Graph,
     Halted,
 )
+from tests.reliability.leaks import leave_nothing
 
 pytestmark = [pytest.mark.reliability]
 
@@ -133,20 +132,4 @@ async def mixed_run(number: int) -> None:
 
 @pytest.mark.timeout(300)
 async def test_ten_thousand_mixed_graphs_leave_no_task_no_thread_and_little_memory() -> None:
-    for number in range(500):
-        await mixed_run(number)
-    gc.collect()
-    tracemalloc.start()
-    threads = threading.active_count()
-    before, _ = tracemalloc.get_traced_memory()
-    for number in range(2_000):
-        await mixed_run(number)
-    gc.collect()
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    for number in range(7_500):
-        await mixed_run(number)
-    await asyncio.sleep(0)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert threading.active_count() <= threads + 2
-    assert (after - before) / 2 < 500_000
+    await leave_nothing(mixed_run)

@@ -12,6 +12,7 @@ from collections import deque
 import pytest
 
 from penstock import Budget, ExecutionConfig, ExecutionContext, Halted, contain
+from tests.reliability.leaks import leave_nothing
 
 pytestmark = [pytest.mark.reliability]
 
@@ -52,23 +53,7 @@ async def mixed_run(number: int) -> None:
 
 @pytest.mark.timeout(300)
 async def test_ten_thousand_mixed_runs_leave_no_task_no_thread_and_little_memory() -> None:
-    for number in range(500):
-        await mixed_run(number)
-    gc.collect()
-    tracemalloc.start()
-    threads = threading.active_count()
-    before, _ = tracemalloc.get_traced_memory()
-    for number in range(2_000):
-        await mixed_run(number)
-    gc.collect()
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    for number in range(7_500):
-        await mixed_run(number)
-    await asyncio.sleep(0)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert threading.active_count() <= threads + 2
-    assert (after - before) / 2 < 500_000
+    await leave_nothing(mixed_run)
 
 
 def test_runs_that_nobody_ends_are_collected() -> None:

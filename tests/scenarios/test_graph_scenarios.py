@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,33 +25,8 @@ from penstock import (
     StopReason,
     contain,
 )
-from penstock.testing import Answer, FakeProvider, ServerError, SimLoop, check_history, explore, sim_run
-
-
-class Boom(Exception):
-    pass
-
-
-def sim_loop() -> SimLoop:
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, SimLoop)
-    return loop
-
-
-def simulated(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    sim_run(main, seed=1)
-
-
-def const(id: str, value: Any = 1) -> FunctionNode:
-    return FunctionNode(id, lambda ctx: value)
-
-
-def takes(seconds: float, value: Any = "done") -> FunctionNode:
-    async def wait(ctx: ExecutionContext) -> Any:
-        await asyncio.sleep(seconds)
-        return value
-
-    return FunctionNode(f"takes {seconds}", wait)
+from penstock.testing import Answer, FakeProvider, ServerError, check_history, explore
+from tests.flow.steps import Boom, const, sim_loop, simulated, takes
 
 
 def fails_times(times: int, ran: list[int]) -> FunctionNode:
