@@ -648,7 +648,7 @@ async def test_a_steps_own_budget_ends_the_step_and_in_a_graph_that_collects_no_
 @pytest.mark.requirement("P-E1", "P-C2")
 async def test_a_blocking_node_that_takes_too_long_is_left_behind_and_its_step_skipped() -> None:
     release = Event()
-    policy = ErrorPolicy("skip", timeout_ms=1, fallback_value="x")
+    policy = ErrorPolicy("skip", timeout_ms=200, fallback_value="x")
     node = FunctionNode("b", lambda ctx: release.wait(30), blocking=True)
     try:
         with ExecutionContext() as ctx:
@@ -657,6 +657,25 @@ async def test_a_blocking_node_that_takes_too_long_is_left_behind_and_its_step_s
             assert left.abandoned
     finally:
         release.set()
+
+
+@pytest.mark.requirement("P-E1")
+async def test_an_attempt_whose_time_is_over_before_it_begins_is_a_failure_of_the_step() -> None:
+    class Jumping:
+        """A clock on which a millisecond is gone whenever somebody looks."""
+
+        now_ns = 0
+
+        def monotonic_ns(self) -> int:
+            self.now_ns += 1_000_000
+            return self.now_ns
+
+        def time_ns(self) -> int:
+            return self.now_ns
+
+    policy = ErrorPolicy("skip", timeout_ms=1, fallback_value="x")
+    ctx = ExecutionContext(clock=Jumping())
+    assert await one_step(FunctionNode("n", lambda ctx: "never"), policy).execute(ctx) == {"a": "x"}
 
 
 @pytest.mark.requirement("P-E4", "P-C2")

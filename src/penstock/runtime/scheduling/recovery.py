@@ -168,6 +168,8 @@ async def _attempt_now(
     made = enter(place, "system", name, graph.hint, None, token, (), attempt, about)
     if made.stop is not None:
         graph.log(made)
+        if _is_its_own(token, above):  # so little time that it was over before it began
+            _fail_after_all(made, _timeout(graph, node, care))
         return made
     graph.tell_started(node)
     task = current_task()
@@ -242,7 +244,7 @@ def _leave_behind(made: Call, token: CancellationToken, above: CancellationToken
 
 
 def _fail_after_all(made: Call, error: StepTimeout) -> None:
-    """A function that was left behind because its attempt took too long may be tried again."""
+    """An attempt that its own time limit ended before its function was done may be made again."""
     if made.stop is None:
         return
     with made.context._run.lock:
