@@ -156,7 +156,7 @@ class Execution:
     # What the scheduler asks for.
 
     def _run(self, node: int, place: ExecutionContext) -> Any:
-        # `_context_of` and `step_context` in one: for every step, what is called costs more than what it does.
+        # `step_context` written out: for every step, to call it costs more than what it does.
         feed = self._feeds[node]
         if type(feed) is str:
             input = self._results[feed]
