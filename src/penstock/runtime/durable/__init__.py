@@ -1,0 +1,1 @@
+"""Runs that go on after the process that had them has died."""
