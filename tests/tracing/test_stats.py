@@ -188,7 +188,7 @@ def test_contexts_of_the_same_name_are_kept_apart(run: Run) -> None:
 
 def test_what_carries_no_figures_is_passed_over() -> None:
     tallies = Tallies()
-    tallies.absorb("something else", 1)
+    tallies.absorb(["something else"], 1)
     assert tallies.of(Source("main")) == ExecutionStats(own=ExecutionStats())
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -37,6 +37,8 @@ by_number = attrgetter("number")
 """The order in which calls began."""
 EVENTS_PER_CALL_KEPT = 4
 TRIM_CHUNK = 1_024
+FOLD_CHUNK = 256
+"""So many calls are folded at most while writers wait."""
 MAX_TOKENS = 1 << 53
 """The largest count that every reader of JSON keeps exactly; more is a mistake."""
 
@@ -179,7 +181,7 @@ class ExecutionGraph:
         ended, max_kept = self._ended, self.max_kept
         ended.append(call)
         if max_kept is not None and len(ended) + len(self._open) > max_kept:
-            self._fold_oldest()
+            self._fold_oldest(max_kept)
             self._trim_excess(max_kept)
         if self.notify is not None:
             self.notify()
@@ -451,26 +453,35 @@ class ExecutionGraph:
         return self._tallies
 
     def _absorb(self, entries: list[Entry]) -> None:
-        sums = self._sums()
-        for entry in entries:
-            self._tallied_seq += 1
-            sums.absorb(entry, self._tallied_seq)
+        self._sums().absorb(entries, self._tallied_seq + 1)
+        self._tallied_seq += len(entries)
 
-    def _fold_oldest(self) -> None:
-        """Fold one finished call into its nearest kept ancestor."""
+    def _fold_oldest(self, max_kept: int) -> None:
+        """Fold some finished calls, the oldest, each into its nearest ancestor that is kept: many at once cost less."""
         ended = self._ended
         if isinstance(ended, list):  # a short run, as most are, needs no more than a list
             ended = self._ended = deque(ended)
         if ended[0] is self.root:
             ended.rotate(-1)
-            if ended[0] is self.root:
-                return
-        oldest = ended.popleft()
-        oldest.folded_from = oldest.parent_number
-        parent = oldest.parent = self._kept_above(oldest)
-        if parent is not None:
-            before = self.folded.get(parent.number)
-            self.folded[parent.number] = views.fold(before, oldest, self.folded.pop(oldest.number, None))
+        root, folded = self.root, self.folded
+        sums: dict[int, list[int]] = {}
+        for _ in range(max(1, min(max_kept // 8, FOLD_CHUNK))):
+            if not ended or ended[0] is root:
+                break
+            call = ended.popleft()
+            parent = call.parent
+            call.folded_from = 0 if parent is None else parent.number
+            while parent is not None and parent.folded_from is not None:
+                parent = parent.parent
+            call.parent = parent
+            if parent is None:
+                continue
+            number = parent.number
+            if number not in sums:
+                sums[number] = [0] * len(views.Folded._fields)
+            _sum_up(sums[number], call, sums.pop(call.number, ()), folded.pop(call.number, ()))
+        for number, more in sums.items():
+            folded[number] = views.fold(folded.get(number), more)
 
     def _kept_above(self, call: CallRecord) -> CallRecord | None:
         above = call.parent
@@ -479,21 +490,39 @@ class ExecutionGraph:
         return above
 
     def _trim_excess(self, max_kept: int) -> None:
-        """Trim the log when enough has gathered."""
+        """Count what the log need not keep, a chunk at a time; drop it when that is worth moving the rest."""
         excess = len(self._log) - max_kept * EVENTS_PER_CALL_KEPT
+        uncounted = self._first_seq + excess - 1 - self._tallied_seq
+        is_worth_it = excess >= max(TRIM_CHUNK, max_kept // 2)
         # A reader that is counting holds the fold lock and wants ours next: never wait for it here.
-        if excess >= TRIM_CHUNK and self._fold_lock.acquire(blocking=False):
+        if (uncounted >= TRIM_CHUNK or is_worth_it) and self._fold_lock.acquire(blocking=False):
             try:
-                self._trim()
+                if uncounted > 0:
+                    self._absorb(self._since(self._tallied_seq, uncounted))
+                if is_worth_it:
+                    del self._log[:excess]
+                    self._first_seq += excess
             finally:
                 self._fold_lock.release()
 
-    def _trim(self) -> None:
-        uncounted = self._first_seq + TRIM_CHUNK - 1 - self._tallied_seq
-        if uncounted > 0:
-            self._absorb(self._since(self._tallied_seq, uncounted))
-        del self._log[:TRIM_CHUNK]
-        self._first_seq += TRIM_CHUNK
+
+def _sum_up(row: list[int], call: CallRecord, *inside: Sequence[int]) -> None:
+    """Add a finished call to a row of `views.Folded`, and what had been folded into it."""
+    late = call.settled
+    row[0] += 1
+    row[1] += call.cost
+    row[4] += call.retries
+    if late is not None:
+        row[1] += late.cost
+        row[2] += late.tokens_in
+        row[3] += late.tokens_out
+    if call.tokens_in:
+        row[2] += call.tokens_in
+    if call.tokens_out:
+        row[3] += call.tokens_out
+    for more in inside:
+        for at, figure in enumerate(more):
+            row[at] += figure
 
 
 def _reattach(nodes: dict[str, dict[str, Any]], calls: list[CallRecord]) -> None:

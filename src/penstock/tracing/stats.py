@@ -130,14 +130,19 @@ class Tallies:
     def __init__(self) -> None:
         self.own: dict[Source, Tally] = {}
 
-    def absorb(self, entry: object, seq: int) -> None:
-        """Count one entry of the log; entries that carry no figures are passed over."""
-        if isinstance(entry, CallRecord):
-            if entry.end_seq == seq:
-                tally = self._at(entry.source)
-                tally.add(entry, 1, entry.retries, entry.cost, entry.tokens_in or 0, entry.tokens_out or 0)
-        elif isinstance(entry, Settlement):
-            self._at(entry.call.source).add(entry.call, 0, 0, entry.cost, entry.tokens_in, entry.tokens_out)
+    def absorb(self, entries: Iterable[object], first_seq: int) -> None:
+        """Count entries of the log, the first of which has that seq; those that carry no figures are passed over."""
+        here: Source | None = None
+        add = Tally().add
+        for seq, entry in enumerate(entries, first_seq):
+            if type(entry) is CallRecord:
+                if entry.end_seq == seq:
+                    if entry.source is not here:  # most entries stand beside their like
+                        here = entry.source
+                        add = self._at(here).add
+                    add(entry, 1, entry.retries, entry.cost, entry.tokens_in or 0, entry.tokens_out or 0)
+            elif type(entry) is Settlement:
+                self._at(entry.call.source).add(entry.call, 0, 0, entry.cost, entry.tokens_in, entry.tokens_out)
 
     def of(self, source: Source) -> ExecutionStats:
         """What `source` used, its children included, with its own part apart."""

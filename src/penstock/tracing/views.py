@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.ids import call_id
@@ -34,19 +36,9 @@ class Folded(NamedTuple):
     retries: int
 
 
-def fold(before: Folded | None, call: CallRecord, inner: Folded | None) -> Folded:
-    """Add a finished call, and what had been folded into it, to what its ancestor already stands for."""
-    late = call.settled
-    calls, cost = 1, call.cost + (late.cost if late else 0)
-    tokens_in = (call.tokens_in or 0) + (late.tokens_in if late else 0)
-    tokens_out = (call.tokens_out or 0) + (late.tokens_out if late else 0)
-    retries = call.retries
-    for part in (before, inner):
-        if part is not None:
-            calls, cost = calls + part.calls, cost + part.cost
-            tokens_in, tokens_out = tokens_in + part.tokens_in, tokens_out + part.tokens_out
-            retries += part.retries
-    return Folded(calls, cost, tokens_in, tokens_out, retries)
+def fold(before: Folded | None, more: Sequence[int]) -> Folded:
+    """Add what was summed over further calls to what their ancestor already stands for."""
+    return Folded(*more) if before is None else Folded(*map(add, before, more))
 
 
 def fold_late(before: Folded | None, late: Settlement) -> Folded:
