@@ -6,14 +6,17 @@ UV := $(BIN)/uv
 LOCK_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test lint types format requirements bench soak lock clean
+.PHONY: help env run example test lint types format requirements bench soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: .venv/.stamp ## make .venv with every pinned tool in it
 
-run: env ## run an example graph: parallel branches, a retry, a fallback, a budget that trips
+run: env ## serve example graphs on a model that needs no key
+	$(BIN)/penstock serve --db sqlite:///penstock.db
+
+example: env ## run an example graph here: parallel branches, a retry, a fallback, a budget that trips
 	$(BIN)/penstock run examples/research.py:graph --input '"dams"' --max-cost 0.50
 
 test: lint types ## run every check: style, types, import layers, tests

@@ -11,8 +11,10 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import graph, run, version
+from penstock.cli import completion, graph, run, version
 from penstock.cli.exits import Exit, Refused
+from penstock.cli.remote import chat, runs
+from penstock.cli.service import db, doctor, mcp, serve
 from penstock.cli.showing.screen import complain, flush, prepare_streams, say
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -21,6 +23,13 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 app.command("run", no_args_is_help=False)(run.run)
 app.add_typer(graph.app, name="graph")
+app.command("serve")(serve.serve)
+app.command("chat")(chat.chat)
+app.add_typer(runs.app, name="runs")
+app.command("mcp")(mcp.mcp)
+app.add_typer(db.app, name="db")
+app.command("doctor")(doctor.doctor)
+app.command("completion")(completion.completion)
 
 
 @app.callback(invoke_without_command=True)
@@ -35,6 +44,8 @@ def penstock(
       penstock run flow.json --executors nodes:registry --input '"hello"' --max-cost 0.50
       penstock run story.py --timeout 60 --json
       penstock graph validate flow.json
+      penstock serve
+      penstock chat assistant
 
     \b
     Exit codes:

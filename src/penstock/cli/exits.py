@@ -37,3 +37,9 @@ class Unwritten(Refused):
     """What was asked for is there, and cannot be written to where it should go."""
 
     code = Exit.FAILED
+
+
+class Failed(Refused):
+    """A server or a database could not, or would not; the message says why."""
+
+    code = Exit.FAILED

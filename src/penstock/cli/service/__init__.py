@@ -1,0 +1,1 @@
+"""Commands around a server of one's own: `serve`, `mcp`, `db`, `doctor`."""

@@ -1,0 +1,216 @@
+"""`penstock doctor`: whether everything is there that a server or a run may need, and what to do where it is not.
+
+Looks, and changes nothing. Of a key it says whether it is set, never what it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from penstock.cli import version
+from penstock.cli.exits import Exit, Failed
+from penstock.cli.options import URL, AsJson, Database, Url
+from penstock.cli.showing.screen import Line, Screen, say
+
+State = Literal["ok", "missing", "broken"]
+
+MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", "green"), "missing": ("·", "yellow"), "broken": ("✗", "red")}
+OLDEST_SQLITE = (3, 35)
+"""The first that answers with what it has changed."""
+LOW_DISK_MB = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    state: State
+    """`missing` is what can be done without; `broken` is what cannot work as it is."""
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A part that is installed or not, what it is for, and how to get it."""
+
+    packages: tuple[str, ...]
+    purpose: str
+    extra: str
+
+
+EXTRAS = (
+    Extra(("typer", "rich"), "this command line", "cli"),
+    Extra(("fastapi", "uvicorn"), "penstock serve", "server"),
+    Extra(("httpx2",), "http-request nodes, penstock runs and chat", "http"),
+    Extra(("asyncpg",), "PostgreSQL", "postgres"),
+    Extra(("mcp",), "tools of MCP servers, and being one", "mcp"),
+    Extra(("openai",), "OpenAI and compatible servers", "openai"),
+    Extra(("anthropic",), "Anthropic", "anthropic"),
+    Extra(("genai-prices",), "prices of models", "prices"),
+    Extra(("common-expression-language",), "conditional nodes", "conditions"),
+    Extra(("opentelemetry-sdk",), "traces to OpenTelemetry", "otel"),
+)
+KEYS = {"OPENAI_API_KEY": "openai:… models", "ANTHROPIC_API_KEY": "anthropic:… models"}
+
+
+def doctor(
+    db: Database = None,
+    url: Url = URL,
+    as_json: AsJson = False,
+) -> int:
+    """Look whether everything is there, and say what to do where it is not.
+
+    A dot marks what can be done without; a cross, what is broken. Nothing is changed.
+
+    \b
+    Examples:
+      penstock doctor
+      penstock doctor --db sqlite:///penstock.db
+
+    \b
+    Exit codes:
+      0 nothing is broken   2 something is
+    """
+    findings = list(look(db, url))
+    if as_json:
+        say(json.dumps([asdict(one) for one in findings], indent=2))
+    else:
+        Screen(sys.stdout).show(*(_line(one) for one in findings), whole=True)
+    return Exit.FAILED if any(one.state == "broken" for one in findings) else Exit.OK
+
+
+def look(db: str | None, url: str) -> Iterator[Finding]:
+    """Everything there is to find."""
+    yield Finding("python", "ok", ".".join(map(str, sys.version_info[:3])))
+    yield Finding("penstock", "ok", version())
+    yield _sqlite()
+    for extra in EXTRAS:
+        yield _extra(extra)
+    yield _node_types()
+    for key, purpose in KEYS.items():
+        yield _key(key, purpose)
+    yield _guarded("price table", _prices)
+    yield _guarded("database", lambda: _database(db))
+    yield _guarded("server", lambda: _server(url))
+
+
+def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
+    """A check that fails has found something too."""
+    try:
+        return check()
+    except Exception as error:
+        return Finding(name, "broken", f"{type(error).__name__}: {error}")
+
+
+def _sqlite() -> Finding:
+    if sqlite3.sqlite_version_info[:2] < OLDEST_SQLITE:
+        wanted = ".".join(map(str, OLDEST_SQLITE))
+        return Finding("sqlite", "broken", sqlite3.sqlite_version, f"SQLite {wanted} or newer is needed to keep runs")
+    return Finding("sqlite", "ok", sqlite3.sqlite_version)
+
+
+def _extra(extra: Extra) -> Finding:
+    try:
+        found = ", ".join(f"{name} {metadata.version(name)}" for name in extra.packages)
+    except metadata.PackageNotFoundError:
+        return Finding(
+            extra.extra, "missing", f"not installed; for {extra.purpose}", f"pip install 'penstock[{extra.extra}]'"
+        )
+    return Finding(extra.extra, "ok", found)
+
+
+def _node_types() -> Finding:
+    from penstock.kernel.executor import ExecutorRegistry
+
+    registry = ExecutorRegistry.from_entry_points()
+    broken = []
+    for name in registry:
+        try:
+            registry[name]
+        except Exception as error:
+            broken.append(f"{name} ({type(error).__name__}: {error})")
+    if broken:
+        return Finding("node types", "broken", "; ".join(broken), "the package that offers it has to be mended")
+    return Finding("node types", "ok", f"{len(registry)}: {', '.join(sorted(registry))}")
+
+
+def _key(name: str, purpose: str) -> Finding:
+    if os.environ.get(name):
+        return Finding(name, "ok", "set")
+    return Finding(name, "missing", f"not set; for {purpose}", f"export {name}=…")
+
+
+def _prices() -> Finding:
+    from penstock.runtime.billing.prices import default_prices
+
+    if default_prices().is_priced("gpt-4o"):
+        return Finding("price table", "ok", "models of the usual providers have one")
+    return Finding("price table", "missing", "no model has one", "pip install 'penstock[prices]', or register your own")
+
+
+def _database(url: str | None) -> Finding:
+    from penstock.storage.stores import newest_version, schema_version
+
+    if url is None:
+        return Finding("database", "missing", "none was named", "--db sqlite:///penstock.db looks at one")
+    path = _file_of(url)
+    if path is not None and not path.exists():
+        return Finding("database", "missing", f"{path} is not there yet", "penstock serve makes it")
+    found = asyncio.run(schema_version(url))
+    if found != newest_version():
+        newer = found > newest_version()
+        advice = "a newer Penstock wrote it: upgrade Penstock" if newer else f"penstock db upgrade --db {url}"
+        return Finding("database", "broken", f"version {found}, and this Penstock uses {newest_version()}", advice)
+    if path is not None:
+        return _disk(path, found)
+    return Finding("database", "ok", f"version {found}")
+
+
+def _file_of(url: str) -> Path | None:
+    if url.startswith("sqlite:///"):
+        return Path(url.removeprefix("sqlite:///"))
+    return None if "://" in url or url == "memory:" else Path(url)
+
+
+def _disk(path: Path, version: int) -> Finding:
+    if not os.access(path, os.W_OK):
+        return Finding(
+            "database", "broken", f"{path} cannot be written", "give this user the right to, or name another"
+        )
+    free_mb = shutil.disk_usage(path.parent).free // 1_000_000
+    if free_mb < LOW_DISK_MB:
+        return Finding(
+            "database", "broken", f"{free_mb} MB are free beside {path}", "make room: a full disk stops runs"
+        )
+    return Finding("database", "ok", f"version {version}, {path.stat().st_size // 1_000} kB, {free_mb:,} MB free")
+
+
+def _server(url: str) -> Finding:
+    from penstock.cli.remote.connection import Connection
+
+    try:
+        with Connection(url) as server:
+            server.get("/health")
+    except Failed as failed:
+        return Finding("server", "missing", str(failed))
+    return Finding("server", "ok", f"answers at {url}")
+
+
+def _line(finding: Finding) -> Line:
+    mark, colour = MARKS[finding.state]
+    line: Line = [(f"{mark} ", colour), (f"{finding.name:<18} ", ""), (finding.found, "")]
+    if finding.advice:
+        line.append((f"  → {finding.advice}", colour))
+    return line

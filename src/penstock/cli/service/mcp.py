@@ -1,0 +1,43 @@
+"""`penstock mcp`: graphs as tools of an MCP server on standard input and output, for clients that start one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.options import Database, Executors
+from penstock.cli.service.serve import Graphs, Models, Tools
+
+
+def mcp(
+    graphs: Graphs = None,
+    db: Database = None,
+    models: Models = None,
+    tools: Tools = None,
+    executors: Executors = None,
+    max_cost: Annotated[
+        str, typer.Option(metavar="USD", help="What a run may spend where nobody says otherwise.")
+    ] = "1",
+) -> int:
+    """Be an MCP server on standard input and output; each graph is a tool.
+
+    Nothing is kept unless --db says where.
+
+    \b
+    Examples:
+      penstock mcp graphs/
+      penstock mcp graphs/ --db sqlite:///penstock.db --models my_models.py:models
+    """
+    from penstock.cli.service.serving import Asked, serve_tools
+
+    return serve_tools(
+        Asked(
+            graphs=tuple(graphs or ()),
+            db=db or "memory:",
+            models=tuple(models or ()),
+            tools=tuple(tools or ()),
+            executors=tuple(executors or ()),
+            max_cost=max_cost,
+        )
+    )

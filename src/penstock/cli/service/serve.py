@@ -1,0 +1,85 @@
+"""`penstock serve`: its options; what they lead to is loaded when there is something to serve."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.options import Database, Executors
+
+USUAL_DATABASE = "sqlite:///penstock.db"
+
+Graphs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="GRAPHS", help="Files of graphs, or directories of them; examples, if there are none."),
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MODULE:NAME", help="Models by name, for graphs to use; may be given several times."),
+]
+Tools = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MODULE:NAME", help="Tools by name, for graphs to use; may be given several times."),
+]
+
+
+def serve(
+    graphs: Graphs = None,
+    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Where to listen: 127.0.0.1 if not said.")] = None,
+    port: Annotated[int | None, typer.Option(metavar="N", help="Which port: 8642 if not said, 0 for any.")] = None,
+    db: Database = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", envvar="PENSTOCK_TOKENS_FILE", help="Who may come in: name:role:secret, one a line."
+        ),
+    ] = None,
+    models: Models = None,
+    tools: Tools = None,
+    executors: Executors = None,
+    max_running: Annotated[int, typer.Option(min=1, metavar="N", help="Work on at most N runs at once.")] = 64,
+    max_running_per_user: Annotated[int, typer.Option(min=1, metavar="N", help="At most N of one user.")] = 8,
+    max_cost: Annotated[
+        str, typer.Option(metavar="USD", help="What a run may spend where nobody says otherwise.")
+    ] = "1",
+    user_daily: Annotated[str | None, typer.Option(metavar="USD", help="What one user may spend in a day.")] = None,
+    daily: Annotated[str | None, typer.Option(metavar="USD", help="What all may spend in a day.")] = None,
+    keep_days: Annotated[float, typer.Option(min=0.01, metavar="DAYS", help="How long ended runs are kept.")] = 30,
+) -> int:
+    """Serve graphs: REST, OpenAI's API, MCP, and a page that says how.
+
+    Without tokens it listens on this machine alone, and whoever is on it may do everything. With a database runs
+    survive the server, killed or not: they go on when it is started again. Ctrl-C lets runs end for a while and parks
+    the others; a second one parks them at once.
+
+    \b
+    Examples:
+      penstock serve
+      penstock serve graphs/ --db sqlite:///penstock.db --models my_models.py:models
+      penstock serve --db postgresql://localhost/penstock --host 0.0.0.0 --tokens tokens.txt
+
+    \b
+    Exit codes:
+      0 stopped   2 a graph is not valid, or the database cannot be used   64 wrong command line
+    """
+    from penstock.cli.service.serving import Asked, serve_graphs
+
+    return serve_graphs(
+        Asked(
+            graphs=tuple(graphs or ()),
+            host=host,
+            port=port,
+            db=db or USUAL_DATABASE,
+            tokens=tokens,
+            models=tuple(models or ()),
+            tools=tuple(tools or ()),
+            executors=tuple(executors or ()),
+            max_running=max_running,
+            max_running_per_user=max_running_per_user,
+            max_cost=max_cost,
+            user_daily=user_daily,
+            daily=daily,
+            keep_days=keep_days,
+        )
+    )

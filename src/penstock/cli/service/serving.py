@@ -1,0 +1,157 @@
+"""What `penstock serve` does: load what it is given, check it, and serve it until somebody says stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.cli.exits import Exit, Failed, Refused
+from penstock.cli.graph import tell_problems
+from penstock.cli.loading.executors import load_executors
+from penstock.cli.loading.offers import Given, load_documents, load_offers
+from penstock.cli.showing.screen import say
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import InvalidValue, PenstockError
+from penstock.hosting.host import HostSettings, RunHost
+from penstock.hosting.limits import RunLimits
+from penstock.kernel.document import parse_graph
+from penstock.kernel.executor import ExecutorRegistry
+from penstock.kernel.graph import GraphInvalid, GraphSpec
+from penstock.kernel.validate import validate
+from penstock.server.examples import ExampleModel, example_graphs
+from penstock.server.serve import serve
+from penstock.server.settings import ServerSettings
+from penstock.storage import open_stores
+
+OWNER = "server"
+"""Whose the graphs are that the server is given when it starts; everybody may use them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line asks for, as it was written."""
+
+    graphs: tuple[str, ...]
+    db: str
+    models: tuple[str, ...]
+    tools: tuple[str, ...]
+    executors: tuple[str, ...]
+    max_cost: str
+    host: str | None = None
+    port: int | None = None
+    tokens: str | None = None
+    max_running: int = 64
+    max_running_per_user: int = 8
+    user_daily: str | None = None
+    daily: str | None = None
+    keep_days: float = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What there is to serve."""
+
+    given: list[Given]
+    executors: ExecutorRegistry
+    services: Mapping[str, Any]
+
+    async def save(self, host: RunHost) -> None:
+        """Keep the graphs where the host finds them; what is there already as it is makes no new version."""
+        now_ms = SYSTEM_CLOCK.time_ns() // 1_000_000
+        for one in self.given:
+            known = await host.stores.graphs.get(one.id)
+            owner = OWNER if known is None else known.owner
+            await host.stores.graphs.save(one.id, owner, one.id, one.document, now_ms=now_ms)
+
+
+def serve_graphs(asked: Asked) -> int:
+    """Serve over HTTP until interrupted; the exit code."""
+    return _served(asked, _serve_http)
+
+
+def serve_tools(asked: Asked) -> int:
+    """Be an MCP server on standard input and output until they are closed; the exit code."""
+    return _served(asked, _serve_stdio)
+
+
+def _served(asked: Asked, how: Callable[[Asked, Loaded], Coroutine[Any, Any, None]]) -> int:
+    try:
+        given = _given(asked)
+    except GraphInvalid as invalid:
+        return tell_problems("GRAPHS", invalid.problems, sys.stderr)
+    executors = load_executors(asked.executors, _all_nodes(given))
+    for one in given:
+        if problems := validate(parse_graph(one.document), executors):
+            return tell_problems(one.where, problems, sys.stderr)
+    models = {"example": ExampleModel(), **load_offers("--models", asked.models)}
+    services = {"models": models, "tools": load_offers("--tools", asked.tools)}
+    try:
+        asyncio.run(how(asked, Loaded(given, executors, services)))
+    except InvalidValue as invalid:
+        raise Refused(str(invalid)) from None
+    except PenstockError as error:
+        raise Failed(str(error)) from None
+    return Exit.OK
+
+
+async def _serve_http(asked: Asked, loaded: Loaded) -> None:
+    await serve(
+        _settings(asked),
+        url=asked.db,
+        host_settings=_host_settings(asked),
+        executors=loaded.executors,
+        services=loaded.services,
+        prepare=loaded.save,
+        announce=lambda greeting: say("\n".join((greeting, *_how(loaded.given)))),
+    )
+
+
+async def _serve_stdio(asked: Asked, loaded: Loaded) -> None:
+    from penstock.server.mcp import serve_stdio
+
+    async with (
+        await open_stores(asked.db) as stores,
+        RunHost(stores, executors=loaded.executors, services=loaded.services, settings=_host_settings(asked)) as host,
+    ):
+        await loaded.save(host)
+        await serve_stdio(host, stores)
+
+
+def _given(asked: Asked) -> list[Given]:
+    if asked.graphs:
+        return load_documents(asked.graphs)
+    return [Given(id, document, f"example {id}") for id, document in example_graphs().items()]
+
+
+def _all_nodes(given: list[Given]) -> GraphSpec:
+    """Every node of every graph, for whoever asks which types are used."""
+    nodes = tuple(node for one in given for node in parse_graph(one.document).nodes)
+    return GraphSpec(id="all", nodes=nodes, edges=())
+
+
+def _settings(asked: Asked) -> ServerSettings:
+    environ = dict(os.environ)
+    if asked.tokens is not None:
+        environ["PENSTOCK_TOKENS_FILE"] = asked.tokens
+    said = {"host": asked.host, "port": asked.port}
+    return ServerSettings.from_env(environ, **{name: one for name, one in said.items() if one is not None})
+
+
+def _host_settings(asked: Asked) -> HostSettings:
+    return HostSettings(
+        max_running=asked.max_running,
+        max_running_per_owner=min(asked.max_running_per_user, asked.max_running),
+        default_limits=RunLimits(max_cost_usd=asked.max_cost, max_steps=1_000, timeout_s=3_600),
+        owner_daily_usd=asked.user_daily,
+        daily_usd=asked.daily,
+        keep_days=asked.keep_days,
+    )
+
+
+def _how(given: list[Given]) -> list[str]:
+    ids = ", ".join(one.id for one in given)
+    return [f"  graphs        {ids}", f"  try it        penstock chat {given[0].id}" if given else ""]

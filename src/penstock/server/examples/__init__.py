@@ -1,0 +1,8 @@
+"""What a server has to show before anybody has given it anything: a model that needs no key, and graphs that use it."""
+
+from __future__ import annotations
+
+from penstock.server.examples.graphs import EXAMPLES, example_graphs
+from penstock.server.examples.model import ExampleModel
+
+__all__ = ["EXAMPLES", "ExampleModel", "example_graphs"]

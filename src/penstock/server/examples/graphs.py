@@ -1,0 +1,17 @@
+"""Graphs to begin with. They are written as an editor writes them, and checked by the same tests as anybody's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+EXAMPLES = ("assistant", "pipeline", "publish")
+"""A chat with one agent; two agents in a row; a draft that somebody has to approve."""
+
+
+def example_graphs() -> dict[str, Mapping[str, Any]]:
+    """The documents by id."""
+    folder = files("penstock.server.examples")
+    return {name: json.loads((folder / f"{name}.json").read_text("utf-8")) for name in EXAMPLES}

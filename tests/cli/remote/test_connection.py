@@ -1,0 +1,54 @@
+"""What is read out of a stream of server-sent events, and what addresses and tokens are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.cli.exits import Failed, Refused
+from penstock.cli.remote.connection import Connection, Event, escaped, read_events
+
+
+def read(text: str) -> list[Event]:
+    return list(read_events(iter(text.split("\n"))))
+
+
+def test_an_event_has_a_number_a_type_and_data() -> None:
+    assert read('id: 3\nevent: text.delta\ndata: {"data": {"text": "a:b"}}\n\n') == [Event(3, "text.delta", {"text": "a:b"})]
+
+
+def test_comments_and_events_without_a_number_are_passed_over() -> None:
+    assert read(": still here\n\nevent: x\ndata: {}\n\nid: 1\nevent: y\ndata: {}\n\n") == [Event(1, "y", {})]
+
+
+def test_an_event_that_is_not_whole_is_not_told() -> None:
+    assert read('id: 1\nevent: y\ndata: {"a":') == []
+
+
+def test_data_on_several_lines_is_one() -> None:
+    assert read('id: 1\nevent: y\ndata: {"data": {"a":\ndata: 1}}\n\n') == [Event(1, "y", {"a": 1})]
+
+
+def test_data_that_is_no_json_is_said_to_be() -> None:
+    with pytest.raises(Failed, match="no JSON"):
+        read("id: 1\nevent: y\ndata: {\n\n")
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8642", "ftp://host", "http://", "http://host:0", "http://h:99999"])
+def test_what_is_no_address_of_a_server_is_refused(url: str) -> None:
+    with pytest.raises(Refused, match="--url"):
+        Connection(url)
+
+
+@pytest.mark.parametrize("token", ["", "a b", "a\nb", "käse"])
+def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
+    with pytest.raises(Refused, match="--token"):
+        Connection(token=token)
+
+
+def test_where_nobody_listens_is_said_with_what_to_do() -> None:
+    with Connection("http://127.0.0.1:9") as server, pytest.raises(Failed, match="penstock serve"):
+        server.get("/health")
+
+
+def test_an_id_stays_one_part_of_a_path() -> None:
+    assert escaped("../a/b?c#d") == "..%2Fa%2Fb%3Fc%23d"

@@ -1,0 +1,76 @@
+"""The built-in model: the same answer each time, at a price, in pieces."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.agents.agent import Agent
+from penstock.agents.messages import Message
+from penstock.agents.model import ModelSettings
+from penstock.containment.limits import Budget
+from penstock.runtime.context import ExecutionContext
+from penstock.server.examples import ExampleModel
+
+
+def quick() -> ExampleModel:
+    return ExampleModel(words_per_second=0)
+
+
+async def said(*messages: Message, model: ExampleModel | None = None) -> str:
+    with ExecutionContext() as run:
+        return (await (model or quick()).generate(run, list(messages))).text
+
+
+async def test_it_says_what_it_was_asked_and_what_it_is() -> None:
+    answer = await said(Message.user("Is the gate\n open?"))
+    assert answer.startswith("You said: “Is the gate open?”.")
+    assert "example model" in answer
+
+
+async def test_it_counts_when_it_is_told_to() -> None:
+    assert await said(Message.user("please count slowly to 5")) == "1, 2, 3, 4, 5."
+
+
+async def test_it_does_not_count_for_ever() -> None:
+    assert (await said(Message.user("count to 999999"))).endswith(" 1000.")
+
+
+async def test_it_remembers_how_many_messages_there_were() -> None:
+    answer = await said(Message.user("one"), Message.assistant("…"), Message.user("two"))
+    assert "message 2 of our conversation" in answer
+
+
+async def test_it_is_heard_word_by_word_and_the_words_make_the_answer() -> None:
+    pieces: list[str] = []
+    with ExecutionContext() as run:
+        answer = await quick().generate(
+            run, [Message.user("count to 3")], on_delta=lambda delta: pieces.append(getattr(delta, "text", ""))
+        )
+    assert pieces == ["1, ", "2, ", "3."]
+    assert "".join(pieces) == answer.text
+
+
+async def test_it_asks_for_a_tool_that_it_is_told_the_name_of() -> None:
+    def lookup(what: str) -> str:
+        """Look something up."""
+        return f"{len(what)} letters"
+
+    result = await Agent(quick(), tools=[lookup]).run("use lookup for the gate")
+    assert result.text == "The tool lookup says: 23 letters"
+
+
+async def test_it_has_a_price_and_a_budget_stops_it() -> None:
+    with ExecutionContext(budget=Budget(max_cost_dollars="1")) as run:
+        await quick().generate(run, [Message.user("hello")])
+        assert 0 < run.get_snapshot().cost_usd_accumulated < 0.01
+
+
+async def test_an_answer_that_may_not_be_long_is_cut_and_says_so() -> None:
+    with ExecutionContext() as run:
+        answer = await quick().generate(run, [Message.user("count to 50")], settings=ModelSettings(max_output_tokens=3))
+    assert (answer.text, answer.finish_reason) == ("1, 2, 3, ", "length")
+
+
+@pytest.mark.parametrize("text", ["", " ", "\ud800", "count to", "🌊" * 10_000])
+async def test_whatever_it_is_asked_it_answers(text: str) -> None:
+    assert await said(Message.user(text))
