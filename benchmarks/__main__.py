@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks import _report, agents, cancel, door, graphs, growth, imports, snapshot, telemetry
+from benchmarks import _report, agents, cancel, door, graphs, growth, imports, service, snapshot, telemetry
 
 if __name__ == "__main__":
-    _report.main(door.ask, growth.ask, *graphs.ASKS, agents.ask, snapshot.ask, cancel.ask, telemetry.ask, imports.ask)
+    questions = (agents.ask, snapshot.ask, cancel.ask, telemetry.ask, service.ask, imports.ask)
+    _report.main(door.ask, growth.ask, *graphs.ASKS, *questions)
