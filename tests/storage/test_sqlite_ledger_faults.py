@@ -69,6 +69,9 @@ ACTS: dict[str, Callable[[LedgerStore], object]] = {
     "release": lambda store: store.release("k"),
     "withdraw": lambda store: store.withdraw("k"),
     "leave_unresolved": lambda store: store.leave_unresolved("k"),
+    "grant": lambda store: store.grant("run", Limits(cost_nanos=200)),
+    "charge": lambda store: store.charge("new", "step", USED),
+    "draw_retry by key": lambda store: store.draw_retry("step", "k"),
 }
 
 

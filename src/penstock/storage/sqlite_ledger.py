@@ -13,45 +13,38 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment import accounts
 from penstock.containment.accounts import Account, Balance, Hold, HoldState
-from penstock.containment.ledger import Amounts
+from penstock.containment.ledger import Amounts, charged_not_held, check_same, held_not_charged, no_account, no_hold
 from penstock.containment.limits import Limits, seconds_to_ns
 from penstock.errors import LedgerError, LedgerUnavailable
 from penstock.stops import Stop
-from penstock.storage.sqlite_file import Schema, SqliteFile
-
-CEILINGS = ("cost_nanos", "steps", "tokens", "api_calls", "retries", "time_ns")
-FIGURES = (
-    "committed",
-    "held",
-    "unresolved",
-    "steps_taken",
-    "steps_done",
-    "steps_given_back",
-    "tokens_committed",
-    "tokens_held",
-    "tokens_unresolved",
-    "tokens_in",
-    "tokens_out",
-    "api_calls",
-    "retries",
+from penstock.storage.ledger_rows import (
+    CEILINGS,
+    FIGURES,
+    Moment,
+    account_of,
+    asked_of,
+    boot_id,
+    columns_of,
+    figures_of,
+    limits_of,
+    refusal_of,
 )
-"""The figures of an account, each a column by the name it has in `accounts.Account`."""
+from penstock.storage.sqlite_file import Schema, SqliteFile
 
 OPEN = "state IN ('held', 'unresolved')"
 """As the index has it: SQLite uses the index for what says the same in the same words."""
 
 SCHEMA = Schema(
     application_id=int.from_bytes(b"Pnst"),
-    version=1,
+    version=2,
     statements=(
         f"""CREATE TABLE accounts (
             id INTEGER PRIMARY KEY,
@@ -64,9 +57,7 @@ SCHEMA = Schema(
             {", ".join(f"{name} INTEGER NOT NULL DEFAULT 0 CHECK ({name} >= 0)" for name in FIGURES)},
             CHECK (committed >= held + unresolved),
             CHECK (tokens_committed = tokens_in + tokens_out + tokens_held + tokens_unresolved),
-            CHECK (steps_done <= steps_taken AND steps_taken <= max_steps),
-            CHECK (api_calls <= max_api_calls),
-            CHECK (retries <= max_retries)
+            CHECK (steps_done <= steps_taken)
         ) STRICT""",
         """CREATE TABLE levels (
             account INTEGER NOT NULL REFERENCES accounts (id),
@@ -77,13 +68,22 @@ SCHEMA = Schema(
         """CREATE TABLE holds (
             key TEXT NOT NULL PRIMARY KEY,
             account INTEGER NOT NULL REFERENCES accounts (id),
-            state TEXT NOT NULL CHECK (state IN ('held', 'settled', 'released', 'withdrawn', 'unresolved')),
+            state TEXT NOT NULL CHECK (
+                state IN ('held', 'settled', 'released', 'withdrawn', 'unresolved', 'charged')),
             cost_nanos INTEGER NOT NULL,
             tokens_in INTEGER NOT NULL,
             tokens_out INTEGER NOT NULL,
             api_calls INTEGER NOT NULL
         ) STRICT, WITHOUT ROWID""",
         f"CREATE INDEX open_holds ON holds (state) WHERE {OPEN}",
+        # No check: ceilings may be lowered below what was taken. It is the taking that may not pass them.
+        """CREATE TRIGGER within_ceilings BEFORE UPDATE OF steps_taken, retries ON accounts
+        WHEN NEW.steps_taken > max(OLD.steps_taken, NEW.max_steps) OR NEW.retries > max(OLD.retries, NEW.max_retries)
+        BEGIN SELECT RAISE(ABORT, 'more steps or retries than the account has'); END""",
+        """CREATE TABLE draws (
+            key TEXT NOT NULL PRIMARY KEY,
+            account INTEGER NOT NULL REFERENCES accounts (id)
+        ) STRICT, WITHOUT ROWID""",
     ),
 )
 
@@ -107,9 +107,11 @@ INSERT_LEVELS = """INSERT INTO levels (account, distance, level)
     UNION ALL SELECT :account, distance + 1, level FROM levels WHERE account = :parent"""
 SELECT_HOLD = """SELECT account, state, cost_nanos, tokens_in, tokens_out, api_calls,
     (SELECT name FROM accounts WHERE id = account) AS name FROM holds WHERE key = ?"""
-INSERT_HOLD = "INSERT OR REPLACE INTO holds VALUES (?, ?, 'held', ?, ?, ?, ?)"
+INSERT_HOLD = "INSERT OR REPLACE INTO holds VALUES (?, ?, ?, ?, ?, ?, ?)"
 SELECT_OPEN_HOLDS = f"""SELECT key, cost_nanos, tokens_in, tokens_out, api_calls FROM holds
-    WHERE {OPEN} AND state = ?"""
+    WHERE {OPEN} AND state = :state AND substr(key, 1, :size) = :prefix"""
+SELECT_DRAW = "SELECT account, (SELECT name FROM accounts WHERE id = account) AS name FROM draws WHERE key = ?"
+GRANT = f"UPDATE accounts SET {', '.join(f'max_{name} = ?' for name in CEILINGS)} WHERE id = ?"
 
 CHANGE = f"""UPDATE accounts SET {", ".join(f"{name} = {name} + :{name}" for name in FIGURES)}
     WHERE id IN (SELECT level FROM levels WHERE account = :account)"""
@@ -126,22 +128,6 @@ DRAW_RETRY = """UPDATE accounts SET retries = retries + 1
     WHERE id IN (SELECT level FROM levels WHERE account = :account) AND NOT EXISTS (
         SELECT 1 FROM levels JOIN accounts AS here ON here.id = levels.level
         WHERE levels.account = :account AND here.retries >= here.max_retries)"""
-
-
-class Moment(NamedTuple):
-    """A reading of both clocks: monotonic time means something until the machine starts anew, wall time after that."""
-
-    boot: str
-    monotonic_ns: int
-    wall_ns: int
-
-    def since_opened_ns(self, row: Mapping[str, Any]) -> int:
-        """How old the account is; as in TAKE, which asks the same of every level."""
-        if row["opened_boot"] == self.boot:
-            since: int = self.monotonic_ns - row["opened_monotonic_ns"]
-        else:
-            since = self.wall_ns - row["opened_wall_ns"]
-        return max(0, since)
 
 
 Change = Callable[[Hold], None]
@@ -173,7 +159,7 @@ class SqliteLedgerStore:
         factory: type[sqlite3.Connection] = sqlite3.Connection,
     ) -> None:
         self._clock = clock
-        self._boot = _boot_id()
+        self._boot = boot_id()
         patience_s = seconds_to_ns(busy_timeout_s, "busy_timeout_s") / 1e9
         self._file = SqliteFile(
             path, SCHEMA, fault=LedgerUnavailable, busy_timeout_s=patience_s, fsync=fsync, factory=factory
@@ -205,22 +191,29 @@ class SqliteLedgerStore:
             if known is None:
                 new = connection.execute(INSERT_ACCOUNT, (account, above, *self._now(), *ceilings)).lastrowid
                 connection.execute(INSERT_LEVELS, {"account": new, "parent": above})
-            elif _limits(known) != limits or known["parent"] != above:
+            elif limits_of(known) != limits or known["parent"] != above:
                 raise LedgerError(f"account {account!r} exists with other limits or another parent")
+
+    def grant(self, account: str, limits: Limits) -> None:
+        """Replace the ceilings of the account; what was taken stays taken."""
+        with self._file.writing() as connection:
+            target = _account_id(connection, account)
+            connection.execute(GRANT, (*(getattr(limits, name) for name in CEILINGS), target))
 
     def hold(self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False) -> Stop | None:
         """Take `ask` from the account and every ancestor, or say what refuses; a key is taken once."""
         with self._file.writing() as connection:
             target = _account_id(connection, account)
             known = _found(connection, SELECT_HOLD, key)
+            if known is not None and known["state"] == "charged":
+                raise charged_not_held(key)
             if known is not None and known["state"] != "withdrawn":
-                _check_same(key, known, account, ask)
+                check_same("hold", key, (known["name"], asked_of(known)), (account, ask))
                 return None
             now = self._now()
             if not _take(connection, target, ask, retry_drawn, now):
-                return _refusal(connection, target, ask, retry_drawn, now)
-            amounts = ask.cost_nanos, ask.tokens_in, ask.tokens_out, ask.api_calls
-            connection.execute(INSERT_HOLD, (key, target, *amounts))
+                return refusal_of(_rows(connection, SELECT_LEVELS, target), ask, retry_drawn, now)
+            connection.execute(INSERT_HOLD, (key, target, "held", *columns_of(ask)))
             return None
 
     def settle(self, key: str, actual: Amounts, *, succeeded: bool = True) -> None:
@@ -240,34 +233,57 @@ class SqliteLedgerStore:
         """The call is over and its bill is unknown."""
         self._end(key, "unresolved", accounts.leave_unresolved)
 
-    def draw_retry(self, account: str) -> bool:
-        """Take one retry from every level; False if one has none left."""
+    def charge(self, key: str, account: str, actual: Amounts) -> None:
+        """Count what was spent outside any hold; a key is charged once, and never refused."""
         with self._file.writing() as connection:
             target = _account_id(connection, account)
-            return connection.execute(DRAW_RETRY, {"account": target}).rowcount > 0
+            known = _found(connection, SELECT_HOLD, key)
+            if known is not None and known["state"] != "charged":
+                raise held_not_charged(key)
+            if known is not None:
+                check_same("charge", key, (known["name"], asked_of(known)), (account, actual))
+                return
+            connection.execute(CHANGE, {"account": target, **_charged(actual)})
+            connection.execute(INSERT_HOLD, (key, target, "charged", *columns_of(actual)))
+
+    def draw_retry(self, account: str, key: str | None = None) -> bool:
+        """Take one retry from every level; False if one has none left. A key draws once."""
+        with self._file.writing() as connection:
+            target = _account_id(connection, account)
+            known = None if key is None else _found(connection, SELECT_DRAW, key)
+            if known is not None:
+                check_same("retry", str(key), (known["name"], None), (account, None))
+                return True
+            drawn = connection.execute(DRAW_RETRY, {"account": target}).rowcount > 0
+            if drawn and key is not None:
+                connection.execute("INSERT INTO draws VALUES (?, ?)", (key, target))
+            return drawn
 
     def balance(self, account: str) -> Balance:
         """The figures of the account, all of one instant; KeyError if there is none of that name."""
         with self._file.reading() as connection:
-            return accounts.balance(_account(_row(connection, SELECT_ACCOUNT, account), self._now()))
+            return accounts.balance(account_of(_row(connection, SELECT_ACCOUNT, account), self._now()))
 
     def unresolved(self) -> Mapping[str, Amounts]:
         """The keys whose bill is unknown, with what each still holds."""
         return self._in_state("unresolved")
 
-    def held(self) -> Mapping[str, Amounts]:
+    def held(self, prefix: str = "") -> Mapping[str, Amounts]:
         """The keys of calls that are under way, or whose process died before it said how they ended."""
-        return self._in_state("held")
+        return self._in_state("held", prefix)
 
-    def _in_state(self, state: HoldState) -> Mapping[str, Amounts]:
+    def _in_state(self, state: HoldState, prefix: str = "") -> Mapping[str, Amounts]:
         with self._file.reading() as connection:
-            return {key: Amounts(*ask) for key, *ask in connection.execute(SELECT_OPEN_HOLDS, (state,))}
+            found = connection.execute(SELECT_OPEN_HOLDS, {"state": state, "prefix": prefix, "size": len(prefix)})
+            return {key: Amounts(*ask) for key, *ask in found}
 
     def _end(self, key: str, to: HoldState, end: Change) -> None:
         with self._file.writing() as connection:
             hold = _found(connection, SELECT_HOLD, key)
             if hold is None:
-                raise LedgerError(f"no hold {key!r}: it was refused, or never asked for")
+                raise no_hold(key)
+            if hold["state"] == "charged":
+                raise charged_not_held(key)
             if hold["state"] == to:
                 return
             connection.execute(CHANGE, {"account": hold["account"], **_changes(hold, end)})
@@ -288,27 +304,8 @@ def _take(connection: sqlite3.Connection, account: int, ask: Amounts, retry_draw
         "least_calls": ask.api_calls or 1,
         "retry_drawn": retry_drawn,
     }
-    change = {"account": account, **_figures(empty), **least, **now._asdict()}
+    change = {"account": account, **figures_of(empty), **least, **now._asdict()}
     return connection.execute(TAKE, change).rowcount > 0
-
-
-def _refusal(connection: sqlite3.Connection, account: int, ask: Amounts, retry_drawn: bool, now: Moment) -> Stop:
-    nearest: Account | None = None
-    for row in reversed(_rows(connection, SELECT_LEVELS, account)):
-        nearest = _account(row, now, nearest)
-    assert nearest is not None, "an account is a level of its own"
-    tokens = ask.tokens_in + ask.tokens_out
-    stop = accounts.hold(nearest, ask.cost_nanos, tokens, ask.api_calls, 0, retry_drawn)
-    assert isinstance(stop, Stop), "a call was refused that nothing refuses"
-    return stop
-
-
-def _account(row: Mapping[str, Any], now: Moment, above: Account | None = None) -> Account:
-    """The account as it was read, seen at the moment 0: it was opened as long before as it is old now."""
-    account = Account(row["name"], _limits(row), above, -now.since_opened_ns(row))
-    for name in FIGURES:
-        setattr(account, name, row[name])
-    return account
 
 
 def _rows(connection: sqlite3.Connection, statement: str, of: str | int) -> list[dict[str, Any]]:
@@ -325,7 +322,7 @@ def _found(connection: sqlite3.Connection, statement: str, of: str) -> dict[str,
 def _row(connection: sqlite3.Connection, statement: str, name: str) -> dict[str, Any]:
     row = _found(connection, statement, name)
     if row is None:
-        raise KeyError(f"no account {name!r}; open it first")
+        raise no_account(name)
     return row
 
 
@@ -335,23 +332,11 @@ def _account_id(connection: sqlite3.Connection, name: str) -> int:
     return number
 
 
-def _limits(row: Mapping[str, Any]) -> Limits:
-    return Limits(**{name: row[f"max_{name}"] for name in CEILINGS})
-
-
-def _asked(hold: Mapping[str, Any]) -> Amounts:
-    return Amounts(hold["cost_nanos"], hold["tokens_in"], hold["tokens_out"], hold["api_calls"])
-
-
-def _check_same(key: str, known: Mapping[str, Any], account: str, ask: Amounts) -> None:
-    if known["name"] != account:
-        raise LedgerError(f"hold {key!r} was taken from {known['name']!r}, not from {account!r}")
-    if _asked(known) != ask:
-        raise LedgerError(f"hold {key!r} was taken for {_asked(known)}, not for {ask}")
-
-
-def _figures(account: Account) -> dict[str, int]:
-    return {name: getattr(account, name) for name in FIGURES}
+def _charged(actual: Amounts) -> dict[str, int]:
+    """What a charge adds to each figure of each level."""
+    empty = Account("")
+    accounts.charge(empty, *columns_of(actual))
+    return figures_of(empty)
 
 
 def _changes(hold: Mapping[str, Any], end: Change) -> dict[str, int]:
@@ -359,14 +344,6 @@ def _changes(hold: Mapping[str, Any], end: Change) -> dict[str, int]:
     empty = Account("")
     held = Hold(empty, hold["cost_nanos"], hold["tokens_in"] + hold["tokens_out"], hold["api_calls"])
     REACHED[hold["state"]](held)
-    before = _figures(empty)
+    before = figures_of(empty)
     end(held)
-    return {name: after - before[name] for name, after in _figures(empty).items()}
-
-
-def _boot_id() -> str:
-    """What is the same in every process until the machine starts anew; where nothing says so, of this store alone."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return uuid.uuid4().hex
+    return {name: after - before[name] for name, after in figures_of(empty).items()}

@@ -1,6 +1,7 @@
 """What every implementation of a port must do, as tests to inherit.
 
 - LedgerStoreContract: accounts by name, holds by key
+- `penstock.testing.contracts.stores`: runs, events, journals, graphs, approvals, cancels and chats of a service
 """
 
 from penstock.testing.contracts.ledger_store import LedgerStoreContract

@@ -107,6 +107,12 @@ class LedgerStoreContract(ABC):
             self.store.hold("k", "nobody", ASK)
         with raises(KeyError):
             self.store.draw_retry("nobody")
+        with raises(KeyError):
+            self.store.draw_retry("nobody", "k")
+        with raises(KeyError):
+            self.store.grant("nobody", NO_LIMITS)
+        with raises(KeyError):
+            self.store.charge("k", "nobody", USED)
 
     def test_a_hold_takes_from_its_account_and_every_ancestor_in_one_act(self) -> None:
         self.open_tree()
@@ -321,6 +327,145 @@ class LedgerStoreContract(ABC):
         assert self.refused("k1", "run").reason is StopReason.RETRY_BUDGET_EXCEEDED
         assert self.store.hold("k2", "run", ASK, retry_drawn=True) is None
 
+    def test_a_key_draws_its_retry_once(self) -> None:
+        self.store.open_account("run", Limits(retries=2))
+        self.store.open_account("graph", NO_LIMITS, parent="run")
+        for _ in range(3):
+            assert self.store.draw_retry("graph", "k1")
+        assert self.store.draw_retry("graph", "k2")
+        assert not self.store.draw_retry("graph", "k3")
+        assert self.store.draw_retry("graph", "k1"), "it was drawn for this one already"
+        assert (self.store.balance("graph").retries, self.store.balance("run").retries) == (2, 2)
+
+    def test_a_retry_that_was_refused_can_be_drawn_once_there_is_one(self) -> None:
+        self.store.open_account("run", Limits(retries=0))
+        assert not self.store.draw_retry("run", "k")
+        self.store.grant("run", Limits(retries=1))
+        assert self.store.draw_retry("run", "k")
+        assert self.store.balance("run").retries == 1
+
+    def test_the_retry_of_a_key_cannot_be_drawn_from_another_account(self) -> None:
+        self.open_tree()
+        assert self.store.draw_retry("step", "k")
+        with raises(LedgerError):
+            self.store.draw_retry("graph", "k")
+        assert self.store.balance("run").retries == 1
+
+    def test_the_key_of_a_retry_may_be_that_of_a_hold(self) -> None:
+        self.open_tree()
+        self.take("k")
+        assert self.store.draw_retry("step", "k")
+        assert self.figures("run")["held_nanos"] == 10
+
+    def test_more_is_granted_to_an_account_that_has_used_up_what_it_had(self) -> None:
+        self.open_tree(Limits(cost_nanos=10, steps=1, tokens=7, api_calls=1))
+        self.take("k1")
+        self.refused("k2", "step")
+        before = self.figures("run")
+        self.store.grant("run", Limits(cost_nanos=20, steps=2, tokens=14, api_calls=2))
+        assert self.figures("run") == before
+        assert self.store.balance("run").limits == Limits(cost_nanos=20, steps=2, tokens=14, api_calls=2)
+        self.take("k2")
+        self.refused("k3", "step")
+
+    def test_ceilings_may_be_lowered_below_what_was_taken_and_then_nothing_more_starts(self) -> None:
+        self.open_tree()
+        for key in ("k1", "k2"):
+            self.take(key)
+            assert self.store.draw_retry("step", key)
+        before = self.figures("run")
+        self.store.grant("run", Limits(cost_nanos=1, steps=1, tokens=1, api_calls=1, retries=1))
+        assert self.figures("run") == before
+        assert self.refused("k3", "step").reason is StopReason.BUDGET_EXCEEDED
+        self.store.settle("k1", USED)
+        self.store.leave_unresolved("k2")
+        assert self.figures("run") == figures(
+            spent_nanos=6,
+            unresolved_nanos=10,
+            steps=1,
+            tokens_in=3,
+            tokens_out=2,
+            tokens_held=7,
+            api_calls=2,
+            retries=2,
+            attempts=2,
+        )
+
+    def test_time_that_is_granted_counts_from_when_the_account_was_opened(self) -> None:
+        self.store.open_account("run", Limits(time_ns=100))
+        self.clock.advance_ns(100)
+        assert self.refused("k", "run").reason is StopReason.TIMEOUT
+        self.store.grant("run", Limits(time_ns=101))
+        self.take("k", "run")
+        self.clock.advance_ns(1)
+        assert self.refused("k2", "run").reason is StopReason.TIMEOUT
+
+    def test_an_account_is_opened_again_with_the_ceilings_it_was_granted(self) -> None:
+        self.store.open_account("run", Limits(steps=1))
+        self.store.grant("run", Limits(steps=2))
+        self.store.open_account("run", Limits(steps=2))
+        with raises(LedgerError):
+            self.store.open_account("run", Limits(steps=1))
+
+    def test_a_charge_is_spent_at_every_level(self) -> None:
+        self.open_tree()
+        self.store.charge("k", "step", replace(USED, api_calls=1))
+        for account in ("step", "graph", "run"):
+            assert self.figures(account) == figures(spent_nanos=6, tokens_in=3, tokens_out=2, api_calls=1), account
+
+    def test_a_charge_may_pass_every_ceiling_and_then_nothing_more_starts(self) -> None:
+        self.open_tree(Limits(cost_nanos=1, steps=0, tokens=1, api_calls=0, retries=0, time_ns=0))
+        self.store.charge("k", "step", Amounts(100, 20, 30, 4))
+        assert self.figures("run") == figures(spent_nanos=100, tokens_in=20, tokens_out=30, api_calls=4)
+        assert self.refused("k2", "step", Amounts()).reason is StopReason.BUDGET_EXCEEDED
+
+    def test_a_key_is_charged_once(self) -> None:
+        self.open_tree()
+        for _ in range(3):
+            self.store.charge("k", "step", USED)
+        assert self.figures("run") == figures(spent_nanos=6, tokens_in=3, tokens_out=2)
+        for account, amounts in (("step", replace(USED, cost_nanos=7)), ("graph", USED)):
+            with raises(LedgerError):
+                self.store.charge("k", account, amounts)
+        assert self.figures("run") == figures(spent_nanos=6, tokens_in=3, tokens_out=2)
+
+    def test_a_key_is_that_of_a_charge_or_of_a_hold(self) -> None:
+        self.open_tree()
+        self.take("held")
+        self.store.charge("charged", "step", USED)
+        before = self.figures()
+        with raises(LedgerError):
+            self.store.charge("held", "step", ASK)
+        with raises(LedgerError):
+            self.store.hold("charged", "step", USED)
+        for end in self.endings().values():
+            with raises(LedgerError):
+                end("charged")
+        assert self.figures() == before
+
+    def test_holds_that_are_open_are_listed_by_the_beginning_of_their_key(self) -> None:
+        self.open_tree()
+        assert dict(self.store.held()) == {}
+        for key in ("r/1/a", "r/1/b", "r/10/a", "R/1/a", "r%", "r_1/a", "x/r/1", "r/1/ünï🌊/a"):
+            self.take(key)
+        self.take("r/1/other", ask=Amounts(1))
+        self.store.settle("r/1/b", USED)
+        self.store.charge("r/1/charged", "step", USED)
+        assert dict(self.store.held("r/1/")) == {"r/1/a": ASK, "r/1/other": Amounts(1), "r/1/ünï🌊/a": ASK}
+        assert dict(self.store.held("r/1/ünï🌊")) == {"r/1/ünï🌊/a": ASK}
+        assert set(self.store.held("r%")) == {"r%"}
+        assert set(self.store.held("r_")) == {"r_1/a"}
+        assert len(self.store.held()) == 8
+        self.store.leave_unresolved("r/1/a")
+        self.store.withdraw("r/1/other")
+        assert set(self.store.held("r/1/")) == {"r/1/ünï🌊/a"}
+
+    def test_concurrent_charges_and_draws_of_one_key_count_once(self) -> None:
+        self.open_tree(Limits(retries=3))
+        self.at_once(lambda thread: self.store.charge("k", "step", USED))
+        assert set(self.at_once(lambda thread: self.store.draw_retry("step", "k"))) == {True}
+        assert self.figures("run") == figures(spent_nanos=6, tokens_in=3, tokens_out=2, retries=1)
+
     def test_unresolved_holds_are_listed_with_what_was_asked_for_them(self) -> None:
         self.open_tree()
         assert dict(self.store.unresolved()) == {}
@@ -439,7 +584,10 @@ class LedgerStoreContract(ABC):
         acts: dict[str, Callable[[], object]] = {
             "open_account": lambda: self.store.open_account("new", NO_LIMITS),
             "hold": lambda: self.store.hold("k2", "step", ASK),
+            "grant": lambda: self.store.grant("run", Limits(steps=9)),
+            "charge": lambda: self.store.charge("k3", "step", USED),
             "draw_retry": lambda: self.store.draw_retry("step"),
+            "draw_retry by key": lambda: self.store.draw_retry("step", "k"),
             "settle": lambda: self.store.settle("k", USED),
             "release": lambda: self.store.release("k"),
             "withdraw": lambda: self.store.withdraw("k"),

@@ -1,0 +1,181 @@
+"""What is in a database, version by version.
+
+A version is a list of statements that take a database from the one before to it. They are written in SQLite's words;
+`for_postgres` says the same in PostgreSQL's. A published version is never changed: what comes later is a new one. All
+that are missing are run in one transaction, so that a database is of one version or the other, and never between.
+
+SQLite keeps the number in the header of the file, PostgreSQL in the table `penstock_schema`.
+"""
+
+from __future__ import annotations
+
+import re
+
+APPLICATION_ID = int.from_bytes(b"PnSt")
+"""In the header of a SQLite file: that its tables are these. A ledger's is another."""
+
+RUNS = (
+    """CREATE TABLE runs (
+        id TEXT NOT NULL PRIMARY KEY,
+        owner TEXT NOT NULL,
+        graph_id TEXT NOT NULL,
+        graph_version BIGINT NOT NULL,
+        input TEXT NOT NULL,
+        limits TEXT NOT NULL,
+        origin TEXT NOT NULL,
+        chat_id TEXT,
+        status TEXT NOT NULL,
+        created_ms BIGINT NOT NULL,
+        started_ms BIGINT,
+        ended_ms BIGINT,
+        worker TEXT,
+        lease_until_ms BIGINT NOT NULL,
+        epoch BIGINT NOT NULL,
+        stop_reason TEXT,
+        error TEXT,
+        output TEXT NOT NULL,
+        cost_nanos BIGINT NOT NULL,
+        tokens_in BIGINT NOT NULL,
+        tokens_out BIGINT NOT NULL,
+        unresolved_nanos BIGINT NOT NULL
+    )""",
+    "CREATE INDEX runs_by_age ON runs (created_ms, id)",
+    "CREATE INDEX runs_by_owner ON runs (owner, created_ms, id)",
+    "CREATE INDEX runs_by_chat ON runs (chat_id, created_ms, id) WHERE chat_id IS NOT NULL",
+    "CREATE INDEX runs_by_status ON runs (status, owner)",
+    # By another word for the status: else SQLite would find open runs by status, and sort all of them for each claim.
+    "CREATE INDEX runs_open ON runs (created_ms, id) WHERE coalesce(status, '') IN ('queued', 'running', 'waiting')",
+    "CREATE INDEX runs_ended ON runs (ended_ms) WHERE ended_ms IS NOT NULL",
+)
+EVENTS = (
+    """CREATE TABLE events (
+        run_id TEXT NOT NULL,
+        seq BIGINT NOT NULL,
+        at_ms BIGINT NOT NULL,
+        type TEXT NOT NULL,
+        data TEXT NOT NULL,
+        PRIMARY KEY (run_id, seq)
+    ) WITHOUT ROWID""",
+)
+JOURNAL = (
+    """CREATE TABLE journal (
+        number SERIAL,
+        run_id TEXT NOT NULL,
+        key TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        value TEXT NOT NULL,
+        cost_nanos BIGINT NOT NULL,
+        tokens_in BIGINT NOT NULL,
+        tokens_out BIGINT NOT NULL,
+        at_ms BIGINT NOT NULL,
+        UNIQUE (run_id, key)
+    )""",
+)
+GRAPHS = (
+    """CREATE TABLE graphs (
+        id TEXT NOT NULL PRIMARY KEY,
+        owner TEXT NOT NULL,
+        newest BIGINT NOT NULL,
+        is_archived BIGINT NOT NULL
+    )""",
+    """CREATE TABLE graph_versions (
+        id TEXT NOT NULL REFERENCES graphs (id),
+        version BIGINT NOT NULL,
+        name TEXT NOT NULL,
+        document TEXT NOT NULL,
+        digest TEXT NOT NULL,
+        created_ms BIGINT NOT NULL,
+        PRIMARY KEY (id, version)
+    )""",
+)
+APPROVALS = (
+    """CREATE TABLE approvals (
+        id TEXT NOT NULL PRIMARY KEY,
+        run_id TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        key TEXT NOT NULL,
+        node_id TEXT NOT NULL,
+        question TEXT NOT NULL,
+        value TEXT NOT NULL,
+        state TEXT NOT NULL,
+        answer TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        asked_ms BIGINT NOT NULL,
+        answered_ms BIGINT,
+        answered_by TEXT,
+        UNIQUE (run_id, key)
+    )""",
+    "CREATE INDEX approvals_by_owner ON approvals (owner, asked_ms, id)",
+    "CREATE INDEX approvals_by_state ON approvals (state, asked_ms, id)",
+    """CREATE TABLE cancels (
+        run_id TEXT NOT NULL PRIMARY KEY,
+        reason TEXT NOT NULL,
+        by_whom TEXT NOT NULL,
+        at_ms BIGINT NOT NULL,
+        until_ms BIGINT NOT NULL
+    )""",
+)
+CHATS = (
+    """CREATE TABLE chats (
+        id TEXT NOT NULL PRIMARY KEY,
+        owner TEXT NOT NULL,
+        title TEXT NOT NULL,
+        graph_id TEXT NOT NULL,
+        created_ms BIGINT NOT NULL,
+        updated_ms BIGINT NOT NULL,
+        leaf TEXT NOT NULL
+    )""",
+    "CREATE INDEX chats_by_use ON chats (updated_ms, id)",
+    "CREATE INDEX chats_by_owner ON chats (owner, updated_ms, id)",
+    """CREATE TABLE messages (
+        number SERIAL,
+        chat_id TEXT NOT NULL REFERENCES chats (id),
+        id TEXT NOT NULL,
+        parent_id TEXT NOT NULL,
+        role TEXT NOT NULL,
+        content TEXT NOT NULL,
+        at_ms BIGINT NOT NULL,
+        data TEXT NOT NULL,
+        is_in_view BIGINT NOT NULL,
+        UNIQUE (chat_id, id)
+    )""",
+    "CREATE INDEX messages_by_parent ON messages (chat_id, parent_id)",
+    """CREATE TABLE attachments (
+        id TEXT NOT NULL PRIMARY KEY,
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        media_type TEXT NOT NULL,
+        size BIGINT NOT NULL,
+        created_ms BIGINT NOT NULL,
+        content BLOB NOT NULL
+    )""",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = ((*RUNS, *EVENTS, *JOURNAL, *GRAPHS, *APPROVALS, *CHATS),)
+"""The statements that make version 1, 2, …"""
+
+IN_SQLITE = {"SERIAL": "INTEGER PRIMARY KEY", "BIGINT": "INTEGER"}
+IN_POSTGRES = {
+    "SERIAL": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "BLOB": "BYTEA",
+    "TEXT": 'TEXT COLLATE "C"',  # sorted by code point, as SQLite and Python do
+    " WITHOUT ROWID": "",
+}
+
+
+def for_sqlite(statement: str) -> str:
+    """The statement in SQLite's words; its tables refuse what is not of a column's type, as PostgreSQL's do."""
+    said = _said(statement, IN_SQLITE)
+    if not said.startswith("CREATE TABLE"):
+        return said
+    return f"{said}, STRICT" if said.endswith("WITHOUT ROWID") else f"{said} STRICT"
+
+
+def for_postgres(statement: str) -> str:
+    """The statement in PostgreSQL's words."""
+    return _said(statement, IN_POSTGRES)
+
+
+def _said(statement: str, words: dict[str, str]) -> str:
+    pattern = "|".join(rf"{re.escape(word)}\b" for word in words)
+    return re.sub(pattern, lambda found: words[found[0]], statement)

@@ -1,0 +1,365 @@
+"""A database in one SQLite file.
+
+Writes go to one thread. It takes all that wait for it into one transaction, each act under a savepoint of its own, and
+answers their callers after the commit: under load, many acts share what a commit costs. Reads go to threads with
+connections of their own, and wait for nobody. How the file itself is opened, locked and lost is `SqliteFile`'s matter.
+
+Another process may write to the same file, and SQLite tells nobody. So while somebody waits for a bell, the writer asks
+every 0.2 s whether another connection has changed the file, and wakes everybody if so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from penstock.hosting.ports import StoreUnavailable
+from penstock.storage.databases.bells import Bells
+from penstock.storage.databases.port import Act, Dialect, Row, T, Value
+from penstock.storage.sqlite_file import Schema, SqliteFile
+
+DIALECT = Dialect("sqlite", update_lock="", share_lock="", skip_locked="")
+"""There is one writer: what a writing act has read stays true without locks."""
+READERS = 2
+LOOK_S = 0.2
+"""How long something that another process has written may go unnoticed."""
+MOST_AT_ONCE = 1_000
+"""So many acts share a transaction; more would keep the first ones waiting."""
+
+ADVICE = {
+    "SQLITE_BUSY": "another process keeps it locked; find out which, and ask again",
+    "SQLITE_LOCKED": "another process keeps it locked; find out which, and ask again",
+    "SQLITE_FULL": "free space on its disk",
+    "SQLITE_READONLY": "let this user write to the file and its folder",
+    "SQLITE_CANTOPEN": "make its folder, and let this user write there",
+    "SQLITE_PERM": "let this user write to the file and its folder",
+    "SQLITE_IOERR": "look after its disk, and ask again",
+    "SQLITE_CORRUPT": "restore it from a backup",
+    "SQLITE_NOTADB": "name another file, or restore it from a backup",
+    "SQLITE_TOOBIG": "keep less in one row",
+    "the file is gone": "put it back and open it anew; it is not made again, for that would forget everything",
+}
+"""What to do about a fault, by what is said of it."""
+
+
+class SqliteTransaction:
+    """One act's view of a connection, on the thread that has it."""
+
+    dialect = DIALECT
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.topics: list[str] = []
+
+    async def rows(self, statement: str, *values: Value) -> Sequence[Row]:
+        return self._connection.execute(statement, values).fetchall()
+
+    async def row(self, statement: str, *values: Value) -> Row | None:
+        rows: list[Row] = self._connection.execute(statement, values).fetchall()  # all, so that RETURNING is done
+        return rows[0] if rows else None
+
+    async def run(self, statement: str, *values: Value) -> int:
+        return self._connection.execute(statement, values).rowcount
+
+    async def run_many(self, statement: str, values: Iterable[Sequence[Value]]) -> None:
+        self._connection.executemany(statement, values)
+
+    def ring(self, topic: str) -> None:
+        self.topics.append(topic)
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """An act on its way: who waits for it, and what came of it."""
+
+    act: Act[Any]
+    answer: asyncio.Future[Any]
+    result: Any = None
+    error: BaseException | None = None
+    topics: list[str] = field(default_factory=list)
+
+    def tell(self) -> None:
+        """On the loop: whoever waits goes on."""
+        if self.answer.done():  # the caller was cancelled
+            return
+        if self.error is None:
+            self.answer.set_result(self.result)
+        else:
+            self.answer.set_exception(self.error)
+
+
+Queue = SimpleQueue[Job | None]
+Serve = Callable[[SqliteFile, Sequence[Job]], None]
+Tell = Callable[[Sequence[Job]], None]
+
+
+class SqliteDatabase:
+    """A `Database` in a file, for the event loop it was opened on; made by `open`."""
+
+    def __init__(self, path: Path, open_file: Callable[[], SqliteFile]) -> None:
+        self.path = path
+        self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
+        self._bells = Bells()
+        self._watch: asyncio.Task[None] | None = None
+        self._version: int | None = None
+        """What changes when another connection has written; of the last look."""
+        self._is_closed = False
+        writes: Queue = SimpleQueue()
+        reads: Queue = SimpleQueue()
+        self._writes, self._reads = writes, reads
+        self._desks = [Desk("penstock-sqlite-writer", open_file, writes, write_all, MOST_AT_ONCE, self._tell)]
+        for _ in range(READERS):  # one act each: another reader may take the next
+            self._desks.append(Desk("penstock-sqlite-reader", open_file, reads, read_all, 1, self._tell))
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        schema: Schema,
+        *,
+        busy_timeout_s: float = 0.9,
+        fsync: bool = False,
+        factory: type[sqlite3.Connection] = sqlite3.Connection,
+    ) -> SqliteDatabase:
+        """Open the file, made with the tables of `schema` if it is not there.
+
+        With `fsync` every commit waits for the disk, so that what was answered survives a power cut too.
+        """
+
+        def open_file() -> SqliteFile:
+            return SqliteFile(path, schema, fault=fault, busy_timeout_s=busy_timeout_s, fsync=fsync, factory=factory)
+
+        database = cls(path, open_file)
+        try:
+            for desk in database._desks:  # the writer first: it makes the file
+                desk.start()
+                await desk.opened
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    async def write(self, act: Act[T]) -> T:
+        return await self._ask(self._writes, act)
+
+    async def read(self, act: Act[T]) -> T:
+        return await self._ask(self._reads, act)
+
+    @property
+    def rung(self) -> int:
+        return self._bells.rung
+
+    async def wait(self, topic: str, seen: int, timeout_s: float) -> None:
+        self._check()
+        if self._watch is None or self._watch.done():
+            self._watch = self._loop.create_task(self._watch_others(), name="penstock-sqlite-watch")
+        await self._bells.wait(topic, seen, timeout_s)
+
+    async def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._bells.ring_all()
+            self._stop_asking()
+        if self._watch is not None:
+            await asyncio.wait((self._watch,))
+        for desk in self._desks:
+            await desk.ended
+
+    def _stop_asking(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        self._writes.put(None)
+        for _ in range(READERS):
+            self._reads.put(None)
+
+    async def _ask(self, queue: Queue, act: Act[T]) -> T:
+        self._check()
+        answer: asyncio.Future[T] = self._loop.create_future()
+        queue.put(Job(act, answer))
+        return await answer
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise fault(f"{str(self.path)!r} was closed")
+        if self._process != os.getpid():
+            raise fault(f"{str(self.path)!r} was opened by the process this one was forked from; open it anew here")
+        if self._loop is not asyncio.get_running_loop():
+            raise fault(f"{str(self.path)!r} was opened on another event loop; open it anew on this one")
+
+    def _tell(self, jobs: Sequence[Job]) -> None:
+        """On the loop: answer those who wait, then ring for what they have done."""
+        for job in jobs:
+            job.tell()
+        for job in jobs:
+            for topic in job.topics:
+                self._bells.ring(topic)
+
+    async def _watch_others(self) -> None:
+        """While somebody waits for a bell: wake everybody when another connection has written since the last look."""
+        while True:
+            with suppress(StoreUnavailable):
+                now = await self.write(_data_version)
+                if now != self._version:
+                    self._bells.ring_all()
+                self._version = now
+            await asyncio.sleep(LOOK_S)
+            if not self._bells.is_awaited:
+                return
+
+
+class Desk:
+    """A thread with a connection to the file, and the queue of acts before it. None in the queue ends it."""
+
+    def __init__(
+        self, name: str, open_file: Callable[[], SqliteFile], queue: Queue, serve: Serve, most: int, tell: Tell
+    ) -> None:
+        self._name = name
+        self._open_file = open_file
+        self._queue = queue
+        self._serve = serve
+        self._most = most
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self.opened: asyncio.Future[None] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self.ended.set_result(None)  # it has not begun
+
+    def start(self) -> None:
+        """Begin; `opened` says whether there is a file."""
+        self.ended = self._loop.create_future()
+        threading.Thread(target=self._work, name=self._name, daemon=True).start()
+
+    def _work(self) -> None:
+        try:
+            file = self._open_file()
+        except BaseException as error:
+            self._post(_settle, self.opened, error)
+            self._post(_settle, self.ended, None)
+            return
+        self._post(_settle, self.opened, None)
+        try:
+            self._serve_all(file)
+        finally:
+            file.close()
+            self._post(_settle, self.ended, None)
+
+    def _serve_all(self, file: SqliteFile) -> None:
+        while True:
+            jobs, is_last = self._next()
+            self._serve(file, jobs)
+            self._post(self._tell, jobs)
+            if is_last:
+                return
+
+    def _next(self) -> tuple[list[Job], bool]:
+        """Those who wait, and whether nobody comes after them."""
+        jobs: list[Job] = []
+        job = self._queue.get()
+        with suppress(Empty):
+            while job is not None:
+                jobs.append(job)
+                if len(jobs) >= self._most:
+                    break
+                job = self._queue.get_nowait()
+        return jobs, job is None
+
+    def _post(self, call: Callable[..., None], *args: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(call, *args)
+
+
+def write_all(file: SqliteFile, jobs: Sequence[Job]) -> None:
+    """One transaction for all of them. If it cannot be committed, none of them has happened."""
+    wanted = [job for job in jobs if not job.answer.cancelled()]
+    if not wanted:
+        return
+    try:
+        with file.writing() as connection:
+            if len(wanted) == 1:  # what it could not do is undone with the transaction
+                _do(connection, wanted[0])
+                return
+            for job in wanted:
+                _do_or_undo(file, connection, job)
+    except BaseException as error:
+        for job in wanted:
+            # What the others were told, they were told of a transaction that has not happened.
+            job.error = error if len(wanted) == 1 else fault(str(error))
+            job.topics = []
+
+
+def read_all(file: SqliteFile, jobs: Sequence[Job]) -> None:
+    """Each in a transaction of its own, so that all it reads is of one instant."""
+    for job in jobs:
+        try:
+            with file.reading() as connection:
+                if connection.in_transaction:  # one before could not even be ended
+                    connection.execute("ROLLBACK")
+                connection.execute("BEGIN")
+                try:
+                    _do(connection, job)
+                finally:
+                    connection.execute("ROLLBACK")
+        except BaseException as error:
+            job.error = error
+
+
+def _do(connection: sqlite3.Connection, job: Job) -> None:
+    transaction = SqliteTransaction(connection)
+    job.result = _driven(job.act(transaction))
+    job.topics = transaction.topics
+
+
+def _do_or_undo(file: SqliteFile, connection: sqlite3.Connection, job: Job) -> None:
+    connection.execute("SAVEPOINT act")
+    try:
+        _do(connection, job)
+    except BaseException as error:
+        if not connection.in_transaction:  # SQLite has undone everybody's
+            raise
+        connection.execute("ROLLBACK TO act")
+        job.error = _told(file, error) if isinstance(error, sqlite3.Error) else error
+    connection.execute("RELEASE act")
+
+
+def _driven(act: Coroutine[Any, Any, T]) -> T:
+    """What the act gives; it waits for nothing but its transaction, which never makes it wait."""
+    try:
+        act.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    act.close()
+    raise RuntimeError("an act waited for something that is not its transaction")
+
+
+async def _data_version(transaction: Any) -> int:
+    row = await transaction.row("PRAGMA data_version")
+    return int(row[0])
+
+
+def fault(why: str) -> StoreUnavailable:
+    """The error for what the file cannot do, with what to do about it."""
+    advice = next((told for name, told in ADVICE.items() if name in why), None)
+    return StoreUnavailable(why if advice is None or advice in why else f"{why}; {advice}")
+
+
+def _told(file: SqliteFile, error: sqlite3.Error) -> StoreUnavailable:
+    return fault(f"{str(file.path)!r} cannot record: {error} ({getattr(error, 'sqlite_errorname', '?')})")
+
+
+def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,162 @@
+"""Which version a database is of, and how it comes to the newest.
+
+A new, empty database is made at once. One that is older than this Penstock is never changed by opening it: somebody
+else may be using it. `migrate` does that, when asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.hosting.ports import StoreUnavailable
+from penstock.storage.databases import migrations
+from penstock.storage.databases.migrations import APPLICATION_ID, for_postgres, for_sqlite
+from penstock.storage.databases.port import Transaction, marks
+from penstock.storage.databases.sqlite import SqliteDatabase, fault
+from penstock.storage.sqlite_file import Schema, SqliteFile
+
+if TYPE_CHECKING:
+    from penstock.storage.databases.postgres import PostgresDatabase
+
+BUSY_TIMEOUT_S = 1.5
+"""How long an act waits for other processes: short enough for a service to say in time that it cannot be done."""
+
+
+def newest() -> int:
+    """The version that this Penstock makes and reads."""
+    return len(migrations.MIGRATIONS)
+
+
+def statements(after: int, words: Callable[[str], str]) -> tuple[str, ...]:
+    """What takes a database from that version to the newest."""
+    return tuple(words(statement) for version in migrations.MIGRATIONS[after:] for statement in version)
+
+
+def check(where: str, found: int) -> None:
+    """StoreUnavailable unless it is new or of this version."""
+    if found > newest():
+        raise _newer(where, found)
+    if 0 < found < newest():
+        raise StoreUnavailable(
+            f"{where!r} is of version {found}, and this Penstock needs version {newest()}; run `penstock db upgrade`"
+        )
+
+
+def _newer(where: str, found: int) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{where!r} is of version {found}, and this Penstock knows versions up to {newest()}; "
+        "use the Penstock that upgraded it, or a newer one"
+    )
+
+
+# SQLite.
+
+
+async def open_sqlite(path: Path, *, fsync: bool = False) -> SqliteDatabase:
+    """The database in that file, made if there is none."""
+    check(str(path), await sqlite_version(path))
+    schema = Schema(APPLICATION_ID, newest(), statements(0, for_sqlite))
+    return await SqliteDatabase.open(path, schema, busy_timeout_s=BUSY_TIMEOUT_S, fsync=fsync)
+
+
+async def sqlite_version(path: Path) -> int:
+    """Of what version the file is; 0 if it is not there, or empty."""
+    return await asyncio.to_thread(_sqlite_version, path)
+
+
+async def migrate_sqlite(path: Path) -> int:
+    """Bring the file to the newest version, all of it or nothing; the version it is of then."""
+    return await asyncio.to_thread(_migrate_sqlite, path)
+
+
+def _sqlite_version(path: Path) -> int:
+    if not path.exists():
+        return 0
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=BUSY_TIMEOUT_S)) as file:
+            return _header_version(path, file)
+    except sqlite3.Error as error:
+        raise fault(f"{str(path)!r} cannot be read: {error} ({getattr(error, 'sqlite_errorname', '?')})") from error
+
+
+def _header_version(path: Path, file: sqlite3.Connection) -> int:
+    (tables,) = file.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    (application,) = file.execute("PRAGMA application_id").fetchone()
+    (version,) = file.execute("PRAGMA user_version").fetchone()
+    if not tables and not application:
+        return 0
+    if application != APPLICATION_ID:
+        raise fault(f"{str(path)!r} is a database of something else; name another file")
+    return int(version)
+
+
+def _migrate_sqlite(path: Path) -> int:
+    found = _sqlite_version(path)
+    if found > newest():
+        raise _newer(str(path), found)
+    schema = Schema(APPLICATION_ID, found or newest(), statements(0, for_sqlite))
+    file = SqliteFile(path, schema, fault=fault, busy_timeout_s=BUSY_TIMEOUT_S, fsync=True, factory=sqlite3.Connection)
+    with closing(file), file.writing() as connection:
+        (now,) = connection.execute("PRAGMA user_version").fetchone()  # another process may have done it meanwhile
+        for statement in statements(now, for_sqlite):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {newest()}")
+    return newest()
+
+
+# PostgreSQL.
+
+OURS = ("runs", "events", "journal", "graphs", "approvals", "chats")
+"""Tables that, without a version, are somebody else's."""
+LOCK = int.from_bytes(b"PnstSchm")
+"""Who makes or changes the tables holds this lock, so that others wait and then find it done."""
+HAS_TABLE = "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema() AND table_name IN"
+
+
+async def prepare_postgres(database: PostgresDatabase) -> None:
+    """Make the tables of a new database; StoreUnavailable if it is of another version."""
+    found = await postgres_version(database)
+    check(database.where, found)
+    if found == 0:
+        await migrate_postgres(database)
+
+
+async def postgres_version(database: PostgresDatabase) -> int:
+    """Of what version the database is; 0 if there is nothing of ours in it."""
+    return await database.read(lambda transaction: _postgres_version(transaction, database.where))
+
+
+async def migrate_postgres(database: PostgresDatabase) -> int:
+    """Bring the database to the newest version, all of it or nothing; the version it is of then."""
+
+    async def act(transaction: Transaction) -> int:
+        await transaction.row("SELECT pg_advisory_xact_lock(?)", LOCK)
+        found = await _postgres_version(transaction, database.where)
+        if found > newest():
+            raise _newer(database.where, found)
+        if found == 0:
+            await transaction.run("CREATE TABLE penstock_schema (version BIGINT NOT NULL)")
+            await transaction.run("INSERT INTO penstock_schema (version) VALUES (0)")
+        for statement in statements(found, for_postgres):
+            await transaction.run(statement)
+        await transaction.run("UPDATE penstock_schema SET version = ?", newest())
+        return newest()
+
+    return await database.write(act)
+
+
+async def _postgres_version(transaction: Transaction, where: str) -> int:
+    if await transaction.row(f"{HAS_TABLE} (?)", "penstock_schema") is not None:
+        row = await transaction.row("SELECT max(version) FROM penstock_schema")
+        assert row is not None, "a maximum is one row"
+        return int(row[0] or 0)
+    taken = await transaction.rows(f"{HAS_TABLE} ({marks(len(OURS))})", *OURS)
+    if taken:
+        names = ", ".join(sorted(str(row[0]) for row in taken))
+        raise StoreUnavailable(f"{where!r} has tables of something else ({names}); give Penstock a database of its own")
+    return 0

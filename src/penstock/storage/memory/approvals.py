@@ -1,0 +1,153 @@
+"""Questions to people and wishes to stop, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.hosting.ports import Conflict
+from penstock.hosting.records import ApprovalRecord, ApprovalState, CancelIntent
+from penstock.storage.memory.bells import Bells
+from penstock.storage.memory.runs import MemoryRunStore
+from penstock.storage.memory.shapes import Shape
+from penstock.storage.sql import codec
+
+ANSWERS = ("approved", "edited", "rejected")
+STATES = ("waiting", *ANSWERS, "withdrawn")
+
+APPROVAL: Shape[ApprovalRecord] = Shape(
+    names=("id", "run_id", "owner", "key", "node_id", "answered_by"),
+    texts=("question", "reason"),
+    numbers=("asked_ms", "answered_ms"),
+    documents=("value", "answer"),
+    optional=("answered_ms", "answered_by"),
+    choices={"state": STATES},
+)
+INTENT: Shape[CancelIntent] = Shape(names=("run_id", "by"), texts=("reason",), numbers=("at_ms", "until_ms"))
+
+
+class MemoryApprovalStore:
+    """Questions by id, and by run and key."""
+
+    def __init__(self, runs: MemoryRunStore | None = None) -> None:
+        if runs is not None:
+            runs.on_forget(self._forget)
+        self._approvals: dict[str, ApprovalRecord] = {}
+        self._bells = Bells()
+
+    async def ask(self, approval: ApprovalRecord) -> ApprovalRecord:
+        kept = APPROVAL.kept(approval)
+        known = self._put_before(approval.run_id, approval.key)
+        if known is None:
+            if approval.id in self._approvals:
+                raise Conflict(f"approval {approval.id!r} is another question; give this one an id of its own")
+            return self._keep(kept)
+        if known.state == "withdrawn":
+            # Under the id it had, and as it is asked now: what is approved is what the run has in hand.
+            return self._keep(replace(kept, id=known.id, owner=known.owner))
+        return APPROVAL.given(known)
+
+    async def get(self, approval_id: str) -> ApprovalRecord | None:
+        approval = self._approvals.get(approval_id)
+        return None if approval is None else APPROVAL.given(approval)
+
+    async def list(
+        self,
+        *,
+        run_id: str | None = None,
+        owner: str | None = None,
+        states: Collection[ApprovalState] = (),
+        limit: int = 100,
+    ) -> Sequence[ApprovalRecord]:
+        codec.limit(limit)
+        for state in states:
+            codec.one_of("states", state, STATES)
+        found = self._where(
+            lambda one: (
+                (run_id is None or one.run_id == run_id)
+                and (owner is None or one.owner == owner)
+                and (not states or one.state in states)
+            )
+        )
+        return [APPROVAL.given(approval) for approval in found[:limit]]
+
+    async def answer(
+        self, approval_id: str, state: ApprovalState, *, answer: Any = None, reason: str = "", by: str, now_ms: int
+    ) -> ApprovalRecord:
+        codec.one_of("state", state, ANSWERS)
+        known = self._approval(approval_id)
+        said = replace(APPROVAL.given(known), state=state, answer=answer, reason=reason)
+        after = APPROVAL.kept(replace(said, answered_by=by, answered_ms=now_ms))
+        if known.state == "waiting":
+            return self._keep(after)
+        if APPROVAL.is_same(after, known):
+            return APPROVAL.given(known)
+        raise Conflict(f"approval {approval_id!r} is {known.state} already: the first answer counts")
+
+    async def withdraw(self, run_id: str, *, now_ms: int) -> None:
+        codec.number("now_ms", now_ms)
+        for approval in self._where(lambda one: one.run_id == run_id and one.state == "waiting"):
+            self._keep(replace(approval, state="withdrawn", answered_ms=now_ms))
+
+    async def answered(self, approval_ids: Collection[str]) -> Mapping[str, ApprovalRecord]:
+        asked = {*approval_ids}
+        found = self._where(lambda one: one.id in asked and one.state != "waiting")
+        return {approval.id: APPROVAL.given(approval) for approval in found}
+
+    async def wait(self, approval_id: str, timeout_s: float) -> ApprovalRecord | None:
+        is_answered = await self._bells.until(
+            approval_id, lambda: self._approval(approval_id).state != "waiting", timeout_s
+        )
+        return APPROVAL.given(self._approval(approval_id)) if is_answered else None
+
+    def _approval(self, approval_id: str) -> ApprovalRecord:
+        try:
+            return self._approvals[approval_id]
+        except KeyError:
+            raise KeyError(f"no approval {approval_id!r}") from None
+
+    def _keep(self, approval: ApprovalRecord) -> ApprovalRecord:
+        self._approvals[approval.id] = approval
+        self._bells.ring(approval.id)
+        return APPROVAL.given(approval)
+
+    def _put_before(self, run_id: str, key: str) -> ApprovalRecord | None:
+        return next(iter(self._where(lambda one: (one.run_id, one.key) == (run_id, key))), None)
+
+    def _where(self, is_wanted: Callable[[ApprovalRecord], bool]) -> Sequence[ApprovalRecord]:
+        found = filter(is_wanted, self._approvals.values())
+        return sorted(found, key=lambda approval: (approval.asked_ms, approval.id))
+
+    def _forget(self, run_id: str) -> None:
+        for approval in self._where(lambda one: one.run_id == run_id):
+            del self._approvals[approval.id]
+            self._bells.ring(approval.id)
+
+
+class MemoryCancelStore:
+    """One wish per run."""
+
+    def __init__(self) -> None:
+        self._intents: dict[str, CancelIntent] = {}
+
+    async def put(self, intent: CancelIntent) -> CancelIntent:
+        kept = INTENT.kept(intent)
+        known = self._intents.get(intent.run_id)
+        if known is not None and known.until_ms >= intent.at_ms:
+            return known
+        self._intents[intent.run_id] = kept
+        return kept
+
+    async def find(self, run_ids: Collection[str], *, now_ms: int) -> Mapping[str, CancelIntent]:
+        found = (self._intents.get(run_id) for run_id in {*run_ids})
+        return {intent.run_id: intent for intent in found if intent is not None and intent.until_ms >= now_ms}
+
+    async def drop(self, run_id: str) -> None:
+        self._intents.pop(run_id, None)
+
+    async def prune(self, *, now_ms: int) -> int:
+        over = [run_id for run_id, intent in self._intents.items() if intent.until_ms < now_ms]
+        for run_id in over:
+            del self._intents[run_id]
+        return len(over)

@@ -1,0 +1,176 @@
+"""Chats in memory, with what was said in them and attached to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.chat.message import ChatMessage
+from penstock.chat.ports import Attachment, ChatRecord
+from penstock.errors import InvalidValue
+from penstock.hosting.ports import Conflict
+from penstock.storage.memory.shapes import Shape, is_same
+from penstock.storage.sql import codec
+
+CHAT: Shape[ChatRecord] = Shape(
+    names=("id", "owner", "graph_id"), texts=("title",), numbers=("created_ms", "updated_ms")
+)
+MESSAGE: Shape[ChatMessage] = Shape(
+    names=("id", "parent_id"), texts=("content",), numbers=("at_ms",), optional=("parent_id",)
+)
+ATTACHMENT: Shape[Attachment] = Shape(
+    names=("id", "owner"), texts=("name", "media_type"), numbers=("size", "created_ms")
+)
+
+
+@dataclass(slots=True)
+class _Chat:
+    record: ChatRecord
+    messages: dict[str, ChatMessage] = field(default_factory=dict)
+    """By id, in the order they were added."""
+    in_view: dict[str | None, str] = field(default_factory=dict)
+    """Of the replies to each message, and of what begins the chat, the one in view."""
+
+    def bring_into_view(self, message: ChatMessage) -> None:
+        for one in self._upwards(message):
+            self.in_view[one.parent_id] = one.id
+
+    def _upwards(self, message: ChatMessage) -> Iterator[ChatMessage]:
+        yield message
+        while message.parent_id is not None:
+            message = self.messages[message.parent_id]
+            yield message
+
+
+class MemoryChatStore:
+    """Chats by id."""
+
+    def __init__(self) -> None:
+        self._chats: dict[str, _Chat] = {}
+        self._attachments: dict[str, tuple[Attachment, bytes]] = {}
+
+    async def create(self, chat: ChatRecord) -> ChatRecord:
+        kept = CHAT.kept(chat)
+        known = self._chats.setdefault(chat.id, _Chat(kept)).record
+        if known.owner != chat.owner:
+            raise Conflict(f"chat {chat.id!r} is another owner's; give this one an id of its own")
+        return known
+
+    async def get(self, chat_id: str) -> ChatRecord | None:
+        chat = self._chats.get(chat_id)
+        return None if chat is None else chat.record
+
+    async def list(
+        self, *, owner: str | None = None, before: str | None = None, limit: int = 50
+    ) -> Sequence[ChatRecord]:
+        codec.limit(limit)
+        if before is not None and before not in self._chats:
+            return []
+        last = None if before is None else _use(self._chats[before].record)
+        chats = [chat.record for chat in self._chats.values() if owner is None or chat.record.owner == owner]
+        after = [chat for chat in chats if last is None or _use(chat) < last]
+        return sorted(after, key=_use, reverse=True)[:limit]
+
+    async def rename(self, chat_id: str, title: str, *, now_ms: int) -> ChatRecord:
+        chat = self._chat(chat_id)
+        chat.record = CHAT.kept(replace(chat.record, title=title, updated_ms=now_ms))
+        return chat.record
+
+    async def add_messages(self, chat_id: str, messages: Sequence[ChatMessage], *, now_ms: int) -> None:
+        chat = self._chat(chat_id)
+        record = CHAT.kept(replace(chat.record, updated_ms=now_ms))
+        new = new_messages(chat.messages, [MESSAGE.kept(message) for message in messages])
+        if new:
+            chat.record = record
+            chat.messages.update((message.id, message) for message in new)
+            for message in new:
+                chat.bring_into_view(message)
+
+    async def finish_message(
+        self, chat_id: str, message_id: str, content: str, data: Mapping[str, Any], *, now_ms: int
+    ) -> ChatMessage:
+        chat = self._chat(chat_id)
+        before = self._message(chat, message_id)
+        after = MESSAGE.kept(replace(before, content=content, data=data))
+        if _is_same(after, before):
+            return replace(before)
+        if before.data.get("state") != "writing":
+            state = before.data.get("state")
+            raise Conflict(f"message {message_id!r} of chat {chat_id!r} is not being written: its state is {state!r}")
+        chat.record = CHAT.kept(replace(chat.record, updated_ms=now_ms))
+        chat.messages[message_id] = after
+        return replace(after)
+
+    async def message(self, chat_id: str, message_id: str) -> ChatMessage | None:
+        chat = self._chats.get(chat_id)
+        message = None if chat is None else chat.messages.get(message_id)
+        return None if message is None else replace(message)
+
+    async def messages(self, chat_id: str) -> tuple[Sequence[ChatMessage], Sequence[str]]:
+        chat = self._chats.get(chat_id)
+        if chat is None:
+            return [], []
+        return [replace(message) for message in chat.messages.values()], [*chat.in_view.values()]
+
+    async def choose(self, chat_id: str, message_id: str) -> None:
+        chat = self._chat(chat_id)
+        chat.bring_into_view(self._message(chat, message_id))
+
+    async def attach(self, attachment: Attachment, content: bytes) -> Attachment:
+        kept = ATTACHMENT.kept(attachment)
+        if not isinstance(content, bytes):
+            raise InvalidValue("content", f"this {type(content).__name__}", "bytes")
+        if attachment.size != len(content):
+            raise InvalidValue("size", attachment.size, f"what is attached: {len(content)} bytes")
+        if self._attachments.setdefault(attachment.id, (kept, content)) != (attachment, content):
+            raise Conflict(f"attachment {attachment.id!r} is there and another; give this one an id of its own")
+        return kept
+
+    async def attachment(self, attachment_id: str) -> tuple[Attachment, bytes] | None:
+        return self._attachments.get(attachment_id)
+
+    def _chat(self, chat_id: str) -> _Chat:
+        try:
+            return self._chats[chat_id]
+        except KeyError:
+            raise KeyError(f"no chat {chat_id!r}") from None
+
+    @staticmethod
+    def _message(chat: _Chat, message_id: str) -> ChatMessage:
+        try:
+            return chat.messages[message_id]
+        except KeyError:
+            raise KeyError(f"no message {message_id!r} in chat {chat.record.id!r}") from None
+
+
+def new_messages(known: Mapping[str, ChatMessage], messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+    """Those that are not there yet, each below one that is there or among them; Conflict if they do not fit."""
+    new: dict[str, ChatMessage] = {}
+    for message in messages:
+        there = known.get(message.id) or new.get(message.id)
+        if there is None:
+            new[message.id] = message
+        elif not _is_same(there, message):
+            raise Conflict(f"message {message.id!r} is there and another; give this one an id of its own")
+    for message in new.values():
+        _check_place(message, known, new)
+    return [*new.values()]
+
+
+def _check_place(message: ChatMessage, known: Mapping[str, ChatMessage], new: Mapping[str, ChatMessage]) -> None:
+    """Conflict unless the way up from the message ends at one that is there, or at the beginning."""
+    above, seen = message.parent_id, {message.id}
+    while above is not None and above not in known:
+        if above not in new or above in seen:
+            raise Conflict(f"message {message.id!r} has no place: {above!r} is not there, or follows itself")
+        seen.add(above)
+        above = new[above].parent_id
+
+
+def _use(chat: ChatRecord) -> tuple[int, str]:
+    return chat.updated_ms, chat.id
+
+
+def _is_same(one: ChatMessage, other: ChatMessage) -> bool:
+    return replace(one, data={}) == replace(other, data={}) and is_same(one.data, other.data)

@@ -1,0 +1,105 @@
+"""What runs told and what they had done, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.hosting.ports import Conflict
+from penstock.hosting.records import HostedEvent
+from penstock.runtime.durable.ports import JournalEntry
+from penstock.storage.memory.bells import Bells
+from penstock.storage.memory.runs import MemoryRunStore
+from penstock.storage.memory.shapes import Shape
+from penstock.storage.sql import codec
+
+EVENT: Shape[HostedEvent] = Shape(names=("type",), numbers=("seq", "at_ms"), documents=("data",), objects=("data",))
+ENTRY: Shape[JournalEntry] = Shape(
+    names=("key",),
+    numbers=("cost_nanos", "tokens_in", "tokens_out", "at_ms"),
+    documents=("value",),
+    choices={"kind": ("node", "llm", "tool", "value")},
+)
+
+
+class MemoryEventStore:
+    """Events by run and seq."""
+
+    def __init__(self, runs: MemoryRunStore | None = None) -> None:
+        self._runs = runs or MemoryRunStore()
+        self._runs.on_forget(self._forget)
+        self._events: dict[str, list[HostedEvent]] = {}
+        self._bells = Bells()
+
+    async def append(self, run_id: str, epoch: int, events: Sequence[HostedEvent]) -> None:
+        codec.name("run_id", run_id)
+        kept = [EVENT.kept(event) for event in events]
+        self._runs.fence(run_id, epoch)
+        told = self._events.get(run_id, [])
+        new = kept[_check_known(run_id, told, kept) :]
+        if new:
+            self._events.setdefault(run_id, told).extend(new)
+            self._bells.ring(run_id)
+
+    async def read(self, run_id: str, after_seq: int = 0, limit: int = 1_000) -> Sequence[HostedEvent]:
+        codec.limit(limit)
+        first = max(after_seq, 0)
+        return [EVENT.given(event) for event in self._events.get(run_id, [])[first : first + limit]]
+
+    async def last_seq(self, run_id: str) -> int:
+        return self._last_seq(run_id)
+
+    async def wait(self, run_id: str, after_seq: int, timeout_s: float) -> bool:
+        return await self._bells.until(run_id, lambda: self._last_seq(run_id) > max(after_seq, 0), timeout_s)
+
+    def _last_seq(self, run_id: str) -> int:
+        return len(self._events.get(run_id, ()))
+
+    def _forget(self, run_id: str) -> None:
+        self._events.pop(run_id, None)
+
+
+def _check_known(run_id: str, told: Sequence[HostedEvent], events: Sequence[HostedEvent]) -> int:
+    """How many of the events are there already; Conflict if they are not the next, or others are in their place."""
+    if not events:
+        return 0
+    first = events[0].seq
+    if not 1 <= first <= len(told) + 1 or [event.seq for event in events] != [*range(first, first + len(events))]:
+        count = f"events {first} to {events[-1].seq} of run {run_id!r}"
+        raise Conflict(f"{count} are not the next ones in a row: the last one there is {len(told)}; count on from it")
+    for known, event in zip(told[first - 1 :], events, strict=False):
+        if not EVENT.is_same(known, event):
+            raise Conflict(f"another event {event.seq} of run {run_id!r} is there; read the last seq and count on")
+    return len(told) - first + 1
+
+
+class MemoryJournalStore:
+    """Entries by run and key."""
+
+    def __init__(self, runs: MemoryRunStore | None = None) -> None:
+        self._runs = runs or MemoryRunStore()
+        self._runs.on_forget(self._forget)
+        self._entries: dict[str, dict[str, JournalEntry]] = {}
+
+    async def load(self, run_id: str) -> Sequence[JournalEntry]:
+        return [ENTRY.given(entry) for entry in self._entries.get(run_id, {}).values()]
+
+    async def append(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
+        codec.name("run_id", run_id)
+        kept = [ENTRY.kept(entry) for entry in entries]
+        self._runs.fence(run_id, epoch)
+        written = self._entries.setdefault(run_id, {})
+        for entry in kept:
+            written.setdefault(entry.key, entry)
+
+    async def shorten(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
+        codec.name("run_id", run_id)
+        kept = [ENTRY.kept(entry) for entry in entries]
+        self._runs.fence(run_id, epoch)
+        written = self._entries.get(run_id, {})
+        written.update({entry.key: entry for entry in kept if entry.key in written})
+
+    async def forget(self, run_id: str) -> None:
+        self._forget(run_id)
+
+    def _forget(self, run_id: str) -> None:
+        self._entries.pop(run_id, None)

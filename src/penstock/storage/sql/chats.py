@@ -1,0 +1,294 @@
+"""Chats in SQL, with what was said in them and attached to them.
+
+Of the replies to a message, one is in view. A message that is added comes into view with everything above it; the chat
+remembers the last one in view (`leaf`), so that a turn at the end of a conversation costs the same however long it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.chat.message import ChatMessage
+from penstock.chat.ports import Attachment, ChatRecord
+from penstock.errors import InvalidValue
+from penstock.hosting.ports import Conflict
+from penstock.storage.databases.port import Database, Row, Transaction, Value, marks, portions
+from penstock.storage.memory.chats import new_messages
+from penstock.storage.sql import codec
+
+NONE = ""
+"""The parent of what begins a chat, and the leaf where it is not known; no message has that id."""
+SELECT = "SELECT id, owner, title, graph_id, created_ms, updated_ms FROM chats"
+INSERT = (
+    "INSERT INTO chats (id, owner, title, graph_id, created_ms, updated_ms, leaf) VALUES (?, ?, ?, ?, ?, ?, '') "
+    "ON CONFLICT (id) DO NOTHING"
+)
+SELECT_MESSAGES = "SELECT id, parent_id, role, content, at_ms, data, is_in_view FROM messages WHERE chat_id = ?"
+INSERT_MESSAGE = (
+    "INSERT INTO messages (chat_id, id, parent_id, role, content, at_ms, data, is_in_view) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, 1)"
+)
+SELECT_UPWARDS = (
+    "WITH RECURSIVE above (id, parent_id) AS (SELECT id, parent_id FROM messages WHERE chat_id = ? AND id = ? "
+    "UNION ALL SELECT messages.id, messages.parent_id FROM messages JOIN above ON messages.id = above.parent_id "
+    "WHERE messages.chat_id = ?) SELECT id, parent_id FROM above"
+)
+BRING_INTO_VIEW = (
+    "UPDATE messages SET is_in_view = CASE WHEN id = ? THEN 1 ELSE 0 END "
+    "WHERE chat_id = ? AND parent_id = ? AND (is_in_view = 1 OR id = ?)"
+)
+INSERT_ATTACHMENT = (
+    "INSERT INTO attachments (id, owner, name, media_type, size, created_ms, content) VALUES (?, ?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (id) DO NOTHING"
+)
+SELECT_ATTACHMENT = "SELECT id, owner, name, media_type, size, created_ms, content FROM attachments WHERE id = ?"
+
+
+class SqlChatStore:
+    """A `ChatStore` over a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, chat: ChatRecord) -> ChatRecord:
+        values = _written(chat)
+
+        async def act(transaction: Transaction) -> ChatRecord:
+            await transaction.run(INSERT, *values)
+            known, _ = await _there(transaction, chat.id)
+            if known.owner != chat.owner:
+                raise Conflict(f"chat {chat.id!r} is another owner's; give this one an id of its own")
+            return known
+
+        return await self._database.write(act)
+
+    async def get(self, chat_id: str) -> ChatRecord | None:
+        async def act(transaction: Transaction) -> ChatRecord | None:
+            row = await transaction.row(f"{SELECT} WHERE id = ?", codec.sought(chat_id))
+            return None if row is None else _record(row)
+
+        return await self._database.read(act)
+
+    async def list(
+        self, *, owner: str | None = None, before: str | None = None, limit: int = 50
+    ) -> Sequence[ChatRecord]:
+        where, values = [], []
+        for term, value in (
+            ("owner = ?", owner),
+            ("(updated_ms, id) < (SELECT updated_ms, id FROM chats WHERE id = ?)", before),
+        ):
+            if value is not None:
+                where.append(term)
+                values.append(codec.sought(value))
+        condition = f" WHERE {' AND '.join(where)}" if where else ""
+        statement = f"{SELECT}{condition} ORDER BY updated_ms DESC, id DESC LIMIT ?"
+        most = codec.limit(limit)
+
+        async def act(transaction: Transaction) -> Sequence[ChatRecord]:
+            return [_record(row) for row in await transaction.rows(statement, *values, most)]
+
+        return await self._database.read(act)
+
+    async def rename(self, chat_id: str, title: str, *, now_ms: int) -> ChatRecord:
+        values = codec.text("title", title), codec.number("updated_ms", now_ms)
+
+        async def act(transaction: Transaction) -> ChatRecord:
+            known, _ = await _there(transaction, chat_id)
+            await transaction.run("UPDATE chats SET title = ?, updated_ms = ? WHERE id = ?", *values, known.id)
+            return replace(known, title=title, updated_ms=now_ms)
+
+        return await self._database.write(act)
+
+    async def add_messages(self, chat_id: str, messages: Sequence[ChatMessage], *, now_ms: int) -> None:
+        codec.number("updated_ms", now_ms)
+        for message in messages:
+            _written_message(message)
+
+        async def act(transaction: Transaction) -> None:
+            _, leaf = await _there(transaction, chat_id)
+            new = new_messages(await _mentioned(transaction, chat_id, messages), messages)
+            if new:
+                rows = [(chat_id, *_written_message(message)) for message in new]
+                await transaction.run_many(INSERT_MESSAGE, rows)
+                leaf = await _shown(transaction, chat_id, leaf, new)
+                values = now_ms, leaf, chat_id
+                await transaction.run("UPDATE chats SET updated_ms = ?, leaf = ? WHERE id = ?", *values)
+
+        await self._database.write(act)
+
+    async def finish_message(
+        self, chat_id: str, message_id: str, content: str, data: Mapping[str, Any], *, now_ms: int
+    ) -> ChatMessage:
+        codec.number("updated_ms", now_ms)
+
+        async def act(transaction: Transaction) -> ChatMessage:
+            await _there(transaction, chat_id)
+            before = await _said(transaction, chat_id, message_id)
+            after = replace(before, content=content, data=data)
+            if _is_same(before, after):
+                return before
+            state = before.data.get("state")
+            if state != "writing":
+                raise Conflict(
+                    f"message {message_id!r} of chat {chat_id!r} is not being written: its state is {state!r}"
+                )
+            values = codec.text("content", after.content), codec.document("data", after.data), chat_id, message_id
+            await transaction.run("UPDATE messages SET content = ?, data = ? WHERE chat_id = ? AND id = ?", *values)
+            await transaction.run("UPDATE chats SET updated_ms = ? WHERE id = ?", now_ms, chat_id)
+            return after
+
+        return await self._database.write(act)
+
+    async def message(self, chat_id: str, message_id: str) -> ChatMessage | None:
+        asked = codec.sought(chat_id), codec.sought(message_id)
+
+        async def act(transaction: Transaction) -> ChatMessage | None:
+            row = await transaction.row(f"{SELECT_MESSAGES} AND id = ?", *asked)
+            return None if row is None else _message(chat_id, row)
+
+        return await self._database.read(act)
+
+    async def messages(self, chat_id: str) -> tuple[Sequence[ChatMessage], Sequence[str]]:
+        async def act(transaction: Transaction) -> tuple[Sequence[ChatMessage], Sequence[str]]:
+            rows = await transaction.rows(f"{SELECT_MESSAGES} ORDER BY number", codec.sought(chat_id))
+            return [_message(chat_id, row) for row in rows], [row[0] for row in rows if row[-1]]
+
+        return await self._database.read(act)
+
+    async def choose(self, chat_id: str, message_id: str) -> None:
+        async def act(transaction: Transaction) -> None:
+            await _there(transaction, chat_id)
+            await _said(transaction, chat_id, message_id)
+            await _bring_into_view(transaction, chat_id, message_id)
+            await transaction.run("UPDATE chats SET leaf = ? WHERE id = ?", NONE, chat_id)
+
+        await self._database.write(act)
+
+    async def attach(self, attachment: Attachment, content: bytes) -> Attachment:
+        values = _written_attachment(attachment)
+        if not isinstance(content, bytes):
+            raise InvalidValue("content", f"this {type(content).__name__}", "bytes")
+        if attachment.size != len(content):
+            raise InvalidValue("size", attachment.size, f"what is attached: {len(content)} bytes")
+
+        async def act(transaction: Transaction) -> Attachment:
+            await transaction.run(INSERT_ATTACHMENT, *values, content)
+            row = await transaction.row(SELECT_ATTACHMENT, attachment.id)
+            if row is None or _attachment(row) != (attachment, content):
+                raise Conflict(f"attachment {attachment.id!r} is there and another; give this one an id of its own")
+            return attachment
+
+        return await self._database.write(act)
+
+    async def attachment(self, attachment_id: str) -> tuple[Attachment, bytes] | None:
+        async def act(transaction: Transaction) -> tuple[Attachment, bytes] | None:
+            row = await transaction.row(SELECT_ATTACHMENT, codec.sought(attachment_id))
+            return None if row is None else _attachment(row)
+
+        return await self._database.read(act)
+
+
+def _written(chat: ChatRecord) -> tuple[Value, ...]:
+    return (
+        codec.name("id", chat.id),
+        codec.name("owner", chat.owner),
+        codec.text("title", chat.title),
+        codec.name("graph_id", chat.graph_id),
+        codec.number("created_ms", chat.created_ms),
+        codec.number("updated_ms", chat.updated_ms),
+    )
+
+
+def _record(row: Row) -> ChatRecord:
+    id, owner, title, *rest = row
+    return ChatRecord(id, owner, codec.read_text("chats", id, title), *rest)
+
+
+async def _there(transaction: Transaction, chat_id: str) -> tuple[ChatRecord, str]:
+    """The chat and its leaf; nobody else changes it until the transaction has ended."""
+    statement = "SELECT id, owner, title, graph_id, created_ms, updated_ms, leaf FROM chats WHERE id = ?"
+    row = await transaction.row(f"{statement}{transaction.dialect.update_lock}", codec.sought(chat_id))
+    if row is None:
+        raise KeyError(f"no chat {chat_id!r}")
+    return _record(row[:-1]), row[-1]
+
+
+def _written_message(message: ChatMessage) -> tuple[Value, ...]:
+    return (
+        codec.name("id", message.id),
+        codec.optional_name("parent_id", message.parent_id) or NONE,
+        message.role,
+        codec.text("content", message.content),
+        codec.number("at_ms", message.at_ms),
+        codec.document("data", message.data),
+    )
+
+
+def _message(chat_id: str, row: Row) -> ChatMessage:
+    id, parent_id, role, content, at_ms, data, _ = row
+    key = f"{chat_id}/{id}"
+    said, more = codec.read_text("messages", key, content), codec.read_object("messages", key, data)
+    try:
+        return ChatMessage(id, parent_id or None, role, said, at_ms, more)
+    except InvalidValue as error:
+        raise codec.StoreCorrupt("messages", key, str(error)) from None
+
+
+async def _said(transaction: Transaction, chat_id: str, message_id: str) -> ChatMessage:
+    row = await transaction.row(f"{SELECT_MESSAGES} AND id = ?", chat_id, codec.sought(message_id))
+    if row is None:
+        raise KeyError(f"no message {message_id!r} in chat {chat_id!r}")
+    return _message(chat_id, row)
+
+
+def _is_same(one: ChatMessage, other: ChatMessage) -> bool:
+    same_data = codec.canonical("data", one.data) == codec.canonical("data", other.data)
+    return same_data and replace(one, data={}) == replace(other, data={})
+
+
+async def _mentioned(
+    transaction: Transaction, chat_id: str, messages: Sequence[ChatMessage]
+) -> Mapping[str, ChatMessage]:
+    """Those of the messages, and of what they follow, that are there already."""
+    ids = sorted({id for message in messages for id in (message.id, message.parent_id) if id is not None})
+    known: dict[str, ChatMessage] = {}
+    for some in portions(ids):
+        rows = await transaction.rows(f"{SELECT_MESSAGES} AND id IN ({marks(len(some))})", chat_id, *some)
+        known.update((row[0], _message(chat_id, row)) for row in rows)
+    return known
+
+
+async def _shown(transaction: Transaction, chat_id: str, leaf: str, new: Sequence[ChatMessage]) -> str:
+    """Bring each into view; the leaf afterwards."""
+    followed = set()
+    for message in new:
+        # What follows the leaf has no siblings, and all above it is in view.
+        if leaf == NONE or message.parent_id != leaf:
+            await _bring_into_view(transaction, chat_id, message.id)
+        followed.add(message.parent_id)
+        leaf = NONE if message.id in followed else message.id
+    return leaf
+
+
+async def _bring_into_view(transaction: Transaction, chat_id: str, message_id: str) -> None:
+    rows = await transaction.rows(SELECT_UPWARDS, chat_id, message_id, chat_id)
+    await transaction.run_many(BRING_INTO_VIEW, [(id, chat_id, parent, id) for id, parent in rows])
+
+
+def _written_attachment(attachment: Attachment) -> tuple[Value, ...]:
+    return (
+        codec.name("id", attachment.id),
+        codec.name("owner", attachment.owner),
+        codec.text("name", attachment.name),
+        codec.text("media_type", attachment.media_type),
+        codec.number("size", attachment.size),
+        codec.number("created_ms", attachment.created_ms),
+    )
+
+
+def _attachment(row: Row) -> tuple[Attachment, bytes]:
+    id, owner, name, media_type, size, created_ms, content = row
+    named, kind = codec.read_text("attachments", id, name), codec.read_text("attachments", id, media_type)
+    return Attachment(id, owner, named, kind, size, created_ms), bytes(content)

@@ -1,0 +1,134 @@
+"""Graphs in SQL, every version of each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.errors import InvalidValue
+from penstock.hosting.ports import Conflict
+from penstock.hosting.records import GraphRecord
+from penstock.storage.databases.port import Database, Row, Transaction, Value
+from penstock.storage.sql import codec
+
+SELECT = (
+    "SELECT graphs.id, version, owner, name, document, digest, created_ms, is_archived "
+    "FROM graphs JOIN graph_versions ON graph_versions.id = graphs.id"
+)
+SELECT_NEWEST = f"{SELECT} AND graph_versions.version = graphs.newest"
+INSERT = "INSERT INTO graphs (id, owner, newest, is_archived) VALUES (?, ?, 0, 0) ON CONFLICT (id) DO NOTHING"
+INSERT_VERSION = (
+    "INSERT INTO graph_versions (id, version, name, document, digest, created_ms) VALUES (?, ?, ?, ?, ?, ?)"
+)
+
+
+class SqlGraphStore:
+    """A `GraphStore` over a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def save(
+        self,
+        graph_id: str,
+        owner: str,
+        name: str,
+        document: Mapping[str, Any],
+        *,
+        now_ms: int,
+        expected_version: int | None = None,
+    ) -> GraphRecord:
+        if not isinstance(document, Mapping):
+            raise InvalidValue("document", document, "an object, as an editor writes it")
+        codec.name("id", graph_id), codec.name("owner", owner)
+        digest = hashlib.sha256(codec.canonical("document", document).encode()).hexdigest()
+        content = codec.text("name", name), codec.document("document", document), digest
+
+        async def act(transaction: Transaction) -> GraphRecord:
+            await transaction.run(INSERT, graph_id, owner)
+            newest = await _newest(transaction, graph_id, owner)
+            if newest is not None and (newest.name, newest.digest) == (name, digest):
+                return newest
+            version = 0 if newest is None else newest.version
+            _check_expected(graph_id, version, expected_version)
+            created_ms = codec.number("created_ms", now_ms)
+            await transaction.run(INSERT_VERSION, graph_id, version + 1, *content, created_ms)
+            await transaction.run("UPDATE graphs SET newest = ? WHERE id = ?", version + 1, graph_id)
+            return await _there(transaction, graph_id)
+
+        codec.number("created_ms", now_ms)
+        return await self._database.write(act)
+
+    async def get(self, graph_id: str, version: int | None = None) -> GraphRecord | None:
+        statement, values = f"{SELECT_NEWEST} WHERE graphs.id = ?", [codec.sought(graph_id)]
+        if version is not None:
+            statement = f"{SELECT} WHERE graphs.id = ? AND version = ?"
+        asked: list[Value] = [*values] if version is None else [*values, codec.number("version", version)]
+
+        async def act(transaction: Transaction) -> GraphRecord | None:
+            row = await transaction.row(statement, *asked)
+            return None if row is None else _record(row)
+
+        return await self._database.read(act)
+
+    async def list(
+        self, *, owner: str | None = None, before: str | None = None, limit: int = 100
+    ) -> Sequence[GraphRecord]:
+        where, values = ["is_archived = 0"], []
+        for term, value in (("owner = ?", owner), ("graphs.id > ?", before)):
+            if value is not None:
+                where.append(term)
+                values.append(codec.sought(value))
+        statement = f"{SELECT_NEWEST} WHERE {' AND '.join(where)} ORDER BY graphs.id LIMIT ?"
+
+        async def act(transaction: Transaction) -> Sequence[GraphRecord]:
+            return [_record(row) for row in await transaction.rows(statement, *values, codec.limit(limit))]
+
+        return await self._database.read(act)
+
+    async def versions(self, graph_id: str) -> Sequence[GraphRecord]:
+        statement = f"{SELECT} WHERE graphs.id = ? ORDER BY version DESC"
+
+        async def act(transaction: Transaction) -> Sequence[GraphRecord]:
+            return [_record(row) for row in await transaction.rows(statement, codec.sought(graph_id))]
+
+        return await self._database.read(act)
+
+    async def archive(self, graph_id: str, *, is_archived: bool = True) -> None:
+        async def act(transaction: Transaction) -> None:
+            statement = "UPDATE graphs SET is_archived = ? WHERE id = ?"
+            if not await transaction.run(statement, int(is_archived), codec.sought(graph_id)):
+                raise KeyError(f"no graph {graph_id!r}")
+
+        await self._database.write(act)
+
+
+async def _newest(transaction: Transaction, graph_id: str, owner: str) -> GraphRecord | None:
+    """The newest version, kept so by a lock; None if there is none yet, Conflict if it is another owner's."""
+    lock = transaction.dialect.update_lock
+    row = await transaction.row(f"SELECT owner, newest FROM graphs WHERE id = ?{lock}", graph_id)
+    assert row is not None, "it was made just before"
+    if row[0] != owner:
+        raise Conflict(f"graph {graph_id!r} is another owner's; save it under an id of its own")
+    return await _there(transaction, graph_id) if row[1] else None
+
+
+async def _there(transaction: Transaction, graph_id: str) -> GraphRecord:
+    row = await transaction.row(f"{SELECT_NEWEST} WHERE graphs.id = ?", graph_id)
+    if row is None:
+        raise codec.StoreCorrupt("graphs", graph_id, "its newest version is not there")
+    return _record(row)
+
+
+def _record(row: Row) -> GraphRecord:
+    id, version, owner, name, document, digest, created_ms, is_archived = row
+    key = f"{id}/{version}"
+    named, content = codec.read_text("graph_versions", key, name), codec.read_object("graph_versions", key, document)
+    return GraphRecord(id, version, owner, named, content, digest, created_ms, bool(is_archived))
+
+
+def _check_expected(graph_id: str, newest: int, expected: int | None) -> None:
+    if expected is not None and expected != newest:
+        there = f"the newest version is {newest}" if newest else "there is none"
+        raise Conflict(f"graph {graph_id!r} was expected at version {expected}, and {there}; look at it and save again")

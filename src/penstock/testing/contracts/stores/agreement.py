@@ -1,0 +1,225 @@
+"""Whatever is asked of two sets of stores, in whatever order, they answer the same.
+
+Acts are drawn from a seed: few ids, so that they meet, and values that are easily confused. Errors are compared by
+their class, for each store words its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.hosting.records import TRANSITIONS, HostedEvent
+from penstock.testing.contracts.stores.approvals import ANSWERS, STATES
+from penstock.testing.contracts.stores.suite import (
+    StoreBundle,
+    a_chat,
+    a_message,
+    a_run,
+    an_approval,
+    an_attachment,
+    an_entry,
+    an_event,
+    an_intent,
+)
+
+Act = Callable[[StoreBundle], Awaitable[Any]]
+
+IDS = ("a", "B", "\u00e9", "nobody")
+VALUES: tuple[Any, ...] = (None, 1, 1.0, True, "1", "\x00\ud83d", {"b": 1, "a": [2]}, {"a": [2], "b": 1}, float("nan"))
+
+
+async def agree(one: StoreBundle, other: StoreBundle, *, seed: int, acts: int = 200) -> None:
+    """AssertionError names the first act that the two answer differently, or after which they keep other things."""
+    rng = random.Random(seed)
+    for stores in (one, other):
+        await _begin(stores)
+    for number in range(acts):
+        now_ms = 1_000 + 10 * number
+        name, act = _some_act(rng, now_ms)
+        first, second = await _answer(one, act), await _answer(other, act)
+        assert first == second, f"seed {seed}, act {number}, {name}: {first} and {second}"
+        if number % 10 == 9:
+            for name, look in _LOOKS.items():
+                first, second = await _answer(one, look), await _answer(other, look)
+                assert first == second, f"seed {seed}, after act {number}, {name}: {first} and {second}"
+
+
+async def _begin(stores: StoreBundle) -> None:
+    """Something of everything, so that the first acts have what to act upon."""
+    for id in IDS[:3]:
+        await stores.runs.add(a_run(id))
+        await stores.approvals.ask(an_approval(id, run_id=id, key="k"))
+    for id in ("c", "d"):
+        await stores.chats.create(a_chat(id))
+        await stores.chats.add_messages(id, [a_message("m0"), a_message("m1", "m0", "", state="writing")], now_ms=1)
+
+
+def _some_act(rng: random.Random, now_ms: int) -> tuple[str, Act]:
+    drawn = rng.choice((_run_act, _run_act, _told_act, _graph_act, _approval_act, _chat_act, _chat_act))
+    acts = drawn(rng, now_ms)
+    name = rng.choice(sorted(acts))
+    return name, acts[name]
+
+
+def _run_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
+    id, epoch, value = rng.choice(IDS[:3]), rng.randint(0, 4), rng.choice(VALUES)
+    status, owner = rng.choice([*TRANSITIONS, "cancelled", "halted"]), rng.choice(("ann", "ann", "bob"))
+    run = a_run(id, owner=owner, input=rng.choice(VALUES[:3]), created_ms=rng.randint(0, 2))
+    more: dict[str, Any] = {"status": status} if rng.random() < 0.7 else {"output": value}
+    worker, lease_ms = rng.choice("vw"), rng.choice((0, 15, 1_000))
+    only = rng.choice((None, id))
+    return {
+        "runs.add": lambda stores: stores.runs.add(run),
+        "runs.claim": lambda stores: stores.runs.claim(worker, now_ms=now_ms, lease_ms=lease_ms, run_id=only),
+        "runs.claim again": lambda stores: stores.runs.claim(worker, now_ms=now_ms, lease_ms=lease_ms),
+        "runs.renew": lambda stores: stores.runs.renew(worker, IDS, now_ms=now_ms, lease_ms=lease_ms),
+        "runs.update": lambda stores: stores.runs.update(id, epoch, tokens_in=epoch, **more),
+        "runs.update now": lambda stores: _update_now(stores, id, ended_ms=now_ms, **more),
+        "runs.update then": lambda stores: _update_now(stores, id, ended_ms=now_ms, status="halted"),
+        "runs.requeue": lambda stores: stores.runs.requeue(id, limits=_limits(epoch)),
+        "runs.end": lambda stores: stores.runs.end(id, status, now_ms=now_ms),
+        "runs.remove_ended": lambda stores: stores.runs.remove_ended(now_ms - 50, limit=1),
+        "runs.list": lambda stores: stores.runs.list(owner=owner, before=only, statuses=[status], limit=epoch),
+        "runs.list page": lambda stores: stores.runs.list(before=only, limit=epoch),
+        "runs.count": lambda stores: stores.runs.count(owner=owner, statuses=[status, "queued"]),
+    }
+
+
+async def _update_now(stores: StoreBundle, id: str, **changes: Any) -> Any:
+    run = await stores.runs.get(id)
+    return await stores.runs.update(id, 0 if run is None else run.epoch, **changes)
+
+
+def _limits(number: int) -> dict[str, Any] | None:
+    return None if number % 2 else {"max_steps": number}
+
+
+def _told_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
+    id, epoch, first = rng.choice(IDS), rng.randint(0, 4), rng.randint(0, 6)
+    events: Sequence[HostedEvent] = [an_event(first + at, v=rng.choice((1, 1, 2))) for at in range(rng.randint(0, 3))]
+    entries = [an_entry(rng.choice("klm"), rng.choice(VALUES)) for _ in range(rng.randint(0, 3))]
+    return {
+        "events.append": lambda stores: stores.events.append(id, epoch, events),
+        "events.append next": lambda stores: _append_next(stores, id, events),
+        "events.read": lambda stores: stores.events.read(id, first, epoch),
+        "events.wait": lambda stores: stores.events.wait(id, first, 0),
+        "journal.append": lambda stores: stores.journal.append(id, entries, epoch=epoch),
+        "journal.append now": lambda stores: _journal_now(stores, id, entries),
+        "journal.load": lambda stores: stores.journal.load(id),
+        "journal.forget": lambda stores: stores.journal.forget(id),
+    }
+
+
+async def _append_next(stores: StoreBundle, id: str, events: Sequence[HostedEvent]) -> None:
+    run, last = await stores.runs.get(id), await stores.events.last_seq(id)
+    numbered = [replace(event, seq=last + at) for at, event in enumerate(events, 1)]
+    await stores.events.append(id, 0 if run is None else run.epoch, numbered)
+
+
+async def _journal_now(stores: StoreBundle, id: str, entries: Sequence[Any]) -> None:
+    run = await stores.runs.get(id)
+    await stores.journal.append(id, entries, epoch=0 if run is None else run.epoch)
+
+
+def _graph_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
+    id, version, owner = rng.choice(IDS[:3]), rng.randint(0, 4), rng.choice(("ann", "ann", "bob"))
+    document = {"v": rng.choice(VALUES)}
+    expected, name = rng.choice((None, version)), rng.choice("GH")
+    is_archived = rng.random() < 0.5
+    return {
+        "graphs.save": lambda stores: stores.graphs.save(id, owner, name, document, now_ms=now_ms),
+        "graphs.save expecting": lambda stores: stores.graphs.save(
+            id, owner, name, document, now_ms=now_ms, expected_version=expected
+        ),
+        "graphs.get": lambda stores: stores.graphs.get(id, expected),
+        "graphs.list": lambda stores: stores.graphs.list(owner=owner, before=id, limit=version),
+        "graphs.archive": lambda stores: stores.graphs.archive(id, is_archived=is_archived),
+    }
+
+
+def _approval_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
+    id, run_id, key = rng.choice(IDS[:3]), rng.choice(IDS[:2]), rng.choice("kl")
+    state, answer, by = rng.choice((*STATES, *ANSWERS)), rng.choice(VALUES), rng.choice(("ann", "bob"))
+    approval = an_approval(id, run_id=run_id, key=key, value=rng.choice(VALUES), asked_ms=now_ms)
+    intent = an_intent(run_id, by=by, at_ms=now_ms, until_ms=now_ms + rng.choice((0, 100, 1_000)))
+    return {
+        "approvals.ask": lambda stores: stores.approvals.ask(approval),
+        "approvals.answer": lambda stores: stores.approvals.answer(id, state, answer=answer, by=by, now_ms=now_ms),
+        "approvals.withdraw": lambda stores: stores.approvals.withdraw(run_id, now_ms=now_ms),
+        "approvals.list": lambda stores: stores.approvals.list(run_id=run_id, states=[state], limit=2),
+        "approvals.answered": lambda stores: stores.approvals.answered(IDS),
+        "approvals.wait": lambda stores: stores.approvals.wait(id, 0),
+        "cancels.put": lambda stores: stores.cancels.put(intent),
+        "cancels.find": lambda stores: stores.cancels.find(IDS, now_ms=now_ms),
+        "cancels.drop": lambda stores: stores.cancels.drop(run_id),
+        "cancels.prune": lambda stores: stores.cancels.prune(now_ms=now_ms),
+    }
+
+
+def _chat_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
+    chat_id, owner = rng.choice(("c", "c", "d")), rng.choice(("ann", "ann", "bob"))
+    message_id, state = f"m{rng.randint(0, 6)}", rng.choice(("writing", "complete"))
+    batch = [_some_message(rng) for _ in range(rng.randint(0, 3))]
+    content = rng.choice((b"abc", b"xyz"))
+    return {
+        "chats.create": lambda stores: stores.chats.create(a_chat(chat_id, owner=owner, updated_ms=now_ms)),
+        "chats.list": lambda stores: stores.chats.list(owner=owner, before=chat_id),
+        "chats.rename": lambda stores: stores.chats.rename(chat_id, state, now_ms=now_ms),
+        "chats.add_messages": lambda stores: stores.chats.add_messages(chat_id, batch, now_ms=now_ms),
+        "chats.add_messages too": lambda stores: stores.chats.add_messages(chat_id, batch[:1], now_ms=now_ms),
+        "chats.finish_message": lambda stores: stores.chats.finish_message(
+            chat_id, message_id, "done", {"state": state}, now_ms=now_ms
+        ),
+        "chats.message": lambda stores: stores.chats.message(chat_id, message_id),
+        "chats.choose": lambda stores: stores.chats.choose(chat_id, message_id),
+        "chats.attach": lambda stores: stores.chats.attach(an_attachment(owner=owner), content),
+        "chats.attachment": lambda stores: stores.chats.attachment("f"),
+    }
+
+
+def _some_message(rng: random.Random) -> Any:
+    number = rng.randint(0, 6)
+    parent = rng.choice((None, f"m{rng.randint(0, 6)}", f"m{max(0, number - 1)}"))
+    return a_message(f"m{number}", parent, "", state=rng.choice(("writing", "complete")))
+
+
+async def _view(stores: StoreBundle) -> Any:
+    messages, in_view = await stores.chats.messages("c")
+    parents = {message.id: message.parent_id for message in messages}
+    newest = {message.parent_id: message.id for message in messages}
+    return list(messages), {
+        parent: next((id for id in in_view if parents[id] == parent), newest[parent]) for parent in newest
+    }
+
+
+_LOOKS: Mapping[str, Act] = {
+    "runs": lambda stores: stores.runs.list(limit=100),
+    "events": lambda stores: stores.events.read("a"),
+    "journal": lambda stores: stores.journal.load("a"),
+    "graphs": lambda stores: stores.graphs.versions("a"),
+    "listed graphs": lambda stores: stores.graphs.list(),
+    "approvals": lambda stores: stores.approvals.list(),
+    "chats": lambda stores: stores.chats.list(),
+    "messages": _view,
+}
+
+
+async def _answer(stores: StoreBundle, act: Act) -> Any:
+    try:
+        return _plain(await act(stores))
+    except Exception as error:
+        return type(error).__name__
+
+
+def _plain(answer: Any) -> Any:
+    """An answer as it is compared: a tuple is a list, and a set or a mapping has no order."""
+    if isinstance(answer, Mapping):
+        return {key: _plain(value) for key, value in answer.items()}
+    if isinstance(answer, (set, frozenset)) or (isinstance(answer, Collection) and not isinstance(answer, Sequence)):
+        return sorted(answer)
+    if isinstance(answer, Sequence) and not isinstance(answer, (str, bytes)):
+        return [_plain(value) for value in answer]
+    return answer

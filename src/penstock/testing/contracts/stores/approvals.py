@@ -1,0 +1,319 @@
+"""What every `ApprovalStore` and every `CancelStore` must do."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any, get_args
+
+from penstock.errors import InvalidValue
+from penstock.hosting.ports import Conflict
+from penstock.hosting.records import ApprovalState
+from penstock.testing.contracts.stores.suite import (
+    LONG_S,
+    NOT_JSON,
+    NOT_NAMES,
+    ODD_NAMES,
+    ODD_VALUES,
+    SOON_S,
+    StoreBundle,
+    StoreContract,
+    an_approval,
+    an_intent,
+    fresh,
+    let_others_run,
+    raises,
+)
+
+STATES: tuple[ApprovalState, ...] = get_args(ApprovalState)
+ANSWERS: tuple[ApprovalState, ...] = ("approved", "edited", "rejected")
+
+
+class ApprovalStoreContract(StoreContract):
+    """Questions by id, and by run and key: put once, answered once, waited for."""
+
+    @fresh
+    async def test_a_question_comes_back_as_it_was_put(self, stores: StoreBundle) -> None:
+        asked = an_approval(value={"mail": "\ud83d\x00"}, question="Send\x00it?", reason="\ud83d")
+        assert await stores.approvals.ask(asked) == asked
+        assert await stores.approvals.get("a") == asked
+        assert list(await stores.approvals.list()) == [asked]
+        for id in ("nobody", "", *NOT_NAMES):
+            assert await stores.approvals.get(id) is None
+        assert dict(await stores.approvals.answered(NOT_NAMES)) == {}
+
+    @fresh
+    async def test_odd_values_of_a_question_come_back_exactly(self, stores: StoreBundle) -> None:
+        for number, value in enumerate(ODD_VALUES):
+            await stores.approvals.ask(an_approval(f"a{number}", value=value))
+            await stores.approvals.answer(f"a{number}", "edited", answer=value, by="bob", now_ms=2_000)
+            found = await stores.approvals.get(f"a{number}")
+            assert found is not None
+            assert (repr(found.value), repr(found.answer)) == (repr(value), repr(value))
+
+    @fresh
+    async def test_what_no_database_could_keep_is_neither_asked_nor_answered(self, stores: StoreBundle) -> None:
+        wrong = [an_approval(value=value) for value in NOT_JSON]
+        wrong += [an_approval(**{field: name}) for field in ("id", "run_id", "owner", "key") for name in NOT_NAMES]
+        for approval in [*wrong, an_approval(asked_ms=2**63), an_approval(state="lost")]:
+            with raises(InvalidValue):
+                await stores.approvals.ask(approval)
+        assert list(await stores.approvals.list()) == []
+        asked = await stores.approvals.ask(an_approval())
+        for value in NOT_JSON:
+            with raises(InvalidValue):
+                await stores.approvals.answer("a", "edited", answer=value, by="bob", now_ms=1)
+        for by, now_ms in (("b\x00b", 1), ("bob", 2**63)):
+            with raises(InvalidValue):
+                await stores.approvals.answer("a", "approved", by=by, now_ms=now_ms)
+        for state in ("waiting", "withdrawn", "lost"):
+            with raises(InvalidValue):
+                await stores.approvals.answer("a", state, by="bob", now_ms=1)  # type: ignore[arg-type]
+        assert await stores.approvals.get("a") == asked
+
+    @fresh
+    async def test_a_question_is_put_once_by_its_run_and_key(self, stores: StoreBundle) -> None:
+        first = await stores.approvals.ask(an_approval("a", key="k"))
+        for again in (an_approval("a", key="k"), an_approval("b", key="k", question="Really?", asked_ms=9_000)):
+            assert await stores.approvals.ask(again) == first
+        assert await stores.approvals.get("b") is None
+        await stores.approvals.ask(an_approval("b", key="k", run_id="another"))
+        await stores.approvals.ask(an_approval("c", key="another"))
+        assert [approval.id for approval in await stores.approvals.list()] == ["a", "b", "c"]
+
+    @fresh
+    async def test_an_id_that_is_another_questions_is_a_conflict(self, stores: StoreBundle) -> None:
+        first = await stores.approvals.ask(an_approval("a", key="k"))
+        for other in (an_approval("a", key="l"), an_approval("a", key="k", run_id="another")):
+            with raises(Conflict):
+                await stores.approvals.ask(other)
+        assert list(await stores.approvals.list()) == [first]
+
+    @fresh
+    async def test_an_answered_question_that_is_put_again_is_given_back_with_its_answer(
+        self, stores: StoreBundle
+    ) -> None:
+        for state in ANSWERS:
+            asked = an_approval(state)
+            await stores.approvals.ask(asked)
+            answered = await stores.approvals.answer(state, state, answer={"x": 1}, by="bob", now_ms=2_000)
+            assert await stores.approvals.ask(replace(asked, id="new", asked_ms=9_000)) == answered
+
+    @fresh
+    async def test_a_withdrawn_question_waits_again_as_it_is_put_now(self, stores: StoreBundle) -> None:
+        await stores.approvals.ask(an_approval("a", key="k", value="old"))
+        await stores.approvals.withdraw("r", now_ms=2_000)
+        now = an_approval("b", key="k", value="new", question="Send that?", asked_ms=3_000)
+        waits = await stores.approvals.ask(now)
+        assert waits == replace(now, id="a"), "under the id it had, and whoever answers sees what the run has in hand"
+        assert await stores.approvals.get("a") == waits
+        assert dict(await stores.approvals.answered(["a", "b"])) == {}
+        assert (await stores.approvals.answer("a", "approved", by="bob", now_ms=4_000)).state == "approved"
+
+    @fresh
+    async def test_questions_are_listed_oldest_first_by_run_owner_and_state(self, stores: StoreBundle) -> None:
+        await stores.approvals.ask(an_approval("3", asked_ms=3))
+        await stores.approvals.ask(an_approval("2b", asked_ms=2, owner="bob"))
+        await stores.approvals.ask(an_approval("2a", asked_ms=2, run_id="s"))
+        await stores.approvals.ask(an_approval("1", asked_ms=1, run_id="s", owner="bob"))
+        await stores.approvals.answer("1", "rejected", by="bob", now_ms=5)
+        cases: list[tuple[dict[str, Any], list[str]]] = [
+            ({}, ["1", "2a", "2b", "3"]),
+            ({"run_id": "s"}, ["1", "2a"]),
+            ({"owner": "bob"}, ["1", "2b"]),
+            ({"states": ["waiting"]}, ["2a", "2b", "3"]),
+            ({"states": {"waiting", "rejected"}}, ["1", "2a", "2b", "3"]),
+            ({"states": ("withdrawn",)}, []),
+            ({"run_id": "s", "owner": "bob", "states": ["rejected"]}, ["1"]),
+            ({"limit": 2}, ["1", "2a"]),
+            ({"limit": 0}, []),
+            ({"owner": "nobody"}, []),
+            ({"owner": ""}, []),
+            ({"run_id": ""}, []),
+        ]
+        for filters, ids in cases:
+            assert [approval.id for approval in await stores.approvals.list(**filters)] == ids, filters
+        for wrong in ({"limit": -1}, {"states": ["lost"]}):
+            with raises(InvalidValue):
+                await stores.approvals.list(**wrong)
+
+    @fresh
+    async def test_the_first_answer_counts(self, stores: StoreBundle) -> None:
+        for state in ANSWERS:
+            asked = await stores.approvals.ask(an_approval(state))
+            said: dict[str, Any] = {"answer": {"a": 1, "b": 2}, "reason": "it is\x00fine"}
+            answered = await stores.approvals.answer(state, state, by="bob", now_ms=2_000, **said)
+            assert answered == replace(asked, state=state, answered_by="bob", answered_ms=2_000, **said)
+            assert await stores.approvals.get(state) == answered
+            for other in ANSWERS:
+                with raises(Conflict):
+                    await stores.approvals.answer(state, other, by="eve", now_ms=3_000)
+            assert await stores.approvals.get(state) == answered
+
+    @fresh
+    async def test_an_answer_whose_receipt_was_lost_can_be_given_again(self, stores: StoreBundle) -> None:
+        await stores.approvals.ask(an_approval())
+        once = await stores.approvals.answer("a", "edited", answer={"a": 1, "b": 2}, reason="x", by="bob", now_ms=2)
+        again = await stores.approvals.answer("a", "edited", answer={"b": 2, "a": 1}, reason="x", by="bob", now_ms=2)
+        assert again == once
+
+    @fresh
+    async def test_a_question_that_is_not_there_is_a_key_error(self, stores: StoreBundle) -> None:
+        with raises(KeyError):
+            await stores.approvals.answer("nobody", "approved", by="bob", now_ms=1)
+        with raises(KeyError):
+            await stores.approvals.wait("nobody", LONG_S)
+
+    @fresh
+    async def test_of_many_who_answer_one_does(self, stores: StoreBundle) -> None:
+        await stores.approvals.ask(an_approval())
+        async with self.another(stores) as other:
+            both = (stores, other)
+
+            async def answer(number: int) -> str | None:
+                state = ANSWERS[number % len(ANSWERS)]
+                try:
+                    done = await both[number % 2].approvals.answer("a", state, by=f"u{number}", now_ms=number)
+                except Conflict:
+                    return None
+                return done.answered_by
+
+            answered = [by for by in await asyncio.gather(*map(answer, range(self.claimants))) if by is not None]
+        found = await stores.approvals.get("a")
+        assert found is not None
+        assert answered == [found.answered_by]
+
+    @fresh
+    async def test_what_a_run_still_asks_is_withdrawn_and_nothing_else(self, stores: StoreBundle) -> None:
+        for id, run_id in (("a", "r"), ("b", "r"), ("answered", "r"), ("another's", "s")):
+            await stores.approvals.ask(an_approval(id, run_id=run_id))
+        answered = await stores.approvals.answer("answered", "approved", by="bob", now_ms=1)
+        for _ in range(2):
+            await stores.approvals.withdraw("r", now_ms=2_000)
+        await stores.approvals.withdraw("nobody", now_ms=2_000)
+        for id in ("a", "b"):
+            assert await stores.approvals.get(id) == an_approval(id, state="withdrawn", answered_ms=2_000)
+            with raises(Conflict):
+                await stores.approvals.answer(id, "approved", by="bob", now_ms=3_000)
+        assert await stores.approvals.get("answered") == answered
+        assert await stores.approvals.get("another's") == an_approval("another's", run_id="s")
+
+    @fresh
+    async def test_those_that_do_not_wait_any_more_are_found(self, stores: StoreBundle) -> None:
+        for id in ("waits", "approved", "edited", "rejected", "withdrawn"):
+            await stores.approvals.ask(an_approval(id, run_id=id))
+        for state in ANSWERS:
+            await stores.approvals.answer(state, state, by="bob", now_ms=1)
+        await stores.approvals.withdraw("withdrawn", now_ms=1)
+        asked = ["waits", *ANSWERS, "withdrawn", "nobody", "approved"]
+        found = await stores.approvals.answered(asked)
+        assert {id: approval.state for id, approval in found.items()} == {id: id for id in (*ANSWERS, "withdrawn")}
+        assert set(await stores.approvals.answered({"approved", "waits"})) == {"approved"}
+        assert dict(await stores.approvals.answered([])) == {}
+        assert dict(await stores.approvals.answered([f"n{number}" for number in range(2_000)])) == {}
+
+    @fresh
+    async def test_waiting_ends_with_the_answer(self, stores: StoreBundle) -> None:
+        async with self.another(stores) as other:
+            for id, writer in (("a", stores), ("b", other)):
+                await stores.approvals.ask(an_approval(id))
+                waits = [asyncio.ensure_future(one.approvals.wait(id, LONG_S)) for one in (stores, other) * 2]
+                await let_others_run()
+                answered = await writer.approvals.answer(id, "approved", by="bob", now_ms=1)
+                assert await asyncio.gather(*waits) == [answered] * 4
+                assert await stores.approvals.wait(id, 0) == answered
+
+    @fresh
+    async def test_waiting_ends_when_the_question_is_withdrawn(self, stores: StoreBundle) -> None:
+        await stores.approvals.ask(an_approval())
+        waits = asyncio.ensure_future(stores.approvals.wait("a", LONG_S))
+        await let_others_run()
+        await stores.approvals.withdraw("r", now_ms=1)
+        found = await waits
+        assert found is not None
+        assert found.state == "withdrawn"
+
+    @fresh
+    async def test_waiting_for_an_answer_ends_when_its_time_is_over(self, stores: StoreBundle) -> None:
+        await stores.approvals.ask(an_approval())
+        await stores.approvals.ask(an_approval("b"))
+        await stores.approvals.answer("b", "approved", by="bob", now_ms=1)
+        for timeout_s in (SOON_S, 0, -1):
+            assert await stores.approvals.wait("a", timeout_s) is None
+        with raises(InvalidValue):
+            await stores.approvals.wait("a", float("nan"))
+
+    @fresh
+    async def test_whoever_stops_waiting_for_an_answer_takes_nobody_along(self, stores: StoreBundle) -> None:
+        await stores.approvals.ask(an_approval())
+        waits = [asyncio.ensure_future(stores.approvals.wait("a", LONG_S)) for _ in range(3)]
+        await let_others_run()
+        waits[1].cancel()
+        await asyncio.wait([waits[1]])
+        assert waits[1].cancelled()
+        answered = await stores.approvals.answer("a", "approved", by="bob", now_ms=1)
+        assert [await waits[0], await waits[2]] == [answered, answered]
+
+
+class CancelStoreContract(StoreContract):
+    """Wishes to stop, by run: the first counts, each for a time."""
+
+    @fresh
+    async def test_a_wish_comes_back_as_it_was_put(self, stores: StoreBundle) -> None:
+        intent = an_intent(reason="en\x00ough \ud83d", at_ms=2**62, until_ms=2**63 - 1)
+        assert await stores.cancels.put(intent) == intent
+        assert dict(await stores.cancels.find(["r"], now_ms=2**62)) == {"r": intent}
+
+    @fresh
+    async def test_the_first_wish_counts(self, stores: StoreBundle) -> None:
+        first = await stores.cancels.put(an_intent())
+        for other in (an_intent(by="bob"), an_intent(reason="more", at_ms=150, until_ms=900), an_intent(at_ms=200)):
+            assert await stores.cancels.put(other) == first
+        assert dict(await stores.cancels.find(["r"], now_ms=100)) == {"r": first}
+
+    @fresh
+    async def test_a_wish_counts_until_it_is_dropped_or_forgotten(self, stores: StoreBundle) -> None:
+        await stores.cancels.put(an_intent())
+        for _ in range(2):
+            await stores.cancels.drop("r")
+        assert dict(await stores.cancels.find(["r"], now_ms=100)) == {}
+        second = an_intent(by="bob")
+        assert await stores.cancels.put(second) == second
+        third = an_intent(by="eve", at_ms=201, until_ms=300)
+        assert await stores.cancels.put(third) == third, "the one before was forgotten at 200"
+        assert dict(await stores.cancels.find(["r"], now_ms=250)) == {"r": third}
+
+    @fresh
+    async def test_a_wish_is_found_until_its_time_is_over(self, stores: StoreBundle) -> None:
+        for run_id in ("a", "b", *ODD_NAMES):
+            await stores.cancels.put(an_intent(run_id))
+        await stores.cancels.put(an_intent("later", until_ms=900))
+        assert set(await stores.cancels.find(["a", "later", "nobody", "a"], now_ms=200)) == {"a", "later"}
+        assert set(await stores.cancels.find({"a", "later"}, now_ms=201)) == {"later"}
+        assert set(await stores.cancels.find(ODD_NAMES, now_ms=0)) == set(ODD_NAMES)
+        assert dict(await stores.cancels.find([], now_ms=0)) == {}
+        assert dict(await stores.cancels.find([f"n{number}" for number in range(2_000)], now_ms=0)) == {}
+
+    @fresh
+    async def test_wishes_whose_time_is_over_are_forgotten_and_counted(self, stores: StoreBundle) -> None:
+        for number in range(5):
+            await stores.cancels.put(an_intent(f"r{number}", until_ms=200 + number))
+        assert await stores.cancels.prune(now_ms=200) == 0
+        assert await stores.cancels.prune(now_ms=203) == 3
+        assert await stores.cancels.prune(now_ms=203) == 0
+        assert set(await stores.cancels.find([f"r{number}" for number in range(5)], now_ms=0)) == {"r3", "r4"}
+
+    @fresh
+    async def test_of_many_who_wish_all_are_told_the_first(self, stores: StoreBundle) -> None:
+        async with self.another(stores) as other:
+            both = (stores, other)
+            wishes = [both[n % 2].cancels.put(an_intent(by=f"u{n}")) for n in range(self.claimants)]
+            assert len({intent.by for intent in await asyncio.gather(*wishes)}) == 1
+
+    @fresh
+    async def test_a_wish_that_no_database_could_keep_is_refused(self, stores: StoreBundle) -> None:
+        wrong = [an_intent(name) for name in NOT_NAMES] + [an_intent(by=name) for name in NOT_NAMES]
+        for intent in [*wrong, an_intent(until_ms=2**63), an_intent(at_ms=1.5)]:
+            with raises(InvalidValue):
+                await stores.cancels.put(intent)
+        assert dict(await stores.cancels.find(["r", *NOT_NAMES], now_ms=0)) == {}

@@ -1,0 +1,162 @@
+"""What holds for every store when a call of it fails, before or after it was done.
+
+Each scenario is what one part of the service does with its stores. It is run with each of its calls failing in turn,
+in each way; the caller asks again. What is kept in the end must be what is kept when nothing fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from penstock.testing.contracts.stores.suite import (
+    StoreBundle,
+    StoreContract,
+    a_chat,
+    a_message,
+    a_run,
+    an_approval,
+    an_attachment,
+    an_entry,
+    an_event,
+    an_intent,
+    claimed,
+    fresh,
+)
+from penstock.testing.faulty import Fault, FaultKind, FaultyStores, ask_again, every_call
+
+Scenario = Callable[[StoreBundle, StoreBundle], Awaitable[None]]
+"""Given the stores that fail, and those behind them, which do not."""
+
+
+class FaultsContract(StoreContract):
+    """Every method fails once, and asking again leaves what one ask leaves."""
+
+    fault_kinds: tuple[FaultKind, ...] = ("busy", "write-then-timeout")
+    """Before anything was done, and after everything was."""
+
+    async def test_a_hosted_run_is_the_same_whichever_call_fails(self) -> None:
+        assert await self.same_whatever_fails(a_hosted_run) >= 12
+
+    async def test_a_run_that_is_resumed_ended_and_removed_is_the_same_whichever_call_fails(self) -> None:
+        assert await self.same_whatever_fails(a_resumed_run) >= 6
+
+    async def test_graphs_are_the_same_whichever_call_fails(self) -> None:
+        assert await self.same_whatever_fails(an_edited_graph) >= 5
+
+    async def test_questions_and_wishes_are_the_same_whichever_call_fails(self) -> None:
+        assert await self.same_whatever_fails(a_question_and_a_wish) >= 8
+
+    async def test_a_chat_is_the_same_whichever_call_fails(self) -> None:
+        assert await self.same_whatever_fails(a_conversation) >= 7
+
+    @fresh
+    async def test_a_claim_whose_answer_was_lost_comes_back_when_its_lease_is_over(self, stores: StoreBundle) -> None:
+        await stores.runs.add(a_run())
+        faulty = FaultyStores(stores, "write-then-timeout", at=1)
+        claim = await ask_again(lambda: faulty.runs.claim("w", now_ms=1_000, lease_ms=100))
+        assert claim is None, "somebody has it, and nobody knows: asking again gives no run to two"
+        claim = await stores.runs.claim("w", now_ms=1_100, lease_ms=100)
+        assert claim is not None
+        assert claim.epoch == 2
+
+    async def same_whatever_fails(self, scenario: Scenario) -> int:
+        """How many calls of the scenario failed, after each of which the stores kept the same."""
+        expected = await self.kept_after(scenario, Fault("busy", at=None))
+        failed = 0
+
+        async def once(fault: Fault) -> None:
+            assert await self.kept_after(scenario, fault) == expected
+
+        for kind in self.fault_kinds:
+            failed += await every_call(once, kind)
+        return failed
+
+    async def kept_after(self, scenario: Scenario, fault: Fault) -> Any:
+        stores = await self.open_stores()
+        try:
+            faulty: Any = FaultyStores(stores, fault)
+            await scenario(faulty, stores)
+            return await kept(stores)
+        finally:
+            await stores.close()
+
+
+async def a_hosted_run(faulty: StoreBundle, stores: StoreBundle) -> None:
+    await ask_again(lambda: faulty.runs.add(a_run(input={"a": 1})))
+    await ask_again(lambda: faulty.events.append("r", 0, [an_event(1)]))
+    await stores.runs.claim("w", now_ms=1_000, lease_ms=100)
+    await ask_again(lambda: faulty.runs.renew("w", ["r"], now_ms=1_050, lease_ms=100))
+    await ask_again(lambda: faulty.events.append("r", 1, [an_event(2), an_event(3)]))
+    await ask_again(lambda: faulty.journal.append("r", [an_entry("k", 1), an_entry("l", 2)], epoch=1))
+    await ask_again(lambda: faulty.runs.update("r", 1, status="waiting"))
+    await ask_again(lambda: faulty.runs.update("r", 1, status="running", cost_nanos=3))
+    await ask_again(lambda: faulty.runs.update("r", 1, status="completed", output=[1], ended_ms=2_000))
+    await ask_again(lambda: faulty.events.append("r", 1, [an_event(4)]))
+    assert len(await ask_again(lambda: faulty.events.read("r"))) == 4
+    assert await ask_again(lambda: faulty.events.wait("r", 3, 0))
+    assert len(await ask_again(lambda: faulty.journal.load("r"))) == 2
+
+
+async def a_resumed_run(faulty: StoreBundle, stores: StoreBundle) -> None:
+    for id in ("r", "s", "old"):
+        await claimed(stores, id)
+        await stores.journal.append(id, [an_entry("k")], epoch=1)
+        await stores.runs.update(id, 1, status="halted", stop_reason="budget_exceeded", ended_ms=2_000)
+    await ask_again(lambda: faulty.runs.requeue("r", limits={"max_steps": 5}))
+    await ask_again(lambda: faulty.runs.requeue("s"))
+    await ask_again(lambda: faulty.runs.end("s", "cancelled", now_ms=9_000, error="by ann"))
+    await ask_again(lambda: faulty.journal.forget("r"))
+    await ask_again(lambda: faulty.runs.remove_ended(9_000))
+    assert await ask_again(faulty.runs.count) == 2
+
+
+async def an_edited_graph(faulty: StoreBundle, stores: StoreBundle) -> None:
+    for number in range(3):
+        await ask_again(lambda n=number: faulty.graphs.save("g", "ann", "G", {"n": n}, now_ms=n, expected_version=n))  # type: ignore[misc]
+    await ask_again(lambda: faulty.graphs.archive("g"))
+    await ask_again(lambda: faulty.graphs.save("h", "ann", "H", {}, now_ms=1))
+    assert len(await ask_again(faulty.graphs.list)) == 1
+
+
+async def a_question_and_a_wish(faulty: StoreBundle, stores: StoreBundle) -> None:
+    await stores.runs.add(a_run())
+    await ask_again(lambda: faulty.approvals.ask(an_approval("a")))
+    await ask_again(lambda: faulty.approvals.ask(an_approval("b")))
+    await ask_again(lambda: faulty.approvals.answer("a", "edited", answer={"x": 1}, by="bob", now_ms=2_000))
+    assert await ask_again(lambda: faulty.approvals.wait("a", 0)) is not None
+    await ask_again(lambda: faulty.approvals.withdraw("r", now_ms=3_000))
+    await ask_again(lambda: faulty.approvals.ask(an_approval("b", asked_ms=4_000)))
+    await ask_again(lambda: faulty.cancels.put(an_intent("r")))
+    await ask_again(lambda: faulty.cancels.put(an_intent("s", until_ms=900)))
+    await ask_again(lambda: faulty.cancels.drop("t"))
+    await ask_again(lambda: faulty.cancels.prune(now_ms=500))
+
+
+async def a_conversation(faulty: StoreBundle, stores: StoreBundle) -> None:
+    await ask_again(lambda: faulty.chats.create(a_chat()))
+    await ask_again(lambda: faulty.chats.add_messages("c", [a_message("q"), a_message("1", "q")], now_ms=2))
+    await ask_again(lambda: faulty.chats.add_messages("c", [a_message("2", "q", "", state="writing")], now_ms=3))
+    await ask_again(lambda: faulty.chats.finish_message("c", "2", "hello", {"state": "complete"}, now_ms=4))
+    await ask_again(lambda: faulty.chats.choose("c", "1"))
+    await ask_again(lambda: faulty.chats.rename("c", "title", now_ms=5))
+    await ask_again(lambda: faulty.chats.attach(an_attachment(), b"abc"))
+
+
+async def kept(stores: StoreBundle) -> dict[str, Any]:
+    """All that the stores have of what the scenarios put there."""
+    runs = await stores.runs.list(limit=1_000)
+    graphs = [*await stores.graphs.versions("g"), *await stores.graphs.versions("h")]
+    messages, in_view = await stores.chats.messages("c")
+    return {
+        "runs": list(runs),
+        "events": {run.id: list(await stores.events.read(run.id)) for run in runs},
+        "journal": {id: list(await stores.journal.load(id)) for id in ("r", "s", "old")},
+        "graphs": graphs,
+        "approvals": list(await stores.approvals.list()),
+        "cancels": dict(await stores.cancels.find(["r", "s", "t"], now_ms=0)),
+        "chats": list(await stores.chats.list()),
+        "messages": list(messages),
+        "in view": set(in_view),
+        "attachment": await stores.chats.attachment("f"),
+    }

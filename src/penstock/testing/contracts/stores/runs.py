@@ -1,0 +1,548 @@
+"""What every `RunStore` must do."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from penstock.errors import InvalidValue
+from penstock.hosting.ports import Conflict, Fenced
+from penstock.hosting.records import CLAIMED, ENDED, TRANSITIONS, RunStatus
+from penstock.testing.contracts.stores.suite import (
+    NOT_JSON,
+    NOT_NAMES,
+    NOT_OBJECTS,
+    ODD_NAMES,
+    ODD_VALUES,
+    StoreBundle,
+    StoreContract,
+    a_run,
+    an_approval,
+    an_entry,
+    an_event,
+    an_intent,
+    brought_to,
+    claimed,
+    fresh,
+    let_others_run,
+    raises,
+    until_nothing,
+)
+
+
+class RunStoreContract(StoreContract):
+    """Runs by id: kept, listed, claimed by one, fenced, moved along the table, removed."""
+
+    @fresh
+    async def test_a_run_comes_back_as_it_was_given(self, stores: StoreBundle) -> None:
+        whole = a_run(
+            input={"text": "hi"},
+            limits={"max_cost_usd": "0.5"},
+            origin={"kind": "chat", "chat_id": "c"},
+            started_ms=None,
+            stop_reason="aborted",
+            error="in\x00words",
+            output=[1, 2],
+            cost_nanos=2**63 - 1,
+            tokens_in=2,
+            tokens_out=3,
+            unresolved_nanos=4,
+        )
+        assert await stores.runs.add(whole) == whole
+        assert await stores.runs.get("r") == whole
+        assert list(await stores.runs.list()) == [whole]
+
+    @fresh
+    async def test_a_run_that_is_not_there_is_none(self, stores: StoreBundle) -> None:
+        for id in ("r", "", *NOT_NAMES):
+            assert await stores.runs.get(id) is None
+            assert await stores.runs.claim("w", now_ms=1, lease_ms=1, run_id=id) is None
+            assert list(await stores.runs.list(owner=id)) == []
+        assert list(await stores.runs.list()) == []
+        assert await stores.runs.count() == 0
+
+    @fresh
+    async def test_odd_values_of_a_run_come_back_exactly(self, stores: StoreBundle) -> None:
+        for number, value in enumerate(ODD_VALUES):
+            added = await stores.runs.add(a_run(f"r{number}", input=value, origin={"value": value}))
+            found = await stores.runs.get(f"r{number}")
+            assert found is not None
+            assert (repr(found.input), repr(found.origin)) == (repr(value), repr({"value": value}))
+            assert found == added
+
+    @fresh
+    async def test_odd_names_are_names(self, stores: StoreBundle) -> None:
+        for name in ODD_NAMES:
+            await stores.runs.add(a_run(name, owner=name, graph_id=name))
+        for name in ODD_NAMES:
+            found = await stores.runs.get(name)
+            assert found is not None
+            assert (found.id, found.owner, found.graph_id) == (name, name, name)
+            assert [run.id for run in await stores.runs.list(owner=name)] == [name]
+
+    @fresh
+    async def test_a_run_that_no_database_could_keep_is_refused_and_not_there(self, stores: StoreBundle) -> None:
+        refused = [a_run(input=value) for value in NOT_JSON]
+        refused += [a_run(limits={"max_steps": value}) for value in NOT_JSON]
+        refused += [a_run(name) for name in NOT_NAMES] + [a_run(owner=name) for name in NOT_NAMES]
+        refused += [a_run(limits=value) for value in NOT_OBJECTS] + [a_run(origin=value) for value in NOT_OBJECTS]
+        refused += [a_run(cost_nanos=number) for number in (2**63, -(2**63) - 1, 1.5, "1", True)]
+        needed = ("id", "owner", "graph_id", "graph_version", "created_ms", "cost_nanos")
+        refused += [replace(a_run(), **{field: None}) for field in needed]  # type: ignore[arg-type]
+        for run in refused:
+            with raises(InvalidValue):
+                await stores.runs.add(run)
+        with raises(InvalidValue):
+            await stores.runs.add(a_run(status="lost"))
+        assert await stores.runs.count() == 0
+
+    @fresh
+    async def test_a_value_that_is_nested_too_deeply_is_refused(self, stores: StoreBundle) -> None:
+        deep: list[object] = []
+        for _ in range(100_000):
+            deep = [deep]
+        with raises(InvalidValue):
+            await stores.runs.add(a_run(input=deep))
+        assert await stores.runs.get("r") is None
+
+    @fresh
+    async def test_what_was_given_and_what_came_back_may_be_changed(self, stores: StoreBundle) -> None:
+        given = {"list": [1]}
+        back = await stores.runs.add(a_run(input=given))
+        found = await stores.runs.get("r")
+        assert found is not None
+        for value in (given, back.input, found.input):
+            value["list"].append(2)
+        again = await stores.runs.get("r")
+        assert again is not None
+        assert again.input == {"list": [1]}
+
+    @fresh
+    async def test_a_run_is_added_once(self, stores: StoreBundle) -> None:
+        run = await claimed(stores, input={"a": 1, "b": 2})
+        assert await stores.runs.add(a_run(input={"b": 2, "a": 1}, created_ms=9_999)) == run, "as it is by now"
+        assert await stores.runs.count() == 1
+
+    @fresh
+    async def test_an_id_that_is_taken_by_another_run_is_a_conflict(self, stores: StoreBundle) -> None:
+        run = await stores.runs.add(a_run(input=1, limits={"max_steps": 1}))
+        others: list[dict[str, Any]] = [{"owner": "bob"}, {"graph_id": "h"}, {"graph_version": 2}]
+        others += [{"limits": {"max_steps": 2}}]
+        others += [{"input": value} for value in (2, 1.0, True, "1", None, [1])]
+        for other in others:
+            with raises(Conflict):
+                await stores.runs.add(replace(run, **other))
+        assert await stores.runs.get("r") == run
+
+    @fresh
+    async def test_of_many_who_add_one_run_all_get_the_same(self, stores: StoreBundle) -> None:
+        async with self.another(stores) as other:
+            both = (stores, other)
+            added = [both[number % 2].runs.add(a_run(created_ms=number)) for number in range(self.claimants)]
+            assert len({run.created_ms for run in await asyncio.gather(*added)}) == 1
+        assert await stores.runs.count() == 1
+
+    @fresh
+    async def test_runs_are_listed_newest_first_and_by_id_where_they_are_of_one_time(self, stores: StoreBundle) -> None:
+        ids = ["B", "a", "Z", "\u00e9", "b", "10", "9", "\U0001f30a"]
+        for id in ids:
+            await stores.runs.add(a_run(id))
+        await stores.runs.add(a_run("newest", created_ms=2_000))
+        await stores.runs.add(a_run("oldest", created_ms=0))
+        listed = [run.id for run in await stores.runs.list()]
+        assert listed == ["newest", *sorted(ids, reverse=True), "oldest"], "by code points, as Python sorts text"
+
+    @fresh
+    async def test_pages_follow_each_other_without_gap_or_repetition(self, stores: StoreBundle) -> None:
+        for number in range(10):
+            await stores.runs.add(a_run(f"r{number}", created_ms=number // 3))
+        assert len(await stores.runs.list(limit=3)) == 3
+        found = await until_nothing(lambda last: stores.runs.list(before=last, limit=3))
+        assert [run.id for run in found] == [f"r{number}" for number in reversed(range(10))]
+
+    @fresh
+    async def test_a_page_of_nothing_and_one_after_nobody_are_empty(self, stores: StoreBundle) -> None:
+        await stores.runs.add(a_run())
+        assert list(await stores.runs.list(limit=0)) == []
+        assert list(await stores.runs.list(before="nobody")) == []
+        for wrong in (-1, 2**63, 1.5, True, None, "1"):
+            with raises(InvalidValue):
+                await stores.runs.list(limit=wrong)  # type: ignore[arg-type]
+
+    @fresh
+    async def test_a_large_page_has_everything(self, stores: StoreBundle) -> None:
+        await asyncio.gather(*(stores.runs.add(a_run(f"r{number}")) for number in range(300)))
+        assert len(await stores.runs.list(limit=10_000)) == 300
+        assert len(await stores.runs.list()) == 50
+
+    @fresh
+    async def test_runs_are_listed_and_counted_by_owner_status_graph_and_chat(self, stores: StoreBundle) -> None:
+        await stores.runs.add(a_run("1", owner="ann", graph_id="g", origin={"kind": "chat", "chat_id": "c"}))
+        await stores.runs.add(a_run("2", owner="bob", graph_id="g", origin={"chat_id": "d"}))
+        await stores.runs.add(a_run("3", owner="bob", graph_id="h", origin={"kind": "run"}))
+        await stores.runs.claim("w", now_ms=1, lease_ms=1, run_id="3")
+        cases: list[tuple[dict[str, object], str]] = [
+            ({}, "321"),
+            ({"owner": "bob"}, "32"),
+            ({"graph_id": "g"}, "21"),
+            ({"chat_id": "c"}, "1"),
+            ({"statuses": ["running"]}, "3"),
+            ({"statuses": {"running", "queued"}}, "321"),
+            ({"statuses": ("halted",)}, ""),
+            ({"owner": "bob", "statuses": ["queued"], "graph_id": "g", "chat_id": "d"}, "2"),
+            ({"owner": "nobody"}, ""),
+            ({"owner": ""}, ""),
+            ({"owner": "bob", "before": "3"}, "2"),
+        ]
+        for filters, ids in cases:
+            assert "".join(run.id for run in await stores.runs.list(**filters)) == ids, filters  # type: ignore[arg-type]
+        assert await stores.runs.count() == 3
+        assert await stores.runs.count(owner="bob") == 2
+        assert await stores.runs.count(owner="bob", statuses=["queued"]) == 1
+        assert await stores.runs.count(statuses=["queued", "running"]) == 3
+        for wrong in (["lost"], ["queued", ""]):
+            with raises(InvalidValue):
+                await stores.runs.list(statuses=wrong)  # type: ignore[arg-type]
+            with raises(InvalidValue):
+                await stores.runs.count(statuses=wrong)  # type: ignore[arg-type]
+
+    @fresh
+    async def test_a_claim_takes_the_oldest_run_that_is_queued(self, stores: StoreBundle) -> None:
+        for id, created_ms in (("young", 3), ("b", 2), ("a", 2), ("old", 1)):
+            await stores.runs.add(a_run(id, created_ms=created_ms))
+        order = []
+        for run in await until_nothing(lambda last: stores.runs.claim("w", now_ms=5_000, lease_ms=100)):
+            assert (run.status, run.worker, run.lease_until_ms, run.epoch) == ("running", "w", 5_100, 1)
+            assert run.started_ms == 5_000
+            assert await stores.runs.get(run.id) == run
+            order.append(run.id)
+        assert order == ["old", "a", "b", "young"]
+
+    @fresh
+    async def test_a_claim_of_one_id_takes_no_other(self, stores: StoreBundle) -> None:
+        await stores.runs.add(a_run("old", created_ms=1))
+        await stores.runs.add(a_run("young", created_ms=2))
+        run = await stores.runs.claim("w", now_ms=1, lease_ms=100, run_id="young")
+        assert run is not None
+        assert run.id == "young"
+        assert await stores.runs.claim("v", now_ms=1, lease_ms=100, run_id="young") is None
+        assert await stores.runs.claim("v", now_ms=1, lease_ms=100, run_id="nobody") is None
+
+    @fresh
+    async def test_a_claim_that_no_database_could_keep_is_refused(self, stores: StoreBundle) -> None:
+        run = await stores.runs.add(a_run())
+        for worker in NOT_NAMES:
+            with raises(InvalidValue):
+                await stores.runs.claim(worker, now_ms=1, lease_ms=1)
+        for now_ms, lease_ms in ((2**63, 1), (1, 2**63), (2**62, 2**62)):
+            with raises(InvalidValue):
+                await stores.runs.claim("w", now_ms=now_ms, lease_ms=lease_ms)
+        assert await stores.runs.get("r") == run
+
+    @fresh
+    async def test_whoever_stops_asking_for_a_run_has_it_or_has_it_not(self, stores: StoreBundle) -> None:
+        for number in range(8):
+            await stores.runs.add(a_run(f"r{number}"))
+        asked = [asyncio.ensure_future(stores.runs.claim("w", now_ms=1, lease_ms=9)) for _ in range(8)]
+        for number, claim in enumerate(asked):
+            await let_others_run(number)
+            claim.cancel()
+        await asyncio.wait(asked)
+        for run in await stores.runs.list():
+            as_it_was = a_run(run.id)
+            taken = replace(as_it_was, status="running", worker="w", epoch=1, lease_until_ms=10, started_ms=1)
+            assert run in (as_it_was, taken)
+        again = await until_nothing(lambda last: stores.runs.claim("v", now_ms=10, lease_ms=9))
+        assert sorted(run.id for run in again) == [f"r{number}" for number in range(8)]
+
+    @fresh
+    async def test_of_many_who_ask_one_gets_each_run(self, stores: StoreBundle) -> None:
+        runs = self.claimants // 2
+        for number in range(runs):
+            await stores.runs.add(a_run(f"r{number:02d}"))
+        async with self.another(stores) as other:
+            both = (stores, other)
+            asked = [both[n % 2].runs.claim(f"w{n}", now_ms=1, lease_ms=100) for n in range(self.claimants)]
+            answers = await asyncio.gather(*asked)
+        got = [run for run in answers if run is not None]
+        assert sorted(run.id for run in got) == [f"r{number:02d}" for number in range(runs)]
+        assert len({run.worker for run in got}) == runs
+        assert {run.epoch for run in got} == {1}
+
+    @fresh
+    async def test_of_many_who_take_over_one_gets_it(self, stores: StoreBundle) -> None:
+        await claimed(stores)
+        async with self.another(stores) as other:
+            both = (stores, other)
+            asked = [both[n % 2].runs.claim(f"w{n}", now_ms=9_000, lease_ms=1) for n in range(self.claimants)]
+            got = [run for run in await asyncio.gather(*asked) if run is not None]
+        assert [run.epoch for run in got] == [2]
+
+    @fresh
+    async def test_a_run_is_taken_over_once_its_lease_has_run_out_and_not_before(self, stores: StoreBundle) -> None:
+        for id, status in (("r", "running"), ("w", "waiting")):
+            run = await brought_to(stores, status, id)  # type: ignore[arg-type]
+            assert await stores.runs.claim("v", now_ms=1_099, lease_ms=50, run_id=id) is None
+            taken = await stores.runs.claim("v", now_ms=1_100, lease_ms=50, run_id=id)
+            assert taken is not None
+            assert (taken.status, taken.worker, taken.epoch) == ("running", "v", run.epoch + 1)
+            assert (taken.lease_until_ms, taken.started_ms) == (1_150, 1_000), (
+                "it was started when it was first claimed"
+            )
+
+    @fresh
+    async def test_what_is_queued_and_what_was_left_are_one_line_by_age(self, stores: StoreBundle) -> None:
+        await claimed(stores, "left", created_ms=1)
+        await stores.runs.add(a_run("queued", created_ms=2))
+        first = await stores.runs.claim("w", now_ms=5_000, lease_ms=100)
+        second = await stores.runs.claim("w", now_ms=5_000, lease_ms=100)
+        assert first is not None
+        assert second is not None
+        assert (first.id, second.id) == ("left", "queued")
+
+    @fresh
+    async def test_only_what_is_queued_or_was_left_can_be_claimed(self, stores: StoreBundle) -> None:
+        for status in TRANSITIONS:
+            await brought_to(stores, status, status)
+        taken = await until_nothing(lambda last: stores.runs.claim("v", now_ms=9_000, lease_ms=100))
+        assert {run.id for run in taken} == {"queued", *CLAIMED}
+
+    @fresh
+    async def test_a_lease_is_renewed_for_whoever_has_it(self, stores: StoreBundle) -> None:
+        await claimed(stores, "mine", "w")
+        await claimed(stores, "waits", "w")
+        await stores.runs.update("waits", 1, status="waiting")
+        await claimed(stores, "theirs", "v")
+        await brought_to(stores, "completed", "done")
+        await stores.runs.add(a_run("queued"))
+        asked = ["mine", "waits", "theirs", "done", "queued", "nobody"]
+        assert set(await stores.runs.renew("w", asked, now_ms=1_090, lease_ms=100)) == {"mine", "waits"}
+        for id, until_ms in (("mine", 1_190), ("waits", 1_190), ("theirs", 1_100)):
+            run = await stores.runs.get(id)
+            assert run is not None
+            assert (run.lease_until_ms, run.epoch) == (until_ms, 1)
+        assert set(await stores.runs.renew("w", [], now_ms=1_090, lease_ms=100)) == set()
+
+    @fresh
+    async def test_a_lease_that_ran_out_can_be_renewed_until_somebody_takes_over(self, stores: StoreBundle) -> None:
+        await claimed(stores)
+        assert set(await stores.runs.renew("w", ["r"], now_ms=5_000, lease_ms=100)) == {"r"}
+        assert await stores.runs.claim("v", now_ms=5_050, lease_ms=100) is None
+        assert await stores.runs.claim("v", now_ms=5_100, lease_ms=100) is not None
+        assert set(await stores.runs.renew("w", ["r"], now_ms=5_150, lease_ms=100)) == set()
+
+    @fresh
+    async def test_renewing_never_makes_a_lease_shorter(self, stores: StoreBundle) -> None:
+        await claimed(stores)
+        assert set(await stores.runs.renew("w", ["r"], now_ms=0, lease_ms=1)) == {"r"}
+        run = await stores.runs.get("r")
+        assert run is not None
+        assert run.lease_until_ms == 1_100
+
+    @fresh
+    async def test_the_worker_changes_what_it_has_claimed(self, stores: StoreBundle) -> None:
+        run = await claimed(stores)
+        changes = {"cost_nanos": 5, "tokens_in": 1, "tokens_out": 2, "unresolved_nanos": 3, "limits": {"max_steps": 9}}
+        changed = await stores.runs.update("r", 1, **changes)
+        assert changed == replace(run, **changes)  # type: ignore[arg-type]
+        assert await stores.runs.get("r") == await stores.runs.update("r", 1) == changed
+        ended = await stores.runs.update("r", 1, status="completed", output={"\u00fc": [1]}, ended_ms=2_000)
+        assert ended == replace(
+            changed, status="completed", output={"\u00fc": [1]}, ended_ms=2_000, worker=None, lease_until_ms=0
+        ), "the claim is given back"
+
+    @fresh
+    async def test_an_update_under_another_claim_is_fenced(self, stores: StoreBundle) -> None:
+        await claimed(stores)
+        taken = await stores.runs.claim("v", now_ms=5_000, lease_ms=100)
+        for epoch in (0, 1, 3):
+            with raises(Fenced):
+                await stores.runs.update("r", epoch, status="completed", output="old")
+        assert await stores.runs.get("r") == taken
+
+    @fresh
+    async def test_what_a_worker_may_not_change_is_refused(self, stores: StoreBundle) -> None:
+        run = await claimed(stores)
+        for change in (
+            *({"id": "s"}, {"owner": "bob"}, {"graph_id": "h"}, {"graph_version": 2}, {"input": 1}, {"origin": {}}),
+            *({"worker": "v"}, {"lease_until_ms": 9}, {"created_ms": 9}, {"nothing": 1}),
+            *({"status": "lost"}, {"cost_nanos": 2**63}, {"cost_nanos": "1"}),
+            *({"limits": value} for value in NOT_OBJECTS),
+            *({"output": value} for value in NOT_JSON),
+        ):
+            with raises(InvalidValue):
+                await stores.runs.update("r", 1, **change)  # type: ignore[arg-type]
+            with raises(InvalidValue):
+                await stores.runs.update("r", 1, tokens_in=5, **change)  # type: ignore[arg-type]
+        assert await stores.runs.get("r") == run
+
+    @fresh
+    async def test_a_claimed_run_goes_where_the_table_says(self, stores: StoreBundle) -> None:
+        for status in CLAIMED:
+            for target in TRANSITIONS:
+                run = await brought_to(stores, status, f"{status} to {target}")
+                if target in TRANSITIONS[status]:
+                    after = await stores.runs.update(run.id, 1, status=target)
+                    is_kept = target in CLAIMED
+                    assert (after.status, after.worker) == (target, "w" if is_kept else None), run.id
+                    assert after.lease_until_ms == (1_100 if is_kept else 0), run.id
+                else:
+                    with raises(Conflict):
+                        await stores.runs.update(run.id, 1, status=target)
+                    assert await stores.runs.get(run.id) == run, run.id
+
+    @fresh
+    async def test_a_run_that_nobody_has_claimed_is_not_updated(self, stores: StoreBundle) -> None:
+        for status in TRANSITIONS.keys() - CLAIMED:
+            run = await brought_to(stores, status, status)
+            for target in TRANSITIONS.keys() - {status}:
+                with raises(Conflict):
+                    await stores.runs.update(run.id, run.epoch, status=target)
+            with raises(Conflict):
+                await stores.runs.update(run.id, run.epoch, tokens_in=1)
+            assert await stores.runs.get(run.id) == run
+
+    @fresh
+    async def test_an_update_whose_answer_was_lost_can_be_asked_for_again(self, stores: StoreBundle) -> None:
+        for status in (*ENDED, "parked"):
+            await claimed(stores, status)
+            changes = {"status": status, "output": {"a": 1, "b": 2}, "ended_ms": 2_000, "cost_nanos": 3}
+            ended = await stores.runs.update(status, 1, **changes)
+            assert await stores.runs.update(status, 1, **{**changes, "output": {"b": 2, "a": 1}}) == ended
+            with raises(Conflict):
+                await stores.runs.update(status, 1, **{**changes, "cost_nanos": 4})
+
+    @fresh
+    async def test_a_run_goes_on_from_where_the_table_says(self, stores: StoreBundle) -> None:
+        for status in TRANSITIONS:
+            run = await brought_to(stores, status, status)
+            if "queued" in TRANSITIONS[status]:
+                after = await stores.runs.requeue(run.id)
+                cleared = {"ended_ms": None, "stop_reason": None, "error": None, "output": None}
+                assert after == replace(run, status="queued", **cleared), status  # type: ignore[arg-type]
+                taken = await stores.runs.claim("v", now_ms=9_000, lease_ms=1, run_id=run.id)
+                assert taken is not None
+                assert (taken.epoch, taken.started_ms) == (2, 1_000)
+            elif status != "queued":
+                with raises(Conflict):
+                    await stores.runs.requeue(run.id)
+                assert await stores.runs.get(run.id) == run
+
+    @fresh
+    async def test_a_run_that_goes_on_has_not_ended_and_may_have_other_limits(self, stores: StoreBundle) -> None:
+        await claimed(stores, limits={"max_steps": 1})
+        why = {"stop_reason": "step_limit_exceeded", "error": "1 of 1 steps", "output": "half"}
+        await stores.runs.update("r", 1, status="halted", ended_ms=2_000, cost_nanos=7, **why)
+        run = await stores.runs.requeue("r", limits={"max_steps": 2})
+        assert (run.limits, run.cost_nanos, run.status) == ({"max_steps": 2}, 7, "queued")
+        assert (run.stop_reason, run.error, run.output, run.ended_ms) == (None, None, None, None)
+        assert await stores.runs.get("r") == run
+
+    @fresh
+    async def test_letting_a_run_go_on_again_changes_nothing(self, stores: StoreBundle) -> None:
+        await brought_to(stores, "parked")
+        run = await stores.runs.requeue("r", limits={"max_steps": 2})
+        assert await stores.runs.requeue("r", limits={"max_steps": 2}) == run
+        assert await stores.runs.requeue("r") == run
+        with raises(Conflict):
+            await stores.runs.requeue("r", limits={"max_steps": 3})
+        for limits in NOT_OBJECTS[:-1]:
+            with raises(InvalidValue):
+                await stores.runs.requeue("r", limits=limits)
+        assert await stores.runs.get("r") == run
+
+    @fresh
+    async def test_a_run_that_nobody_has_claimed_is_ended_where_the_table_says(self, stores: StoreBundle) -> None:
+        for status in TRANSITIONS:
+            for target in ENDED:
+                run = await brought_to(stores, status, f"{status} to {target}")
+                if status not in CLAIMED and target in TRANSITIONS[status]:
+                    after = await stores.runs.end(run.id, target, now_ms=5_000, stop_reason="aborted", error="by ann")
+                    told = {"stop_reason": "aborted", "error": "by ann"}
+                    assert after == replace(run, status=target, ended_ms=5_000, **told), run.id  # type: ignore[arg-type]
+                else:
+                    with raises(Conflict):
+                        await stores.runs.end(run.id, target, now_ms=5_000)
+                    assert await stores.runs.get(run.id) == run, run.id
+
+    @fresh
+    async def test_ending_a_run_again_with_the_same_changes_nothing(self, stores: StoreBundle) -> None:
+        await stores.runs.add(a_run())
+        run = await stores.runs.end("r", "cancelled", now_ms=5_000, error="by ann")
+        assert await stores.runs.end("r", "cancelled", now_ms=5_000, error="by ann") == run
+        for now_ms, error in ((5_001, "by ann"), (5_000, "by bob")):
+            with raises(Conflict):
+                await stores.runs.end("r", "cancelled", now_ms=now_ms, error=error)
+        for status in ("queued", "running", "parked", "lost"):
+            with raises(InvalidValue):
+                await stores.runs.end("r", status, now_ms=5_000)  # type: ignore[arg-type]
+        for change in ({"worker": "v"}, {"owner": "bob"}, {"output": float("nan")}, {"error": 5}, {"cost_nanos": None}):
+            with raises(InvalidValue):
+                await stores.runs.end("r", "cancelled", now_ms=5_000, **change)
+        assert await stores.runs.get("r") == run
+
+    @fresh
+    async def test_a_claim_and_an_end_at_once_leave_one_of_them(self, stores: StoreBundle) -> None:
+        async def end(id: str) -> RunStatus | None:
+            try:
+                return (await stores.runs.end(id, "cancelled", now_ms=1)).status
+            except Conflict:
+                return None
+
+        for number in range(10):
+            id = f"r{number}"
+            await stores.runs.add(a_run(id))
+            claim, ended = await asyncio.gather(stores.runs.claim("w", now_ms=1, lease_ms=9, run_id=id), end(id))
+            assert (claim is None) != (ended is None)
+
+    @fresh
+    async def test_a_run_that_is_not_there_cannot_be_changed(self, stores: StoreBundle) -> None:
+        with raises(KeyError):
+            await stores.runs.update("nobody", 0, tokens_in=1)
+        with raises(KeyError):
+            await stores.runs.requeue("nobody")
+        with raises(KeyError):
+            await stores.runs.end("nobody", "cancelled", now_ms=1)
+
+    @fresh
+    async def test_a_run_that_ended_long_ago_is_forgotten_with_all_it_left(self, stores: StoreBundle) -> None:
+        for id, ended_ms in (("old", 2_000), ("older", 1_999), ("young", 3_000)):
+            await claimed(stores, id)
+            await stores.events.append(id, 1, [an_event(1)])
+            await stores.journal.append(id, [an_entry("k")], epoch=1)
+            await stores.approvals.ask(an_approval(f"a {id}", run_id=id))
+            await stores.cancels.put(an_intent(id))
+            await stores.runs.update(id, 1, status="failed", ended_ms=ended_ms)
+        for status in ("queued", "parked", *CLAIMED):
+            await brought_to(stores, status, status)
+        assert list(await stores.runs.remove_ended(3_000)) == ["older", "old"]
+        assert list(await stores.runs.remove_ended(3_000)) == []
+        assert {run.id for run in await stores.runs.list()} == {"young", "queued", "parked", *CLAIMED}
+        for id, is_left in (("old", False), ("young", True)):
+            assert (await stores.runs.get(id) is not None) is is_left
+            assert await stores.events.last_seq(id) == int(is_left)
+            assert len(await stores.events.read(id)) == len(await stores.journal.load(id)) == int(is_left)
+            assert (await stores.approvals.get(f"a {id}") is not None) is is_left
+            assert len(await stores.approvals.list(run_id=id)) == int(is_left)
+        assert set(await stores.cancels.find(["old"], now_ms=100)) == {"old"}, "it has a time of its own"
+
+    @fresh
+    async def test_runs_are_forgotten_the_longest_ended_first_a_page_at_a_time(self, stores: StoreBundle) -> None:
+        for number in range(5):
+            await claimed(stores, f"r{number}")
+            await stores.runs.update(f"r{number}", 1, status="completed", ended_ms=100 - number)
+        assert list(await stores.runs.remove_ended(1_000, limit=2)) == ["r4", "r3"]
+        assert list(await stores.runs.remove_ended(1_000, limit=0)) == []
+        assert list(await stores.runs.remove_ended(1_000, limit=100)) == ["r2", "r1", "r0"]
+
+    @fresh
+    async def test_an_id_that_was_forgotten_can_be_used_anew(self, stores: StoreBundle) -> None:
+        await claimed(stores)
+        await stores.events.append("r", 1, [an_event(1)])
+        await stores.runs.update("r", 1, status="completed", ended_ms=2_000)
+        await stores.runs.remove_ended(9_000)
+        run = await stores.runs.add(a_run(owner="bob"))
+        assert (run.epoch, run.owner) == (0, "bob")
+        await stores.events.append("r", 0, [an_event(1, new=True)])
+        assert [event.data for event in await stores.events.read("r")] == [{"new": True}]

@@ -1,0 +1,91 @@
+"""Whatever is asked of it, in whatever order, a ledger that is kept answers as the one in memory does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.containment.ledger import Amounts, LedgerStore, MemoryLedgerStore
+from penstock.containment.limits import UNLIMITED, Limits
+from penstock.storage import SqliteLedgerStore
+from penstock.storage.postgres_ledger import PostgresLedgerStore
+from penstock.testing import ManualClock
+from tests.storage.ledger_postgres import dsn, ledger_database, postgres_server
+
+__all__ = ["dsn", "ledger_database", "postgres_server"]
+
+ACCOUNTS = ("run", "graph", "step", "sibling", "nobody")
+PARENTS = {"run": None, "graph": "run", "step": "graph", "sibling": "run"}
+Act = Callable[[LedgerStore], object]
+
+
+def some_limits(rng: random.Random) -> Limits:
+    return Limits(
+        *(rng.choice([UNLIMITED, UNLIMITED, rng.randint(0, 40)]) for _ in range(5)), rng.choice([UNLIMITED, 50])
+    )
+
+
+def some_amounts(rng: random.Random) -> Amounts:
+    return Amounts(*(rng.choice([0, rng.randint(0, 12)]) for _ in range(3)), rng.randint(0, 2))
+
+
+def some_act(rng: random.Random) -> Act:
+    limits = some_limits(rng)
+    key, account, amounts, yes = str(rng.randint(0, 12)), rng.choice(ACCOUNTS), some_amounts(rng), rng.random() < 0.5
+    acts: list[Act] = [
+        lambda store: store.settle(key, amounts, succeeded=yes),
+        lambda store: store.release(key),
+        lambda store: store.withdraw(key),
+        lambda store: store.leave_unresolved(key),
+        lambda store: store.draw_retry(account),
+        lambda store: store.draw_retry(account, key),
+        lambda store: store.charge(key, account, amounts),
+        lambda store: store.grant(account, limits),
+        lambda store: store.open_account(account, Limits(steps=1), parent="run"),
+    ]
+    hold: Act = lambda store: store.hold(key, account, amounts, retry_drawn=yes)  # noqa: E731 - as the others
+    return hold if rng.random() < 0.5 else rng.choice(acts)
+
+
+def answer(store: LedgerStore, act: Act) -> object:
+    try:
+        return act(store)
+    except Exception as error:
+        return type(error), str(error)
+
+
+def agree(store: LedgerStore, clock: ManualClock, rng: random.Random, acts: int) -> None:
+    """Do the same at `store` and at one in memory, and compare what they say and have after each act."""
+    memory = MemoryLedgerStore(clock=clock)
+    for account, parent in PARENTS.items():
+        limits = some_limits(rng)
+        memory.open_account(account, limits, parent=parent)
+        store.open_account(account, limits, parent=parent)
+    for number in range(acts):
+        clock.advance_ns(rng.randint(0, 1))
+        act = some_act(rng)
+        assert answer(store, act) == answer(memory, act), number
+        for account in ACCOUNTS:
+            look: Act = lambda store, account=account: store.balance(account)  # noqa: E731
+            assert answer(store, look) == answer(memory, look), number
+        assert dict(store.unresolved()) == dict(memory.unresolved())
+        assert dict(store.held("1")) == dict(memory.held("1"))
+
+
+@pytest.mark.requirement("X-1")
+@pytest.mark.parametrize("seed", range(20))
+def test_any_sequence_of_acts_has_the_same_answers_and_figures_in_a_file(seed: int, tmp_path: Path) -> None:
+    clock = ManualClock(start_ns=1_000)
+    with SqliteLedgerStore(tmp_path / "ledger.db", clock=clock) as store:
+        agree(store, clock, random.Random(seed), 80)
+
+
+@pytest.mark.requirement("X-1")
+@pytest.mark.parametrize("seed", range(8))
+def test_any_sequence_of_acts_has_the_same_answers_and_figures_in_postgresql(seed: int, dsn: str) -> None:
+    clock = ManualClock(start_ns=1_000)
+    with PostgresLedgerStore(dsn, clock=clock, timeout_s=60) as store:
+        agree(store, clock, random.Random(seed), 80)

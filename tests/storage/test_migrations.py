@@ -1,0 +1,149 @@
+"""Versions of a database: a new one is made, an old one is upgraded when asked, and no other is touched."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from penstock.errors import InvalidValue
+from penstock.hosting.ports import StoreUnavailable
+from penstock.hosting.records import RunRecord
+from penstock.storage import migrate, newest_version, open_stores, schema_version
+from penstock.storage.databases import migrations
+from penstock.storage.stores import sqlite_path
+from tests.storage.postgres import postgres_schemas, postgres_server
+
+__all__ = ["postgres_schemas", "postgres_server"]
+
+NEXT = ("ALTER TABLE runs ADD COLUMN colour TEXT", "CREATE TABLE colours (id TEXT NOT NULL PRIMARY KEY, size BIGINT)")
+"""What a version after the newest might bring."""
+BROKEN = ("CREATE TABLE half (id BIGINT)", "ALTER TABLE nowhere ADD COLUMN colour TEXT")
+RUN = RunRecord("r", "ann", "g", 1)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'penstock.db'}"
+    new_schema: Callable[[], str] = request.getfixturevalue("postgres_schemas")
+    return new_schema()
+
+
+def _execute(url: str, statement: str) -> None:
+    """Change the database behind its back."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(sqlite_path(url))) as file, file:
+            file.execute(statement)
+    else:
+        asyncio.run(_execute_there(url, statement))
+
+
+async def _execute_there(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(statement)
+    await connection.close()
+
+
+def _set_version(url: str, version: int) -> None:
+    is_file = url.startswith("sqlite")
+    _execute(url, f"PRAGMA user_version = {version}" if is_file else f"UPDATE penstock_schema SET version = {version}")
+
+
+async def _keep(url: str) -> None:
+    async with await open_stores(url) as stores:
+        await stores.runs.add(RUN)
+
+
+async def _find(url: str) -> RunRecord | None:
+    async with await open_stores(url) as stores:
+        return await stores.runs.get("r")
+
+
+def test_a_new_database_is_made_at_once(url: str) -> None:
+    assert asyncio.run(schema_version(url)) == 0
+    asyncio.run(_keep(url))
+    assert asyncio.run(schema_version(url)) == newest_version() == len(migrations.MIGRATIONS)
+
+
+def test_migrating_makes_a_new_database_and_leaves_a_newest_one_as_it_is(url: str) -> None:
+    for _ in range(2):
+        assert asyncio.run(migrate(url)) == newest_version()
+        asyncio.run(_keep(url))
+    assert asyncio.run(_find(url)) == RUN
+
+
+def test_an_older_database_is_upgraded_when_asked_and_never_by_opening_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(_keep(url))
+    older = newest_version()
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, NEXT))
+    with pytest.raises(StoreUnavailable, match="penstock db upgrade"):
+        asyncio.run(_find(url))
+    assert asyncio.run(schema_version(url)) == older
+    assert asyncio.run(migrate(url)) == older + 1 == asyncio.run(schema_version(url))
+    _execute(url, "UPDATE runs SET colour = 'blue'")
+    assert asyncio.run(_find(url)) == RUN
+
+
+def test_a_newer_database_is_refused_and_left(url: str) -> None:
+    asyncio.run(_keep(url))
+    _set_version(url, 99)
+    for ask in (_find, migrate):
+        with pytest.raises(StoreUnavailable, match=r"version 99.*knows versions up to"):
+            asyncio.run(ask(url))
+    assert asyncio.run(schema_version(url)) == 99
+
+
+def test_a_migration_that_fails_changes_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asyncio.run(_keep(url))
+    older = newest_version()
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, BROKEN))
+        with pytest.raises(StoreUnavailable, match="nowhere"):
+            asyncio.run(migrate(url))
+    assert asyncio.run(schema_version(url)) == older
+    assert asyncio.run(_find(url)) == RUN
+    _execute(url, "CREATE TABLE half (id BIGINT)")  # it is not there
+
+
+def test_tables_of_something_else_are_refused_and_left(url: str) -> None:
+    _execute(url, "CREATE TABLE runs (distance_km BIGINT)")
+    for ask in (_find, migrate, schema_version):
+        with pytest.raises(StoreUnavailable, match="of something else"):
+            asyncio.run(ask(url))
+    _execute(url, "INSERT INTO runs (distance_km) VALUES (42)")
+
+
+def test_many_who_open_a_new_database_at_once_make_it_once(url: str) -> None:
+    async def all_at_once() -> list[None]:
+        return await asyncio.gather(*(_keep(url) for _ in range(4)))
+
+    asyncio.run(all_at_once())
+    assert asyncio.run(_find(url)) == RUN
+
+
+async def test_memory_is_always_of_the_newest_version() -> None:
+    assert await schema_version("memory:") == await migrate("memory:") == newest_version()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["", ":memory:", "sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://host/file", "mysql://x/y", "http://x"],
+)
+async def test_what_is_no_url_of_a_store_is_said(wrong: str) -> None:
+    for ask in (open_stores, migrate, schema_version):
+        with pytest.raises(InvalidValue, match="url must be"):
+            await ask(wrong)
+
+
+def test_urls_name_files_from_the_current_folder_or_from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/tmp")
+    cases = {"sqlite:///a/b.db": "/tmp/a/b.db", "sqlite:////a/b%20c.db": "/a/b c.db", "a.db": "/tmp/a.db", "/a": "/a"}
+    assert {url: str(sqlite_path(url)) for url in cases} == cases

@@ -1,0 +1,408 @@
+"""The ledger in PostgreSQL does what every ledger store must, and says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+
+from penstock.clock import Clock
+from penstock.containment.ledger import Amounts, LedgerStore, MemoryLedgerStore
+from penstock.containment.limits import NO_LIMITS, Limits
+from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
+from penstock.stops import StopReason
+from penstock.storage.postgres_ledger import PostgresLedgerStore
+from penstock.testing import ManualClock
+from penstock.testing.contracts import LedgerStoreContract
+from tests.storage.ledger_postgres import dsn, ledger_database, postgres_server, run
+
+__all__ = ["dsn", "ledger_database", "postgres_server"]
+
+ASK = Amounts(cost_nanos=10, tokens_in=3, tokens_out=4, api_calls=1)
+PATIENCE_S = 60.0
+"""A noisy machine may hold a connection up for long; these tests are about figures, not about time."""
+
+
+class Contract(LedgerStoreContract):
+    threads = 8
+
+    @pytest.fixture(autouse=True)
+    def _database(self, dsn: str) -> None:
+        self.dsn = dsn
+
+    def make_store(self, clock: Clock) -> LedgerStore:
+        return PostgresLedgerStore(self.dsn, clock=clock, timeout_s=PATIENCE_S)
+
+    def close_store(self, store: LedgerStore) -> None:
+        assert isinstance(store, PostgresLedgerStore)
+        store.close()
+
+
+@contextmanager
+def read_only(dsn: str) -> Iterator[None]:
+    """No transaction of the database may write: those that are under way are ended, new ones are told."""
+    name = run(dsn, "SELECT current_database() AS name")[0]["name"]
+    cut(dsn, f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    try:
+        yield
+    finally:
+        run(
+            dsn,
+            "SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE",
+            f'ALTER DATABASE "{name}" RESET default_transaction_read_only',
+        )
+        cut(dsn)
+
+
+def cut(dsn: str, *statements: str) -> None:
+    """Break every other connection to the database."""
+    ending = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    run(dsn, *statements, f"{ending} WHERE datname = current_database() AND pid <> pg_backend_pid()")
+
+
+@pytest.mark.requirement("X-1", "P-B4", "P-B5", "C-3")
+class TestPostgresLedgerStore(Contract):
+    def broken(self, store: LedgerStore) -> AbstractContextManager[None] | None:
+        return read_only(self.dsn)
+
+
+@pytest.fixture
+def store(dsn: str) -> Iterator[PostgresLedgerStore]:
+    with PostgresLedgerStore(dsn, timeout_s=PATIENCE_S) as made:
+        yield made
+
+
+def in_a_child(work: Callable[[], object]) -> int:
+    """What a forked child says: 0 if `work` went well, 1 if it raised."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_two_stores_on_one_database_are_one_budget(dsn: str, store: PostgresLedgerStore) -> None:
+    with PostgresLedgerStore(dsn) as other:
+        store.open_account("run", Limits(steps=1))
+        assert store.hold("k1", "run", ASK) is None
+        assert other.hold("k1", "run", ASK) is None, "the same call, asked for again"
+        assert other.hold("k2", "run", ASK) is not None
+        other.withdraw("k1")
+        assert store.balance("run").attempts == 0
+
+
+def test_ledgers_in_two_schemas_of_one_database_know_nothing_of_each_other(dsn: str) -> None:
+    run(dsn, "DROP SCHEMA IF EXISTS apart CASCADE", "CREATE SCHEMA apart")
+    with PostgresLedgerStore(dsn) as one, PostgresLedgerStore(f"{dsn}&search_path=apart") as other:
+        one.open_account("run", Limits(steps=1))
+        other.open_account("run", Limits(steps=2))
+        assert one.hold("k", "run", ASK) is None
+        assert (one.balance("run").steps_open, other.balance("run").steps_open) == (1, 0)
+    run(dsn, "DROP SCHEMA apart CASCADE")
+
+
+def test_refusals_read_as_those_of_the_store_in_memory(dsn: str) -> None:
+    clock = ManualClock()
+    cases = [
+        Limits(cost_nanos=5_000_000_000),
+        Limits(steps=1),
+        Limits(tokens=9),
+        Limits(api_calls=1),
+        Limits(retries=0),
+        Limits(time_ns=7),
+    ]
+    memory = MemoryLedgerStore(clock=clock)
+    with PostgresLedgerStore(dsn, clock=clock) as store:
+        said = []
+        for each in (memory, store):
+            for number, limits in enumerate(cases):
+                each.open_account(f"top {number}", limits)
+                each.open_account(f"below {number}", NO_LIMITS, parent=f"top {number}")
+                each.hold(f"first {number}", f"below {number}", Amounts(3_000_000_000, 3, 4, 1))
+        clock.advance_ns(7)
+        for each in (memory, store):
+            asks = (Amounts(3_000_000_000, 3, 4, 1), Amounts(), Amounts(10**30), Amounts(1, 10**30, 10**30, 10**30))
+            said.append(
+                [each.hold(f"{number} {ask}", f"below {number}", ask) for number in range(len(cases)) for ask in asks]
+            )
+    assert said[0] == said[1]
+    assert any(stop is not None and stop.asked for stop in said[0])
+
+
+def test_errors_read_as_those_of_the_store_in_memory(store: PostgresLedgerStore) -> None:
+    store.open_account("run", NO_LIMITS)
+    store.open_account("graph", NO_LIMITS, parent="run")
+    store.hold("k", "run", Amounts(10))
+    with pytest.raises(LedgerError, match=r"^hold 'k' was taken from 'run', not from 'graph'$"):
+        store.hold("k", "graph", Amounts(10))
+    with pytest.raises(LedgerError, match=r"^hold 'k' was taken for Amounts\(cost_nanos=10, .*not for Amounts"):
+        store.hold("k", "run", Amounts(11))
+    with pytest.raises(LedgerError, match=r"^no hold 'x': it was refused, or never asked for$"):
+        store.release("x")
+    with pytest.raises(KeyError, match=r"no account 'nobody'; open it first"):
+        store.balance("nobody")
+
+
+def test_a_connection_that_is_lost_is_replaced_and_nothing_is_counted_twice(
+    dsn: str, store: PostgresLedgerStore
+) -> None:
+    store.open_account("run", NO_LIMITS)
+    for number in range(5):
+        cut(dsn)
+        assert store.hold(str(number), "run", ASK) is None
+        cut(dsn)
+        store.settle(str(number), ASK)
+    assert (store.balance("run").spent_nanos, store.balance("run").attempts) == (50, 5)
+
+
+def test_connections_that_are_lost_in_the_middle_of_many_acts_leave_exact_figures(
+    dsn: str, store: PostgresLedgerStore
+) -> None:
+    store.open_account("run", NO_LIMITS)
+    is_over = threading.Event()
+
+    def work(thread: int) -> int:
+        """How many holds were answered; one whose answer is lost is asked for again."""
+        for number in range(40):
+            for end in (lambda key: store.hold(key, "run", ASK), lambda key: store.settle(key, ASK)):
+                while True:
+                    try:
+                        end(f"{thread}:{number}")
+                        break
+                    except LedgerUnavailable:
+                        continue
+        return 40
+
+    def break_them() -> None:
+        for _ in range(20):
+            if not is_over.wait(0.05):
+                cut(dsn)
+
+    with ThreadPoolExecutor(5) as pool:
+        breaking = pool.submit(break_them)
+        try:
+            done = sum(pool.map(work, range(4)))
+        finally:
+            is_over.set()
+        breaking.result()
+    figures = store.balance("run")
+    assert (figures.steps, figures.attempts, figures.spent_nanos, figures.held_nanos) == (done, done, 10 * done, 0)
+
+
+def test_an_act_that_waits_too_long_for_a_lock_has_failed_and_left_nothing(dsn: str) -> None:
+    with PostgresLedgerStore(dsn, timeout_s=0.2) as store:
+        _once_made(store)
+        store.open_account("run", NO_LIMITS)
+        before = store.balance("run")
+        with locked(dsn), pytest.raises(LedgerUnavailable, match="cannot record: "):
+            store.hold("k", "run", ASK)
+        assert store.balance("run") == before
+        assert store.hold("k", "run", ASK) is None
+
+
+@pytest.mark.parametrize("account", ["run", "below"])
+def test_of_two_that_wait_for_the_same_room_one_gets_it(dsn: str, store: PostgresLedgerStore, account: str) -> None:
+    store.open_account("run", Limits(cost_nanos=15))
+    store.open_account("below", NO_LIMITS, parent="run")
+    with ThreadPoolExecutor(2) as pool:
+        with locked(dsn):
+            asked = [pool.submit(store.hold, f"k{number}", account, ASK) for number in range(2)]
+            wait_for_waiting(dsn, 2)
+        stops = [one.result() for one in asked]
+    assert stops.count(None) == 1, "each judged by what was there before the other one took it"
+    assert store.balance("run").held_nanos == 10
+
+
+def test_one_that_settles_and_one_that_releases_do_not_both_end_a_hold(dsn: str, store: PostgresLedgerStore) -> None:
+    store.open_account("run", NO_LIMITS)
+    store.hold("k", "run", ASK)
+    with ThreadPoolExecutor(2) as pool:
+        with locked(dsn):
+            ends = [pool.submit(store.release, "k"), pool.submit(store.settle, "k", ASK)]
+            wait_for_waiting(dsn, 2)
+        refused = [one for one in ends if isinstance(one.exception(), LedgerError)]
+    assert len(refused) == 1
+    assert (store.balance("run").held_nanos, store.balance("run").attempts) == (0, 1)
+
+
+def wait_for_waiting(dsn: str, count: int) -> None:
+    """Return once so many acts wait for a lock."""
+    waiting = """SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()
+        AND application_name = 'penstock ledger'"""
+    while len(run(dsn, waiting)) < count:
+        continue
+
+
+def _once_made(store: PostgresLedgerStore) -> None:
+    """Making the tables may take longer than an impatient store waits."""
+    while True:
+        try:
+            return store.ensure()
+        except LedgerUnavailable:
+            continue
+
+
+@contextmanager
+def locked(dsn: str) -> Iterator[None]:
+    """Somebody else has the account."""
+    import asyncio
+
+    loop = asyncio.new_event_loop()
+    connection = loop.run_until_complete(asyncpg.connect(dsn))
+    try:
+        loop.run_until_complete(connection.execute("BEGIN; SELECT 1 FROM penstock_ledger_accounts FOR UPDATE"))
+        yield
+        loop.run_until_complete(connection.execute("ROLLBACK"))
+    finally:
+        loop.run_until_complete(connection.close())
+        loop.close()
+
+
+def test_a_forked_child_and_its_parent_go_on_with_one_budget(dsn: str, store: PostgresLedgerStore) -> None:
+    store.open_account("run", Limits(steps=2))
+    store.hold("parent", "run", ASK)
+
+    def work() -> None:
+        assert store.hold("child", "run", ASK) is None
+        assert store.balance("run").steps_open == 2
+        store.close()
+
+    assert in_a_child(work) == 0
+    assert store.balance("run").steps_open == 2
+    assert store.hold("one too many", "run", ASK) is not None
+
+
+def test_of_many_that_make_the_tables_at_once_all_can_use_them(dsn: str) -> None:
+    stores = [PostgresLedgerStore(dsn, timeout_s=PATIENCE_S) for _ in range(6)]
+
+    def work(number: int) -> object:
+        stores[number].open_account("run", NO_LIMITS)
+        return stores[number].hold(str(number), "run", ASK)
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(work, range(6))) == [None] * 6
+    assert stores[0].balance("run").steps_open == 6
+    for store in stores:
+        store.close()
+
+
+def test_an_act_waits_for_the_disk_as_the_server_is_set_or_not_at_all(dsn: str) -> None:
+    name = run(dsn, "SELECT current_database() AS name")[0]["name"]
+    run(dsn, f"ALTER DATABASE {name} SET synchronous_commit = local")
+    try:
+        for fsync, said in ((True, "local"), (False, "off")):
+            with PostgresLedgerStore(dsn, timeout_s=PATIENCE_S, fsync=fsync) as store:
+                assert store._rows("SHOW synchronous_commit")[0]["synchronous_commit"] == said
+    finally:
+        run(dsn, f"ALTER DATABASE {name} SET synchronous_commit = off")
+
+
+def test_a_closed_store_records_nothing_and_may_be_closed_again(dsn: str) -> None:
+    store = PostgresLedgerStore(dsn)
+    store.open_account("run", NO_LIMITS)
+    store.close()
+    store.close()
+    with pytest.raises(LedgerUnavailable, match="it was closed"):
+        store.balance("run")
+    assert "penstock-ledger-postgres" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_store_that_was_never_used_has_nothing_to_close() -> None:
+    PostgresLedgerStore("postgresql://nobody@127.0.0.1:1/none").close()
+
+
+def test_a_server_that_is_not_there_is_said_to_be_and_the_password_is_not() -> None:
+    with PostgresLedgerStore("postgresql://me:s3cret@127.0.0.1:1/none") as store:
+        with pytest.raises(LedgerUnavailable, match=r"'postgresql://127\.0\.0\.1:1/none' cannot record: ") as said:
+            store.open_account("run", NO_LIMITS)
+        assert "s3cret" not in str(said.value)
+
+
+def test_tables_that_are_gone_are_not_made_anew(dsn: str, store: PostgresLedgerStore) -> None:
+    store.open_account("run", Limits(steps=1))
+    run(dsn, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+    cut(dsn)
+    for act in (lambda: store.hold("k", "run", ASK), lambda: store.balance("run")):
+        with pytest.raises(LedgerUnavailable, match="penstock_ledger"):
+            act()
+    assert run(dsn, "SELECT to_regclass('penstock_ledger_about') AS there")[0]["there"] is None
+
+
+def test_tables_of_another_version_are_left_as_they_are(dsn: str) -> None:
+    with PostgresLedgerStore(dsn) as store:
+        store.ensure()
+    run(dsn, "UPDATE penstock_ledger_about SET version = 7")
+    said = "its tables are of version 7, and this Penstock knows version 1"
+    with PostgresLedgerStore(dsn) as store, pytest.raises(LedgerUnavailable, match=said):
+        store.open_account("run", NO_LIMITS)
+
+
+def test_figures_that_cannot_be_are_refused_by_the_database_itself(dsn: str, store: PostgresLedgerStore) -> None:
+    store.open_account("run", Limits(steps=1, retries=1))
+    for wrong in ("held = -1", "held = 1", "steps_taken = 2", "retries = 2", "steps_done = 1", "tokens_in = 1"):
+        with pytest.raises(asyncpg.CheckViolationError):
+            run(dsn, f"UPDATE penstock_ledger_accounts SET {wrong}")
+
+
+def test_a_bill_larger_than_the_database_can_hold_is_not_recorded_and_its_hold_stays(
+    store: PostgresLedgerStore,
+) -> None:
+    store.open_account("run", NO_LIMITS)
+    store.hold("k1", "run", ASK)
+    store.hold("k2", "run", ASK)
+    with pytest.raises(LedgerUnavailable, match="cannot record"):
+        store.settle("k1", Amounts(10**30))
+    store.settle("k1", Amounts(2**63 - 1 - 10))
+    with pytest.raises(LedgerUnavailable, match="cannot record"):
+        store.settle("k2", Amounts(2**62))
+    assert (store.balance("run").spent_nanos, store.balance("run").held_nanos) == (2**63 - 1 - 10, 10)
+    stop = store.hold("k3", "run", ASK)
+    assert stop is not None
+    assert stop.reason is StopReason.BUDGET_EXCEEDED
+
+
+@pytest.mark.parametrize("name", ["", "a'b\"c;--", "%s?#&$1", "ünï 🌊", "x" * 2_000])
+def test_names_and_keys_are_any_text(name: str, store: PostgresLedgerStore) -> None:
+    store.open_account(name, NO_LIMITS)
+    store.hold(name, name, ASK)
+    store.leave_unresolved(name)
+    assert dict(store.unresolved()) == {name: ASK}
+    assert store.balance(name).name == name
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_text_that_the_database_cannot_have_is_refused(name: str, store: PostgresLedgerStore) -> None:
+    store.open_account("run", NO_LIMITS)
+    for act in (lambda: store.hold(name, "run", ASK), lambda: store.open_account(name, NO_LIMITS)):
+        with pytest.raises(LedgerUnavailable, match="cannot record"):
+            act()
+    assert store.balance("run").attempts == 0
+
+
+@pytest.mark.parametrize("wrong", ["", "sqlite:///x", "host=x password=s3cret", None, 7])
+def test_what_is_no_address_is_refused_and_no_password_is_shown(wrong: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"^dsn must be a URL as postgresql://") as said:
+        PostgresLedgerStore(wrong)
+    assert "s3cret" not in str(said.value)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, None, 1.5])
+def test_a_number_of_connections_that_is_none_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"^max_connections must be"):
+        PostgresLedgerStore("postgresql://h/d", max_connections=wrong)
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), None, "2"])
+def test_patience_that_is_no_time_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"^timeout_s must be"):
+        PostgresLedgerStore("postgresql://h/d", timeout_s=wrong)

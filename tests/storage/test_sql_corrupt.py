@@ -1,0 +1,89 @@
+"""Rows that cannot be read back are told by table and key, and everything else can still be read."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.chat.message import ChatMessage
+from penstock.chat.ports import Attachment, ChatRecord
+from penstock.hosting.records import ApprovalRecord, CancelIntent, HostedEvent, RunRecord
+from penstock.runtime.durable.ports import JournalEntry
+from penstock.storage import StoreCorrupt, Stores, open_stores
+
+Ask = Callable[[Stores], Awaitable[Any]]
+
+CASES: list[tuple[str, str, str, Ask]] = [
+    ("runs", "r", "status = 'lost'", lambda stores: stores.runs.get("r")),
+    ("runs", "r", "status = 'lost'", lambda stores: stores.runs.list()),
+    ("runs", "r", "input = '{'", lambda stores: stores.runs.get("r")),
+    ("runs", "r", "limits = '[]'", lambda stores: stores.runs.get("r")),
+    ("runs", "r", "origin = '7'", lambda stores: stores.runs.end("r", "cancelled", now_ms=1)),
+    ("runs", "r", "error = '7'", lambda stores: stores.runs.claim("w", now_ms=1, lease_ms=1)),
+    ("runs", "r", f"output = '{'[' * 100_000}'", lambda stores: stores.runs.get("r")),
+    ("events", "r/1", "data = ''", lambda stores: stores.events.read("r")),
+    ("events", "r/1", "data = 'null'", lambda stores: stores.events.read("r")),
+    ("journal", "r/k", "value = 'NaN,'", lambda stores: stores.journal.load("r")),
+    ("journal", "r/k", "kind = 'dream'", lambda stores: stores.journal.load("r")),
+    ("graph_versions", "g/1", "document = '[]'", lambda stores: stores.graphs.get("g")),
+    ("graph_versions", "g/1", "name = '{}'", lambda stores: stores.graphs.list()),
+    ("graphs", "g", "newest = 5", lambda stores: stores.graphs.save("g", "ann", "G", {"a": 1}, now_ms=1)),
+    ("approvals", "a", "state = 'perhaps'", lambda stores: stores.approvals.wait("a", 0)),
+    ("approvals", "a", "question = '7'", lambda stores: stores.approvals.list()),
+    ("approvals", "a", "value = ''", lambda stores: stores.approvals.answer("a", "approved", by="b", now_ms=1)),
+    ("cancels", "r", "reason = '7'", lambda stores: stores.cancels.find(["r"], now_ms=1)),
+    ("chats", "c", "title = 'plain'", lambda stores: stores.chats.get("c")),
+    ("messages", "c/m", "role = 'nobody'", lambda stores: stores.chats.messages("c")),
+    ("messages", "c/m", "content = '7'", lambda stores: stores.chats.message("c", "m")),
+    ("messages", "c/m", "data = '[]'", lambda stores: stores.chats.finish_message("c", "m", "", {}, now_ms=1)),
+    ("attachments", "f", "name = 'plain'", lambda stores: stores.chats.attachment("f")),
+]
+
+
+@pytest.mark.parametrize(("table", "key", "change", "ask"), CASES)
+async def test_a_row_that_cannot_be_read_is_named(tmp_path: Path, table: str, key: str, change: str, ask: Ask) -> None:
+    path = tmp_path / "penstock.db"
+    async with await open_stores(str(path)) as stores:
+        await _fill(stores)
+        await _change(path, f"UPDATE {table} SET {change}")
+        with pytest.raises(StoreCorrupt, match="restore it from a backup") as told:
+            await ask(stores)
+        assert (told.value.table, told.value.key) == (table, key)
+        assert len(str(told.value)) < 1_000
+        await stores.runs.add(RunRecord("another", "ann", "g", 1))
+        assert await stores.runs.get("another") is not None
+
+
+async def test_a_column_refuses_what_is_not_of_its_type(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.db"
+    async with await open_stores(str(path)) as stores:
+        await _fill(stores)
+        with pytest.raises(sqlite3.IntegrityError):
+            await _change(path, "UPDATE runs SET epoch = 'two'")
+
+
+async def _change(path: Path, statement: str) -> None:
+    def change() -> None:
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute(statement)
+
+    await asyncio.to_thread(change)
+
+
+async def _fill(stores: Stores) -> None:
+    """One row in every table."""
+    await stores.runs.add(RunRecord("r", "ann", "g", 1))
+    await stores.events.append("r", 0, [HostedEvent(1, 1, "run.queued")])
+    await stores.journal.append("r", [JournalEntry("k", "node", 1)])
+    await stores.graphs.save("g", "ann", "G", {}, now_ms=1)
+    await stores.approvals.ask(ApprovalRecord("a", "r", "ann", "k", "n", "?"))
+    await stores.cancels.put(CancelIntent("r", "enough", "ann", 1, 2))
+    await stores.chats.create(ChatRecord("c", "ann", "", "g", 1, 1))
+    await stores.chats.add_messages("c", [ChatMessage("m", None, "user", "hello", 1)], now_ms=1)
+    await stores.chats.attach(Attachment("f", "ann", "a", "text/plain", 1, 1), b"x")
