@@ -17,6 +17,7 @@ from penstock.runtime.admission import enter
 from penstock.runtime.call import Call, interruption, running_call, stop_of
 from penstock.runtime.cancellation import absorb, taken_back
 from penstock.runtime.context import ExecutionContext
+from penstock.runtime.durable import holding
 from penstock.runtime.settlement import abandon, fail, succeed
 from penstock.runtime.worker import LoopJob
 from penstock.tracing.lifecycle import CallKind
@@ -35,7 +36,8 @@ async def call_on_worker(
     above = context._token
     token = above if timeout_s is None else above.child(name, deadline_s=timeout_s)
     made = enter(context, kind, name, hint, None, token, args)
-    if made.stop is not None:
+    shared = context._run.shared
+    if made.stop is not None or (shared is not None and not await holding.ahold(shared, made)):
         return made
     task = current_task()
     assert task is not None
@@ -49,10 +51,15 @@ async def call_on_worker(
         value = await job.result()
     except BaseException as error:
         told = taken_back(token, task, error, requested)
-        if job is not None and job.leave():
-            _leave_behind(made, told)
-        else:
-            fail(made, told)
+        try:
+            if job is not None and job.leave():
+                _leave_behind(made, told)
+            else:
+                fail(made, told)
+        except BaseException:
+            if shared is not None:
+                holding.leave(shared, made)
+            raise
     else:
         succeed(made, value)
     finally:
@@ -62,6 +69,8 @@ async def call_on_worker(
             token.close()
         if watching and token.unwatch(task) is not None:
             await absorb(task, requested)
+    if shared is not None:
+        await holding.aend(shared, made)
     return made
 
 
@@ -87,3 +96,5 @@ def _end_late(made: Call, value: Any, error: BaseException | None) -> None:
     """The function is done after its caller has left: only the bill matters now."""
     with suppress(BaseException if error is None else type(error)):
         succeed(made, value) if error is None else fail(made, error)
+    if (shared := made.context._run.shared) is not None:
+        holding.leave(shared, made)

@@ -275,8 +275,8 @@ def leave_unresolved(held: Taken) -> None:
         level = level.parent
 
 
-def charge(account: Account, cost: int, tokens_in: int, tokens_out: int, api_calls: int) -> None:
-    """Count what was spent outside any hold; it may pass a ceiling, and then nothing more starts."""
+def charge(account: Account, cost: int, tokens_in: int, tokens_out: int, api_calls: int, steps: int = 0) -> None:
+    """Count what was spent and done outside any hold; it may pass a ceiling, and then nothing more starts."""
     level: Account | None = account
     while level is not None:
         level.committed += cost
@@ -284,6 +284,8 @@ def charge(account: Account, cost: int, tokens_in: int, tokens_out: int, api_cal
         level.tokens_in += tokens_in
         level.tokens_out += tokens_out
         level.api_calls += api_calls
+        level.steps_taken += steps
+        level.steps_done += steps
         level = level.parent
 
 

@@ -120,6 +120,9 @@ class LedgerStore(Protocol):
     def open_account(self, account: str, limits: Limits, *, parent: str | None = None) -> None:
         """Make the account if it is not there; LedgerError if it is there with other limits or another parent."""
 
+    def grant(self, account: str, limits: Limits) -> None:
+        """Replace the ceilings of the account; what was taken stays taken, also where it is more than they allow."""
+
     def hold(self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False) -> Stop | None:
         """Take `ask` from the account and every ancestor, or say what refuses.
 
@@ -140,8 +143,18 @@ class LedgerStore(Protocol):
     def leave_unresolved(self, key: str) -> None:
         """The call is over and its bill is unknown."""
 
-    def draw_retry(self, account: str) -> bool:
-        """Take one retry from every level; False if one has none left. It has no key: each time draws one."""
+    def charge(self, key: str, account: str, actual: Amounts) -> None:
+        """Count what was spent outside any hold. It is never refused: it may pass a ceiling, and then nothing starts.
+
+        A key is charged once: again, it changes nothing. LedgerError if it is another account's, is charged with other
+        amounts, or was held; and a key that was charged cannot be held.
+        """
+
+    def draw_retry(self, account: str, key: str | None = None) -> bool:
+        """Take one retry from every level; False if one has none left.
+
+        A key draws once, and has the same answer for as long as it is yes. Without a key, each time draws one.
+        """
 
     def balance(self, account: str) -> Balance:
         """The figures of the account; KeyError if there is none of that name."""
@@ -149,15 +162,26 @@ class LedgerStore(Protocol):
     def unresolved(self) -> Mapping[str, Amounts]:
         """The keys whose bill is unknown, with what each still holds."""
 
+    def held(self, prefix: str = "") -> Mapping[str, Amounts]:
+        """The keys that begin with `prefix` and are still held, with what each holds.
+
+        Their calls are under way, or their process died before it said how they ended.
+        """
+
 
 class MemoryLedgerStore:
     """The store that keeps nothing beyond its process: the specification of `LedgerStore`."""
+
+    is_immediate = True
+    """It answers at once: whoever asks on an event loop needs no thread."""
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._accounts: dict[str, Account] = {}
         self._holds: dict[str, tuple[Hold, Amounts]] = {}
+        self._charges: dict[str, tuple[Account, Amounts]] = {}
+        self._draws: dict[str, Account] = {}
 
     def open_account(self, account: str, limits: Limits, *, parent: str | None = None) -> None:
         with self._lock:
@@ -168,15 +192,18 @@ class MemoryLedgerStore:
             elif known.limits != limits or known.parent is not above:
                 raise LedgerError(f"account {account!r} exists with other limits or another parent")
 
+    def grant(self, account: str, limits: Limits) -> None:
+        with self._lock:
+            accounts.set_limits(self._account(account), limits)
+
     def hold(self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False) -> Stop | None:
         with self._lock:
             target = self._account(account)
+            if key in self._charges:
+                raise charged_not_held(key)
             known, asked = self._holds.get(key, (None, None))
             if known is not None and known.state != "withdrawn":
-                if known.account is not target:
-                    raise LedgerError(f"hold {key!r} was taken from {known.account.name!r}, not from {account!r}")
-                if asked != ask:
-                    raise LedgerError(f"hold {key!r} was taken for {asked}, not for {ask}")
+                check_same("hold", key, (known.account.name, asked), (account, ask))
                 return None
             tokens, now_ns = ask.tokens_in + ask.tokens_out, self._clock.monotonic_ns()
             taken = accounts.hold(target, ask.cost_nanos, tokens, ask.api_calls, now_ns, retry_drawn)
@@ -209,9 +236,29 @@ class MemoryLedgerStore:
             if held.state != "unresolved":
                 accounts.leave_unresolved(held)
 
-    def draw_retry(self, account: str) -> bool:
+    def charge(self, key: str, account: str, actual: Amounts) -> None:
         with self._lock:
-            return accounts.draw_retry(self._account(account))
+            target = self._account(account)
+            known, amounts = self._charges.get(key, (None, None))
+            if known is not None:
+                check_same("charge", key, (known.name, amounts), (account, actual))
+                return
+            if key in self._holds:
+                raise held_not_charged(key)
+            accounts.charge(target, actual.cost_nanos, actual.tokens_in, actual.tokens_out, actual.api_calls)
+            self._charges[key] = target, actual
+
+    def draw_retry(self, account: str, key: str | None = None) -> bool:
+        with self._lock:
+            target = self._account(account)
+            known = None if key is None else self._draws.get(key)
+            if known is not None:
+                check_same("retry", str(key), (known.name, None), (account, None))
+                return True
+            drawn = accounts.draw_retry(target)
+            if drawn and key is not None:
+                self._draws[key] = target
+            return drawn
 
     def balance(self, account: str) -> Balance:
         with self._lock:
@@ -221,17 +268,52 @@ class MemoryLedgerStore:
         with self._lock:
             return {key: ask for key, (held, ask) in self._holds.items() if held.state == "unresolved"}
 
+    def held(self, prefix: str = "") -> Mapping[str, Amounts]:
+        with self._lock:
+            mine = ((key, held, ask) for key, (held, ask) in self._holds.items() if key.startswith(prefix))
+            return {key: ask for key, held, ask in mine if held.state == "held"}
+
     def _account(self, name: str) -> Account:
         try:
             return self._accounts[name]
         except KeyError:
-            raise KeyError(f"no account {name!r}; open it first") from None
+            raise no_account(name) from None
 
     def _hold(self, key: str) -> Hold:
+        if key in self._charges:
+            raise charged_not_held(key)
         try:
             return self._holds[key][0]
         except KeyError:
-            raise LedgerError(f"no hold {key!r}: it was refused, or never asked for") from None
+            raise no_hold(key) from None
+
+
+def no_account(name: str) -> KeyError:
+    """What a store says of an account that nobody opened."""
+    return KeyError(f"no account {name!r}; open it first")
+
+
+def no_hold(key: str) -> LedgerError:
+    """What a store says of a key that nobody holds."""
+    return LedgerError(f"no hold {key!r}: it was refused, or never asked for")
+
+
+def charged_not_held(key: str) -> LedgerError:
+    """What a store says if a key that was charged is used as that of a hold."""
+    return LedgerError(f"{key!r} was charged, not held; a hold needs a key of its own")
+
+
+def held_not_charged(key: str) -> LedgerError:
+    """What a store says if a key that was held is to be charged."""
+    return LedgerError(f"{key!r} was held, not charged; settle it, or charge under a key of its own")
+
+
+def check_same(what: str, key: str, known: tuple[str, Amounts | None], asked: tuple[str, Amounts | None]) -> None:
+    """LedgerError if a key that a store knows is used for another account, or with other amounts."""
+    if known[0] != asked[0]:
+        raise LedgerError(f"{what} {key!r} was taken from {known[0]!r}, not from {asked[0]!r}")
+    if known[1] != asked[1]:
+        raise LedgerError(f"{what} {key!r} was taken for {known[1]}, not for {asked[1]}")
 
 
 def _check_amounts(**amounts: int) -> None:

@@ -83,14 +83,14 @@ def enter(
         else:
             refused = accounts.take(call, context._account, cost, tokens, worst.api_calls, now_ns, attempt > 1)
     if refused is not None:
-        _refuse(call, refused)
+        refuse(call, refused)
         return call
     if now_ns >= token.deadline_ns or cancelled is not None:
         # A deadline that no account knows of: the token's own, or that of one above it.
         token.is_cancelled  # noqa: B018
         stop = token.stop or (cancelled.stop if cancelled else None)
         if stop is not None:
-            _refuse(call, stop)
+            refuse(call, stop)
             return call
     if attempt > 1:
         args = ()  # the first attempt has shown its shape
@@ -111,7 +111,7 @@ def _ask(call: Call, model: str | None, args: tuple[Any, ...]) -> None:
             _ask_guards(call)
     except BaseException as error:
         if call.stop is None:
-            _refuse(call, interruption(error))
+            refuse(call, interruption(error))
         raise
 
 
@@ -119,10 +119,10 @@ def _demand_a_price(call: Call, kind: CallKind, model: str | None) -> None:
     run = call.context._run
     if run.settings.strict:
         message = "the run is strict and the call has no cost hint; pass one (cost_hint_usd=…), 0 if it is free"
-        _refuse(call, Stop(StopReason.PRICE_UNKNOWN, message))
+        refuse(call, Stop(StopReason.PRICE_UNKNOWN, message))
     elif kind == "llm" and model is not None and not run.prices.is_priced(model):
         message = f"no price is known for model {model!r}; register one, or pass a cost hint"
-        _refuse(call, Stop(StopReason.PRICE_UNKNOWN, message))
+        refuse(call, Stop(StopReason.PRICE_UNKNOWN, message))
 
 
 def _watch_shape(call: Call, args: tuple[Any, ...]) -> None:
@@ -135,7 +135,7 @@ def _watch_shape(call: Call, args: tuple[Any, ...]) -> None:
         if detector.halts and call.stop is None:
             stop = Stop(StopReason.DIVERGED, shape.message)
             call.context._token.cancel(stop=stop, cause="limit")
-            _refuse(call, stop)
+            refuse(call, stop)
 
 
 def _ask_guards(call: Call) -> None:
@@ -146,7 +146,7 @@ def _ask_guards(call: Call) -> None:
             verdict = run.pipeline.judge(slot, describe(call))
             if verdict is not None and verdict.decision is not Decision.DEGRADE:
                 stop = Stop(verdict.stop_reason, verdict.reason)
-                _refuse(call, stop, verdict.decision, hook=verdict.hook)
+                refuse(call, stop, verdict.decision, hook=verdict.hook)
                 return
             if verdict is not None:
                 call.degraded = verdict
@@ -156,10 +156,10 @@ def _ask_guards(call: Call) -> None:
         decision = run.breaker.check(call.context._policy_context())
         call.permit = decision.permit
         if not decision.allowed:
-            _refuse(call, Stop(StopReason.CIRCUIT_OPEN, decision.reason))
+            refuse(call, Stop(StopReason.CIRCUIT_OPEN, decision.reason))
 
 
-def _refuse(call: Call, stop: Stop, decision: Decision = Decision.HALT, hook: str = "ExecutionContext") -> None:
+def refuse(call: Call, stop: Stop, decision: Decision = Decision.HALT, hook: str = "ExecutionContext") -> None:
     """The call does not run: give back what it held, and write down why."""
     context, run, record = call.context, call.context._run, call.record
     call.decision, call.stop = decision, stop

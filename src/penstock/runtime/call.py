@@ -138,6 +138,10 @@ class Call(Taken):
                 self.unknown = False
                 run.unknown_costs -= 1
             run.graph.settle_late(self.record, now_ns, cost, input_tokens, output_tokens)
+        if run.shared is not None:
+            from penstock.runtime.durable.holding import note_late_bill
+
+            note_late_bill(run.shared, self, cost, input_tokens, output_tokens)
 
     def result(self) -> Any:
         """The value; or raise what kept the call from having one."""

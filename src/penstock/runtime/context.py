@@ -35,6 +35,9 @@ from penstock.runtime.billing.usage import Usage
 from penstock.runtime.call import Call, describe, running_call, stopped
 from penstock.runtime.calls import Calls
 from penstock.runtime.cancellation import Cancellation, CancellationToken
+from penstock.runtime.durable import holding
+from penstock.runtime.durable.journal import Journal
+from penstock.runtime.durable.shared import SharedBudget
 from penstock.runtime.options import must_be, must_be_text
 from penstock.runtime.run import THE_RUNS_OWN, Run, RunSettings
 from penstock.runtime.watching.observers import Observer, Observers, Subscription
@@ -117,6 +120,8 @@ class ExecutionContext(Calls):
         ledger: Ledger | None = None,
         settings: RunSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        journal: Journal | None = None,
+        shared_budget: SharedBudget | None = None,
     ) -> None:
         must_be("config", config, ExecutionConfig)
         must_be("pipeline", pipeline, ShieldPipeline)
@@ -130,6 +135,8 @@ class ExecutionContext(Calls):
         must_be("divergence", divergence, DivergenceDetector)
         must_be("ledger", ledger, Ledger)
         must_be("settings", settings, RunSettings)
+        must_be("journal", journal, Journal)
+        must_be("shared_budget", shared_budget, SharedBudget)
         clock = clock if ledger is None else _clock_of(ledger, clock)
         limits = NO_LIMITS if config is None else config.limits()
         if budget is not None:
@@ -150,6 +157,8 @@ class ExecutionContext(Calls):
             settings=settings,
             external_token=cancellation is not None,
             clock=clock,
+            journal=journal,
+            shared=shared_budget,
         )
         self._account = account
         self._source = source
@@ -162,6 +171,8 @@ class ExecutionContext(Calls):
                 above = above.child(own.root.name, deadline_s=_seconds_left(own))
             self._token = above.child(name, deadline_s=limits.time_s)
         self._base = run.begin(name, metadata.to_dict(), source)
+        if shared_budget is not None:
+            holding.bind(shared_budget, run, source)
 
     def _place(
         self,

@@ -33,11 +33,13 @@ from penstock.runtime.admission import enter
 from penstock.runtime.billing.usage import retry_after_s
 from penstock.runtime.call import RETRY, Call, interruption, running_call, stop_of
 from penstock.runtime.cancellation import CancellationToken, absorb, taken_back
+from penstock.runtime.durable import holding
 from penstock.runtime.settlement import abandon, end_failed, fail, settle_and_end, succeed
 from penstock.tracing.lifecycle import CallKind
 from penstock.tracing.record import OPEN
 
 if TYPE_CHECKING:
+    from penstock.runtime.durable.shared import SharedBudget
     from penstock.runtime.handle import Handle
 
 Work = Callable[..., Any]
@@ -61,6 +63,7 @@ def call(
     `hint` and `tokens` are the most it can cost, in nano-dollars, and use; None where that is not known.
     """
     attempt = 1
+    shared = context._run.shared
     around = context._token
     above = running_call.get()
     if above is not None and above.context._token is around and above.record.end_seq == OPEN:
@@ -69,13 +72,29 @@ def call(
         token = around if timeout_s is None else around.child(name, deadline_s=timeout_s)
         made = enter(context, kind, name, hint, model, token, args, attempt, None, tokens)
         if made.stop is None:
-            _execute(made, fn if made.degraded is None or degraded is None else degraded, args)
+            work = fn if made.degraded is None or degraded is None else degraded
+            if shared is None or kind == "system":
+                _execute(made, work, args)
+            else:
+                _execute_shared(shared, made, work, args)
         if made.decision is not RETRY or attempt > retries:
             return made
         pause_s = retry_pause(made)
         if pause_s:
             around.wait_sync(pause_s)
         attempt += 1
+
+
+def _execute_shared(shared: SharedBudget, made: Call, fn: Work, args: tuple[Any, ...]) -> None:
+    """Execute it if a budget that other processes share has room as well."""
+    if not holding.hold(shared, made):
+        return
+    try:
+        _execute(made, fn, args)
+    except BaseException:
+        holding.leave(shared, made)
+        raise
+    holding.end(shared, made)
 
 
 def _execute(made: Call, fn: Work, args: tuple[Any, ...]) -> None:
@@ -122,6 +141,9 @@ def _execute_on_worker(made: Call, fn: Work, args: tuple[Any, ...]) -> None:
         except BaseException as raised:
             if raised is not error:
                 raise
+        finally:
+            if (shared := made.context._run.shared) is not None:
+                holding.leave(shared, made)
 
     token = made.token
     job = worker.Job(lambda: fn(*args), finish_late)
@@ -213,6 +235,9 @@ async def attempt(
     made = enter(context, kind, name, hint, model, token, args, number, None, tokens)
     if made.stop is not None:
         return made
+    shared = context._run.shared
+    if shared is not None and kind != "system" and not await holding.ahold(shared, made):
+        return made
     if made.degraded is not None and degraded is not None:
         fn = degraded
     task = current_task()
@@ -227,7 +252,12 @@ async def attempt(
         if type(value) is CoroutineType or hasattr(type(value), "__await__"):
             value = await value
     except BaseException as error:
-        fail(made, taken_back(token, task, error, requested))
+        try:
+            fail(made, taken_back(token, task, error, requested))
+        except BaseException:
+            if shared is not None:
+                holding.leave(shared, made)
+            raise
     else:
         succeed(made, value)
     finally:
@@ -240,6 +270,8 @@ async def attempt(
             token.close()
         if watching and token.unwatch(task) is not None:
             await absorb(task, requested)
+    if shared is not None:
+        await holding.aend(shared, made)
     return made
 
 

@@ -12,6 +12,7 @@ from penstock.errors import CancelledError, Halted
 from penstock.money import format_usd
 from penstock.runtime.call import Call
 from penstock.runtime.cancellation import Cancellation
+from penstock.runtime.durable import holding
 from penstock.stops import LIMIT_REASONS, Stop, StopReason, TerminationReason
 from penstock.tracing.events import ChildCompleteTrace, RunCompleted
 from penstock.tracing.lifecycle import Status
@@ -114,6 +115,8 @@ def _abandon(context: ExecutionContext, open_calls: list[CallRecord], now_ns: in
         call = record.owner
         if isinstance(call, Call) and call.hold is not None and call.hold.state == "held":
             accounts.leave_unresolved(call.hold)
+            if context._run.shared is not None:
+                holding.note_end(context._run.shared, call)
 
 
 def _below(context: ExecutionContext) -> Iterator[ExecutionContext]:
@@ -140,6 +143,8 @@ def _tell_parent(child: ExecutionContext, reason: TerminationReason, now_ns: int
 
 def _stop_leftovers(context: ExecutionContext, leftovers: list[CallRecord]) -> None:
     """Leaving is no abort; but work that goes on after the end is told to stop."""
+    if context._run.shared is not None:
+        context._run.shared.catch_up_soon()
     if leftovers:
         context.cancellation.cancel(f"{context.name!r} has ended", cause="shutdown")
     context.cancellation.close()

@@ -10,6 +10,7 @@ from penstock.containment.limits import Budget, ResourceUsage
 from penstock.errors import RunEnded
 from penstock.money import to_usd
 from penstock.runtime.cancellation import CancellationToken
+from penstock.runtime.durable.shared import budget_behind
 from penstock.runtime.run import Run
 from penstock.stops import Stop
 from penstock.tracing.record import OPEN, CallRecord, Source
@@ -55,7 +56,10 @@ class Handle:
 
     def _budget_behind(self, stop: Stop) -> Budget:
         """The ceilings of the budget that refused, as a Budget."""
-        return (accounts.refusing(self._account, stop) or self._account).limits.as_budget()
+        refusing = accounts.refusing(self._account, stop)
+        if refusing is None and self._run.shared is not None:
+            return budget_behind(stop)
+        return (refusing or self._account).limits.as_budget()
 
     def _remember(self, stop: Stop) -> None:
         """A limit refused something here: that is why this context stops, and those above it that share the budget.

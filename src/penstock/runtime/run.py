@@ -24,6 +24,8 @@ from penstock.errors import InvalidValue
 from penstock.runtime import worker
 from penstock.runtime.billing.prices import PriceBook, default_prices
 from penstock.runtime.billing.usage import Usage
+from penstock.runtime.durable.journal import Journal
+from penstock.runtime.durable.shared import SharedBudget
 from penstock.runtime.options import must_be_text
 from penstock.runtime.watching.observers import Observers
 from penstock.stops import Stop, StopReason
@@ -146,6 +148,7 @@ class Run:
         "graph",
         "guarded",
         "id",
+        "journal",
         "ledger",
         "lock",
         "metadata",
@@ -157,6 +160,7 @@ class Run:
         "safety_dropped",
         "safety_events",
         "settings",
+        "shared",
         "stops",
         "told_aborts",
         "unknown_costs",
@@ -176,6 +180,8 @@ class Run:
         settings: RunSettings | None = None,
         external_token: bool = False,
         clock: Clock = SYSTEM_CLOCK,
+        journal: Journal | None = None,
+        shared: SharedBudget | None = None,
     ) -> None:
         self.id = metadata.chain_id
         self.clock = clock
@@ -187,6 +193,10 @@ class Run:
         self.graph = ExecutionGraph(
             self.id, clock=clock, lock=ledger.lock, source=source, max_kept=settings.max_kept_calls
         )
+        self.journal = journal
+        """What the run has done already, and where more is written; None keeps nothing."""
+        self.shared = shared
+        """The account at a store that model and tool calls are paid from as well; None if no store is asked."""
         self.pipeline = pipeline
         self.breaker = breaker
         self.prices = prices or default_prices()
@@ -287,6 +297,10 @@ class Run:
             accounts.charge(account, cost, tokens_in, tokens_out, self.worst_case[event.call_kind].api_calls)
             status = "fail" if error else event.status
             self.graph.end(call, now_ns, status, cost, tokens_in, tokens_out, event.stop_reason, error)
+        if self.shared is not None:
+            from penstock.runtime.durable.holding import note_charge
+
+            note_charge(self.shared, call, cost, tokens_in, tokens_out, self.worst_case[event.call_kind].api_calls)
 
     def record_stop(self, stop: Stop, decision: Decision, source: Source, call: CallRecord | None, hook: str) -> None:
         """Write down that something was stopped: as a safety event, and in the log.

@@ -24,6 +24,7 @@ from penstock.runtime.billing.usage import (
     usage_of_failure,
 )
 from penstock.runtime.call import RETRY, Call, describe, interruption, stop_of
+from penstock.runtime.durable import holding
 from penstock.stops import Stop, StopReason
 from penstock.tracing.events import DivergenceTrace
 from penstock.tracing.lifecycle import Status
@@ -82,9 +83,14 @@ def succeed(call: Call, value: Any) -> None:
         record.owner = None
     if run.breaker is not None:
         run.breaker.record_success(call.permit)
-    if used and run.divergence is not None:
-        _watch_rate(call, now_ns, cost, tokens_in + tokens_out)
+    if used:
+        if run.divergence is not None:
+            _watch_rate(call, now_ns, cost, tokens_in + tokens_out)
+        if record.kind == "system" and run.shared is not None:
+            holding.note_charge(run.shared, record, cost, tokens_in, tokens_out)
     if not ended:
+        if run.shared is not None:
+            holding.note_late_bill(run.shared, call, cost, tokens_in, tokens_out)
         # Whoever ended the record has told why.
         call.decision = Decision.HALT
         call.stop = call.stop or stop or Stop(StopReason.ABORTED, "the run ended while the call was running")
@@ -277,6 +283,11 @@ def settle_and_end(
         record.owner = None
     if call.above is not None:
         call.above.failed_below = error
+    if bill is not None and run.shared is not None:
+        if record.kind == "system":
+            holding.note_charge(run.shared, record, cost, tokens_in, tokens_out)
+        elif not ended:
+            holding.note_late_bill(run.shared, call, cost, tokens_in, tokens_out)
     return ended
 
 
@@ -303,6 +314,10 @@ def abandon(call: Call, stop: Stop) -> bool:
             left = one.owner
             if isinstance(left, Call) and left.state == "held":
                 accounts.leave_unresolved(left)
+                if run.shared is not None:
+                    holding.note_end(run.shared, left)
+    if run.shared is not None:
+        run.shared.catch_up_soon()
     if run.breaker is not None:
         for one in below:
             if isinstance(left := one.owner, Call):

@@ -25,6 +25,7 @@ from penstock.runtime.call import Call, running_call
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.clamping import clamp
 from penstock.runtime.context import current_context
+from penstock.runtime.durable import holding
 from penstock.runtime.handle import Handle
 from penstock.runtime.settlement import fail, succeed
 from penstock.stops import Stop, StopReason
@@ -65,6 +66,18 @@ class Exchange:
         """Whether the run wants its sync calls in the thread that makes them, even if they cannot be left then."""
         return self.call.context._run.settings.sync_calls == "inline"
 
+    def hold(self) -> None:
+        """Hold at the budget that other processes share, if there is one; raise what refuses."""
+        shared = self.call.context._run.shared
+        if shared is not None and not holding.hold(shared, self.call):
+            raise refusal_of(self.call)
+
+    async def ahold(self) -> None:
+        """Hold at the budget that other processes share, if there is one; raise what refuses."""
+        shared = self.call.context._run.shared
+        if shared is not None and not await holding.ahold(shared, self.call):
+            raise refusal_of(self.call)
+
     def body(self, host: str) -> bytes:
         """What is sent: the client's body, with no more output than was held for."""
         return self.asked.written(self.output_tokens, host, self.call.degraded_model)
@@ -83,7 +96,7 @@ class Exchange:
     def refused_by(self, status: int) -> None:
         """The provider answered with a status that is no answer; raises if the client is not to try again."""
         if self._first():
-            fail(self.call, ProviderStatus(status))
+            self._fail(ProviderStatus(status))
             if self.call.stop is not None:
                 raise refusal_of(self.call) from self.call.error
 
@@ -91,7 +104,7 @@ class Exchange:
         """The exchange broke off; what the caller is to be told."""
         if self._first():
             self.call.usage = self.answer.usage
-            fail(self.call, error)
+            self._fail(error)
         if self.call.stop is None:
             return error
         return refusal_of(self.call)
@@ -122,6 +135,7 @@ class Exchange:
     def _succeed(self) -> None:
         self.call.usage = self.answer.usage or self._worst_case()
         succeed(self.call, None)
+        self._tell_shared()
 
     def _worst_case(self) -> Usage:
         """All that was held for: what an answer is taken to have used that does not say so."""
@@ -131,7 +145,18 @@ class Exchange:
 
     def _break(self, error: BrokenAnswer | CancelledError) -> None:
         self.call.usage = self.answer.usage
-        fail(self.call, error)
+        self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        try:
+            fail(self.call, error)
+        finally:
+            self._tell_shared()
+
+    def _tell_shared(self) -> None:
+        shared = self.call.context._run.shared
+        if shared is not None:
+            holding.leave(shared, self.call)
 
     def _first(self) -> bool:
         with self._lock:

@@ -35,6 +35,7 @@ def send(terms: Terms, original: Callable[[Any, Any], Any], transport: Any, requ
     exchange = _admitted(terms, request, request.read)
     if exchange is None:
         return original(transport, request)
+    exchange.hold()
     request = _rewritten(request, exchange)
     cut = partial(_cut_request, transport, exchange)
     try:
@@ -54,6 +55,7 @@ async def asend(terms: Terms, original: Callable[[Any, Any], Awaitable[Any]], tr
     exchange = _admitted(terms, request, lambda: request.content)
     if exchange is None:
         return await original(transport, request)
+    await exchange.ahold()
     request = _rewritten(request, exchange)
     try:
         response = await _reached(exchange.token, lambda: original(transport, request))

@@ -25,7 +25,7 @@ class JournalEntry:
 
 
 class JournalStore(Protocol):
-    """What runs have done, by key; written once, never changed."""
+    """What runs have done, by key; written once."""
 
     async def load(self, run_id: str) -> Sequence[JournalEntry]:
         """All entries of the run, in the order they were written."""
@@ -35,6 +35,12 @@ class JournalStore(Protocol):
 
         `epoch` is that of the claim under which the run is worked on, where runs are claimed: a claim that another
         worker has taken over is refused (`hosting.ports.Fenced`). 0 where nobody claims.
+        """
+
+    async def shorten(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
+        """Put these in the place of those that have their keys, all or none; a key that is not there stays away.
+
+        The one change that a journal knows: what nobody can ask for any more need not be kept whole.
         """
 
     async def forget(self, run_id: str) -> None:
