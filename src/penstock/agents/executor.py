@@ -22,6 +22,7 @@ from penstock.containment.limits import UNLIMITED
 from penstock.errors import CancelledError, InvalidValue, PenstockError
 from penstock.runtime.cancellation import absorb, taken_back
 from penstock.runtime.context import ExecutionContext
+from penstock.runtime.durable.keys import here
 from penstock.runtime.ending import reason_for
 from penstock.runtime.options import must_be_at_least
 from penstock.runtime.settlement import told_by
@@ -121,6 +122,7 @@ class Executor:
         # A cancel reaches the loop's own code and the hooks too, not only the calls they make.
         watching = token.watch(task)
         value, failed = None, None
+        around = None if context._run.journal is None else here.set(here.get())
         try:
             value = await self._iterate(context, execution)
         except BaseException as error:
@@ -128,6 +130,8 @@ class Executor:
         finally:
             with suppress(ValueError):  # closed from elsewhere, where there is nothing to reset
                 running_execution.reset(outside)
+                if around is not None:
+                    here.reset(around)
         if watching and token.unwatch(task) is not None:
             await absorb(task, requested)
         partial = execution.partial or getattr(failed, "partial", "")
@@ -140,6 +144,8 @@ class Executor:
 
     async def _iterate(self, context: ExecutionContext, execution: Execution) -> Any:
         data, loop, hooked, token = data_of(context), self.loop, self._listeners, context._token
+        journal = context._run.journal
+        place = None if journal is None else journal.here().next("agent", context._source.name.partition("#")[0])
         if hooked:
             await execution.fire("before_execution", context)
         for turn in range(self.max_iterations):
@@ -148,6 +154,8 @@ class Executor:
             if token.cancellation is not None or token.deadline_ns < UNLIMITED:
                 context.check_cancelled()
             context.start_iteration()
+            if place is not None:
+                here.set(place.mark("turn", turn + 1))
             action = TERMINATED
             try:
                 if hooked:

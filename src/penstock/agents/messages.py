@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from penstock.errors import InvalidValue
@@ -31,7 +31,7 @@ class Media:
 
     media_type: str
     url: str | None = None
-    data: bytes | None = None
+    data: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if (self.url is None) == (self.data is None):

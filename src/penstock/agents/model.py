@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
 
 from penstock.agents.hooks import Execution, OnDelta, running_execution
@@ -21,9 +21,14 @@ from penstock.agents.tools import ToolSpec
 from penstock.errors import PenstockError
 from penstock.runtime import door
 from penstock.runtime.billing.usage import Usage
-from penstock.runtime.call import running_call
+from penstock.runtime.call import Call, running_call
 from penstock.runtime.clamping import clamp
 from penstock.runtime.context import ExecutionContext
+from penstock.runtime.durable import points
+from penstock.runtime.durable.journal import Journal, must_be_json
+from penstock.runtime.durable.keys import entered
+from penstock.runtime.durable.ports import JournalEntry
+from penstock.runtime.durable.replay import paid, replay
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -103,6 +108,7 @@ class ToolCallDelta:
 
 
 Delta = TextDelta | ToolCallDelta
+Asking = Coroutine[Any, Any, Call]
 
 
 class TruncatedResponse(PenstockError):
@@ -181,14 +187,61 @@ class Model:
         return said if isinstance(said, ModelResponse) else response
 
     async def _ask(self, context: ExecutionContext, request: ModelRequest, told: Execution | None) -> ModelResponse:
+        journal = context._run.journal
+        if journal is not None:
+            return await self._ask_once(journal, context, request, told)
+        made = await self._call(context, request, told)
+        return cast(ModelResponse, made.value if made.stop is None and made.error is None else made.result())
+
+    async def _ask_once(
+        self, journal: Journal, context: ExecutionContext, request: ModelRequest, told: Execution | None
+    ) -> ModelResponse:
+        """The answer that the run has had here before; or ask, and write the answer down before anybody has it."""
+        place = journal.here().next("llm", self.name)
+        found = journal.find(place.path)
+        if found is not None:
+            return self._answered(journal, context, request, told, found)
+        if points.hook is not None:
+            points.hook("llm.before_call")
+        with entered(place):
+            made = await self._call(context, request, told)
+        response = cast(ModelResponse, made.result())
+        record = made.record
+        written = _written(self.name, request, response)
+        await journal.append(place.path, "llm", written, record.cost, record.tokens_in or 0, record.tokens_out or 0)
+        return response
+
+    def _answered(
+        self,
+        journal: Journal,
+        context: ExecutionContext,
+        request: ModelRequest,
+        told: Execution | None,
+        found: JournalEntry,
+    ) -> ModelResponse:
+        """What was answered then, told in one piece to whoever listens."""
+        response = _read(found.value)
+        request.max_output_tokens = found.value["max_output_tokens"]
+        request.is_clamped = found.value["is_clamped"]
+        replay(journal, context, found, self.name, response)
+        paid(context, response)
+        if told is not None:
+            source = context._source.path
+            request.received = [response.text] if response.text else []
+            for piece in request.received:
+                told.tell(context, TextDelta(piece, source))
+            for call in response.tool_calls:
+                told.tell(context, ToolCallDelta(call, source))
+        return response
+
+    def _call(self, context: ExecutionContext, request: ModelRequest, told: Execution | None) -> Asking:
         wanted = request.settings.max_output_tokens or self.max_output_tokens
         name = self.name
         cost, tokens, output = clamp(context, name, self.count_input(request), wanted, min(self.floor, wanted))
         request.max_output_tokens = output
         request.is_clamped = output < wanted
         work, retries = (self.request, self.retries) if told is None else (self._streamed(context, told), 0)
-        made = await door.acall(context, "llm", work, (request,), name, cost, name, None, retries, None, tokens)
-        return cast(ModelResponse, made.value if made.stop is None and made.error is None else made.result())
+        return door.acall(context, "llm", work, (request,), name, cost, name, None, retries, None, tokens)
 
     def _streamed(self, context: ExecutionContext, told: Execution) -> Any:
         async def stream(request: ModelRequest) -> ModelResponse:
@@ -238,3 +291,33 @@ class Model:
         for tool in request.tools:
             weight += tool.weight
         return weight // BYTES_PER_TOKEN + 1
+
+
+# Answers in a journal.
+
+
+def _written(name: str, request: ModelRequest, response: ModelResponse) -> dict[str, Any]:
+    """An answer as JSON, with how much of one the budget had paid for."""
+    written = {
+        "name": name,
+        "text": response.text,
+        "tool_calls": [_written_call(call) for call in response.tool_calls],
+        "usage": None if response.usage is None else asdict(response.usage),
+        "finish_reason": response.finish_reason,
+        "model": response.model,
+        "max_output_tokens": request.max_output_tokens,
+        "is_clamped": request.is_clamped,
+    }
+    must_be_json(f"the answer of model {name!r}", written)
+    return written
+
+
+def _written_call(call: ToolCall) -> dict[str, Any]:
+    arguments = call.arguments if isinstance(call.arguments, str) else dict(call.arguments)
+    return {"id": call.id, "name": call.name, "arguments": arguments}
+
+
+def _read(written: Mapping[str, Any]) -> ModelResponse:
+    calls = tuple(ToolCall(one["id"], one["name"], one["arguments"]) for one in written["tool_calls"])
+    usage = None if written["usage"] is None else Usage(**written["usage"])
+    return ModelResponse(written["text"], calls, usage, written["finish_reason"], written["model"])

@@ -13,7 +13,7 @@ from penstock.agents.loop import CONTINUE, AgentLoopResult, LoopAction, LoopData
 from penstock.agents.messages import Message, ToolCall
 from penstock.agents.model import DEFAULT_SETTINGS, Model, ModelRequest, ModelResponse, ModelSettings
 from penstock.agents.tool_calling import MAX_FORMAT_RETRIES, ask
-from penstock.agents.tools import ToolChain, ToolSpec, as_chain
+from penstock.agents.tools import ToolChain, ToolSpec, as_chain, execute_one
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.options import must_be, must_be_at_least, must_be_text
 
@@ -94,7 +94,7 @@ class ReActLoop:
         self, context: ExecutionContext, data: LoopData, response: ModelResponse, step: Step
     ) -> AgentLoopResult:
         call = ToolCall(f"step-{context.iteration}", step.action or "", step.action_input)
-        result = await self.tools.execute(context, call)
+        result = await execute_one(self.tools, context, call)
         observed = f"Observation: {'error: ' if result.is_error else ''}{result.content}"
         remember(data, [Message.assistant(response.text), Message.user(observed)])
         return CONTINUE

@@ -26,7 +26,7 @@ from penstock.agents.model import (
     ModelSettings,
     TruncatedResponse,
 )
-from penstock.agents.tools import MAX_PARALLEL_TOOLS, ToolChain, as_chain, execute_all
+from penstock.agents.tools import MAX_PARALLEL_TOOLS, ToolChain, as_chain, execute_all, execute_one
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.options import must_be, must_be_at_least, must_be_text
 
@@ -82,7 +82,7 @@ class ToolCallingLoop:
         calls = response.tool_calls
         try:
             if len(calls) == 1:
-                results = [await self.tools.execute(context, calls[0])]
+                results = [await execute_one(self.tools, context, calls[0])]
             else:
                 results = await execute_all(self.tools, context, calls, self.max_parallel_tools)
         except BaseException:

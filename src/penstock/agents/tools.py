@@ -15,6 +15,8 @@ import inspect
 import json
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol, cast, overload, runtime_checkable
 
@@ -30,6 +32,10 @@ from penstock.runtime import door
 from penstock.runtime.billing.usage import Reported
 from penstock.runtime.call import Call
 from penstock.runtime.context import ExecutionContext
+from penstock.runtime.durable import points
+from penstock.runtime.durable.journal import Journal, is_json
+from penstock.runtime.durable.keys import entered
+from penstock.runtime.durable.replay import replay
 from penstock.runtime.options import must_be
 from penstock.runtime.settlement import told_by
 from penstock.stops import LIMIT_REASONS, Stop, StopReason, TerminationReason
@@ -236,7 +242,7 @@ class Tools:
             told = "\n".join(f"- {problem}" for problem in problems)
             return _refuse(context, call, "InvalidArguments", f"the arguments of {call.name} are wrong:\n{told}")
         if found.budget is None:
-            return _result(context, None, call, await found.call(context, arguments))
+            return _result(context, None, call, _noted(await found.call(context, arguments)))
         return await self._run_within(context, found, found.budget, call, arguments)
 
     async def _run_within(
@@ -244,7 +250,7 @@ class Tools:
     ) -> ToolResult:
         """Run it under a budget of its own, which has a place of its own in the tree."""
         with context.spawn_child(f"tool:{found.name}", budget=budget) as child:
-            made = await found.call(child, arguments)
+            made = _noted(await found.call(child, arguments))
             if made.stop is None and made.error is not None:
                 context.complete_child(child, TerminationReason.ERROR)
             return _result(context, child, call, made)
@@ -281,13 +287,13 @@ async def execute_all(
         told = f"not run: {len(calls)} calls in one turn, and at most {MAX_CALLS_PER_TURN} are; ask for fewer at a time"
         return [_refuse(context, call, "TooManyToolCalls", told) for call in calls]
     if len(calls) == 1 or max_parallel == 1:
-        return [await chain.execute(context, call) for call in calls]
+        return [await execute_one(chain, context, call, at) for at, call in enumerate(calls)]
     results: list[Any] = [None] * len(calls)
     waiting = iter(enumerate(calls))
 
     async def work() -> None:
         for at, call in waiting:
-            results[at] = await chain.execute(context, call)
+            results[at] = await execute_one(chain, context, call, at)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -296,6 +302,55 @@ async def execute_all(
     except BaseExceptionGroup as failed:
         raise _worst(failed) from None
     return results
+
+
+def execute_one(chain: ToolChain, context: ExecutionContext, call: ToolCall, at: int = 0) -> Awaitable[ToolResult]:
+    """Run the call that stands `at` that position in its turn; of a journalled run, once."""
+    journal = context._run.journal
+    return chain.execute(context, call) if journal is None else _execute_once(journal, chain, context, call, at)
+
+
+async def _execute_once(
+    journal: Journal, chain: ToolChain, context: ExecutionContext, call: ToolCall, at: int
+) -> ToolResult:
+    """The result that the run has had here before; or run it, and write the result down before anybody has it.
+
+    A failure is a result too: the model is told of it, and what it says next depends on that.
+    """
+    place = journal.here().next("tool", at, call.id)
+    found = journal.find(place.path)
+    if found is not None:
+        said = found.value
+        replay(journal, context, found, said["name"], said["content"])
+        return ToolResult(call.id, said["name"], said["content"], said["is_error"], said["value"])
+    if points.hook is not None:
+        points.hook("tool.before_call")
+    bill: list[Call] = []
+    outside = _bill.set(bill)
+    try:
+        with entered(place):
+            result = await chain.execute(context, call)
+    finally:
+        with suppress(ValueError):  # closed from elsewhere, where there is nothing to reset
+            _bill.reset(outside)
+    written = {"name": result.name, "content": result.content, "is_error": result.is_error}
+    written["value"] = result.value if is_json(result.value) else None
+    record = bill[-1].record if bill else None
+    cost, tokens_in, tokens_out = (0, 0, 0) if record is None else (record.cost, record.tokens_in, record.tokens_out)
+    await journal.append(place.path, "tool", written, cost, tokens_in or 0, tokens_out or 0)
+    return result
+
+
+def _noted(made: Call) -> Call:
+    """The call, which whoever writes down its result has to know."""
+    bill = _bill.get()
+    if bill is not None:
+        bill.append(made)
+    return made
+
+
+_bill: ContextVar[list[Call] | None] = ContextVar("penstock_tool_bill", default=None)
+"""Gets the call behind a tool's result, in journalled runs."""
 
 
 def _worst(failed: BaseExceptionGroup[BaseException]) -> BaseException:

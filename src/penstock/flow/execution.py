@@ -16,6 +16,8 @@ from penstock.flow.trace import ExecutionTrace
 from penstock.kernel.settle import frontier_for
 from penstock.runtime.call import Call
 from penstock.runtime.context import ExecutionContext
+from penstock.runtime.durable.journal import Journal, must_be_json
+from penstock.runtime.durable.recording import RecordedNodes
 from penstock.runtime.scheduling.listener import Listener, Listening
 from penstock.runtime.scheduling.scheduler import Behaviour, Scheduler, Told
 from penstock.runtime.scheduling.step import StepContext, blank, step_context
@@ -148,10 +150,22 @@ class Execution:
             tell=None if self._listener is None else self._tell,
             journal=journal,
         )
+        if self._context._run.journal is not None:
+            behaviour.durable = self._recorded(self._context._run.journal)
         frontier = frontier_for(compiled.plan, graph.settle, needs_all=True)
         if trace is not None and journal is not None:
             trace.watch(self._context._run, journal, self._results, self._inputs, compiled.plan.index)
         return Scheduler(self._context, graph.id, frontier, behaviour, graph.max_parallel, self._results)
+
+    def _recorded(self, journal: Journal) -> RecordedNodes:
+        """The steps in the journal of the run; a step's value has to be JSON."""
+        graph, plan = self._graph, self._compiled.plan
+
+        def written(step: int, value: Any) -> Any:
+            must_be_json(f"step {plan.ids[step]!r} of graph {graph.id!r}", value)
+            return value
+
+        return RecordedNodes(journal, plan.ids, written, lambda step, value: value, about=self._compiled.about)
 
     # What the scheduler asks for.
 

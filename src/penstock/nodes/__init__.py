@@ -1,11 +1,11 @@
 """The node types that come with Penstock: what graphs are built of. Each is offered as an entry point under its type.
 
-begin, end      input, output, constant, text
-models          agent, llm-completion, prompt-template
+begin, end      input, chat-start, output, constant, text
+models          agent, team, llm-completion, prompt-template
 ways            conditional, merge
 graphs inside   subgraph, map, loop
 tools           tool, toolset, mcp-server
-the world       http-request, approval
+the world       http-request, approval, memory
 
 Names are loaded when they are used; pydantic, CEL and providers when a node first needs them.
 """
@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     from penstock.nodes.approval import ApprovalGone as ApprovalGone
     from penstock.nodes.approval import ApprovalRequest as ApprovalRequest
     from penstock.nodes.approval import Approvals as Approvals
+    from penstock.nodes.memory import InProcessMemory as InProcessMemory
+    from penstock.nodes.memory import Memory as Memory
+    from penstock.nodes.memory import MemoryStore as MemoryStore
 
 NODE_TYPES: Mapping[str, str] = {
     "agent": "penstock.nodes.agent:AgentNode",
     "approval": "penstock.nodes.approval:ApprovalNode",
+    "chat-start": "penstock.nodes.chat_start:ChatStart",
     "conditional": "penstock.nodes.conditional:Conditional",
     "constant": "penstock.nodes.constant:Constant",
     "http-request": "penstock.nodes.http_request:HttpRequest",
@@ -33,17 +37,32 @@ NODE_TYPES: Mapping[str, str] = {
     "loop": "penstock.nodes.loop:Loop",
     "map": "penstock.nodes.map:Map",
     "mcp-server": "penstock.nodes.mcp_server:McpServer",
+    "memory": "penstock.nodes.memory:MemoryNode",
     "merge": "penstock.nodes.merge:Merge",
     "output": "penstock.nodes.output:Output",
     "prompt-template": "penstock.nodes.prompt_template:PromptTemplate",
     "subgraph": "penstock.nodes.subgraph:Subgraph",
+    "team": "penstock.nodes.team:TeamNode",
     "text": "penstock.nodes.text:TextNode",
     "tool": "penstock.nodes.tool:ToolNode",
     "toolset": "penstock.nodes.toolset:Toolset",
 }
 """Where each type is; the entry points of the package say the same."""
 
-__all__ = ["NODE_TYPES", "Answer", "ApprovalGone", "ApprovalRequest", "Approvals", "executors", "json_schemas"]
+__all__ = [
+    "NODE_TYPES",
+    "Answer",
+    "ApprovalGone",
+    "ApprovalRequest",
+    "Approvals",
+    "InProcessMemory",
+    "Memory",
+    "MemoryStore",
+    "executors",
+    "json_schemas",
+]
+
+OF_MEMORY = frozenset({"InProcessMemory", "Memory", "MemoryStore"})
 
 
 def executors() -> dict[str, Any]:
@@ -63,5 +82,5 @@ def _loaded(where: str) -> Any:
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return _loaded(f"penstock.nodes.approval:{name}")
+        return _loaded(f"penstock.nodes.{'memory' if name in OF_MEMORY else 'approval'}:{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,8 @@
 """`agent`: a model with instructions and tools, under a budget of its own.
 
 In a pipeline it runs on what comes in, and its answer goes on. Linked into the `tools` of another agent it is a tool of
-that one. Both at once is no contradiction: each use of it is a conversation of its own.
+that one. Both at once is no contradiction: each use of it is a conversation of its own. In a chat, an agent that the
+user talks to is given what was said so far; one behind another agent, what that one answered.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from penstock.agents.tools import Tool
 from penstock.kernel.executor import Handle
 from penstock.kernel.values import DataValue
 from penstock.nodes.approval import approve_with
+from penstock.nodes.parts.chat import question, with_user_tools
 from penstock.nodes.parts.models import MaxOutputTokens, ModelData, Temperature, model_for, settings
 from penstock.nodes.parts.nested import runtime_of
 from penstock.nodes.parts.settings import BudgetData, Checked, Data, Flag, Json, Name, Settings, Sized, Text, Within
 from penstock.nodes.parts.streaming import streamed
 from penstock.nodes.parts.toolbox import gathered, offered, tool_name
-from penstock.nodes.parts.values import as_text, typed
+from penstock.nodes.parts.values import typed
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.flow_context import FlowContext
 
@@ -57,13 +59,13 @@ class AgentNode(Checked[AgentData]):
     outputs = (Handle("output"), Handle("tool", channel="link"))
 
     def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: FlowContext) -> Any:
-        """The answer to what came in; to the graph's own input, if no edge leads here."""
+        """The answer to what the user said, or to what came in; to the graph's own input, if no edge leads here."""
         read = self.settings.read(data)
-        prompt = as_text(inputs["input"].value if "input" in inputs else context.execution.input)
 
         async def answering(place: ExecutionContext, on_delta: OnDelta | None) -> DataValue:
             agent = await _made(read, context, on_delta)
-            return typed((await agent.run(prompt, place)).output)
+            asked = await question(inputs, context)
+            return typed((await agent.run(asked.prompt, place, history=asked.history)).output)
 
         return streamed(context.execution, answering) if read.stream else answering(context.execution, None)
 
@@ -77,10 +79,11 @@ class AgentNode(Checked[AgentData]):
 async def _made(data: AgentData, context: FlowContext, on_delta: OnDelta | None) -> Agent:
     node_id = str(context.node_id)
     linked = await runtime_of(context).resolve_links(node_id, "tools")
+    tools = gathered([*linked, *(offered(name, context) for name in data.tools)])
     return Agent(
         await model_for(data.model, context),
         data.instructions,
-        gathered([*linked, *(offered(name, context) for name in data.tools)]),
+        with_user_tools(tools, context),
         None if data.budget is None else data.budget.budget(),
         data.output,
         name=data.name or node_id,

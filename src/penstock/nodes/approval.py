@@ -1,19 +1,19 @@
 """`approval`: somebody is asked before anything goes on, and may change what goes on.
 
-`Approvals` is where questions wait, in memory: the node asks there, and whoever may answer lists, approves, edits and
-rejects, from any thread. It stands in the services of a run as `approvals`; agents ask there too, for tools that need
-approval. A question whose asker is cancelled is gone, and the first answer counts.
+What can put questions to people (`AsksPeople`) stands in the services of a run as `approvals`; agents ask there too,
+for tools that need approval. `Approvals` is one such, in memory: the node asks there, and whoever may answer lists,
+approves, edits and rejects, from any thread. A question whose asker is cancelled is gone, and the first answer counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from itertools import count
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from penstock.agents.hooks import Approval, Approve
 from penstock.agents.messages import ToolCall
@@ -70,6 +70,23 @@ class Answer:
     reason: str = ""
 
 
+class Question(Protocol):
+    """A question that was put."""
+
+    request: ApprovalRequest
+
+    async def answer(self) -> Answer:
+        """Wait for it."""
+
+
+@runtime_checkable
+class AsksPeople(Protocol):
+    """What puts questions to people and waits for their answers."""
+
+    def ask(self, run_id: str, node_id: str, question: str, value: Any) -> AbstractAsyncContextManager[Question]:
+        """The question is put on entering; on leaving, nobody waits for the answer any more."""
+
+
 class Asked:
     """A question on its way; as a context manager, it is withdrawn on leaving."""
 
@@ -89,6 +106,12 @@ class Asked:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._approvals._forget(self)
+
+    async def __aenter__(self) -> Asked:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
         self._approvals._forget(self)
 
     def _give(self, answer: Answer) -> None:
@@ -145,10 +168,10 @@ class Approvals:
             self._waiting.pop(asked.request.id, None)
 
 
-def approvals_in(context: FlowContext, needed_for: str) -> Approvals:
+def approvals_in(context: FlowContext, needed_for: str) -> AsksPeople:
     """Where a run's questions wait."""
     found = context.services.get("approvals")
-    if not isinstance(found, Approvals):
+    if not isinstance(found, AsksPeople):
         raise ServiceMissing("approvals", needed_for, "an Approvals, where somebody can answer")
     return found
 
@@ -162,7 +185,7 @@ def approve_with(context: FlowContext) -> Approve | None:
     async def approve(execution: ExecutionContext, call: ToolCall) -> Approval:
         value = {"tool": call.name, "arguments": call.arguments}
         question = f"May {call.name} run?"
-        with approvals.ask(str(context.run_id), str(context.node_id), question, value) as asked:
+        async with approvals.ask(str(context.run_id), str(context.node_id), question, value) as asked:
             answer = await asked.answer()
         if not answer.approved:
             return Approval.deny(answer.reason)
@@ -208,7 +231,7 @@ class ApprovalNode(Checked[ApprovalData]):
         approvals = approvals_in(context, f"node {context.node_id!r}")
         given = inputs["input"]
         question = Template(read.question).render({"input": given.value})
-        with approvals.ask(str(context.run_id), str(context.node_id), question, given.value) as asked:
+        async with approvals.ask(str(context.run_id), str(context.node_id), question, given.value) as asked:
             yield NodeEvent.progress("approval_requested", asked.request.to_dict())
             answer = await _answered(asked, read.timeout_s)
         if answer.approved:
@@ -218,7 +241,7 @@ class ApprovalNode(Checked[ApprovalData]):
             yield ExecutionResult({"rejected": DataValue("object", rejected)})
 
 
-async def _answered(asked: Asked, timeout_s: float | None) -> Answer:
+async def _answered(asked: Question, timeout_s: float | None) -> Answer:
     try:
         async with asyncio.timeout(timeout_s) as limit:
             return await asked.answer()

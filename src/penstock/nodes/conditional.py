@@ -27,6 +27,7 @@ class Conditional(Checked[ConditionalData]):
     """Passes on what came, on `true` or on `false`; what hangs on the other is skipped."""
 
     settings = Settings(ConditionalData)
+    is_pure = True
     inputs = (Handle("input", required=True),)
     outputs = (Handle("true"), Handle("false"))
 

@@ -23,6 +23,7 @@ class Constant(Checked[ConstantData]):
     """Gives the same value every time."""
 
     settings = Settings(ConstantData)
+    is_pure = True
     inputs = (Handle("input"),)
     """What comes here decides when, and is not looked at."""
     outputs = (Handle("output"),)

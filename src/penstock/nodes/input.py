@@ -25,6 +25,7 @@ class Input(Checked[InputData]):
     """Where a graph begins."""
 
     settings = Settings(InputData)
+    is_pure = True
     inputs = ()
     outputs = (Handle("output"),)
 

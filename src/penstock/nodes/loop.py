@@ -69,7 +69,7 @@ class Loop(Checked[LoopData]):
         output = typed(given)
         for iteration in range(1, read.max_iterations + 1):
             yield NodeEvent.progress("iteration", iteration)
-            async with aclosing(nested.run(graph, output.value, context, place)) as everything:
+            async with aclosing(nested.run(graph, output.value, context, place, number=iteration)) as everything:
                 async for told in everything:
                     if isinstance(told, ExecutionResult):
                         output = nested.only(told)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from penstock.agents.messages import ToolCall
-from penstock.agents.tools import ToolChain
+from penstock.agents.tools import ToolChain, execute_one
 from penstock.errors import PenstockError
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
-from penstock.kernel.graph import GraphSpec, NodeSpec
+from penstock.kernel.graph import DEFAULT_OUTPUT, GraphSpec, NodeSpec
 from penstock.kernel.values import DataValue
 from penstock.nodes.parts import nested
 from penstock.nodes.parts.nested import GraphData
@@ -78,14 +78,17 @@ class Map(Checked[MapData]):
         if len(items) > read.max_items:
             raise MapRefused(f"{len(items)} items are more than the {read.max_items} that max_items allows")
         each = await _each(read, context, items)
+        results: list[Any] = [None] * len(items)
         if items:
             place = nested.inner(context, nested.place_of(context, read.budget))
             run = run_flow(_graph_of(len(items)), place, {ITEM: each}, max_parallel=read.parallel)
             async with aclosing(run) as everything:
                 async for told in everything:
                     if isinstance(told, NodeEvent):
+                        if told.event_type == "completed" and DEFAULT_OUTPUT in told.data:
+                            results[int(told.node_id)] = told.data[DEFAULT_OUTPUT].value
                         yield nested.inside(told)
-        yield DataValue("list", each.results)
+        yield DataValue("list", results)
 
 
 def _graph_of(count: int) -> GraphSpec:
@@ -108,7 +111,6 @@ class _GraphEach:
     """Runs a graph on an item."""
 
     def __init__(self, items: list[Any], graph: GraphSpec, around: FlowContext) -> None:
-        self.results: list[Any] = [None] * len(items)
         self._items = items
         self._graph = graph
         self._around = around
@@ -121,7 +123,7 @@ class _GraphEach:
         async with aclosing(run) as everything:
             async for told in everything:
                 if isinstance(told, ExecutionResult):
-                    self.results[number] = nested.only(told).value
+                    yield ExecutionResult({DEFAULT_OUTPUT: nested.only(told)})
                 else:
                     yield nested.inside(told)
 
@@ -130,7 +132,6 @@ class _ToolEach:
     """Calls a tool, or an agent, with an item."""
 
     def __init__(self, items: list[Any], chain: ToolChain) -> None:
-        self.results: list[Any] = [None] * len(items)
         self._items = items
         self._chain = chain
         self._spec = chain.specs[0]
@@ -140,11 +141,10 @@ class _ToolEach:
     ) -> DataValue:
         number = int(str(context.node_id))
         call = ToolCall(str(number), self._spec.name, self._arguments(self._items[number]))
-        result = await self._chain.execute(context.execution, call)
+        result = await execute_one(self._chain, context.execution, call, number)
         if result.is_error:
             raise ItemFailed(number, result.content)
-        self.results[number] = result.content if result.value is None else result.value
-        return typed(self.results[number])
+        return typed(result.content if result.value is None else result.value)
 
     def _arguments(self, item: Any) -> Mapping[str, Any]:
         """An object is the arguments, if it has their names; anything else is the only one there is, or is needed."""

@@ -31,6 +31,7 @@ class Merge(Checked[MergeData]):
     """Waits for every branch that is taken, and joins what they gave, in the order of the edges."""
 
     settings = Settings(MergeData)
+    is_pure = True
     inputs = (Handle("input", many="list", required=True),)
     outputs = (Handle("output"),)
 

@@ -24,6 +24,7 @@ class Output(Checked[OutputData]):
     """Where a graph ends; of several branches, the first that was taken."""
 
     settings = Settings(OutputData)
+    is_pure = True
     inputs = (Handle("input", many="first", required=True),)
     outputs = (Handle("output"),)
 

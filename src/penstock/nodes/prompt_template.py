@@ -27,6 +27,7 @@ class PromptTemplate(Checked[PromptTemplateData]):
     """Fills a template. Its input handles are open: one for every name that the template speaks of."""
 
     settings = Settings(PromptTemplateData)
+    is_pure = True
     inputs = None
     outputs = (Handle("output", "text"),)
 

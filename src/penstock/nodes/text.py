@@ -22,6 +22,7 @@ class TextNode(Checked[TextData]):
     """Gives the same text every time, as it is."""
 
     settings = Settings(TextData)
+    is_pure = True
     inputs = (Handle("input"),)
     """What comes here decides when, and is not looked at."""
     outputs = (Handle("output", "text"),)

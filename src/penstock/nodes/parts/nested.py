@@ -10,7 +10,7 @@ How deep graphs may stand inside each other is bounded by the depth of their JSO
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Annotated, Any
 
 from penstock.kernel.document import parse_graph
@@ -21,6 +21,7 @@ from penstock.kernel.values import DataValue
 from penstock.nodes.parts.settings import EXACT, BudgetData, Finding
 from penstock.nodes.parts.values import typed
 from penstock.runtime.context import ExecutionContext
+from penstock.runtime.durable.keys import entered
 from penstock.runtime.graphs.flow_context import FlowContext
 from penstock.runtime.graphs.graph_runtime import GraphRuntime, run_flow
 from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent
@@ -46,12 +47,27 @@ def findings(graph: Mapping[str, Any], executors: ExecutorRegistry, at: str = ".
         yield at + problem.path.removeprefix("$"), problem.detail
 
 
-async def run(graph: GraphSpec, given: Any, context: FlowContext, within: ExecutionContext | None = None) -> Told:
-    """Run a nested graph on an input, as a part of the run that `context` belongs to: its events, its result last."""
+async def run(
+    graph: GraphSpec, given: Any, context: FlowContext, within: ExecutionContext | None = None, *, number: int = 0
+) -> Told:
+    """Run a nested graph on an input, as a part of the run that `context` belongs to: its events, its result last.
+
+    A node that runs graphs one after the other numbers them, so that a journal can tell them apart.
+    """
     place = (within or context.execution).with_input(given)
-    async with aclosing(run_flow(graph, inner(context, place), runtime_of(context).executors)) as everything:
+    run = run_flow(graph, inner(context, place), runtime_of(context).executors)
+    async with aclosing(run if number == 0 else _numbered(run, place, number)) as everything:
         async for told in everything:
             yield told
+
+
+async def _numbered(run: Told, place: ExecutionContext, number: int) -> Told:
+    """The same at a place of its own in the journal, if there is one."""
+    journal = place._run.journal
+    async with aclosing(run):
+        with nullcontext() if journal is None else entered(journal.here().mark("round", number)):
+            async for told in run:
+                yield told
 
 
 def inner(context: FlowContext, place: ExecutionContext) -> FlowContext:

@@ -26,6 +26,10 @@ from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue
 from penstock.runtime import door
 from penstock.runtime.call import running_call
 from penstock.runtime.context import ExecutionContext
+from penstock.runtime.durable import points
+from penstock.runtime.durable.journal import Journal
+from penstock.runtime.durable.keys import here
+from penstock.runtime.durable.recording import RecordedNodes
 from penstock.runtime.graphs.artifacts import Artifacts
 from penstock.runtime.graphs.flow_context import FlowContext, entry_node_ids_in, execution_context_in
 from penstock.runtime.graphs.node_events import NodeEvent, NodeEvents
@@ -61,6 +65,7 @@ class GraphRuntime:
         "_outgoing",
         "_place",
         "_planned",
+        "_recorded",
         "chat_id",
         "conversions",
         "executors",
@@ -91,6 +96,8 @@ class GraphRuntime:
         self._artifacts = Artifacts(self._make)
         self._place: ExecutionContext | None = None
         """Where the nodes run, while they do."""
+        self._recorded: RecordedNodes | None = None
+        """What the journal of the run has of them, while they do."""
         self._entries = entry_node_ids_in(self.services)
         plan = compile_graph(self.graph, self.executors, entries=self._entries)
         self._nodes = {node.id: node for node in self.graph.nodes}
@@ -163,6 +170,8 @@ class GraphRuntime:
         materialize = getattr(self.executors[node.type], "materialize", None)
         if materialize is None:
             raise InvalidValue("node_id", node_id, f"a node that can be linked to; {node.type!r} has no materialize()")
+        if self._recorded is not None:
+            here.set(self._recorded.place.node(node_id).mark("link", handle))
         args = (node.data, handle, self._context_of(node_id, place))
         name = f"materialize {node_id}.{handle}"
         return (await door.acall(place, "system", materialize, args, name, None, None, None, 0, None)).result()
@@ -239,8 +248,29 @@ class _Flow:
         behaviour = Behaviour(
             work.run, self._nodes.about, self._nodes.care, keep=work.keep, tell=self._events.lifecycle
         )
+        journal = context._run.journal
+        if journal is not None:
+            behaviour.durable = self._recorded(journal)
         frontier = frontier_for(self._nodes.plan, settle)
         self._scheduler = Scheduler(context, runtime.graph.id, frontier, behaviour, max_parallel)
+
+    def _recorded(self, journal: Journal) -> RecordedNodes:
+        """The nodes in the journal of the run."""
+        nodes, work = self._nodes, self._work
+        recorded = RecordedNodes(
+            journal,
+            nodes.plan.ids,
+            work.written,
+            work.read,
+            about=nodes.about,
+            state=self._runtime.state,
+            pure=frozenset(at for at, spec in enumerate(nodes.specs) if self._is_pure(spec.type)),
+        )
+        self._events.replayed = recorded.replayed
+        return recorded
+
+    def _is_pure(self, node_type: str) -> bool:
+        return getattr(self._runtime.executors[node_type], "is_pure", False) is True
 
     async def run(self) -> ExecutionResult:
         """The outputs of the last nodes that ran."""
@@ -248,10 +278,13 @@ class _Flow:
         if runtime._place is not None:
             raise InvalidValue("graph", runtime, "a GraphRuntime that is not running already")
         runtime._place, runtime._artifacts.above = scheduler.place, running_call.get()
+        runtime._recorded = scheduler.durable
         try:
             await scheduler.execute()
         finally:
-            runtime._place = runtime._artifacts.above = None
+            runtime._place = runtime._artifacts.above = runtime._recorded = None
+        if points.hook is not None:
+            points.hook("graph.after_last_node")
         if getattr(scheduler.frontier, "is_won", True) is False and not scheduler.errors:
             raise QuorumMissed(runtime.graph.id, str(self._settle))
         return ExecutionResult(self._last_outputs())

@@ -6,7 +6,7 @@ The lifecycle comes from the scheduler, progress from executors; both go to one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -41,6 +41,8 @@ class NodeEvent:
     data: Any = None
     """The outputs by handle, the error, why it was skipped; or what the executor has to tell."""
     timestamp: datetime = field(default_factory=utc_now)
+    replayed: bool = False
+    """Whether the node did not run now: the journal had what it gave before."""
 
     @classmethod
     def progress(cls, event_type: str, data: Any = None) -> NodeEvent:
@@ -49,7 +51,7 @@ class NodeEvent:
 
     def to_dict(self) -> dict[str, Any]:
         """The event as JSON data."""
-        return {
+        said = {
             "node_id": self.node_id,
             "node_type": self.node_type,
             "event_type": self.event_type,
@@ -57,6 +59,7 @@ class NodeEvent:
             "data": _as_json(self.data),
             "timestamp": self.timestamp.isoformat(),
         }
+        return {**said, "replayed": True} if self.replayed else said
 
 
 def _as_json(data: Any) -> Any:
@@ -74,7 +77,7 @@ def _value_as_json(value: Any) -> Any:
 class NodeEvents:
     """Tells a listener what becomes of the nodes of one run."""
 
-    __slots__ = ("_ended", "_listener", "_loop", "_run", "_run_id", "_specs", "started")
+    __slots__ = ("_ended", "_listener", "_loop", "_run", "_run_id", "_specs", "replayed", "started")
 
     def __init__(
         self, listener: Listener[NodeEvent], specs: Sequence[NodeSpec], context: ExecutionContext, run_id: str
@@ -85,6 +88,8 @@ class NodeEvents:
         self._run_id = run_id
         self._loop = asyncio.get_running_loop()
         self.started: set[int] = set()
+        self.replayed: Collection[int] = ()
+        """Nodes that a journal had already."""
         self._ended: set[int] = set()
 
     def lifecycle(self, told: Told, node: int, data: Any) -> None:
@@ -119,4 +124,5 @@ class NodeEvents:
 
     def _event(self, event_type: str, node: int, data: Any) -> NodeEvent:
         spec, run = self._specs[node], self._run
-        return NodeEvent(spec.id, spec.type, event_type, self._run_id, data, utc_from_ns(run.wall_time_ns(run.now())))
+        at = utc_from_ns(run.wall_time_ns(run.now()))
+        return NodeEvent(spec.id, spec.type, event_type, self._run_id, data, at, node in self.replayed)

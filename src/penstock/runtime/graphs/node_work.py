@@ -21,6 +21,7 @@ from penstock.kernel.plan import Plan
 from penstock.kernel.routing import route
 from penstock.kernel.values import ANY, DataValue
 from penstock.runtime.context import ExecutionContext
+from penstock.runtime.durable.journal import must_be_json
 from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent, NodeEvents
 from penstock.runtime.scheduling.recovery import Care
 
@@ -134,6 +135,18 @@ class NodeWork:
             if handle not in given:
                 return given.keys()
         return None
+
+    # In a journal.
+
+    def written(self, node: int, result: ExecutionResult) -> dict[str, Any]:
+        """What the node gave, as JSON; NotRecordable names the handle of what is none."""
+        for handle, given in result.outputs.items():
+            must_be_json(f"node {self._nodes.plan.ids[node]!r}, handle {handle!r}", given.value)
+        return {handle: {"type": given.type, "value": given.value} for handle, given in result.outputs.items()}
+
+    def read(self, node: int, written: Mapping[str, Any]) -> ExecutionResult:
+        """What the node gave when it ran."""
+        return ExecutionResult({handle: DataValue(one["type"], one["value"]) for handle, one in written.items()})
 
     # Values in.
 

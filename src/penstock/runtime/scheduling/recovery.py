@@ -179,6 +179,8 @@ async def _attempt_now(
     outside = running_call.set(made)
     job: worker.LoopJob | None = None
     try:
+        if graph.durable is not None:
+            graph.durable.begin(node, attempt)
         if care.on_thread:
             job = worker.LoopJob(
                 lambda: _plain(work(node, place)), lambda value, error: _end_late(made, use, value, error)

@@ -44,12 +44,15 @@ from penstock.runtime.call import Call, running_call, stop_of, stopped
 from penstock.runtime.cancellation import absorb, taken_back
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.door import pause
+from penstock.runtime.durable.keys import here
 from penstock.runtime.scheduling.step import step_context
 from penstock.runtime.settlement import fail, succeed
 from penstock.stops import Stop, StopReason
 from penstock.tracing.record import CallRecord
 
 if TYPE_CHECKING:
+    from penstock.runtime.durable.ports import JournalEntry
+    from penstock.runtime.durable.recording import RecordedNodes
     from penstock.runtime.scheduling.recovery import Care
 
 MAX_NESTING = 64
@@ -119,6 +122,8 @@ class Behaviour:
     tell: Tell | None = None
     journal: list[CallRecord] | None = None
     """Gets the record of every call of a node, in the order they ended."""
+    durable: RecordedNodes | None = None
+    """Where nodes are recorded when they complete, and found instead of run; None records nothing."""
 
 
 _steps_begun = 0
@@ -158,6 +163,7 @@ class Scheduler:
         "_unstarted",
         "_vars",
         "about",
+        "durable",
         "errors",
         "fallback",
         "frontier",
@@ -197,6 +203,7 @@ class Scheduler:
         self._keep = behaviour.keep
         self._tell = behaviour.tell
         self._journal = behaviour.journal
+        self.durable = behaviour.durable
         self.names = frontier.plan.ids
         self.hint = 0 if context._run.settings.strict else None
         """What a node is held to cost: nothing, where every call has to say; what it calls says it for itself."""
@@ -246,6 +253,7 @@ class Scheduler:
         self._loop = task.get_loop()
         requested = task.cancelling()
         watching = self._token.watch(task)
+        outside = None if self.durable is None else here.set(here.get())
         try:
             self._queue.extend(self.frontier.start())
             while True:
@@ -265,6 +273,8 @@ class Scheduler:
             pending = self._token.unwatch(task) if watching else None
             with suppress(ValueError):  # closed from elsewhere, where there is nothing to reset
                 _scheduler.reset(entered)
+                if outside is not None:
+                    here.reset(outside)
             if pending is not None:
                 await absorb(task, requested)
         if self._tell is not None:
@@ -282,7 +292,7 @@ class Scheduler:
             return
         global _steps_begun
         queue, names, about, care = self._queue, self.names, self.about, self._care
-        place, token, work, tell = self.place, self._token, self.work, self._tell
+        place, token, work, tell, durable = self.place, self._token, self.work, self._tell, self.durable
         note = None if self._journal is None else self._journal.append
         results, finish, take = self.results, self.frontier.finish, self._take
         is_plain = self._keep is None and tell is None and not isinstance(self.frontier, Race)
@@ -290,6 +300,9 @@ class Scheduler:
             node = take()
             if queue:
                 self._share()
+            if durable is not None and token.cancellation is None and (entry := durable.find(node)) is not None:
+                await self._replay(node, entry)
+                continue
             if care is not None and (asked := care[node]) is not None:
                 await self._take_care(node, asked, task, requested)
                 continue
@@ -303,10 +316,15 @@ class Scheduler:
             kind: type = type(None)
             _steps_begun = begun = _steps_begun + 1
             try:
+                if durable is not None:
+                    durable.begin(node, 1)
                 value = work(node, place)
                 kind = type(value)
                 if kind is CoroutineType or (kind not in WITHOUT_USAGE and hasattr(kind, "__await__")):
                     value = await value
+                if durable is not None:
+                    kind = CoroutineType  # the loop may turn while the store writes
+                    await durable.record(node, value)
             except BaseException as error:
                 _leave(outside)
                 self._broke(node, made, taken_back(token, task, error, requested))
@@ -358,6 +376,24 @@ class Scheduler:
             if turns & 1023 == 0:
                 await pause(token, 0)
 
+    async def _replay(self, node: int, found: JournalEntry) -> None:
+        """The node has run before: it completes at once, with what it gave then."""
+        assert self.durable is not None
+        try:
+            value, record = self.durable.replay(node, found, self.place)
+        except Exception as error:  # what was written cannot be read
+            if self._tell is not None:
+                self._tell("skipped", node, error)
+            self._fail(node, error, told=False)
+            return
+        if self._tell is not None:
+            self._tell("started", node, None)
+        self.log_record(record)
+        self._finished(node, value)
+        if record.ended_ns > self._turn_due_ns:
+            await pause(self._token, 0)
+            self._turn_due_ns = self.place._run.now() + TURN_NS
+
     def _counted(self, node: int, value: Reported[Any]) -> Any:
         """A value that says what it cost is written down all the same: no cost is silently zero."""
         made = enter(self.place, "system", self.names[node], self.hint, None, self._token, (), 1, self.about[node])
@@ -374,6 +410,7 @@ class Scheduler:
             and self._care is None
             and self._tell is None
             and self._journal is None
+            and self.durable is None
             and account.limits == NO_LIMITS
             and account.parent is None
         )
@@ -383,6 +420,8 @@ class Scheduler:
 
         try:
             value = await run_with_care(self, node, care)
+            if self.durable is not None:
+                await self.durable.record(node, value)
         except BaseException as error:
             told = self._as_stopped(taken_back(self._token, task, error, requested))
             started = self._started is not None and node in self._started

@@ -1,0 +1,159 @@
+"""The memory node: in the flow, as an agent's tools, and whose memories are whose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.agents.messages import ToolCall
+from penstock.agents.scripted import ScriptedModel
+from penstock.errors import InvalidValue
+from penstock.kernel.executor import ExecutionResult
+from penstock.nodes import memory
+from penstock.nodes.memory import InProcessMemory, Memory
+from penstock.nodes.parts.services import ServiceMissing
+from penstock.runtime.context import ExecutionContext
+from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import run_flow
+from tests.nodes.graphs import Json, graph, node, problems, registry
+
+
+def alone(**data: Any) -> Json:
+    return graph([node("in", "input"), node("m", "memory", **data)], ["in > m"])
+
+
+async def ran(
+    document: Json,
+    input: Any,
+    store: Any,
+    *,
+    chat_id: str | None = None,
+    owner: str = "",
+    run_id: str = "r",
+    **more: Any,
+) -> Any:
+    services = {"memory": store, "run": {"owner": owner}, **more}
+    with ExecutionContext(input=input) as run:
+        context = FlowContext(chat_id=chat_id, run_id=run_id, services=services, execution=run)
+        async for told in run_flow(document, context, registry()):
+            if isinstance(told, ExecutionResult):
+                return told.outputs["output"].value
+    return None
+
+
+@pytest.mark.requirement("K-16")
+async def test_what_one_run_remembers_another_one_of_the_same_chat_recalls() -> None:
+    store = InProcessMemory()
+    assert await ran(alone(action="remember", key="dam"), {"m": 221}, store, chat_id="c") == {"m": 221}
+    assert await ran(alone(key="dam"), None, store, chat_id="c", run_id="r2") == {"m": 221}
+    assert await ran(alone(key="dam", default="?"), None, store, chat_id="another") == "?"
+    assert await ran(alone(key="dam", scope="owner"), None, store, chat_id="c", owner="ann") is None
+
+
+async def test_an_owner_has_one_memory_in_all_chats_and_nobody_elses() -> None:
+    store = InProcessMemory()
+    keep = alone(action="remember", key="name", scope="owner")
+    await ran(keep, "Ann", store, chat_id="c1", owner="ann")
+    assert await ran(alone(key="name", scope="owner"), None, store, chat_id="c2", owner="ann") == "Ann"
+    assert await ran(alone(key="name", scope="owner"), None, store, chat_id="c1", owner="bob") is None
+
+
+@pytest.mark.parametrize("scope", ["chat", "owner"])
+async def test_a_run_that_belongs_to_nobody_remembers_for_itself(scope: str) -> None:
+    store = InProcessMemory()
+    await ran(alone(action="remember", key="k", scope=scope), "v", store, run_id="r1")
+    assert await ran(alone(key="k", scope=scope), None, store, run_id="r1") == "v"
+    assert await ran(alone(key="k", scope=scope), None, store, run_id="r2") is None
+
+
+async def test_the_same_thing_without_a_key_is_remembered_once() -> None:
+    store = InProcessMemory()
+    for said in ("Hoover Dam is 221 m high", "Aswan is wide", "Hoover Dam is 221 m high"):
+        await ran(alone(action="remember"), said, store, chat_id="c")
+    found = await ran(alone(), "how HIGH is Hoover?", store, chat_id="c")
+    assert [one["value"] for one in found] == ["Hoover Dam is 221 m high", "Aswan is wide"]  # both have "is"
+    everything = await ran(alone(), "", store, chat_id="c")
+    assert [one["value"] for one in everything] == ["Hoover Dam is 221 m high", "Aswan is wide"]
+
+
+@pytest.mark.requirement("K-16")
+async def test_an_agent_that_is_linked_remembers_and_recalls() -> None:
+    document = graph(
+        [node("in", "input"), node("a", "agent", model="m"), node("mem", "memory"), node("own", "memory", name="own")],
+        ["in > a"],
+        ["mem.tools > a.tools", "own.tools > a.tools"],
+    )
+    told: list[str] = []
+
+    def answer(request: Any) -> Any:
+        told.append(request.messages[-1].text)
+        assert [one.name for one in request.tools] == ["remember", "recall", "remember_own", "recall_own"]
+        calls = [
+            ToolCall("1", "remember", {"key": "height", "value": "221 m"}),
+            ToolCall("2", "recall", {"about": "height"}),
+            ToolCall("3", "recall", {"about": "the word 221"}),
+            ToolCall("4", "recall", {"about": "nothing"}),
+        ]
+        return calls[len(told) - 1] if len(told) <= len(calls) else "done"
+
+    assert await ran(document, "go", InProcessMemory(), models={"m": ScriptedModel(answer)}) == "done"
+    found = '[{"key": "height", "value": "221 m"}]'
+    assert told == ["go", "remembered as 'height'", found, found, "[]"]
+
+
+async def test_a_value_that_cannot_be_kept_is_refused_and_changes_nothing() -> None:
+    store = InProcessMemory()
+    await store.put("s", "k", 1)
+    loop: list[Any] = []
+    loop.append(loop)
+    for wrong in (float("nan"), object(), loop, "x" * memory.MAX_VALUE_CHARACTERS):
+        with pytest.raises(InvalidValue, match="value of a memory"):
+            await store.put("s", "k", wrong)
+    for key in ("", "x" * 201):
+        with pytest.raises(InvalidValue, match="key of a memory"):
+            await store.put("s", key, 1)
+    assert await store.get("s", "k") == Memory("k", 1)
+
+
+async def test_what_is_kept_is_a_copy() -> None:
+    store, value = InProcessMemory(), {"a": [1]}
+    await store.put("s", "k", value)
+    value["a"].append(2)
+    assert await store.get("s", "k") == Memory("k", {"a": [1]})
+
+
+async def test_the_oldest_is_forgotten_when_there_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MAX_MEMORIES", 2)
+    monkeypatch.setattr(memory, "MAX_SPACES", 2)
+    store = InProcessMemory()
+    for key in ("a", "b", "a", "c"):
+        await store.put("s", key, key)
+    assert [one.key for one in await store.search("s", "")] == ["c", "a"]
+    for space in ("t", "s", "u"):
+        await store.put(space, "k", 1)
+    assert [await store.get(space, "k") is not None for space in ("s", "t", "u")] == [True, False, True]
+
+
+async def test_a_search_finds_the_nearest_first_and_words_of_any_language() -> None:
+    store = InProcessMemory()
+    for key, value in {"1": "Staumauer Höhe", "2": {"Höhe": "221 m", "Staumauer": "Hoover"}, "3": "ダム"}.items():
+        await store.put("s", key, value)
+    assert [one.key for one in await store.search("s", "HÖHE der Staumauer Hoover")] == ["2", "1"]
+    assert [one.key for one in await store.search("s", "ダム")] == ["3"]
+    assert await store.search("s", "\ud800 nothing") == []
+    assert len(await store.search("s", "", limit=1)) == 1
+
+
+async def test_a_node_without_the_service_says_so() -> None:
+    with pytest.raises(ServiceMissing, match="InProcessMemory"):
+        await ran(alone(), "x", None)
+
+
+def test_what_is_wrong_is_said_before_it_runs() -> None:
+    assert [path for path, _ in problems(alone(scope="world", action="forget", limit=0, key=""))] == [
+        "$.nodes[1].data.scope",
+        "$.nodes[1].data.action",
+        "$.nodes[1].data.key",
+        "$.nodes[1].data.limit",
+    ]

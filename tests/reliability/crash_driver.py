@@ -1,0 +1,147 @@
+"""Runs a journalled graph in processes that may be killed, for the test of crashes.
+
+A server of forks: it imports once, which takes seconds, and forks a child for each attempt, which takes none. It reads
+one JSON line for each and answers with how the child ended. A child opens the stores, goes on with the run where it
+is, and writes what it does to a file, line by line, each with one write: what was written survives the child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from penstock.containment.limits import Budget
+from penstock.containment.safety import ChainMetadata
+from penstock.errors import LedgerError
+from penstock.runtime.context import ExecutionContext
+from penstock.runtime.durable.journal import Journal, fork_journal
+from penstock.runtime.durable.keys import entry_node, idempotency_key
+from penstock.runtime.durable.shared import SharedBudget
+from penstock.storage import open_stores
+from penstock.testing import crash_points
+from tests.nodes.graphs import events_of
+from tests.runtime.durable.journalled import MANY_PARTS, PRICES, Log, Thinker, tools
+
+RUN = "r"
+ACCOUNT = f"run:{RUN}"
+CEILING = Budget(max_cost_dollars=100.0)
+
+
+class FileLog(Log):
+    """What really ran, in a file that outlives the process."""
+
+    def __init__(self, path: str, epoch: int) -> None:
+        super().__init__()
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._epoch = epoch
+
+    def ran(self) -> None:
+        self.write(key=str(idempotency_key()))
+
+    def write(self, **said: Any) -> None:
+        os.write(self._file, json.dumps({"epoch": self._epoch, **said}).encode() + b"\n")
+
+
+class Billing(Thinker):
+    """Bills before it answers, as providers do."""
+
+    async def request(self, request: Any) -> Any:
+        turn = sum(message.role == "assistant" for message in request.messages)
+        log = self._log
+        assert isinstance(log, FileLog)
+        log.write(billed=(100 + turn) * 1_000 + 10 * 10_000)
+        await asyncio.sleep(0.001)
+        return await super().request(request)
+
+
+async def go_on(command: dict[str, Any]) -> None:
+    """One process's part in the run."""
+    epoch = command["epoch"]
+    log = FileLog(command["log"], epoch)
+    async with await open_stores(command["url"]) as stores:
+        run_id = RUN
+        if command.get("fork"):
+            run_id = "forked"
+            kept = await fork_journal(
+                stores.journal, RUN, run_id, without=lambda entry: entry_node(entry.key) in ("left", "both", "out")
+            )
+            log.write(forked=len(kept))
+        journal = await Journal.open(stores.journal, run_id)
+        log.write(recorded=[f"{run_id}/{entry.key}" for entry in journal])
+        shared = SharedBudget(stores.ledger, ACCOUNT, prefix=f"{run_id}/{epoch}")
+        await asyncio.to_thread(_open, stores.ledger, shared)
+        metadata = ChainMetadata(request_id=run_id, chain_id=run_id)
+        context = ExecutionContext(
+            None, None, metadata, input="go", prices=PRICES, journal=journal, shared_budget=shared
+        )
+        services = {"models": {"thinker": Billing(log)}, "tools": tools(log)}
+        state = await journal.value("began", lambda: "once")
+        _, result = await events_of(MANY_PARTS, run=context, services=services)
+        context.end()
+        await shared.acatch_up()
+        balance = await asyncio.to_thread(stores.ledger.balance, ACCOUNT)
+        outputs = {handle: value.value for handle, value in result.outputs.items()}
+        log.write(
+            done=outputs,
+            state=state,
+            committed=balance.spent_nanos + balance.held_nanos + balance.unresolved_nanos,
+            held=balance.held_nanos,
+            here=context.balance.spent_nanos,
+            entries=sorted(entry.key for entry in await stores.journal.load(run_id)),
+        )
+
+
+def _open(ledger: Any, shared: SharedBudget) -> None:
+    with suppress(LedgerError):  # it is open
+        ledger.open_account(ACCOUNT, CEILING.limits())
+    shared.adopt()
+
+
+Work = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
+
+
+def serve(work: Work) -> None:
+    """Fork a child for each line of input; say how each ended, killed after `kill_after_s` if that is given."""
+    for line in sys.stdin:
+        command = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            _live(work, command)
+        sys.stdout.write(json.dumps({"status": _ended(child, command.get("kill_after_s"))}) + "\n")
+        sys.stdout.flush()
+
+
+def _live(work: Work, command: dict[str, Any]) -> None:
+    status = 1
+    try:
+        crash_points.arm(command.get("crash_at") or "")
+        asyncio.run(work(command))
+        status = 0
+    except BaseException as error:
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+    finally:
+        os._exit(status)
+
+
+def _ended(child: int, kill_after_s: float | None) -> int:
+    if kill_after_s is not None:
+        handle = os.pidfd_open(child)
+        try:
+            gone, _, _ = select.select([handle], [], [], kill_after_s)
+        finally:
+            os.close(handle)
+        if not gone:
+            os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+if __name__ == "__main__":
+    serve(go_on)
