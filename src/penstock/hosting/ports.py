@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from penstock.containment.ledger import LedgerStore
 from penstock.errors import PenstockError
 from penstock.hosting.records import (
     ApprovalRecord,
@@ -20,6 +21,7 @@ from penstock.hosting.records import (
     RunRecord,
     RunStatus,
 )
+from penstock.runtime.durable.ports import JournalStore
 
 
 class StoreUnavailable(PenstockError):
@@ -186,3 +188,28 @@ class CancelStore(Protocol):
 
     async def prune(self, *, now_ms: int) -> int:
         """Forget those whose time is over; how many."""
+
+
+class HostStores(Protocol):
+    """All that a host keeps things in."""
+
+    @property
+    def runs(self) -> RunStore: ...
+
+    @property
+    def events(self) -> EventStore: ...
+
+    @property
+    def graphs(self) -> GraphStore: ...
+
+    @property
+    def approvals(self) -> ApprovalStore: ...
+
+    @property
+    def cancels(self) -> CancelStore: ...
+
+    @property
+    def journal(self) -> JournalStore: ...
+
+    @property
+    def ledger(self) -> LedgerStore: ...

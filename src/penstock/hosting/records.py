@@ -27,6 +27,10 @@ TRANSITIONS: Mapping[RunStatus, frozenset[RunStatus]] = {
 
 ENDED: frozenset[RunStatus] = frozenset({"completed", "failed", "halted", "cancelled"})
 """Nothing more happens to it by itself."""
+QUEUED: frozenset[RunStatus] = frozenset({"queued"})
+"""It waits for a worker."""
+PARKED: frozenset[RunStatus] = frozenset({"parked"})
+"""The host that had it was closed; the next one lets it go on."""
 CLAIMED: frozenset[RunStatus] = frozenset({"running", "waiting"})
 """A worker has it, until its lease runs out."""
 

@@ -1,0 +1,91 @@
+"""What a host takes on: how many runs may wait, and whose run is worked on next.
+
+The queue is the same for all hosts that share the stores; how many run at once is each host's own. Two hosts that take
+on runs in the same moment may exceed a queue by what each of them let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+
+from penstock.errors import PenstockError
+from penstock.hosting.records import CLAIMED, QUEUED, RunRecord
+from penstock.hosting.work.workplace import Workplace
+
+MAX_RETRY_AFTER_S = 60.0
+FIRST_GUESS_S = 1.0
+WEIGHT = 0.2
+"""How much the newest run counts in what a run is thought to take."""
+MAX_WAITING = 16
+"""For each run that may be worked on, so many may wait for answers."""
+
+
+class Overloaded(PenstockError):
+    """A run was not taken on: too many wait already. It is not there; submit it again after `retry_after_s`."""
+
+    def __init__(self, queued: int, limit: int, retry_after_s: float, owner: str | None = None) -> None:
+        self.queued = queued
+        self.limit = limit
+        self.owner = owner
+        self.retry_after_s = retry_after_s
+        whose = "" if owner is None else f" of {owner!r}"
+        super().__init__(f"{queued} runs{whose} wait already, of {limit} that may; try again in {retry_after_s:g} s")
+
+
+class Admission:
+    """Who may queue, and who is next."""
+
+    def __init__(self, at: Workplace) -> None:
+        self._at = at
+        self._lock = asyncio.Lock()
+        self._takes_s = FIRST_GUESS_S
+
+    async def admit(self, owner: str, add: Callable[[], Awaitable[RunRecord]]) -> RunRecord:
+        """Add a run, or say that there is no room for it; one after the other, so that a count stays true."""
+        async with self._lock:
+            await self._check(None, self._at.settings.max_queued)
+            await self._check(owner, self._at.settings.max_queued_per_owner)
+            return await add()
+
+    def took(self, seconds: float) -> None:
+        """A run took so long: what retrying later is told by."""
+        self._takes_s += WEIGHT * (seconds - self._takes_s)
+
+    async def claims(self, here: Callable[[], Counter[str]]) -> AsyncGenerator[RunRecord, None]:
+        """Claim the oldest runs, one after the other, of owners who have fewer here than may run at once.
+
+        `here` counts what is worked on, by owner; it is asked again before each.
+        """
+        while not self._full(here()):
+            claimed = await self._claim(None)
+            if claimed is None:
+                return
+            yield claimed
+        for run in await self._queue():  # somebody has enough: the queue is gone through, once, for the others
+            if run.owner not in self._full(here()) and (claimed := await self._claim(run.id)) is not None:
+                yield claimed
+
+    def _full(self, here: Counter[str]) -> set[str]:
+        return {owner for owner, count in here.items() if count >= self._at.settings.max_running_per_owner}
+
+    async def _claim(self, run_id: str | None) -> RunRecord | None:
+        at = self._at
+        lease_ms = round(at.settings.lease_s * 1_000)
+        return await at.stores.runs.claim(at.worker, now_ms=at.now_ms(), lease_ms=lease_ms, run_id=run_id)
+
+    async def _queue(self) -> Iterable[RunRecord]:
+        """What may be claimed, the oldest first."""
+        runs, now_ms = self._at.stores.runs, self._at.now_ms()
+        queued = await runs.list(statuses=QUEUED, limit=self._at.settings.max_queued)
+        left = [run for run in await runs.list(statuses=CLAIMED, limit=1_000) if run.lease_until_ms <= now_ms]
+        return sorted([*queued, *left], key=lambda run: (run.created_ms, run.id))
+
+    async def _check(self, owner: str | None, limit: int) -> None:
+        queued = await self._at.stores.runs.count(owner=owner, statuses=QUEUED)
+        if queued >= limit:
+            self._at.counted["overloaded"] += 1
+            ahead = queued / self._at.settings.max_running
+            wait_s = min(max(1.0, ahead * self._takes_s), MAX_RETRY_AFTER_S)
+            raise Overloaded(queued, limit, round(wait_s, 1), owner)

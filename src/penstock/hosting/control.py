@@ -1,0 +1,219 @@
+"""What people do to a run from outside: stop it, let it go on, grant it more, take it up elsewhere.
+
+A cancel is written down before anything else, so that it survives whoever took it. Then it strikes where the run is:
+here, in the queue, or, within a tick, on another worker. The run ends cancelled, or whoever asked is told that it was
+over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.hosting.admission import Overloaded
+from penstock.hosting.limits import RunLimits
+from penstock.hosting.points import passing
+from penstock.hosting.ports import Conflict, Fenced, StoreUnavailable
+from penstock.hosting.records import CLAIMED, ENDED, PARKED, CancelIntent, HostedEvent, RunRecord
+from penstock.hosting.work.durable import copy_journal
+from penstock.hosting.work.execution import GraphGone, HostedRun
+from penstock.hosting.work.forking import check_input, nodes_from
+from penstock.hosting.work.patience import A_FEW, patiently
+from penstock.hosting.work.told import ENDINGS, STATUS_OF, clean, spent
+from penstock.hosting.work.workplace import Workplace
+from penstock.runtime.watching.registry import CancelResult
+from penstock.stops import StopReason
+
+LOOK_S = 0.05
+"""How often it is looked whether another worker has stopped a run."""
+LOOKS = 60
+MAX_BY = 200
+
+
+class UnknownRun(PenstockError):
+    """There is no run of that id."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        super().__init__(f"there is no run {run_id!r}: it was never submitted, or it ended long ago and was removed")
+
+
+class Unset(Enum):
+    """What was not given, where None is a value."""
+
+    UNSET = "unset"
+
+
+UNSET = Unset.UNSET
+
+Submit = Callable[[RunRecord], Awaitable[RunRecord]]
+
+
+class Control:
+    """The controls of the runs of one host's stores."""
+
+    def __init__(self, at: Workplace, here: Mapping[str, HostedRun], submit: Submit, wake: Callable[[], None]) -> None:
+        self._at = at
+        self._here = here
+        self._submit = submit
+        self._wake = wake
+
+    # Cancel.
+
+    async def cancel(self, run_id: str, reason: str, by: str) -> CancelResult:
+        """Stop a run, wherever it is, or remember to."""
+        at, cancels = self._at, self._at.stores.cancels
+        now_ms = at.now_ms()
+        until_ms = now_ms + round(at.settings.early_cancel_s * 1_000)
+        intent = CancelIntent(run_id, clean(reason), clean(by)[:MAX_BY], now_ms, until_ms)
+        try:
+            before = await cancels.find([run_id], now_ms=now_ms)
+            await cancels.put(intent)
+            passing("cancel.kept")
+        except StoreUnavailable:
+            hosted = self._here.get(run_id)
+            if hosted is None:
+                raise
+            return hosted.cancel(reason)
+        return await self._strike(run_id, reason, is_first=not before)
+
+    async def _strike(self, run_id: str, reason: str, *, is_first: bool) -> CancelResult:
+        done = CancelResult.CANCELLED if is_first else CancelResult.ALREADY_CANCELLED
+        was_open = False
+        for _ in range(LOOKS):
+            hosted = self._here.get(run_id)
+            if hosted is not None and hosted.decided is None and not hosted.is_lost:
+                hosted.cancel(reason)
+                return done
+            run = await self._at.stores.runs.get(run_id)
+            if run is None:
+                return CancelResult.REMEMBERED
+            if run.status in ENDED:
+                await self._at.stores.cancels.drop(run_id)
+                return done if was_open and run.status == "cancelled" else CancelResult.ENDED
+            was_open = True
+            if run.status not in CLAIMED and await self.end_unclaimed(run, reason):
+                return done
+            await asyncio.sleep(LOOK_S)
+        return done  # its worker does not answer: whoever takes the run over finds the cancel
+
+    async def end_unclaimed(self, run: RunRecord, reason: str) -> bool:
+        """End a run that no worker has; False if one has it by now, and then that one finds the cancel.
+
+        The event comes first, as it does everywhere: a worker that claims the run in between finds it, and closes it.
+        """
+        at, now_ms = self._at, self._at.now_ms()
+        changes: dict[str, Any] = {"stop_reason": str(StopReason.ABORTED), "error": clean(reason)}
+        left = replace(run, status="cancelled", ended_ms=now_ms, **changes)
+        kind = at.kind_of(run)
+        if kind is not None:
+            await kind.ended(left)
+        try:
+            data = {"reason": clean(reason), "cause": "user", **spent(run)}
+            await self._tell(run, ENDINGS["cancelled"], data)
+            passing("cancel.told")
+            await patiently(lambda: at.stores.runs.end(run.id, "cancelled", now_ms=now_ms, **changes), A_FEW)
+        except (Conflict, Fenced):
+            return False
+        await at.stores.approvals.withdraw(run.id, now_ms=now_ms)
+        await at.stores.cancels.drop(run.id)
+        at.counted["cancelled"] += 1
+        return True
+
+    # Going on.
+
+    async def resume(self, run_id: str) -> RunRecord:
+        """Let a run that was parked, halted or cancelled, or that failed, go on from its journal."""
+        run = await self.found(run_id)
+        return await self._requeue(run, "run.queued", {}, None)
+
+    async def grant(self, run_id: str, more: RunLimits, by: str) -> RunRecord:
+        """Raise the ceilings of a run by `more`; one that was halted goes on."""
+        run = await self.found(run_id)
+        if run.status != "halted":
+            raise Conflict(f"run {run_id!r} is {run.status}: only a run that a limit has halted is granted more")
+        limits = RunLimits.from_dict(run.limits).plus(more).to_dict()
+        return await self._requeue(run, "run.granted", {"limits": limits, "by": clean(by)}, limits)
+
+    async def _requeue(
+        self, run: RunRecord, event: str, data: Mapping[str, Any], limits: Mapping[str, Any] | None
+    ) -> RunRecord:
+        if run.status not in ENDED | PARKED or run.status == "completed":
+            raise Conflict(f"run {run.id!r} is {run.status}: there is nothing to resume")
+        if run.status in ENDED:  # a cancel of a run that is parked is still to be done
+            await patiently(lambda: self._at.stores.cancels.drop(run.id), A_FEW)
+        with suppress(Conflict, Fenced):  # somebody else is a moment ahead: requeue says whether that was the same
+            await self._tell(run, event, data)
+        passing("grant.told")
+        queued = await patiently(lambda: self._at.stores.runs.requeue(run.id, limits=limits), A_FEW)
+        passing("grant.requeued")
+        self._wake()
+        return queued
+
+    # Taking it up elsewhere.
+
+    async def fork(self, run_id: str, owner: str, at: str, input: Any, new_id: str) -> RunRecord:
+        """A new run that has what the old one did before `at`, and does the rest itself."""
+        run = await self.found(run_id)
+        record = await self._at.stores.graphs.get(run.graph_id, run.graph_version)
+        if record is None:
+            raise GraphGone(run.graph_id, run.graph_version)
+        graph = self._at.parsed(record)
+        again = nodes_from(graph, at)
+        origin = {"kind": "fork", "run_id": run_id, "at": at, "of": _first_origin(run)}
+        if input is not UNSET:
+            check_input(graph, at, input)
+            origin["input"] = input
+        return await self._again(run, owner, new_id, origin, again)
+
+    async def replay(self, run_id: str, owner: str, new_id: str) -> RunRecord:
+        """A new run that goes the way of the old one by its journal alone: nothing is called, nothing is charged."""
+        run = await self.found(run_id)
+        origin = {"kind": "replay", "run_id": run_id, "of": _first_origin(run)}
+        return await self._again(run, owner, new_id, origin, frozenset())
+
+    async def _again(
+        self, run: RunRecord, owner: str, new_id: str, origin: Mapping[str, Any], without: Collection[str]
+    ) -> RunRecord:
+        """A run with the journal of another; the journal first, for the run may be claimed as soon as it is there."""
+        asked = RunRecord(new_id, owner, run.graph_id, run.graph_version, run.input, run.limits, origin)
+        journal = self._at.stores.journal
+        if await self._at.stores.runs.get(new_id) is not None:
+            return await self._submit(asked)
+        await copy_journal(self._at, run.id, new_id, without)
+        passing("fork.copied")
+        try:
+            return await self._submit(asked)
+        except Overloaded:
+            await journal.forget(new_id)
+            raise
+
+    # Inside.
+
+    async def found(self, run_id: str) -> RunRecord:
+        """The run; UnknownRun if there is none."""
+        run = await self._at.stores.runs.get(run_id)
+        if run is None:
+            raise UnknownRun(run_id)
+        return run
+
+    async def _tell(self, run: RunRecord, event: str, data: Mapping[str, Any]) -> None:
+        """Write an event of a run that no worker has; its end once, also if whoever told it died before it was so."""
+        events = self._at.stores.events
+        seq = await patiently(lambda: events.last_seq(run.id), A_FEW)
+        if event in STATUS_OF and seq:
+            (last,) = await patiently(lambda: events.read(run.id, seq - 1, 1), A_FEW)
+            if last.type == event:
+                return
+        told = [HostedEvent(seq + 1, self._at.now_ms(), event, data)]
+        await patiently(lambda: events.append(run.id, run.epoch, told), A_FEW)
+
+
+def _first_origin(run: RunRecord) -> dict[str, Any]:
+    """Where a run comes from, over however many forks."""
+    return dict(run.origin.get("of", run.origin))

@@ -1,0 +1,424 @@
+"""The host: takes runs on, works on them, and lets people follow, stop and take up again what they asked for.
+
+A run belongs to the stores, not to whoever submitted it, nor to the host that works on it. Any number of hosts share
+the stores; each claims what it can work on, under a lease that it renews, and what a dead one had is claimed by others
+when its lease has run out. So whatever is here in memory may vanish at any time.
+
+Three tasks belong to a host: one claims, one keeps the leases and looks for cancels and answers, one tidies up. A store
+that is away makes them wait, and never ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing, suppress
+from types import TracebackType
+from typing import Any
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import InvalidValue, PenstockError
+from penstock.hosting.admission import MAX_WAITING, Admission, Overloaded
+from penstock.hosting.control import UNSET, Control, UnknownRun
+from penstock.hosting.limits import RunLimits
+from penstock.hosting.points import passing
+from penstock.hosting.ports import Conflict, Fenced, HostStores, StoreUnavailable
+from penstock.hosting.reading import Reading
+from penstock.hosting.records import PARKED, QUEUED, ApprovalRecord, ApprovalState, HostedEvent, RunRecord
+from penstock.hosting.settings import HostSettings
+from penstock.hosting.work.execution import HostedRun
+from penstock.hosting.work.workplace import Prepared, RunKind, SteadyClock, Workplace
+from penstock.ids import new_run_id
+from penstock.kernel.executor import ExecutorRegistry
+from penstock.runtime.watching.registry import CancelResult
+
+__all__ = [
+    "UNSET",
+    "CancelResult",
+    "HostSettings",
+    "Overloaded",
+    "Prepared",
+    "RunHost",
+    "RunKind",
+    "RunLimits",
+    "UnknownGraph",
+    "UnknownRun",
+]
+
+journal_of_failures = logging.getLogger("penstock.hosting")
+
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
+TIDY_S = 5.0
+PARKING_S = 2.0
+"""How long a host that closes waits for the stores to take what it parks."""
+REMOVE_S = 60.0
+NANOS_PER_S = 1_000_000_000
+
+
+class UnknownGraph(PenstockError):
+    """There is no graph of that id, or no such version of it."""
+
+    def __init__(self, graph_id: str, version: int | None) -> None:
+        self.graph_id = graph_id
+        self.version = version
+        which = f"graph {graph_id!r}" if version is None else f"version {version} of graph {graph_id!r}"
+        super().__init__(f"there is no {which}; save it first")
+
+
+class RunHost:
+    """Runs graphs for whoever asks, within what its settings allow."""
+
+    def __init__(
+        self,
+        stores: HostStores,
+        *,
+        executors: ExecutorRegistry | Mapping[str, Any] | None = None,
+        services: Mapping[str, Any] | None = None,
+        settings: HostSettings = HostSettings(),  # noqa: B008  # frozen
+        worker: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.stores = stores
+        self.settings = settings
+        name = worker or f"{socket.gethostname()}:{os.getpid()}:{new_run_id()[-12:]}"
+        self._at = Workplace(
+            stores, settings, _registry(executors), dict(services or {}), name, clock, SteadyClock(clock)
+        )
+        self.kinds = self._at.kinds
+        """What is to be done around runs, by the kind that their origin names."""
+        self._here: dict[str, HostedRun] = {}
+        self._tasks: dict[HostedRun, asyncio.Task[None]] = {}
+        self._admission = Admission(self._at)
+        self._control = Control(self._at, self._here, self._add, self._wake)
+        self._reading = Reading(self._at, self._here)
+        self._wanted = asyncio.Event()
+        self._is_closing = False
+        self._claiming: asyncio.Task[None] | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._tidying: asyncio.Task[None] | None = None
+        self._queued = 0
+        self._next_renew_ns = 0
+        self._next_remove_ns = 0
+
+    @property
+    def worker(self) -> str:
+        """The name of this host among all that share the stores."""
+        return self._at.worker
+
+    @property
+    def executors(self) -> ExecutorRegistry:
+        """What stands behind the node types of its graphs."""
+        return self._at.executors
+
+    # Beginning and end.
+
+    async def __aenter__(self) -> RunHost:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Begin to work: first on what other hosts have parked."""
+        if self._claiming is not None:
+            return
+        self._reading.is_closed, self._reading.is_working = False, True
+        await self._once(self._tidy)
+        self._is_closing = False
+        self._claiming = asyncio.create_task(self._keep_claiming(), name=f"{self.worker} claims")
+        self._tidying = asyncio.create_task(self._keep(self._tidy, TIDY_S), name=f"{self.worker} tidies")
+        self._ticking = asyncio.create_task(self._keep(self._tick, self.settings.tick_s), name=f"{self.worker} ticks")
+
+    async def close(self, drain_s: float | None = None) -> None:
+        """Take on nothing more, let runs end for `drain_s`, park the others; the next host goes on with those."""
+        drain_s = self.settings.drain_s if drain_s is None else drain_s
+        self._is_closing = True
+        self._wake()
+        if self._claiming is not None:  # what it is about to claim would be nobody's until the lease has run out
+            await asyncio.wait((self._claiming,), timeout=PARKING_S)
+        await _stopped(self._claiming, self._tidying)
+        self._park(hosted for hosted in self._here.values() if hosted.is_waiting)
+        await self._drained(drain_s)
+        self._park(self._here.values())
+        await self._drained(PARKING_S)
+        await _stopped(*self._tasks.values(), self._ticking)  # stores that are away: the leases will run out
+        self._claiming = self._tidying = self._ticking = None
+        self._reading.close()
+
+    def _park(self, runs: Iterable[HostedRun]) -> None:
+        for hosted in list(runs):
+            hosted.park()
+
+    async def _drained(self, timeout_s: float) -> None:
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=timeout_s)
+
+    # What people ask for.
+
+    async def submit(
+        self,
+        *,
+        owner: str,
+        graph_id: str,
+        version: int | None = None,
+        input: Any = None,
+        limits: RunLimits | Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        origin: Mapping[str, Any] | None = None,
+    ) -> RunRecord:
+        """Take a run on. Asked again with the same `run_id` and the same of everything, it is the run that is there.
+
+        Overloaded if too many wait, UnknownGraph, Conflict if the id is another run's, InvalidValue for limits above
+        what may be asked for.
+        """
+        graph = await self.stores.graphs.get(graph_id, version)
+        if graph is None:
+            raise UnknownGraph(graph_id, version)
+        run = RunRecord(
+            _checked_id("run_id", new_run_id() if run_id is None else run_id),
+            _checked_owner(owner),
+            graph_id,
+            graph.version,
+            input,
+            self._limits(limits).to_dict(),
+            {"kind": "run"} if origin is None else dict(origin),
+        )
+        return await self._add(run, is_new=run_id is None)
+
+    async def get(self, run_id: str) -> RunRecord | None:
+        """The run as it stands; None if there is none of that id."""
+        return await self.stores.runs.get(run_id)
+
+    async def cancel(self, run_id: str, *, reason: str = "cancelled", by: str = "") -> CancelResult:
+        """Stop a run wherever it is; one that is not there yet is stopped when it comes, if that is not too late."""
+        return await self._control.cancel(_checked_id("run_id", run_id), reason, by)
+
+    async def resume(self, run_id: str) -> RunRecord:
+        """Let a run that was parked, halted or cancelled, or that failed, go on from where it was."""
+        return await self._control.resume(run_id)
+
+    async def grant(self, run_id: str, more: RunLimits, *, by: str) -> RunRecord:
+        """Raise the ceilings of a run that was halted by `more`, and let it go on."""
+        return await self._control.grant(run_id, more, by)
+
+    async def fork(
+        self, run_id: str, *, owner: str, at: str, input: Any = UNSET, run_id_new: str | None = None
+    ) -> RunRecord:
+        """A new run that does node `at`, and all behind it, again; `input` replaces what came into `at`."""
+        new_id = _checked_id("run_id_new", run_id_new or new_run_id())
+        return await self._control.fork(run_id, _checked_owner(owner), at, input, new_id)
+
+    async def replay(self, run_id: str, *, owner: str) -> RunRecord:
+        """A new run that goes the way of an old one by what was recorded: nothing is called, nothing is paid."""
+        return await self._control.replay(run_id, _checked_owner(owner), new_run_id())
+
+    def events(self, run_id: str, after: int = 0) -> AsyncGenerator[HostedEvent, None]:
+        """What happened to a run after that event, then what happens, up to the event that ends or parks it."""
+        return self._reading.events(run_id, after)
+
+    async def wait(self, run_id: str) -> RunRecord:
+        """The run once it has ended; or is parked, if this host was closed or not started."""
+        return await self._reading.wait(run_id)
+
+    async def answer(
+        self, approval_id: str, state: ApprovalState, *, answer: Any = None, reason: str = "", by: str
+    ) -> ApprovalRecord:
+        """Answer a question: approved, edited (with the `answer`) or rejected; Conflict if it waits no more."""
+        approval = await self.stores.approvals.answer(
+            approval_id, state, answer=answer, reason=reason, by=by, now_ms=self._at.now_ms()
+        )
+        passing("approval.answered")
+        hosted = self._here.get(approval.run_id)
+        if hosted is not None:
+            hosted.answered(approval)
+        return approval
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of this host: what it works on now, and what has happened since it was made."""
+        waiting = sum(1 for hosted in self._here.values() if hosted.is_waiting)
+        return {
+            "worker": self.worker,
+            "running": len(self._here) - waiting,
+            "waiting": waiting,
+            "queued": self._queued,
+            "totals": dict(self._at.counted),
+        }
+
+    # Taking on.
+
+    def _limits(self, asked: RunLimits | Mapping[str, Any] | None) -> RunLimits:
+        given = asked if isinstance(asked, RunLimits) else RunLimits.from_dict({} if asked is None else asked)
+        ceilings = self.settings.ceilings
+        return given.within(ceilings).or_else(self.settings.default_limits.clipped(ceilings))
+
+    async def _add(self, run: RunRecord, *, is_new: bool = False) -> RunRecord:
+        """Keep a run, and let it begin."""
+        if not is_new and await self.stores.runs.get(run.id) is not None:
+            return await self.stores.runs.add(run)  # the same again, or Conflict
+        made = RunRecord(
+            run.id, run.owner, run.graph_id, run.graph_version, run.input, run.limits, run.origin,
+            created_ms=self._at.now_ms(),
+        )  # fmt: skip
+        added = await self._admission.admit(run.owner, lambda: self.stores.runs.add(made))
+        passing("submit.added")
+        self._at.counted["submitted"] += 1
+        await self._tell_queued(added)
+        passing("submit.told")
+        intent = (await self.stores.cancels.find([run.id], now_ms=self._at.now_ms())).get(run.id)
+        if intent is not None and await self._control.end_unclaimed(added, intent.reason):
+            return await self._control.found(run.id)
+        self._wake()
+        return added
+
+    async def _tell_queued(self, run: RunRecord) -> None:
+        with suppress(Conflict, Fenced):  # a worker was quicker, and has told it
+            await self.stores.events.append(run.id, 0, [HostedEvent(1, run.created_ms, "run.queued")])
+
+    def _wake(self) -> None:
+        self._wanted.set()
+
+    # The three loops.
+
+    async def _keep_claiming(self) -> None:
+        while not self._is_closing:
+            self._wanted.clear()
+            await self._once(self._claim)
+            await _until(self._wanted, self.settings.tick_s)
+
+    async def _keep(self, turn: Callable[[], Awaitable[None]], every_s: float) -> None:
+        while True:
+            await self._once(turn)
+            await asyncio.sleep(every_s)
+
+    async def _once(self, turn: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await turn()
+        except StoreUnavailable:
+            self._at.counted["store_failures"] += 1
+        except Exception:  # whatever it is, the other runs of this host go on
+            self._at.counted["host_failures"] += 1
+            journal_of_failures.exception("a host could not do its round; it goes on with the next")
+
+    async def _claim(self) -> None:
+        if not self._may_begin():
+            return
+        async with aclosing(self._admission.claims(self._by_owner)) as claims:
+            async for run in claims:
+                self._begin(run)
+                if not self._may_begin():
+                    return
+
+    def _may_begin(self) -> bool:
+        waiting = sum(1 for hosted in self._here.values() if hosted.is_waiting)
+        most = self.settings.max_running
+        has_room = len(self._here) - waiting < most and waiting < most * MAX_WAITING
+        return has_room and not self._is_closing
+
+    def _by_owner(self) -> Counter[str]:
+        return Counter(hosted.run.owner for hosted in self._here.values() if not hosted.is_waiting)
+
+    def _begin(self, run: RunRecord) -> None:
+        passing("claim.taken")
+        before = self._here.get(run.id)
+        if before is not None:  # our own lease had run out, and we were the first to claim it again
+            before.lose()
+        hosted = self._here[run.id] = HostedRun(self._at, run)
+        after = None if before is None else self._tasks.get(before)
+        self._at.counted["claimed"] += 1
+        self._tasks[hosted] = asyncio.create_task(self._work(hosted, after), name=f"run {run.id}")
+
+    async def _work(self, hosted: HostedRun, after: asyncio.Task[None] | None) -> None:
+        began_ns = self._at.clock.monotonic_ns()
+        try:
+            if after is not None:
+                await asyncio.wait((after,))
+            left = await hosted.work()
+            self._at.counted["lost" if left is None else left.status] += 1
+            self._admission.took((self._at.clock.monotonic_ns() - began_ns) / NANOS_PER_S)
+        except Exception:
+            self._at.counted["host_failures"] += 1
+            journal_of_failures.exception("run %s could not be brought to its end here", hosted.run.id)
+        finally:
+            self._tasks.pop(hosted, None)
+            if self._here.get(hosted.run.id) is hosted:
+                del self._here[hosted.run.id]
+            hosted.gone.set()
+            self._wake()
+
+    async def _tick(self) -> None:
+        here = dict(self._here)
+        if not here:
+            return
+        now_ns = self._at.clock.monotonic_ns()
+        if now_ns >= self._next_renew_ns:
+            await self._renew(here)
+            self._next_renew_ns = now_ns + round(self.settings.lease_s / 3 * NANOS_PER_S)
+        intents = await self.stores.cancels.find(list(here), now_ms=self._at.now_ms())
+        for run_id, intent in intents.items():
+            here[run_id].cancel(intent.reason)
+        asked = {id: hosted for hosted in here.values() for id in hosted.asks}
+        if asked:
+            for id, approval in (await self.stores.approvals.answered(list(asked))).items():
+                asked[id].answered(approval)
+
+    async def _renew(self, here: Mapping[str, HostedRun]) -> None:
+        lease_ms = round(self.settings.lease_s * 1_000)
+        mine = await self.stores.runs.renew(self.worker, list(here), now_ms=self._at.now_ms(), lease_ms=lease_ms)
+        for run_id in here.keys() - set(mine):
+            if here[run_id].decided is None:
+                here[run_id].lose()
+
+    async def _tidy(self) -> None:
+        for run in await self.stores.runs.list(statuses=PARKED, limit=100):
+            with suppress(Conflict, UnknownRun):  # another host was quicker
+                await self._control.resume(run.id)
+        self._queued = await self.stores.runs.count(statuses=QUEUED)
+        now_ns = self._at.clock.monotonic_ns()
+        if now_ns >= self._next_remove_ns:
+            self._next_remove_ns = now_ns + round(REMOVE_S * NANOS_PER_S)
+            before_ms = self._at.now_ms() - round(self.settings.keep_days * 86_400_000)
+            self._at.counted["removed"] += len(await self.stores.runs.remove_ended(before_ms))
+            await self.stores.cancels.prune(now_ms=self._at.now_ms())
+
+
+async def _until(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass
+
+
+async def _stopped(*tasks: asyncio.Task[None] | None) -> None:
+    """End tasks, and wait until they have."""
+    ending = [task for task in tasks if task is not None]
+    for task in ending:
+        task.cancel()
+    if ending:
+        await asyncio.wait(ending)
+
+
+def _registry(executors: ExecutorRegistry | Mapping[str, Any] | None) -> ExecutorRegistry:
+    if executors is None:
+        return ExecutorRegistry.from_entry_points()
+    return executors if isinstance(executors, ExecutorRegistry) else ExecutorRegistry(executors)
+
+
+def _checked_id(field: str, value: object) -> str:
+    if not isinstance(value, str) or ID.fullmatch(value) is None:
+        raise InvalidValue(field, value, "an id: a letter or digit, then up to 99 letters, digits or any of ._:-")
+    return value
+
+
+def _checked_owner(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidValue("owner", value, "the name of whom the run belongs to")
+    return value

@@ -1,0 +1,129 @@
+"""What a hosted run may use, as people write it and as it is kept.
+
+None is no limit of its own, 0 is nothing. Kept as JSON without the fields that are None; money is a decimal string, so
+that a ceiling reads the same after any number of databases and languages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from typing import Any
+
+from penstock.containment.limits import Budget, ExecutionConfig, Limits, seconds_to_ns
+from penstock.errors import InvalidValue
+from penstock.money import MAX_NANOS, NANOS_PER_USD, Usd, to_nanos
+
+MAX_COUNT = (1 << 53) - 1
+"""Counts beyond this are not the same number in every language that reads JSON."""
+
+MAX_TIMEOUT_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """The ceilings of one hosted run."""
+
+    max_cost_usd: Usd | None = None
+    max_steps: int | None = None
+    max_tokens: int | None = None
+    max_api_calls: int | None = None
+    max_retries: int | None = None
+    timeout_s: float | None = None
+    """For one worker's work on it: time that a run waits in a queue or is parked does not count."""
+
+    def __post_init__(self) -> None:
+        if self.max_cost_usd is not None:
+            to_nanos(self.max_cost_usd, "max_cost_usd")
+        for name in COUNTS:
+            _check_count(name, getattr(self, name))
+        if self.timeout_s is not None:
+            seconds_to_ns(self.timeout_s, "timeout_s")
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> RunLimits:
+        """The limits that `to_dict` wrote, or that a client asks for; InvalidValue names what is none."""
+        if not isinstance(given, Mapping):
+            raise InvalidValue("limits", given, f"an object with any of {', '.join(NAMES)}")
+        for name in given:
+            if name not in NAMES:
+                raise InvalidValue("limits", name, f"an object with any of {', '.join(NAMES)}")
+        return cls(**given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The limits as JSON data; what is not limited is left out."""
+        given = {name: getattr(self, name) for name in NAMES if getattr(self, name) is not None}
+        if "max_cost_usd" in given:
+            given["max_cost_usd"] = _as_text(to_nanos(given["max_cost_usd"]))
+        return given
+
+    def or_else(self, others: RunLimits) -> RunLimits:
+        """These limits, and those of `others` where these have none."""
+        return RunLimits(*(_first(getattr(self, name), getattr(others, name)) for name in NAMES))
+
+    def within(self, ceilings: RunLimits) -> RunLimits:
+        """The same limits; InvalidValue names the first that is above its ceiling."""
+        for name in NAMES:
+            asked, most = getattr(self, name), getattr(ceilings, name)
+            if asked is not None and most is not None and _amount(name, asked) > _amount(name, most):
+                raise InvalidValue(name, asked, f"at most {most}")
+        return self
+
+    def clipped(self, ceilings: RunLimits) -> RunLimits:
+        """The tighter of both in every dimension."""
+        return RunLimits(*(_tighter(name, getattr(self, name), getattr(ceilings, name)) for name in NAMES))
+
+    def plus(self, more: RunLimits) -> RunLimits:
+        """Ceilings that are higher by `more`; what has no limit stays without one."""
+        return RunLimits(*(_risen(name, getattr(self, name), getattr(more, name)) for name in NAMES))
+
+    def config(self) -> ExecutionConfig:
+        """The part of it that an ExecutionConfig says."""
+        return ExecutionConfig(self.max_cost_usd, self.max_steps, self.max_retries)
+
+    def budget(self) -> Budget:
+        """The part of it that a Budget says."""
+        return Budget(max_tokens=self.max_tokens, max_api_calls=self.max_api_calls, max_time_seconds=self.timeout_s)
+
+    def in_ledger(self) -> Limits:
+        """What a stored account is opened with: all but the time, which one worker's clock measures."""
+        untimed = Budget(max_tokens=self.max_tokens, max_api_calls=self.max_api_calls)
+        return self.config().limits().tighter(untimed.limits())
+
+
+NAMES = tuple(one.name for one in fields(RunLimits))
+COUNTS = ("max_steps", "max_tokens", "max_api_calls", "max_retries")
+
+
+def _check_count(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
+        raise InvalidValue(name, value, f"a whole number from 0 to {MAX_COUNT}, or None for no limit")
+
+
+def _amount(name: str, value: Any) -> float | int:
+    return to_nanos(value, name) if name == "max_cost_usd" else value
+
+
+def _first(value: Any, other: Any) -> Any:
+    return other if value is None else value
+
+
+def _tighter(name: str, one: Any, other: Any) -> Any:
+    if one is None or other is None:
+        return _first(one, other)
+    return one if _amount(name, one) <= _amount(name, other) else other
+
+
+def _risen(name: str, value: Any, more: Any) -> Any:
+    if value is None or more is None:
+        return value
+    if name == "max_cost_usd":
+        return _as_text(min(to_nanos(value) + to_nanos(more), MAX_NANOS))
+    return min(value + more, MAX_COUNT if name in COUNTS else MAX_TIMEOUT_S)
+
+
+def _as_text(nanos: int) -> str:
+    return f"{Decimal(nanos) / NANOS_PER_USD:f}"

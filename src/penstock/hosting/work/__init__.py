@@ -1,0 +1,1 @@
+"""One run, while a host works on it."""

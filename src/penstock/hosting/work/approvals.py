@@ -1,0 +1,159 @@
+"""Questions of a hosted run, kept where any process can answer them.
+
+A question has a key: which one of the run it is. A run that is resumed and comes to it again finds the question it had
+put, and the answer, if there is one by now. While a run waits for nothing but answers its status says so. Answers are
+found by the host, which asks for those of all its runs at once; a question is withdrawn when its run has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
+from typing import Any, Protocol
+
+from penstock.hosting.points import passing
+from penstock.hosting.ports import ApprovalStore, Conflict
+from penstock.hosting.records import ApprovalRecord, RunRecord
+from penstock.hosting.work.patience import patiently
+from penstock.hosting.work.told import clean, plain
+from penstock.nodes.approval import Answer, ApprovalRequest
+
+MAX_KEY = 800
+BY_TIME = "timeout"
+"""Who has answered a question that nobody answered in time."""
+
+
+class Asker(Protocol):
+    """What questions need of the run that puts them."""
+
+    async def waits_for(self, approval: ApprovalRecord) -> None:
+        """It has put this question."""
+
+    async def got(self, approval: ApprovalRecord) -> None:
+        """The question was answered."""
+
+    async def gave_up(self, approval: ApprovalRecord) -> None:
+        """It does not wait for the answer any more."""
+
+
+class RunApprovals:
+    """Where one run's nodes and agents put their questions; `services["approvals"]` of a hosted run."""
+
+    def __init__(
+        self,
+        store: ApprovalStore,
+        run: RunRecord,
+        asker: Asker,
+        now_ms: Callable[[], int],
+        key: Callable[[str], str] | None = None,
+    ) -> None:
+        self._store = store
+        self._run = run
+        self._asker = asker
+        self._now_ms = now_ms
+        self._key = key
+        self._asked: Counter[str] = Counter()
+        self.waiting: dict[str, asyncio.Future[ApprovalRecord]] = {}
+        """The questions that wait for an answer, by id."""
+
+    def ask(self, run_id: str, node_id: str, question: str, value: Any) -> RunQuestion:
+        """A question of this run; it is put on entering."""
+        return RunQuestion(self, node_id, question, value)
+
+    def give(self, approval: ApprovalRecord) -> None:
+        """An answer has come."""
+        waiting = self.waiting.get(approval.id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(approval)
+
+    def key_for(self, node_id: str) -> str:
+        """Which question of the run comes next at this node."""
+        if self._key is not None:
+            return _short(self._key("approval"))
+        self._asked[node_id] += 1
+        return f"{node_id}#{self._asked[node_id]}"
+
+    async def put(self, node_id: str, question: str, value: Any) -> ApprovalRecord:
+        """The question as it stands; put, if it is new."""
+        key, run = self.key_for(node_id), self._run
+        id = "ap-" + sha256(f"{run.id} {key}".encode("utf-8", "replace")).hexdigest()[:32]
+        record = ApprovalRecord(
+            id, run.id, run.owner, key, node_id, clean(question), plain(value), asked_ms=self._now_ms()
+        )
+        approval = await patiently(lambda: self._store.ask(record))
+        passing("approval.put")
+        if approval.state == "waiting":
+            self.waiting[approval.id] = asyncio.get_running_loop().create_future()
+            await self._asker.waits_for(approval)
+            passing("approval.waiting")
+        return approval
+
+    async def answer_to(self, approval: ApprovalRecord) -> ApprovalRecord:
+        """The question once it does not wait any more."""
+        waiting = self.waiting.get(approval.id)
+        if waiting is None:
+            return approval
+        answered = await waiting
+        self.waiting.pop(approval.id, None)
+        await self._asker.got(answered)
+        passing("approval.got")
+        return answered
+
+    async def leave(self, approval: ApprovalRecord, *, goes_on: bool) -> None:
+        """Nobody waits any more; who goes on without an answer has decided, and the question is closed."""
+        if self.waiting.pop(approval.id, None) is None:
+            return
+        if not goes_on:
+            return
+        with suppress(Conflict):
+            await patiently(
+                lambda: self._store.answer(
+                    approval.id,
+                    "rejected",
+                    reason="nobody answered in time",
+                    by=BY_TIME,
+                    now_ms=self._now_ms(),
+                )
+            )
+        await self._asker.gave_up(approval)
+
+
+class RunQuestion:
+    """One question, from being put to being left."""
+
+    request: ApprovalRequest
+
+    def __init__(self, approvals: RunApprovals, node_id: str, question: str, value: Any) -> None:
+        self._approvals = approvals
+        self._put = node_id, question, value
+        self._record: ApprovalRecord | None = None
+
+    async def __aenter__(self) -> RunQuestion:
+        self._record = record = await self._approvals.put(*self._put)
+        self.request = ApprovalRequest(record.id, record.run_id, record.node_id, record.question, record.value)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        assert self._record is not None
+        await self._approvals.leave(self._record, goes_on=kind is None)
+
+    async def answer(self) -> Answer:
+        """Wait for it."""
+        assert self._record is not None
+        return _as_answer(await self._approvals.answer_to(self._record))
+
+
+def _short(key: str) -> str:
+    """A key that a store takes, however deep in nested graphs the question stands."""
+    if len(key.encode("utf-8", "replace")) <= MAX_KEY:
+        return clean(key)
+    return clean(key[: MAX_KEY // 8]) + "#" + sha256(key.encode("utf-8", "replace")).hexdigest()
+
+
+def _as_answer(approval: ApprovalRecord) -> Answer:
+    if approval.state in ("approved", "edited"):
+        return Answer(True, approval.answer, edited=approval.state == "edited")
+    return Answer(False, reason=approval.reason or approval.state)

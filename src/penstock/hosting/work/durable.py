@@ -1,0 +1,180 @@
+"""What lets a run go on on another worker: its journal, and its account at the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import TypeVar
+
+from penstock.clock import utc_from_ns
+from penstock.containment.accounts import Balance
+from penstock.containment.ledger import LedgerStore
+from penstock.containment.limits import Budget, Limits
+from penstock.errors import LedgerError, LedgerUnavailable
+from penstock.hosting.limits import RunLimits
+from penstock.hosting.points import passing
+from penstock.hosting.ports import Fenced
+from penstock.hosting.records import RunRecord
+from penstock.hosting.work.patience import A_FEW, patiently
+from penstock.hosting.work.workplace import Workplace
+from penstock.money import to_usd
+from penstock.runtime.durable.journal import Journal, fork_journal, shortened
+from penstock.runtime.durable.keys import entry_node, known_as
+from penstock.runtime.durable.ports import JournalEntry, JournalStore
+from penstock.runtime.durable.shared import SharedBudget
+
+T = TypeVar("T")
+
+LAST_TRIES = 10
+"""How often a ledger that is away at the end of a run is asked again; what it is not told stays held there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """The durable parts of one run."""
+
+    journal: Journal
+    shared: SharedBudget | None
+    """None for a replay, which pays nothing."""
+    inherited: RunLimits
+    """What the run that this one takes up has used: it is counted when it is found, and the limits are higher by it."""
+
+    async def settle(self) -> None:
+        """Tell the ledger what it was not told yet."""
+        pause_s = 0.05
+        for _ in range(LAST_TRIES):
+            if self.shared is None or not self.shared.waiting or not await self.shared.acatch_up():
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 5.0)
+
+
+NOTHING = {"cost_nanos": 0, "tokens_in": 0, "tokens_out": 0, "unresolved_nanos": 0}
+
+
+async def paid(at: Workplace, run: RunRecord) -> Mapping[str, int]:
+    """What a run has paid, where its process does not know it all; empty where it does.
+
+    Of a run that was taken over, only the ledger knows what failed before, or was under way; also if nothing of it was
+    gone on with here. What a fork finds in its journal was paid by the run that it takes up.
+    """
+    if run.origin.get("kind") == "replay":
+        return NOTHING
+    if run.epoch == 1 and "of" not in run.origin:
+        return {}
+    ledger, account = at.stores.ledger, f"run:{run.id}"
+    shared = SharedBudget(ledger, account, prefix=f"{run.id}/{run.epoch}")
+
+    def look() -> Balance:
+        shared.adopt()
+        return ledger.balance(account)
+
+    try:
+        balance = await patiently(lambda: _blocking(ledger, look), A_FEW)
+    except (LedgerUnavailable, KeyError):  # nobody knows more than this process; or it never came to have an account
+        return {}
+    return {
+        "cost_nanos": balance.spent_nanos,
+        "tokens_in": balance.tokens_in,
+        "tokens_out": balance.tokens_out,
+        "unresolved_nanos": balance.unresolved_nanos + balance.held_nanos,  # what could not be told in time
+    }
+
+
+class PatientJournal:
+    """A journal store that waits for one that is away, and tells who has lost the run."""
+
+    def __init__(self, store: JournalStore, on_lost: Callable[[], None]) -> None:
+        self._store = store
+        self._on_lost = on_lost
+
+    async def load(self, run_id: str) -> Sequence[JournalEntry]:
+        return await patiently(lambda: self._store.load(run_id))
+
+    async def append(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
+        try:
+            await patiently(lambda: self._store.append(run_id, entries, epoch=epoch))
+        except Fenced:
+            self._on_lost()
+            raise
+
+    async def shorten(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
+        await patiently(lambda: self._store.shorten(run_id, entries, epoch=epoch))
+
+    async def forget(self, run_id: str) -> None:
+        await patiently(lambda: self._store.forget(run_id))
+
+
+async def shorten_journal(store: JournalStore, run: RunRecord) -> None:
+    """Of a run that is complete, keep what a fork or a replay can still ask for."""
+    short = shortened(await patiently(lambda: store.load(run.id)))
+    if short:
+        await patiently(lambda: store.shorten(run.id, short, epoch=run.epoch))
+
+
+async def durable_parts(at: Workplace, run: RunRecord, on_lost: Callable[[], None]) -> Durable:
+    """The journal and the account of a run that was claimed."""
+    store, is_replay = PatientJournal(at.stores.journal, on_lost), run.origin.get("kind") == "replay"
+    if run.epoch == 1 and "of" not in run.origin:  # nobody can have written anything yet
+        journal = Journal(store, run.id, epoch=run.epoch, clock=at.steady)
+    else:
+        journal = await Journal.open(store, run.id, epoch=run.epoch, replay_only=is_replay, clock=at.steady)
+    inherited = _inherited(journal, run)
+    if is_replay:
+        return Durable(journal, None, inherited)
+    account = await patiently(lambda: _blocking(at.stores.ledger, lambda: open_accounts(at, run)))
+    shared = SharedBudget(at.stores.ledger, account, prefix=f"{run.id}/{run.epoch}")
+    if run.epoch > 1:
+        await patiently(lambda: _blocking(at.stores.ledger, shared.adopt))
+        passing("claim.adopted")
+    return Durable(journal, shared, inherited)
+
+
+def _inherited(journal: Journal, run: RunRecord) -> RunLimits:
+    if "of" not in run.origin:
+        return RunLimits()
+    before = [entry for entry in journal if entry.at_ms <= run.created_ms]  # its own were written later
+    return RunLimits(
+        max_cost_usd=to_usd(sum(entry.cost_nanos for entry in before)),
+        max_steps=len(before),
+        max_tokens=sum(entry.tokens_in + entry.tokens_out for entry in before),
+        max_api_calls=sum(entry.kind == "llm" for entry in before),
+    )
+
+
+def open_accounts(at: Workplace, run: RunRecord) -> str:
+    """Open the run's account, below those of the day on which it was submitted; its name."""
+    ledger, settings = at.stores.ledger, at.settings
+    day = _day_of(run)
+    parent: str | None = None
+    for name, most in ((f"all:{day}", settings.daily_usd), (f"user:{run.owner}:{day}", settings.owner_daily_usd)):
+        if most is not None:
+            parent = _opened(ledger, name, Budget(max_cost_dollars=most).limits(), parent)
+    return _opened(ledger, f"run:{run.id}", RunLimits.from_dict(run.limits).in_ledger(), parent)
+
+
+def _opened(ledger: LedgerStore, account: str, limits: Limits, parent: str | None) -> str:
+    try:
+        ledger.open_account(account, limits, parent=parent)
+    except LedgerUnavailable:
+        raise
+    except LedgerError:  # it is there, and more was granted since, or the settings are others
+        ledger.grant(account, limits)
+    return account
+
+
+def _day_of(run: RunRecord) -> date:
+    return utc_from_ns(run.created_ms * 1_000_000).date()
+
+
+async def _blocking(ledger: LedgerStore, ask: Callable[[], T]) -> T:
+    """Ask a ledger; one that may block, on a thread."""
+    return ask() if getattr(ledger, "is_immediate", False) is True else await asyncio.to_thread(ask)
+
+
+async def copy_journal(at: Workplace, from_run: str, to_run: str, without: Collection[str]) -> None:
+    """Give a new run what the old one did, but for these nodes of its graph."""
+    again = {known_as(node_id) for node_id in without}
+    await fork_journal(at.stores.journal, from_run, to_run, without=lambda entry: entry_node(entry.key) in again)

@@ -1,0 +1,461 @@
+"""One run on one host: from its claim to the status it is left in.
+
+The order of the end is what makes it survive a crash anywhere: everything that was told is in the store; the kind of
+run is told what became of it; the last event is written; the status is changed; what only a living run needs is cleared
+away. A worker that takes over a run whose last event is there already changes the status and does nothing else.
+
+What becomes of a run is decided at one place, without waiting, after the last look at who wants it to stop: a cancel
+that comes before finds it open, and it ends cancelled; one that comes later is told that it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import penstock.kernel.schema  # noqa: F401  # loads pydantic, here and not on the loop of the first run
+from penstock.containment.safety import ChainMetadata
+from penstock.errors import CancelledError, Halted, PenstockError
+from penstock.hosting.limits import RunLimits
+from penstock.hosting.points import passing
+from penstock.hosting.ports import Fenced
+from penstock.hosting.records import ENDED, ApprovalRecord, HostedEvent, RunRecord, RunStatus
+from penstock.hosting.work.approvals import RunApprovals
+from penstock.hosting.work.durable import Durable, durable_parts, paid, shorten_journal
+from penstock.hosting.work.forking import executors_of
+from penstock.hosting.work.log import RunLog
+from penstock.hosting.work.patience import patiently
+from penstock.hosting.work.tap import TraceTap
+from penstock.hosting.work.told import (
+    ENDINGS,
+    MAX_ERROR,
+    STATUS_OF,
+    Told,
+    clean,
+    error_data,
+    of_node,
+    of_trace,
+    output_of,
+    plain,
+    shown,
+    spent,
+    stop_data,
+)
+from penstock.hosting.work.workplace import Prepared, Workplace
+from penstock.kernel.executor import ExecutionResult
+from penstock.kernel.graph import GraphSpec
+from penstock.money import to_nanos
+from penstock.runtime.cancellation import CancellationToken
+from penstock.runtime.context import ExecutionContext
+from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.runtime.graphs.node_events import NodeEvent
+from penstock.runtime.watching.registry import CancelResult
+from penstock.stops import StopReason
+
+journal_of_failures = logging.getLogger("penstock.hosting")
+
+Flow = AsyncGenerator[NodeEvent | ExecutionResult, None]
+
+TAIL = 500
+"""So far back it is looked who had a run before."""
+MAX_DEATHS = 10
+"""So many workers in a row may be lost over a run; a run that kills its process must not kill them all."""
+
+PARKED = "the host is closing"
+TAKEN_OVER = "another worker has taken this run over"
+
+
+class GraphGone(PenstockError):
+    """The graph of a run is not in the store."""
+
+    def __init__(self, graph_id: str, version: int) -> None:
+        self.graph_id = graph_id
+        self.version = version
+        super().__init__(f"there is no version {version} of graph {graph_id!r}: save it, then resume the run")
+
+
+class WorkersDied(PenstockError):
+    """Every worker that took a run on died, or lost it, before it had come to an end."""
+
+    def __init__(self, run_id: str, times: int) -> None:
+        self.run_id = run_id
+        self.times = times
+        super().__init__(f"{times} workers in a row were lost while they worked on it; resume it once that is mended")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a run: the changes to its record, and the data of its last event."""
+
+    status: RunStatus
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class HostedRun:
+    """A run that this host has claimed."""
+
+    def __init__(self, at: Workplace, run: RunRecord) -> None:
+        self._at = at
+        self.run = run
+        self.token = CancellationToken(name=f"run {run.id}", clock=at.clock)
+        self.log: RunLog | None = None
+        self.approvals: RunApprovals | None = None
+        self.is_lost = False
+        """Another worker has it: nothing more is written."""
+        self.decided: RunStatus | None = None
+        """What it ends as, once that is certain."""
+        self.is_waiting = False
+        """Its status says that it waits for an answer."""
+        self.gone = asyncio.Event()
+        """Set when this host is done with it, and does not have it any more."""
+        self._showing = asyncio.Lock()
+        self._tap: TraceTap | None = None
+        self._has_asked = False
+        self._deaths = 0
+        self._paid: Mapping[str, int] = {}
+        """As the ledger has it, where this process does not know it all."""
+
+    # From outside, on the loop of the host.
+
+    def cancel(self, reason: str) -> CancelResult:
+        """Stop it, if it is not over."""
+        if self.decided is not None:
+            return CancelResult.ENDED
+        return CancelResult.CANCELLED if self.token.cancel(clean(reason)) else CancelResult.ALREADY_CANCELLED
+
+    def park(self) -> None:
+        """Stop it so that another worker can go on."""
+        self.token.cancel(PARKED, cause="shutdown")
+
+    def lose(self) -> None:
+        """Another worker has it: stop at once."""
+        if not self.is_lost:
+            self.is_lost = True
+            self.token.cancel(TAKEN_OVER, cause="shutdown")
+            if self.log is not None:
+                self.log.lose()
+
+    def answered(self, approval: ApprovalRecord) -> None:
+        """Somebody has answered a question of it."""
+        if self.approvals is not None:
+            self.approvals.give(approval)
+
+    @property
+    def asks(self) -> list[str]:
+        """The questions that it waits for answers to."""
+        return [] if self.approvals is None else list(self.approvals.waiting)
+
+    # The work.
+
+    async def work(self) -> RunRecord | None:
+        """Run it to its end; the record as it was left, None if another worker has it."""
+        try:
+            return await self._worked()
+        except Fenced:
+            self.lose()
+            return None
+        finally:
+            if self.log is not None:
+                await self.log.close()
+
+    async def _worked(self) -> RunRecord:
+        events, run = self._at.stores.events, self.run
+        seq = await patiently(lambda: events.last_seq(run.id))
+        if seq:
+            tail = await patiently(lambda: events.read(run.id, max(0, seq - TAIL), TAIL))
+            if tail[-1].type in STATUS_OF:
+                return await self._close(_as_told(tail[-1]))
+            self._deaths = _deaths(tail)
+        self.log = log = RunLog(events, run.id, run.epoch, seq, clock=self._at.steady, on_lost=self.lose)
+        log.open()
+        if not seq:
+            log.tell("run.queued")
+        return await self._end(await self._outcome())
+
+    async def _outcome(self) -> Outcome:
+        """Run it, and decide what it ends as."""
+        error: BaseException | None = None
+        output: Any = None
+        context: ExecutionContext | None = None
+        await self._look_for_cancel()
+        try:
+            if self._deaths >= MAX_DEATHS:
+                raise WorkersDied(self.run.id, self._deaths)
+            async with self._prepared() as (context, flow):
+                output = await self._run(flow)
+        except (Exception, CancelledError, SystemExit) as raised:  # code that ends its program is a node that raised
+            error = raised
+        except asyncio.CancelledError as raised:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            error = raised  # nobody has cancelled this task: a node raised it
+        self._paid = await paid(self._at, self.run)
+        if error is None:
+            await self._look_for_cancel()
+        return self._decide(context, error, output)
+
+    @asynccontextmanager
+    async def _prepared(self) -> AsyncIterator[tuple[ExecutionContext, Flow]]:
+        """The run's context, and its graph about to run in it; afterwards, everything about it is told."""
+        at, run, log = self._at, self.run, self.log
+        assert log is not None
+        self.token.check()
+        graph = await self._graph()
+        prepared = await patiently(lambda: at.prepare(run))
+        durable = await durable_parts(at, run, self.lose)
+        context = self._context(durable, prepared)
+        passing("start.before_event")
+        log.tell(*_beginning(run, len(durable.journal)))
+        self._tap = tap = TraceTap(context.graph, log, partial(of_trace, set()))
+        tap.open()
+        chat_id, services = run.origin.get("chat_id"), self._services(durable, prepared)
+        flow_context = FlowContext(None, chat_id, run.id, None, None, services, context)
+        try:
+            async with context:
+                yield context, run_flow(graph, flow_context, executors_of(at.executors, run, graph))
+        finally:
+            tap.close()
+            await durable.settle()
+
+    async def _graph(self) -> GraphSpec:
+        id, version = self.run.graph_id, self.run.graph_version
+        graph = await patiently(lambda: self._at.stores.graphs.get(id, version))
+        if graph is None:
+            raise GraphGone(id, version)
+        return self._at.parsed(graph)
+
+    def _context(self, durable: Durable, prepared: Prepared) -> ExecutionContext:
+        run = self.run
+        ceilings = RunLimits.from_dict(run.limits).plus(durable.inherited)
+        return ExecutionContext(
+            ceilings.config(),
+            metadata=ChainMetadata(run.id, run.id, user_id=run.owner),
+            input=prepared.input,
+            budget=ceilings.budget(),
+            cancellation=self.token,
+            clock=self._at.clock,
+            journal=durable.journal,
+            shared_budget=durable.shared,
+        )
+
+    def _services(self, durable: Durable, prepared: Prepared) -> Mapping[str, Any]:
+        at, run = self._at, self.run
+        self.approvals = RunApprovals(at.stores.approvals, run, self, at.now_ms, durable.journal.key)
+        about = {"id": run.id, "owner": run.owner, "chat_id": run.origin.get("chat_id")}
+        return {**at.services, "approvals": self.approvals, "run": about, **prepared.services}
+
+    async def _run(self, flow: Flow) -> Any:
+        log, tap, output = self.log, self._tap, None
+        assert log is not None
+        assert tap is not None
+        async with aclosing(flow) as events:
+            async for event in events:
+                if isinstance(event, ExecutionResult):
+                    output = output_of(event)
+                    continue
+                at_ms = math.floor(event.timestamp.timestamp() * 1_000)
+                tap.pump(at_ms - 1 if event.event_type == "started" else at_ms)  # calls stand inside their node
+                told = of_node(event)
+                if told is not None:
+                    log.tell(*told)
+                if log.is_full:
+                    await log.room()
+        return output
+
+    async def _look_for_cancel(self) -> None:
+        cancels, id = self._at.stores.cancels, self.run.id
+        found = await patiently(lambda: cancels.find([id], now_ms=self._at.now_ms()))
+        if id in found:
+            self.cancel(found[id].reason)
+
+    # The end.
+
+    def _decide(self, context: ExecutionContext | None, error: BaseException | None, output: Any) -> Outcome:
+        """What it ends as. Nothing is awaited here: who cancels comes before or after."""
+        outcome = self._judged(error, output)
+        self.decided = outcome.status
+        used = {**_used(context), **self._paid}
+        left: RunRecord = replace(self.run, **used)
+        return replace(outcome, changes={**used, **outcome.changes}, data={**outcome.data, **spent(left)})
+
+    def _judged(self, error: BaseException | None, output: Any) -> Outcome:
+        cancelled = self.token.cancellation
+        if cancelled is not None and cancelled.cause == "user":
+            return _cancelled(cancelled.stop.message, cancelled.cause)
+        if error is None:
+            return Outcome("completed", {"output": output}, {"output": output})
+        if cancelled is not None:
+            return Outcome("parked")
+        if isinstance(error, Halted | CancelledError):
+            stop = error.stop
+            if stop.reason is StopReason.ABORTED:
+                return _cancelled(stop.message, "limit")
+            changes = {"stop_reason": str(stop.reason), "error": clean(stop.message)[:MAX_ERROR]}
+            return Outcome("halted", changes, stop_data(stop))
+        return _failed(error)
+
+    async def _end(self, outcome: Outcome) -> RunRecord:
+        log = self.log
+        assert log is not None
+        passing("end.decided")
+        await log.flush()
+        passing("end.before_kind")
+        await self._tell_kind(outcome)
+        passing("end.after_kind")
+        log.tell(ENDINGS[outcome.status], outcome.data)
+        await log.flush()
+        return await self._close(outcome)
+
+    async def _tell_kind(self, outcome: Outcome) -> None:
+        kind, record = self._at.kind_of(self.run), self._as_left(outcome)
+        if kind is None:
+            return
+        try:
+            await patiently(lambda: kind.ended(record))
+        except Fenced:
+            raise
+        except Exception:  # a kind that cannot take the end must not keep the run from ending
+            journal_of_failures.exception("the end of run %s could not be told to its kind", self.run.id)
+            self._at.counted["kind_failures"] += 1
+
+    def _as_left(self, outcome: Outcome) -> RunRecord:
+        return replace(self.run, status=outcome.status, **self._changes(outcome))
+
+    def _changes(self, outcome: Outcome) -> dict[str, Any]:
+        ended = {"ended_ms": self._at.now_ms()} if outcome.status in ENDED else {}
+        return {**outcome.changes, **ended}
+
+    async def _close(self, outcome: Outcome) -> RunRecord:
+        """Change the status, and clear away what only a living run needs."""
+        self.decided = outcome.status
+        stores, run = self._at.stores, self.run
+        changes = self._changes(outcome)
+        if outcome.status == "completed":
+            await shorten_journal(stores.journal, run)
+        passing("end.before_status")
+        left = await patiently(lambda: stores.runs.update(run.id, run.epoch, status=outcome.status, **changes))
+        passing("end.after_status")
+        if outcome.status in ENDED and (self._has_asked or run.epoch > 1):
+            await patiently(lambda: stores.approvals.withdraw(run.id, now_ms=self._at.now_ms()))
+        if outcome.status in ENDED and (self.token.cancellation is not None or run.epoch > 1):
+            await patiently(lambda: stores.cancels.drop(run.id))
+        return left
+
+    # What its questions tell.
+
+    async def waits_for(self, approval: ApprovalRecord) -> None:
+        """Say so in the log and in the status."""
+        assert self.log is not None
+        self._has_asked = True
+        for _ in range(2):  # what the same step has told of its nodes goes first
+            await asyncio.sleep(0)
+        self.log.tell("approval.requested", {"approval": approval_data(approval)})
+        self.log.tell("run.waiting", {"approval_id": approval.id})
+        await self._show_waiting()
+
+    async def got(self, approval: ApprovalRecord) -> None:
+        """Say so in the log and in the status."""
+        assert self.log is not None
+        told = {"approval_id": approval.id, "state": approval.state, "by": approval.answered_by}
+        self.log.tell("approval.answered", told)
+        await self._show_waiting()
+
+    async def gave_up(self, approval: ApprovalRecord) -> None:
+        """Say so in the status."""
+        await self._show_waiting()
+
+    async def _show_waiting(self) -> None:
+        async with self._showing:  # one after the other: the last change is the one that stays
+            is_waiting = bool(self.asks)
+            if is_waiting == self.is_waiting or self.decided is not None:
+                return
+            status: RunStatus = "waiting" if is_waiting else "running"
+            try:
+                await patiently(lambda: self._at.stores.runs.update(self.run.id, self.run.epoch, status=status))
+            except Fenced:
+                self.lose()
+            self.is_waiting = is_waiting
+
+
+def _deaths(tail: Sequence[HostedEvent]) -> int:
+    """How often in a row it was begun and not left."""
+    begun = 0
+    for event in reversed(tail):
+        if event.type in ("run.queued", "run.granted"):
+            break
+        begun += event.type in ("run.started", "run.resumed")
+    return begun
+
+
+def _beginning(run: RunRecord, recorded: int) -> Told:
+    if run.epoch == 1:
+        return "run.started", {"epoch": 1}
+    return "run.resumed", {"epoch": run.epoch, "replayed": recorded}
+
+
+def approval_data(approval: ApprovalRecord) -> dict[str, Any]:
+    """A question as JSON data."""
+    return {
+        "id": approval.id,
+        "run_id": approval.run_id,
+        "node_id": approval.node_id,
+        "question": approval.question,
+        "value": shown(approval.value),
+        "state": approval.state,
+        "asked_ms": approval.asked_ms,
+    }
+
+
+def _cancelled(reason: str, cause: str) -> Outcome:
+    reason = clean(reason)[:MAX_ERROR]
+    changes = {"stop_reason": str(StopReason.ABORTED), "error": reason}
+    return Outcome("cancelled", changes, {"reason": reason, "cause": cause})
+
+
+def _failed(error: BaseException) -> Outcome:
+    told = error_data(error)
+    node_id = getattr(error, "node_id", None)
+    if isinstance(node_id, str):
+        told["node_id"] = plain(node_id)
+    return Outcome("failed", {"error": f"{told['error']}: {told['message']}"[:MAX_ERROR]}, told)
+
+
+def _used(context: ExecutionContext | None) -> dict[str, Any]:
+    if context is None:
+        return {}
+    balance = context.ledger.balance()
+    return {
+        "cost_nanos": balance.spent_nanos,
+        "tokens_in": balance.tokens_in,
+        "tokens_out": balance.tokens_out,
+        "unresolved_nanos": balance.unresolved_nanos,
+    }
+
+
+def _as_told(last: HostedEvent) -> Outcome:
+    """What became of a run whose last event is there and whose status is not."""
+    data = last.data
+    changes: dict[str, Any] = {
+        "cost_nanos": to_nanos(data.get("cost_usd", 0)),
+        "tokens_in": data.get("tokens_in", 0),
+        "tokens_out": data.get("tokens_out", 0),
+        "unresolved_nanos": to_nanos(data.get("unresolved_usd", 0)),
+    }
+    status = STATUS_OF[last.type]
+    if status == "completed":
+        changes["output"] = data.get("output")
+    elif status == "halted":
+        changes |= {"stop_reason": data.get("stop_reason"), "error": data.get("message")}
+    elif status == "cancelled":
+        changes |= {"stop_reason": str(StopReason.ABORTED), "error": data.get("reason")}
+    elif status == "failed":
+        changes["error"] = f"{data.get('error')}: {data.get('message')}"[:MAX_ERROR]
+    return Outcome(status, changes, data)

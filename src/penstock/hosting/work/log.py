@@ -1,0 +1,183 @@
+"""What a run tells, on its way into the event store.
+
+A run tells without waiting: an event gets its number at once and stands in line; a task writes what stands there, all
+of it in one append, while the next ones gather. Pieces of one text that stand in line one behind the other are joined,
+so that a store that is slow gets fewer and longer events. The line has a bound: `room` makes whoever runs ahead wait.
+
+Numbers go on from the last one in the store. An append that failed is tried again until it succeeds or another worker
+has taken the run over; then nothing more is written, and whoever owns the log is told.
+
+Readers are not known here. What was written rings a bell, and who sleeps by it reads from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from penstock.clock import Clock
+from penstock.errors import InvalidValue
+from penstock.hosting.points import passing
+from penstock.hosting.ports import Conflict, EventStore, Fenced
+from penstock.hosting.records import HostedEvent
+from penstock.hosting.work.patience import patiently
+from penstock.hosting.work.told import clean
+from penstock.runtime.durable.journal import is_json
+
+MAX_LINE = 10_000
+"""So many events stand in line before a run has to wait."""
+BATCH = 500
+MAX_JOINED = 16_000
+"""A text that is joined from pieces grows no longer than this."""
+
+
+class Bell:
+    """Wakes whoever waits for the next thing to happen, on one event loop."""
+
+    __slots__ = ("_rung",)
+
+    def __init__(self) -> None:
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake everybody who waits now."""
+        rung, self._rung = self._rung, asyncio.Event()
+        rung.set()
+
+    async def wait(self, timeout_s: float | None = None) -> None:
+        """Sleep until it is rung, or the time is over."""
+        rung = self._rung
+        try:
+            async with asyncio.timeout(timeout_s):
+                await rung.wait()
+        except TimeoutError:
+            pass
+
+
+class RunLog:
+    """The events of one run under one claim."""
+
+    def __init__(
+        self, store: EventStore, run_id: str, epoch: int, last_seq: int, *, clock: Clock, on_lost: Callable[[], None]
+    ) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._epoch = epoch
+        self._clock = clock
+        self._on_lost = on_lost
+        self._line: deque[HostedEvent] = deque()
+        self._writing = 0
+        """How many at the head of the line are being written: those are not joined any more."""
+        self._told = Bell()
+        self._task: asyncio.Task[None] | None = None
+        self.seq = last_seq
+        """The newest event's."""
+        self.written = last_seq
+        """The newest one's that is in the store."""
+        self.bell = Bell()
+        """Rung when something was written, or nothing will be any more."""
+        self.is_lost = False
+        """Whether another worker has the run."""
+
+    def open(self) -> None:
+        """Begin to write."""
+        self._task = asyncio.create_task(self._write(), name=f"log of {self._run_id}")
+
+    def tell(self, type: str, data: Mapping[str, Any] | None = None) -> None:
+        """Put an event in line; does not wait."""
+        if self.is_lost:
+            return
+        event = HostedEvent(self.seq + 1, self._clock.time_ns() // 1_000_000, type, data or {})
+        if len(self._line) > self._writing and (joined := _joined(self._line[-1], event)) is not None:
+            self._line[-1] = joined
+            return
+        self.seq += 1
+        self._line.append(event)
+        self._told.ring()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a run should wait before it tells more."""
+        return len(self._line) >= MAX_LINE
+
+    async def room(self) -> None:
+        """Wait until the line is shorter than its bound."""
+        while self.is_full and not self.is_lost:
+            await self.bell.wait()
+
+    async def flush(self) -> None:
+        """Wait until everything that was told is in the store; Fenced if the run is another worker's now."""
+        while self._line and not self.is_lost:
+            await self.bell.wait()
+        if self.is_lost:
+            raise Fenced(self._run_id, self._epoch)
+
+    async def close(self) -> None:
+        """Write nothing more; what still stands in line is left."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+        self.bell.ring()
+
+    def lose(self) -> None:
+        """The run is another worker's."""
+        if not self.is_lost:
+            self.is_lost = True
+            self._line.clear()
+            self.bell.ring()
+            self._on_lost()
+
+    async def _write(self) -> None:
+        while not self.is_lost:
+            batch = list(islice(self._line, BATCH))
+            if not batch:
+                await self._told.wait()
+            elif await self._is_written(batch):
+                self._take_off(batch)
+
+    async def _is_written(self, batch: list[HostedEvent]) -> bool:
+        self._writing = len(batch)
+        try:
+            passing("events.before_append")
+            await patiently(lambda: self._store.append(self._run_id, self._epoch, batch))
+            passing("events.after_append")
+        except InvalidValue as error:
+            if any(event.data.keys() != {"lost"} for event in batch):
+                return await self._is_written(_keepable(batch, error))
+            self.lose()
+        except (Fenced, Conflict):  # somebody else writes this log: whoever it is, it is not ours any more
+            self.lose()
+        finally:
+            self._writing = 0
+        return not self.is_lost
+
+    def _take_off(self, batch: list[HostedEvent]) -> None:
+        for _ in batch:
+            self._line.popleft()
+        self.written = batch[-1].seq
+        self.bell.ring()
+
+
+def _keepable(batch: list[HostedEvent], error: InvalidValue) -> list[HostedEvent]:
+    """The batch with something else in the place of what no store takes; of all of it, if that cannot be found."""
+    kept = [event if is_json(dict(event.data)) else replace(event, data=_lost(error)) for event in batch]
+    return kept if kept != batch else [replace(event, data=_lost(error)) for event in batch]
+
+
+def _lost(error: InvalidValue) -> dict[str, str]:
+    return {"lost": clean(f"what was told cannot be kept: {error}")}
+
+
+def _joined(last: HostedEvent, event: HostedEvent) -> HostedEvent | None:
+    """Two pieces of one text as one; None if they are not."""
+    if last.type != "text.delta" or event.type != "text.delta":
+        return None
+    one, other = last.data, event.data
+    if any(one.get(name) != other.get(name) for name in ("node_id", "source")):
+        return None
+    text = one["text"] + other["text"]
+    return replace(last, data={**one, "text": text}) if len(text) <= MAX_JOINED else None

@@ -1,0 +1,174 @@
+"""What a hosted run tells, as JSON: from events of nodes and calls to the type and data of a HostedEvent.
+
+Pure. Every store takes what comes out of here: finite numbers, text that can be encoded, no depth without end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.hosting.records import RunRecord, RunStatus
+from penstock.kernel.executor import ExecutionResult
+from penstock.kernel.graph import DEFAULT_OUTPUT
+from penstock.money import to_usd
+from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent
+from penstock.runtime.settlement import told_by
+from penstock.stops import Stop
+from penstock.tracing.events import CallEnded, CallStarted, LimitTrace, TraceEvent
+from penstock.tracing.jsonable import MAX_INT_BITS, jsonable
+from penstock.tracing.redaction import redact
+
+Told = tuple[str, dict[str, Any]]
+"""The type of an event, and its data."""
+
+MAX_DEPTH = 64
+MAX_ERROR = 10_000
+ASKED_ELSEWHERE = "approval_requested"
+"""What a node says of a question that `approval.requested` has told already."""
+
+ENDINGS: Mapping[RunStatus, str] = {
+    "completed": "run.completed",
+    "failed": "run.failed",
+    "halted": "run.halted",
+    "cancelled": "run.cancelled",
+    "parked": "run.parked",
+}
+"""The last event of a run that is in this status."""
+STATUS_OF: Mapping[str, RunStatus] = {event: status for status, event in ENDINGS.items()}
+
+
+def clean(text: str) -> str:
+    """Text that every database can keep: without NUL, and without halves of surrogate pairs."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "�")
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON, whole; what JSON has no type for becomes its text."""
+    return _plain(value, 0)
+
+
+def shown(value: Any) -> Any:
+    """A value as JSON for whoever looks on: what is oversize is cut."""
+    return _plain(jsonable(value), 0)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, int) and value.bit_length() <= MAX_INT_BITS:
+        return value
+    if depth < MAX_DEPTH:
+        if isinstance(value, Mapping):
+            return {_plain(str(key), 0): _plain(one, depth + 1) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [_plain(one, depth + 1) for one in value]
+    return _plain(str(jsonable(value)), 0)
+
+
+def output_of(result: ExecutionResult) -> Any:
+    """What a graph came to; the value alone, if it is on the usual handle and there is no other."""
+    values = {handle: output.value for handle, output in result.outputs.items()}
+    return plain(values[DEFAULT_OUTPUT] if values.keys() == {DEFAULT_OUTPUT} else values)
+
+
+def of_node(event: NodeEvent) -> Told | None:
+    """What is told of an event of a node; None for what is told elsewhere."""
+    where: dict[str, Any] = {"node_id": event.node_id, "node_type": event.node_type}
+    if event.replayed:
+        where["replayed"] = True
+    if event.event_type == "delta" and isinstance(event.data, Mapping):
+        return _of_delta(event)
+    if event.event_type == ASKED_ELSEWHERE:
+        return None
+    if event.event_type not in LIFECYCLE:
+        return "node.progress", {**where, "name": clean(event.event_type), "data": shown(event.data)}
+    return f"node.{event.event_type}", {**where, **_of_lifecycle(event)}
+
+
+def _of_lifecycle(event: NodeEvent) -> dict[str, Any]:
+    if event.event_type == "completed":
+        return {"outputs": {plain(name): shown(one.value) for name, one in event.data.items()}}
+    if isinstance(event.data, BaseException):
+        return error_data(event.data)
+    return {} if event.data is None else {"reason": shown(event.data)}
+
+
+def _of_delta(event: NodeEvent) -> Told:
+    data = event.data
+    where = {"node_id": event.node_id, "source": shown(data.get("source"))}
+    if "tool_call" in data:
+        return "tool.call", {**where, "call": plain(data["tool_call"])}
+    return "text.delta", {**where, "text": plain(str(data.get("text", "")))}
+
+
+def of_trace(replayed: set[str], event: TraceEvent) -> Told | None:
+    """What is told of an entry of the run's own log: model and tool calls, and limits.
+
+    `replayed` remembers the calls that were begun and found in the journal, from one entry to the next.
+    """
+    if isinstance(event, CallStarted) and event.call_kind != "system":
+        if event.metadata.get("replayed"):
+            replayed.add(event.node_id)
+        return "call.started", _of_call(event, event.node_id in replayed)
+    if isinstance(event, CallEnded) and event.call_kind != "system":
+        is_replayed = event.node_id in replayed
+        replayed.discard(event.node_id)
+        return "call.ended", _of_call(event, is_replayed) | _of_ending(event)
+    if isinstance(event, LimitTrace):
+        figures = {"budget": event.budget, "unit": event.unit, "limit": event.limit, "used": event.used}
+        return "limit", {"stop_reason": event.stop_reason, "message": clean(event.message), **shown(figures)}
+    return None
+
+
+def _of_call(event: CallStarted | CallEnded, is_replayed: bool) -> dict[str, Any]:
+    about: dict[str, Any] = {"call_id": event.node_id, "parent_id": event.parent_id, "kind": event.call_kind}
+    about["name"] = plain(event.name)
+    if event.model is not None:
+        about["model"] = plain(event.model)
+    if is_replayed:
+        about["replayed"] = True
+    return about
+
+
+def _of_ending(event: CallEnded) -> dict[str, Any]:
+    ended: dict[str, Any] = {
+        "status": event.status,
+        "cost_usd": event.cost,
+        "tokens_in": event.input_tokens,
+        "tokens_out": event.output_tokens,
+        "duration_ms": round(event.duration_ms, 3),
+    }
+    if event.stop_reason is not None:
+        ended["stop_reason"] = plain(event.stop_reason)
+    return ended
+
+
+def error_data(error: BaseException) -> dict[str, Any]:
+    """An error as data: its class, and what it says, without what looks like a secret."""
+    return {"error": type(error).__name__, "message": clean(str(redact(told_by(error))))}
+
+
+def stop_data(stop: Stop) -> dict[str, Any]:
+    """A stop as data: the reason, and the figures behind it."""
+    figures = {
+        "stop_reason": str(stop.reason),
+        "message": clean(stop.message),
+        "budget": stop.budget,
+        "unit": stop.unit,
+        "limit": stop.limit,
+        "used": stop.used,
+    }
+    return {name: shown(one) for name, one in figures.items() if one is not None}
+
+
+def spent(run: RunRecord) -> dict[str, Any]:
+    """What a run has used, as its last event says it."""
+    used: dict[str, Any] = {"cost_usd": to_usd(run.cost_nanos)}
+    used |= {"tokens_in": run.tokens_in, "tokens_out": run.tokens_out}
+    return used | ({"unresolved_usd": to_usd(run.unresolved_nanos)} if run.unresolved_nanos else {})

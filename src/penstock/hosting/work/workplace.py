@@ -1,0 +1,101 @@
+"""What everything that works on hosted runs shares: the stores, the settings, the time, and the kinds of runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from penstock.clock import Clock
+from penstock.hosting.ports import HostStores
+from penstock.hosting.records import GraphRecord, RunRecord
+from penstock.hosting.settings import HostSettings
+from penstock.kernel.document import parse_graph
+from penstock.kernel.executor import ExecutorRegistry
+from penstock.kernel.graph import GraphSpec
+
+MAX_GRAPHS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a run of some kind begins with."""
+
+    input: Any = None
+    services: Mapping[str, Any] = field(default_factory=dict)
+    """Over those of the host."""
+
+
+class RunKind(Protocol):
+    """What is to be done around the runs of one kind; `origin["kind"]` of a run names it."""
+
+    async def prepare(self, run: RunRecord) -> Prepared:
+        """What the run begins with; again for each worker that goes on with it."""
+
+    async def ended(self, run: RunRecord) -> None:
+        """The run is over or parked, as the record says, and its last event is told when this returns.
+
+        A worker that dies here leaves it to the next one: it may be called again with the same.
+        """
+
+
+class SteadyClock:
+    """Wall time that nobody can set: the wall clock when it was made, and the time that has passed since.
+
+    Leases are compared between workers. A clock that is set by a day must not make one worker's leases run out, nor
+    those of others look as if they had.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._offset_ns = clock.time_ns() - clock.monotonic_ns()
+        self.monotonic_ns = clock.monotonic_ns
+
+    def time_ns(self) -> int:
+        return self.monotonic_ns() + self._offset_ns
+
+
+@dataclass(slots=True)
+class Workplace:
+    """The parts of one host."""
+
+    stores: HostStores
+    settings: HostSettings
+    executors: ExecutorRegistry
+    services: Mapping[str, Any]
+    worker: str
+    """The name of this host among all that share the stores."""
+    clock: Clock
+    steady: SteadyClock
+    kinds: dict[str, RunKind] = field(default_factory=dict)
+    counted: Counter[str] = field(default_factory=Counter)
+    """What has happened here since the start, for metrics."""
+
+    graphs: dict[str, GraphSpec] = field(default_factory=dict)
+    """Graphs that were read lately, by digest."""
+
+    def parsed(self, graph: GraphRecord) -> GraphSpec:
+        """The graph behind a record; GraphInvalid if there is none."""
+        spec = self.graphs.get(graph.digest)
+        if spec is None:
+            spec = parse_graph(graph.document)
+            if len(self.graphs) >= MAX_GRAPHS:
+                self.graphs.clear()
+            self.graphs[graph.digest] = spec
+        return spec
+
+    def now_ms(self) -> int:
+        """The time that leases are written in."""
+        return self.steady.time_ns() // 1_000_000
+
+    def kind_of(self, run: RunRecord) -> RunKind | None:
+        """What is to be done around this run; None if nothing is, as around a fork or a replay of another."""
+        return self.kinds.get(str(run.origin.get("kind", "run")))
+
+    async def prepare(self, run: RunRecord) -> Prepared:
+        """What the run begins with; a fork or a replay, with what the run had that it takes up."""
+        taken_up = run.origin.get("of")
+        if isinstance(taken_up, Mapping):
+            run = replace(run, origin=taken_up)
+        kind = self.kind_of(run)
+        return Prepared(run.input) if kind is None else await kind.prepare(run)

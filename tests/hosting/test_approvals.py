@@ -1,0 +1,155 @@
+"""Questions to people: put, answered from anywhere, kept over a restart, withdrawn."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.hosting.host import RunHost
+from penstock.hosting.ports import Conflict
+from penstock.hosting.records import ApprovalRecord
+from penstock.storage.memory import MemoryStores
+from penstock.testing import ManualClock
+from tests.hosting.graphs import ASK, SETTINGS, Gate, graph, host_with, killed
+from tests.hosting.test_host import types_of
+
+pytestmark = pytest.mark.requirement("X-7")
+
+
+async def asked(host: RunHost, run_id: str, after: int = 0) -> ApprovalRecord:
+    """The question that the run puts next."""
+    async for event in host.events(run_id, after):
+        if event.type == "run.waiting":
+            approval = await host.stores.approvals.get(event.data["approval_id"])
+            assert approval is not None
+            return approval
+    raise AssertionError("the run ended without a question")
+
+
+async def test_a_run_waits_for_an_answer_and_goes_on_with_what_was_approved() -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        run = await host.submit(owner="ann", graph_id="ask", input="it")
+        approval = await asked(host, run.id)
+        assert (approval.question, approval.value, approval.owner) == ("May it go?", "it", "ann")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (await stores.runs.get(run.id)).status == "waiting"  # type: ignore[union-attr]
+        assert host.stats()["waiting"] == 1
+        await host.answer(approval.id, "approved", by="bob")
+        left = await host.wait(run.id)
+        assert (left.status, left.output) == ("completed", "it")
+        assert [type for type in await types_of(host, run.id) if not type.startswith("node.")] == [
+            "run.queued",
+            "run.started",
+            "approval.requested",
+            "run.waiting",
+            "approval.answered",
+            "run.completed",
+        ]
+        types = await types_of(host, run.id)
+        assert types.index("approval.requested") > [n for n, one in enumerate(types) if one == "node.started"][1]
+
+
+@pytest.mark.parametrize(
+    ("state", "answer", "output"),
+    [("edited", {"n": [1, None]}, {"n": [1, None]}), ("edited", None, None), ("edited", 0, 0)],
+)
+async def test_an_answer_may_change_what_goes_on(state: Any, answer: Any, output: Any) -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        run = await host.submit(owner="ann", graph_id="ask", input="it")
+        await host.answer((await asked(host, run.id)).id, state, answer=answer, by="bob")
+        assert (await host.wait(run.id)).output == output
+
+
+async def test_what_is_rejected_does_not_go_on_and_the_first_answer_counts() -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        run = await host.submit(owner="ann", graph_id="ask", input="it")
+        approval = await asked(host, run.id)
+        await host.answer(approval.id, "rejected", reason="no", by="bob")
+        with pytest.raises(Conflict):
+            await host.answer(approval.id, "approved", by="eve")
+        left = await host.wait(run.id)
+        assert (left.status, left.output) == ("completed", {"rejected": {"value": "it", "reason": "no"}})
+
+
+async def test_an_answer_that_is_given_elsewhere_reaches_the_run() -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        run = await host.submit(owner="ann", graph_id="ask", input="it")
+        elsewhere = await host_with(stores)
+        await elsewhere.answer((await asked(elsewhere, run.id)).id, "approved", by="bob")
+        assert (await elsewhere.wait(run.id)).output == "it"
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+@pytest.mark.parametrize("is_answered_meanwhile", [True, False])
+async def test_a_question_survives_a_restart_and_is_put_once(is_killed: bool, is_answered_meanwhile: bool) -> None:
+    stores, clock = MemoryStores(), ManualClock()
+    first = await host_with(stores, clock=clock)
+    await first.start()
+    run = await first.submit(owner="ann", graph_id="ask", input="it")
+    approval = await asked(first, run.id)
+    await (killed(first) if is_killed else first.close())
+    assert (await stores.approvals.get(approval.id)).state == "waiting"  # type: ignore[union-attr]
+    clock.advance(SETTINGS.lease_s + 1)
+    second = await host_with(stores, clock=clock)
+    if is_answered_meanwhile:
+        await second.answer(approval.id, "edited", answer="that", by="bob")
+    before = await stores.events.last_seq(run.id)
+    async with second:
+        if not is_answered_meanwhile:
+            assert (await asked(second, run.id, before)).id == approval.id
+            await second.answer(approval.id, "edited", answer="that", by="bob")
+        left = await second.wait(run.id)
+    assert (left.status, left.output) == ("completed", "that")
+    assert len(await stores.approvals.list(run_id=run.id)) == 1
+
+
+async def test_a_question_that_nobody_answers_in_time_is_closed_and_the_run_goes_on() -> None:
+    stores = MemoryStores()
+    nodes: Any = (("in", "input", {}), ("ask", "approval", {"timeout_s": 0.01}), ("no", "output", {}))
+    async with await host_with(stores) as host:
+        document = graph(*nodes, edges="in>ask ask.rejected>no")
+        await stores.graphs.save("quick", "ann", "quick", document, now_ms=0)
+        run = await host.submit(owner="ann", graph_id="quick", input="it")
+        left = await host.wait(run.id)
+    assert left.output == {"value": "it", "reason": "nobody answered within 0.01 s"}
+    (approval,) = await stores.approvals.list(run_id=run.id)
+    assert (approval.state, approval.answered_by) == ("rejected", "timeout")
+
+
+async def test_runs_that_wait_for_answers_do_not_keep_others_from_running() -> None:
+    stores, gate = MemoryStores(), Gate()
+    gate.opened.set()
+    settings = type(SETTINGS)(max_running=1, tick_s=0.01, drain_s=0)
+    async with await host_with(stores, settings=settings, gate=gate) as host:
+        waiting = [await host.submit(owner="ann", graph_id="ask", input="it") for _ in range(3)]
+        questions = [await asked(host, run.id) for run in waiting]
+        run = await host.submit(owner="ann", graph_id="gate", input="x")
+        assert (await host.wait(run.id)).status == "completed"
+        for approval in questions:
+            await host.answer(approval.id, "approved", by="bob")
+        assert {(await host.wait(run.id)).status for run in waiting} == {"completed"}
+
+
+async def test_questions_inside_a_map_are_told_apart() -> None:
+    stores = MemoryStores()
+    document = graph(("in", "input", {}), ("each", "map", {"graph": ASK}), edges="in>each")
+    async with await host_with(stores) as host:
+        await stores.graphs.save("each", "ann", "each", document, now_ms=0)
+        run = await host.submit(owner="ann", graph_id="each", input=["a", "b"])
+        seen: set[str] = set()
+        async for event in host.events(run.id):
+            if event.type == "approval.requested":
+                approval = event.data["approval"]
+                seen.add(approval["value"])
+                await host.answer(approval["id"], "edited", answer=approval["value"] * 2, by="bob")
+        left = await host.get(run.id)
+    assert left is not None
+    assert seen == {"a", "b"}, left
+    assert left.output == ["aa", "bb"], left

@@ -1,0 +1,161 @@
+"""Stopping a run: before it is there, queued, here, elsewhere, while it waits, twice, too late, over a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from penstock.hosting.host import CancelResult, RunHost
+from penstock.hosting.records import ENDED
+from penstock.storage.memory import MemoryStores
+from penstock.testing import ManualClock
+from tests.hosting.graphs import SETTINGS, Gate, host_with, killed
+from tests.hosting.test_host import Kind, types_of
+
+pytestmark = pytest.mark.requirement("K-13")
+
+
+async def ended(host: RunHost, run_id: str) -> tuple[str, str | None, str | None]:
+    run = await host.wait(run_id)
+    return run.status, run.stop_reason, run.error
+
+
+CANCELLED = ("cancelled", "aborted", "enough")
+
+
+async def test_a_cancel_before_the_run_is_there_is_remembered_and_strikes_when_it_comes() -> None:
+    stores, gate = MemoryStores(), Gate()
+    async with await host_with(stores, gate=gate) as host:
+        assert await host.cancel("r", reason="enough", by="bob") is CancelResult.REMEMBERED
+        run = await host.submit(owner="ann", graph_id="gate", run_id="r")
+        assert run.status == "cancelled"
+        assert await ended(host, "r") == CANCELLED
+        assert await types_of(host, "r") == ["run.queued", "run.cancelled"]
+        assert await host.cancel("r") is CancelResult.ENDED
+    assert gate.came == 0
+
+
+async def test_a_cancel_that_came_too_long_before_is_forgotten() -> None:
+    stores, clock = MemoryStores(), ManualClock()
+    async with await host_with(stores, clock=clock) as host:
+        assert await host.cancel("r") is CancelResult.REMEMBERED
+        clock.advance(SETTINGS.early_cancel_s + 1)
+        await host.submit(owner="ann", graph_id="echo", run_id="r")
+        assert (await host.wait("r")).status == "completed"
+
+
+async def test_a_run_in_the_queue_is_cancelled_where_it_is_and_its_kind_is_told() -> None:
+    stores = MemoryStores()
+    host = await host_with(stores)
+    kind = host.kinds["mine"] = Kind(stores)
+    await host.submit(owner="ann", graph_id="echo", run_id="r", origin={"kind": "mine"})
+    assert await host.cancel("r", reason="enough") is CancelResult.CANCELLED
+    assert await ended(host, "r") == CANCELLED
+    assert kind.ends == [("cancelled", None)]
+    await host.start()
+    assert await types_of(host, "r") == ["run.queued", "run.cancelled"]
+    await host.close()
+
+
+async def test_a_run_that_is_worked_on_here_is_stopped_and_a_second_cancel_changes_nothing() -> None:
+    stores, gate = MemoryStores(), Gate()
+    async with await host_with(stores, gate=gate) as host:
+        await host.submit(owner="ann", graph_id="gate", run_id="r")
+        await gate.entered.wait()
+        first, second = await asyncio.gather(
+            host.cancel("r", reason="enough"), host.cancel("r", reason="more than enough")
+        )
+        assert {first, second} == {CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED}
+        assert (await host.wait("r")).status == "cancelled"
+        assert await host.cancel("r") is CancelResult.ENDED
+        assert (await types_of(host, "r"))[-2:] == ["node.cancelled", "run.cancelled"]
+
+
+async def test_a_run_that_another_host_works_on_is_stopped_there() -> None:
+    stores, gate = MemoryStores(), Gate()
+    async with await host_with(stores, gate=gate) as here:
+        await here.submit(owner="ann", graph_id="gate", run_id="r")
+        await gate.entered.wait()
+        elsewhere = await host_with(stores)
+        assert await elsewhere.cancel("r", reason="enough") is CancelResult.CANCELLED
+        assert await ended(elsewhere, "r") == CANCELLED
+        assert await elsewhere.cancel("r") is CancelResult.ENDED
+
+
+@pytest.mark.requirement("X-7")
+async def test_a_run_that_waits_for_an_answer_is_stopped_and_nobody_is_asked_any_more() -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        await host.submit(owner="ann", graph_id="ask", run_id="r")
+        async for event in host.events("r"):
+            if event.type == "run.waiting":
+                break
+        assert await host.cancel("r", reason="enough") is CancelResult.CANCELLED
+        assert await ended(host, "r") == CANCELLED
+    (approval,) = await stores.approvals.list(run_id="r")
+    assert approval.state == "withdrawn"
+
+
+async def test_a_cancel_whose_host_died_is_done_by_the_one_that_takes_the_run_over() -> None:
+    stores, gate, clock = MemoryStores(), Gate(), ManualClock()
+    dying = await host_with(stores, gate=gate, clock=clock, settings=replace(SETTINGS, tick_s=1_000))
+    await dying.start()
+    await dying.submit(owner="ann", graph_id="gate", run_id="r")
+    await gate.entered.wait()
+    next_host = await host_with(stores, gate=gate, clock=clock)
+    asked = asyncio.create_task(next_host.cancel("r", reason="enough"))
+    await asyncio.sleep(0)
+    await killed(dying)
+    clock.advance(SETTINGS.lease_s + 1)
+    async with next_host:
+        assert await ended(next_host, "r") == CANCELLED
+        assert await asked is CancelResult.CANCELLED
+    assert gate.came == 1
+
+
+async def test_a_run_that_is_parked_can_be_cancelled_and_does_not_come_back() -> None:
+    stores, gate = MemoryStores(), Gate()
+    host = await host_with(stores, gate=gate)
+    await host.start()
+    await host.submit(owner="ann", graph_id="gate", run_id="r")
+    await gate.entered.wait()
+    await host.close()
+    assert (await stores.runs.get("r")).status == "parked"  # type: ignore[union-attr]
+    next_host = await host_with(stores, gate=gate)
+    assert await next_host.cancel("r", reason="enough") is CancelResult.CANCELLED
+    async with next_host:
+        assert await ended(next_host, "r") == CANCELLED
+    assert gate.came == 1
+
+
+async def test_a_cancelled_run_that_is_resumed_is_not_cancelled_again() -> None:
+    stores, gate = MemoryStores(), Gate()
+    async with await host_with(stores, gate=gate) as host:
+        await host.submit(owner="ann", graph_id="gate", run_id="r", input="x")
+        await gate.entered.wait()
+        await host.cancel("r")
+        await host.wait("r")
+        gate.opened.set()
+        assert (await host.resume("r")).status == "queued"
+        run = await host.wait("r")
+        assert (run.status, run.output, run.error, run.stop_reason) == ("completed", "x", None, None)
+        assert [type for type in await types_of(host, "r") if type.startswith("run.")] == [
+            "run.queued",
+            "run.started",
+            "run.cancelled",
+            "run.queued",
+            "run.resumed",
+            "run.completed",
+        ]
+
+
+@pytest.mark.parametrize("reason", ["", "\0\ud800 ünï", "x" * 100_000])
+async def test_any_reason_can_be_given(reason: str) -> None:
+    stores, gate = MemoryStores(), Gate()
+    async with await host_with(stores, gate=gate) as host:
+        await host.submit(owner="ann", graph_id="gate", run_id="r")
+        await gate.entered.wait()
+        assert await host.cancel("r", reason=reason) is CancelResult.CANCELLED
+        assert (await host.wait("r")).status in ENDED

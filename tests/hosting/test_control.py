@@ -1,0 +1,239 @@
+"""Granting more, forking and replaying."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from penstock.agents.scripted import ScriptedModel
+from penstock.errors import InvalidValue
+from penstock.hosting.host import HostSettings, Overloaded, RunHost, RunLimits, UnknownRun
+from penstock.hosting.ports import Conflict
+from penstock.kernel.executor import ExecutionResult, Handle
+from penstock.kernel.values import DataValue
+from penstock.runtime.billing.usage import Usage
+from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.storage.memory import MemoryStores
+from tests.hosting.graphs import SETTINGS, graph, host_with
+from tests.hosting.test_host import types_of
+
+TWO_CALLS = graph(
+    ("in", "input", {}),
+    ("a", "llm-completion", {"model": "m"}),
+    ("b", "llm-completion", {"model": "m"}),
+    ("out", "output", {}),
+    edges="in>a a>b b>out",
+)
+
+
+class Join:
+    """A node that two edges lead into."""
+
+    inputs = (Handle("left"), Handle("right"))
+    outputs = (Handle("output"),)
+
+    def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: FlowContext) -> Any:
+        return ExecutionResult({"output": DataValue("text", f"{inputs['left'].value}+{inputs['right'].value}")})
+
+
+async def with_model(stores: MemoryStores, **options: Any) -> tuple[RunHost, ScriptedModel]:
+    """A host whose model `m` says `<what it was asked>!`, at $0.40 each."""
+    usage = Usage.of(cost_usd="0.4", input_tokens=10, output_tokens=5)
+    model = ScriptedModel(lambda request: f"{request.messages[-1].text}!", usage=usage)
+    host = await host_with(stores, services={"models": {"m": model}}, join=Join(), **options)
+    await stores.graphs.save("two", "ann", "two", TWO_CALLS, now_ms=0)
+    return host, model
+
+
+# Granting.
+
+
+@pytest.mark.requirement("X-3")
+async def test_a_halted_run_that_is_granted_more_goes_on_and_pays_for_nothing_twice() -> None:
+    stores = MemoryStores()
+    host, model = await with_model(stores)
+    async with host:
+        run = await host.submit(owner="ann", graph_id="two", input="hi", limits={"max_cost_usd": "0.5"})
+        halted = await host.wait(run.id)
+        assert (halted.status, halted.stop_reason, halted.cost_nanos) == ("halted", "budget_exceeded", 400_000_000)
+        assert model.calls == 1
+        granted = await host.grant(run.id, RunLimits(max_cost_usd="0.4", max_steps=5), by="eve")
+        assert granted.limits["max_cost_usd"] == "0.9"
+        assert granted.limits["max_steps"] == 1_005
+        left = await host.wait(run.id)
+        events = [event async for event in host.events(run.id)]
+        replayed = await host.wait((await host.replay(run.id, owner="ann")).id)
+    assert (left.status, left.output, left.cost_nanos) == ("completed", "hi!!", 800_000_000)
+    assert (replayed.status, replayed.output, replayed.cost_nanos) == ("completed", "hi!!", 0)
+    assert model.calls == 2
+    assert stores.ledger.balance(f"run:{run.id}").spent_nanos == 800_000_000
+    (told,) = [event for event in events if event.type == "run.granted"]
+    assert (told.data["by"], told.data["limits"]["max_cost_usd"]) == ("eve", "0.9")
+    assert [event.data["replayed"] for event in events if event.type == "run.resumed"] == [2]
+    found = [event for event in events if event.data.get("replayed") is True]
+    assert [event.type for event in found if event.type.startswith("call.")] == ["call.started", "call.ended"]
+    assert [event.data["node_id"] for event in found if event.type == "node.completed"] == ["a"]
+
+
+async def test_only_a_run_that_was_halted_is_granted_more() -> None:
+    stores = MemoryStores()
+    host, _ = await with_model(stores)
+    async with host:
+        run = await host.submit(owner="ann", graph_id="echo")
+        await host.wait(run.id)
+        with pytest.raises(Conflict, match="completed"):
+            await host.grant(run.id, RunLimits(max_steps=1), by="eve")
+        with pytest.raises(Conflict, match="nothing to resume"):
+            await host.resume(run.id)
+        with pytest.raises(UnknownRun):
+            await host.grant("nope", RunLimits(max_steps=1), by="eve")
+
+
+async def test_a_run_that_failed_goes_on_from_where_it_failed_when_it_is_resumed() -> None:
+    stores = MemoryStores()
+    host, model = await with_model(stores)
+    is_broken = True
+    answer = model._answer
+
+    def reply(request: Any) -> Any:
+        if is_broken and request.messages[-1].text.endswith("!"):
+            raise ValueError("broken")
+        return answer(request)
+
+    model._answer = reply
+    async with host:
+        run = await host.submit(owner="ann", graph_id="two", input="hi")
+        assert (await host.wait(run.id)).status == "failed"
+        is_broken = False
+        await host.resume(run.id)
+        left = await host.wait(run.id)
+    assert (left.status, left.output) == ("completed", "hi!!")
+    assert model.calls == 3
+
+
+async def test_the_budget_of_a_day_holds_over_all_runs_of_an_owner() -> None:
+    stores = MemoryStores()
+    settings = HostSettings(tick_s=0.05, drain_s=0, owner_daily_usd="1", daily_usd="1.5")
+    host, _ = await with_model(stores, settings=settings)
+    async with host:
+        ends = []
+        for owner in ("ann", "ann", "bob"):
+            run = await host.submit(owner=owner, graph_id="two", input="hi")
+            ends.append((await host.wait(run.id)).status)
+    assert ends == ["completed", "halted", "halted"]
+
+
+# Forking and replaying.
+
+
+async def test_a_fork_does_a_node_and_what_is_behind_it_again_and_nothing_before() -> None:
+    stores = MemoryStores()
+    host, model = await with_model(stores)
+    async with host:
+        run = await host.submit(owner="ann", graph_id="two", input="hi")
+        await host.wait(run.id)
+        fork = await host.fork(run.id, owner="bob", at="b", run_id_new="f")
+        left = await host.wait(fork.id)
+        assert (left.id, left.owner, left.output, model.calls) == ("f", "bob", "hi!!", 3)
+        assert left.origin == {"kind": "fork", "run_id": run.id, "at": "b", "of": {"kind": "run"}}
+        other = await host.wait((await host.fork(run.id, owner="bob", at="b", input="yo")).id)
+        assert (other.output, model.calls) == ("yo!", 4)
+        first = await host.wait((await host.fork(run.id, owner="bob", at="in", input="ha")).id)
+        assert (first.output, model.calls) == ("ha!!", 6)
+        again = await host.wait((await host.fork(other.id, owner="bob", at="out")).id)
+        assert (again.output, model.calls) == ("yo!", 6)
+        old = await host.get(run.id)
+        assert old is not None
+        assert old.output == "hi!!"
+
+
+async def test_a_fork_has_its_limits_for_itself_and_says_what_it_paid_itself() -> None:
+    stores = MemoryStores()
+    host, _ = await with_model(stores)
+    async with host:
+        run = await host.submit(owner="ann", graph_id="two", input="hi", limits={"max_cost_usd": "0.9"})
+        assert (await host.wait(run.id)).cost_nanos == 800_000_000
+        fork = await host.wait((await host.fork(run.id, owner="ann", at="b")).id)
+        assert (fork.status, fork.cost_nanos, fork.tokens_in) == ("completed", 400_000_000, 10)
+        whole = await host.wait((await host.fork(run.id, owner="ann", at="in")).id)
+        assert (whole.status, whole.cost_nanos) == ("completed", 800_000_000)
+    assert stores.ledger.balance(f"run:{fork.id}").spent_nanos == 400_000_000
+
+
+async def test_a_fork_says_what_comes_into_each_handle_where_several_edges_arrive() -> None:
+    stores = MemoryStores()
+    host, _ = await with_model(stores)
+    document = graph(("l", "input", {}), ("r", "input", {}), ("j", "join", {}), edges="l>j r>j")
+    for edge, handle in zip(document["edges"], ("left", "right"), strict=True):
+        edge["targetHandle"] = handle
+    await stores.graphs.save("joined", "ann", "joined", document, now_ms=0)
+    async with host:
+        run = await host.submit(owner="ann", graph_id="joined", input="x")
+        assert (await host.wait(run.id)).output == "x+x"
+        fork = await host.fork(run.id, owner="ann", at="j", input={"right": "y"})
+        assert (await host.wait(fork.id)).output == "x+y"
+        with pytest.raises(InvalidValue, match="left, right"):
+            await host.fork(run.id, owner="ann", at="j", input="y")
+
+
+async def test_a_fork_names_a_node_that_is_there_and_a_run_that_is_there() -> None:
+    stores = MemoryStores()
+    host, _ = await with_model(stores)
+    run = await host.submit(owner="ann", graph_id="two")
+    with pytest.raises(InvalidValue, match="nope"):
+        await host.fork(run.id, owner="ann", at="nope")
+    with pytest.raises(UnknownRun):
+        await host.fork("nope", owner="ann", at="a")
+    with pytest.raises(UnknownRun):
+        await host.replay("nope", owner="ann")
+
+
+async def test_a_fork_that_is_asked_for_again_is_the_run_that_is_there() -> None:
+    stores = MemoryStores()
+    host, model = await with_model(stores, settings=HostSettings(tick_s=0.05, drain_s=0, max_queued=1))
+    async with host:
+        run = await host.submit(owner="ann", graph_id="two", input="hi")
+        await host.wait(run.id)
+        await host.wait((await host.fork(run.id, owner="ann", at="b", run_id_new="f")).id)
+        again = await host.fork(run.id, owner="ann", at="b", run_id_new="f")
+        assert (again.status, model.calls) == ("completed", 3)
+    await host.submit(owner="ann", graph_id="two")
+    with pytest.raises(Overloaded):
+        await host.fork(run.id, owner="ann", at="b", run_id_new="g")
+    assert not await stores.journal.load("g")
+
+
+async def test_a_replay_calls_nothing_and_fails_where_nothing_was_recorded() -> None:
+    stores = MemoryStores()
+    host, model = await with_model(stores)
+    async with host:
+        run = await host.submit(owner="ann", graph_id="two", input="hi", limits={"max_cost_usd": "0.5"})
+        await host.wait(run.id)
+        left = await host.wait((await host.replay(run.id, owner="ann")).id)
+        assert left.status == "failed"
+        assert "JournalMissing" in str(left.error)
+        assert model.calls == 1
+        with pytest.raises(KeyError):
+            stores.ledger.balance(f"run:{left.id}")
+
+
+async def test_the_calls_of_a_run_are_told_with_what_they_cost() -> None:
+    stores = MemoryStores()
+    host, _ = await with_model(stores)
+    async with host:
+        run = await host.submit(owner="ann", graph_id="two", input="hi")
+        events = [event async for event in host.events(run.id)]
+        types = await types_of(host, run.id)
+    ended = [event.data for event in events if event.type == "call.ended"]
+    assert [(one["kind"], one["status"], one["cost_usd"], one["tokens_out"]) for one in ended] == [
+        ("llm", "success", 0.4, 5)
+    ] * 2
+    assert types.count("call.started") == 2
+    assert events[-1].data["cost_usd"] == 0.8
+    assert types.index("call.started") > types.index("node.started")
+
+
+async def test_a_run_with_settings_of_its_own_keeps_them() -> None:
+    assert SETTINGS.default_limits.to_dict() == {"max_cost_usd": "1", "max_steps": 1_000, "timeout_s": 3_600}

@@ -1,0 +1,325 @@
+"""The host, on stores in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from penstock.errors import InvalidValue
+from penstock.hosting.admission import Overloaded
+from penstock.hosting.host import HostSettings, Prepared, RunHost, RunLimits, UnknownGraph, UnknownRun
+from penstock.hosting.ports import Conflict
+from penstock.hosting.records import RunRecord
+from penstock.storage.memory import MemoryStores
+from tests.hosting.graphs import SETTINGS, Gate, Teller, graph, host_with
+
+
+async def types_of(host: RunHost, run_id: str, after: int = 0) -> list[str]:
+    return [event.type async for event in host.events(run_id, after)]
+
+
+async def test_a_run_that_is_submitted_is_worked_on_and_can_be_read_to_its_end() -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        run = await host.submit(owner="ann", graph_id="echo", input="hello")
+        events = [event async for event in host.events(run.id)]
+        left = await host.get(run.id)
+    assert [event.seq for event in events] == [*range(1, len(events) + 1)]
+    assert [event.type for event in events] == [
+        "run.queued",
+        "run.started",
+        "node.started",
+        "node.completed",
+        "node.started",
+        "node.completed",
+        "run.completed",
+    ]
+    assert events[-1].data == {"output": "hello", "cost_usd": 0.0, "tokens_in": 0, "tokens_out": 0}
+    assert left is not None
+    assert (left.status, left.output, left.worker, left.error) == ("completed", "hello", None, None)
+
+
+async def test_a_node_that_raises_fails_its_run_with_what_it_said() -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        broken = graph(("in", "input", {}), ("bad", "breaker", {"message": "no \0 luck"}), edges="in>bad")
+        await stores.graphs.save("broken", "ann", "broken", broken, now_ms=0)
+        run = await host.submit(owner="ann", graph_id="broken")
+        left = await host.wait(run.id)
+        types = await types_of(host, run.id)
+    assert (left.status, left.error) == ("failed", "ValueError: no � luck")
+    assert types[-2:] == ["node.error", "run.failed"]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), RecursionError("deep")])
+@pytest.mark.parametrize("is_late", [True, False])
+async def test_whatever_a_node_raises_ends_its_run_and_nothing_else(error: BaseException, is_late: bool) -> None:
+    class Odd:
+        async def execute(self, data: Any, inputs: Any, context: Any) -> Any:
+            if is_late:
+                await asyncio.sleep(0)
+            raise error
+
+    stores = MemoryStores()
+    async with await host_with(stores, odd=Odd()) as host:
+        document = graph(("in", "input", {}), ("odd", "odd", {}), edges="in>odd")
+        await stores.graphs.save("odd", "ann", "odd", document, now_ms=0)
+        left = await host.wait((await host.submit(owner="ann", graph_id="odd")).id)
+        assert left.status in ("failed", "cancelled")
+        other = await host.submit(owner="ann", graph_id="echo")
+        assert (await host.wait(other.id)).status == "completed"
+
+
+async def test_a_graph_that_cannot_run_fails_its_run_and_says_why() -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        await stores.graphs.save("odd", "ann", "odd", graph(("a", "no-such-type", {})), now_ms=0)
+        left = await host.wait((await host.submit(owner="ann", graph_id="odd")).id)
+    assert left.status == "failed"
+    assert "no-such-type" in str(left.error)
+
+
+async def test_a_run_that_reaches_a_limit_is_halted_and_says_which() -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        run = await host.submit(owner="ann", graph_id="echo", limits={"max_steps": 1})
+        left = await host.wait(run.id)
+        events = [event async for event in host.events(run.id)]
+    assert (left.status, left.stop_reason) == ("halted", "step_limit_exceeded")
+    assert "limit" in [event.type for event in events]
+    assert events[-1].data["stop_reason"] == "step_limit_exceeded"
+    assert events[-1].data["limit"] == 1
+
+
+async def test_a_run_that_takes_too_long_is_halted_by_its_timeout() -> None:
+    stores = MemoryStores()
+    async with await host_with(stores, gate=Gate()) as host:
+        left = await host.wait((await host.submit(owner="ann", graph_id="gate", limits={"timeout_s": 0.01})).id)
+    assert (left.status, left.stop_reason) == ("halted", "timeout")
+
+
+@pytest.mark.parametrize("value", [None, 0, "", "ünï\0cödé 🚰", "\ud800", [1, {"a": None}], {"n": 2**70}, 1.5])
+async def test_whatever_goes_in_comes_out_or_is_refused(value: Any) -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        try:
+            run = await host.submit(owner="ann", graph_id="echo", input=value)
+        except InvalidValue:
+            assert value == "\ud800"
+            return
+        left = await host.wait(run.id)
+    assert left.status == "completed"
+    assert left.output == ("?" if value == "\ud800" else value)
+
+
+# Submitting.
+
+
+async def test_the_same_submission_again_is_the_run_that_is_there() -> None:
+    stores = MemoryStores()
+    host = await host_with(stores, settings=HostSettings(max_queued=1))
+    first = await host.submit(owner="ann", graph_id="echo", input=1, run_id="r1")
+    again = await host.submit(owner="ann", graph_id="echo", input=1, run_id="r1")
+    assert again == first
+    with pytest.raises(Conflict):
+        await host.submit(owner="ann", graph_id="echo", input=2, run_id="r1")
+
+
+async def test_a_graph_or_a_version_that_is_not_there_is_refused() -> None:
+    host = await host_with(MemoryStores())
+    with pytest.raises(UnknownGraph, match="'nope'"):
+        await host.submit(owner="ann", graph_id="nope")
+    with pytest.raises(UnknownGraph, match="version 7"):
+        await host.submit(owner="ann", graph_id="echo", version=7)
+
+
+@pytest.mark.parametrize("run_id", ["", "a b", "x" * 101, "-a", "a/b", "ü", "a\n"])
+async def test_an_id_that_cannot_stand_in_an_address_is_refused(run_id: str) -> None:
+    host = await host_with(MemoryStores())
+    with pytest.raises(InvalidValue):
+        await host.submit(owner="ann", graph_id="echo", run_id=run_id)
+
+
+async def test_as_many_runs_wait_as_the_limit_says_and_one_more_is_told_when_to_come_back() -> None:
+    host = await host_with(MemoryStores(), settings=HostSettings(max_queued=3, max_queued_per_owner=2))
+    for _ in range(2):
+        await host.submit(owner="ann", graph_id="echo")
+    with pytest.raises(Overloaded) as refused:
+        await host.submit(owner="ann", graph_id="echo")
+    assert (refused.value.owner, refused.value.limit) == ("ann", 2)
+    assert 1 <= refused.value.retry_after_s <= 60
+    await host.submit(owner="bob", graph_id="echo")
+    with pytest.raises(Overloaded) as refused:
+        await host.submit(owner="cid", graph_id="echo")
+    assert (refused.value.owner, refused.value.limit) == (None, 3)
+
+
+async def test_of_many_who_submit_at_once_as_many_get_in_as_there_is_room() -> None:
+    host = await host_with(MemoryStores(), settings=HostSettings(max_queued=5))
+    asked = [host.submit(owner="ann", graph_id="echo") for _ in range(20)]
+    got = await asyncio.gather(*asked, return_exceptions=True)
+    assert sum(isinstance(one, RunRecord) for one in got) == 5
+    assert sum(isinstance(one, Overloaded) for one in got) == 15
+
+
+async def test_no_more_runs_are_worked_on_at_once_than_may_be_and_an_owner_has_no_more_than_a_share() -> None:
+    stores, gate = MemoryStores(), Gate()
+    settings = HostSettings(max_running=3, max_running_per_owner=2, tick_s=0.01)
+    async with await host_with(stores, settings=settings, gate=gate) as host:
+        anns = [await host.submit(owner="ann", graph_id="gate", run_id=f"a{n}") for n in range(4)]
+        bobs = [await host.submit(owner="bob", graph_id="gate", run_id=f"b{n}") for n in range(2)]
+        await gate.has_come(3)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        running = {run.id: run.owner for run in await stores.runs.list(statuses=["running"])}
+        assert sorted(running.values()) == ["ann", "ann", "bob"]
+        assert {anns[0].id, anns[1].id, bobs[0].id} == running.keys()
+        assert host.stats()["running"] == 3
+        gate.opened.set()
+        left = [await host.wait(run.id) for run in [*anns, *bobs]]
+    assert {run.status for run in left} == {"completed"}
+    assert gate.came == 6
+
+
+async def test_limits_that_are_not_asked_for_are_the_usual_ones_and_none_is_above_its_ceiling() -> None:
+    settings = HostSettings(default_limits=RunLimits(max_cost_usd="5", max_steps=9), ceilings=RunLimits(max_cost_usd=2))
+    host = await host_with(MemoryStores(), settings=settings)
+    run = await host.submit(owner="ann", graph_id="echo", limits={"max_tokens": 0})
+    assert run.limits == {"max_cost_usd": "2", "max_steps": 9, "max_tokens": 0}
+    with pytest.raises(InvalidValue, match="max_cost_usd"):
+        await host.submit(owner="ann", graph_id="echo", limits={"max_cost_usd": "2.01"})
+    with pytest.raises(InvalidValue, match="max_stepps"):
+        await host.submit(owner="ann", graph_id="echo", limits={"max_stepps": 1})
+
+
+# Reading.
+
+
+async def test_events_can_be_read_from_any_place_without_a_gap_or_a_double() -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        run = await host.submit(owner="ann", graph_id="echo")
+        whole = [event async for event in host.events(run.id)]
+        for after in range(len(whole) + 1):
+            assert [event async for event in host.events(run.id, after)] == whole[after:]
+
+
+async def test_a_reader_who_comes_early_sees_the_same_as_one_who_comes_late() -> None:
+    stores, gate = MemoryStores(), Gate()
+    async with await host_with(stores, gate=gate) as host:
+        run = await host.submit(owner="ann", graph_id="gate")
+        early = asyncio.create_task(types_of(host, run.id))
+        await gate.entered.wait()
+        gate.opened.set()
+        assert await early == await types_of(host, run.id)
+
+
+async def test_a_reader_who_stops_in_the_middle_costs_nobody_anything() -> None:
+    stores, gate = MemoryStores(), Gate()
+    async with await host_with(stores, gate=gate) as host:
+        run = await host.submit(owner="ann", graph_id="gate")
+        async with aclosing(host.events(run.id)) as events:
+            async for event in events:
+                if event.type == "node.started":
+                    break
+        gate.opened.set()
+        assert (await host.wait(run.id)).status == "completed"
+
+
+async def test_a_run_that_is_not_there_cannot_be_read_or_waited_for() -> None:
+    host = await host_with(MemoryStores())
+    with pytest.raises(UnknownRun):
+        await anext(host.events("nope"))
+    with pytest.raises(UnknownRun):
+        await host.wait("nope")
+    with pytest.raises(InvalidValue):
+        await anext(host.events("nope", -1))
+    assert await host.get("nope") is None
+
+
+async def test_pieces_of_a_text_are_joined_and_nothing_of_it_is_lost() -> None:
+    stores = MemoryStores()
+    document = graph(("in", "input", {}), ("say", "speaker", {"pieces": 1_000}), edges="in>say")
+    async with await host_with(stores) as host:
+        await stores.graphs.save("say", "ann", "say", document, now_ms=0)
+        run = await host.submit(owner="ann", graph_id="say")
+        events = [event async for event in host.events(run.id)]
+    deltas = [event for event in events if event.type == "text.delta"]
+    assert "".join(event.data["text"] for event in deltas) == "".join(f"{number} " for number in range(1_000))
+    assert len(deltas) < 1_000
+    assert {(event.data["node_id"], event.data["source"]) for event in deltas} == {("say", "speaker")}
+
+
+# Kinds of runs.
+
+
+class Kind:
+    """Writes down what it is told."""
+
+    def __init__(self, stores: MemoryStores) -> None:
+        self.stores = stores
+        self.ends: list[tuple[str, Any]] = []
+        self.told_by_then: list[str] = []
+
+    async def prepare(self, run: RunRecord) -> Prepared:
+        return Prepared(f"prepared {run.input}", {"models": {}})
+
+    async def ended(self, run: RunRecord) -> None:
+        self.ends.append((run.status, run.output))
+        self.told_by_then = [event.type for event in await self.stores.events.read(run.id)]
+
+
+async def test_a_kind_prepares_its_runs_and_is_told_of_their_end_before_the_last_event() -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        kind = host.kinds["mine"] = Kind(stores)
+        run = await host.submit(owner="ann", graph_id="echo", input="x", origin={"kind": "mine"})
+        left = await host.wait(run.id)
+    assert left.output == "prepared x"
+    assert kind.ends == [("completed", "prepared x")]
+    assert kind.told_by_then[-1] == "node.completed"
+
+
+async def test_a_kind_that_cannot_take_the_end_does_not_keep_the_run_from_ending(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(Kind):
+        async def ended(self, run: RunRecord) -> None:
+            raise ValueError("no")
+
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        host.kinds["mine"] = Broken(stores)
+        run = await host.submit(owner="ann", graph_id="echo", origin={"kind": "mine"})
+        assert (await host.wait(run.id)).status == "completed"
+        assert host.stats()["totals"]["kind_failures"] == 1
+    assert "could not be told" in caplog.text
+
+
+async def test_what_ended_long_ago_is_removed() -> None:
+    stores = MemoryStores()
+    settings = HostSettings(keep_days=1e-9, tick_s=0.01, drain_s=0)
+    async with await host_with(stores, settings=settings) as host:
+        run = await host.submit(owner="ann", graph_id="echo")
+        await host.wait(run.id)
+    async with await host_with(stores, settings=SETTINGS) as host:
+        assert await host.get(run.id) is not None
+    await asyncio.sleep(0.002)
+    async with await host_with(stores, settings=settings) as host:
+        assert await host.get(run.id) is None
+
+
+async def test_a_reader_who_pauses_holds_nobody_up_and_misses_nothing() -> None:
+    stores = MemoryStores()
+    document = graph(("in", "input", {}), ("tell", "teller", {"events": 2_000}), edges="in>tell")
+    async with await host_with(stores, teller=Teller()) as host:
+        await stores.graphs.save("tell", "ann", "tell", document, now_ms=0)
+        run = await host.submit(owner="ann", graph_id="tell")
+        async with aclosing(host.events(run.id)) as events:
+            seqs = [(await anext(events)).seq]
+            assert (await host.wait(run.id)).status == "completed"  # while the reader does not read
+            seqs += [event.seq async for event in events]
+    assert seqs == [*range(1, 2_008)]

@@ -1,0 +1,99 @@
+"""Limits of hosted runs, as they are asked for and kept."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.containment.limits import UNLIMITED
+from penstock.errors import InvalidValue
+from penstock.hosting.limits import MAX_COUNT, RunLimits
+from penstock.hosting.settings import HostSettings
+
+counts = st.none() | st.integers(0, MAX_COUNT)
+limits = st.builds(
+    RunLimits,
+    max_cost_usd=st.none() | st.integers(0, 10**18).map(lambda nanos: f"{nanos / 10**9:.9f}"),
+    max_steps=counts,
+    max_tokens=counts,
+    max_api_calls=counts,
+    max_retries=counts,
+    timeout_s=st.none() | st.floats(0, 1e9),
+)
+
+
+@given(limits)
+def test_limits_come_back_from_json_as_they_were(one: RunLimits) -> None:
+    kept = json.loads(json.dumps(one.to_dict()))
+    again = RunLimits.from_dict(kept)
+    assert again.to_dict() == kept
+    assert again.in_ledger() == one.in_ledger()
+    assert again.budget() == one.budget()
+
+
+@given(limits, limits)
+def test_more_is_never_less_and_clipped_is_never_more(one: RunLimits, other: RunLimits) -> None:
+    more, clipped = one.plus(other).in_ledger(), one.clipped(other)
+    for name in ("cost_nanos", "steps", "tokens", "api_calls", "retries"):
+        assert getattr(more, name) >= getattr(one.in_ledger(), name)
+    assert clipped.within(other).within(one) == clipped
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_steps": True},
+        {"max_steps": 1.0},
+        {"max_steps": -1},
+        {"max_steps": 2**53},
+        {"max_tokens": "5"},
+        {"max_cost_usd": math.nan},
+        {"max_cost_usd": "-1"},
+        {"max_cost_usd": "a lot"},
+        {"max_cost_usd": True},
+        {"timeout_s": math.inf},
+        {"timeout_s": -1},
+        {"max_stepps": 1},
+        [],
+        "max_steps",
+        None,
+    ],
+)
+def test_what_is_no_limit_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidValue):
+        RunLimits.from_dict(given)
+
+
+def test_none_is_no_limit_and_zero_is_nothing() -> None:
+    assert RunLimits().to_dict() == {}
+    assert RunLimits().in_ledger().cost_nanos == UNLIMITED
+    assert RunLimits(max_cost_usd=0).in_ledger().cost_nanos == 0
+    assert RunLimits(max_cost_usd=0, max_steps=0).to_dict() == {"max_cost_usd": "0", "max_steps": 0}
+    assert RunLimits().plus(RunLimits(max_steps=1)).max_steps is None
+
+
+def test_the_time_of_a_run_is_not_counted_by_the_ledger() -> None:
+    assert RunLimits(timeout_s=5).in_ledger().time_ns == UNLIMITED
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_running": 0},
+        {"max_queued": True},
+        {"lease_s": 0},
+        {"tick_s": math.nan},
+        {"drain_s": -1},
+        {"drain_s": "10"},
+        {"default_limits": {}},
+        {"daily_usd": "lots"},
+    ],
+)
+def test_settings_that_cannot_be_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValue, match=next(iter(given))):
+        HostSettings(**given)

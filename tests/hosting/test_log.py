@@ -1,0 +1,161 @@
+"""What a run tells, on its way into the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from penstock.errors import InvalidValue
+from penstock.hosting.ports import Fenced, StoreUnavailable
+from penstock.hosting.records import HostedEvent
+from penstock.hosting.work import log as log_module
+from penstock.hosting.work.log import RunLog
+from penstock.storage.memory import MemoryEventStore
+from penstock.testing import ManualClock
+
+
+class Slow:
+    """An event store that writes when it is let."""
+
+    def __init__(self) -> None:
+        self.store = MemoryEventStore()
+        self.let = asyncio.Event()
+        self.batches: list[int] = []
+        self.failure: Exception | None = None
+
+    async def append(self, run_id: str, epoch: int, events: Sequence[HostedEvent]) -> None:
+        await self.let.wait()
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+        self.batches.append(len(events))
+        await self.store.append(run_id, epoch, events)
+
+
+class Open:
+    """A log over a slow store."""
+
+    def __init__(self, last_seq: int = 0) -> None:
+        self.slow = Slow()
+        self.lost = 0
+        store: Any = self.slow
+        self.log = RunLog(store, "r", 0, last_seq, clock=ManualClock(), on_lost=self._count)
+
+    def _count(self) -> None:
+        self.lost += 1
+
+    async def __aenter__(self) -> Open:
+        self.log.open()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.log.close()
+
+    async def written(self) -> list[tuple[int, str, Any]]:
+        return [(event.seq, event.type, event.data) for event in await self.slow.store.read("r", limit=100_000)]
+
+
+async def test_what_gathers_while_the_store_writes_is_written_at_once() -> None:
+    async with Open() as here:
+        here.log.tell("first")
+        await asyncio.sleep(0)
+        for number in range(900):
+            here.log.tell("next", {"number": number})
+        here.slow.let.set()
+        await here.log.flush()
+        assert here.slow.batches == [1, 500, 400]
+        assert [seq for seq, _, _ in await here.written()] == [*range(1, 902)]
+
+
+async def test_pieces_of_one_text_are_joined_and_others_keep_their_order() -> None:
+    def piece(text: str, source: str = "a") -> tuple[str, dict[str, str]]:
+        return "text.delta", {"node_id": "n", "source": source, "text": text}
+
+    async with Open() as here:
+        here.slow.let.set()
+        for told in (piece("1"), piece("2"), piece("x", "b"), piece("3"), ("other", {}), piece("4"), piece("5")):
+            here.log.tell(*told)
+        await here.log.flush()
+        assert [(type, data.get("text")) for _, type, data in await here.written()] == [
+            ("text.delta", "12"),
+            ("text.delta", "x"),
+            ("text.delta", "3"),
+            ("other", None),
+            ("text.delta", "45"),
+        ]
+
+
+async def test_a_piece_that_is_being_written_is_not_changed_any_more() -> None:
+    async with Open() as here:
+        here.log.tell("text.delta", {"node_id": "n", "source": "a", "text": "1"})
+        await asyncio.sleep(0)  # it is on its way
+        here.log.tell("text.delta", {"node_id": "n", "source": "a", "text": "2"})
+        here.slow.let.set()
+        await here.log.flush()
+        assert [data["text"] for _, _, data in await here.written()] == ["1", "2"]
+
+
+async def test_a_joined_text_has_a_longest_length() -> None:
+    async with Open() as here:
+        here.slow.let.set()
+        for _ in range(5):
+            here.log.tell("text.delta", {"node_id": "n", "source": "a", "text": "x" * 6_000})
+        await here.log.flush()
+        assert [len(data["text"]) for _, _, data in await here.written()] == [12_000, 12_000, 6_000]
+
+
+async def test_a_run_that_tells_more_than_the_line_holds_waits_until_the_store_has_caught_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_module, "MAX_LINE", 10)
+    async with Open() as here:
+        for _ in range(10):
+            here.log.tell("one")
+        assert here.log.is_full
+        waiting = asyncio.create_task(here.log.room())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        here.slow.let.set()
+        await waiting
+
+
+async def test_a_store_that_is_away_is_asked_again_and_nothing_is_lost() -> None:
+    async with Open() as here:
+        here.slow.failure = StoreUnavailable("away")
+        here.slow.let.set()
+        here.log.tell("one")
+        here.log.tell("two")
+        await here.log.flush()
+        assert [type for _, type, _ in await here.written()] == ["one", "two"]
+
+
+async def test_a_log_that_was_taken_over_says_so_and_writes_nothing_more() -> None:
+    async with Open() as here:
+        here.slow.failure = Fenced("r", 0)
+        here.slow.let.set()
+        here.log.tell("one")
+        with pytest.raises(Fenced):
+            await here.log.flush()
+        here.log.tell("two")
+        await here.log.room()
+        assert (here.lost, await here.written()) == (1, [])
+
+
+async def test_an_event_that_no_store_takes_is_replaced_and_the_others_are_kept() -> None:
+    async with Open() as here:
+        here.slow.let.set()
+        here.log.tell("good")
+        here.log.tell("bad", {"value": object()})
+        here.log.tell("good too")
+        await here.log.flush()
+        assert [type for _, type, _ in await here.written()] == ["good", "bad", "good too"]
+        assert "cannot be kept" in (await here.written())[1][2]["lost"]
+
+
+def test_a_store_in_memory_refuses_what_is_no_json() -> None:
+    with pytest.raises(InvalidValue):
+        asyncio.run(MemoryEventStore().append("r", 0, [HostedEvent(1, 0, "x", {"value": object()})]))
