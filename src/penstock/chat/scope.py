@@ -17,7 +17,7 @@ from typing import Any
 from penstock.errors import InvalidValue
 from penstock.kernel.graph import GraphSpec, NodeSpec
 
-AGENT_TYPES = frozenset({"agent"})
+AGENT_TYPES = frozenset({"agent", "team"})
 CHAT_START_TYPES = frozenset({"chat-start"})
 INCLUDE_USER_TOOLS = "includeUserTools"
 """The setting of a chat-start that gives the agents it leads to the user's own tools; left out, it does not."""

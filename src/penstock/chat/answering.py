@@ -1,0 +1,132 @@
+"""Runs that answer somebody, as the host sees them: what they are given when they begin, what is kept when they end.
+
+A run carries the ids of its chat and its messages, and nothing that was said: the conversation is read when the run
+begins, on whatever worker that is, and its answer is written when it has ended. Both may happen again, after a crash,
+and come to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any, Protocol
+
+from penstock.chat import protocol
+from penstock.chat.conversation import MessageTree
+from penstock.chat.limits import MessageUnknown
+from penstock.chat.message import ChatMessage
+from penstock.chat.ports import ChatStore
+from penstock.clock import Clock
+from penstock.hosting.points import passing
+from penstock.hosting.ports import EventStore, GraphStore
+from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.work.workplace import Prepared
+from penstock.kernel.document import parse_graph
+
+PAGE = 1_000
+MAX_AT_HAND = 100
+
+
+class Stores(Protocol):
+    """What is read here of a host's stores."""
+
+    @property
+    def events(self) -> EventStore: ...
+    @property
+    def graphs(self) -> GraphStore: ...
+
+
+class Answering:
+    """The kind of run that answers somebody in a chat."""
+
+    def __init__(self, chats: ChatStore, stores: Stores, clock: Clock) -> None:
+        self._chats = chats
+        self._stores = stores
+        self._clock = clock
+        self._at_hand: dict[str, tuple[ChatMessage, ...]] = {}
+        """What leads to answers that were asked for here and are not begun yet, so that it is not read again."""
+
+    def keep_at_hand(self, run_id: str, path: tuple[ChatMessage, ...]) -> None:
+        """What leads to the answer of a run that is about to be submitted, unless something of it may still change."""
+        if all(message.data.get("state") != "writing" for message in path):
+            self._at_hand[run_id] = path
+            if len(self._at_hand) > MAX_AT_HAND:
+                del self._at_hand[next(iter(self._at_hand))]
+
+    async def prepare(self, run: RunRecord) -> Prepared:
+        """The conversation on the way to the answer, and who in the graph is given it."""
+        path = self._at_hand.pop(run.id, None) or await self._before_answer(run)
+        history = protocol.history_of(path)
+        graph = await self._stores.graphs.get(run.graph_id, run.graph_version)
+        assert graph is not None, "a run names a version that is there"
+        services: dict[str, Any] = {
+            **protocol.chat_services(parse_graph(graph.document)),
+            "chat_input": {"messages": history},
+            "user_tools": list(run.origin.get("user_tools") or ()),
+            "attachments": self._loader(run.owner),
+        }
+        return Prepared(protocol.newest_text(history), services)
+
+    async def ended(self, run: RunRecord) -> None:
+        """Write what the run came to into its answer; a run that is parked goes on later, and so does its answer."""
+        if run.status not in protocol.STATES:
+            return
+        chat_id, message_id = str(run.origin["chat_id"]), str(run.origin["message_id"])
+        message = await self._chats.message(chat_id, message_id)
+        if message is None:
+            return  # the chat was never written, or is not there any more
+        content = protocol.answer_text(run.output) if run.status == "completed" else await self._partial(run)
+        data = protocol.written(run)
+        if message.data.get("state") == "writing":
+            passing("answer.before_finish")
+            await self._chats.finish_message(chat_id, message_id, content, data, now_ms=self._now_ms())
+            passing("answer.after_finish")
+        elif is_more(message, content, data):
+            await self._add_beside(chat_id, message, run, content, data)
+
+    async def _before_answer(self, run: RunRecord) -> tuple[ChatMessage, ...]:
+        tree = MessageTree.of(*await self._chats.messages(str(run.origin["chat_id"])))
+        if run.origin["message_id"] not in tree:
+            raise MessageUnknown(str(run.origin["chat_id"]), str(run.origin["message_id"]))
+        return tree.before(str(run.origin["message_id"]))
+
+    async def _add_beside(
+        self, chat_id: str, message: ChatMessage, run: RunRecord, content: str, data: dict[str, Any]
+    ) -> None:
+        """What was said stays: a run that went on after its answer was finished gives another one beside it."""
+        tree = MessageTree.of(*await self._chats.messages(chat_id))
+        if is_more(newest_of(tree, message.id, run.id), content, data):
+            id = f"{message.id}.{run.epoch}"
+            beside = replace(message, id=id, content=content, data=data, at_ms=self._now_ms())
+            await self._chats.add_messages(chat_id, [beside], now_ms=self._now_ms())
+
+    async def _partial(self, run: RunRecord) -> str:
+        return protocol.partial_text([event async for event in self._told(run.id)])
+
+    async def _told(self, run_id: str) -> AsyncIterator[HostedEvent]:
+        after = 0
+        while page := await self._stores.events.read(run_id, after, PAGE):
+            for event in page:
+                if event.type in ("text.delta", "run.started", "run.resumed"):
+                    yield event
+            after = page[-1].seq
+
+    def _loader(self, owner: str) -> Any:
+        async def load(attachment_id: str) -> bytes | None:
+            found = await self._chats.attachment(attachment_id)
+            return None if found is None or found[0].owner != owner else found[1]
+
+        return load
+
+    def _now_ms(self) -> int:
+        return self._clock.time_ns() // 1_000_000
+
+
+def is_more(message: ChatMessage, content: str, data: dict[str, Any]) -> bool:
+    """Whether a run came to something else than the answer that was written when it ended before."""
+    return bool(content) and (message.content, message.data.get("state")) != (content, data["state"])
+
+
+def newest_of(tree: MessageTree, message_id: str, run_id: str) -> ChatMessage:
+    """The answer that a run has come to last: it has several, if it went on after it had ended."""
+    return [one for one in tree.siblings(message_id) if one.data.get("run_id") == run_id][-1]

@@ -1,0 +1,445 @@
+"""Chats: five ways to say something, and one way to be answered.
+
+The five entry points differ in the conversation they prepare and in nothing else: each adds to the tree what is said
+and an empty answer, and then `_answer` writes both down and submits a run, the same for all. The run belongs to the
+host, and what the graph does with the conversation is the graph's affair.
+
+The answer is there from the beginning, in the state `writing`, and is finished when its run has ended, however it
+ended: what had been said by then is kept. Who owns a chat is checked here, also where a server has looked before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from penstock.agents.messages import Role
+from penstock.chat import protocol
+from penstock.chat.answering import Answering, newest_of
+from penstock.chat.conversation import MessageTree
+from penstock.chat.limits import (
+    MAX_ATTACHMENT_BYTES,
+    MAX_ATTACHMENTS,
+    MAX_CHARACTERS,
+    MAX_DEPTH,
+    MAX_MESSAGES,
+    MAX_NAME,
+    MAX_TITLE,
+    MAX_USER_TOOLS,
+    AttachmentUnknown,
+    ChatLimitReached,
+    ChatUnknown,
+    MessageUnknown,
+    must_fit,
+)
+from penstock.chat.message import ChatMessage
+from penstock.chat.ports import Attachment, ChatRecord, ChatStore
+from penstock.chat.turn import ChatTurn
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import InvalidValue
+from penstock.hosting.host import ID, RunHost, UnknownGraph
+from penstock.hosting.limits import RunLimits
+from penstock.hosting.points import passing
+from penstock.hosting.ports import Conflict, StoreUnavailable
+from penstock.hosting.records import RunRecord
+from penstock.ids import new_run_id
+
+Limits = RunLimits | Mapping[str, Any] | None
+Said = str | Sequence[Mapping[str, Any]]
+"""What somebody says: a text, or a conversation of `role` and `content` that ends with what the user says."""
+
+SAID_BY: tuple[Role, ...] = ("system", "user", "assistant")
+TITLE_CHARACTERS = 60
+"""So much of what was said first is the title of a chat that was given none."""
+
+
+AN_ID = "a letter or digit, then up to 99 letters, digits or any of ._:-"
+INTERRUPTED_MS = 60_000
+"""An answer that has waited so long for its run to be there waits in vain."""
+INTERRUPTED = "interrupted before its run began: ask again"
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What is asked for, beside what is said; the ids of its messages follow from that of its run."""
+
+    run_id: str
+    at_ms: int
+    limits: Limits
+    user_tools: tuple[str, ...]
+    is_named: bool
+    """Whether the caller named the run, and may be asking for it again."""
+
+    @property
+    def answer_id(self) -> str:
+        return f"a-{self._digest}"
+
+    def user_id(self, number: int = 0) -> str:
+        return f"u-{self._digest}" if not number else f"u-{self._digest}-{number}"
+
+    @property
+    def _digest(self) -> str:
+        return hashlib.sha256(self.run_id.encode()).hexdigest()[:32]
+
+
+Prepare = Callable[[MessageTree, _Turn], ChatMessage | None]
+"""Adds to the tree what is said, if something is, and the empty answer; what was said."""
+
+
+class ChatService:
+    """Conversations with graphs, for many owners."""
+
+    def __init__(
+        self,
+        host: RunHost,
+        chats: ChatStore,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        new_id: Callable[[], str] = new_run_id,
+    ) -> None:
+        self._host = host
+        self._chats = chats
+        self._clock = clock
+        self._new_id = new_id
+        self._answering = host.kinds[protocol.KIND] = Answering(chats, host.stores, clock)
+
+    # Chats.
+
+    async def create_chat(
+        self, *, owner: str, graph_id: str, title: str = "", chat_id: str | None = None
+    ) -> ChatRecord:
+        """A chat that `graph_id` answers in; one of that id that is the owner's already is given back."""
+        must_fit("title", len(title), MAX_TITLE, "say it in fewer characters")
+        if chat_id is not None and ID.fullmatch(chat_id) is None:
+            raise InvalidValue("chat_id", chat_id, AN_ID)
+        now = self._now_ms()
+        return await self._chats.create(ChatRecord(chat_id or self._new_id(), owner, title, graph_id, now, now))
+
+    async def get_chat(self, chat_id: str, *, owner: str | None = None) -> ChatRecord:
+        """The chat; ChatUnknown if there is none, or it is another owner's."""
+        chat = await self._chats.get(chat_id)
+        if chat is None or owner not in (None, chat.owner):
+            raise ChatUnknown(chat_id)
+        return chat
+
+    async def tree(self, chat_id: str, *, owner: str | None = None) -> MessageTree:
+        """Everything that was said, and what of it is in view.
+
+        An answer whose run never came to be, because the process ended in between, is closed here as failed.
+        """
+        await self.get_chat(chat_id, owner=owner)
+        tree = await self._tree(chat_id)
+        before_ms = self._now_ms() - INTERRUPTED_MS
+        old = [one for one in tree if one.data.get("state") == "writing" and one.at_ms <= before_ms]
+        closed = [await self._closed(chat_id, one.id, str(one.data.get("run_id")), INTERRUPTED) for one in old]
+        return await self._tree(chat_id) if any(closed) else tree
+
+    async def switch(self, chat_id: str, message_id: str, *, owner: str | None = None) -> MessageTree:
+        """Bring a message into view, and below it what was in view there last; the tree as it is then."""
+        _must_have(await self.tree(chat_id, owner=owner), chat_id, message_id)
+        await self._chats.choose(chat_id, message_id)
+        return await self._tree(chat_id)
+
+    async def attach(self, owner: str, name: str, media_type: str, content: bytes) -> Attachment:
+        """Keep bytes that messages of this owner may refer to."""
+        must_fit("attachment", len(content), MAX_ATTACHMENT_BYTES, "attach a smaller one, in bytes")
+        for field, text in (("name", name), ("media_type", media_type)):
+            if not text or not text.isprintable() or len(text) > MAX_NAME:
+                raise InvalidValue(field, text, f"1 to {MAX_NAME} characters on one line")
+        attached = Attachment(self._new_id(), owner, name, media_type.lower(), len(content), self._now_ms())
+        return await self._chats.attach(attached, content)
+
+    async def attachment(self, attachment_id: str, *, owner: str) -> tuple[Attachment, bytes]:
+        """What this owner has attached under an id."""
+        found = await self._chats.attachment(attachment_id)
+        if found is None or found[0].owner != owner:
+            raise AttachmentUnknown(attachment_id)
+        return found
+
+    # The five entry points.
+
+    async def stream_chat(
+        self,
+        chat_id: str,
+        content: str,
+        *,
+        owner: str,
+        parent_id: str | None = None,
+        attachments: Sequence[str | Attachment] = (),
+        limits: Limits = None,
+        run_id: str | None = None,
+        user_tools: Sequence[str] = (),
+    ) -> ChatTurn:
+        """Say something at the end of what is in view, or below `parent_id`, and be answered."""
+        chat = await self.get_chat(chat_id, owner=owner)
+        data = await self._said_with(content, attachments, owner)
+
+        def prepare(tree: MessageTree, turn: _Turn) -> ChatMessage:
+            if parent_id is not None:
+                _must_have(tree, chat_id, parent_id)
+            said = tree.append(turn.user_id(), "user", content, at_ms=turn.at_ms, data=data, parent_id=parent_id)
+            _add_answer(tree, turn)
+            return said
+
+        return await self._answer(chat, prepare, self._turn(limits, run_id, user_tools))
+
+    async def stream_agent_chat(
+        self,
+        graph_id: str,
+        said: Said,
+        *,
+        owner: str,
+        title: str = "",
+        chat_id: str | None = None,
+        attachments: Sequence[str | Attachment] = (),
+        limits: Limits = None,
+        run_id: str | None = None,
+        user_tools: Sequence[str] = (),
+    ) -> ChatTurn:
+        """Say something to a graph, in a chat that is made for it, and be answered."""
+        messages = _as_messages(said)
+        data = await self._said_with(messages[-1][1], attachments, owner)
+        turn = self._turn(limits, run_id, user_tools)
+        title = title or protocol.as_content(" ".join(messages[-1][1].split())[:TITLE_CHARACTERS])
+        id = chat_id or (f"c-{turn.answer_id[2:]}" if turn.is_named else None)
+        chat = await self.create_chat(owner=owner, graph_id=graph_id, title=title, chat_id=id)
+        if chat.graph_id != graph_id:
+            raise Conflict(f"chat {chat.id!r} is one with graph {chat.graph_id!r}; leave its id out to begin another")
+
+        def prepare(tree: MessageTree, turn: _Turn) -> ChatMessage:
+            for number, (role, content) in enumerate(messages[:-1], 1):
+                tree.append(turn.user_id(number), role, content, at_ms=turn.at_ms)
+            last = tree.append(turn.user_id(), "user", messages[-1][1], at_ms=turn.at_ms, data=data)
+            _add_answer(tree, turn)
+            return last
+
+        return await self._answer(chat, prepare, turn)
+
+    async def continue_message(
+        self,
+        chat_id: str,
+        message_id: str,
+        *,
+        owner: str,
+        limits: Limits = None,
+        run_id: str | None = None,
+        user_tools: Sequence[str] = (),
+    ) -> ChatTurn:
+        """Have an answer go on where it stopped, in a message below it."""
+        chat = await self.get_chat(chat_id, owner=owner)
+
+        def prepare(tree: MessageTree, turn: _Turn) -> None:
+            message = _must_have(tree, chat_id, message_id)
+            if message.data.get("state") == "writing":
+                raise Conflict(f"message {message_id!r} is still being written: wait for its run, or cancel it")
+            tree.continue_from(message_id, turn.answer_id, "", at_ms=turn.at_ms, data=protocol.writing(turn.run_id))
+
+        return await self._answer(chat, prepare, self._turn(limits, run_id, user_tools))
+
+    async def retry_message(
+        self,
+        chat_id: str,
+        message_id: str,
+        *,
+        owner: str,
+        limits: Limits = None,
+        run_id: str | None = None,
+        user_tools: Sequence[str] = (),
+    ) -> ChatTurn:
+        """Be answered again: a sibling of the answer, which stays."""
+        chat = await self.get_chat(chat_id, owner=owner)
+
+        def prepare(tree: MessageTree, turn: _Turn) -> None:
+            _must_have(tree, chat_id, message_id)
+            tree.retry(message_id, turn.answer_id, "", at_ms=turn.at_ms, data=protocol.writing(turn.run_id))
+
+        return await self._answer(chat, prepare, self._turn(limits, run_id, user_tools))
+
+    async def edit_user_message(
+        self,
+        chat_id: str,
+        message_id: str,
+        content: str,
+        *,
+        owner: str,
+        attachments: Sequence[str | Attachment] | None = None,
+        limits: Limits = None,
+        run_id: str | None = None,
+        user_tools: Sequence[str] = (),
+    ) -> ChatTurn:
+        """Say something else in place of a message, and be answered; without `attachments` it keeps those it had."""
+        chat = await self.get_chat(chat_id, owner=owner)
+        data = await self._said_with(content, attachments or (), owner)
+
+        def prepare(tree: MessageTree, turn: _Turn) -> ChatMessage:
+            before = _must_have(tree, chat_id, message_id)
+            kept = data if attachments is not None else {**data, "attachments": before.data.get("attachments") or []}
+            said = tree.edit(message_id, turn.user_id(), content, at_ms=turn.at_ms, data=kept)
+            _add_answer(tree, turn)
+            return said
+
+        return await self._answer(chat, prepare, self._turn(limits, run_id, user_tools))
+
+    # The one path.
+
+    async def _answer(self, chat: ChatRecord, prepare: Prepare, turn: _Turn) -> ChatTurn:
+        """Write down what is said and an empty answer, and submit the run that fills it."""
+        if turn.is_named and (known := await self._host.get(turn.run_id)) is not None:
+            return self._known(chat, known)
+        tree = await self._tree(chat.id)
+        if turn.answer_id in tree:  # asked for before, and interrupted before its run was there
+            return await self._submit(chat, turn, turn.user_id() if turn.user_id() in tree else None)
+        before = len(tree)
+        said = _prepared(tree, prepare, turn)
+        await self._check(chat, turn)
+        await self._chats.add_messages(chat.id, [*islice(tree, before, None)], now_ms=turn.at_ms)
+        passing("chat.said")
+        self._answering.keep_at_hand(turn.run_id, tree.before(turn.answer_id))
+        return await self._submit(chat, turn, None if said is None else said.id)
+
+    async def _check(self, chat: ChatRecord, turn: _Turn) -> None:
+        """What would keep the run from being taken on at any time is said before anything is written."""
+        if ID.fullmatch(turn.run_id) is None:
+            raise InvalidValue("run_id", turn.run_id, AN_ID)
+        limits = turn.limits if isinstance(turn.limits, RunLimits) else RunLimits.from_dict(turn.limits or {})
+        limits.within(self._host.settings.ceilings)
+        if await self._host.stores.graphs.get(chat.graph_id) is None:
+            raise UnknownGraph(chat.graph_id, None)
+
+    async def _submit(self, chat: ChatRecord, turn: _Turn, user_message_id: str | None) -> ChatTurn:
+        origin: dict[str, Any] = {
+            "kind": protocol.KIND,
+            "chat_id": chat.id,
+            "message_id": turn.answer_id,
+            "user_message_id": user_message_id,
+        }
+        if turn.user_tools:
+            origin["user_tools"] = list(turn.user_tools)
+        try:
+            run = await self._host.submit(
+                owner=chat.owner, graph_id=chat.graph_id, limits=turn.limits, run_id=turn.run_id, origin=origin
+            )
+        except BaseException as error:
+            await self._give_up(chat, turn, error)
+            raise
+        return self._known(chat, run)
+
+    async def _give_up(self, chat: ChatRecord, turn: _Turn, error: BaseException) -> None:
+        """There may be no run that would ever finish the answer: then say why. If that fails too, `tree` does later."""
+        if turn.is_named and isinstance(error, StoreUnavailable):
+            return  # whoever named the run asks for it again, and finds the answer as it was
+        with suppress(StoreUnavailable, Conflict):
+            await self._closed(chat.id, turn.answer_id, turn.run_id, f"{type(error).__name__}: {error}")
+
+    async def _closed(self, chat_id: str, message_id: str, run_id: str, why: str) -> bool:
+        """Finish an answer that no run will; whether there is none."""
+        if await self._host.get(run_id) is not None:
+            return False
+        error = protocol.as_content(why, protocol.MAX_ERROR)
+        data = {**protocol.writing(run_id), "state": "failed", "error": error}
+        await self._chats.finish_message(chat_id, message_id, "", data, now_ms=self._now_ms())
+        return True
+
+    def _known(self, chat: ChatRecord, run: RunRecord) -> ChatTurn:
+        origin = run.origin
+        if (origin.get("kind"), origin.get("chat_id"), run.owner) != (protocol.KIND, chat.id, chat.owner):
+            raise Conflict(f"the id {run.id!r} is that of another run; give this one an id of its own")
+        return ChatTurn(
+            chat.id, run.id, origin.get("user_message_id"), origin["message_id"], self._host, self._answer_of
+        )
+
+    async def _answer_of(self, turn: ChatTurn) -> ChatMessage:
+        message = await self._chats.message(turn.chat_id, turn.message_id)
+        if message is None:
+            raise MessageUnknown(turn.chat_id, turn.message_id)
+        if message.data.get("state") == "complete":
+            return message
+        return newest_of(await self._tree(turn.chat_id), message.id, turn.run_id)
+
+    async def _tree(self, chat_id: str) -> MessageTree:
+        return MessageTree.of(*await self._chats.messages(chat_id))
+
+    # What is given.
+
+    def _turn(self, limits: Limits, run_id: str | None, user_tools: Sequence[str]) -> _Turn:
+        tools: tuple[Any, ...] = tuple(user_tools)
+        must_fit("user_tools", len(tools), MAX_USER_TOOLS, "name fewer of them")
+        for name in tools:
+            if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not _can_be_written(name):
+                raise InvalidValue("user_tools", name, "names of tools that the service offers")
+        return _Turn(run_id or self._new_id(), self._now_ms(), limits, tools, run_id is not None)
+
+    async def _said_with(self, content: str, attachments: Sequence[str | Attachment], owner: str) -> dict[str, Any]:
+        """The data of what somebody says, if it may be said: bytes are named, never copied."""
+        _must_be_text("content", content)
+        must_fit("attachments", len(attachments), MAX_ATTACHMENTS, "attach fewer to one message")
+        if not content and not attachments:
+            raise InvalidValue("content", content, "something to say, or something that is attached")
+        ids = [one.id if isinstance(one, Attachment) else one for one in attachments]
+        found = [(await self.attachment(one, owner=owner))[0] for one in ids]
+        return {"state": "complete", "attachments": [_reference(one) for one in found]}
+
+    def _now_ms(self) -> int:
+        return self._clock.time_ns() // 1_000_000
+
+
+def _prepared(tree: MessageTree, prepare: Prepare, turn: _Turn) -> ChatMessage | None:
+    try:
+        return prepare(tree, turn)
+    except InvalidValue as error:
+        if error.field != "conversation":
+            raise
+        most = MAX_MESSAGES if len(tree) + 2 > MAX_MESSAGES else MAX_DEPTH
+        raise ChatLimitReached("messages of the chat", len(tree), most, "begin another one") from None
+
+
+def _add_answer(tree: MessageTree, turn: _Turn) -> None:
+    tree.append(turn.answer_id, "assistant", "", at_ms=turn.at_ms, data=protocol.writing(turn.run_id))
+
+
+def _must_have(tree: MessageTree, chat_id: str, message_id: str) -> ChatMessage:
+    if message_id not in tree:
+        raise MessageUnknown(chat_id, message_id)
+    return tree[message_id]
+
+
+def _must_be_text(field: str, text: object) -> None:
+    if not isinstance(text, str) or not _can_be_written(text):
+        raise InvalidValue(field, text, "text, without half a surrogate pair")
+    must_fit(field, len(text), MAX_CHARACTERS, "say it in fewer characters, or attach it")
+
+
+def _can_be_written(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _as_messages(said: Said) -> list[tuple[Role, str]]:
+    given: object = said
+    if isinstance(said, str):
+        return [("user", said)]
+    if not isinstance(given, Sequence) or not given:
+        raise InvalidValue("messages", said, "a text, or a list of messages that ends with the user's")
+    must_fit("messages of the chat", len(said) + 1, MAX_DEPTH, "leave the oldest out")
+    messages = [_as_message(one, at) for at, one in enumerate(said)]
+    if messages[-1][0] != "user":
+        raise InvalidValue(f"messages[{len(said) - 1}].role", messages[-1][0], "user: the last message is answered")
+    return messages
+
+
+def _as_message(one: Any, at: int) -> tuple[Role, str]:
+    if not isinstance(one, Mapping) or one.get("role") not in SAID_BY:
+        raise InvalidValue(f"messages[{at}]", one, f"an object with content and a role of {', '.join(SAID_BY)}")
+    _must_be_text(f"messages[{at}].content", one.get("content"))
+    return one["role"], one["content"]
+
+
+def _reference(attached: Attachment) -> dict[str, Any]:
+    return {"id": attached.id, "name": attached.name, "media_type": attached.media_type, "size": attached.size}

@@ -1,0 +1,187 @@
+"""Whose chats are whose, and what a chat takes at most."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.chat import conversation, limits
+from penstock.chat import service as chat_service
+from penstock.chat.limits import AttachmentUnknown, ChatLimitReached, ChatUnknown, MessageUnknown
+from penstock.errors import InvalidValue
+from penstock.hosting.ports import Conflict
+from tests.chat.chats import ANN, Histories, chatting
+
+BOB = "bob"
+
+
+@pytest.mark.parametrize("chat", ["hers", "none"])
+async def test_anothers_chat_is_as_unknown_as_one_that_never_was(chat: str) -> None:
+    async with chatting(models={"A": Histories().model}) as chats:
+        service = chats.service
+        turn = await service.stream_chat(chats.chat_id, "one", owner=ANN)
+        await turn.result()
+        id = chats.chat_id if chat == "hers" else "none"
+        said, answer = str(turn.user_message_id), turn.message_id
+        for asked in (
+            lambda: service.stream_chat(id, "x", owner=BOB),
+            lambda: service.continue_message(id, answer, owner=BOB),
+            lambda: service.retry_message(id, answer, owner=BOB),
+            lambda: service.edit_user_message(id, said, "x", owner=BOB),
+            lambda: service.tree(id, owner=BOB),
+            lambda: service.switch(id, answer, owner=BOB),
+            lambda: service.get_chat(id, owner=BOB),
+        ):
+            with pytest.raises(ChatUnknown) as unknown:
+                await asked()
+            assert str(unknown.value) == f"there is no chat {id!r}; list yours, or create one"
+        assert len(chats.host.submitted) == 1
+        with pytest.raises(Conflict):
+            await service.create_chat(owner=BOB, graph_id="g", chat_id=chats.chat_id)
+        with pytest.raises(Conflict):
+            await service.stream_agent_chat("g", "x", owner=BOB, chat_id=chats.chat_id)
+
+
+async def test_what_another_has_attached_cannot_be_named() -> None:
+    async with chatting() as chats:
+        kept = await chats.service.attach(BOB, "x", "text/plain", b"secret")
+        assert await chats.service.attachment(kept.id, owner=BOB) == (kept, b"secret")
+        for id in (kept.id, "none"):
+            with pytest.raises(AttachmentUnknown):
+                await chats.service.attachment(id, owner=ANN)
+            with pytest.raises(AttachmentUnknown):
+                await chats.service.stream_chat(chats.chat_id, "x", owner=ANN, attachments=[id])
+        assert len(await chats.service.tree(chats.chat_id)) == 0
+
+
+async def test_a_message_that_is_not_there_is_named() -> None:
+    async with chatting() as chats:
+        service, id = chats.service, chats.chat_id
+        for asked in (
+            lambda: service.stream_chat(id, "x", owner=ANN, parent_id="none"),
+            lambda: service.continue_message(id, "none", owner=ANN),
+            lambda: service.retry_message(id, "none", owner=ANN),
+            lambda: service.edit_user_message(id, "none", "x", owner=ANN),
+            lambda: service.switch(id, "none"),
+        ):
+            with pytest.raises(MessageUnknown, match="'none'"):
+                await asked()
+        assert not chats.host.submitted
+
+
+async def test_an_answer_is_retried_and_a_question_edited_and_not_the_other_way_round() -> None:
+    async with chatting(models={"A": Histories().model}) as chats:
+        turn = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
+        await turn.result()
+        with pytest.raises(InvalidValue, match="role assistant"):
+            await chats.service.retry_message(chats.chat_id, str(turn.user_message_id), owner=ANN)
+        with pytest.raises(InvalidValue, match="role assistant"):
+            await chats.service.continue_message(chats.chat_id, str(turn.user_message_id), owner=ANN)
+        with pytest.raises(InvalidValue, match="role user"):
+            await chats.service.edit_user_message(chats.chat_id, turn.message_id, "x", owner=ANN)
+
+
+async def test_more_than_a_chat_takes_is_refused_with_the_figures_and_nothing_is_written() -> None:
+    async with chatting() as chats:
+        service, id = chats.service, chats.chat_id
+        too_long = "x" * (limits.MAX_CHARACTERS + 1)
+        for what, most, asked in (
+            ("content", limits.MAX_CHARACTERS, lambda: service.stream_chat(id, too_long, owner=ANN)),
+            ("attachments", 20, lambda: service.stream_chat(id, "x", owner=ANN, attachments=["a"] * 21)),
+            ("attachment", 20 * 1024 * 1024, lambda: service.attach(ANN, "x", "a/b", bytes(20 * 1024 * 1024 + 1))),
+            ("title", limits.MAX_TITLE, lambda: service.create_chat(owner=ANN, graph_id="g", title="x" * 1_001)),
+            ("user_tools", 200, lambda: service.stream_chat(id, "x", owner=ANN, user_tools=["t"] * 201)),
+        ):
+            with pytest.raises(ChatLimitReached) as refused:
+                await asked()
+            assert (refused.value.what, refused.value.most) == (what, most)
+        assert len(await service.tree(id)) == 0
+
+
+async def test_a_full_chat_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (conversation, chat_service):
+        monkeypatch.setattr(module, "MAX_MESSAGES", 3)
+    async with chatting(models={"A": Histories().model}) as chats:
+        turn = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
+        await turn.result()
+        with pytest.raises(ChatLimitReached, match="begin another one") as full:
+            await chats.service.stream_chat(chats.chat_id, "two", owner=ANN)
+        assert full.value.most == 3
+        assert len(await chats.service.tree(chats.chat_id)) == 2
+
+
+async def test_a_chat_may_be_only_so_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (conversation, chat_service):
+        monkeypatch.setattr(module, "MAX_DEPTH", 3)
+    async with chatting(models={"A": Histories().model}) as chats:
+        turn = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
+        await turn.result()
+        with pytest.raises(ChatLimitReached, match="begin another one") as deep:
+            await chats.service.stream_chat(chats.chat_id, "two", owner=ANN)
+        assert deep.value.most == 3
+
+
+@pytest.mark.parametrize("wrong", ["", None, 3, "half \ud800 a pair", ["x"]])
+async def test_what_cannot_be_said_is_refused(wrong: Any) -> None:
+    async with chatting() as chats:
+        with pytest.raises(InvalidValue, match="content"):
+            await chats.service.stream_chat(chats.chat_id, wrong, owner=ANN)
+        assert len(await chats.service.tree(chats.chat_id)) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [],
+        None,
+        [{"role": "assistant", "content": "x"}],
+        [{"role": "tool", "content": "x"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": 1}],
+        ["x"],
+        [{"role": "user", "content": "x"}, None],
+        [{"role": "user", "content": "\ud800"}],
+    ],
+)
+async def test_a_conversation_that_is_none_is_refused_and_makes_no_chat(wrong: Any) -> None:
+    async with chatting() as chats:
+        with pytest.raises(InvalidValue, match="messages"):
+            await chats.service.stream_agent_chat("g", wrong, owner=ANN)
+        assert len(await chats.stores.chats.list(owner=ANN)) == 1
+
+
+@pytest.mark.parametrize(("name", "media_type"), [("", "a/b"), ("x", ""), ("a\nb", "a/b"), ("x" * 256, "a/b")])
+async def test_an_attachment_has_a_name_and_a_type(name: str, media_type: str) -> None:
+    async with chatting() as chats:
+        with pytest.raises(InvalidValue, match="on one line"):
+            await chats.service.attach(ANN, name, media_type, b"")
+
+
+async def test_a_chat_is_with_one_graph() -> None:
+    async with chatting() as chats:
+        with pytest.raises(Conflict, match="'g'"):
+            await chats.service.stream_agent_chat("another", "x", owner=ANN, chat_id=chats.chat_id)
+
+
+async def test_tools_are_named() -> None:
+    async with chatting() as chats:
+        for wrong in (print, "", "\ud800", "x" * 256):
+            with pytest.raises(InvalidValue, match="user_tools"):
+                await chats.service.stream_chat(chats.chat_id, "x", owner=ANN, user_tools=[wrong])  # type: ignore[list-item]
+        assert len(await chats.service.tree(chats.chat_id)) == 0
+
+
+@pytest.mark.parametrize("id", ["no id", "/", "-x", "x" * 101])
+async def test_a_chat_has_an_id_that_fits_everywhere(id: str) -> None:
+    async with chatting() as chats:
+        with pytest.raises(InvalidValue, match="chat_id"):
+            await chats.service.create_chat(owner=ANN, graph_id="g", chat_id=id)
+
+
+async def test_a_stream_is_left_in_one_of_two_ways() -> None:
+    async with chatting(models={"A": Histories().model}) as chats:
+        turn = await chats.service.stream_chat(chats.chat_id, "x", owner=ANN)
+        with pytest.raises(InvalidValue, match="continue or cancel"):
+            await anext(turn.events(on_leave="stay"))  # type: ignore[arg-type]
+        await turn.result()

@@ -1,0 +1,95 @@
+"""A long chat costs what is said in it, and not the square of that.
+
+In a SQLite file that is closed and opened again halfway; a thousand turns in the long form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from penstock.agents.model import ModelRequest
+from penstock.agents.scripted import ScriptedModel
+from penstock.hosting.settings import HostSettings
+from penstock.storage import open_stores
+from tests.chat.chats import ALONE, ANN, Chats, chatting, hosted
+
+TURNS = 1_000 if os.environ.get("PENSTOCK_SOAK") else 60
+QUESTION = "What about dam number {}? " + "It is a long question. " * 200
+ANSWER = "Dam number {} holds. " + "It is a long answer, and a true one. " * 200
+COPIES = 3
+"""What is said stands in the messages; what comes of it in the run and in its journal. What goes with it (ids, times,
+limits, indexes, half-filled pages, the ledger) has to fit in, too."""
+
+
+class Answers:
+    """A model that counts, and remembers how much it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        self.model = ScriptedModel(self._answer, piece_characters=500)
+
+    def _answer(self, request: ModelRequest) -> str:
+        self.told.append(len(request.messages))
+        return ANSWER.format(len(self.told))
+
+
+@pytest.mark.reliability
+@pytest.mark.requirement("K-15")
+@pytest.mark.timeout(1_200)
+async def test_each_turn_of_a_long_chat_costs_the_same_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
+    file, answers = tmp_path / "chats.db", Answers()
+    settings = HostSettings(tick_s=30)
+    stores = await open_stores(f"sqlite:///{file}")
+    async with stores, chatting(ALONE, {"A": answers.model}, stores=stores, settings=settings) as chats:
+        chat_id = chats.chat_id
+        await talk(chats, chat_id, 1, TURNS // 2)
+    half = await size_of(file)
+    stores = await open_stores(f"sqlite:///{file}")
+    async with stores, hosted(stores, {"A": answers.model}, settings=settings) as chats:
+        await talk(chats, chat_id, TURNS // 2 + 1, TURNS)
+        tree = await chats.service.tree(chat_id)
+    whole, events = await size_of(file), await size_of_events(file)
+    assert answers.told == list(range(1, 2 * TURNS, 2))
+    said = [text.format(number) for number in range(1, TURNS + 1) for text in (QUESTION, ANSWER)]
+    assert [one.content for one in tree.active_path()] == said
+    assert whole <= COPIES * sum(map(len, said)) + events
+    assert whole - half <= 1.2 * half
+
+
+async def talk(chats: Chats, chat_id: str, first: int, last: int) -> None:
+    for number in range(first, last + 1):
+        turn = await chats.service.stream_chat(chat_id, QUESTION.format(number), owner=ANN)
+        assert (await turn.result()).data["state"] == "complete"
+
+
+async def size_of(file: Path) -> int:
+    """All files of the database; what still stands in its log is written where it belongs first."""
+
+    def measured() -> int:
+        with closing(sqlite3.connect(file)) as database:
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return sum(one.stat().st_size for one in file.parent.glob(f"{file.name}*"))
+
+    return await asyncio.to_thread(measured)
+
+
+async def size_of_events(file: Path) -> int:
+    """What the events alone take: as large as a database that has nothing else."""
+    alone = file.with_name("events alone")
+
+    def measured() -> int:
+        with closing(sqlite3.connect(alone, isolation_level=None)) as database:
+            database.execute("PRAGMA page_size = 1024")
+            database.execute("ATTACH ? AS whole", (str(file),))
+            (made,) = database.execute("SELECT sql FROM whole.sqlite_schema WHERE name = 'events'").fetchone()
+            database.execute(made)
+            database.execute("INSERT INTO events SELECT * FROM whole.events")
+        return alone.stat().st_size
+
+    return await asyncio.to_thread(measured)
