@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator
 
 from penstock.agents.messages import Message, ToolCall
 from penstock.agents.model import FinishReason, Model, ModelRequest, ModelResponse
+from penstock.nodes.parts.chat import GO_ON
+from penstock.runtime.billing.prices import Price
 from penstock.runtime.billing.usage import Usage
 
-NANOS_PER_INPUT_TOKEN = 150
-NANOS_PER_OUTPUT_TOKEN = 600
-"""As a small model of the day costs: 0.15 and 0.60 dollars for a million tokens."""
+EXAMPLE_PRICE = Price("0.15", "0.60")
+"""As a small model of the day costs, for a million tokens. A price book has to be told, for its calls to be held."""
 
 MAX_COUNT = 1_000
 SHOWN_CHARACTERS = 200
@@ -60,8 +61,7 @@ class ExampleModel(Model):
 
     def _usage(self, request: ModelRequest, words: int) -> Usage:
         given, said = self.count_input(request), max(words, 1)
-        cost = given * NANOS_PER_INPUT_TOKEN + said * NANOS_PER_OUTPUT_TOKEN
-        return Usage(given, said, model=self.name, cost_nanos=cost)
+        return Usage(given, said, model=self.name, cost_nanos=EXAMPLE_PRICE.cost_nanos(Usage(given, said)))
 
 
 def _wanted_tool(request: ModelRequest) -> ToolCall | None:
@@ -85,17 +85,38 @@ def _reply(request: ModelRequest) -> str:
     if last.role == "tool":
         return f"The tool {last.name or 'it'} says: {_shortened(_text(last))}"
     if last.role == "assistant":
-        return "… and that is where I had stopped; there is no more to it."
+        return _rest(messages)
     text = _text(last)
-    counted = COUNT_TO.search(text)
-    if counted:
-        return ", ".join(str(number) for number in range(1, min(int(counted[1]), MAX_COUNT) + 1)) + "."
+    if text == GO_ON:
+        return _rest(messages[:-1])
+    if end := _count_asked_for(text):
+        return _counted(1, end)
     before = sum(message.role == "user" for message in messages) - 1
     earlier = f" It is message {before + 1} of our conversation." if before > 0 else ""
     return (
         f"You said: “{_shortened(text)}”.{earlier} I am the example model, and know nothing; "
         "name another model in the graph, or tell me how far to count."
     )
+
+
+def _rest(messages: list[Message]) -> str:
+    """More of the last answer: the numbers that it did not come to, if it was counting."""
+    asked = next((_text(one) for one in reversed(messages) if one.role == "user"), "")
+    said = re.findall(r"\d+", next((_text(one) for one in reversed(messages) if one.role == "assistant"), ""))
+    end = _count_asked_for(asked)
+    if end and said and int(said[-1]) < end:
+        return _counted(int(said[-1]) + 1, end)
+    return "… and that is where I had stopped; there is no more to it."
+
+
+def _count_asked_for(text: str) -> int:
+    """How far to count; 0 if nobody wants it."""
+    asked = COUNT_TO.search(text)
+    return min(int(asked[1]), MAX_COUNT) if asked else 0
+
+
+def _counted(first: int, last: int) -> str:
+    return ", ".join(map(str, range(first, last + 1))) + "."
 
 
 def _text(message: Message) -> str:

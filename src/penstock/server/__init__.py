@@ -1,0 +1,30 @@
+"""Penstock over HTTP: graphs, runs, approvals and chats as REST and resumable streams.
+
+app       what is served, composed in one place     settings   what an operator decides
+auth      who may do what, as one table             guards/    what every request passes before a route sees it
+sse       a run's events as a stream                errors     every failure as a status and a code
+routes/   one file per thing                        serve      the process: listen, drain, park
+
+Names are loaded when they are used, so that settings can be read without FastAPI.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.server.app import create_app as create_app
+    from penstock.server.auth import User as User
+    from penstock.server.serve import serve as serve
+    from penstock.server.settings import ServerSettings as ServerSettings
+
+WHERE = {"create_app": "app", "User": "auth", "serve": "serve", "ServerSettings": "settings"}
+
+__all__ = ["ServerSettings", "User", "create_app", "serve"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in WHERE:
+        return getattr(import_module(f"penstock.server.{WHERE[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

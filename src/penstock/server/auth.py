@@ -1,0 +1,195 @@
+"""Who asks, and what they may do: users, their tokens, and one table of every route.
+
+What is not in the table does not exist: the gate answers before any route is looked for, so a route that somebody
+forgot to declare cannot be reached. Nothing here knows HTTP beyond paths and methods, or where things are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+Role = Literal["viewer", "user", "admin"]
+Access = Literal["open", "viewer", "user", "admin"]
+ROLES: tuple[Role, ...] = get_args(Role)
+"""From the least to the most: a viewer reads what is theirs, a user also writes it, an admin does everything."""
+
+MIN_SECRET = 16
+MAX_SECRET = 512
+MAX_TOKENS = 10_000
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+SECRET = re.compile(r"[!-~]+")
+"""What a header can carry: printable ASCII, no spaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Somebody who was let in."""
+
+    name: str
+    role: Role
+
+    def may(self, access: Access) -> bool:
+        """Whether the role is enough."""
+        return access == "open" or ROLES.index(self.role) >= ROLES.index(access)
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether they may see and change what is others'."""
+        return self.role == "admin"
+
+
+LOCAL = User("local", "admin")
+"""Everybody, where there are no tokens; such a server listens on loopback alone."""
+
+
+class TokensInvalid(PenstockError):
+    """A line of a token file cannot be used; says which, and never what stands there."""
+
+    def __init__(self, line: int, expected: str) -> None:
+        self.line = line
+        self.expected = expected
+        super().__init__(f"token {line}: {expected}; a token is written name:role:secret")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A user, and the SHA-256 of the secret that proves it; the secret itself is not kept."""
+
+    user: User
+    digest: bytes
+
+    @classmethod
+    def of(cls, name: str, role: Role, secret: str) -> Token:
+        """The token of a user with that secret."""
+        return parse_tokens([f"{name}:{role}:{secret}"])[0]
+
+    def __repr__(self) -> str:
+        return f"<Token of {self.user.name}, {self.user.role}>"
+
+
+def parse_tokens(lines: Iterable[str]) -> tuple[Token, ...]:
+    """The tokens in lines of `name:role:secret`; empty lines and those that begin with # say nothing."""
+    tokens: list[Token] = []
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if text and not text.startswith("#"):
+            tokens.append(_token(number, text))
+        if len(tokens) > MAX_TOKENS:
+            raise TokensInvalid(number, f"there may be {MAX_TOKENS}")
+        if len(tokens) > 1 and any(hmac.compare_digest(tokens[-1].digest, one.digest) for one in tokens[:-1]):
+            raise TokensInvalid(number, "its secret is that of another token; every token has one of its own")
+    return tuple(tokens)
+
+
+def _token(number: int, text: str) -> Token:
+    name, _, rest = text.partition(":")
+    role, _, secret = rest.partition(":")
+    if not NAME.fullmatch(name):
+        raise TokensInvalid(number, "the name must be 1 to 64 of A-Z a-z 0-9 . _ -, a letter or digit first")
+    if role not in ROLES:
+        raise TokensInvalid(number, f"the role must be one of {', '.join(ROLES)}")
+    if not MIN_SECRET <= len(secret) <= MAX_SECRET or not SECRET.fullmatch(secret):
+        raise TokensInvalid(number, f"the secret must be {MIN_SECRET} to {MAX_SECRET} printable characters, no spaces")
+    return Token(User(name, role), _digest(secret.encode()))
+
+
+def _digest(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()
+
+
+def user_of(tokens: Iterable[Token], authorization: bytes | None) -> User | None:
+    """Whom an Authorization header proves; every token is compared, so that the time says nothing of which."""
+    scheme, _, secret = (authorization or b"").partition(b" ")
+    presented = _digest(secret.strip())
+    found: User | None = None
+    for token in tokens:
+        if hmac.compare_digest(token.digest, presented):
+            found = token.user
+    return found if scheme.lower() == b"bearer" else None
+
+
+def current_user(request: Request) -> User:
+    """Who asks; the gate has let them in."""
+    user: User = request.state.user
+    return user
+
+
+READ: Mapping[str, Access] = {"GET": "viewer"}
+WRITE: Mapping[str, Access] = {"POST": "user"}
+
+ACCESS: Mapping[str, Mapping[str, Access]] = {
+    "/": {"GET": "open"},
+    "/health": {"GET": "open"},
+    "/ready": {"GET": "open"},
+    "/metrics": {"GET": "admin"},
+    "/api/openapi.json": READ,
+    "/api/me": READ,
+    "/api/node-types": READ,
+    "/api/graphs": {"GET": "viewer", "POST": "user"},
+    "/api/graphs/validate": WRITE,
+    "/api/graphs/{graph_id}": {"GET": "viewer", "PUT": "user", "DELETE": "user"},
+    "/api/graphs/{graph_id}/versions": READ,
+    "/api/runs": {"GET": "viewer", "POST": "user"},
+    "/api/runs/{run_id}": READ,
+    "/api/runs/{run_id}/events": READ,
+    "/api/runs/{run_id}/export": READ,
+    "/api/runs/{run_id}/cancel": WRITE,
+    "/api/runs/{run_id}/resume": WRITE,
+    "/api/runs/{run_id}/grant": WRITE,
+    "/api/runs/{run_id}/fork": WRITE,
+    "/api/runs/{run_id}/replay": WRITE,
+    "/api/approvals": READ,
+    "/api/approvals/{approval_id}": READ,
+    "/api/approvals/{approval_id}/approve": WRITE,
+    "/api/approvals/{approval_id}/edit": WRITE,
+    "/api/approvals/{approval_id}/reject": WRITE,
+    "/api/chats": {"GET": "viewer", "POST": "user"},
+    "/api/chats/{chat_id}": {"GET": "viewer", "PATCH": "user"},
+    "/api/chats/{chat_id}/messages": WRITE,
+    "/api/chats/{chat_id}/messages/{message_id}/continue": WRITE,
+    "/api/chats/{chat_id}/messages/{message_id}/retry": WRITE,
+    "/api/chats/{chat_id}/messages/{message_id}/edit": WRITE,
+    "/api/chats/{chat_id}/messages/{message_id}/choose": WRITE,
+    "/api/agents/{graph_id}/chat": WRITE,
+    "/api/attachments": WRITE,
+    "/api/attachments/{attachment_id}": READ,
+    "/v1/models": READ,
+    "/v1/models/{model_id}": READ,
+    "/v1/chat/completions": WRITE,
+    "/v1/responses": WRITE,
+    "/v1/responses/{response_id}": READ,
+    "/v1/responses/{response_id}/cancel": WRITE,
+    "/mcp": {"GET": "user", "POST": "user", "DELETE": "user"},
+}
+"""Every route there is, and the least role that may use it; whose things they may touch, the routes look at."""
+
+
+class Rules:
+    """Finds the rule for a path; one way or none, and the most literal first."""
+
+    def __init__(self, access: Mapping[str, Mapping[str, Access]] = ACCESS) -> None:
+        self._literal = {path: methods for path, methods in access.items() if "{" not in path}
+        self._patterns = [(_pattern(path), path, methods) for path, methods in access.items() if "{" in path]
+
+    def find(self, path: str) -> tuple[str, Mapping[str, Access]] | None:
+        """The route's template and what each of its methods asks for; None if there is no such route."""
+        if path in self._literal:
+            return path, self._literal[path]
+        for pattern, template, methods in self._patterns:
+            if pattern.fullmatch(path):
+                return template, methods
+        return None
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(template)))

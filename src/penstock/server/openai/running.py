@@ -1,0 +1,183 @@
+"""From a conversation to a run, and from a run to what it says.
+
+A graph that converses runs as one turn of a chat; any other runs on what the user said last. Either way the run is
+the host's: it has an id, limits and events, and outlives the request if it is told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.chat.ports import Attachment
+from penstock.chat.protocol import KIND
+from penstock.errors import InvalidValue
+from penstock.hosting.records import GraphRecord, HostedEvent, RunRecord
+from penstock.server.auth import User
+from penstock.server.openai.leaving import RunStream
+from penstock.server.openai.models import converses
+from penstock.server.openai.refusals import unknown_end
+from penstock.server.openai.wire.answer import Answer, Piece, speakers
+from penstock.server.openai.wire.bodies import ChatCompletionBody, Extension, ResponseBody
+from penstock.server.openai.wire.conversation import File, Turn, text_to_add
+from penstock.server.parts import check_new_id
+from penstock.server.sse import Streams
+
+if TYPE_CHECKING:
+    from penstock.chat.service import ChatService
+    from penstock.hosting.host import RunHost
+    from penstock.storage import Stores
+
+LEFT = "the client left"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the endpoints work with."""
+
+    host: RunHost
+    chats: ChatService
+    stores: Stores
+    streams: Streams
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A run that was begun for a request."""
+
+    service: Service
+    run: RunRecord
+    speaking: frozenset[str]
+
+    @property
+    def created(self) -> int:
+        """When, in seconds."""
+        return self.run.created_ms // 1000
+
+    async def pieces(self, answer: Answer) -> AsyncGenerator[Piece, None]:
+        """What the run says, as it says it, and its end; `answer` holds it all."""
+        async with aclosing(self.service.host.events(self.run.id)) as events:
+            async for event in events:
+                for piece in answer.add(event):
+                    yield piece
+        if answer.ended is None:
+            raise unknown_end(self.run.id)
+        yield answer.ended
+
+    async def followed(self) -> Answer:
+        """The whole answer."""
+        answer = Answer(self.speaking)
+        async with aclosing(self.pieces(answer)) as pieces:
+            async for _ in pieces:
+                pass
+        return answer
+
+    async def stop(self, user: User) -> None:
+        """Its client is gone, and nobody else waits for it."""
+        await self.service.host.cancel(self.run.id, reason=LEFT, by=user.name)
+
+
+async def streaming(streams: Streams, user: User, begin: Callable[[], Awaitable[RunStream]]) -> RunStream:
+    """A stream for which there is room: nothing is begun if there is none."""
+    streams.enter(user.name)
+    try:
+        return await begin()
+    except BaseException:
+        streams.leave(user.name)
+        raise
+
+
+def on_leave(begun: Started, user: User, asked: Extension) -> Callable[[], Awaitable[None]]:
+    """What is to happen to a run whose client leaves."""
+
+    async def left() -> None:
+        if asked.on_disconnect == "cancel":
+            await begun.stop(user)
+
+    return left
+
+
+async def start(
+    service: Service, user: User, graph: GraphRecord, turns: Sequence[Turn], body: ChatCompletionBody | ResponseBody
+) -> Started:
+    """Begin a run on a conversation."""
+    check_new_id(body.penstock.run_id, user)
+    begin = _converse if converses(graph) else _run_plainly
+    return await started(service, await begin(service, user, graph, turns, body), graph)
+
+
+async def go_on(
+    service: Service, user: User, graph: GraphRecord, before: RunRecord, turns: Sequence[Turn], body: ResponseBody
+) -> Started:
+    """Begin a run that goes on with the conversation of an earlier one."""
+    check_new_id(body.penstock.run_id, user)
+    if graph.id != before.graph_id:
+        raise InvalidValue("model", graph.id, f"{before.graph_id}, which gave the response before")
+    if before.origin.get("kind") != KIND:
+        raise InvalidValue("previous_response_id", before.id, "a response of a graph that has a chat-start")
+    text, files = text_to_add(turns, "input")
+    turn = await service.chats.stream_chat(
+        before.origin["chat_id"],
+        text,
+        owner=before.owner,
+        parent_id=before.origin["message_id"],
+        attachments=await _attached(service, before.owner, files),
+        limits=body.penstock.limits,
+        run_id=body.penstock.run_id,
+    )
+    return await started(service, turn.run_id, graph)
+
+
+async def started(service: Service, run_id: str, graph: GraphRecord) -> Started:
+    """The run, to be followed."""
+    run = await service.host.get(run_id)
+    assert run is not None, "a run that was just begun is there"
+    return Started(service, run, speakers(graph.document))
+
+
+async def events_so_far(service: Service, run_id: str) -> list[HostedEvent]:
+    """Everything that has happened to a run."""
+    found: list[HostedEvent] = []
+    while page := await service.stores.events.read(run_id, found[-1].seq if found else 0):
+        found.extend(page)
+    return found
+
+
+async def _converse(
+    service: Service, user: User, graph: GraphRecord, turns: Sequence[Turn], body: ChatCompletionBody | ResponseBody
+) -> str:
+    newest = await service.stores.graphs.get(graph.id)
+    if newest is not None and newest.version != graph.version:
+        raise InvalidValue("model", body.model, f"{graph.id}: conversations are with the newest version of a graph")
+    files = [file for turn in turns for file in turn.files]
+    turn = await service.chats.stream_agent_chat(
+        graph.id,
+        [{"role": turn.role, "content": turn.text} for turn in turns],
+        owner=user.name,
+        attachments=await _attached(service, user.name, files),
+        limits=body.penstock.limits,
+        run_id=body.penstock.run_id,
+    )
+    return turn.run_id
+
+
+async def _run_plainly(
+    service: Service, user: User, graph: GraphRecord, turns: Sequence[Turn], body: ChatCompletionBody | ResponseBody
+) -> str:
+    if any(turn.files for turn in turns):
+        raise InvalidValue("model", graph.id, "a graph with a chat-start, for only those take files")
+    run = await service.host.submit(
+        owner=user.name,
+        graph_id=graph.id,
+        version=graph.version,
+        input=turns[-1].text,
+        limits=body.penstock.limits,
+        run_id=body.penstock.run_id,
+    )
+    return run.id
+
+
+async def _attached(service: Service, owner: str, files: Sequence[File]) -> list[Attachment]:
+    return [await service.chats.attach(owner, file.name, file.media_type, file.content) for file in files]

@@ -1,0 +1,110 @@
+"""An answer as a `chat.completion`, and as the chunks of one.
+
+What OpenAI's shape has no place for stands in the field `penstock`, which official clients keep and do not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.server.openai.wire.answer import Answer, Ended, Piece, Said, Used
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Completion:
+    """One completion under way: whose run, of which model, since when."""
+
+    run_id: str
+    model: str
+    created: int
+    """In seconds, as OpenAI counts."""
+    ignored: Sequence[str] = ()
+    include_usage: bool = False
+    metadata: Mapping[str, str] | None = None
+    """What the request said of itself; a whole completion repeats it."""
+    _has_text: bool = field(default=False, init=False)
+
+    @property
+    def id(self) -> str:
+        """The run's id, as OpenAI's ids look."""
+        return f"chatcmpl-{self.run_id}"
+
+    def opening(self) -> Json:
+        """The first chunk: who speaks."""
+        return self._chunk({"role": "assistant", "content": "", "refusal": None}, penstock=self._facts())
+
+    def chunks(self, piece: Piece) -> Iterator[Json]:
+        """The piece as chunks; an end that was a failure is told as an error instead, by whoever asks."""
+        if isinstance(piece, Said):
+            yield self._chunk({"content": self._apart(piece)})
+        elif isinstance(piece, Used):
+            used = {"id": piece.id, "name": piece.name, "arguments": piece.arguments}
+            yield self._chunk({}, penstock={"run_id": self.run_id, "tool_call": used})
+        else:
+            yield self._chunk({}, finish_reason(piece), self._facts(piece))
+            if self.include_usage:
+                yield {**self._chunk({}), "choices": [], "usage": usage(piece)}
+
+    def whole(self, answer: Answer) -> Json:
+        """The completion in one."""
+        assert answer.ended is not None
+        ended = answer.ended
+        content = ended.text if ended.status == "completed" else answer.said
+        message = {"role": "assistant", "content": content, "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(ended)}
+        return {
+            **self._head("chat.completion"),
+            "choices": [choice],
+            "usage": usage(ended),
+            "metadata": None if self.metadata is None else dict(self.metadata),
+            "penstock": self._facts(ended),
+        }
+
+    def _apart(self, piece: Said) -> str:
+        text = f"\n\n{piece.text}" if piece.begins and self._has_text else piece.text
+        self._has_text = True
+        return text
+
+    def _head(self, kind: str) -> Json:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "system_fingerprint": None}
+
+    def _chunk(self, delta: Json, finish: str | None = None, penstock: Json | None = None) -> Json:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
+        if self.include_usage:
+            chunk["usage"] = None
+        if penstock is not None:
+            chunk["penstock"] = penstock
+        return chunk
+
+    def _facts(self, ended: Ended | None = None) -> Json:
+        return facts(self.run_id, self.ignored, ended)
+
+
+def facts(run_id: str, ignored: Sequence[str], ended: Ended | None) -> Json:
+    """What the field `penstock` says of a run."""
+    known: Json = {"run_id": run_id, "ignored": list(ignored)}
+    if ended is not None:
+        stop_reason = ended.reason if ended.status != "completed" else None
+        known |= {"status": ended.status, "cost_usd": ended.cost_usd, "stop_reason": stop_reason}
+        if ended.message and ended.status != "completed":
+            known["message"] = ended.message
+    return known
+
+
+def finish_reason(ended: Ended) -> str:
+    """`length` if something cut the answer short."""
+    return "stop" if ended.status == "completed" else "length"
+
+
+def usage(ended: Ended) -> Json:
+    """The tokens of all model calls of the run."""
+    return {
+        "prompt_tokens": ended.tokens_in,
+        "completion_tokens": ended.tokens_out,
+        "total_tokens": ended.tokens_in + ended.tokens_out,
+    }

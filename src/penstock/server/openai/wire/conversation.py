@@ -1,0 +1,164 @@
+"""A request as a conversation: who said what, and which pictures came with it.
+
+What an earlier answer asked of tools, and what those gave, is told as text: the tools of the graph are its own, and
+those of the client are not run here. Pictures and files are taken as `data:` URLs only; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from penstock.agents.messages import Role
+from penstock.chat.protocol import answer_text
+from penstock.errors import InvalidValue
+from penstock.server.openai.wire.bodies import ChatCompletionBody, ChatMessageBody, InputItem, Part, ResponseBody
+
+TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)((?:;[\w-]+=[^;,]*)*)(;base64)?,(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """Bytes that came with a message."""
+
+    name: str
+    media_type: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side said."""
+
+    role: Role
+    text: str
+    files: tuple[File, ...] = field(default=())
+
+
+def of_chat_completion(body: ChatCompletionBody) -> list[Turn]:
+    """The conversation in `messages`; InvalidValue names the message that cannot be taken."""
+    turns = [_of_message(message, f"messages.{at}") for at, message in enumerate(body.messages)]
+    return _must_ask(turns, "messages")
+
+
+def of_response(body: ResponseBody) -> list[Turn]:
+    """The conversation in `instructions` and `input`; one that goes on keeps the instructions it began with."""
+    begins = body.previous_response_id is None
+    turns = [Turn("system", body.instructions)] if body.instructions and begins else []
+    if isinstance(body.input, str):
+        turns.append(Turn("user", body.input))
+    else:
+        turns.extend(_of_item(item, f"input.{at}") for at, item in enumerate(body.input))
+    return _must_ask(turns, "input")
+
+
+def check_supported(body: ChatCompletionBody | ResponseBody) -> None:
+    """InvalidValue for what would change the meaning of the answer and cannot be done here."""
+    if isinstance(body, ChatCompletionBody):
+        form = body.response_format
+        if body.n not in (None, 1):
+            raise InvalidValue("n", body.n, "1: a graph answers once")
+    else:
+        form = body.text.format if body.text else None
+    if form is not None and form.type != "text":
+        where = "response_format" if isinstance(body, ChatCompletionBody) else "text.format"
+        raise InvalidValue(where, form.type, "text: the graph says in what form it answers")
+    if body.tool_choice not in (None, "auto", "none"):
+        raise InvalidValue("tool_choice", body.tool_choice, "auto or none: a graph uses its own tools, as it sees fit")
+
+
+def text_to_add(turns: Sequence[Turn], where: str) -> tuple[str, tuple[File, ...]]:
+    """What is said next in a conversation that is kept here: by the user alone, in as many messages as they like."""
+    for turn in turns:
+        if turn.role != "user":
+            raise InvalidValue(where, turn.role, "what the user says next: the rest of the conversation is kept here")
+    return "\n\n".join(turn.text for turn in turns), tuple(file for turn in turns for file in turn.files)
+
+
+def _must_ask(turns: list[Turn], where: str) -> list[Turn]:
+    if turns[-1].role != "user":
+        raise InvalidValue(where, turns[-1].role, "a conversation whose last message is the user's")
+    return turns
+
+
+def _of_message(message: ChatMessageBody, where: str) -> Turn:
+    text, files = _of_content(message.content, f"{where}.content")
+    if message.role in ("tool", "function"):
+        named = message.name or message.tool_call_id or "a tool"
+        return Turn("assistant", _result_text(named, text), files)
+    calls = [_call_text(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+    text = "\n".join(part for part in (text, *calls) if part)
+    return Turn(_role(message.role), text, files)
+
+
+def _of_item(item: InputItem, where: str) -> Turn:
+    if item.type == "message":
+        if item.role is None:
+            raise InvalidValue(f"{where}.role", None, "user, assistant, system or developer")
+        text, files = _of_content(item.content, f"{where}.content")
+        return Turn(_role(item.role), text, files)
+    if item.type in ("function_call", "custom_tool_call", "mcp_call"):
+        return Turn("assistant", _call_text(item.name or "", item.arguments or ""))
+    if item.type in ("function_call_output", "custom_tool_call_output"):
+        return Turn("assistant", _result_text(item.name or "a tool", answer_text(item.output)))
+    raise InvalidValue(f"{where}.type", item.type, "message, function_call or function_call_output")
+
+
+def _role(role: str) -> Role:
+    if role == "user":
+        return "user"
+    return "assistant" if role == "assistant" else "system"
+
+
+def _call_text(name: str, arguments: str) -> str:
+    return f"[called {name} with {arguments or '{}'}]"
+
+
+def _result_text(name: str, text: str) -> str:
+    return f"[{name} gave: {text}]"
+
+
+def _of_content(content: str | Iterable[Part] | None, where: str) -> tuple[str, tuple[File, ...]]:
+    if content is None or isinstance(content, str):
+        return content or "", ()
+    texts: list[str] = []
+    files: list[File] = []
+    for at, part in enumerate(content):
+        if part.type in TEXT_PARTS:
+            texts.append(part.text or "")
+        elif part.type == "refusal":
+            texts.append(part.refusal or "")
+        else:
+            files.append(_file_of(part, f"{where}.{at}", len(files) + 1))
+    return "\n".join(texts), tuple(files)
+
+
+def _file_of(part: Part, where: str, number: int) -> File:
+    if part.type in ("image_url", "input_image"):
+        url = part.image_url if isinstance(part.image_url, str) else part.image_url.url if part.image_url else None
+        return _of_data_url(url, f"{where}.image_url", f"image-{number}")
+    if part.type in ("file", "input_file"):
+        inside: Any = (part.model_extra or {}).get("file") or {}
+        data = part.file_data or (inside.get("file_data") if isinstance(inside, dict) else None)
+        name = part.filename or (inside.get("filename") if isinstance(inside, dict) else None)
+        return _of_data_url(data, f"{where}.file_data", str(name or f"file-{number}"))
+    raise InvalidValue(f"{where}.type", part.type, "text, an image or a file")
+
+
+def _of_data_url(url: object, where: str, name: str) -> File:
+    found = DATA_URL.fullmatch(url) if isinstance(url, str) else None
+    if found is None:
+        shown = url if not isinstance(url, str) else url[:40]
+        raise InvalidValue(where, shown, "a data: URL, such as data:image/png;base64,…; addresses are not fetched")
+    media_type, _, is_base64, payload = found.groups()
+    try:
+        content = base64.b64decode(payload, validate=True) if is_base64 else unquote_to_bytes(payload)
+    except (binascii.Error, ValueError):
+        raise InvalidValue(where, payload[:40], "base64 that can be read") from None
+    return File(name, media_type.lower(), content)

@@ -1,0 +1,224 @@
+"""An answer as a `response` object, and as the events of its stream.
+
+A statement is one message item; each tool that the answering agent used is a `function_call` item that is complete
+already, between the statements around it. One fold makes all of them: what a stream told, the response that it ends
+with, and the one that is asked for later are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from penstock.server.openai.wire.answer import Ended, Piece, Said, Used
+from penstock.server.openai.wire.chunks import facts
+
+Json = dict[str, Any]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+STATUSES: Mapping[str, Status] = {
+    "queued": "queued",
+    "running": "in_progress",
+    "waiting": "in_progress",
+    "parked": "in_progress",
+    "completed": "completed",
+    "halted": "incomplete",
+    "failed": "failed",
+    "cancelled": "cancelled",
+}
+"""What OpenAI calls the states of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the request said that the response repeats."""
+
+    model: str
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    background: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    max_output_tokens: int | None = None
+    user: str | None = None
+    ignored: Sequence[str] = ()
+
+
+def response_id(run_id: str) -> str:
+    """The run's id, as OpenAI's ids look."""
+    return f"resp_{run_id}"
+
+
+def run_id_of(response_id: str) -> str | None:
+    """The run behind a response; None if it cannot be one."""
+    prefix, _, run_id = response_id.partition("_")
+    return run_id if prefix == "resp" and run_id else None
+
+
+@dataclass(slots=True)
+class ResponseUnderWay:
+    """One response: what of it is known so far, and the number of the next event."""
+
+    run_id: str
+    created_at: int
+    asked: Asked
+    status: Status = "in_progress"
+    output: list[Json] = field(default_factory=list)
+    ended: Ended | None = None
+    completed_at: int | None = None
+    _sequence: int = 0
+    _is_open: bool = False
+    """Whether the last item is a message that is being written."""
+    _pieces: list[str] = field(default_factory=list)
+    """What has been said of it: put together once, when it is done."""
+
+    def opening(self) -> Iterator[Json]:
+        """The first two events; the same whenever it is looked at, so that a stream can be taken up again."""
+        yield self._event("response.created", response=self.to_dict())
+        yield self._event("response.in_progress", response=self.to_dict())
+
+    def broken(self, code: str, message: str) -> Json:
+        """The stream cannot go on, whatever becomes of the run."""
+        return self._event("error", code=code, message=message, param=None)
+
+    def events(self, piece: Piece) -> Iterator[Json]:
+        """The piece as events."""
+        if isinstance(piece, Said):
+            yield from self._said(piece)
+        elif isinstance(piece, Used):
+            yield from self._close("completed")
+            yield from self._used(piece)
+        else:
+            yield from self._finish(piece)
+
+    def to_dict(self) -> Json:
+        """The response as it stands."""
+        asked = self.asked
+        return {
+            "id": response_id(self.run_id),
+            "object": "response",
+            "created_at": self.created_at,
+            "completed_at": self.completed_at,
+            "status": self.status,
+            "background": asked.background,
+            "error": self._error(),
+            "incomplete_details": {"reason": "max_output_tokens"} if self.status == "incomplete" else None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": dict(asked.metadata),
+            "model": asked.model,
+            "output": self._items(),
+            "parallel_tool_calls": True,
+            "previous_response_id": asked.previous_response_id,
+            "store": True,
+            "temperature": asked.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": asked.top_p,
+            "truncation": "disabled",
+            "usage": self._usage(),
+            "user": asked.user,
+            "penstock": facts(self.run_id, asked.ignored, self.ended),
+        }
+
+    def _items(self) -> list[Json]:
+        items = [dict(item) for item in self.output]
+        if self._is_open:
+            items[-1]["content"] = [_part("".join(self._pieces))]
+        return items
+
+    def _said(self, piece: Said) -> Iterator[Json]:
+        if piece.begins or not self._is_open:
+            yield from self._close("completed")
+            yield from self._open()
+        self._pieces.append(piece.text)
+        yield self._in_part("response.output_text.delta", delta=piece.text, logprobs=[])
+
+    def _open(self) -> Iterator[Json]:
+        item: Json = {"type": "message", "id": self._item_id("msg"), "status": "in_progress", "role": "assistant"}
+        self.output.append({**item, "content": []})
+        self._is_open = True
+        yield self._of_item("response.output_item.added")
+        yield self._in_part("response.content_part.added", part=_part(""))
+
+    def _close(self, status: str) -> Iterator[Json]:
+        if not self._is_open:
+            return
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        self._is_open = False
+        yield self._in_part("response.output_text.done", text=text, logprobs=[])
+        yield self._in_part("response.content_part.done", part=_part(text))
+        self.output[-1] = {**self.output[-1], "status": status, "content": [_part(text)]}
+        yield self._of_item("response.output_item.done")
+
+    def _used(self, used: Used) -> Iterator[Json]:
+        item: Json = {"type": "function_call", "id": self._item_id("fc"), "call_id": used.id, "name": used.name}
+        self.output.append({**item, "arguments": "", "status": "in_progress"})
+        yield self._of_item("response.output_item.added")
+        yield self._on_item("response.function_call_arguments.delta", delta=used.arguments)
+        yield self._on_item("response.function_call_arguments.done", name=used.name, arguments=used.arguments)
+        self.output[-1] = {**item, "arguments": used.arguments, "status": "completed"}
+        yield self._of_item("response.output_item.done")
+
+    def _finish(self, ended: Ended) -> Iterator[Json]:
+        yield from self._close("completed" if ended.status == "completed" else "incomplete")
+        self.ended = ended
+        if ended.status == "parked":
+            yield self.broken("parked", PARKED)
+            return
+        self.status = _final(ended)
+        told = "failed" if self.status == "cancelled" else self.status  # a stream knows no other end for it
+        yield self._event(f"response.{told}", response=self.to_dict())
+
+    def _error(self) -> Json | None:
+        ended = self.ended
+        if ended is None or self.status not in ("failed", "cancelled"):
+            return None
+        why = ": ".join(part for part in (ended.reason, ended.message) if part)
+        return {"code": "server_error", "message": why or ended.status}
+
+    def _usage(self) -> Json | None:
+        if self.ended is None or self.ended.status == "parked":
+            return None
+        return {
+            "input_tokens": self.ended.tokens_in,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": self.ended.tokens_out,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.ended.tokens_in + self.ended.tokens_out,
+        }
+
+    def _item_id(self, kind: str) -> str:
+        return f"{kind}_{self.run_id}_{len(self.output)}"
+
+    def _event(self, kind: str, **fields: Any) -> Json:
+        number = self._sequence
+        self._sequence += 1
+        return {"type": kind, "sequence_number": number, **fields}
+
+    def _of_item(self, kind: str) -> Json:
+        return self._event(kind, output_index=len(self.output) - 1, item=dict(self.output[-1]))
+
+    def _on_item(self, kind: str, **fields: Any) -> Json:
+        return self._event(kind, output_index=len(self.output) - 1, item_id=self.output[-1]["id"], **fields)
+
+    def _in_part(self, kind: str, **fields: Any) -> Json:
+        return self._on_item(kind, content_index=0, **fields)
+
+
+PARKED = "the run was set aside before it ended and goes on later; GET the response to see what became of it"
+
+
+def _final(ended: Ended) -> Status:
+    """A run that something other than a limit halted has failed, as OpenAI counts."""
+    if ended.status == "halted" and not ended.is_limit:
+        return "failed"
+    return STATUSES[ended.status]
+
+
+def _part(text: str) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

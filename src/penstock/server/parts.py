@@ -1,0 +1,87 @@
+"""What the routes work with, and how they get hold of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import Depends, Path, Query
+from starlette.requests import Request
+
+from penstock.clock import Clock
+from penstock.server.auth import User
+from penstock.server.errors import ApiError, not_found
+from penstock.server.metrics import Metrics
+from penstock.server.schemas import ID
+from penstock.server.settings import ServerSettings
+from penstock.server.sse import Streams
+
+if TYPE_CHECKING:
+    from penstock.chat.service import ChatService
+    from penstock.hosting.host import RunHost
+    from penstock.kernel.executor import ExecutorRegistry
+
+MAX_PAGE = 500
+UNGUESSABLE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything that was composed into the app."""
+
+    host: RunHost
+    chats: ChatService
+    stores: Any
+    settings: ServerSettings
+    metrics: Metrics
+    streams: Streams
+    clock: Clock
+
+    def executors(self) -> ExecutorRegistry:
+        """What stands behind the node types of graphs here."""
+        return self.host.executors
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return self.clock.time_ns() // 1_000_000
+
+
+async def _parts(request: Request) -> Parts:
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+async def _asker(request: Request) -> User:
+    user: User = request.state.user
+    return user
+
+
+Service = Annotated[Parts, Depends(_parts)]
+Asker = Annotated[User, Depends(_asker)]
+PathId = Annotated[str, Path(pattern=ID)]
+QueryId = Annotated[str | None, Query(pattern=ID)]
+PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+
+
+def readable(what: str, record: Any, user: User) -> Any:
+    """The record, if it is there and theirs; another's is as if it were not there."""
+    if record is None or not (user.is_admin or record.owner == user.name):
+        raise not_found(what)
+    return record
+
+
+def whose(user: User, owner: str | None) -> str | None:
+    """Whose things a list shows: one's own; an admin sees everybody's, or those of whom they name."""
+    return owner if user.is_admin else user.name
+
+
+def check_new_id(id: str | None, user: User) -> None:
+    """Ids with a colon begin with the name of whose they are, so that nobody can take, or cancel, another's ahead."""
+    if id is not None and ":" in id and not id.startswith(f"{user.name}:") and not user.is_admin:
+        raise ApiError(422, f"an id with a colon begins with your own name, {user.name}:", path="$.run_id")
+
+
+def is_surely_own(id: str, user: User) -> bool:
+    """Whether an id that nothing has yet can only become theirs: named after them, or too random to be guessed."""
+    return user.is_admin or id.startswith(f"{user.name}:") or UNGUESSABLE.fullmatch(id) is not None

@@ -1,0 +1,231 @@
+"""Chats: what was said, and answers on their way."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.chat.ports import ChatRecord
+from penstock.server.auth import User
+from penstock.server.errors import ApiError, not_found
+from penstock.server.parts import Asker, PageSize, Parts, PathId, QueryId, Service, check_new_id, readable, whose
+from penstock.server.routes.runs import STREAMED, Stream, told, wants_events
+from penstock.server.schemas import (
+    MAX_NAME,
+    Again,
+    AttachmentShown,
+    ChatPage,
+    ChatShown,
+    ChatTitle,
+    Conversation,
+    MessageShown,
+    NewChat,
+    Rephrase,
+    Say,
+    TurnShown,
+    run_limits,
+)
+
+router = APIRouter(prefix="/api", tags=["chats"])
+
+SHOWN_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "text/plain", "application/pdf"})
+"""What is given back under its own type; everything else is only bytes, whatever it was sent as."""
+MEDIA_TYPE = r"^[a-z0-9][a-z0-9.+-]{0,63}/[a-z0-9][a-z0-9.+-]{0,63}$"
+OnLeave = Annotated[Literal["continue", "cancel"], Query(description="what becomes of the run when a stream is left")]
+_BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+RAW_BODY = {"requestBody": {"required": True, "content": _BYTES}}
+_SANDBOX = "sandbox; default-src 'none'"
+
+
+@router.get("/chats")
+async def list_chats(
+    service: Service, user: Asker, owner: QueryId = None, before: QueryId = None, limit: PageSize = 50
+) -> ChatPage:
+    """One's own chats, the one used last first."""
+    found = await service.stores.chats.list(owner=whose(user, owner), before=before, limit=limit + 1)
+    shown = [ChatShown.of(chat) for chat in found[:limit]]
+    return ChatPage(chats=shown, next=shown[-1].id if len(found) > limit else None)
+
+
+@router.post("/chats", status_code=201)
+async def create_chat(body: NewChat, service: Service, user: Asker) -> ChatShown:
+    """A new chat with a graph; the same `chat_id` again is the same chat."""
+    check_new_id(body.chat_id, user)
+    chat = await service.chats.create_chat(
+        owner=user.name, graph_id=body.graph_id, title=body.title, chat_id=body.chat_id
+    )
+    return ChatShown.of(chat)
+
+
+@router.get("/chats/{chat_id}")
+async def get_chat(chat_id: PathId, service: Service, user: Asker) -> Conversation:
+    """A chat with everything that was said in it."""
+    chat = await _own(service, chat_id, user)
+    tree = await service.chats.tree(chat_id)
+    return Conversation(
+        **ChatShown.of(chat).model_dump(),
+        messages=[MessageShown.of(message) for message in tree],
+        active=[message.id for message in tree.active_path()],
+    )
+
+
+@router.patch("/chats/{chat_id}")
+async def rename_chat(chat_id: PathId, body: ChatTitle, service: Service, user: Asker) -> ChatShown:
+    """Give it another title."""
+    await _own(service, chat_id, user)
+    return ChatShown.of(await service.stores.chats.rename(chat_id, body.title, now_ms=service.now_ms()))
+
+
+@router.post("/chats/{chat_id}/messages", response_model=TurnShown, responses=STREAMED)
+async def say(
+    chat_id: PathId,
+    body: Say,
+    request: Request,
+    service: Service,
+    user: Asker,
+    stream: Stream = False,
+    on_leave: OnLeave = "continue",
+) -> Any:
+    """Say something, below the last message in view or below another one; the graph answers."""
+    chat = await _own(service, chat_id, user)
+    turn = await service.chats.stream_chat(
+        chat_id, body.content, owner=chat.owner, parent_id=body.parent_id, **_spoken(body, user)
+    )
+    return _answered(service, user, request, turn, stream, on_leave)
+
+
+@router.post("/agents/{graph_id}/chat", response_model=TurnShown, responses=STREAMED)
+async def chat_with_agent(
+    graph_id: PathId,
+    body: Say,
+    request: Request,
+    service: Service,
+    user: Asker,
+    stream: Stream = False,
+    on_leave: OnLeave = "continue",
+) -> Any:
+    """Say something to a graph in a chat that begins with it."""
+    if body.parent_id is not None:
+        raise ApiError(422, "a chat that begins has no message to answer below", path="$.parent_id")
+    turn = await service.chats.stream_agent_chat(graph_id, body.content, owner=user.name, **_spoken(body, user))
+    return _answered(service, user, request, turn, stream, on_leave)
+
+
+@router.post("/chats/{chat_id}/messages/{message_id}/continue", response_model=TurnShown, responses=STREAMED)
+async def continue_message(
+    chat_id: PathId,
+    message_id: PathId,
+    request: Request,
+    service: Service,
+    user: Asker,
+    body: Again | None = None,
+    stream: Stream = False,
+    on_leave: OnLeave = "continue",
+) -> Any:
+    """Let an answer that stopped go on from where it is."""
+    again = await _again(service, user, chat_id, message_id, body)
+    turn = await service.chats.continue_message(chat_id, message_id, **again)
+    return _answered(service, user, request, turn, stream, on_leave)
+
+
+@router.post("/chats/{chat_id}/messages/{message_id}/retry", response_model=TurnShown, responses=STREAMED)
+async def retry_message(
+    chat_id: PathId,
+    message_id: PathId,
+    request: Request,
+    service: Service,
+    user: Asker,
+    body: Again | None = None,
+    stream: Stream = False,
+    on_leave: OnLeave = "continue",
+) -> Any:
+    """Another answer beside this one; both stay."""
+    again = await _again(service, user, chat_id, message_id, body)
+    turn = await service.chats.retry_message(chat_id, message_id, **again)
+    return _answered(service, user, request, turn, stream, on_leave)
+
+
+@router.post("/chats/{chat_id}/messages/{message_id}/edit", response_model=TurnShown, responses=STREAMED)
+async def edit_message(
+    chat_id: PathId,
+    message_id: PathId,
+    body: Rephrase,
+    request: Request,
+    service: Service,
+    user: Asker,
+    stream: Stream = False,
+    on_leave: OnLeave = "continue",
+) -> Any:
+    """Say it in other words, beside what was said; both stay."""
+    again = await _again(service, user, chat_id, message_id, body)
+    turn = await service.chats.edit_user_message(chat_id, message_id, body.content, **again)
+    return _answered(service, user, request, turn, stream, on_leave)
+
+
+@router.post("/chats/{chat_id}/messages/{message_id}/choose", status_code=204)
+async def choose_message(chat_id: PathId, message_id: PathId, service: Service, user: Asker) -> None:
+    """Bring a message into view among its siblings."""
+    await _own_message(service, chat_id, message_id, user)
+    await service.chats.switch(chat_id, message_id)
+
+
+@router.post("/attachments", status_code=201, openapi_extra=RAW_BODY)
+async def attach(
+    request: Request,
+    service: Service,
+    user: Asker,
+    name: Annotated[str, Query(min_length=1, max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f/\\]+$")],
+    media_type: Annotated[str, Query(pattern=MEDIA_TYPE)] = "application/octet-stream",
+) -> AttachmentShown:
+    """Keep the bytes of the body, to refer to them in messages."""
+    return AttachmentShown.of(await service.chats.attach(user.name, name, media_type, await request.body()))
+
+
+@router.get("/attachments/{attachment_id}", response_class=Response)
+async def get_attachment(attachment_id: PathId, service: Service, user: Asker) -> Response:
+    """The bytes, to be saved: a browser shows nothing of them, and runs nothing."""
+    found = await service.stores.chats.attachment(attachment_id)
+    record = readable("attachment", None if found is None else found[0], user)
+    kind = record.media_type if record.media_type in SHOWN_TYPES else "application/octet-stream"
+    disposition = f"attachment; filename*=UTF-8''{quote(record.name, safe='')}"
+    headers = {"Content-Disposition": disposition, "Content-Security-Policy": _SANDBOX}
+    return Response(found[1], media_type=kind, headers=headers)
+
+
+async def _own(service: Parts, chat_id: str, user: User) -> ChatRecord:
+    chat: ChatRecord = readable("chat", await service.stores.chats.get(chat_id), user)
+    return chat
+
+
+async def _own_message(service: Parts, chat_id: str, message_id: str, user: User) -> ChatRecord:
+    chat = await _own(service, chat_id, user)
+    if await service.stores.chats.message(chat_id, message_id) is None:
+        raise not_found("message")
+    return chat
+
+
+def _given(body: Say | Again, user: User) -> dict[str, Any]:
+    """What every turn takes of its body."""
+    check_new_id(body.run_id, user)
+    return {"user_tools": body.user_tools, "limits": run_limits(body.limits), "run_id": body.run_id}
+
+
+def _spoken(body: Say, user: User) -> dict[str, Any]:
+    return {"attachments": body.attachments, **_given(body, user)}
+
+
+async def _again(service: Parts, user: User, chat_id: str, message_id: str, body: Again | None) -> dict[str, Any]:
+    chat = await _own_message(service, chat_id, message_id, user)
+    return {"owner": chat.owner, **_given(body or Again(), user)}
+
+
+def _answered(
+    service: Parts, user: User, request: Request, turn: Any, stream: bool, on_leave: Literal["continue", "cancel"]
+) -> Any:
+    if stream or wants_events(request):
+        return told(service, user, turn.run_id, is_cancelled_on_leave=on_leave == "cancel")
+    return TurnShown.model_validate(turn)

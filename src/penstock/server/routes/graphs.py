@@ -1,0 +1,119 @@
+"""Graphs: everybody who is let in reads them, their owners and admins change them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Query
+
+from penstock.hosting.records import GraphRecord
+from penstock.kernel.document import parse_graph
+from penstock.kernel.graph import GraphInvalid, Problem
+from penstock.kernel.validate import validate
+from penstock.server.auth import User
+from penstock.server.errors import ApiError, not_found, problem_details
+from penstock.server.parts import Asker, PageSize, Parts, PathId, QueryId, Service
+from penstock.server.schemas import GraphDocument, GraphPage, GraphShown, GraphSummary, GraphVersion, NewGraph, Validity
+
+router = APIRouter(prefix="/api/graphs", tags=["graphs"])
+
+
+@router.get("")
+async def list_graphs(
+    service: Service, before: QueryId = None, limit: PageSize = 100, owner: QueryId = None
+) -> GraphPage:
+    """The newest version of each graph that is not archived, by id."""
+    found = await service.stores.graphs.list(owner=owner, before=before, limit=limit + 1)
+    shown = [GraphSummary.model_validate(record) for record in found[:limit]]
+    return GraphPage(graphs=shown, next=shown[-1].id if len(found) > limit else None)
+
+
+@router.post("", status_code=201)
+async def create_graph(body: NewGraph, service: Service, user: Asker) -> GraphShown:
+    """Keep a new graph; 409 if its id is taken by one that differs."""
+    document = await asyncio.to_thread(_checked, body.document)
+    existing = await service.stores.graphs.get(body.id)
+    expected = 0 if existing is None or existing.document != document else None
+    return GraphShown.of(await _saved(service, body.id, user.name, body.name, document, expected))
+
+
+@router.post("/validate")
+async def validate_graph(body: GraphDocument, service: Service) -> Validity:
+    """Everything that keeps a graph from running, without keeping it and without running anything of it."""
+    problems = await asyncio.to_thread(_problems, body.document, service)
+    details = list(problem_details(problems))
+    return Validity.model_validate({"valid": not problems, "problems": details})
+
+
+@router.get("/{graph_id}")
+async def get_graph(
+    graph_id: PathId, service: Service, version: int | None = Query(None, ge=1, le=2**31 - 1)
+) -> GraphShown:
+    """One version, the newest if none is named."""
+    record = await service.stores.graphs.get(graph_id, version)
+    if record is None:
+        raise not_found("graph")
+    return GraphShown.of(record)
+
+
+@router.put("/{graph_id}")
+async def put_graph(graph_id: PathId, body: GraphVersion, service: Service, user: Asker) -> GraphShown:
+    """Keep the next version, or the first; 409 if the newest is not `expected_version`."""
+    document = await asyncio.to_thread(_checked, body.document)
+    record = await service.stores.graphs.get(graph_id)
+    owner = user.name if record is None else _changeable(record, user).owner
+    name = body.name or (graph_id if record is None else record.name)
+    saved = await _saved(service, graph_id, owner, name, document, body.expected_version)
+    if saved.is_archived:
+        await service.stores.graphs.archive(graph_id, is_archived=False)
+    return GraphShown.of(saved)
+
+
+@router.delete("/{graph_id}", status_code=204)
+async def archive_graph(graph_id: PathId, service: Service, user: Asker) -> None:
+    """Take it out of the list. Its versions can still be read, and its runs go on."""
+    record = await service.stores.graphs.get(graph_id)
+    if record is None:
+        raise not_found("graph")
+    _changeable(record, user)
+    await service.stores.graphs.archive(graph_id)
+
+
+@router.get("/{graph_id}/versions")
+async def list_versions(graph_id: PathId, service: Service) -> list[GraphSummary]:
+    """All versions, the newest first."""
+    found = await service.stores.graphs.versions(graph_id)
+    if not found:
+        raise not_found("graph")
+    return [GraphSummary.model_validate(record) for record in found]
+
+
+async def _saved(
+    service: Parts, graph_id: str, owner: str, name: str, document: dict[str, Any], expected: int | None
+) -> GraphRecord:
+    now_ms = service.now_ms()
+    saved: GraphRecord = await service.stores.graphs.save(
+        graph_id, owner, name, document, now_ms=now_ms, expected_version=expected
+    )
+    return saved
+
+
+def _changeable(record: GraphRecord, user: User) -> GraphRecord:
+    if not (user.is_admin or record.owner == user.name):
+        raise ApiError(403, f"graph {record.id} is {record.owner}'s: save it under another id to change it")
+    return record
+
+
+def _checked(document: dict[str, Any]) -> dict[str, Any]:
+    """The document as it is kept: well formed; whether it can run, its owner may still be working on."""
+    parse_graph(document)
+    return document
+
+
+def _problems(document: dict[str, Any], service: Parts) -> list[Problem]:
+    try:
+        graph = parse_graph(document)
+    except GraphInvalid as invalid:
+        return list(invalid.problems)
+    return validate(graph, service.executors())

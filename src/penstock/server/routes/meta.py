@@ -1,0 +1,144 @@
+"""The server itself: whether it is there, what it counts, what it offers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from html import escape
+from typing import Any, get_args
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from penstock.containment.ledger import LedgerStore
+from penstock.errors import PenstockError
+from penstock.hosting.ports import StoreUnavailable
+from penstock.hosting.records import RunStatus
+from penstock.server.errors import ApiError
+from penstock.server.metrics import CONTENT_TYPE
+from penstock.server.parts import Asker, Parts, Service
+from penstock.server.schemas import HandleShown, Health, Me, NodeTypes, NodeTypeShown, Readiness
+
+router = APIRouter(tags=["server"])
+
+SHOWN_GRAPHS = 50
+
+
+@router.get("/health")
+async def health() -> Health:
+    """That the process answers."""
+    return Health(status="ok")
+
+
+@router.get("/ready")
+async def ready(service: Service) -> Readiness:
+    """Whether the stores answer, and so the server can do its work; 503 if not."""
+    try:
+        async with asyncio.timeout(service.settings.ready_timeout_s):
+            await service.stores.runs.get("ready")
+            await service.stores.graphs.get("ready")
+            await asyncio.to_thread(_look_into, service.stores.ledger)
+    except (TimeoutError, PenstockError):
+        raise ApiError(
+            503, "a store or the ledger does not answer", code="store_unavailable", retry_after_s=2
+        ) from None
+    return Readiness(status="ready")
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(service: Service) -> Response:
+    """What the server counts, in the text that Prometheus reads."""
+    figures = {**service.host.stats(), "runs": await _runs_by_status(service)}
+    return Response(service.metrics.text(figures), headers={"Content-Type": CONTENT_TYPE})
+
+
+@router.get("/api/me")
+async def me(user: Asker) -> Me:
+    """Who asks, and what they may do."""
+    return Me(name=user.name, role=user.role)
+
+
+@router.get("/api/node-types")
+async def node_types(service: Service) -> NodeTypes:
+    """Every node type that graphs here may use."""
+    return NodeTypes(node_types=await asyncio.to_thread(_node_types, service))
+
+
+@router.get("/api/openapi.json")
+async def openapi(request: Request) -> dict[str, Any]:
+    """This API, as OpenAPI describes it."""
+    schema: dict[str, Any] = request.app.openapi()
+    return schema
+
+
+@router.get("/", response_class=HTMLResponse)
+async def first_page(request: Request, service: Service) -> HTMLResponse:
+    """What is running, and how to talk to it; graphs are shown to whom they may be shown."""
+    user = request.state.user
+    graphs = [] if user is None else await service.stores.graphs.list(limit=SHOWN_GRAPHS)
+    names = [(graph.id, graph.name) for graph in graphs]
+    address = f"http://{request.headers['host']}"
+    return HTMLResponse(page(address, names, needs_token=bool(service.settings.tokens)))
+
+
+def page(address: str, graphs: list[tuple[str, str]], *, needs_token: bool) -> str:
+    """A page that stands for itself: no script, nothing from elsewhere."""
+    rows = "".join(f"<li><code>{escape(id)}</code> {escape(name)}</li>" for id, name in graphs)
+    listed = f"<ul>{rows}</ul>" if rows else "<p>None are shown here; <code>GET /api/graphs</code> lists them.</p>"
+    return PAGE.format(
+        graphs=listed,
+        address=escape(address),
+        token=" -H 'Authorization: Bearer $PENSTOCK_TOKEN'" if needs_token else "",
+        graph=escape(graphs[0][0]) if graphs else "GRAPH",
+    )
+
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Penstock</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:3rem auto;padding:0 1rem}}
+pre{{background:#8882;padding:.8rem;overflow:auto;border-radius:.4rem}}:root{{color-scheme:light dark}}</style></head>
+<body><h1>Penstock is running</h1>
+<p>An agent-graph runtime whose limits hold. This server answers at <code>{address}</code>.</p>
+<h2>Talk to a graph</h2>
+<pre>penstock chat {graph} --url {address}</pre>
+<pre>curl -N{token} -H 'Content-Type: application/json' \\
+  '{address}/api/agents/{graph}/chat?stream=true' -d '{{"content": "Hello"}}'</pre>
+<p>Clients of OpenAI's API use <code>{address}/v1</code>, those of MCP <code>{address}/mcp</code>.
+<a href="/api/openapi.json">The whole API</a>.</p>
+<h2>Graphs</h2>{graphs}</body></html>
+"""
+
+
+def _look_into(ledger: LedgerStore) -> None:
+    """LedgerUnavailable if it cannot be read; that there is no such account is an answer."""
+    with suppress(KeyError):
+        ledger.balance("ready")
+
+
+async def _runs_by_status(service: Parts) -> dict[str, int]:
+    """How many runs there are; nothing while their store is away, which is when the other figures are looked at."""
+    try:
+        return {status: await service.stores.runs.count(statuses=(status,)) for status in get_args(RunStatus)}
+    except StoreUnavailable:
+        return {}
+
+
+def _node_types(service: Parts) -> list[NodeTypeShown]:
+    registry = service.executors()
+    return [_shown(registry, node_type) for node_type in sorted(registry)]
+
+
+def _shown(registry: Any, node_type: str) -> NodeTypeShown:
+    schema = getattr(registry[node_type], "schema", None)
+    return NodeTypeShown(
+        type=node_type,
+        inputs=_handles(registry.handles(node_type, "inputs")),
+        outputs=_handles(registry.handles(node_type, "outputs")),
+        data_schema=schema() if callable(schema) else None,
+    )
+
+
+def _handles(handles: Any) -> list[HandleShown] | None:
+    return None if handles is None else [HandleShown.model_validate(one) for one in handles.values()]

@@ -1,0 +1,455 @@
+"""What goes in and out as JSON: every field bounded, none that nobody knows.
+
+A body cannot say whose a thing is, which role somebody has, or what the host allows at most: there are no such fields.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock.chat.limits import MAX_ATTACHMENTS, MAX_CHARACTERS, MAX_USER_TOOLS
+from penstock.chat.message import ChatMessage
+from penstock.chat.ports import Attachment, ChatRecord
+from penstock.hosting.limits import MAX_COUNT, RunLimits
+from penstock.hosting.records import ApprovalRecord, ApprovalState, GraphRecord, RunRecord, RunStatus
+from penstock.money import to_usd
+
+ID = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,99}$"
+MAX_NAME = 200
+MAX_REASON = 2_000
+MAX_MONEY_USD = 1_000_000
+MAX_TIMEOUT_S = 30 * 86_400
+
+Id = Annotated[str, Field(pattern=ID)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Title = Annotated[str, Field(max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Reason = Annotated[str, Field(max_length=MAX_REASON)]
+Content = Annotated[str, Field(max_length=MAX_CHARACTERS)]
+Version = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
+Money = Annotated[Decimal, Field(ge=0, le=MAX_MONEY_USD, decimal_places=9, allow_inf_nan=False)]
+
+
+class Body(BaseModel):
+    """What a client sends: fields that nobody knows are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Shown(BaseModel):
+    """What a client is shown."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class Limits(Body):
+    """What a run may use; what is left out is as the server says."""
+
+    max_cost_usd: Money | None = Field(
+        None, description="US dollars, as a decimal string or a number", examples=["0.50"]
+    )
+    max_steps: Count | None = None
+    max_tokens: Count | None = None
+    max_api_calls: Count | None = None
+    max_retries: Count | None = None
+    timeout_s: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)] | None = None
+
+    def to_run_limits(self) -> RunLimits:
+        """The same, as the host takes them."""
+        return RunLimits(**self.model_dump(exclude_none=True))
+
+
+def run_limits(limits: Limits | None) -> RunLimits | None:
+    """What was asked for; None if nothing was."""
+    return None if limits is None else limits.to_run_limits()
+
+
+class NewGraph(Body):
+    """A graph to keep."""
+
+    id: Id
+    name: Name
+    document: dict[str, Any]
+
+
+class GraphVersion(Body):
+    """The next version of a graph; `expected_version` says on which it builds (0: there is none yet)."""
+
+    name: Name | None = None
+    document: dict[str, Any]
+    expected_version: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+
+
+class GraphDocument(Body):
+    """A graph to look at."""
+
+    document: dict[str, Any]
+
+
+class ProblemShown(Shown):
+    """One thing that is wrong with a graph, and where."""
+
+    code: str
+    path: str
+    message: str
+
+
+class Validity(Shown):
+    """Whether a graph can run, and what keeps it from it."""
+
+    valid: bool
+    problems: list[ProblemShown]
+
+
+class GraphSummary(Shown):
+    """A graph without its document."""
+
+    id: str
+    version: int
+    owner: str
+    name: str
+    digest: str
+    created_ms: int
+    is_archived: bool
+
+
+class GraphShown(GraphSummary):
+    """One version of a graph."""
+
+    document: dict[str, Any]
+
+    @classmethod
+    def of(cls, record: GraphRecord) -> GraphShown:
+        """The record as it is shown."""
+        return cls.model_validate(record)
+
+
+class GraphPage(Shown):
+    """Graphs by id; `next` is what to send as `before` for those behind, None if there are none."""
+
+    graphs: list[GraphSummary]
+    next: str | None
+
+
+class NewRun(Body):
+    """A run to start. The same `run_id` again with the same content is the same run."""
+
+    graph_id: Id
+    version: Version | None = None
+    input: Any = None
+    limits: Limits | None = None
+    run_id: Id | None = None
+
+
+class Cancel(Body):
+    """Why to cancel."""
+
+    reason: Reason = "cancelled"
+
+
+class Grant(Body):
+    """By how much the ceilings rise."""
+
+    limits: Limits
+
+
+class Fork(Body):
+    """Where to begin again; `input`, if it is there, replaces what came into that node."""
+
+    at: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    input: Any = None
+    run_id: Id | None = None
+
+
+class RunSummary(Shown):
+    """A run without what went in and came out."""
+
+    id: str
+    owner: str
+    graph_id: str
+    graph_version: int
+    limits: dict[str, Any]
+    origin: dict[str, Any]
+    status: RunStatus
+    created_ms: int
+    started_ms: int | None
+    ended_ms: int | None
+    epoch: int
+    stop_reason: str | None
+    error: str | None
+    cost_usd: float
+    cost_nanos: int
+    unresolved_usd: float
+    tokens_in: int
+    tokens_out: int
+
+    @classmethod
+    def of(cls, run: RunRecord) -> RunSummary:
+        """The record as it is shown."""
+        return cls(**_run_fields(run))
+
+
+class RunShown(RunSummary):
+    """A run as it stands; `last_seq` is the newest event this is true for."""
+
+    input: Any
+    output: Any
+    last_seq: int
+
+    @classmethod
+    def whole(cls, run: RunRecord, last_seq: int) -> RunShown:
+        """The record as it is shown."""
+        return cls(**_run_fields(run), input=run.input, output=run.output, last_seq=last_seq)
+
+
+def _run_fields(run: RunRecord) -> dict[str, Any]:
+    same = {name: getattr(run, name) for name in RunSummary.model_fields if hasattr(run, name)}
+    return {
+        **same,
+        "limits": dict(run.limits),
+        "origin": dict(run.origin),
+        "cost_usd": to_usd(run.cost_nanos),
+        "unresolved_usd": to_usd(run.unresolved_nanos),
+    }
+
+
+class RunPage(Shown):
+    """Runs, the newest first; `next` is what to send as `before` for older ones, None if there are none."""
+
+    runs: list[RunSummary]
+    next: str | None
+
+
+class EventShown(Shown):
+    """One thing that happened to a run."""
+
+    seq: int
+    at_ms: int
+    type: str
+    data: dict[str, Any]
+
+
+class EventPage(Shown):
+    """Events in order; `status` is how the run stood afterwards."""
+
+    events: list[EventShown]
+    last_seq: int
+    status: RunStatus
+
+
+class CancelShown(Shown):
+    """What became of a cancel."""
+
+    result: Literal["cancelled", "already_cancelled", "remembered", "ended"]
+
+
+class Verdict(Body):
+    """Why it was decided so."""
+
+    reason: Reason = ""
+
+
+class Edit(Verdict):
+    """What goes on instead of what was asked about."""
+
+    answer: Any
+
+
+class ApprovalShown(Shown):
+    """A question that a run put, and what became of it."""
+
+    id: str
+    run_id: str
+    owner: str
+    node_id: str
+    question: str
+    value: Any
+    state: ApprovalState
+    answer: Any
+    reason: str
+    asked_ms: int
+    answered_ms: int | None
+    answered_by: str | None
+
+    @classmethod
+    def of(cls, record: ApprovalRecord) -> ApprovalShown:
+        """The record as it is shown."""
+        return cls.model_validate(record)
+
+
+class ApprovalList(Shown):
+    """Questions, the oldest first."""
+
+    approvals: list[ApprovalShown]
+
+
+class NewChat(Body):
+    """A chat with a graph."""
+
+    graph_id: Id
+    title: Title = ""
+    chat_id: Id | None = None
+
+
+class ChatTitle(Body):
+    """Another title."""
+
+    title: Title
+
+
+class Say(Body):
+    """Something to say, and what the answer may use."""
+
+    content: Content
+    parent_id: Id | None = None
+    attachments: Annotated[list[Id], Field(max_length=MAX_ATTACHMENTS)] = []
+    user_tools: Annotated[list[Name], Field(max_length=MAX_USER_TOOLS)] = []
+    limits: Limits | None = None
+    run_id: Id | None = None
+
+
+class Again(Body):
+    """Another answer, and what it may use."""
+
+    user_tools: Annotated[list[Name], Field(max_length=MAX_USER_TOOLS)] = []
+    limits: Limits | None = None
+    run_id: Id | None = None
+
+
+class Rephrase(Again):
+    """The same message in other words."""
+
+    content: Content
+
+
+class ChatShown(Shown):
+    """A chat without what was said."""
+
+    id: str
+    owner: str
+    title: str
+    graph_id: str
+    created_ms: int
+    updated_ms: int
+
+    @classmethod
+    def of(cls, record: ChatRecord) -> ChatShown:
+        """The record as it is shown."""
+        return cls.model_validate(record)
+
+
+class ChatPage(Shown):
+    """Chats, the one used last first; `next` is what to send as `before` for the others."""
+
+    chats: list[ChatShown]
+    next: str | None
+
+
+class MessageShown(Shown):
+    """One message of a chat."""
+
+    id: str
+    parent_id: str | None
+    role: str
+    content: str
+    at_ms: int
+    data: dict[str, Any]
+
+    @classmethod
+    def of(cls, message: ChatMessage) -> MessageShown:
+        """The message as it is shown."""
+        same = {name: getattr(message, name) for name in cls.model_fields}
+        return cls(**{**same, "data": dict(message.data)})
+
+
+class Conversation(ChatShown):
+    """A chat with everything that was said, and the ids of the messages in view, from the first to the last."""
+
+    messages: list[MessageShown]
+    active: list[str]
+
+
+class TurnShown(Shown):
+    """Where an answer is being written: its run, whose events tell it."""
+
+    chat_id: str
+    run_id: str
+    user_message_id: str | None
+    message_id: str
+
+
+class AttachmentShown(Shown):
+    """What a message can refer to."""
+
+    id: str
+    name: str
+    media_type: str
+    size: int
+    created_ms: int
+
+    @classmethod
+    def of(cls, record: Attachment) -> AttachmentShown:
+        """The record as it is shown."""
+        return cls.model_validate(record)
+
+
+class HandleShown(Shown):
+    """Where edges arrive or leave."""
+
+    name: str
+    type: str
+    channel: str
+    many: str
+    required: bool
+
+
+class NodeTypeShown(Shown):
+    """A node type: its handles (None: open), and the JSON Schema of its data."""
+
+    type: str
+    inputs: list[HandleShown] | None
+    outputs: list[HandleShown] | None
+    data_schema: dict[str, Any] | None
+
+
+class NodeTypes(Shown):
+    """Every node type that graphs here may use."""
+
+    node_types: list[NodeTypeShown]
+
+
+class Me(Shown):
+    """Who asks."""
+
+    name: str
+    role: str
+
+
+class Health(Shown):
+    """That the process answers."""
+
+    status: Literal["ok"]
+
+
+class Readiness(Shown):
+    """Whether the stores answer."""
+
+    status: Literal["ready"]
+
+
+class ErrorFacts(Shown):
+    """What went wrong: a code for programs, a sentence for people, and where in the body."""
+
+    code: str
+    message: str
+    path: str | None = None
+    details: list[dict[str, Any]] | None = None
+
+
+class ErrorShown(Shown):
+    """Every answer that is no success."""
+
+    error: ErrorFacts

@@ -1,0 +1,192 @@
+"""The process that serves: stores, host and app opened in order, and closed in the other.
+
+On a first interrupt it listens no more, ends the streams, lets runs come to their end for a while and parks the rest;
+on a second one it parks them at once. Parked runs go on when the next server starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from penstock.chat.service import ChatService
+from penstock.errors import InvalidValue
+from penstock.hosting.host import HostSettings, RunHost
+from penstock.server.app import create_app, parts_of
+from penstock.server.settings import ServerSettings
+from penstock.storage import open_stores
+from penstock.tracing.redaction import redact
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from penstock.kernel.executor import ExecutorRegistry
+
+CLOSING_S = 5
+"""How long answers that are under way may take when the server closes."""
+HEADERS_S = 15.0
+"""How long a client may take to say what it wants."""
+MAX_CONNECTIONS = 2_000
+BACKLOG = 512
+
+
+async def serve(
+    settings: ServerSettings | None = None,
+    *,
+    url: str = "memory:",
+    host_settings: HostSettings | None = None,
+    executors: ExecutorRegistry | Mapping[str, Any] | None = None,
+    services: Mapping[str, Any] | None = None,
+    prepare: Callable[[RunHost], Awaitable[None]] | None = None,
+    announce: Callable[[str], None] = print,
+) -> None:
+    """Serve until interrupted. `prepare` is awaited before anybody is let in, such as to save graphs to begin with."""
+    settings = settings or ServerSettings()
+    listener = listen(settings)
+    try:
+        async with await open_stores(url) as stores:
+            host = RunHost(stores, executors=executors, services=services, settings=host_settings or HostSettings())
+            app = create_app(host, ChatService(host, stores.chats), stores, settings)
+            server = ServerProcess(app)
+            with server.heeding_signals():
+                await host.start()
+                try:
+                    if prepare is not None:
+                        await prepare(host)
+                    announce(greeting(settings, listener.getsockname()[1], stores.url))
+                    await server.serve([listener])
+                finally:
+                    await _close(host, server.hurry)
+    finally:
+        listener.close()
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """A socket at the address of the settings; InvalidValue if it cannot be had."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        expected = f"an address that is free to listen at ({error.strerror})"
+        raise InvalidValue("address", f"{settings.host}:{settings.port}", expected) from None
+    listener.setblocking(False)
+    return listener
+
+
+def greeting(settings: ServerSettings, port: int, url: str) -> str:
+    """What is said when the server is up."""
+    name = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address = f"http://{name}:{port}"
+    kept = "in memory: everything is gone when the server ends" if url == "memory:" else f"in {redact(url)}"
+    who = f"{len(settings.tokens)} tokens" if settings.tokens else "anybody on this machine, nobody else"
+    return "\n".join(
+        (
+            f"Penstock listens at {address}",
+            f"  open          {address}/",
+            f"  let in        {who}",
+            f"  kept          {kept}",
+            f"  OpenAI's API  {address}/v1        MCP  {address}/mcp",
+            "  stop          Ctrl-C; a second one parks what runs at once",
+        )
+    )
+
+
+async def _close(host: RunHost, hurry: asyncio.Event) -> None:
+    """Let runs come to their end, or park them as soon as somebody is in a hurry."""
+    draining = asyncio.ensure_future(host.close())
+    hurrying = asyncio.ensure_future(hurry.wait())
+    await asyncio.wait({draining, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+    hurrying.cancel()
+    if not draining.done():
+        draining.cancel()
+        await asyncio.wait({draining})
+        await host.close(0)
+    else:
+        draining.result()
+
+
+class ServerProcess(uvicorn.Server):
+    """Uvicorn, that ends streams before it waits for them, and leaves the signals to us until the host is closed."""
+
+    def __init__(self, app: FastAPI, **given: Any) -> None:
+        super().__init__(configured(app, **given))
+        self.hurry = asyncio.Event()
+        self._streams = parts_of(app).streams
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Nothing: it would give them back, and raise them again, before what runs is parked."""
+        yield
+
+    @contextmanager
+    def heeding_signals(self) -> Generator[None, None, None]:
+        """Stop in order on the first signal, and at once on the second; without signals on other threads."""
+        is_main = threading.current_thread() is threading.main_thread()
+        loop = asyncio.get_running_loop()
+        heeded = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+        for one in heeded:
+            loop.add_signal_handler(one, self.stop)
+        try:
+            yield
+        finally:
+            for one in heeded:
+                loop.remove_signal_handler(one)
+
+    def stop(self) -> None:
+        """Come to an end; asked again, without waiting for anything."""
+        if self.should_exit:
+            self.force_exit = True
+            self.hurry.set()
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen no more, end the streams, and wait for answers that are under way."""
+        self._streams.close()
+        await super().shutdown(sockets)
+        if self.force_exit:  # then uvicorn leaves out what the app has to close
+            await self.lifespan.shutdown()
+
+
+class PatientProtocol(H11Protocol):
+    """HTTP/1.1, that does not wait for ever for the rest of a request's head."""
+
+    headers_s = HEADERS_S
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there; it is looked at now and then until it is gone."""
+        super().connection_made(transport)
+        self._look = self.loop.call_later(self.headers_s, self._look_again, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        self._look.cancel()
+        super().connection_lost(exc)
+
+    def _look_again(self, before: object) -> None:
+        """Close the connection if, since the last look, a head was being waited for, and the same one."""
+        cycle: Any = self.cycle
+        is_idle = self.timeout_keep_alive_task is not None  # then uvicorn's own clock is running
+        waits_for_head = not is_idle and (cycle is None or cycle.response_complete)
+        if waits_for_head and (cycle is None or cycle is before):
+            self.transport.close()
+            return
+        self._look = self.loop.call_later(self.headers_s, self._look_again, cycle if waits_for_head else None)
+
+
+def configured(app: FastAPI, **given: Any) -> uvicorn.Config:
+    """How uvicorn is to serve the app: nothing is believed of proxies, nothing is said of what it is."""
+    bounds = {"limit_concurrency": MAX_CONNECTIONS, "timeout_keep_alive": 15, "timeout_graceful_shutdown": CLOSING_S}
+    quiet = {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}
+    return uvicorn.Config(app, http=PatientProtocol, ws="none", lifespan="on", **{**bounds, **quiet, **given})

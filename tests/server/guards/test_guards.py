@@ -1,0 +1,322 @@
+"""What every request passes: Host, Origin, sizes, tokens, bodies; each refusal by its code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import httpx2
+import pytest
+
+from penstock.server.auth import Rules
+from penstock.server.errors import ApiError
+from penstock.server.guards.asgi import App, Receive, Scope, Send
+from penstock.server.guards.bodies import BodyGuard
+from penstock.server.guards.envelope import Envelope
+from penstock.server.guards.gate import Gate
+from penstock.server.guards.origin import OriginGuard
+from penstock.server.metrics import Metrics
+from penstock.server.settings import ServerSettings
+from tests.server.served import SECRETS, TOKENS, listening, served, wire
+
+SETTINGS = ServerSettings(allowed_hosts=("penstock.example",), allowed_origins=("http://localhost:5173",))
+
+
+async def fine(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"fine"})
+
+
+async def asked(app: App, method: str = "GET", path: str = "/", **options: Any) -> httpx2.Response:
+    client = options.pop("client", ("127.0.0.1", 1))
+    transport = httpx2.ASGITransport(app=app, client=client)  # type: ignore[arg-type]
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as asker:
+        return await asker.request(method, path, **options)
+
+
+def code(answer: httpx2.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"] if answer.status_code >= 400 else ""
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "DELETE", "TRACE"])
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8642", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:8642", 200),
+        ("penstock.example", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("127.0.0.1.nip.io", 421),
+        ("127.0.0.2", 421),
+        ("0.0.0.0", 421),
+        ("localhost:99999999", 400),
+        ("localhost/..", 400),
+        ("user@localhost", 400),
+        ("", 400),
+    ],
+)
+async def test_the_host_must_be_one_of_ours_on_every_method(method: str, host: str, status: int) -> None:
+    answer = await asked(OriginGuard(fine, SETTINGS), method, headers={"Host": host})
+    assert answer.status_code == status
+
+
+async def test_two_hosts_are_none() -> None:
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "raw_path": b"/"}
+    headers = [(b"host", b"localhost"), (b"host", b"evil.example")]
+    guard = OriginGuard(fine, SETTINGS)
+    for sent in (headers, []):
+        assert guard._wrong({**scope, "headers": sent}).status == 400  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://localhost"}, 200),
+        ({"Origin": "http://localhost:5173"}, 200),
+        ({"Origin": "http://localhost:9999"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "http://localhost.evil.example"}, 403),
+        ({"Origin": ""}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+    ],
+)
+async def test_other_pages_are_not_answered_on_any_method(method: str, headers: dict[str, str], status: int) -> None:
+    answer = await asked(OriginGuard(fine, SETTINGS), method, headers=headers)
+    assert answer.status_code == status
+    assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_a_link_from_another_page_opens_the_first_page_and_nothing_else() -> None:
+    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    guard = OriginGuard(fine, SETTINGS)
+    assert (await asked(guard, headers=headers)).status_code == 200
+    assert (await asked(guard, path="/api/runs", headers=headers)).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "target", "status"),
+    [
+        ([(b"x", b"")] * 9, 50, None),
+        ([(b"x", b"")] * 10, 50, 431),
+        ([(b"x", b"y" * 86)], 50, None),
+        ([(b"x", b"y" * 87)], 50, 431),
+        ([], 100, None),
+        ([], 101, 414),
+    ],
+)
+async def test_headers_and_targets_at_the_limit_are_fine_and_one_more_is_not(
+    headers: list[tuple[bytes, bytes]], target: int, status: int | None
+) -> None:
+    guard = OriginGuard(fine, ServerSettings(max_headers=10, max_header_bytes=100, max_target_bytes=100))
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"q" * 40, "raw_path": b"/" * (target - 40)}
+    wrong = guard._wrong({**scope, "headers": [(b"host", b"localhost"), *headers]})
+    assert (wrong.status if wrong else None) == status
+
+
+async def test_every_answer_has_security_headers_and_an_id() -> None:
+    app = Envelope(fine, Metrics(), new_id=lambda: "id-1")
+    answer = await asked(app)
+    assert answer.headers["x-request-id"] == "id-1"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert "unsafe-eval" not in answer.headers["content-security-policy"]
+    assert answer.headers["cache-control"] == "no-store"
+    assert (await asked(app, headers={"X-Request-Id": "mine"})).headers["x-request-id"] == "mine"
+    odd = await asked(app, headers={"X-Request-Id": "a b\tc"})
+    assert odd.headers["x-request-id"] == "id-1"
+
+
+async def test_a_fault_is_told_by_its_place_and_never_by_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("canary-in-a-fault")
+
+    metrics = Metrics()
+    with caplog.at_level(logging.DEBUG):
+        answer = await asked(Envelope(broken, metrics))
+    assert code(answer) == (500, "internal")
+    assert "canary" not in answer.text + caplog.text
+    assert "RuntimeError at" in caplog.text
+    assert metrics.faults == 1
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        None,
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong-wrong-wrong-wrong",
+        f"Basic {SECRETS['ann']}",
+        SECRETS["ann"],
+        f"Bearer {SECRETS['ann']}x",
+        f"Bearer {SECRETS['ann'][:-1]}",
+        f"Bearer {SECRETS['ann']}, Bearer {SECRETS['root']}",
+    ],
+)
+async def test_without_a_right_token_nobody_is_let_in(sent: str | None) -> None:
+    headers = {} if sent is None else {"Authorization": sent}
+    answer = await asked(Gate(fine, ServerSettings(tokens=TOKENS)), path="/api/runs", headers=headers)
+    assert code(answer) == (401, "unauthorized")
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert SECRETS["ann"] not in answer.text
+
+
+@pytest.mark.parametrize(("client", "status"), [("127.0.0.1", 200), ("::1", 200), ("192.0.2.1", 401), ("", 401)])
+async def test_without_tokens_only_this_machine_is_let_in(client: str, status: int) -> None:
+    answer = await asked(Gate(fine, ServerSettings()), path="/api/runs", client=(client, 1))
+    assert answer.status_code == status
+
+
+async def test_a_method_that_is_not_there_names_those_that_are() -> None:
+    answer = await asked(Gate(fine, ServerSettings()), "DELETE", "/api/runs")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/runs/", "/API/runs", "/api//runs", "/api/runs/a/b", "/api/../metrics", "/api/runs/%2e%2e/x"]
+)
+def test_a_path_is_found_exactly_or_not_at_all(path: str) -> None:
+    assert Rules().find(path) is None
+
+
+async def echoed(scope: Scope, receive: Receive, send: Send) -> None:
+    message = await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": message["body"]})
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+async def pieces(*parts: bytes) -> Any:
+    for part in parts:
+        yield part
+
+
+async def test_a_body_at_the_limit_is_fine_and_one_byte_more_is_not_chunked_or_not() -> None:
+    guard = BodyGuard(echoed, ServerSettings(max_body_bytes=10, max_attachment_bytes=20))
+    fit, over = b'"12345678"', b'"123456789"'
+    assert (await asked(guard, "POST", content=fit, headers=JSON)).content == fit
+    assert code(await asked(guard, "POST", content=over, headers=JSON)) == (413, "too_large")
+    assert (await asked(guard, "POST", content=pieces(fit[:4], fit[4:]), headers=JSON)).content == fit
+    assert code(await asked(guard, "POST", content=pieces(over[:6], over[6:]), headers=JSON)) == (413, "too_large")
+    for size, status in ((20, 200), (21, 413)):
+        assert (await asked(guard, "POST", "/api/attachments", content=b"\xff" * size)).status_code == status
+
+
+@pytest.mark.parametrize("length", ["99999999999999999999999999", "-1", "x"])
+async def test_a_length_that_lies_is_refused_before_anything_is_read(length: str) -> None:
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", length.encode())]}
+
+    async def never() -> dict[str, Any]:
+        raise AssertionError("nothing is to be read")
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await BodyGuard(fine, ServerSettings())(scope, never, send)
+    assert sent[0]["status"] == 413
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "application/json; charset=utf-8"}, 200),
+        ({"Content-Type": 'Application/JSON;charset="UTF-8"'}, 200),
+        ({"Content-Type": "application/json; charset=utf-16"}, 415),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({}, 415),
+        ({**JSON, "Content-Encoding": "gzip"}, 415),
+        ({**JSON, "Content-Encoding": "identity"}, 200),
+    ],
+)
+async def test_bodies_are_json_and_say_so(headers: dict[str, str], status: int) -> None:
+    answer = await asked(BodyGuard(echoed, ServerSettings()), "POST", content=b"{}", headers=headers)
+    assert answer.status_code == status
+
+
+async def test_a_large_body_is_looked_at_as_a_small_one_is() -> None:
+    guard = BodyGuard(echoed, ServerSettings())
+    padding = b" " * 100_000
+    assert (await asked(guard, "POST", content=padding + b"{}", headers=JSON)).status_code == 200
+    assert code(await asked(guard, "POST", content=padding + b"[NaN]", headers=JSON)) == (422, "bad_number")
+
+
+async def test_all_bodies_together_have_a_bound_and_the_room_comes_back() -> None:
+    guard = BodyGuard(echoed, ServerSettings(max_buffered_bytes=15))
+    held, going = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> Any:
+        yield b'"1234567'
+        held.set()
+        await going.wait()
+        yield b'8"'
+
+    first = asyncio.ensure_future(asked(guard, "POST", content=slow(), headers=JSON))
+    await held.wait()
+    second = await asked(guard, "POST", content=b'"12345678"', headers=JSON)
+    assert (code(second), second.headers["retry-after"]) == ((503, "overloaded"), "1")
+    going.set()
+    assert (await first).status_code == 200
+    assert (await asked(guard, "POST", content=b'"12345678"', headers=JSON)).status_code == 200
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for_and_one_whose_client_left_is_forgotten() -> None:
+    guard = BodyGuard(fine, ServerSettings(body_timeout_s=0.01, max_buffered_bytes=1_000))
+
+    async def never() -> Any:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    assert code(await asked(guard, "POST", content=never(), headers=JSON)) == (408, "timeout")
+    said = iter([{"type": "http.request", "body": b"x" * 900, "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(said)
+
+    async def send(message: Any) -> None:
+        raise AssertionError("nobody is there")
+
+    await guard({"type": "http", "method": "POST", "path": "/", "headers": []}, receive, send)
+    assert guard._room == 1_000
+
+
+async def test_over_a_real_socket_hostile_requests_are_answered_and_the_next_one_is_fine() -> None:
+    hostile = [
+        b'{"graph_id": ' * 5_000,
+        b"9" * 5_000,
+        b"\xff\xfe",
+        b'"\\ud800"',
+        b"[NaN]",
+        b"\0",
+        b"null",
+        b'{"a":1,"a":2}',
+    ]
+    async with served() as server, listening(server.app) as address:
+        for body in hostile:
+            async with wire(address) as client:
+                token = {"Authorization": f"Bearer {SECRETS['ann']}", "Content_Type": "application/json"}
+                client.send("POST", "/api/runs", body, **token)
+                assert await client.status() in {400, 422}
+        async with wire(address) as client:
+            client.send("POST", "/api/runs", Content_Length="9999999999", **token)
+            assert await client.status() == 413
+        async with wire(address) as client:
+            client.send("GET", "/health")
+            assert await client.status() == 200
+
+
+def test_an_error_without_a_known_status_has_a_code_still() -> None:
+    assert ApiError(418, "tea").code == "error"

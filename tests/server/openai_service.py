@@ -1,0 +1,192 @@
+"""A whole server on loopback, with graphs to ask: a host, a chat service and stores in memory, on the test's loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from openai import AsyncOpenAI, OpenAI
+
+from penstock.agents.messages import ToolCall
+from penstock.agents.model import ModelRequest, ModelResponse
+from penstock.agents.scripted import ScriptedModel
+from penstock.agents.tools import tool
+from penstock.chat.service import ChatService
+from penstock.hosting.host import HostSettings, RunHost
+from penstock.hosting.records import RunRecord
+from penstock.nodes import executors
+from penstock.runtime.billing.usage import Usage
+from penstock.server.app import create_app
+from penstock.server.auth import Token
+from penstock.server.settings import ServerSettings
+from penstock.storage import Stores, open_stores
+from tests.nodes.graphs import graph, node
+
+ANNA, BERT, VERA = "secret-of-anna-1234", "secret-of-bert-1234", "secret-of-vera-1234"
+TOKENS = (Token.of("anna", "user", ANNA), Token.of("bert", "user", BERT), Token.of("vera", "viewer", VERA))
+PRICE = Usage(7, 3, cost_nanos=250_000_000)
+"""What every reply of the models here says it used: a quarter of a dollar."""
+
+Json = dict[str, Any]
+
+
+def last(request: ModelRequest) -> str:
+    return request.messages[len(request.messages) - 1].text
+
+
+def heard(request: ModelRequest) -> str:
+    """Everything the model was told, as it came."""
+    return " | ".join(f"{message.role}: {message.text}" for message in request.messages)
+
+
+def says_and_looks(_: ModelRequest) -> ModelResponse:
+    return ModelResponse("Let me look.", (ToolCall("c1", "look", {"at": "it"}),), PRICE, "tool_calls", "saying")
+
+
+def looks_first(request: ModelRequest) -> str | ToolCall:
+    is_asked = request.messages[len(request.messages) - 1].role == "user"
+    return ToolCall("c1", "look", {"at": "the ☀"}) if is_asked else "Bright."
+
+
+@tool
+def look(at: str) -> str:
+    """Look at something."""
+    return f"{at} is bright"
+
+
+@dataclass
+class Gate:
+    """Where models wait until a test lets them go on."""
+
+    reached: asyncio.Event
+    opened: asyncio.Event
+
+    async def reply(self, request: ModelRequest) -> str:
+        self.reached.set()
+        await self.opened.wait()
+        return f"After all: {last(request)}"
+
+
+def chat_with(model: str, **data: Any) -> Json:
+    nodes = [node("start", "chat-start"), node("agent", "agent", model=model, stream=True, **data)]
+    return graph(nodes, ["start > agent"])
+
+
+GRAPHS: dict[str, Json] = {
+    "parrot": chat_with("parrot"),
+    "listener": chat_with("listener", instructions="Listen."),
+    "counter": chat_with("counter"),
+    "looker": chat_with("looker", tools=["look"]),
+    "endless": chat_with("endless", tools=["look"]),
+    "quiet": graph([node("start", "chat-start"), node("agent", "agent", model="parrot")], ["start > agent"]),
+    "slow": chat_with("slow"),
+    "broken": chat_with("broken"),
+    "greedy": graph(
+        [
+            node("start", "chat-start"),
+            node("first", "agent", model="parrot"),
+            node("agent", "agent", model="parrot", stream=True),
+        ],
+        ["start > first", "first > agent"],
+    ),
+    "plain": graph([node("in", "input"), node("out", "output")], ["in > out"]),
+    "question": graph(
+        [node("start", "chat-start"), node("ask", "approval", question="Really?"), node("out", "output")],
+        ["start > ask", "ask.approved > out"],
+    ),
+}
+
+
+@dataclass
+class Served:
+    """What a test has of a server."""
+
+    port: int
+    host: RunHost
+    stores: Stores
+    gate: Gate
+    models: dict[str, ScriptedModel]
+    app: Any
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, key: str = ANNA, **options: Any) -> AsyncOpenAI:
+        return AsyncOpenAI(api_key=key, base_url=f"{self.url}/v1", timeout=30, **options)
+
+    def sync_client(self, key: str = ANNA) -> OpenAI:
+        return OpenAI(api_key=key, base_url=f"{self.url}/v1", timeout=30)
+
+    async def run(self, run_id: str) -> RunRecord:
+        """The run, once it has ended."""
+        return await self.host.wait(run_id)
+
+    async def nobody_reads(self) -> None:
+        """Once the server has noticed that every stream was left."""
+        while self.app.state.parts.metrics.open_streams:  # noqa: ASYNC110  it is a figure
+            await asyncio.sleep(0.01)
+
+    async def runs(self) -> list[RunRecord]:
+        return list(await self.stores.runs.list())
+
+
+@asynccontextmanager
+async def serving(settings: HostSettings | None = None, url: str = "memory:", **server: Any) -> AsyncIterator[Served]:
+    async with (
+        await open_stores(url) as stores,
+        _serving(stores, settings, ServerSettings(tokens=TOKENS, **server)) as it,
+    ):
+        yield it
+
+
+@asynccontextmanager
+async def _serving(stores: Stores, settings: HostSettings | None, server: ServerSettings) -> AsyncIterator[Served]:
+    gate = Gate(asyncio.Event(), asyncio.Event())
+    models = _models(gate)
+    services = {"models": models, "tools": {"look": look}}
+    host = RunHost(stores, executors=executors(), services=services, settings=settings or HostSettings(drain_s=0))
+    chats = ChatService(host, stores.chats)
+    for id, document in GRAPHS.items():
+        await stores.graphs.save(id, "anna", f"The {id}", document, now_ms=1_700_000_000_000)
+    app = create_app(host, chats, stores, server)
+    async with host, listening(app) as port:
+        yield Served(port, host, stores, gate, models, app)
+        gate.opened.set()
+
+
+def _models(gate: Gate) -> dict[str, ScriptedModel]:
+    numbers = " ".join(str(number) for number in range(1000))
+    answers: dict[str, Callable[[ModelRequest], Any]] = {
+        "parrot": last,
+        "listener": heard,
+        "counter": lambda _: numbers,
+        "looker": looks_first,
+        "endless": says_and_looks,
+        "slow": gate.reply,
+        "broken": lambda _: ValueError("the model fell over"),
+    }
+    made = {name: ScriptedModel(answer, name=name, usage=PRICE) for name, answer in answers.items()}
+    made["counter"].piece_characters = 4
+    return made
+
+
+@asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[int]:
+    """The port at which an app answers."""
+    config = uvicorn.Config(app, port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=1)
+    running = uvicorn.Server(config)
+    task = asyncio.create_task(running._serve())
+    while not running.started:
+        if task.done():
+            await task
+        await asyncio.sleep(0.01)
+    try:
+        yield running.servers[0].sockets[0].getsockname()[1]
+    finally:
+        running.should_exit = True
+        await task

@@ -1,0 +1,118 @@
+"""Runs over HTTP: the same again, stopped, resumed, granted, forked, replayed, exported."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.hosting.host import HostSettings
+from tests.server.served import ASK, ECHO, GATE, happened, parts, served, told
+
+
+async def test_the_same_id_again_is_the_same_run_and_with_something_else_a_conflict() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("echo", ECHO)
+        body = {"graph_id": "echo", "run_id": "one", "input": {"a": [1, None, "é"]}}
+        first, again = [await ann.post("/api/runs", json=body) for _ in range(2)]
+        assert first.json()["id"] == again.json()["id"] == "one"
+        other = await ann.post("/api/runs", json={**body, "input": 2})
+        assert (other.status_code, other.json()["error"]["code"]) == (409, "conflict")
+
+
+async def test_a_run_of_a_graph_that_is_not_there_is_told_so() -> None:
+    async with served() as server, server.client("ann") as ann:
+        answer = await ann.post("/api/runs", json={"graph_id": "none"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+async def test_when_too_many_wait_the_next_is_told_when_to_come_back() -> None:
+    one = HostSettings(tick_s=0.05, drain_s=0, max_running=1, max_queued_per_owner=1)
+    async with served(host_settings=one) as server, server.client("ann") as ann:
+        await server.save("gate", GATE)
+        await ann.post("/api/runs", json={"graph_id": "gate"})
+        await server.gate.entered.wait()
+        assert (await ann.post("/api/runs", json={"graph_id": "gate"})).status_code == 201
+        late = await ann.post("/api/runs", json={"graph_id": "gate"})
+        assert (late.status_code, late.json()["error"]["code"]) == (429, "overloaded")
+        assert int(late.headers["retry-after"]) >= 1
+        server.gate.opened.set()
+
+
+async def test_a_cancel_is_early_in_time_twice_and_late() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("gate", GATE)
+        early = await ann.post("/api/runs/ann:1/cancel")
+        assert early.json() == {"result": "remembered"}
+        run = (await ann.post("/api/runs", json={"graph_id": "gate", "run_id": "ann:1"})).json()
+        assert (await server.host.wait(run["id"])).status == "cancelled"
+        assert (await ann.post("/api/runs/ann:1/cancel")).json() == {"result": "ended"}
+
+
+async def test_a_cancelled_run_is_resumed_and_a_completed_one_is_not() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("gate", GATE)
+        run = (await ann.post("/api/runs", json={"graph_id": "gate", "input": "x"})).json()
+        await server.gate.entered.wait()
+        await ann.post(f"/api/runs/{run['id']}/cancel")
+        assert (await server.host.wait(run["id"])).status == "cancelled"
+        server.gate.opened.set()
+        assert (await ann.post(f"/api/runs/{run['id']}/resume")).status_code == 200
+        assert (await server.host.wait(run["id"])).status == "completed"
+        assert (await ann.post(f"/api/runs/{run['id']}/resume")).status_code == 409
+
+
+async def test_a_run_is_forked_with_another_input_and_replayed_as_it_was() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("echo", ECHO)
+        run = (await ann.post("/api/runs", json={"graph_id": "echo", "input": "old"})).json()
+        await server.host.wait(run["id"])
+        forked = await ann.post(f"/api/runs/{run['id']}/fork", json={"at": "out", "input": "new", "run_id": "fork"})
+        assert forked.status_code == 201, forked.text
+        assert "new" in json.dumps((await server.host.wait("fork")).output)
+        replayed = (await ann.post(f"/api/runs/{run['id']}/replay")).json()
+        again = await server.host.wait(replayed["id"])
+        assert again.output == (await server.host.wait(run["id"])).output
+
+
+async def test_runs_are_listed_by_what_they_are_and_without_what_went_in() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("echo", ECHO)
+        await server.save("ask", ASK)
+        done = (await ann.post("/api/runs", json={"graph_id": "echo", "input": "payload"})).json()
+        await server.host.wait(done["id"])
+        waiting = (await ann.post("/api/runs", json={"graph_id": "ask", "input": 1})).json()
+        await happened(server, waiting["id"], "run.waiting")
+        found = await ann.get("/api/runs", params={"status": ["completed", "failed"]})
+        assert [one["id"] for one in found.json()["runs"]] == [done["id"]]
+        assert "payload" not in found.text
+        found = await ann.get("/api/runs", params={"graph_id": "ask"})
+        assert [one["status"] for one in found.json()["runs"]] == ["waiting"]
+        newest = (await ann.get("/api/runs", params={"limit": 1})).json()
+        older = (await ann.get("/api/runs", params={"limit": 1, "before": newest["next"]})).json()
+        assert ({newest["runs"][0]["id"], older["runs"][0]["id"]}, older["next"]) == ({done["id"], waiting["id"]}, None)
+
+
+async def test_a_run_is_exported_whole() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("echo", ECHO)
+        run = (await ann.post("/api/runs", json={"graph_id": "echo", "input": "x\ny"})).json()
+        await server.host.wait(run["id"])
+        exported = await ann.get(f"/api/runs/{run['id']}/export")
+        lines = [json.loads(line) for line in exported.text.splitlines()]
+        assert lines[0]["run"]["input"] == "x\ny"
+        assert lines[1]["graph"]["document"] == ECHO
+        events = [line["event"] for line in lines[2:]]
+        assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+        assert exported.headers["content-disposition"].startswith("attachment")
+
+
+@pytest.mark.parametrize("way", ["accept", "query"])
+async def test_a_run_can_be_watched_from_the_call_that_starts_it(way: str) -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("echo", ECHO)
+        options = {"headers": {"Accept": "text/event-stream"}} if way == "accept" else {"params": {"stream": "true"}}
+        watched = await ann.post("/api/runs", json={"graph_id": "echo"}, **options)  # type: ignore[arg-type]
+        assert told(watched.text)[-1]["event"] == "run.completed"
+        assert watched.headers["x-run-id"]
+        assert parts(server.app).metrics.open_streams == 0

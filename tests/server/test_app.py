@@ -1,0 +1,71 @@
+"""The thin path: a graph is saved, run, watched and found again, over HTTP alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.served import ASK, CHAT, ECHO, GATE, SECRETS, happened, listening, served, told, wire
+
+
+async def test_a_graph_is_saved_run_and_watched_over_http() -> None:
+    async with served() as server, server.client("ann") as ann:
+        saved = await ann.put("/api/graphs/echo", json={"name": "Echo", "document": ECHO})
+        assert (saved.status_code, saved.json()["version"], saved.json()["owner"]) == (200, 1, "ann")
+        started = await ann.post("/api/runs", json={"graph_id": "echo", "input": "héllo"})
+        assert started.status_code == 201, started.text
+        run_id = started.json()["id"]
+        watched = await ann.get(f"/api/runs/{run_id}/events")
+        events = told(watched.text)
+        assert events[0]["event"] == "run.queued"
+        assert events[-1]["event"] == "run.completed"
+        assert [int(event["id"]) for event in events] == list(range(1, len(events) + 1))
+        run = (await ann.get(f"/api/runs/{run_id}")).json()
+        assert run["status"] == "completed"
+        assert "héllo" in str(run["output"])
+        assert run["last_seq"] == len(events)
+
+
+async def test_a_chat_is_answered_over_http() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("chat", CHAT)
+        said = await ann.post("/api/agents/chat/chat", json={"content": "Hello"})
+        assert said.status_code == 200, said.text
+        turn = said.json()
+        await ann.get(f"/api/runs/{turn['run_id']}/events")
+        chat = (await ann.get(f"/api/chats/{turn['chat_id']}")).json()
+        assert [message["role"] for message in chat["messages"]] == ["user", "assistant"]
+        assert chat["active"] == [turn["user_message_id"], turn["message_id"]]
+
+
+async def test_a_question_is_answered_over_http() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("ask", ASK)
+        run = (await ann.post("/api/runs", json={"graph_id": "ask", "input": "x"})).json()
+        await happened(server, run["id"], "run.waiting")
+        waiting = (await ann.get("/api/approvals")).json()["approvals"]
+        answered = await ann.post(f"/api/approvals/{waiting[0]['id']}/approve")
+        assert (answered.status_code, answered.json()["state"]) == (200, "approved"), answered.text
+        events = told((await ann.get(f"/api/runs/{run['id']}/events")).text)
+        assert events[-1]["event"] == "run.completed"
+        again = await ann.post(f"/api/approvals/{waiting[0]['id']}/reject")
+        assert (again.status_code, again.json()["error"]["code"]) == (409, "conflict")
+
+
+async def test_a_run_is_cancelled_while_its_stream_is_open() -> None:
+    async with served() as server, listening(server.app) as address, wire(address) as watcher:
+        await server.save("gate", GATE)
+        async with server.client("ann") as ann:
+            run = (await ann.post("/api/runs", json={"graph_id": "gate"})).json()
+            watcher.send("GET", f"/api/runs/{run['id']}/events", Authorization=f"Bearer {SECRETS['ann']}")
+            assert await watcher.status() == 200
+            await watcher.until(b"event: run.started")
+            cancelled = await ann.post(f"/api/runs/{run['id']}/cancel", json={"reason": "enough"})
+            assert cancelled.json() == {"result": "cancelled"}
+            assert b"enough" in await watcher.until(b"\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/"])
+async def test_whether_it_is_there_is_said_to_everybody(path: str) -> None:
+    async with served() as server, server.client() as nobody:
+        answer = await nobody.get(path)
+        assert answer.status_code == 200, answer.text

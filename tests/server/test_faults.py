@@ -1,0 +1,102 @@
+"""A server whose stores or clients do not do what they should."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.containment.ledger import MemoryLedgerStore
+from penstock.errors import LedgerUnavailable
+from penstock.hosting.ports import StoreUnavailable
+from penstock.server.serve import PatientProtocol
+from penstock.server.settings import ServerSettings
+from penstock.storage.memory import MemoryGraphStore
+from tests.server.served import ECHO, TOKENS, listening, served, wire
+
+
+class Away(MemoryGraphStore):
+    """A store that cannot be reached."""
+
+    async def get(self, *_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("the disk is full at /secret/place?password=canary-123456")
+
+    save = list = versions = get
+
+
+class Silent(MemoryGraphStore):
+    """A store that never answers."""
+
+    async def get(self, *_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/api/graphs/g", None),
+        ("GET", "/api/graphs", None),
+        ("PUT", "/api/graphs/g", {"document": ECHO}),
+        ("POST", "/api/runs", {"graph_id": "g"}),
+        ("GET", "/v1/models", None),
+        ("GET", "/ready", None),
+    ],
+)
+async def test_a_store_that_is_away_is_a_503_that_says_when_to_come_back(method: str, path: str, body: Any) -> None:
+    async with served() as server, server.client("ann") as ann:
+        server.stores.graphs = Away()
+        answer = await ann.request(method, path, json=body)
+        assert answer.status_code == 503, answer.text
+        assert answer.headers["retry-after"] == "2"
+        assert "canary" not in answer.text
+        assert (await ann.get("/health")).status_code == 200
+
+
+async def test_ready_does_not_wait_for_a_store_that_never_answers() -> None:
+    async with served(ServerSettings(tokens=TOKENS, ready_timeout_s=0.01)) as server, server.client() as nobody:
+        server.stores.graphs = Silent()
+        assert (await nobody.get("/ready")).status_code == 503
+
+
+class Unreadable(MemoryLedgerStore):
+    """A ledger that cannot be reached."""
+
+    def balance(self, account: str) -> Any:
+        raise LedgerUnavailable("gone")
+
+
+async def test_a_server_without_its_ledger_is_not_ready() -> None:
+    async with served() as server, server.client() as nobody:
+        assert (await nobody.get("/ready")).status_code == 200
+        server.stores.ledger = Unreadable()
+        assert (await nobody.get("/ready")).json()["error"]["code"] == "store_unavailable"
+
+
+@pytest.mark.parametrize("said", [b"", b"GET", b"GET /health HTTP/1.1\r\nHost: loc"])
+async def test_a_client_that_does_not_finish_its_request_is_let_go(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PatientProtocol, "headers_s", 0.01)
+    async with served() as server, listening(server.app) as address, wire(address) as client:
+        client.writer.write(said)
+        assert await client.reader.read() == b""
+
+
+async def test_the_second_request_of_a_connection_is_not_waited_for_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PatientProtocol, "headers_s", 0.01)
+    async with served() as server, listening(server.app) as address, wire(address) as client:
+        client.send("GET", "/health")
+        assert await client.status() == 200
+        await client.until(b"}")
+        client.writer.write(b"GET /health HTTP/1.1\r\n")
+        assert await client.reader.read() == b""
+
+
+async def test_a_request_under_way_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PatientProtocol, "headers_s", 0.001)
+    settings = ServerSettings(ready_timeout_s=0.2)
+    async with served(settings) as server, listening(server.app) as address, wire(address) as client:
+        server.stores.graphs = Silent()
+        client.send("GET", "/ready")
+        assert await client.status() == 503

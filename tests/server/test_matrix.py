@@ -1,0 +1,247 @@
+"""Who may do what: every route and method × every role × what is one's own, another's, or not there.
+
+The cells are made from the app's own routes. A route that nobody declared cannot be reached, and fails here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from penstock.server.auth import ACCESS, Access
+from tests.server.served import ASK, CHAT, ECHO, Served, happened, served
+
+Things = dict[str, str]
+
+BODIES: dict[str, Any] = {
+    "POST /api/graphs": {"id": "made", "name": "Made", "document": ECHO},
+    "POST /api/graphs/validate": {"document": ECHO},
+    "PUT /api/graphs/{graph_id}": {"document": ECHO},
+    "POST /api/runs": {"graph_id": "echo"},
+    "POST /api/runs/{run_id}/grant": {"limits": {"max_steps": 1}},
+    "POST /api/runs/{run_id}/fork": {"at": "out"},
+    "POST /api/approvals/{approval_id}/edit": {"answer": 1},
+    "POST /api/chats": {"graph_id": "chat"},
+    "PATCH /api/chats/{chat_id}": {"title": "Another"},
+    "POST /api/chats/{chat_id}/messages": {"content": "more"},
+    "POST /api/chats/{chat_id}/messages/{message_id}/edit": {"content": "else"},
+    "POST /api/agents/{graph_id}/chat": {"content": "hi"},
+    "POST /v1/chat/completions": {"model": "chat", "messages": [{"role": "user", "content": "hi"}]},
+    "POST /v1/responses": {"model": "chat", "input": "hi"},
+}
+QUERIES = {"POST /api/attachments": {"name": "a.txt"}}
+
+SHARED = {
+    "/api/graphs/{graph_id}",
+    "/api/graphs/{graph_id}/versions",
+    "/v1/models/{model_id}",
+    "/api/agents/{graph_id}/chat",
+}
+"""Graphs are everybody's to read and to run."""
+OWN_TO_CHANGE = {("PUT", "/api/graphs/{graph_id}"), ("DELETE", "/api/graphs/{graph_id}")}
+"""Seen by everybody and changed by their owners: refused by name, not hidden."""
+MADE_IF_MISSING = {("PUT", "/api/graphs/{graph_id}"), ("POST", "/api/runs/{run_id}/cancel")}
+"""Saving a graph makes it, and a cancel waits for its run."""
+
+ALLOWED = {200, 201, 204, 409}
+"""What one may do can still contradict how things stand."""
+MISSING: Things = {
+    "graph_id": "nothing",
+    "model_id": "nothing",
+    "message_id": "nothing",
+    "chat_id": "nothing",
+    "approval_id": "nothing",
+    "attachment_id": "nothing",
+    "run_id": "01890000-0000-7000-8000-000000000000",
+    "response_id": "resp_01890000-0000-7000-8000-000000000000",
+}
+
+
+def declared() -> Iterator[tuple[str, str, Access]]:
+    for path, methods in ACCESS.items():
+        for method, access in methods.items():
+            if path != "/mcp":  # a protocol of its own, with its own tests
+                yield method, path, access
+
+
+async def things_of(server: Served, owner: str) -> Things:
+    """One of everything that can be somebody's."""
+    ended = await server.host.submit(owner=owner, graph_id="echo")
+    await server.host.wait(ended.id)
+    asking = await server.host.submit(owner=owner, graph_id="ask", input=1)
+    await happened(server, asking.id, "run.waiting")
+    (approval,) = await server.stores.approvals.list(run_id=asking.id)
+    turn = await server.chats.stream_agent_chat("chat", "hello", owner=owner)
+    await turn.result()
+    attached = await server.chats.attach(owner, "a.txt", "text/plain", b"bytes")
+    await server.save(f"{owner}s", ECHO, owner)
+    return {
+        "graph_id": f"{owner}s",
+        "model_id": f"{owner}s",
+        "run_id": ended.id,
+        "response_id": f"resp_{turn.run_id}",
+        "approval_id": approval.id,
+        "chat_id": turn.chat_id,
+        "message_id": turn.message_id,
+        "user_message_id": str(turn.user_message_id),
+        "attachment_id": attached.id,
+    }
+
+
+async def ask(client: httpx2.AsyncClient, method: str, path: str, things: Things) -> httpx2.Response:
+    route = f"{method} {path}"
+    if path.endswith("/edit") and "user_message_id" in things:
+        things = {**things, "message_id": things["user_message_id"]}
+    body = BODIES.get(route)
+    return await client.request(method, path.format(**things), json=body, params=QUERIES.get(route))
+
+
+def facts(answer: httpx2.Response, things: Things) -> tuple[int, str]:
+    """What was answered; the ids that the client itself had sent are nothing new to it."""
+    text = answer.text
+    for id in sorted(things.values(), key=len, reverse=True):
+        text = text.replace(id, "<id>")
+    return answer.status_code, text
+
+
+async def prepared(server: Served) -> dict[str, Things]:
+    for name, document in (("echo", ECHO), ("chat", CHAT), ("ask", ASK)):
+        await server.save(name, document, "root")
+    return {owner: await things_of(server, owner) for owner in ("ann", "bob", "vera")}
+
+
+@pytest.mark.parametrize(("method", "path", "access"), list(declared()))
+async def test_the_matrix_of_a_route(method: str, path: str, access: Access) -> None:
+    async with served() as server:
+        things = await prepared(server)
+        async with server.client() as nobody, server.client("vera") as vera:
+            await look_at_nobody(nobody, method, path, access, things["ann"])
+            await look_at_a_viewer(vera, method, path, access, things)
+        async with server.client("ann") as ann, server.client("root") as root:
+            await look_at_a_user(ann, method, path, access, things)
+            await look_at_an_admin(root, method, path, things)
+
+
+async def look_at_nobody(client: httpx2.AsyncClient, method: str, path: str, access: Access, things: Things) -> None:
+    for chosen in (things, MISSING):
+        answer = await ask(client, method, path, chosen)
+        assert answer.status_code == (200 if access == "open" else 401), answer.text
+
+
+async def look_at_a_viewer(
+    client: httpx2.AsyncClient, method: str, path: str, access: Access, things: dict[str, Things]
+) -> None:
+    if access in {"user", "admin"}:
+        for chosen in (things["vera"], things["ann"], MISSING):
+            assert (await ask(client, method, path, chosen)).status_code == 403
+    else:
+        await look_at_things(client, method, path, things["vera"], things["ann"])
+
+
+async def look_at_a_user(
+    client: httpx2.AsyncClient, method: str, path: str, access: Access, things: dict[str, Things]
+) -> None:
+    if access == "admin":
+        assert (await ask(client, method, path, things["ann"])).status_code == 403
+    else:
+        await look_at_things(client, method, path, things["ann"], things["bob"])
+
+
+async def look_at_things(client: httpx2.AsyncClient, method: str, path: str, own: Things, others: Things) -> None:
+    """Own ones are there; another's are as those that are not."""
+    if "{" in path:
+        another, missing = [facts(await ask(client, method, path, one), one) for one in (others, MISSING)]
+        if (method, path) in OWN_TO_CHANGE:
+            assert another[0] == 403, another
+        elif path in SHARED:
+            assert another[0] in ALLOWED, another
+        else:
+            assert another == missing
+        if (method, path) in MADE_IF_MISSING:
+            assert missing[0] == 200, missing
+        else:
+            assert missing[0] == 404, missing
+    mine = await ask(client, method, path, own)
+    assert mine.status_code in ALLOWED, mine.text
+
+
+async def look_at_an_admin(client: httpx2.AsyncClient, method: str, path: str, things: dict[str, Things]) -> None:
+    if "{" in path and (method, path) not in MADE_IF_MISSING:
+        assert (await ask(client, method, path, MISSING)).status_code == 404
+    answer = await ask(client, method, path, things["bob"])
+    assert answer.status_code in ALLOWED, answer.text
+
+
+async def test_every_route_of_the_app_is_declared_and_every_declared_route_is_there() -> None:
+    async with served() as server:
+        schema = server.app.openapi()
+        served_routes = {
+            (method.upper(), path)
+            for path, methods in schema["paths"].items()
+            for method in methods
+            if method != "parameters"
+        }
+        assert served_routes == {(method, path) for method, path, _ in declared()}
+
+
+@pytest.mark.parametrize("method", list(ACCESS["/mcp"]))
+async def test_the_tools_are_behind_the_same_gate(method: str) -> None:
+    async with served() as server, server.client() as nobody, server.client("vera") as vera:
+        assert (await nobody.request(method, "/mcp")).status_code == 401
+        assert (await vera.request(method, "/mcp")).status_code == 403
+
+
+async def test_a_route_that_nobody_declared_cannot_be_reached() -> None:
+    async with served() as server, server.client("root") as root, server.client() as nobody:
+
+        @server.app.get("/api/forgotten")
+        async def forgotten() -> str:
+            return "secret"
+
+        assert (await root.get("/api/forgotten")).status_code == 404
+        assert (await nobody.get("/api/forgotten")).status_code == 401
+
+
+async def test_lists_show_ones_own_things_whoever_else_is_asked_for() -> None:
+    async with served() as server, server.client("ann") as ann, server.client("root") as root:
+        things = await prepared(server)
+        for path, key in (("/api/runs", "runs"), ("/api/chats", "chats"), ("/api/approvals", "approvals")):
+            for query in ({}, {"owner": "bob"}):
+                found = (await ann.get(path, params=query)).json()[key]
+                assert {one["owner"] for one in found} == {"ann"}, path
+            found = (await root.get(path, params={"owner": "bob"})).json()[key]
+            assert {one["owner"] for one in found} == {"bob"}, path
+        filtered = await ann.get("/api/approvals", params={"run_id": things["bob"]["run_id"]})
+        assert filtered.json() == {"approvals": []}
+
+
+async def test_a_cancel_of_anothers_run_changes_nothing() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("ask", ASK, "root")
+        run = await server.host.submit(owner="bob", graph_id="ask", input=1)
+        await happened(server, run.id, "run.waiting")
+        assert (await ann.post(f"/api/runs/{run.id}/cancel")).json() == {"result": "remembered"}
+        assert await server.stores.cancels.find([run.id], now_ms=0) == {}
+        assert (await server.stores.runs.get(run.id)).status == "waiting"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("run_id", "status"),
+    [("ann:nightly", 200), ("01890000-0000-7000-8000-0000000000aa", 200), ("nightly", 404), ("bob:nightly", 404)],
+)
+async def test_a_cancel_ahead_is_remembered_only_for_ids_that_cannot_be_anothers(run_id: str, status: int) -> None:
+    async with served() as server, server.client("ann") as ann:
+        assert (await ann.post(f"/api/runs/{run_id}/cancel")).status_code == status
+        remembered = await server.stores.cancels.find([run_id], now_ms=0)
+        assert bool(remembered) == (status == 200)
+
+
+async def test_nobody_takes_an_id_that_is_named_after_another() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("echo", ECHO)
+        taken = await ann.post("/api/runs", json={"graph_id": "echo", "run_id": "bob:1"})
+        assert (taken.status_code, taken.json()["error"]["path"]) == (422, "$.run_id")
+        assert (await ann.post("/api/runs", json={"graph_id": "echo", "run_id": "ann:1"})).status_code == 201

@@ -1,0 +1,244 @@
+"""The MCP server: the official client, in memory, over streamable HTTP and over stdin and stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import MCPError
+from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+from penstock.chat.service import ChatService
+from penstock.hosting.records import GraphRecord
+from penstock.server.auth import User
+from penstock.server.mcp import server_for
+from penstock.server.mcp.calls import LIMITS
+from penstock.server.mcp.tools import RUN, tool_name, tool_of
+from tests.nodes.graphs import graph, node
+from tests.server.openai_service import ANNA, BERT, GRAPHS, Served, serving
+
+MODES = ["legacy", "auto"]
+
+
+@asynccontextmanager
+async def in_memory(served: Served) -> AsyncIterator[Client]:
+    chats = ChatService(served.host, served.stores.chats)
+    async with Client(server_for(served.host, chats, served.stores, user=User("anna", "user"))) as client:
+        yield client
+
+
+@asynccontextmanager
+async def over_http(served: Served, key: str = ANNA, mode: str = "auto") -> AsyncIterator[Client]:
+    headers = {"Authorization": f"Bearer {key}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=30) as http,
+        Client(streamable_http_client(f"{served.url}/mcp", http_client=http), mode=mode) as client,
+    ):
+        yield client
+
+
+def text(result: Any) -> str:
+    return "".join(part.text for part in result.content)
+
+
+# Graphs as tools
+
+
+@pytest.mark.parametrize("id", ["a", "A-b_9", "x" * 64, "my.graph", "a:b", "x" * 100, "a.b", "a_b"])
+def test_every_graph_has_a_name_that_clients_take(id: str) -> None:
+    name = tool_name(id)
+    assert len(name) <= 64
+    assert all(c.isascii() and (c.isalnum() or c in "_-") for c in name)
+    assert tool_name(id) == name
+
+
+def test_no_two_graphs_share_a_name() -> None:
+    ids = ["a.b", "a:b", "a_b", "x" * 65, "x" * 66, "x" * 64, "a-b"]
+    assert len({tool_name(id) for id in ids}) == len(ids)
+
+
+def record(document: dict[str, Any], **more: Any) -> GraphRecord:
+    return GraphRecord("g", 1, "anna", "The graph", {**document, **more}, "digest")
+
+
+@pytest.mark.parametrize(
+    ("document", "input", "required"),
+    [
+        (GRAPHS["parrot"], {"type": "string"}, ["input"]),
+        (graph([node("in", "input")]), {"type": "string"}, ["input"]),
+        (graph([node("in", "input", type="any")]), {}, ["input"]),
+        (graph([node("in", "input", type="number")]), {"type": "number"}, ["input"]),
+        (graph([node("in", "input", type="list", default=[1])]), {"type": "array"}, []),
+        (graph([node("c", "constant", value=1)]), {"type": "string"}, []),
+        ({}, {"type": "string"}, []),
+    ],
+)
+def test_what_a_graph_is_given_is_what_its_tool_takes(
+    document: dict[str, Any], input: dict[str, Any], required: list[str]
+) -> None:
+    schema = tool_of(record(document)).input_schema
+    assert schema["properties"]["input"] == {**input, "description": "What the graph is given."}
+    assert schema["required"] == required
+    assert schema["additionalProperties"] is False
+
+
+def test_a_tool_is_described_by_its_graph() -> None:
+    assert tool_of(record({})).description == "Runs the graph 'The graph'."
+    assert tool_of(record({}, description="Adds.")).description == "Adds."
+    assert tool_of(record({}, description=3)).title == "The graph"
+
+
+# Calls
+
+
+async def test_a_graph_that_was_just_saved_can_be_called() -> None:
+    async with serving() as served, in_memory(served) as client:
+        assert [tool.name for tool in (await client.list_tools()).tools] == sorted(GRAPHS)
+        await served.stores.graphs.save("my.new", "anna", "New", GRAPHS["plain"], now_ms=1)
+        name = tool_name("my.new")
+        assert name in [tool.name for tool in (await client.list_tools()).tools]
+        assert text(await client.call_tool(name, {"input": "x"})) == "x"
+        await served.stores.graphs.archive("my.new")
+        with pytest.raises(MCPError, match="there is no tool"):
+            await client.call_tool(name, {"input": "x"})
+
+
+async def test_a_call_is_a_run_and_says_what_it_cost() -> None:
+    async with serving() as served, in_memory(served) as client:
+        result = await client.call_tool("parrot", {"input": "Hi 🙂"})
+        assert (text(result), result.is_error) == ("Hi 🙂", False)
+        about = (result.meta or {})[RUN]
+        assert (about["status"], about["cost_usd"], about["tokens_out"]) == ("completed", 0.25, 3)
+        assert (await served.run(about["id"])).owner == "anna"
+
+
+async def test_what_is_no_text_is_given_as_it_is() -> None:
+    async with serving() as served, in_memory(served) as client:
+        document = graph([node("in", "input", type="object"), node("out", "output")], ["in > out"])
+        await served.stores.graphs.save("thing", "anna", "Thing", document, now_ms=1)
+        result = await client.call_tool("thing", {"input": {"a": [1, None]}})
+        assert result.structured_content == {"a": [1, None]}
+        assert text(result) == '{"a": [1, null]}'
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("parrot", {}, "input must be given"),
+    ("parrot", {"input": None}, "input must be given"),
+    ("parrot", {"input": 3}, "input must be text"),
+    ("parrot", {"input": "x", "more": 1}, "nothing else"),
+    ("broken", {"input": "x"}, "the model fell over"),
+]
+
+
+async def test_what_goes_wrong_is_an_error_of_the_tool() -> None:
+    async with serving() as served, in_memory(served) as client:
+        for name, arguments, says in WRONG:
+            result = await client.call_tool(name, arguments)
+            assert result.is_error
+            assert says in text(result)
+
+
+async def test_limits_hold_and_say_so() -> None:
+    async with serving() as served, in_memory(served) as client:
+        result = await client.call_tool("greedy", {"input": "x"}, meta={LIMITS: {"max_api_calls": 1}})  # type: ignore[arg-type]
+        assert result.is_error
+        assert "api_call_limit_exceeded" in text(result)
+        result = await client.call_tool("greedy", {"input": "x"}, meta={LIMITS: {"max_wishes": 3}})  # type: ignore[arg-type]
+        assert "max_api_calls" in text(result)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_graphs_are_called_over_http(mode: str) -> None:
+    async with serving() as served, over_http(served, BERT, mode) as client:
+        assert "parrot" in [tool.name for tool in (await client.list_tools()).tools]
+        told: list[str | None] = []
+
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            told.append(message)
+
+        result = await client.call_tool("parrot", {"input": "Hi"}, progress_callback=on_progress)
+        assert text(result) == "Hi"
+        assert told == ["start started", "start completed", "agent started", "agent completed"]
+        (run,) = await served.runs()
+        assert run.owner == "bert"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_call_that_is_cancelled_cancels_its_run(mode: str, tmp_path: Path) -> None:
+    async with serving(url=f"sqlite:///{tmp_path}/it.db") as served, over_http(served, mode=mode) as client:
+        calling = asyncio.ensure_future(client.call_tool("slow", {"input": "x"}))
+        await served.gate.reached.wait()
+        calling.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
+        (run,) = await served.runs()
+        ended = await served.run(run.id)
+        assert ended.status == "cancelled"
+        assert "cancelled" in str(ended.error)
+
+
+async def test_a_session_is_its_users_alone() -> None:
+    hello = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "initialize",
+        "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+    }
+    async with serving() as served, httpx2.AsyncClient(base_url=served.url, timeout=30) as http:
+        headers = {"Accept": "application/json, text/event-stream"}
+        mine = {**headers, "Authorization": f"Bearer {ANNA}"}
+        answer = await http.post("/mcp", json=hello, headers=mine)
+        session = {"Mcp-Session-Id": answer.headers["mcp-session-id"], "MCP-Protocol-Version": "2025-06-18"}
+        ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+        theirs = {**headers, **session, "Authorization": f"Bearer {BERT}"}
+        assert (await http.post("/mcp", json=ping, headers=theirs)).status_code == 404
+        assert (await http.post("/mcp", json=ping, headers={**mine, **session})).status_code == 200
+        assert (await http.post("/mcp", json=ping, headers={**headers, **session})).status_code == 401
+
+
+async def test_a_server_that_closes_does_not_cancel_what_was_called() -> None:
+    async with serving() as served:
+        async with over_http(served) as client:
+            calling = asyncio.ensure_future(client.call_tool("slow", {"input": "x"}))
+            await served.gate.reached.wait()
+            served.app.state.parts.streams.close()
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+        served.gate.opened.set()
+        (run,) = await served.runs()
+        assert (await served.run(run.id)).status == "completed"
+
+
+STDIO = """
+import asyncio
+from penstock.chat.service import ChatService
+from penstock.hosting.host import RunHost
+from penstock.nodes import executors
+from penstock.server.mcp import serve_stdio
+from penstock.storage.memory import MemoryStores
+
+async def main():
+    stores = MemoryStores()
+    nodes = [{"id": "in", "type": "input", "data": {}}, {"id": "out", "type": "output", "data": {}}]
+    edge = {"id": "e", "source": "in", "target": "out", "data": {"channel": "flow"}}
+    document = {"id": "g", "nodes": nodes, "edges": [edge]}
+    await stores.graphs.save("plain", "local", "Plain", document, now_ms=1)
+    async with RunHost(stores, executors=executors()) as host:
+        await serve_stdio(host, ChatService(host, stores.chats), stores)
+
+asyncio.run(main())
+"""
+
+
+async def test_graphs_are_called_over_stdin_and_stdout() -> None:
+    program = StdioServerParameters(command=sys.executable, args=["-c", STDIO])
+    async with Client(stdio_client(program)) as client:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["plain"]
+        assert text(await client.call_tool("plain", {"input": "ü\n"})) == "ü\n"

@@ -1,0 +1,527 @@
+"""Models and chat completions: the official SDK against a whole server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai.types.chat import ChatCompletionChunk
+
+from penstock import Agent, ExecutionContext
+from penstock.hosting.host import HostSettings, RunLimits
+from penstock.providers.models import model
+from penstock.providers.models.connections import close_connections
+from tests.server.openai_service import ANNA, BERT, GRAPHS, VERA, Served, serving
+
+STRANGE = 'line\nend\r\n\u2028\u2029\x85 ünï 日本 🙂 data: [DONE]\n\nevent: error \\ " \x00'
+
+
+def said(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+async def collected(stream: openai.AsyncStream[ChatCompletionChunk]) -> list[ChatCompletionChunk]:
+    return [chunk async for chunk in stream]
+
+
+def text_of(chunks: list[ChatCompletionChunk]) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+async def posted(served: Served, body: Any, path: str = "/v1/chat/completions", key: str = ANNA) -> httpx2.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    async with httpx2.AsyncClient(base_url=served.url, headers=headers) as client:
+        return await client.post(path, content=content)
+
+
+# Models
+
+
+async def test_graphs_are_models() -> None:
+    async with serving() as served, served.client(VERA) as client:
+        models = [model async for model in client.models.list()]
+        assert [model.id for model in models] == sorted(GRAPHS)
+        one = await client.models.retrieve("parrot")
+        assert (one.id, one.object, one.owned_by, one.created) == ("parrot", "model", "anna", 1_700_000_000)
+        assert one.model_extra == {"penstock": {"name": "The parrot", "version": 1, "chat": True}}
+
+
+async def test_a_version_of_a_graph_is_a_model() -> None:
+    async with serving() as served, served.client() as client:
+        changed = {**GRAPHS["plain"], "nodes": [{"id": "c", "type": "constant", "data": {"value": "new"}}], "edges": []}
+        await served.stores.graphs.save("plain", "anna", "Plain", changed, now_ms=1)
+        answers = {
+            model: (await client.chat.completions.create(model=model, messages=said("old"))).choices[0].message.content
+            for model in ("plain", "plain@1", "plain@2")
+        }
+        assert answers == {"plain": "new", "plain@1": "old", "plain@2": "new"}
+        assert (await client.models.retrieve("plain@1")).id == "plain@1"
+
+
+async def test_a_model_that_is_not_there_is_not_found() -> None:
+    async with serving() as served, served.client() as client:
+        for model in ("nobody", "parrot@2", "parrot@", "parrot@x", "parrot@²", "parrot@1@1", "../etc"):
+            with pytest.raises(openai.NotFoundError) as refused:
+                await client.chat.completions.create(model=model, messages=said("x"))
+            assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
+        assert await served.runs() == []
+
+
+async def test_an_archived_graph_is_no_model_unless_its_version_is_named() -> None:
+    async with serving() as served, served.client() as client:
+        await served.stores.graphs.archive("plain")
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("plain")
+        answer = await client.chat.completions.create(model="plain@1", messages=said("x"))
+        assert answer.choices[0].message.content == "x"
+
+
+async def test_conversations_are_with_the_newest_version() -> None:
+    async with serving() as served, served.client() as client:
+        await served.stores.graphs.save("parrot", "anna", "New", GRAPHS["quiet"], now_ms=1)
+        with pytest.raises(openai.BadRequestError, match="newest version"):
+            await client.chat.completions.create(model="parrot@1", messages=said("x"))
+
+
+# Answers
+
+
+async def test_a_graph_answers_and_says_what_it_cost() -> None:
+    async with serving() as served, served.client() as client:
+        answer = await client.chat.completions.create(model="parrot", messages=said(STRANGE.replace("\x00", "")))
+        assert answer.choices[0].message.content == STRANGE.replace("\x00", "")
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 3)
+        facts = (answer.model_extra or {})["penstock"]
+        assert (facts["cost_usd"], facts["stop_reason"], facts["ignored"]) == (0.25, None, [])
+        run = await served.run(facts["run_id"])
+        assert (run.owner, run.status, run.cost_nanos) == ("anna", "completed", 250_000_000)
+
+
+def asked_from_a_thread(served: Served) -> tuple[str | None, str]:
+    with served.sync_client() as client:
+        whole = client.chat.completions.create(model="parrot", messages=said("sync"))
+        chunks = client.chat.completions.create(model="parrot", messages=said("sync stream"), stream=True)
+        return whole.choices[0].message.content, "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+async def test_the_sync_client_is_answered() -> None:
+    async with serving() as served:
+        assert await asyncio.to_thread(asked_from_a_thread, served) == ("sync", "sync stream")
+
+
+async def test_the_whole_conversation_reaches_the_agent() -> None:
+    async with serving() as served, served.client() as client:
+        answer = await client.chat.completions.create(
+            model="listener",
+            messages=[
+                {"role": "developer", "content": "Be kind."},
+                {"role": "user", "content": "One"},
+                {"role": "assistant", "content": "Two"},
+                {"role": "user", "content": [{"type": "text", "text": "Three"}]},
+            ],
+        )
+        content = answer.choices[0].message.content or ""
+        assert content.endswith("user: One | assistant: Two | user: Three")
+        assert "Be kind." in content
+
+
+async def test_a_graph_without_a_chat_start_runs_on_what_the_user_said_last() -> None:
+    async with serving() as served, served.client() as client:
+        talk: list[Any] = [*said("first"), {"role": "assistant", "content": "ok"}, *said("second")]
+        answer = await client.chat.completions.create(model="plain", messages=talk)
+        assert answer.choices[0].message.content == "second"
+        chunks = await collected(await client.chat.completions.create(model="plain", messages=talk, stream=True))
+        assert text_of(chunks) == "second"
+
+
+# Streams
+
+
+async def test_a_stream_is_told_as_it_comes() -> None:
+    async with serving() as served, served.client() as client:
+        text = STRANGE.replace("\x00", "")
+        stream = await client.chat.completions.create(
+            model="parrot", messages=said(text), stream=True, stream_options={"include_usage": True}
+        )
+        chunks = await collected(stream)
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert text_of(chunks) == text
+        assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.total_tokens == 10
+        (end,) = [chunk for chunk in chunks if chunk.choices and chunk.choices[0].finish_reason]
+        assert (end.model_extra or {})["penstock"]["cost_usd"] == 0.25
+
+
+async def test_a_thousand_pieces_come_in_order() -> None:
+    async with serving() as served, served.client() as client:
+        stream = await client.chat.completions.create(model="counter", messages=said("go"), stream=True)
+        assert text_of(await collected(stream)) == " ".join(str(number) for number in range(1000))
+
+
+async def test_the_stream_helper_of_the_sdk_understands_it() -> None:
+    async with serving() as served, served.client() as client:
+        async with client.chat.completions.stream(model="looker", messages=said("look")) as stream:
+            async for _ in stream:
+                pass
+            final = await stream.get_final_completion()
+        assert final.choices[0].message.content == "Bright."
+        assert not final.choices[0].message.tool_calls
+
+
+async def test_many_streams_at_once_do_not_mix() -> None:
+    async with serving() as served, served.client() as client:
+
+        async def asked(number: int) -> str:
+            text = f"number {number} " * 20
+            return text_of(await collected(await client.chat.completions.create(
+                model="parrot", messages=said(text), stream=True
+            )))  # fmt: skip
+
+        answers = await asyncio.gather(*(asked(number) for number in range(40)))
+        assert answers == [f"number {number} " * 20 for number in range(40)]
+
+
+async def test_tools_that_the_graph_used_stand_beside_the_protocol() -> None:
+    async with serving() as served, served.client() as client:
+        chunks = await collected(
+            await client.chat.completions.create(model="looker", messages=said("look"), stream=True)
+        )
+        told = [(chunk.model_extra or {}).get("penstock", {}).get("tool_call") for chunk in chunks]
+        (call,) = [one for one in told if one]
+        assert (call["name"], json.loads(call["arguments"])) == ("look", {"at": "the ☀"})
+        assert all(not chunk.choices[0].delta.tool_calls for chunk in chunks)
+
+
+async def test_a_graph_that_does_not_stream_is_told_in_one_piece() -> None:
+    async with serving() as served, served.client() as client:
+        chunks = await collected(await client.chat.completions.create(model="quiet", messages=said("a b"), stream=True))
+        assert [chunk.choices[0].delta.content for chunk in chunks] == ["", "a b", None]
+
+
+async def test_a_quiet_stream_says_that_it_is_there() -> None:
+    async with serving(heartbeat_s=0.01) as served, httpx2.AsyncClient() as client:
+        headers = {"Authorization": f"Bearer {ANNA}"}
+        body = {"model": "slow", "messages": said("x"), "stream": True}
+        beats = 0
+        async with client.stream("POST", f"{served.url}/v1/chat/completions", json=body, headers=headers) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            async for line in answer.aiter_lines():
+                beats += line.startswith(":")
+                if beats == 2:
+                    served.gate.opened.set()
+        assert beats >= 2
+
+
+# Limits and failures
+
+
+async def test_limits_that_a_client_asks_for_hold() -> None:
+    async with serving() as served, served.client() as client:
+        answer = await client.chat.completions.create(
+            model="parrot", messages=said("x"), extra_body={"penstock": {"limits": {"max_cost_usd": "0.5"}}}
+        )
+        run = await served.run((answer.model_extra or {})["penstock"]["run_id"])
+        assert run.limits["max_cost_usd"] == "0.5"
+
+
+async def test_an_answer_that_a_limit_prevents_is_an_error_and_is_not_repeated() -> None:
+    async with serving() as served, served.client() as client:
+        limits = {"penstock": {"limits": {"max_api_calls": 1}}}
+        with pytest.raises(openai.APIStatusError) as refused:
+            await client.chat.completions.create(model="greedy", messages=said("x"), extra_body=limits)
+        assert refused.value.status_code == 402
+        assert refused.value.code == "api_call_limit_exceeded"
+        assert len(await served.runs()) == 1
+        stream = await client.chat.completions.create(
+            model="greedy", messages=said("x"), stream=True, extra_body=limits
+        )
+        with pytest.raises(openai.APIError, match="halted"):
+            await collected(stream)
+
+
+async def test_an_answer_that_a_limit_cuts_short_is_kept_and_says_why() -> None:
+    async with serving() as served, served.client() as client:
+        # The agent speaks, uses a tool, and may not ask its model again.
+        limits = {"penstock": {"limits": {"max_api_calls": 1}}}
+        answer = await client.chat.completions.create(model="endless", messages=said("x"), extra_body=limits)
+        assert answer.choices[0].finish_reason == "length"
+        assert answer.choices[0].message.content == "Let me look."
+        assert (answer.model_extra or {})["penstock"]["stop_reason"] == "api_call_limit_exceeded"
+        chunks = await collected(
+            await client.chat.completions.create(model="endless", messages=said("x"), stream=True, extra_body=limits)
+        )
+        assert text_of(chunks) == "Let me look."
+        assert chunks[-1].choices[0].finish_reason == "length"
+
+
+async def test_limits_above_what_may_be_asked_for_are_refused() -> None:
+    settings = HostSettings(ceilings=RunLimits(max_cost_usd="0.5"), drain_s=0)
+    async with serving(settings) as served, served.client() as client:
+        for limits, param in (({"max_cost_usd": 2}, "max_cost_usd"), ({"max_money": 1}, "limits")):
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.chat.completions.create(
+                    model="parrot", messages=said("x"), extra_body={"penstock": {"limits": limits}}
+                )
+            assert refused.value.param == param
+        assert await served.runs() == []
+
+
+async def test_a_run_that_fails_is_an_error_and_is_not_repeated() -> None:
+    async with serving() as served, served.client() as client:
+        with pytest.raises(openai.InternalServerError, match="fell over") as failed:
+            await client.chat.completions.create(model="broken", messages=said("x"))
+        assert failed.value.code == "ValueError"
+        assert len(await served.runs()) == 1
+        stream = await client.chat.completions.create(model="broken", messages=said("x"), stream=True)
+        with pytest.raises(openai.APIError, match="fell over"):
+            await collected(stream)
+
+
+async def test_a_full_queue_says_when_to_come_back() -> None:
+    settings = HostSettings(max_running=1, max_queued=1, drain_s=0)
+    async with serving(settings) as served, served.client(max_retries=0) as client:
+        first = await client.chat.completions.create(model="slow", messages=said("x"), stream=True)
+        await served.gate.reached.wait()
+        second = await client.chat.completions.create(model="slow", messages=said("x"), stream=True)
+        for stream in (False, True):
+            with pytest.raises(openai.RateLimitError) as refused:
+                await client.chat.completions.create(model="slow", messages=said("x"), stream=stream)
+            assert int(refused.value.response.headers["Retry-After"]) >= 1
+        await first.close()
+        await second.close()
+
+
+async def test_nothing_is_begun_for_a_stream_that_cannot_be() -> None:
+    async with serving(max_streams_per_user=1) as served, served.client(max_retries=0) as client:
+        first = await client.chat.completions.create(model="slow", messages=said("x"), stream=True)
+        with pytest.raises(openai.RateLimitError, match="open streams"):
+            await client.chat.completions.create(model="parrot", messages=said("x"), stream=True)
+        assert len(await served.runs()) == 1
+        await first.close()
+        await served.run((await served.runs())[0].id)
+        for _ in range(3):  # each gives its place back, also when it is refused
+            with pytest.raises(openai.NotFoundError):
+                await client.chat.completions.create(model="nobody", messages=said("x"), stream=True)
+        await collected(await client.chat.completions.create(model="parrot", messages=said("x"), stream=True))
+
+
+BAD: list[tuple[Any, str | None]] = [
+    ({"model": "parrot"}, "messages"),
+    ({"model": "parrot", "messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+    ({"model": "parrot", "messages": [{"role": "user", "content": "x"}], "n": 2}, "n"),
+    ({"model": "parrot", "messages": [{"role": "user", "content": "x"}], "tool_choice": "required"}, "tool_choice"),
+    ({"model": "parrot", "messages": [{"role": "user", "content": "x"}], "penstock": {"x": 1}}, "penstock.x"),
+    ({"model": "parrot", "messages": [{"role": "user", "content": ""}]}, "content"),
+    ([], None),
+    (b"{nonsense", None),
+]
+
+
+async def test_a_bad_request_names_what_is_wrong_in_openais_shape() -> None:
+    async with serving() as served:
+        for body, param in BAD:
+            answer = await posted(served, body)
+            assert answer.status_code == 400, body
+            error = answer.json()["error"]
+            assert error.keys() == {"message", "type", "param", "code"}
+            assert error["type"] == "invalid_request_error"
+            assert param is None or (error["param"] or "").startswith(param)
+        assert await served.runs() == []
+
+
+async def test_half_of_a_surrogate_pair_is_no_text() -> None:
+    async with serving() as served:
+        answer = await posted(served, {"model": "plain", "messages": said("\ud800")})
+        assert answer.status_code in {400, 422}  # the server's own guard may be the first to see it
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_who_is_not_let_in_is_told_in_openais_shape() -> None:
+    async with serving() as served:
+        async with served.client("wrong-secret-1234567") as client:
+            with pytest.raises(openai.AuthenticationError):
+                await client.chat.completions.create(model="parrot", messages=said("x"))
+        async with served.client(VERA) as client:
+            with pytest.raises(openai.PermissionDeniedError):
+                await client.chat.completions.create(model="parrot", messages=said("x"))
+
+
+async def test_pictures_are_attached_and_addresses_are_not_fetched() -> None:
+    async with serving() as served, served.client() as client:
+        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+        talk: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "See?"}, picture]}]
+        answer = await client.chat.completions.create(model="parrot", messages=talk)
+        run = await served.run((answer.model_extra or {})["penstock"]["run_id"])
+        messages, _ = await served.stores.chats.messages(run.origin["chat_id"])
+        (attached,) = messages[0].data["attachments"]
+        assert (attached["media_type"], attached["size"]) == ("image/png", 8)
+        far = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}}
+        with pytest.raises(openai.BadRequestError, match="not fetched"):
+            await client.chat.completions.create(model="parrot", messages=[{"role": "user", "content": [far]}])  # type: ignore[list-item]
+        with pytest.raises(openai.BadRequestError, match="chat-start"):
+            await client.chat.completions.create(model="plain", messages=talk)
+
+
+async def test_what_has_no_effect_is_named() -> None:
+    async with serving() as served, served.client() as client:
+        answer = await client.chat.completions.create(
+            model="parrot",
+            messages=said("x"),
+            temperature=0.5,
+            max_completion_tokens=100,
+            seed=3,
+            metadata={"a": "b"},
+            tools=[{"type": "function", "function": {"name": "mine", "parameters": {}}}],
+        )
+        assert answer.metadata == {"a": "b"}
+        assert (answer.model_extra or {})["penstock"]["ignored"] == [
+            "max_completion_tokens",
+            "seed",
+            "temperature",
+            "tools",
+        ]
+
+
+# Runs, asked for again and left
+
+
+async def test_asking_again_with_the_id_of_a_run_gives_the_same_run() -> None:
+    async with serving() as served, served.client() as client:
+        for model in ("parrot", "plain"):
+            extra = {"penstock": {"run_id": f"mine-{model}"}}
+            for _ in range(2):
+                answer = await client.chat.completions.create(model=model, messages=said("x"), extra_body=extra)
+                assert answer.id == f"chatcmpl-mine-{model}"
+                assert answer.choices[0].message.content == "x"
+        assert len(await served.runs()) == 2
+        async with served.client(BERT, max_retries=0) as other:
+            with pytest.raises(openai.ConflictError):
+                await other.chat.completions.create(
+                    model="plain", messages=said("x"), extra_body={"penstock": {"run_id": "mine-plain"}}
+                )
+
+
+async def test_nobody_takes_an_id_that_is_named_after_another() -> None:
+    async with serving() as served, served.client() as client:
+        for extra in ({"penstock": {"run_id": "bert:1"}}, {"penstock": {"run_id": "a/b"}}):
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.chat.completions.create(model="parrot", messages=said("x"), extra_body=extra)
+            assert "run_id" in str(refused.value.param)
+            with pytest.raises(openai.BadRequestError):
+                await client.responses.create(model="parrot", input="x", extra_body=extra)
+        extra = {"penstock": {"run_id": "anna:1"}}
+        answer = await client.chat.completions.create(model="parrot", messages=said("x"), extra_body=extra)
+        assert answer.id == "chatcmpl-anna:1"
+
+
+async def test_it_works_on_a_database(tmp_path: Path) -> None:
+    async with serving(url=f"sqlite:///{tmp_path}/it.db") as served, served.client() as client:
+        chunks = await collected(await client.chat.completions.create(model="counter", messages=said("x"), stream=True))
+        assert text_of(chunks) == " ".join(str(number) for number in range(1000))
+        first = await client.responses.create(model="listener", input="One")
+        second = await client.responses.create(model="listener", input="Two", previous_response_id=first.id)
+        assert second.output_text.endswith("user: Two")
+        assert (await client.responses.retrieve(second.id)).output == second.output
+        stream = await client.chat.completions.create(model="slow", messages=said("x"), stream=True)
+        await served.gate.reached.wait()
+        await stream.close()
+        run = (await served.runs())[0]
+        assert (await served.run(run.id)).status == "cancelled"
+
+
+@pytest.mark.requirement("K-14")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_cancels_its_run(stream: bool) -> None:
+    async with serving() as served, served.client() as client:
+        asking = asyncio.ensure_future(_asked(client, stream))
+        await served.gate.reached.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        (run,) = await served.runs()
+        ended = await served.run(run.id)
+        assert ended.status == "cancelled"
+        assert "the client left" in str(ended.error)
+
+
+async def _asked(client: openai.AsyncOpenAI, stream: bool, **penstock: Any) -> None:
+    answer = await client.chat.completions.create(
+        model="slow", messages=said("x"), stream=stream, extra_body={"penstock": penstock}
+    )
+    if stream:
+        await collected(answer)  # type: ignore[arg-type]
+
+
+@pytest.mark.requirement("K-14")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_run_goes_on_without_its_client_if_it_is_told_to(stream: bool) -> None:
+    async with serving() as served, served.client() as client:
+        asking = asyncio.ensure_future(_asked(client, stream, on_disconnect="continue"))
+        await served.gate.reached.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await served.nobody_reads()
+        served.gate.opened.set()
+        (run,) = await served.runs()
+        ended = await served.run(run.id)
+        assert (ended.status, ended.output) == ("completed", "After all: x")
+
+
+async def test_a_run_that_somebody_cancels_is_an_error_to_its_client() -> None:
+    async with serving() as served, served.client() as client:
+        asking = asyncio.ensure_future(_asked(client, False))
+        await served.gate.reached.wait()
+        (run,) = await served.runs()
+        await served.host.cancel(run.id, reason="enough", by="somebody")
+        with pytest.raises(openai.ConflictError, match="enough"):
+            await asking
+        assert len(await served.runs()) == 1
+
+
+async def test_a_run_that_is_parked_is_told_so() -> None:
+    async with serving() as served, served.client(max_retries=0) as client:
+        whole = asyncio.ensure_future(_asked(client, False))
+        await served.gate.reached.wait()
+        stream = asyncio.ensure_future(_asked(client, True))
+        while len(await served.runs()) < 2:  # noqa: ASYNC110  the second one is on its way
+            await asyncio.sleep(0.01)
+        await served.host.close(drain_s=0)
+        with pytest.raises(openai.InternalServerError) as parked:
+            await whole
+        assert (parked.value.status_code, parked.value.code) == (503, "parked")
+        with pytest.raises(openai.APIError):
+            await stream
+
+
+async def test_a_question_is_waited_for() -> None:
+    async with serving() as served, served.client() as client:
+        asking = asyncio.ensure_future(client.chat.completions.create(model="question", messages=said("do it")))
+        while not (waiting := await served.stores.approvals.list(states=("waiting",))):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await served.host.answer(waiting[0].id, "approved", by="anna")
+        assert (await asking).choices[0].message.content == "do it"
+
+
+# Others of ours
+
+
+async def test_a_graph_is_the_model_of_an_agent_elsewhere() -> None:
+    async with serving() as served:
+        for name in (f"openai-compatible:{served.url}/v1:parrot", "openai-responses:parrot"):
+            options = {} if "compatible" in name else {"base_url": f"{served.url}/v1"}
+            elsewhere = await asyncio.to_thread(model, name, api_key=ANNA, **options)
+            heard: list[str] = []
+            agent = Agent(elsewhere, on_delta=lambda delta, to=heard: to.append(delta.text))  # type: ignore[union-attr,misc]
+            with ExecutionContext() as run:
+                result = await agent.run("Anybody there?", run)
+                assert result.output == "".join(heard) == "Anybody there?"
+                assert run.stats.total_input_tokens == 7
+        await close_connections()

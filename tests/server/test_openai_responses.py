@@ -1,0 +1,243 @@
+"""Responses: the official SDK against a whole server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response
+
+from penstock.hosting.host import RunLimits
+from tests.server.openai_service import BERT, Served, serving
+
+
+async def until(served: Served, client: openai.AsyncOpenAI, response: Response) -> Response:
+    """The response, once its run has ended."""
+    await served.run(response.id.removeprefix("resp_"))
+    return await client.responses.retrieve(response.id)
+
+
+async def test_a_graph_responds() -> None:
+    async with serving() as served, served.client() as client:
+        response = await client.responses.create(
+            model="listener", input="Hi 🙂", instructions="Be kind.", metadata={"a": "b"}, temperature=1
+        )
+        assert response.status == "completed"
+        assert response.output_text.endswith("user: Hi 🙂")
+        assert "Be kind." in response.output_text
+        assert (response.instructions, response.metadata, response.temperature) == ("Be kind.", {"a": "b"}, 1)
+        assert response.usage is not None
+        assert response.usage.total_tokens == 10
+        facts = (response.model_extra or {})["penstock"]
+        assert (facts["cost_usd"], facts["ignored"]) == (0.25, ["temperature"])
+        later = await client.responses.retrieve(response.id)
+        assert (later.id, later.status, later.output) == (response.id, response.status, response.output)
+
+
+async def test_a_response_is_told_as_it_comes() -> None:
+    async with serving() as served, served.client() as client:
+        async with client.responses.stream(model="looker", input="look") as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_response()
+        assert events[0].type == "response.created"
+        assert events[-1].type == "response.completed"
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert final.output_text == "Bright."
+        call = final.output[0]
+        assert call.type == "function_call"
+        assert (call.name, call.arguments, call.status) == ("look", '{"at": "the ☀"}', "completed")
+        assert (await client.responses.retrieve(final.id)).output_text == "Bright."
+
+
+async def test_a_thousand_pieces_come_in_order() -> None:
+    async with serving() as served, served.client() as client:
+        async with client.responses.stream(model="counter", input="go") as stream:
+            pieces = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+            final = await stream.get_final_response()
+        assert "".join(pieces) == final.output_text == " ".join(str(number) for number in range(1000))
+
+
+async def test_a_response_goes_on_from_an_earlier_one() -> None:
+    async with serving() as served, served.client() as client:
+        first = await client.responses.create(model="listener", input="One")
+        second = await client.responses.create(model="listener", input="Two", previous_response_id=first.id)
+        assert second.previous_response_id == first.id
+        assert second.output_text.endswith("user: Two")
+        assert "user: One | assistant: " in second.output_text
+        # A conversation can go on from any of its responses, more than once.
+        other = await client.responses.create(
+            model="listener", input=[{"role": "user", "content": "Else"}], previous_response_id=first.id
+        )
+        assert "Two" not in other.output_text
+        assert other.output_text.endswith("user: Else")
+
+
+async def test_a_conversation_keeps_the_instructions_it_began_with() -> None:
+    async with serving() as served, served.client() as client:
+        first = await client.responses.create(model="listener", input="One", instructions="Be kind.")
+        second = await client.responses.create(
+            model="listener", input="Two", instructions="Be short.", previous_response_id=first.id
+        )
+        assert second.output_text.count("Be kind.") >= 1
+        assert "Be short." not in second.output_text
+        assert (second.model_extra or {})["penstock"]["ignored"] == ["instructions"]
+
+
+async def test_what_cannot_go_on_is_said() -> None:
+    async with serving() as served, served.client() as client:
+        plain = await client.responses.create(model="plain", input="x")
+        with pytest.raises(openai.BadRequestError, match="chat-start"):
+            await client.responses.create(model="plain", input="y", previous_response_id=plain.id)
+        with pytest.raises(openai.BadRequestError, match="plain, which gave"):
+            await client.responses.create(model="parrot", input="y", previous_response_id=plain.id)
+        parrot = await client.responses.create(model="parrot", input="x")
+        with pytest.raises(openai.BadRequestError, match="kept here"):
+            await client.responses.create(
+                model="parrot",
+                input=[{"role": "system", "content": "New rules."}, {"role": "user", "content": "y"}],
+                previous_response_id=parrot.id,
+            )
+        for id in ("resp_nothing", "nonsense", "resp_"):
+            with pytest.raises(openai.NotFoundError) as refused:
+                await client.responses.create(model="parrot", input="y", previous_response_id=id)
+            assert refused.value.param == "previous_response_id"
+
+
+async def test_responses_are_their_owners_alone() -> None:
+    async with serving() as served, served.client() as client, served.client(BERT) as other:
+        response = await client.responses.create(model="parrot", input="secret")
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.retrieve(response.id)
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.cancel(response.id)
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.create(model="parrot", input="x", previous_response_id=response.id)
+
+
+async def test_a_response_in_the_background_is_asked_for_later() -> None:
+    async with serving() as served, served.client() as client:
+        response = await client.responses.create(model="slow", input="x", background=True)
+        assert response.status in {"queued", "in_progress"}
+        assert response.background is True
+        await served.gate.reached.wait()
+        assert (await client.responses.retrieve(response.id)).status == "in_progress"
+        served.gate.opened.set()
+        ended = await until(served, client, response)
+        assert (ended.status, ended.output_text) == ("completed", "After all: x")
+
+
+async def test_a_response_can_be_cancelled() -> None:
+    async with serving() as served, served.client() as client:
+        response = await client.responses.create(model="slow", input="x", background=True)
+        await served.gate.reached.wait()
+        cancelled = await client.responses.cancel(response.id)
+        assert cancelled.status == "cancelled"
+        assert cancelled.error is not None
+        assert (await client.responses.cancel(response.id)).status == "cancelled"
+
+
+async def test_a_response_that_is_complete_is_not_cancelled() -> None:
+    async with serving() as served, served.client() as client:
+        response = await client.responses.create(model="parrot", input="x")
+        assert (await client.responses.cancel(response.id)).status == "completed"
+
+
+async def test_a_stream_is_taken_up_again_where_it_was_left() -> None:
+    async with serving() as served, served.client() as client:
+        stream = await client.responses.create(model="counter", input="go", stream=True, background=True)
+        seen: list[Any] = []
+        async for event in stream:
+            seen.append(event)
+            if len(seen) == 20:
+                break
+        await stream.close()
+        response_id = seen[0].response.id
+        rest = await client.responses.retrieve(response_id, stream=True, starting_after=seen[-1].sequence_number)
+        seen += [event async for event in rest]
+        assert [event.sequence_number for event in seen] == list(range(len(seen)))
+        deltas = "".join(event.delta for event in seen if event.type == "response.output_text.delta")
+        assert deltas == seen[-1].response.output_text == " ".join(str(number) for number in range(1000))
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_client_that_leaves_cancels_its_run_unless_it_is_in_the_background(background: bool) -> None:
+    async with serving() as served, served.client() as client:
+        stream = await client.responses.create(model="slow", input="x", stream=True, background=background)
+        await served.gate.reached.wait()
+        await stream.close()
+        await served.nobody_reads()
+        (run,) = await served.runs()
+        if background:
+            served.gate.opened.set()
+        assert (await served.run(run.id)).status == ("completed" if background else "cancelled")
+
+
+async def test_a_client_that_leaves_before_its_answer_cancels_its_run() -> None:
+    async with serving() as served, served.client() as client:
+        asking = asyncio.ensure_future(client.responses.create(model="slow", input="x"))
+        await served.gate.reached.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        (run,) = await served.runs()
+        assert (await served.run(run.id)).status == "cancelled"
+
+
+async def test_a_limit_makes_a_response_incomplete() -> None:
+    async with serving() as served, served.client() as client:
+        limits = {"penstock": {"limits": {"max_api_calls": 1}}}
+        response = await client.responses.create(model="endless", input="x", extra_body=limits)
+        assert response.status == "incomplete"
+        assert response.output_text == "Let me look."
+        assert (response.model_extra or {})["penstock"]["stop_reason"] == "api_call_limit_exceeded"
+        stream = await client.responses.create(model="endless", input="x", extra_body=limits, stream=True)
+        assert [event.type async for event in stream][-1] == "response.incomplete"
+
+
+async def test_a_run_that_was_granted_more_and_went_on_is_complete_in_the_end() -> None:
+    async with serving() as served, served.client() as client:
+        limits = {"penstock": {"limits": {"max_api_calls": 1}}}
+        response = await client.responses.create(model="looker", input="look", extra_body=limits)
+        assert response.status == "incomplete"
+        await served.host.grant(response.id.removeprefix("resp_"), RunLimits(max_api_calls=1), by="anna")
+        ended = await until(served, client, response)
+        assert (ended.status, ended.output_text) == ("completed", "Bright.")
+
+
+async def test_a_run_that_fails_is_a_response_that_failed() -> None:
+    async with serving() as served, served.client() as client:
+        response = await client.responses.create(model="broken", input="x")
+        assert response.status == "failed"
+        assert response.error is not None
+        assert "fell over" in response.error.message
+        stream = await client.responses.create(model="broken", input="x", stream=True)
+        assert [event.type async for event in stream][-1] == "response.failed"
+
+
+async def test_asking_again_with_the_id_of_a_run_gives_the_same_response() -> None:
+    async with serving() as served, served.client() as client:
+        extra = {"penstock": {"run_id": "mine"}}
+        first = await client.responses.create(model="parrot", input="x", extra_body=extra)
+        again = await client.responses.create(model="parrot", input="x", extra_body=extra)
+        assert (first.id, again.id, first.output) == ("resp_mine", "resp_mine", again.output)
+        assert len(await served.runs()) == 1
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"input": []}, "input"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
+    ({"input": [{"type": "message", "content": "x"}]}, "input.0.role"),
+    ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
+    ({"input": "x", "text": {"format": {"type": "json_object"}}}, "text.format"),
+    ({"input": "x", "tool_choice": "required"}, "tool_choice"),
+]
+
+
+async def test_a_bad_request_names_what_is_wrong() -> None:
+    async with serving() as served, served.client() as client:
+        for asked, param in BAD:
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.responses.create(model="parrot", **asked)
+            assert (refused.value.param or "").startswith(param)
+        assert await served.runs() == []

@@ -1,0 +1,583 @@
+"""The translation alone: hand-made events in, OpenAI's objects out, each read by the official types."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import omit
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter, ValidationError
+
+from penstock.errors import InvalidValue
+from penstock.hosting.records import HostedEvent
+from penstock.server.openai.refusals import failure_of, refusal_of
+from penstock.server.openai.wire.answer import Answer, Ended, Piece, Said, Used, fold, speakers
+from penstock.server.openai.wire.bodies import ChatCompletionBody, ResponseBody
+from penstock.server.openai.wire.chunks import Completion
+from penstock.server.openai.wire.conversation import (
+    Turn,
+    check_supported,
+    of_chat_completion,
+    of_response,
+    text_to_add,
+)
+from penstock.server.openai.wire.response import Asked, ResponseUnderWay, response_id, run_id_of
+
+STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+SPENT = {"cost_usd": 0.25, "tokens_in": 7, "tokens_out": 3}
+AGENT = frozenset({"agent"})
+
+
+def events(*told: tuple[str, dict[str, Any]]) -> list[HostedEvent]:
+    return [HostedEvent(seq, seq, type, data) for seq, (type, data) in enumerate(told, 1)]
+
+
+def says(text: str, node: str = "agent", source: str = "main") -> tuple[str, dict[str, Any]]:
+    return "text.delta", {"node_id": node, "source": source, "text": text}
+
+
+def uses(name: str, arguments: Any, source: str = "main") -> tuple[str, dict[str, Any]]:
+    call = {"id": f"call_{name}", "name": name, "arguments": arguments}
+    return "tool.call", {"node_id": "agent", "source": source, "call": call}
+
+
+def completes(output: Any) -> tuple[str, dict[str, Any]]:
+    return "run.completed", {"output": output, **SPENT}
+
+
+HALTED = ("run.halted", {"stop_reason": "budget_exceeded", "message": "$1 of $1 spent", **SPENT})
+FAILED = ("run.failed", {"error": "ValueError", "message": "no such page", **SPENT})
+CANCELLED = ("run.cancelled", {"reason": "enough", "cause": "user", **SPENT})
+
+
+def told(*what: tuple[str, dict[str, Any]]) -> tuple[list[Piece], Answer]:
+    return fold(events(*what), AGENT)
+
+
+def texts(pieces: list[Piece]) -> list[str]:
+    return [piece.text for piece in pieces if isinstance(piece, Said)]
+
+
+# What of a run is the answer
+
+
+def document(nodes: dict[str, str], *edges: tuple[str, str], links: tuple[tuple[str, str], ...] = ()) -> dict[str, Any]:
+    flows = [{"source": a, "target": b, "data": {"channel": "flow"}} for a, b in edges]
+    tied = [{"source": a, "target": b, "data": {"channel": "link"}} for a, b in links]
+    return {"nodes": [{"id": id, "type": type} for id, type in nodes.items()], "edges": [*flows, *tied]}
+
+
+@pytest.mark.parametrize(
+    ("graph", "speak"),
+    [
+        (document({"a": "agent"}), {"a"}),
+        (document({"a": "agent", "b": "agent"}, ("a", "b")), {"b"}),
+        (document({"a": "agent", "o": "output"}, ("a", "o")), {"a", "o"}),
+        (document({"a": "agent", "m": "merge", "o": "output"}, ("a", "m"), ("m", "o")), {"m", "o"}),
+        (document({"a": "agent", "b": "agent", "o": "output"}, ("a", "o"), ("b", "o")), {"a", "b", "o"}),
+        (document({"a": "agent", "t": "tool"}, links=(("t", "a"),)), {"a", "t"}),
+        (document({"o": "output", "p": "output"}, ("o", "p"), ("p", "o")), set()),
+        ({}, set()),
+        ({"nodes": None, "edges": [3]}, set()),
+    ],
+    ids=["alone", "last of two", "before output", "behind merge", "either branch", "link", "circle", "empty", "bad"],
+)
+def test_the_nodes_whose_output_is_the_graphs_speak(graph: dict[str, Any], speak: set[str]) -> None:
+    assert speakers(graph) == speak
+
+
+def test_only_the_answering_node_is_heard() -> None:
+    pieces, answer = told(says("draft", node="writer"), says("Hel"), says("lo"), completes("Hello"))
+    assert texts(pieces) == ["Hel", "lo"]
+    assert answer.said == "Hello"
+
+
+def test_of_two_that_could_answer_the_first_to_speak_has_the_word() -> None:
+    both = frozenset({"a", "b"})
+    pieces, answer = fold(events(says("A", "a"), says("B", "b"), says("a", "a"), completes("Aa")), both)
+    assert (texts(pieces), answer.said) == (["A", "a"], "Aa")
+
+
+def test_agents_that_are_used_as_tools_are_not_heard() -> None:
+    pieces, _ = told(
+        uses("researcher", {"q": 1}),
+        says("I looked", source="main/researcher"),
+        uses("search", {}, source="main/researcher"),
+        says("Found."),
+        completes("Found."),
+    )
+    assert [type(piece) for piece in pieces] == [Used, Said, Ended]
+    assert texts(pieces) == ["Found."]
+
+
+def test_a_graph_that_does_not_stream_is_told_in_one_piece() -> None:
+    assert texts(told(completes("All at once"))[0]) == ["All at once"]
+
+
+def test_what_was_not_told_on_the_way_is_told_at_the_end() -> None:
+    assert texts(told(says("All "), completes("All at once"))[0]) == ["All ", "at once"]
+
+
+def test_an_answer_that_was_started_over_is_told_whole_as_a_statement_of_its_own() -> None:
+    pieces, answer = told(says("I thi"), completes("Yes."))
+    assert pieces[:2] == [Said("I thi", True), Said("Yes.", True)]
+    assert answer.said == "I thi\n\nYes."
+
+
+def test_what_ends_in_the_answer_is_not_told_again() -> None:
+    assert texts(told(says("Hel"), says("Hello"), completes("Hello"))[0]) == ["Hel", "Hello"]
+    assert texts(told(says("Hello"), completes(None))[0]) == ["Hello"]
+
+
+def test_statements_before_and_after_a_tool_stand_apart() -> None:
+    pieces, answer = told(says("Let me see."), uses("look", {"at": "ü"}), says("It is 5."), completes("It is 5."))
+    assert pieces[1] == Used("call_look", "look", '{"at": "ü"}')
+    assert answer.said == "Let me see.\n\nIt is 5."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"), [("{not json", "{not json"), (None, "{}"), ({}, "{}"), ({"a": [1]}, '{"a": [1]}')]
+)
+def test_arguments_of_tools_are_text(arguments: Any, text: str) -> None:
+    assert told(uses("t", arguments))[0] == [Used("call_t", "t", text)]
+
+
+def test_a_run_that_went_on_after_it_was_halted_has_not_ended() -> None:
+    pieces, answer = told(says("So far"), HALTED, ("run.granted", {}), ("run.resumed", {"epoch": 2}))
+    assert (texts(pieces), answer.ended) == (["So far"], None)
+    pieces, answer = told(says("So far"), HALTED, ("run.resumed", {"epoch": 2}), completes("So far, so good."))
+    assert texts(pieces) == ["So far", ", so good."]
+    assert isinstance(pieces[-1], Ended)
+    assert pieces[-1].status == "completed"
+
+
+def test_events_that_say_nothing_add_nothing() -> None:
+    silent = [("run.queued", {}), ("run.started", {"epoch": 1}), ("node.started", {"node_id": "agent"}), says("")]
+    assert told(*silent) == ([], Answer(AGENT, _node="agent", _source="main"))
+
+
+def test_a_hundred_thousand_pieces_are_put_together_once() -> None:
+    pieces, answer = told(*[says("abcdefghij")] * 100_000, completes("abcdefghij" * 100_000))
+    assert len(pieces) == 100_001
+    assert len(answer.said) == 1_000_000
+
+
+# Chat completions
+
+
+def completion(**options: Any) -> Completion:
+    return Completion("r1", "graph", 1_700_000_000, **options)
+
+
+def streamed(pieces: list[Piece], **options: Any) -> list[dict[str, Any]]:
+    one = completion(**options)
+    return [one.opening(), *(chunk for piece in pieces for chunk in one.chunks(piece))]
+
+
+def test_a_stream_is_a_role_then_text_then_a_finish() -> None:
+    chunks = [ChatCompletionChunk.model_validate(c) for c in streamed(told(says("Hel"), completes("Hello"))[0])]
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert deltas[0].role == "assistant"
+    assert [delta.content for delta in deltas] == ["", "Hel", "lo", None]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "stop"]
+    assert {chunk.id for chunk in chunks} == {"chatcmpl-r1"}
+
+
+def test_usage_comes_last_and_only_if_it_was_asked_for() -> None:
+    pieces, _ = told(completes("x"))
+    assert all("usage" not in chunk for chunk in streamed(pieces))
+    *before, last = [ChatCompletionChunk.model_validate(c) for c in streamed(pieces, include_usage=True)]
+    assert all(chunk.usage is None for chunk in before)
+    assert last.choices == []
+    assert last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.total_tokens) == (7, 3, 10)
+
+
+def test_a_tool_is_told_beside_the_protocol() -> None:
+    chunk = streamed(told(uses("look", {"at": 1}), completes(""))[0])[1]
+    assert chunk["choices"][0]["delta"] == {}
+    assert chunk["penstock"]["tool_call"] == {"id": "call_look", "name": "look", "arguments": '{"at": 1}'}
+
+
+def test_a_completion_says_what_it_cost_and_what_it_did_not_do() -> None:
+    _, answer = told(says("First."), uses("t", {}), says("Then."), completes("Then."))
+    body = completion(ignored=["temperature"]).whole(answer)
+    read = ChatCompletion.model_validate(body)
+    assert read.choices[0].message.content == "Then."
+    assert body["penstock"] == {
+        "run_id": "r1",
+        "ignored": ["temperature"],
+        "status": "completed",
+        "cost_usd": 0.25,
+        "stop_reason": None,
+    }
+
+
+def test_a_limit_that_cuts_an_answer_short_is_its_length() -> None:
+    pieces, answer = told(says("So far"), HALTED)
+    assert streamed(pieces)[-1]["choices"][0]["finish_reason"] == "length"
+    whole = completion().whole(answer)
+    assert whole["choices"][0]["message"]["content"] == "So far"
+    assert whole["penstock"]["stop_reason"] == "budget_exceeded"
+    assert whole["penstock"]["message"] == "$1 of $1 spent"
+
+
+@pytest.mark.parametrize(
+    ("end", "has_text", "status", "code"),
+    [
+        (completes(""), False, None, None),
+        (HALTED, True, None, None),
+        (HALTED, False, 402, "budget_exceeded"),
+        (("run.halted", {"stop_reason": "provider_error"}), True, 503, "provider_error"),
+        (FAILED, True, 500, "ValueError"),
+        (CANCELLED, True, 409, "cancelled"),
+        (("run.parked", {}), True, 503, "parked"),
+    ],
+)
+def test_what_is_no_answer_is_an_error_that_clients_do_not_repeat(
+    end: tuple[str, dict[str, Any]], has_text: bool, status: int | None, code: str | None
+) -> None:
+    ended = told(end)[1].ended
+    assert ended is not None
+    refused = failure_of(ended, "r1", has_text=has_text)
+    if status is None:
+        assert refused is None
+        return
+    assert refused is not None
+    assert (refused.status, refused.code) == (status, code)
+    assert refused.response().headers["x-should-retry"] == "false"
+    assert refused.to_dict()["error"]["run_id"] == "r1"
+    assert "r1" in refused.message
+
+
+# Responses
+
+
+def response_of(pieces: list[Piece]) -> tuple[ResponseUnderWay, list[dict[str, Any]]]:
+    under_way = ResponseUnderWay("r1", 1_700_000_000, Asked("graph", metadata={"a": "b"}))
+    return under_way, [*under_way.opening(), *(event for piece in pieces for event in under_way.events(piece))]
+
+
+def test_the_events_of_a_response_are_those_of_the_official_types() -> None:
+    pieces, _ = told(says("Let me "), says("see."), uses("look", {"at": 1}), says("It is 5."), completes("It is 5."))
+    _, stream = response_of(pieces)
+    for event in stream:
+        read = STREAM_EVENT.validate_python(event)
+        assert read.type == event["type"]
+    assert [event["sequence_number"] for event in stream] == list(range(len(stream)))
+    message = ["response.output_item.added", "response.content_part.added"]
+    written = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
+    delta = "response.output_text.delta"
+    assert [event["type"] for event in stream] == [
+        "response.created",
+        "response.in_progress",
+        *message,
+        delta,
+        delta,
+        *written,
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        *message,
+        delta,
+        *written,
+        "response.completed",
+    ]
+
+
+def test_the_official_stream_helper_puts_the_same_response_together() -> None:
+    pieces, _ = told(says("Let me see."), uses("look", {"at": 1}), says("It is"), completes("It is 5."))
+    _, stream = response_of(pieces)
+    state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[], text_format=omit)
+    for event in stream:
+        state.handle_event(STREAM_EVENT.validate_python(event))
+    final = state._completed_response
+    assert final is not None
+    assert final.output_text == "Let me see.It is 5."
+    assert [item.type for item in final.output] == ["message", "function_call", "message"]
+    assert len({item.id for item in final.output}) == 3
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "event"),
+    [
+        (completes("x"), "completed", "response.completed"),
+        (HALTED, "incomplete", "response.incomplete"),
+        (("run.halted", {"stop_reason": "circuit_open"}), "failed", "response.failed"),
+        (FAILED, "failed", "response.failed"),
+        (CANCELLED, "cancelled", "response.failed"),
+        (("run.parked", {}), "in_progress", "error"),
+    ],
+)
+def test_every_end_of_a_run_is_a_status(end: tuple[str, dict[str, Any]], status: str, event: str) -> None:
+    under_way, stream = response_of(told(says("So"), end)[0])
+    assert stream[-1]["type"] == event
+    STREAM_EVENT.validate_python(stream[-1])
+    read = Response.model_validate(under_way.to_dict())
+    assert read.status == status
+    assert (read.error is not None) == (status in {"failed", "cancelled"})
+    assert (read.incomplete_details is not None) == (status == "incomplete")
+    if end is not None and status == "incomplete":
+        assert under_way.output[-1]["status"] == "incomplete"
+
+
+def test_a_response_that_said_nothing_has_no_items() -> None:
+    under_way, stream = response_of(told(completes(""))[0])
+    assert [event["type"] for event in stream] == ["response.created", "response.in_progress", "response.completed"]
+    assert under_way.to_dict()["output"] == []
+    assert under_way.to_dict()["usage"]["total_tokens"] == 10
+
+
+def test_a_response_that_is_being_written_shows_what_was_said_so_far() -> None:
+    under_way, _ = response_of(told(says("So "), says("far"))[0])
+    read = Response.model_validate(under_way.to_dict())
+    assert (read.status, read.output_text, read.usage) == ("in_progress", "So far", None)
+
+
+def test_the_id_of_a_response_names_its_run() -> None:
+    assert run_id_of(response_id("0190_a:b")) == "0190_a:b"
+    assert [run_id_of(id) for id in ("resp_", "r1", "chatcmpl_r1", "")] == [None] * 4
+
+
+# Requests
+
+
+def chat(messages: list[Any], **more: Any) -> ChatCompletionBody:
+    return ChatCompletionBody.model_validate({"model": "g", "messages": messages, **more})
+
+
+def respond(input: Any, **more: Any) -> ResponseBody:
+    return ResponseBody.model_validate({"model": "g", "input": input, **more})
+
+
+def test_every_role_is_understood() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
+    turns = of_chat_completion(
+        chat(
+            [
+                {"role": "system", "content": "Be short."},
+                {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "kind."}]},
+                {"role": "user", "content": "1 + 1?"},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "content": "2", "tool_call_id": "c1"},
+                {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+                {"role": "user", "content": "Why? 🙂"},
+            ]
+        )
+    )
+    assert turns == [
+        Turn("system", "Be short."),
+        Turn("system", "Be\nkind."),
+        Turn("user", "1 + 1?"),
+        Turn("assistant", '[called add with {"a":1}]'),
+        Turn("assistant", "[c1 gave: 2]"),
+        Turn("assistant", "No."),
+        Turn("user", "Why? 🙂"),
+    ]
+
+
+def test_items_of_a_response_are_understood() -> None:
+    turns = of_response(
+        respond(
+            [
+                {"role": "user", "content": "Hi"},
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hello"}]},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "3"},
+                {"role": "user", "content": [{"type": "input_text", "text": "And?"}]},
+            ],
+            instructions="Be short.",
+        )
+    )
+    assert [turn.role for turn in turns] == ["system", "user", "assistant", "assistant", "assistant", "user"]
+    assert turns[3:5] == [Turn("assistant", "[called f with {}]"), Turn("assistant", "[a tool gave: 3]")]
+    assert of_response(respond("Hi")) == [Turn("user", "Hi")]
+
+
+PNG = base64.b64encode(b"\x89PNG").decode()
+
+
+@pytest.mark.parametrize(
+    ("part", "media_type", "content"),
+    [
+        ({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}, "image/png", b"\x89PNG"),
+        ({"type": "input_image", "image_url": f"data:IMAGE/PNG;base64,{PNG}"}, "image/png", b"\x89PNG"),
+        ({"type": "image_url", "image_url": {"url": "data:text/plain;charset=utf-8,a%20b"}}, "text/plain", b"a b"),
+        ({"type": "file", "file": {"file_data": "data:text/plain,x", "filename": "a.txt"}}, "text/plain", b"x"),
+        ({"type": "input_file", "file_data": "data:text/plain;base64,eA==", "filename": "a"}, "text/plain", b"x"),
+    ],
+)
+def test_files_come_as_data(part: dict[str, Any], media_type: str, content: bytes) -> None:
+    (turn,) = of_chat_completion(chat([{"role": "user", "content": [{"type": "text", "text": "see"}, part]}]))
+    assert turn.text == "see"
+    assert [(file.media_type, file.content) for file in turn.files] == [(media_type, content)]
+
+
+@pytest.mark.parametrize(
+    ("content", "where", "says"),
+    [
+        ([{"type": "image_url", "image_url": {"url": "https://x.example/a.png"}}], "image_url", "not fetched"),
+        ([{"type": "image_url"}], "image_url", "data: URL"),
+        ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,%%%"}}], "image_url", "base64"),
+        ([{"type": "file", "file": {"file_id": "file-1"}}], "file_data", "data: URL"),
+        ([{"type": "file", "file": 3}], "file_data", "data: URL"),
+        ([{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}], "type", "text, an image or a file"),
+    ],
+)
+def test_what_cannot_be_taken_is_named(content: Any, where: str, says: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        of_chat_completion(chat([{"role": "user", "content": "a"}, {"role": "user", "content": content}]))
+    assert refused.value.field == f"messages.1.content.0.{where}"
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("role", ["system", "assistant", "tool"])
+def test_a_conversation_ends_with_its_user(role: str) -> None:
+    with pytest.raises(InvalidValue, match="last message is the user's"):
+        of_chat_completion(chat([{"role": role, "content": "x"}]))
+
+
+def test_a_kept_conversation_is_continued_by_its_user_alone() -> None:
+    assert text_to_add([Turn("user", "a"), Turn("user", "b")], "input") == ("a\n\nb", ())
+    with pytest.raises(InvalidValue, match="kept here"):
+        text_to_add([Turn("system", "new rules"), Turn("user", "b")], "input")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (chat([{"role": "user", "content": "x"}], n=2), "n"),
+        (chat([{"role": "user", "content": "x"}], n=0), "n"),
+        (chat([{"role": "user", "content": "x"}], tool_choice="required"), "tool_choice"),
+        (chat([{"role": "user", "content": "x"}], tool_choice={"type": "function"}), "tool_choice"),
+        (chat([{"role": "user", "content": "x"}], response_format={"type": "json_object"}), "response_format"),
+        (respond("x", text={"format": {"type": "json_schema", "name": "n", "schema": {}}}), "text.format"),
+        (respond("x", tool_choice="required"), "tool_choice"),
+    ],
+)
+def test_what_would_change_the_answer_and_cannot_be_done_is_refused(body: Any, param: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        check_supported(body)
+    told_as = refusal_of(refused.value)
+    assert told_as is not None
+    assert (told_as.status, told_as.param) == (400, param)
+
+
+def test_what_has_no_effect_is_listed() -> None:
+    body = chat(
+        [{"role": "user", "content": "x"}],
+        n=1,
+        temperature=0.2,
+        max_tokens=5,
+        seed=1,
+        stop=["x"],
+        top_p=None,
+        tools=[],
+        tool_choice="auto",
+        response_format={"type": "text"},
+        metadata={"a": "b"},
+    )
+    check_supported(body)
+    assert body.ignored() == ["max_tokens", "seed", "stop", "temperature", "tools"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": float("nan")},
+        {"temperature": 3},
+        {"max_tokens": 0},
+        {"max_tokens": "many"},
+        {"messages": []},
+        {"messages": [{"role": "alien", "content": "x"}]},
+        {"messages": [{"role": "user", "content": "\ud800"}]},
+        {"model": ""},
+        {"metadata": {"a": 1}},
+        {"metadata": {str(n): "" for n in range(17)}},
+        {"penstock": {"limit": {}}},
+        {"penstock": {"run_id": "../x"}},
+        {"penstock": {"on_disconnect": "explode"}},
+    ],
+)
+def test_a_body_that_is_wrong_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ChatCompletionBody.model_validate({"model": "g", "messages": [{"role": "user", "content": "x"}], **wrong})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=8), inside, max_size=3),
+    max_leaves=8,
+)
+NAMES = st.sampled_from(
+    ["role", "content", "type", "text", "image_url", "url", "tool_calls", "function", "name", "arguments", "file"]
+)
+PLAUSIBLE = st.recursive(
+    JSON | st.sampled_from(["user", "assistant", "tool", "text", "image_url", "file", "data:a/b;base64,eA=="]),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(NAMES, inside, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["messages", "n", "stream", "tools", "penstock", "seed"]), PLAUSIBLE),
+    st.lists(st.fixed_dictionaries({"role": st.just("user") | PLAUSIBLE, "content": PLAUSIBLE}), max_size=3),
+)
+def test_any_body_is_taken_or_refused_and_never_breaks(body: dict[str, Any], messages: list[Any]) -> None:
+    given_body = {"model": "g", "messages": messages, **body}
+    try:
+        read = ChatCompletionBody.model_validate(given_body)
+        check_supported(read)
+        turns = of_chat_completion(read)
+    except (ValidationError, InvalidValue):
+        return
+    assert turns[-1].role == "user"
+    assert isinstance(read.ignored(), list)
+
+
+@given(PLAUSIBLE | st.lists(PLAUSIBLE, max_size=3))
+def test_any_input_is_taken_or_refused_and_never_breaks(input: Any) -> None:
+    try:
+        turns = of_response(ResponseBody.model_validate({"model": "g", "input": input}))
+    except (ValidationError, InvalidValue):
+        return
+    assert turns[-1].role == "user"
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["text.delta", "tool.call", "run.completed", "run.halted", "run.parked", "run.resumed", "x"]),
+        st.fixed_dictionaries(
+            {
+                "node_id": st.sampled_from(["agent", "other"]),
+                "source": st.sampled_from(["main", "main/a"]),
+                "text": st.text(max_size=4),
+                "call": JSON,
+                "output": st.text(max_size=6) | JSON.filter(lambda one: not isinstance(one, float)),
+            }
+        ),
+    ),
+    max_size=12,
+)
+
+
+@given(EVENTS)
+def test_whatever_happens_the_stream_and_the_response_say_the_same(what: list[tuple[str, dict[str, Any]]]) -> None:
+    pieces, answer = told(*what)
+    chunks = "".join(c["choices"][0]["delta"].get("content") or "" for c in streamed(pieces))
+    assert chunks == answer.said
+    under_way, stream = response_of(pieces)
+    assert [event["sequence_number"] for event in stream] == list(range(len(stream)))
+    messages = [item for item in under_way.output if item["type"] == "message" and item["content"]]
+    deltas = "".join(event["delta"] for event in stream if event["type"] == "response.output_text.delta")
+    done = "".join(event["text"] for event in stream if event["type"] == "response.output_text.done")
+    if answer.ended is not None:
+        assert deltas == done == "".join(item["content"][0]["text"] for item in messages)
+        assert answer.said.endswith(answer.ended.text)

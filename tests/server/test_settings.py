@@ -1,0 +1,77 @@
+"""What an operator may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import InvalidValue
+from penstock.server.auth import User
+from penstock.server.settings import ServerSettings, is_loopback
+
+SECRET = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", -1),
+        ("port", 65_536),
+        ("port", "80"),
+        ("port", True),
+        ("max_body_bytes", 0),
+        ("max_body_bytes", 1.5),
+        ("max_streams", None),
+        ("body_timeout_s", float("nan")),
+        ("body_timeout_s", 0),
+        ("heartbeat_s", float("inf")),
+        ("ready_timeout_s", "2"),
+        ("allowed_hosts", ("http://x",)),
+        ("allowed_hosts", ("x:80",)),
+        ("allowed_hosts", ("*",)),
+        ("allowed_origins", ("x",)),
+        ("allowed_origins", ("https://x/path",)),
+        ("host", "0.0.0.0"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        ServerSettings(**{name: value})
+    assert caught.value.field == name
+
+
+def test_settings_come_from_an_environment_and_from_a_file_of_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"# mine\nbob:viewer:{SECRET}-bob\n")
+    environ = {
+        "PENSTOCK_HOST": "0.0.0.0",
+        "PENSTOCK_PORT": " 9000 ",
+        "PENSTOCK_ALLOWED_HOSTS": "Penstock.example, other.example,",
+        "PENSTOCK_ALLOWED_ORIGINS": "https://ui.example",
+        "PENSTOCK_TOKENS": f"ann:admin:{SECRET}-ann",
+        "PENSTOCK_TOKENS_FILE": str(file),
+    }
+    settings = ServerSettings.from_env(environ, port=9_001)
+    assert (settings.host, settings.port) == ("0.0.0.0", 9_001)
+    assert settings.hosts == {"localhost", "127.0.0.1", "[::1]", "penstock.example", "other.example"}
+    assert settings.allowed_origins == ("https://ui.example",)
+    assert [token.user for token in settings.tokens] == [User("ann", "admin"), User("bob", "viewer")]
+    assert ServerSettings.from_env({}) == ServerSettings()
+
+
+@pytest.mark.parametrize("environ", [{"PENSTOCK_PORT": "eighty"}, {"PENSTOCK_TOKENS_FILE": "/nowhere/tokens"}])
+def test_an_environment_that_cannot_be_is_refused_by_name(environ: dict[str, str]) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        ServerSettings.from_env(environ)
+    assert caught.value.field == next(iter(environ))
+
+
+@pytest.mark.parametrize(
+    ("host", "is_so"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
+     ("192.0.2.1", False), ("localhost.example", False), ("", False), ("::ffff:127.0.0.1", False)],
+)  # fmt: skip
+def test_loopback_is_what_only_this_machine_reaches(host: str, is_so: bool) -> None:
+    assert is_loopback(host) == is_so

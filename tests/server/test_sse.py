@@ -1,0 +1,276 @@
+"""Streams: framing that nothing inside can break, resuming anywhere, and ends that are noticed."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.hosting.ports import StoreUnavailable
+from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.server.auth import User
+from penstock.server.metrics import Metrics
+from penstock.server.settings import ServerSettings
+from penstock.server.sse import CHUNK_BYTES, HEARTBEAT, EventStream, Streams, follow, frame, framed
+from penstock.storage.memory import MemoryStores
+from tests.server.served import GATE, SECRETS, happened, listening, served, told, wire
+
+ANN = User("ann", "user")
+HOSTILE = "a\r\nevent: run.completed\ndata: {}\n\nid: 9\r\r\0\u2028\u2029\x0b😀"
+
+
+@pytest.mark.parametrize("text", [HOSTILE, "\ud800", "\n\n", "data: x", ":", ""])
+def test_what_a_model_wrote_cannot_break_the_framing(text: str) -> None:
+    wire_form = frame(HostedEvent(7, 0, "text.delta", {"text": text}))
+    lines = wire_form.split(b"\n")
+    assert lines[0] == b"id: 7"
+    assert lines[1] == b"event: text.delta"
+    assert lines[2].startswith(b"data: ")
+    assert lines[3:] == [b"", b""]
+    assert b"\r" not in wire_form
+    assert b"\0" not in wire_form
+    assert told(wire_form.decode())[0]["data"]["data"] == {"text": text}
+
+
+@given(st.text())
+def test_any_text_comes_back_as_it_was(text: str) -> None:
+    wire_form = framed({"text": text}, event="text.delta", id="1")
+    assert wire_form.count(b"\n") == 4
+    assert told(wire_form.decode())[0]["data"] == {"text": text}
+
+
+def test_a_type_that_is_no_name_is_left_out() -> None:
+    assert framed(1, event="a\nb") == b"data: 1\n\n"
+
+
+async def log_of(*types: str, status: str = "completed") -> MemoryStores:
+    """A run that has told these events, and stands so."""
+    stores = MemoryStores()
+    await stores.runs.add(RunRecord("r", "ann", "g", 1))
+    run = await stores.runs.claim("w", now_ms=0, lease_ms=1_000_000_000)
+    assert run is not None
+    await stores.events.append("r", run.epoch, [HostedEvent(at, 0, type) for at, type in enumerate(types, 1)])
+    if status != "running":
+        await stores.runs.update("r", run.epoch, status=status)
+    return stores
+
+
+async def frames_of(stores: MemoryStores, after: int = 0, heartbeat_s: float = 0.001) -> list[dict[str, Any]]:
+    async with aclosing(follow(stores, "r", after, heartbeat_s)) as frames:
+        return told("".join([one.decode() async for one in frames]))
+
+
+async def test_a_stream_can_be_taken_up_at_every_place_without_gap_or_repetition() -> None:
+    types = ["run.queued", *["text.delta"] * 200, "run.completed"]
+    stores = await log_of(*types)
+    for after in (0, 1, 63, 64, 65, 128, 201, 202, 500):
+        assert [int(one["id"]) for one in await frames_of(stores, after)] == list(range(after + 1, 203))
+
+
+async def test_a_stream_that_is_taken_up_behind_the_end_is_over_at_once() -> None:
+    stores = await log_of("run.queued", "run.failed", status="failed")
+    assert await frames_of(stores, 2, heartbeat_s=1_000) == []
+    assert await frames_of(stores, 2_000, heartbeat_s=1_000) == []
+
+
+async def test_an_end_that_was_resumed_is_not_the_end() -> None:
+    stores = await log_of("run.halted", "run.granted", "run.completed")
+    assert [one["event"] for one in await frames_of(stores)] == ["run.halted", "run.granted", "run.completed"]
+
+
+async def test_a_last_word_waits_for_its_status_and_a_status_for_its_word() -> None:
+    stores = await log_of("run.completed", status="running")
+    async with aclosing(follow(stores, "r", 1, 1_000)) as frames:
+        await anext(frames)
+        ending = asyncio.ensure_future(anext(frames, None))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not ending.done()
+        await stores.runs.update("r", 1, status="completed")
+        assert await ending is None
+    assert await frames_of(await log_of("run.queued")) != []  # completed, and nobody ever says so
+
+
+async def test_a_silent_run_is_kept_alive_by_comments() -> None:
+    stores = await log_of("run.queued", status="running")
+    async with aclosing(follow(stores, "r", 1, 0.001)) as frames:
+        assert (await anext(frames)).startswith(b"retry: ")
+        assert [await anext(frames) for _ in range(3)] == [HEARTBEAT] * 3
+
+
+async def test_a_chunk_is_small_whatever_the_events_are() -> None:
+    stores = MemoryStores()
+    await stores.runs.add(RunRecord("r", "ann", "g", 1))
+    run = await stores.runs.claim("w", now_ms=0, lease_ms=1_000_000)
+    assert run is not None
+    large = [HostedEvent(at, 0, "text.delta", {"text": "x" * 20_000}) for at in range(1, 11)]
+    await stores.events.append("r", run.epoch, large)
+    async with aclosing(follow(stores, "r", 0, 0.001)) as frames:
+        await anext(frames)
+        sizes = [len(await anext(frames)) for _ in range(10)]
+    assert max(sizes) <= CHUNK_BYTES
+
+
+class Client:
+    """The other side of an ASGI connection, by hand."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.left = asyncio.Event()
+        self._news = asyncio.Condition()
+
+    async def receive(self) -> dict[str, Any]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        async with self._news:
+            self.sent.append(message)
+            self._news.notify_all()
+
+    async def has_read(self, messages: int) -> None:
+        async with self._news:
+            await self._news.wait_for(lambda: len(self.sent) >= messages)
+
+    def text(self) -> str:
+        return b"".join(one.get("body", b"") for one in self.sent).decode()
+
+
+SCOPE = {"type": "http", "path": "/api/runs/r/events"}
+
+
+async def endless(gone: asyncio.Event) -> Any:
+    """Frames without end, and without ever waiting."""
+    try:
+        while True:
+            yield b":\n\n"
+    finally:
+        gone.set()
+
+
+async def test_a_stream_whose_client_left_ends_although_sending_seems_to_work() -> None:
+    client, gone, left = Client(), asyncio.Event(), asyncio.Event()
+    metrics = Metrics()
+
+    async def on_left() -> None:
+        left.set()
+
+    stream = EventStream(endless(gone), Streams(ServerSettings(), metrics), ANN, on_left=on_left)
+    running = asyncio.ensure_future(stream(SCOPE, client.receive, client.send))
+    await client.has_read(10)
+    assert metrics.open_streams == 1
+    client.left.set()
+    await running
+    assert gone.is_set()
+    assert left.is_set()
+    assert metrics.open_streams == 0
+
+
+async def test_a_stream_is_cancelled_with_its_request_and_leaves_nothing() -> None:
+    client, gone = Client(), asyncio.Event()
+    metrics = Metrics()
+    stream = EventStream(endless(gone), Streams(ServerSettings(), metrics), ANN)
+    running = asyncio.ensure_future(stream(SCOPE, client.receive, client.send))
+    await client.has_read(3)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert gone.is_set()
+    assert metrics.open_streams == 0
+
+
+async def test_when_the_server_closes_every_stream_ends_well() -> None:
+    client, gone = Client(), asyncio.Event()
+    streams = Streams(ServerSettings(), Metrics())
+    running = asyncio.ensure_future(EventStream(endless(gone), streams, ANN)(SCOPE, client.receive, client.send))
+    await client.has_read(3)
+    streams.close()
+    await running
+    assert client.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+    refused = Client()
+    await EventStream(endless(asyncio.Event()), streams, ANN)(SCOPE, refused.receive, refused.send)
+    assert refused.sent[0]["status"] == 503
+
+
+async def test_streams_at_the_limit_are_fine_and_one_more_is_refused() -> None:
+    streams = Streams(ServerSettings(max_streams=3, max_streams_per_user=2), Metrics())
+    streams.enter("ann")
+    streams.enter("ann")
+    client = Client()
+    await EventStream(endless(asyncio.Event()), streams, ANN)(SCOPE, client.receive, client.send)
+    assert client.sent[0]["status"] == 429
+    streams.enter("bob")
+    client = Client()
+    await EventStream(endless(asyncio.Event()), streams, User("cat", "user"))(SCOPE, client.receive, client.send)
+    assert client.sent[0]["status"] == 429
+    streams.leave("ann")
+    streams.enter("ann")
+
+
+async def test_a_store_that_goes_away_is_told_in_the_stream_and_the_place_stays() -> None:
+    async def frames() -> Any:
+        yield frame(HostedEvent(1, 0, "run.queued"))
+        raise StoreUnavailable("the disk is full; password=canary-1234")
+
+    client = Client()
+    await EventStream(frames(), Streams(ServerSettings(), Metrics()), ANN)(SCOPE, client.receive, client.send)
+    *_, error = told(client.text())
+    assert (error["event"], error["data"]["code"]) == ("error", "store_unavailable")
+    assert "id" not in error
+    assert "canary" not in client.text()
+    assert client.sent[-1]["more_body"] is False
+
+
+async def test_over_a_socket_a_client_comes_back_where_it_was_and_gets_everything_once() -> None:
+    async with served() as server, listening(server.app) as address:
+        await server.save("gate", GATE)
+        run = await server.host.submit(owner="ann", graph_id="gate", input="x")
+        token = f"Bearer {SECRETS['ann']}"
+        async with wire(address) as first:
+            first.send("GET", f"/api/runs/{run.id}/events", Authorization=token)
+            await first.until(b"event: run.started")
+        await server.gate.entered.wait()
+        server.gate.opened.set()
+        await happened(server, run.id, "run.completed")
+        async with server.client("ann") as ann:
+            whole = told((await ann.get(f"/api/runs/{run.id}/events")).text)
+            for place in range(len(whole) + 1):
+                rest = await ann.get(f"/api/runs/{run.id}/events", headers={"Last-Event-ID": str(place)})
+                assert told(rest.text) == whole[place:]
+                assert told((await ann.get(f"/api/runs/{run.id}/events?after={place}")).text) == whole[place:]
+            page = await ann.get(f"/api/runs/{run.id}/events?after=1&limit=2", headers={"Accept": "application/json"})
+            assert page.json()["events"] == [one["data"] for one in whole[1:3]]
+            assert page.json()["last_seq"] == len(whole)
+
+
+@pytest.mark.parametrize("place", ["-1", "x", "9" * 30, "1.5", ""])
+async def test_a_place_that_is_none_is_refused_by_name(place: str) -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("gate", GATE)
+        run = await server.host.submit(owner="ann", graph_id="gate")
+        answer = await ann.get(f"/api/runs/{run.id}/events", headers={"Last-Event-ID": place})
+        assert answer.status_code == 422
+
+
+@pytest.mark.parametrize(("on_leave", "status"), [("cancel", "cancelled"), ("continue", "completed")])
+async def test_leaving_a_chats_stream_cancels_the_answer_only_if_asked_to(on_leave: str, status: str) -> None:
+    chat = {
+        "nodes": [*GATE["nodes"][1:], {**GATE["nodes"][0], "type": "chat-start"}],
+        "edges": GATE["edges"],
+    }
+    async with served() as server, listening(server.app) as address:
+        await server.save("slow", chat)
+        async with wire(address) as client:
+            headers = {"Authorization": f"Bearer {SECRETS['ann']}", "Content_Type": "application/json"}
+            target = f"/api/agents/slow/chat?stream=true&on_leave={on_leave}"
+            client.send("POST", target, b'{"content": "hi"}', **headers)
+            await server.gate.entered.wait()
+            await client.until(b"event: node.started")
+        (run,) = await server.stores.runs.list()
+        if on_leave == "continue":
+            server.gate.opened.set()
+        assert (await server.host.wait(run.id)).status == status
