@@ -313,8 +313,8 @@ def serving(kind: str) -> Iterator[str]:
         server = uvicorn.Server(config)
         servers.append(server)
         serving = asyncio.create_task(server.serve())
-        while not server.started:  # it says so nowhere else
-            await asyncio.sleep(0.01)  # noqa: ASYNC110
+        while not server.started:  # noqa: ASYNC110  # it says so nowhere else
+            await asyncio.sleep(0.01)
         address.append(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}")
         started.set()
         await serving
