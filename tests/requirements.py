@@ -30,10 +30,7 @@ GROUPS: Mapping[str, str] = {
     "X": "beyond",
 }
 
-AGENTS = "needs agents"
-CHAT = "needs conversations"
-SERVICE = "needs the service"
-STORAGE = "needs storage"
+WEB = "needs the web UI"
 
 REQUIREMENTS: dict[str, Requirement] = {
     # the execution graph
@@ -114,22 +111,22 @@ REQUIREMENTS: dict[str, Requirement] = {
     "K-8": Requirement("Values are typed and conversions declared; a failed one is a node error."),
     "K-9": Requirement("Every executed node has one started and one terminal event in every interleaving."),
     # chat
-    "K-10": Requirement("All five chat entry points run one path.", CHAT),
-    "K-11": Requirement("Who is the entry agent follows from topology, through intermediate nodes.", CHAT),
+    "K-10": Requirement("All five chat entry points run one path."),
+    "K-11": Requirement("Who is the entry agent follows from topology, through intermediate nodes."),
     "K-12": Requirement("Pipeline and composition live in one graph."),
-    "K-13": Requirement("Cancel works before, during and after a run, twice, and across a restart.", CHAT),
-    "K-14": Requirement("An abandoned stream leaves nothing running unless asked to go on.", CHAT),
+    "K-13": Requirement("Cancel works before, during and after a run, twice, and across a restart."),
+    "K-14": Requirement("An abandoned stream leaves nothing running unless asked to go on."),
     "K-15": Requirement("Messages form a tree: retry and edit add siblings, nothing is deleted."),
-    "K-16": Requirement("The node library has every listed node type.", AGENTS),
+    "K-16": Requirement("The node library has every listed node type."),
     # beyond
     "X-1": Requirement("The worst case is held at every level at once; unknown outcomes stay held; output is clamped."),
     "X-2": Requirement("An unknown price is refused, assumed or counted as unknown, and reports say so."),
-    "X-3": Requirement("A person grants more to a halted run and it goes on; a replay charges nothing twice.", STORAGE),
+    "X-3": Requirement("A person grants more to a halted run and it goes on; a replay charges nothing twice."),
     "X-4": Requirement("The same run code is durable and spreads over machines.", "needs a durable engine"),
     "X-5": Requirement("Ten lines contain an existing program."),
-    "X-6": Requirement("A graph is served as a model, as tools, over REST and SSE, and in a web UI.", SERVICE),
-    "X-7": Requirement("Approvals pause, survive a restart, and can be cancelled while waiting.", SERVICE),
-    "X-8": Requirement("Every reliability invariant holds.", "needs storage, engines and the service"),
+    "X-6": Requirement("A graph is served as a model, as tools, over REST and SSE, and in a web UI.", WEB),
+    "X-7": Requirement("Approvals pause, survive a restart, and can be cancelled while waiting."),
+    "X-8": Requirement("Every reliability invariant holds.", "needs an engine, and a release to upgrade from"),
 }
 
 

@@ -130,6 +130,13 @@ if TYPE_CHECKING:
     from penstock.runtime.context import ExecutionContext as ExecutionContext
     from penstock.runtime.context import current_call as current_call
     from penstock.runtime.context import current_context as current_context
+    from penstock.runtime.durable.journal import Journal as Journal
+    from penstock.runtime.durable.journal import JournalMissing as JournalMissing
+    from penstock.runtime.durable.journal import fork_journal as fork_journal
+    from penstock.runtime.durable.keys import entry_node as entry_node
+    from penstock.runtime.durable.keys import idempotency_key as idempotency_key
+    from penstock.runtime.durable.keys import known_as as known_as
+    from penstock.runtime.durable.shared import SharedBudget as SharedBudget
     from penstock.runtime.graphs.flow_context import FlowContext as FlowContext
     from penstock.runtime.graphs.graph_runtime import GraphRuntime as GraphRuntime
     from penstock.runtime.graphs.graph_runtime import QuorumMissed as QuorumMissed
@@ -358,6 +365,17 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "current_call",
         "current_context",
     ),
+    "penstock.runtime.durable.journal": (
+        "Journal",
+        "JournalMissing",
+        "fork_journal",
+    ),
+    "penstock.runtime.durable.keys": (
+        "entry_node",
+        "idempotency_key",
+        "known_as",
+    ),
+    "penstock.runtime.durable.shared": ("SharedBudget",),
     "penstock.runtime.graphs.flow_context": ("FlowContext",),
     "penstock.runtime.graphs.graph_runtime": (
         "GraphRuntime",
@@ -366,15 +384,15 @@ _MODULES: dict[str, tuple[str, ...]] = {
     ),
     "penstock.runtime.graphs.node_events": ("NodeEvent",),
     "penstock.runtime.graphs.node_work": ("ExecutorMisbehaved",),
-    "penstock.runtime.watching.observers": ("Subscription",),
     "penstock.runtime.options": ("WrapOptions",),
+    "penstock.runtime.run": ("RunSettings",),
+    "penstock.runtime.scheduling.scheduler": ("NestedTooDeep",),
+    "penstock.runtime.watching.observers": ("Subscription",),
     "penstock.runtime.watching.registry": (
         "CancelResult",
         "EarlyCancelsFull",
         "RunRegistry",
     ),
-    "penstock.runtime.run": ("RunSettings",),
-    "penstock.runtime.scheduling.scheduler": ("NestedTooDeep",),
     "penstock.runtime.watching.snapshot": (
         "ContextSnapshot",
         "NodeRecord",
@@ -500,6 +518,8 @@ __all__ = [
     "Iteration",
     "IterationEndTrace",
     "IterationStartTrace",
+    "Journal",
+    "JournalMissing",
     "JsonFormat",
     "Ledger",
     "LedgerError",
@@ -551,6 +571,7 @@ __all__ = [
     "ScriptEnded",
     "ScriptedModel",
     "Session",
+    "SharedBudget",
     "ShieldPipeline",
     "Step",
     "StepEvent",
@@ -586,8 +607,12 @@ __all__ = [
     "current_call",
     "current_context",
     "data_of",
+    "entry_node",
     "export_to_otel",
+    "fork_journal",
     "format_usd",
+    "idempotency_key",
+    "known_as",
     "otlp_provider",
     "parse_graph",
     "quorum",

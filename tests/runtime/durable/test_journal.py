@@ -56,7 +56,7 @@ class Given:
 # Found instead of run.
 
 
-@pytest.mark.requirement("X-3", "X-4")
+@pytest.mark.requirement("X-3")
 async def test_what_is_recorded_is_found_and_neither_runs_nor_is_paid_for_again() -> None:
     store, log, again = JsonJournals(), Log(), Log()
     came_to, _, first, journal = await run(store, MANY_PARTS, log)

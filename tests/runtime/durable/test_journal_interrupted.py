@@ -76,7 +76,6 @@ async def passed(store: Unhurried, document: Json, log: Log, stop_after_s: float
     return came_to[0] if came_to else None
 
 
-@pytest.mark.requirement("X-4")
 @pytest.mark.parametrize("how", ["abort", "task"])
 @pytest.mark.parametrize("shape", range(8))
 def test_a_run_cut_off_again_and_again_comes_to_the_same_and_repeats_nothing(shape: int, how: str) -> None:

@@ -85,7 +85,6 @@ def test_every_schedule_of_a_graph_records_under_the_same_keys(shape: int) -> No
         assert store.kept == {"r": {key: first.kept["r"][key] for key in store.keys_of()}}
 
 
-@pytest.mark.requirement("X-4")
 @pytest.mark.parametrize("shape", range(12))
 def test_from_any_part_of_its_journal_a_run_comes_to_the_same_and_repeats_nothing(shape: int) -> None:
     chance = random.Random(shape)
