@@ -22,6 +22,7 @@ from penstock.server.auth import User
 from penstock.server.mcp import server_for
 from penstock.server.mcp.calls import LIMITS
 from penstock.server.mcp.tools import RUN, tool_name, tool_of
+from penstock.server.schemas import MAX_MONEY_USD
 from tests.nodes.graphs import graph, node
 from tests.server.openai_service import ANNA, BERT, GRAPHS, Served, serving
 
@@ -153,6 +154,9 @@ async def test_limits_hold_and_say_so() -> None:
         assert "api_call_limit_exceeded" in text(result)
         result = await client.call_tool("greedy", {"input": "x"}, meta={LIMITS: {"max_wishes": 3}})  # type: ignore[arg-type]
         assert "max_api_calls" in text(result)
+        too_much = {"max_cost_usd": MAX_MONEY_USD + 1}
+        result = await client.call_tool("greedy", {"input": "x"}, meta={LIMITS: too_much})  # type: ignore[arg-type]
+        assert "max_cost_usd must be at most 1000000" in text(result)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -16,6 +16,7 @@ from penstock import Agent, ExecutionContext
 from penstock.hosting.host import HostSettings, RunLimits
 from penstock.providers.models import model
 from penstock.providers.models.connections import close_connections
+from penstock.server.schemas import MAX_TIMEOUT_S
 from tests.server.openai_service import ANNA, BERT, GRAPHS, VERA, Served, serving
 
 STRANGE = 'line\nend\r\n\u2028\u2029\x85 ünï 日本 🙂 data: [DONE]\n\nevent: error \\ " \x00'
@@ -263,10 +264,17 @@ async def test_an_answer_that_a_limit_cuts_short_is_kept_and_says_why() -> None:
         assert chunks[-1].choices[0].finish_reason == "length"
 
 
+TOO_LONG = {"timeout_s": MAX_TIMEOUT_S + 1}
+
+
 async def test_limits_above_what_may_be_asked_for_are_refused() -> None:
     settings = HostSettings(ceilings=RunLimits(max_cost_usd="0.5"), drain_s=0)
     async with serving(settings) as served, served.client() as client:
-        for limits, param in (({"max_cost_usd": 2}, "max_cost_usd"), ({"max_money": 1}, "limits")):
+        for limits, param in (
+            ({"max_cost_usd": 2}, "max_cost_usd"),
+            ({"max_money": 1}, "limits"),
+            (TOO_LONG, "timeout_s"),
+        ):
             with pytest.raises(openai.BadRequestError) as refused:
                 await client.chat.completions.create(
                     model="parrot", messages=said("x"), extra_body={"penstock": {"limits": limits}}

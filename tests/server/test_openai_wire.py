@@ -421,6 +421,15 @@ def test_files_come_as_data(part: dict[str, Any], media_type: str, content: byte
 
 
 @pytest.mark.parametrize(
+    ("sent", "name"), [("../../etc/passwd", "passwd"), (r"C:\notes\a.txt", "a.txt"), ("dir/", "file-1"), ("a b", "a b")]
+)
+def test_a_file_is_known_by_its_name_and_not_by_its_path(sent: str, name: str) -> None:
+    part = {"type": "file", "file": {"file_data": "data:text/plain,x", "filename": sent}}
+    (turn,) = of_chat_completion(chat([{"role": "user", "content": [part]}]))
+    assert [file.name for file in turn.files] == [name]
+
+
+@pytest.mark.parametrize(
     ("content", "where", "says"),
     [
         ([{"type": "image_url", "image_url": {"url": "https://x.example/a.png"}}], "image_url", "not fetched"),

@@ -63,6 +63,7 @@ def penstock(
 def invoke(arguments: Sequence[str]) -> int:
     """Run the command that `arguments` ask for; its exit code."""
     prepare_streams()
+    completion.know_the_shells()
     try:
         code = app(arguments, prog_name="penstock", standalone_mode=False)
     except UsageError as wrong:

@@ -1,7 +1,8 @@
-"""`penstock completion`: the script that teaches a shell to complete our commands."""
+"""`penstock completion`: the script that teaches a shell to complete our commands, and the answers it asks for."""
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from typing import Annotated
 
@@ -31,7 +32,17 @@ def completion(shell: Annotated[Shell, typer.Argument(help="Which shell.")]) -> 
       penstock completion bash >> ~/.bashrc
       penstock completion zsh > ~/.zfunc/_penstock
       penstock completion fish > ~/.config/fish/completions/penstock.fish
+
+    \b
+    Exit codes:
+      0 ok   64 a shell that is not known
     """
     script = typers.get_completion_script  # type: ignore[attr-defined]  # typer's own, which it does not list
     say(script(prog_name="penstock", complete_var=VARIABLE, shell=shell.value))
     return Exit.OK
+
+
+def know_the_shells() -> None:
+    """Let a shell that asks be answered: typer knows how each one asks only after it was told to."""
+    if VARIABLE in os.environ:
+        typers.completion_init()  # type: ignore[attr-defined]  # typer's own, which it does not list

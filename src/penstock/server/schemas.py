@@ -5,6 +5,7 @@ A body cannot say whose a thing is, which role somebody has, or what the host al
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
@@ -65,6 +66,15 @@ class Limits(Body):
 def run_limits(limits: Limits | None) -> RunLimits | None:
     """What was asked for; None if nothing was."""
     return None if limits is None else limits.to_run_limits()
+
+
+MOST = RunLimits(max_cost_usd=MAX_MONEY_USD, timeout_s=MAX_TIMEOUT_S)
+"""What any client may ask for at most, whatever the host allows."""
+
+
+def limits_in(given: Mapping[str, Any] | None) -> RunLimits | None:
+    """What was asked for where a protocol of others carries it; InvalidValue names what is none, or too much."""
+    return None if given is None else RunLimits.from_dict(given).within(MOST)
 
 
 class NewGraph(Body):

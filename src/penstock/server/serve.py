@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from penstock.kernel.executor import ExecutorRegistry
+    from penstock.runtime.billing.prices import PriceBook
 
 CLOSING_S = 5
 """How long answers that are under way may take when the server closes."""
@@ -45,6 +46,7 @@ async def serve(
     host_settings: HostSettings | None = None,
     executors: ExecutorRegistry | Mapping[str, Any] | None = None,
     services: Mapping[str, Any] | None = None,
+    prices: PriceBook | None = None,
     prepare: Callable[[RunHost], Awaitable[None]] | None = None,
     announce: Callable[[str], None] = print,
 ) -> None:
@@ -53,7 +55,8 @@ async def serve(
     listener = listen(settings)
     try:
         async with await open_stores(url) as stores:
-            host = RunHost(stores, executors=executors, services=services, settings=host_settings or HostSettings())
+            settled = host_settings or HostSettings()
+            host = RunHost(stores, executors=executors, services=services, settings=settled, prices=prices)
             app = create_app(host, ChatService(host, stores.chats), stores, settings)
             server = ServerProcess(app)
             with server.heeding_signals():

@@ -13,7 +13,9 @@ def read(text: str) -> list[Event]:
 
 
 def test_an_event_has_a_number_a_type_and_data() -> None:
-    assert read('id: 3\nevent: text.delta\ndata: {"data": {"text": "a:b"}}\n\n') == [Event(3, "text.delta", {"text": "a:b"})]
+    assert read('id: 3\nevent: text.delta\ndata: {"data": {"text": "a:b"}}\n\n') == [
+        Event(3, "text.delta", {"text": "a:b"})
+    ]
 
 
 def test_comments_and_events_without_a_number_are_passed_over() -> None:

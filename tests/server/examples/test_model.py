@@ -8,8 +8,9 @@ from penstock.agents.agent import Agent
 from penstock.agents.messages import Message
 from penstock.agents.model import ModelSettings
 from penstock.containment.limits import Budget
+from penstock.nodes.parts.chat import GO_ON
 from penstock.runtime.context import ExecutionContext
-from penstock.server.examples import ExampleModel
+from penstock.server.examples import EXAMPLE_PRICE, ExampleModel
 
 
 def quick() -> ExampleModel:
@@ -74,3 +75,14 @@ async def test_an_answer_that_may_not_be_long_is_cut_and_says_so() -> None:
 @pytest.mark.parametrize("text", ["", " ", "\ud800", "count to", "🌊" * 10_000])
 async def test_whatever_it_is_asked_it_answers(text: str) -> None:
     assert await said(Message.user(text))
+
+
+async def test_it_goes_on_counting_where_it_was_stopped() -> None:
+    stopped = [Message.user("count to 5"), Message.assistant("1, 2, ")]
+    assert await said(*stopped, Message.user(GO_ON)) == "3, 4, 5."
+    done = [Message.user("count to 5"), Message.assistant("1, 2, 3, 4, 5.")]
+    assert "no more to it" in await said(*done, Message.user(GO_ON))
+
+
+def test_its_price_is_what_its_answers_report() -> None:
+    assert EXAMPLE_PRICE.worst_case_nanos(1_000_000, 1_000_000) == 750_000_000

@@ -7,18 +7,23 @@ it; at the prompt it leaves.
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.exits import Exit, Failed, Refused
 from penstock.cli.options import URL, Token, Url
-from penstock.cli.remote.runs import EXITS
-from penstock.cli.showing.screen import Line, Screen, encodable, printable, say
+from penstock.cli.remote.telling import EXITS, bill
+from penstock.cli.showing.screen import Line, Screen, encodable, printable, say, write
+from penstock.ids import new_run_id
 
-ENDS = {"run.completed", "run.failed", "run.halted", "run.cancelled", "run.parked"}
+ENDS = frozenset(f"run.{status}" for status in EXITS)
+PROMPT = "you › "
+SHOWN_GRAPHS = 10
 HELP = """\
 /retry           another answer to the last message
 /continue        go on with the last answer
@@ -41,15 +46,18 @@ def chat(
 ) -> int:
     """Talk to a graph.
 
+    Ctrl-C stops an answer and keeps what has come of it; Ctrl-D leaves. /help lists what else can be said.
+
     \b
     Examples:
       penstock chat assistant
-      penstock chat assistant -m 'count to 10'
+      penstock chat assistant -m 'count to 10' --max-cost 0.01
       penstock chat --chat CHAT
 
     \b
-    Exit codes of -m:
-      0 ok   2 failed   3 halted by a limit   130 cancelled
+    Exit codes:
+      0 ok   64 wrong command line; and with -m, as the answer ends:
+      0 completed   2 failed   3 halted by a limit   130 cancelled
     """
     from penstock.cli.remote.connection import Connection
 
@@ -58,6 +66,7 @@ def chat(
         talk = Talk(server, _graph(server, graph, chat_id), chat_id, limits)
         if message is not None:
             return talk.say(message)
+        talk.look_back()
         return _converse(talk)
 
 
@@ -74,27 +83,48 @@ class Talk:
         self._user_message: str | None = None
         self._answer: str | None = None
         self._screen = Screen(sys.stdout)
-        if chat_id is not None:
-            self._look_back(chat_id)
+
+    def look_back(self) -> None:
+        """Show what was said in this chat before; an answer that is still being written is followed."""
+        if self.chat_id is None:
+            return
+        chat = self._server.get(f"/api/chats/{_escaped(self.chat_id)}")
+        said = {message["id"]: message for message in chat["messages"]}
+        for message in (said[id] for id in chat["active"]):
+            if message["role"] == "user":
+                self._user_message = message["id"]
+                self._screen.show([(PROMPT, "bold"), (_plain(message["content"]), "")], whole=True)
+            elif message["role"] == "assistant":
+                self._answer = message["id"]
+                self._recall(message)
+
+    def _recall(self, message: Mapping[str, Any]) -> None:
+        state, run_id = message["data"].get("state"), message["data"].get("run_id")
+        if state == "writing" and run_id:
+            self._heed(run_id)
+            return
+        self._screen.show([(_plain(message["content"]), "")], whole=True)
+        if state not in (None, "complete"):
+            self._margin([(str(state), "yellow")])
 
     def say(self, text: str) -> int:
         """Say something, and show the answer; how it ended, as an exit code."""
         body = {"content": text}
         if self.chat_id is None:
-            return self._show(f"/api/agents/{self._graph_id}/chat", body)
-        return self._show(f"/api/chats/{self.chat_id}/messages", body)
+            return self._show(f"/api/agents/{_escaped(str(self._graph_id))}/chat", body)
+        return self._show(f"{self._path()}/messages", body)
 
     def retry(self) -> int:
         """Another answer to what was said last."""
-        return self._show(f"/api/chats/{self.chat_id}/messages/{self._needed(self._answer)}/retry", {})
+        return self._show(f"{self._path()}/messages/{self._needed(self._answer)}/retry", {})
 
     def go_on(self) -> int:
         """More of the last answer."""
-        return self._show(f"/api/chats/{self.chat_id}/messages/{self._needed(self._answer)}/continue", {})
+        return self._show(f"{self._path()}/messages/{self._needed(self._answer)}/continue", {})
 
     def edit(self, text: str) -> int:
         """Say something else instead of what was said last."""
-        path = f"/api/chats/{self.chat_id}/messages/{self._needed(self._user_message)}/edit"
+        path = f"{self._path()}/messages/{self._needed(self._user_message)}/edit"
         return self._show(path, {"content": text})
 
     def _needed(self, message_id: str | None) -> str:
@@ -102,32 +132,34 @@ class Talk:
             raise Failed("nothing has been said yet")
         return message_id
 
-    def _look_back(self, chat_id: str) -> None:
-        from penstock.cli.remote.connection import escaped
-
-        chat = self._server.get(f"/api/chats/{escaped(chat_id)}")
-        said = {message["id"]: message for message in chat["messages"]}
-        for id in chat["active"]:
-            message = said[id]
-            if message["role"] == "user":
-                self._user_message = message["id"]
-                self._screen.show([("you › ", "bold"), (_plain(message["content"]), "")], whole=True)
-            elif message["role"] == "assistant":
-                self._answer = message["id"]
-                self._screen.show([(_plain(message["content"]), "")], whole=True)
+    def _path(self) -> str:
+        return f"/api/chats/{_escaped(str(self.chat_id))}"
 
     def _show(self, path: str, body: dict[str, Any]) -> int:
+        # The id is ours: so Ctrl-C stops the run even before the server has answered, and asking twice is asking once.
+        body["run_id"] = run_id = new_run_id()
         if self._limits is not None:
             body["limits"] = self._limits
-        turn = self._server.post(path, body)
+        try:
+            turn = self._server.post(path, body, is_named=True)
+        except KeyboardInterrupt:
+            return self._stop(run_id)
         self.chat_id, self._answer = turn["chat_id"], turn["message_id"]
         self._user_message = turn["user_message_id"] or self._user_message
+        return self._heed(turn["run_id"])
+
+    def _heed(self, run_id: str) -> int:
+        """Show the answer that a run writes, until it ends or somebody has heard enough."""
         try:
-            return self._follow(turn["run_id"], self._server.events(turn["run_id"]))
+            return self._follow(run_id, self._server.events(run_id))
         except KeyboardInterrupt:
-            self._server.post(f"/api/runs/{turn['run_id']}/cancel", {"reason": "Ctrl-C in the terminal"})
-            self._margin([("stopped; what had come is kept", "yellow")])
-            return Exit.CANCELLED
+            return self._stop(run_id)
+
+    def _stop(self, run_id: str) -> int:
+        say("")
+        self._server.post(f"/api/runs/{_escaped(run_id)}/cancel", {"reason": "Ctrl-C in the terminal"})
+        self._margin([("stopped; what had come is kept", "yellow")])
+        return Exit.CANCELLED
 
     def _follow(self, run_id: str, events: Iterator[Any]) -> int:
         told = Told(self._screen)
@@ -138,25 +170,33 @@ class Talk:
                 told.aside(f"calls {event.data['call']['name']}")
             elif event.type == "approval.requested":
                 told.aside("")
-                self._ask(event.data["approval"])
+                self._ask(run_id, event.data["approval"])
             elif event.type in ENDS:
                 told.end(event.type, event.data)
                 self._margin(_bill(event.data, run_id))
                 return EXITS.get(event.type.removeprefix("run."), Exit.OK)
         return Exit.FAILED
 
-    def _ask(self, approval: Mapping[str, Any]) -> None:
+    def _ask(self, run_id: str, approval: Mapping[str, Any]) -> None:
         """Put a question of the run to whoever sits here; where nobody does, it waits for somebody elsewhere."""
+        path = f"/api/approvals/{_escaped(approval['id'])}"
         self._screen.show([("? ", "yellow"), (_plain(str(approval["question"])), "")], whole=True)
-        path = f"/api/approvals/{approval['id']}"
-        if not sys.stdin.isatty():
-            self._screen.show([(f"  it waits for an answer at {path}", "yellow")])
+        now = self._server.get(path)
+        if now["state"] != "waiting":
+            self._screen.show([(f"  {now['state']} by {printable(str(now['answered_by']))}", "yellow")], whole=True)
             return
-        answer = input("  approve? [y/N] ").strip().lower()
-        if answer in ("y", "yes"):
-            self._server.post(f"{path}/approve", {})
-        else:
-            self._server.post(f"{path}/reject", {"reason": "rejected in the terminal"})
+        verdict = _verdict() if sys.stdin is not None and sys.stdin.isatty() else None
+        if verdict is None:
+            elsewhere = f"  it waits: penstock runs answer {run_id} yes lets it go on, and no does not"
+            self._screen.show([(elsewhere, "yellow")], whole=True)
+            return
+        try:
+            if verdict:
+                self._server.post(f"{path}/approve", {})
+            else:
+                self._server.post(f"{path}/reject", {"reason": "rejected in the terminal"})
+        except Failed as failed:  # somebody elsewhere was quicker; the run goes on with what they said
+            self._screen.show([(f"  {printable(str(failed))}", "yellow")], whole=True)
 
     def _margin(self, line: Line) -> None:
         text = "".join(piece for piece, _ in line)
@@ -171,14 +211,15 @@ class Told:
         self._screen = screen
         self._source: str | None = None
         self._at_line_start = True
-        self._any = False
+        self._said = ""
 
     def piece(self, source: str, text: str) -> None:
         """The next piece of text."""
-        if self._source is not None and source != self._source:
+        if source != self._source:
             self.aside("")
+            self._said = ""
         self._source = source
-        self._any = True
+        self._said += text
         self._write(_plain(text))
 
     def aside(self, text: str) -> None:
@@ -190,36 +231,67 @@ class Told:
 
     def end(self, kind: str, data: Mapping[str, Any]) -> None:
         """The end: what was not streamed is shown whole, and what went wrong is said."""
-        output = data.get("output")
-        if kind == "run.completed" and output is not None and not self._any:
-            self._write(_plain(output if isinstance(output, str) else _text_of(output)))
         self.aside("")
+        output = _text_of(data.get("output"))
+        if kind == "run.completed" and not self._said.strip().endswith(output.strip()):
+            self._write(_plain(output))
+            self.aside("")
         if kind != "run.completed":
             why = data.get("message") or data.get("reason") or ""
             self._screen.show([(f"{kind.removeprefix('run.')}: ", "red"), (printable(str(why)), "")], whole=True)
 
     def _write(self, text: str) -> None:
         if text:
-            sys.stdout.write(encodable(text, sys.stdout))
-            sys.stdout.flush()
+            write(text, sys.stdout, end="")
             self._at_line_start = text.endswith("\n")
 
 
 def _converse(talk: Talk) -> int:
-    if sys.stdin.isatty():
+    is_typed = sys.stdin is not None and sys.stdin.isatty()
+    if is_typed:
+        _learn_to_edit_lines()
         say("Ctrl-D leaves, Ctrl-C stops an answer, /help lists what else there is.")
     while True:
-        try:
-            line = input("you › " if sys.stdin.isatty() else "").strip()
-        except (EOFError, KeyboardInterrupt):
-            say("" if talk.chat_id is None else f"\npenstock chat --chat {talk.chat_id} goes on with this.")
-            return Exit.OK
-        if line == "/quit":
-            return Exit.OK
+        line = _line(PROMPT if is_typed else "")
+        if line is None or line == "/quit":
+            return _leave(talk, is_typed and line is None)
         try:
             _obey(talk, line)
         except Failed as failed:
-            Screen(sys.stdout).show([(str(failed), "red")], whole=True)
+            Screen(sys.stdout).show([(printable(str(failed)), "red")], whole=True)
+
+
+def _leave(talk: Talk, is_in_line: bool) -> int:
+    if is_in_line:
+        say("")
+    if talk.chat_id is not None:
+        say(f"penstock chat --chat {talk.chat_id} goes on with this.")
+    return Exit.OK
+
+
+def _line(prompt: str) -> str | None:
+    """What is typed next; None if nothing more is."""
+    if sys.stdin is None:
+        return None
+    try:
+        return input(encodable(prompt, sys.stdout)).strip()
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+def _verdict() -> bool | None:
+    """What somebody says to a question; None if they leave it to others. Ctrl-C is not an answer: it stops the run."""
+    try:
+        return input("  approve? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        say("")
+        return None
+
+
+def _learn_to_edit_lines() -> None:
+    """Arrow keys and earlier lines, where Python has them."""
+    with suppress(ImportError):
+        import readline  # noqa: F401
 
 
 def _obey(talk: Talk, line: str) -> None:
@@ -239,24 +311,41 @@ def _obey(talk: Talk, line: str) -> None:
 
 
 def _graph(server: Any, named: str | None, chat_id: str | None) -> str | None:
-    if named is not None or chat_id is not None:
+    if chat_id is not None:
         return named
-    graphs = server.get("/api/graphs")["graphs"]
-    if not graphs:
+    ids = [str(graph["id"]) for graph in server.get("/api/graphs")["graphs"]]
+    if named is None and not ids:
         raise Refused("the server has no graph to talk to; penstock serve FILE.json gives it one")
-    return str(graphs[0]["id"])
+    if named is not None and named not in ids:
+        _check_there(server, named, ids)
+    return named or ids[0]
+
+
+def _check_there(server: Any, graph_id: str, ids: Sequence[str]) -> None:
+    """Refuse a graph that the server does not have; one that is archived, or on a later page, is not in the list."""
+    try:
+        server.get(f"/api/graphs/{_escaped(graph_id)}")
+    except Failed:
+        listed = ", ".join(ids[:SHOWN_GRAPHS]) or "none"
+        raise Failed(f"there is no graph {printable(graph_id)!r}; the server has: {listed}") from None
 
 
 def _bill(data: Mapping[str, Any], run_id: str) -> Line:
-    tokens = int(data.get("tokens_in") or 0) + int(data.get("tokens_out") or 0)
-    return [(f"${float(data.get('cost_usd') or 0):.5f} · {tokens:,} tokens · {run_id}", "")]
+    return [(f"{bill(data)} · {run_id}", "")]
+
+
+def _escaped(id: str) -> str:
+    from penstock.cli.remote.connection import escaped
+
+    return escaped(id)
 
 
 def _text_of(output: Any) -> str:
     if isinstance(output, Mapping) and len(output) == 1:
-        (only,) = output.values()
-        return only if isinstance(only, str) else str(only)
-    return str(output)
+        (output,) = output.values()
+    if output is None or isinstance(output, str):
+        return output or ""
+    return json.dumps(output, ensure_ascii=False)
 
 
 def _plain(text: str) -> str:

@@ -21,8 +21,12 @@ CONNECT_S = 5.0
 ANSWER_S = 60.0
 SILENCE_S = 60.0
 """A stream that says nothing for so long, not even that it is there, has broken: servers say so every 15 s."""
+TRIES = 3
+"""So often is asked what can be asked again without doing it twice, if the connection breaks."""
 RECONNECTS = 8
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+ENDS = frozenset({"run.completed", "run.failed", "run.halted", "run.cancelled"})
+PARKED = "run.parked"
 
 
 class Event(NamedTuple):
@@ -57,30 +61,45 @@ class Connection:
 
     def get(self, path: str, **query: Any) -> Any:
         """What is there."""
-        return self._ask("GET", path, params={name: one for name, one in query.items() if one is not None})
+        params = {name: one for name, one in query.items() if one is not None}
+        return self._ask("GET", path, TRIES, params=params)
 
-    def post(self, path: str, body: Any = None) -> Any:
-        """What came of it."""
-        return self._ask("POST", path, json={} if body is None else body)
-
-    def put(self, path: str, body: Any) -> Any:
-        """What came of it."""
-        return self._ask("PUT", path, json=body)
+    def post(self, path: str, body: Any = None, *, is_named: bool = False) -> Any:
+        """What came of it. A body that names what is to be made is sent again where nobody knows what came of it."""
+        # Escaped, so that half a character arrives, and the server can say what is wrong with it.
+        content = json.dumps({} if body is None else body).encode("ascii")
+        headers = {"content-type": "application/json"}
+        return self._ask("POST", path, TRIES if is_named else 1, content=content, headers=headers)
 
     def events(self, run_id: str, after: int = 0) -> Iterator[Event]:
-        """The events of a run after that one, as they come; the last one is the run's own end."""
-        broken = 0
+        """The events of a run after that one, as they come, until it has ended; one that is parked is waited for."""
+        last, broken, why = "", 0, ""
         while True:
             try:
                 for event in self._stream(run_id, after):
-                    after, broken = event.seq, 0
+                    after, last, broken = event.seq, event.type, 0
                     yield event
-                return
+                if last in ENDS or self._has_ended(run_id):
+                    return
+                why = "the run is parked, and no server goes on with it" if last == PARKED else "the stream ended early"
+            except httpx2.ConnectError as error:
+                if not last and not broken:
+                    raise self._nobody(error) from None
+                why = _why(error)
             except httpx2.TransportError as error:
-                broken += 1
-                if broken > RECONNECTS:
-                    raise Failed(f"the connection to {self.url} broke {broken} times, last: {_why(error)}") from None
-                time.sleep(PAUSES_S[min(broken, len(PAUSES_S)) - 1])
+                why = _why(error)
+            except _Closing as closing:
+                why = str(closing)
+            broken += 1
+            if broken > RECONNECTS:
+                again = f"; penstock runs tail {run_id} --after {after} takes it up again"
+                raise Failed(f"the connection to {self.url} broke {broken} times, last: {why}{again}")
+            time.sleep(PAUSES_S[min(broken, len(PAUSES_S)) - 1])
+
+    def _has_ended(self, run_id: str) -> bool:
+        """Whether a stream that is over without the run's last word is so because that was told before."""
+        response = self._client.get(f"/api/runs/{escaped(run_id)}")
+        return response.status_code == 200 and f"run.{response.json()['status']}" in ENDS
 
     def export(self, run_id: str) -> dict[str, Any]:
         """Everything that is kept of a run: `run`, `graph` and `events`."""
@@ -95,6 +114,8 @@ class Connection:
                         kept["events"].append(value) if name == "event" else kept.update({name: value})
         except httpx2.TransportError as error:
             raise Failed(f"{self.url} did not answer: {_why(error)}") from None
+        if len(kept["events"]) < kept["run"]["last_seq"]:
+            raise Failed(f"{self.url} stopped in the middle of the export; ask again")
         return kept
 
     def _stream(self, run_id: str, after: int) -> Iterator[Event]:
@@ -105,19 +126,31 @@ class Connection:
             if response.status_code != 200:
                 response.read()
                 raise self._refusal(response)
-            yield from read_events(response.iter_lines())
+            response.encoding = "utf-8"
+            yield from read_events(_lines(response.iter_text()))
 
-    def _ask(self, method: str, path: str, **request: Any) -> Any:
+    def _ask(self, method: str, path: str, tries: int, **request: Any) -> Any:
         try:
             response = self._client.request(method, path, **request)
         except httpx2.ConnectError as error:
-            start = "; start one with `penstock serve`, or name another with --url"
-            raise Failed(f"no server answers at {self.url}: {_why(error)}{start}") from None
+            raise self._nobody(error) from None
         except httpx2.TransportError as error:
+            if tries > 1:
+                return self._ask(method, path, tries - 1, **request)
             raise Failed(f"{self.url} did not answer: {_why(error)}") from None
         if response.status_code >= 300:
             raise self._refusal(response)
-        return response.json() if response.content else None
+        return self._read(response)
+
+    def _read(self, response: httpx2.Response) -> Any:
+        try:
+            return response.json() if response.content else None
+        except ValueError:
+            raise Failed(f"what answers at {self.url} is no Penstock: it sent no JSON") from None
+
+    def _nobody(self, error: Exception) -> Failed:
+        start = "; start one with `penstock serve`, or name another with --url"
+        return Failed(f"no server answers at {self.url}: {_why(error)}{start}")
 
     def _refusal(self, response: httpx2.Response) -> Failed:
         said = _said(response)
@@ -126,7 +159,21 @@ class Connection:
         if response.status_code == 429:
             again = response.headers.get("retry-after")
             return Failed(f"{said}; try again in {again} s" if again else said)
+        if response.status_code in (502, 503, 504):
+            return _Closing(said)
         return Failed(said)
+
+
+class _Closing(Failed):
+    """The server cannot answer now; a while later it may."""
+
+
+def _lines(pieces: Iterator[str]) -> Iterator[str]:
+    """The lines of a stream. Only line feeds end one: JSON may hold other things that Python takes for line ends."""
+    rest = ""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split("\n")
+        yield from (line.removesuffix("\r") for line in whole)
 
 
 def read_events(lines: Iterator[str]) -> Iterator[Event]:

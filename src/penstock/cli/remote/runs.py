@@ -1,35 +1,61 @@
-"""`penstock runs …`: what a server runs, has run, and should stop, resume, fork or be granted."""
+"""`penstock runs …`: what a server runs, has run, and should start, stop, resume, fork, be told or be granted."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.exits import Exit, Refused
 from penstock.cli.options import URL, AsJson, Token, Url
-from penstock.cli.showing.screen import Line, Screen, printable, say
+from penstock.cli.remote.telling import EXITS, about, differing, event_line, short, table
+from penstock.cli.showing.screen import Line, Screen, printable, say, write
+from penstock.ids import new_run_id
 
 app = typer.Typer(rich_markup_mode=None)
 
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run.")]
-
-COLOURS = {
-    "queued": "cyan",
-    "running": "cyan",
-    "waiting": "yellow",
-    "parked": "yellow",
-    "completed": "green",
-    "failed": "red",
-    "halted": "red",
-    "cancelled": "yellow",
-}
-EXITS = {"completed": Exit.OK, "failed": Exit.FAILED, "halted": Exit.HALTED, "cancelled": Exit.CANCELLED}
 QUIET = frozenset({"call.started", "node.progress"})
 """What `tail` leaves out unless everything is asked for."""
+ON_ONE_LINE = str.maketrans("\r\n\t", "   ")
+CANCELLED = {
+    "cancelled": "cancelled",
+    "already_cancelled": "was cancelled before",
+    "remembered": "is not there yet; it will be stopped when it comes",
+    "ended": "had ended before",
+}
+
+
+class Status(StrEnum):
+    """The states a run can be in."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    WAITING = "waiting"
+    PARKED = "parked"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    HALTED = "halted"
+    CANCELLED = "cancelled"
+
+
+class Verdict(StrEnum):
+    """What can be said to a run that asks."""
+
+    YES = "yes"
+    NO = "no"
+
+
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run.")]
+Input = Annotated[str | None, typer.Option(metavar="JSON|@FILE|-", help="JSON, @file, or - for standard input.")]
+Cost = Annotated[str | None, typer.Option(metavar="USD", help="So many US dollars; for a grant, more.")]
+Steps = Annotated[int | None, typer.Option(metavar="N", help="So many steps.")]
+Tokens = Annotated[int | None, typer.Option(metavar="N", help="So many tokens.")]
+ApiCalls = Annotated[int | None, typer.Option(metavar="N", help="So many calls of models and tools.")]
+Retries = Annotated[int | None, typer.Option(metavar="N", help="So many failures.")]
+Timeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="So many seconds.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -38,12 +64,18 @@ def runs(context: typer.Context) -> int:
 
     \b
     Examples:
+      penstock runs start pipeline --input '"a dam in winter"'
       penstock runs ls --status running
       penstock runs tail RUN
       penstock runs cancel RUN
       penstock runs grant RUN --max-cost 0.50
+      penstock runs answer RUN yes
       penstock runs fork RUN --at writer --input '"shorter, please"'
       penstock runs diff RUN OTHER
+
+    \b
+    Exit codes:
+      0 ok   2 the server could not, or would not   64 wrong command line
     """
     if context.invoked_subcommand is None:
         say(context.get_help())
@@ -51,15 +83,59 @@ def runs(context: typer.Context) -> int:
 
 
 @app.command()
+def start(
+    graph: Annotated[str, typer.Argument(metavar="GRAPH", help="The id of a graph.")],
+    input: Input = None,
+    max_cost: Cost = None,
+    max_steps: Steps = None,
+    max_tokens: Tokens = None,
+    max_api_calls: ApiCalls = None,
+    max_retries: Retries = None,
+    timeout: Timeout = None,
+    url: Url = URL,
+    token: Token = None,
+) -> int:
+    """Start a run of a graph; it goes on whether or not anybody watches.
+
+    A limit that is not given is as the server says; 0 is nothing.
+
+    \b
+    Examples:
+      penstock runs start pipeline --input '"a dam in winter"' --max-cost 0.50
+
+    \b
+    Exit codes:
+      0 it is taken on   2 the server could not, or would not   64 wrong command line
+    """
+    from penstock.cli.loading.values import read_input
+
+    body: dict[str, Any] = {"graph_id": graph, "input": read_input(input), "run_id": new_run_id()}
+    if limits := _limits(max_cost, max_steps, max_tokens, max_api_calls, max_retries, timeout):
+        body["limits"] = limits
+    with _server(url, token) as server:
+        return _tell_of(server.post("/api/runs", body, is_named=True))
+
+
+@app.command()
 def ls(
-    status: Annotated[str | None, typer.Option(help="Only those in this state.")] = None,
-    graph: Annotated[str | None, typer.Option(help="Only those of this graph.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="At most so many.")] = 20,
+    status: Annotated[Status | None, typer.Option(help="Only those in this state.")] = None,
+    graph: Annotated[str | None, typer.Option(metavar="GRAPH", help="Only those of this graph.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, metavar="N", help="At most so many.")] = 20,
     url: Url = URL,
     token: Token = None,
     as_json: AsJson = False,
 ) -> int:
-    """List runs, the newest first."""
+    """List runs, the newest first.
+
+    \b
+    Examples:
+      penstock runs ls
+      penstock runs ls --status halted --graph pipeline --json
+
+    \b
+    Exit codes:
+      0 ok, also if there are none   2 the server could not, or would not   64 wrong command line
+    """
     with _server(url, token) as server:
         found = server.get("/api/runs", status=status, graph_id=graph, limit=limit)["runs"]
     if as_json:
@@ -67,45 +143,66 @@ def ls(
     if not found:
         say("no runs" if status is None and graph is None else "no such runs")
         return Exit.OK
-    _show(*_table(found))
+    _show(*table(found))
     return Exit.OK
 
 
 @app.command()
 def show(run_id: RunId, url: Url = URL, token: Token = None, as_json: AsJson = False) -> int:
-    """Show a run: how it stands, what it has used of what it may, and why it stopped."""
+    """Show a run: how it stands, what it has used of what it may, why it stopped, and what to do about it.
+
+    \b
+    Examples:
+      penstock runs show RUN
+      penstock runs show RUN --json
+
+    \b
+    Exit codes:
+      0 ok, however the run stands   2 there is no such run, or no server   64 wrong command line
+    """
     with _server(url, token) as server:
         run = server.get(f"/api/runs/{_escaped(run_id)}")
+        questions = [] if as_json or run["status"] != "waiting" else _questions(server, run_id)
     if as_json:
         return _print_json(run)
-    _show(*_about(run))
+    _show(*about(run, questions))
     return Exit.OK
 
 
 @app.command()
 def tail(
     run_id: RunId,
-    after: Annotated[int, typer.Option(min=0, help="Begin behind this event.")] = 0,
-    everything: Annotated[bool, typer.Option("--all", help="Every event, progress of nodes and calls too.")] = False,
+    after: Annotated[int, typer.Option(min=0, metavar="N", help="Begin behind this event.")] = 0,
+    everything: Annotated[bool, typer.Option("--all", help="Every event, one a line: progress and calls too.")] = False,
     url: Url = URL,
     token: Token = None,
     as_json: AsJson = False,
 ) -> int:
     """Follow a run to its end, and leave with its exit code.
 
+    A connection that breaks, or a server that is started again, is no end: it is taken up where it broke. Ctrl-C stops
+    the following, and not the run.
+
+    \b
+    Examples:
+      penstock runs tail RUN
+      penstock runs tail RUN --json | jq -r 'select(.type == "text.delta") | .data.text'
+
     \b
     Exit codes:
-      0 completed   2 failed   3 halted by a limit   130 cancelled
+      0 completed   2 failed, or there is no such run   3 halted by a limit   130 cancelled
     """
     status = ""
+    lines = Tail(everything)
     with _server(url, token) as server:
         for event in server.events(run_id, after):
-            if event.type.startswith("run."):
-                status = event.type.removeprefix("run.")
+            status = event.type.removeprefix("run.")
             if as_json:
                 say(json.dumps({"seq": event.seq, "type": event.type, "data": event.data}))
-            elif everything or event.type not in QUIET:
-                _show(_event_line(event.seq, event.type, event.data))
+            else:
+                lines.add(event.seq, event.type, event.data)
+        if status not in EXITS:  # the end was told before
+            status = server.get(f"/api/runs/{_escaped(run_id)}")["status"]
     return EXITS.get(status, Exit.OK)
 
 
@@ -116,42 +213,106 @@ def cancel(
     url: Url = URL,
     token: Token = None,
 ) -> int:
-    """Stop a run; one that is not there yet is stopped when it comes."""
+    """Stop a run; one that is not there yet is stopped when it comes.
+
+    \b
+    Examples:
+      penstock runs cancel RUN --reason 'wrong question'
+
+    \b
+    Exit codes:
+      0 it is stopped, or had ended before   2 the server could not, or would not   64 wrong command line
+    """
     with _server(url, token) as server:
         answer = server.post(f"/api/runs/{_escaped(run_id)}/cancel", {"reason": reason})
-    say(f"{run_id}: {answer['result'].replace('_', ' ')}")
+    say(f"{run_id}: {CANCELLED[answer['result']]}")
     return Exit.OK
 
 
 @app.command()
 def resume(run_id: RunId, url: Url = URL, token: Token = None) -> int:
-    """Let a run that failed, was halted, cancelled or parked go on from what it has recorded."""
+    """Let a run that failed, was halted, cancelled or parked go on from what it has recorded.
+
+    \b
+    Examples:
+      penstock runs resume RUN && penstock runs tail RUN
+
+    \b
+    Exit codes:
+      0 it goes on   2 the server could not, or would not   64 wrong command line
+    """
     return _act(url, token, run_id, "resume", {})
 
 
 @app.command()
 def grant(
     run_id: RunId,
-    max_cost: Annotated[str | None, typer.Option(metavar="USD", help="So many dollars more.")] = None,
-    max_steps: Annotated[int | None, typer.Option(metavar="N", help="So many steps more.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(metavar="N", help="So many tokens more.")] = None,
-    max_retries: Annotated[int | None, typer.Option(metavar="N", help="So many failures more.")] = None,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="So many seconds more.")] = None,
+    max_cost: Cost = None,
+    max_steps: Steps = None,
+    max_tokens: Tokens = None,
+    max_api_calls: ApiCalls = None,
+    max_retries: Retries = None,
+    timeout: Timeout = None,
     url: Url = URL,
     token: Token = None,
 ) -> int:
-    """Raise the limits of a run; one that was halted goes on."""
-    more = {
-        "max_cost_usd": max_cost,
-        "max_steps": max_steps,
-        "max_tokens": max_tokens,
-        "max_retries": max_retries,
-        "timeout_s": timeout,
-    }
-    given = {name: value for name, value in more.items() if value is not None}
+    """Raise the limits of a run that was halted by so much; it goes on.
+
+    \b
+    Examples:
+      penstock runs grant RUN --max-cost 0.50
+      penstock runs grant RUN --max-steps 10 --timeout 60
+
+    \b
+    Exit codes:
+      0 it goes on   2 the server could not, or would not   64 wrong command line
+    """
+    given = _limits(max_cost, max_steps, max_tokens, max_api_calls, max_retries, timeout)
     if not given:
         raise Refused("a grant has to say what is granted, such as --max-cost 0.50")
     return _act(url, token, run_id, "grant", {"limits": given})
+
+
+@app.command()
+def answer(
+    run_id: RunId,
+    verdict: Annotated[Verdict, typer.Argument(help="Whether it may go on.")],
+    reason: Annotated[str, typer.Option(help="Why; it is kept with the question.")] = "",
+    edit: Annotated[
+        str | None, typer.Option(metavar="JSON|@FILE|-", help="Go on with this, instead of what was asked about.")
+    ] = None,
+    url: Url = URL,
+    token: Token = None,
+) -> int:
+    """Answer what a run asks: whether it may go on.
+
+    Where it asks several things at once, the oldest is answered.
+
+    \b
+    Examples:
+      penstock runs answer RUN yes
+      penstock runs answer RUN yes --edit '"Closed on Monday."'
+      penstock runs answer RUN no --reason 'not before Monday'
+
+    \b
+    Exit codes:
+      0 answered   2 it asks nothing, or there is no such run   64 wrong command line
+    """
+    from penstock.cli.exits import Failed
+    from penstock.cli.loading.values import read_input
+
+    if edit is not None and verdict is Verdict.NO:
+        raise Refused("--edit says what to go on with, and no says that it may not")
+    said: dict[str, Any] = {"reason": reason} if edit is None else {"reason": reason, "answer": read_input(edit)}
+    act = "reject" if verdict is Verdict.NO else "approve" if edit is None else "edit"
+    with _server(url, token) as server:
+        server.get(f"/api/runs/{_escaped(run_id)}")
+        asked = _questions(server, run_id)
+        if not asked:
+            raise Failed(f"{run_id} asks nothing now; penstock runs show {run_id} says how it stands")
+        given = server.post(f"/api/approvals/{_escaped(asked[0]['id'])}/{act}", said)
+    say(f"{run_id}: {given['state']}: {short(given['question'])}")
+    return Exit.OK
 
 
 @app.command()
@@ -164,7 +325,17 @@ def fork(
     url: Url = URL,
     token: Token = None,
 ) -> int:
-    """Begin a new run from the middle of another; what stands before the node is not run, or paid, again."""
+    """Begin a new run from the middle of another; what stands before the node is not run, or paid, again.
+
+    \b
+    Examples:
+      penstock runs fork RUN --at writer
+      penstock runs fork RUN --at writer --input '"shorter, please"'
+
+    \b
+    Exit codes:
+      0 the new run is taken on   2 the server could not, or would not   64 wrong command line
+    """
     from penstock.cli.loading.values import read_input
 
     body: dict[str, Any] = {"at": at}
@@ -175,13 +346,31 @@ def fork(
 
 @app.command()
 def replay(run_id: RunId, url: Url = URL, token: Token = None) -> int:
-    """Go through a run again from its journal, without a single call."""
+    """Go through a run again from its journal, without a single call.
+
+    \b
+    Examples:
+      penstock runs replay RUN
+
+    \b
+    Exit codes:
+      0 the new run is taken on   2 the server could not, or would not   64 wrong command line
+    """
     return _act(url, token, run_id, "replay", {})
 
 
 @app.command()
 def export(run_id: RunId, url: Url = URL, token: Token = None) -> int:
-    """Print everything that is kept of a run, as JSON."""
+    """Print everything that is kept of a run, as JSON: `run`, `graph` and `events`.
+
+    \b
+    Examples:
+      penstock runs export RUN > run.json
+
+    \b
+    Exit codes:
+      0 ok   2 there is no such run, or no server   64 wrong command line
+    """
     with _server(url, token) as server:
         return _print_json(server.export(run_id))
 
@@ -194,48 +383,104 @@ def diff(
     token: Token = None,
     as_json: AsJson = False,
 ) -> int:
-    """Show where two runs differ: limits, input, what became of each node, cost, output."""
+    """Show where two runs differ: limits, input, what became of each node, cost, output.
+
+    \b
+    Examples:
+      penstock runs diff RUN OTHER
+
+    \b
+    Exit codes:
+      0 ok, also if they differ   2 one of them is not there, or no server   64 wrong command line
+    """
     with _server(url, token) as server:
         one, two = server.export(run_id), server.export(other)
     differences = list(differing(one, two))
     if as_json:
-        return _print_json([{"what": what, run_id: left, other: right} for what, left, right in differences])
+        return _print_json([{"what": what, "one": left, "other": right} for what, left, right in differences])
     if not differences:
         say(f"{run_id} and {other} do not differ")
     for what, left, right in differences:
-        _show([(what, "")], [(f"  - {_short(left)}", "red")], [(f"  + {_short(right)}", "green")])
+        _show([(printable(what), "")], [(f"  - {short(left)}", "red")], [(f"  + {short(right)}", "green")])
     return Exit.OK
 
 
-def differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterable[tuple[str, Any, Any]]:
-    """What two exported runs do not have in common: what it is, and how it stands in each."""
-    compared = ("graph_id", "graph_version", "input", "limits", "status", "stop_reason", "error", "cost_usd", "output")
-    for field in compared:
-        left, right = one["run"].get(field), two["run"].get(field)
-        if left != right:
-            yield field, left, right
-    first, second = _nodes(one["events"]), _nodes(two["events"])
-    for node in dict.fromkeys([*first, *second]):
-        if first.get(node) != second.get(node):
-            yield f"node {node}", first.get(node, "did not run"), second.get(node, "did not run")
+class Tail:
+    """Events as they come, one a line; the text of a node flows on one line for as long as nobody else says something.
+
+    With `everything`, each event has a line of its own.
+    """
+
+    def __init__(self, everything: bool = False) -> None:
+        self._everything = everything
+        self._speaker: str | None = None
+        self._held: list[Line] = []
+        self._replayed: set[str] = set()
+
+    def add(self, seq: int, kind: str, data: dict[str, Any]) -> None:
+        """The next event."""
+        if data.get("replayed"):
+            self._replayed.add(data.get("call_id", ""))
+        elif kind == "call.ended" and data.get("call_id") in self._replayed:
+            data = {**data, "replayed": True}
+        if kind == "text.delta" and not self._everything:
+            self._flow(seq, kind, data)
+        elif kind in ("call.ended", "limit") and self._speaker is not None:
+            # A model's call ends just before the last of what it said is told; the sentence is let finish.
+            self._held.append(event_line(seq, kind, data))
+        elif self._everything or kind not in QUIET:
+            self._end_line()
+            _show(event_line(seq, kind, data))
+
+    def _flow(self, seq: int, kind: str, data: dict[str, Any]) -> None:
+        speaker = str(data.get("node_id", ""))
+        if speaker != self._speaker:
+            self._end_line()
+            write(f"{seq:>6}  {kind:<18} {printable(speaker)} ", sys.stdout, end="")
+            self._speaker = speaker
+        write(printable(str(data["text"]).translate(ON_ONE_LINE)), sys.stdout, end="")
+
+    def _end_line(self) -> None:
+        if self._speaker is not None:
+            say("")
+            self._speaker = None
+        if self._held:
+            _show(*self._held)
+            self._held = []
 
 
-def _nodes(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What became of each node."""
-    ends = {"node.completed", "node.error", "node.cancelled", "node.skipped"}
-    return {
-        event["data"]["node_id"]: {name: one for name, one in event["data"].items() if name not in ("node_type",)}
-        | {"became": event["type"].removeprefix("node.")}
-        for event in events
-        if event["type"] in ends
+def _limits(
+    max_cost: str | None,
+    max_steps: int | None,
+    max_tokens: int | None,
+    max_api_calls: int | None,
+    max_retries: int | None,
+    timeout: float | None,
+) -> dict[str, Any]:
+    named = {
+        "max_cost_usd": max_cost,
+        "max_steps": max_steps,
+        "max_tokens": max_tokens,
+        "max_api_calls": max_api_calls,
+        "max_retries": max_retries,
+        "timeout_s": timeout,
     }
+    return {name: value for name, value in named.items() if value is not None}
 
 
-def _act(url: str, token: str | None, run_id: str, act: str, body: Mapping[str, Any]) -> int:
+def _act(url: str, token: str | None, run_id: str, act: str, body: dict[str, Any]) -> int:
     with _server(url, token) as server:
-        run = server.post(f"/api/runs/{_escaped(run_id)}/{act}", body)
+        return _tell_of(server.post(f"/api/runs/{_escaped(run_id)}/{act}", body))
+
+
+def _tell_of(run: dict[str, Any]) -> int:
     say(f"{run['id']}: {run['status']}; penstock runs tail {run['id']} follows it")
     return Exit.OK
+
+
+def _questions(server: Any, run_id: str) -> list[dict[str, Any]]:
+    asked: list[dict[str, Any]] = server.get("/api/approvals", run_id=run_id)["approvals"]
+    return asked
 
 
 def _server(url: str, token: str | None) -> Any:
@@ -257,81 +502,3 @@ def _print_json(value: Any) -> int:
 
 def _show(*lines: Line) -> None:
     Screen(sys.stdout).show(*lines, whole=True)
-
-
-def _table(found: Iterable[Mapping[str, Any]]) -> Iterable[Line]:
-    rows = [
-        (run["id"], run["status"], f"{run['graph_id']}@{run['graph_version']}", money(run), took(run)) for run in found
-    ]
-    heads = ("RUN", "STATUS", "GRAPH", "COST", "TOOK")
-    widths = [max(len(str(row[at])) for row in [heads, *rows]) for at in range(len(heads))]
-    yield [("  ".join(head.ljust(width) for head, width in zip(heads, widths, strict=True)).rstrip(), "bold")]
-    for row in rows:
-        cells = [printable(str(cell)).ljust(width) for cell, width in zip(row, widths, strict=True)]
-        yield [(f"{cells[0]}  ", ""), (f"{cells[1]}  ", COLOURS.get(row[1], "")), ("  ".join(cells[2:]).rstrip(), "")]
-
-
-def _about(run: Mapping[str, Any]) -> Iterable[Line]:
-    yield [(f"{run['id']}  ", "bold"), (run["status"], COLOURS.get(run["status"], ""))]
-    yield [(f"graph    {run['graph_id']}, version {run['graph_version']}", "")]
-    yield [(f"owner    {printable(str(run.get('owner', '')))}", "")]
-    yield [(f"took     {took(run)}", "")]
-    yield [(f"cost     {money(run)}{_of(run, 'max_cost_usd', '$')}{_unresolved(run)}", "")]
-    yield [(f"tokens   {run['tokens_in']:,} in, {run['tokens_out']:,} out{_of(run, 'max_tokens')}", "")]
-    if run.get("stop_reason"):
-        yield [(f"stopped  {run['stop_reason']}: {printable(str(run.get('error') or ''))}", "red")]
-    elif run.get("error"):
-        yield [(f"error    {printable(str(run['error']))}", "red")]
-    if run.get("output") is not None:
-        yield [(f"output   {_short(run['output'])}", "")]
-    if advice := ADVICE.get(run["status"]):
-        yield [(f"→ {advice.format(id=run['id'])}", "cyan")]
-
-
-ADVICE = {
-    "queued": "penstock runs tail {id} follows it",
-    "running": "penstock runs tail {id} follows it; penstock runs cancel {id} stops it",
-    "waiting": "somebody is asked; GET /api/approvals lists the questions",
-    "halted": "penstock runs grant {id} --max-cost USD lets it go on",
-    "failed": "penstock runs resume {id} tries again from what it has recorded",
-    "cancelled": "penstock runs resume {id} lets it go on after all",
-}
-
-
-def money(run: Mapping[str, Any]) -> str:
-    """What it has cost, as people read it."""
-    return f"${float(run.get('cost_usd') or 0):.4f}"
-
-
-def _unresolved(run: Mapping[str, Any]) -> str:
-    held = float(run.get("unresolved_usd") or 0)
-    return f", and ${held:.4f} held for calls whose bill nobody knows" if held else ""
-
-
-def took(run: Mapping[str, Any]) -> str:
-    """How long it took, or has taken so far."""
-    begin, end = run.get("started_ms"), run.get("ended_ms")
-    if begin is None:
-        return "not started"
-    if end is None:
-        return "running"
-    return f"{(end - begin) / 1_000:.1f} s"
-
-
-def _of(run: Mapping[str, Any], limit: str, unit: str = "") -> str:
-    ceiling = (run.get("limits") or {}).get(limit)
-    return "" if ceiling is None else f" of {unit}{ceiling}"
-
-
-def _event_line(seq: int, kind: str, data: Mapping[str, Any]) -> Line:
-    colour = COLOURS.get(kind.removeprefix("run."), "red" if kind in ("node.error", "limit") else "")
-    about = {name: one for name, one in data.items() if name != "node_type"}
-    node = about.pop("node_id", "")
-    said = " ".join(part for part in (str(node), _short(about) if about else "") if part)
-    return [(f"{seq:>6}  ", "dim"), (f"{kind:<18} ", colour), (printable(said), "")]
-
-
-def _short(value: Any, most: int = 160) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = printable(" ".join(text.split()))
-    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -23,6 +23,10 @@ def db(context: typer.Context) -> int:
     Examples:
       penstock db status --db sqlite:///penstock.db
       penstock db upgrade --db postgresql://localhost/penstock
+
+    \b
+    Exit codes:
+      0 ok   2 the tables are of another version, or the database cannot be used   64 wrong command line
     """
     if context.invoked_subcommand is None:
         say(context.get_help())
@@ -34,15 +38,19 @@ def status(db: Database = None) -> int:
     """Say which version the tables have, and which this Penstock uses.
 
     \b
+    Examples:
+      penstock db status --db sqlite:///penstock.db
+
+    \b
     Exit codes:
-      0 they are the same   2 they are not, or the database cannot be read
+      0 they are the same   2 they are not, or the database cannot be read   64 wrong command line
     """
     from penstock.storage.stores import newest_version, schema_version
 
     url = _named(db)
-    found = _done(schema_version(url), url)
-    say(f"{url}: version {found}; this Penstock uses {newest_version()}")
-    return Exit.OK if found == newest_version() else Exit.FAILED
+    found, newest = _done(schema_version(url)), newest_version()
+    say(f"{without_password(url)}: {standing(found, newest, url)}")
+    return Exit.OK if found == newest else Exit.FAILED
 
 
 @app.command()
@@ -54,12 +62,40 @@ def upgrade(db: Database = None) -> int:
     \b
     Examples:
       penstock db upgrade --db sqlite:///penstock.db
+
+    \b
+    Exit codes:
+      0 they are of that version now   2 the database cannot be used, or is of a newer version   64 wrong command line
     """
-    from penstock.storage.stores import migrate
+    from penstock.storage.stores import migrate, schema_version
 
     url = _named(db)
-    say(f"{url}: version {_done(migrate(url), url)}")
+    before = _done(schema_version(url))
+    after = _done(migrate(url))
+    how = "was so before" if before == after else "made" if before == 0 else f"was version {before}"
+    say(f"{without_password(url)}: version {after}; {how}")
     return Exit.OK
+
+
+def standing(found: int, newest: int, url: str) -> str:
+    """How a database stands to this Penstock, and what to do if it is not as it should be."""
+    if found == newest:
+        return f"version {found}, as this Penstock uses"
+    if found > newest:
+        return f"version {found}, and this Penstock knows versions up to {newest}; use a newer Penstock"
+    if found == 0:
+        return f"no tables yet; penstock serve makes them, in version {newest}"
+    upgrade = f"penstock db upgrade --db {without_password(url)}"
+    return f"version {found}, and this Penstock uses {newest}; {upgrade} brings it there"
+
+
+def without_password(url: str) -> str:
+    """The URL of a database as it may be shown."""
+    scheme, found, rest = url.partition("://")
+    if not found or scheme == "sqlite":
+        return url
+    who, at, where = rest.partition("?")[0].rpartition("@")
+    return f"{scheme}://{who.partition(':')[0]}{at}{where}"
 
 
 def _named(url: str | None) -> str:
@@ -68,10 +104,12 @@ def _named(url: str | None) -> str:
     return url
 
 
-def _done(work: Coroutine[Any, Any, Any], url: str) -> Any:
-    from penstock.errors import PenstockError
+def _done(work: Coroutine[Any, Any, Any]) -> Any:
+    from penstock.errors import InvalidValue, PenstockError
 
     try:
         return asyncio.run(work)
+    except InvalidValue as invalid:
+        raise Refused(f"--db: {invalid}") from None
     except PenstockError as error:
-        raise Failed(f"{url}: {error}") from None
+        raise Failed(str(error)) from None

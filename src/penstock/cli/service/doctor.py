@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.cli import version
-from penstock.cli.exits import Exit, Failed
+from penstock.cli.exits import Exit, Failed, Refused
 from penstock.cli.options import URL, AsJson, Database, Url
-from penstock.cli.showing.screen import Line, Screen, say
+from penstock.cli.service.db import standing
+from penstock.cli.showing.screen import Line, Screen, printable, say
+from penstock.errors import PenstockError
 
 State = Literal["ok", "missing", "broken"]
 
@@ -28,6 +30,7 @@ MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", "green"), "missing": ("·",
 OLDEST_SQLITE = (3, 35)
 """The first that answers with what it has changed."""
 LOW_DISK_MB = 500
+RUNNING = "running server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ def doctor(
     Examples:
       penstock doctor
       penstock doctor --db sqlite:///penstock.db
+      penstock doctor --json | jq '.[] | select(.state == "broken")'
 
     \b
     Exit codes:
@@ -94,7 +98,7 @@ def doctor(
 def look(db: str | None, url: str) -> Iterator[Finding]:
     """Everything there is to find."""
     yield Finding("python", "ok", ".".join(map(str, sys.version_info[:3])))
-    yield Finding("penstock", "ok", version())
+    yield Finding("penstock", "ok", version().removeprefix("penstock "))
     yield _sqlite()
     for extra in EXTRAS:
         yield _extra(extra)
@@ -103,13 +107,15 @@ def look(db: str | None, url: str) -> Iterator[Finding]:
         yield _key(key, purpose)
     yield _guarded("price table", _prices)
     yield _guarded("database", lambda: _database(db))
-    yield _guarded("server", lambda: _server(url))
+    yield _guarded(RUNNING, lambda: _server(url))
 
 
 def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
     """A check that fails has found something too."""
     try:
         return check()
+    except (PenstockError, Refused) as error:
+        return Finding(name, "broken", str(error))
     except Exception as error:
         return Finding(name, "broken", f"{type(error).__name__}: {error}")
 
@@ -161,27 +167,22 @@ def _prices() -> Finding:
 
 
 def _database(url: str | None) -> Finding:
-    from penstock.storage.stores import newest_version, schema_version
+    from penstock.storage.stores import newest_version, schema_version, scheme_of, sqlite_path
 
     if url is None:
         return Finding("database", "missing", "none was named", "--db sqlite:///penstock.db looks at one")
-    path = _file_of(url)
+    path = sqlite_path(url) if scheme_of(url) == "sqlite" else None
     if path is not None and not path.exists():
         return Finding("database", "missing", f"{path} is not there yet", "penstock serve makes it")
     found = asyncio.run(schema_version(url))
-    if found != newest_version():
-        newer = found > newest_version()
-        advice = "a newer Penstock wrote it: upgrade Penstock" if newer else f"penstock db upgrade --db {url}"
-        return Finding("database", "broken", f"version {found}, and this Penstock uses {newest_version()}", advice)
+    if found not in (0, newest_version()):
+        said, _, advice = standing(found, newest_version(), url).partition("; ")
+        return Finding("database", "broken", said, advice)
+    if found == 0:
+        return Finding("database", "missing", "no tables yet", "penstock serve makes them")
     if path is not None:
         return _disk(path, found)
     return Finding("database", "ok", f"version {found}")
-
-
-def _file_of(url: str) -> Path | None:
-    if url.startswith("sqlite:///"):
-        return Path(url.removeprefix("sqlite:///"))
-    return None if "://" in url or url == "memory:" else Path(url)
 
 
 def _disk(path: Path, version: int) -> Finding:
@@ -204,13 +205,13 @@ def _server(url: str) -> Finding:
         with Connection(url) as server:
             server.get("/health")
     except Failed as failed:
-        return Finding("server", "missing", str(failed))
-    return Finding("server", "ok", f"answers at {url}")
+        return Finding(RUNNING, "missing", str(failed))
+    return Finding(RUNNING, "ok", f"answers at {url}")
 
 
 def _line(finding: Finding) -> Line:
     mark, colour = MARKS[finding.state]
-    line: Line = [(f"{mark} ", colour), (f"{finding.name:<18} ", ""), (finding.found, "")]
+    line: Line = [(f"{mark} ", colour), (f"{finding.name:<18} ", ""), (printable(finding.found), "")]
     if finding.advice:
         line.append((f"  → {finding.advice}", colour))
     return line

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.options import Database, Executors
-from penstock.cli.service.serve import Graphs, Models, Tools
+from penstock.cli.service.serve import Graphs, Models, Prices, Tools, UnknownPrices, Unpriced
 
 
 def mcp(
@@ -16,6 +16,8 @@ def mcp(
     models: Models = None,
     tools: Tools = None,
     executors: Executors = None,
+    prices: Prices = None,
+    unknown_prices: Unpriced = UnknownPrices.COUNT,
     max_cost: Annotated[
         str, typer.Option(metavar="USD", help="What a run may spend where nobody says otherwise.")
     ] = "1",
@@ -28,6 +30,10 @@ def mcp(
     Examples:
       penstock mcp graphs/
       penstock mcp graphs/ --db sqlite:///penstock.db --models my_models.py:models
+
+    \b
+    Exit codes:
+      0 the client has left   2 a graph is not valid, or the database cannot be used   64 wrong command line
     """
     from penstock.cli.service.serving import Asked, serve_tools
 
@@ -38,6 +44,8 @@ def mcp(
             models=tuple(models or ()),
             tools=tuple(tools or ()),
             executors=tuple(executors or ()),
+            prices=tuple(prices or ()),
+            refuses_unpriced=unknown_prices is UnknownPrices.REFUSE,
             max_cost=max_cost,
         )
     )

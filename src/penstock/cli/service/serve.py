@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -22,6 +23,26 @@ Tools = Annotated[
     list[str] | None,
     typer.Option(metavar="MODULE:NAME", help="Tools by name, for graphs to use; may be given several times."),
 ]
+Prices = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MODULE:NAME", help="Prices by model, over those that are known; may be given several times."),
+]
+
+
+class UnknownPrices(StrEnum):
+    """What becomes of calls of a model whose price nobody knows."""
+
+    COUNT = "count"
+    REFUSE = "refuse"
+
+
+Unpriced = Annotated[
+    UnknownPrices,
+    typer.Option(
+        "--unknown-prices",
+        help="Calls of a model that has no price: let through and counted as unknown, or refused.",
+    ),
+]
 
 
 def serve(
@@ -38,6 +59,8 @@ def serve(
     models: Models = None,
     tools: Tools = None,
     executors: Executors = None,
+    prices: Prices = None,
+    unknown_prices: Unpriced = UnknownPrices.COUNT,
     max_running: Annotated[int, typer.Option(min=1, metavar="N", help="Work on at most N runs at once.")] = 64,
     max_running_per_user: Annotated[int, typer.Option(min=1, metavar="N", help="At most N of one user.")] = 8,
     max_cost: Annotated[
@@ -46,6 +69,15 @@ def serve(
     user_daily: Annotated[str | None, typer.Option(metavar="USD", help="What one user may spend in a day.")] = None,
     daily: Annotated[str | None, typer.Option(metavar="USD", help="What all may spend in a day.")] = None,
     keep_days: Annotated[float, typer.Option(min=0.01, metavar="DAYS", help="How long ended runs are kept.")] = 30,
+    lease: Annotated[
+        float,
+        typer.Option(
+            min=0.1, metavar="SECONDS", help="A server silent for so long is dead; others go on with its runs."
+        ),
+    ] = 15,
+    drain: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="How long runs may take to end when the server stops.")
+    ] = 10,
 ) -> int:
     """Serve graphs: REST, OpenAI's API, MCP, and a page that says how.
 
@@ -57,11 +89,13 @@ def serve(
     Examples:
       penstock serve
       penstock serve graphs/ --db sqlite:///penstock.db --models my_models.py:models
+      penstock serve --prices my_prices.py:prices --unknown-prices refuse --daily 20 --user-daily 2
       penstock serve --db postgresql://localhost/penstock --host 0.0.0.0 --tokens tokens.txt
 
     \b
     Exit codes:
-      0 stopped   2 a graph is not valid, or the database cannot be used   64 wrong command line
+      0 stopped   2 a graph is not valid, or the database cannot be used
+      64 wrong command line, or an address that cannot be had
     """
     from penstock.cli.service.serving import Asked, serve_graphs
 
@@ -75,11 +109,15 @@ def serve(
             models=tuple(models or ()),
             tools=tuple(tools or ()),
             executors=tuple(executors or ()),
+            prices=tuple(prices or ()),
+            refuses_unpriced=unknown_prices is UnknownPrices.REFUSE,
             max_running=max_running,
             max_running_per_user=max_running_per_user,
             max_cost=max_cost,
             user_daily=user_daily,
             daily=daily,
             keep_days=keep_days,
+            lease_s=lease,
+            drain_s=drain,
         )
     )

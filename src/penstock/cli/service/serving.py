@@ -7,12 +7,16 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+from penstock.chat.service import ChatService
 from penstock.cli.exits import Exit, Failed, Refused
 from penstock.cli.graph import tell_problems
 from penstock.cli.loading.executors import load_executors
-from penstock.cli.loading.offers import Given, load_documents, load_offers
+from penstock.cli.loading.offers import Given, NotAGraph, load_documents, load_offers, load_prices
+from penstock.cli.loading.values import read_bytes
+from penstock.cli.options import URL
 from penstock.cli.showing.screen import say
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import InvalidValue, PenstockError
@@ -20,15 +24,23 @@ from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.limits import RunLimits
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorRegistry
-from penstock.kernel.graph import GraphInvalid, GraphSpec
+from penstock.kernel.graph import GraphSpec
 from penstock.kernel.validate import validate
-from penstock.server.examples import ExampleModel, example_graphs
+from penstock.runtime.billing.prices import PriceBook
+from penstock.server.examples import EXAMPLE_PRICE, EXAMPLES, ExampleModel, example_graphs
 from penstock.server.serve import serve
 from penstock.server.settings import ServerSettings
-from penstock.storage import open_stores
+from penstock.storage import Stores, open_stores
 
 OWNER = "server"
 """Whose the graphs are that the server is given when it starts; everybody may use them."""
+
+ADVICE = {
+    "address": "; --port names another, and 0 takes any that is free",
+    "host": "; --tokens says who may come in from elsewhere",
+    "url": "; --db says which",
+}
+"""What on the command line mends a setting, by the setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,8 @@ class Asked:
     tools: tuple[str, ...]
     executors: tuple[str, ...]
     max_cost: str
+    prices: tuple[str, ...] = ()
+    refuses_unpriced: bool = False
     host: str | None = None
     port: int | None = None
     tokens: str | None = None
@@ -49,6 +63,8 @@ class Asked:
     user_daily: str | None = None
     daily: str | None = None
     keep_days: float = 30
+    lease_s: float = 15
+    drain_s: float = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +74,7 @@ class Loaded:
     given: list[Given]
     executors: ExecutorRegistry
     services: Mapping[str, Any]
+    prices: PriceBook
 
     async def save(self, host: RunHost) -> None:
         """Keep the graphs where the host finds them; what is there already as it is makes no new version."""
@@ -65,7 +82,7 @@ class Loaded:
         for one in self.given:
             known = await host.stores.graphs.get(one.id)
             owner = OWNER if known is None else known.owner
-            await host.stores.graphs.save(one.id, owner, one.id, one.document, now_ms=now_ms)
+            await host.stores.graphs.save(one.id, owner, one.name, one.document, now_ms=now_ms)
 
 
 def serve_graphs(asked: Asked) -> int:
@@ -81,8 +98,8 @@ def serve_tools(asked: Asked) -> int:
 def _served(asked: Asked, how: Callable[[Asked, Loaded], Coroutine[Any, Any, None]]) -> int:
     try:
         given = _given(asked)
-    except GraphInvalid as invalid:
-        return tell_problems("GRAPHS", invalid.problems, sys.stderr)
+    except NotAGraph as wrong:
+        return tell_problems(wrong.where, wrong.problems, sys.stderr)
     executors = load_executors(asked.executors, _all_nodes(given))
     for one in given:
         if problems := validate(parse_graph(one.document), executors):
@@ -90,9 +107,9 @@ def _served(asked: Asked, how: Callable[[Asked, Loaded], Coroutine[Any, Any, Non
     models = {"example": ExampleModel(), **load_offers("--models", asked.models)}
     services = {"models": models, "tools": load_offers("--tools", asked.tools)}
     try:
-        asyncio.run(how(asked, Loaded(given, executors, services)))
+        asyncio.run(how(asked, Loaded(given, executors, services, _prices(asked, models))))
     except InvalidValue as invalid:
-        raise Refused(str(invalid)) from None
+        raise Refused(f"{invalid}{ADVICE.get(invalid.field, '')}") from None
     except PenstockError as error:
         raise Failed(str(error)) from None
     return Exit.OK
@@ -105,26 +122,41 @@ async def _serve_http(asked: Asked, loaded: Loaded) -> None:
         host_settings=_host_settings(asked),
         executors=loaded.executors,
         services=loaded.services,
+        prices=loaded.prices,
         prepare=loaded.save,
-        announce=lambda greeting: say("\n".join((greeting, *_how(loaded.given)))),
+        announce=lambda greeting: say("\n".join((greeting, *_how(greeting, loaded.given), *_beware(asked)))),
     )
 
 
 async def _serve_stdio(asked: Asked, loaded: Loaded) -> None:
     from penstock.server.mcp import serve_stdio
 
-    async with (
-        await open_stores(asked.db) as stores,
-        RunHost(stores, executors=loaded.executors, services=loaded.services, settings=_host_settings(asked)) as host,
-    ):
+    async with await open_stores(asked.db) as stores, _host(stores, asked, loaded) as host:
         await loaded.save(host)
-        await serve_stdio(host, stores)
+        await serve_stdio(host, ChatService(host, stores.chats), stores)
+
+
+def _host(stores: Stores, asked: Asked, loaded: Loaded) -> RunHost:
+    return RunHost(
+        stores,
+        executors=loaded.executors,
+        services=loaded.services,
+        settings=_host_settings(asked),
+        prices=loaded.prices,
+    )
+
+
+def _prices(asked: Asked, models: Mapping[str, Any]) -> PriceBook:
+    """What the models cost: what is priced is held before a call leaves."""
+    known = {model.name: EXAMPLE_PRICE for model in models.values() if isinstance(model, ExampleModel)}
+    unknown: Literal["refuse", "count"] = "refuse" if asked.refuses_unpriced else "count"
+    return PriceBook(registered={**known, **load_prices(asked.prices)}, unknown=unknown)
 
 
 def _given(asked: Asked) -> list[Given]:
     if asked.graphs:
         return load_documents(asked.graphs)
-    return [Given(id, document, f"example {id}") for id, document in example_graphs().items()]
+    return [Given(id, document, f"example {id}", EXAMPLES[id]) for id, document in example_graphs().items()]
 
 
 def _all_nodes(given: list[Given]) -> GraphSpec:
@@ -136,6 +168,7 @@ def _all_nodes(given: list[Given]) -> GraphSpec:
 def _settings(asked: Asked) -> ServerSettings:
     environ = dict(os.environ)
     if asked.tokens is not None:
+        read_bytes(Path(asked.tokens), "--tokens")  # so that a file that is not there is called by the option's name
         environ["PENSTOCK_TOKENS_FILE"] = asked.tokens
     said = {"host": asked.host, "port": asked.port}
     return ServerSettings.from_env(environ, **{name: one for name, one in said.items() if one is not None})
@@ -149,9 +182,21 @@ def _host_settings(asked: Asked) -> HostSettings:
         owner_daily_usd=asked.user_daily,
         daily_usd=asked.daily,
         keep_days=asked.keep_days,
+        lease_s=asked.lease_s,
+        drain_s=asked.drain_s,
     )
 
 
-def _how(given: list[Given]) -> list[str]:
+def _beware(asked: Asked) -> list[str]:
+    """What a daily budget cannot hold."""
+    if asked.refuses_unpriced or (asked.user_daily is None and asked.daily is None):
+        return []
+    return ["  beware        calls of models without a price hold nothing: --unknown-prices refuse lets none leave"]
+
+
+def _how(greeting: str, given: list[Given]) -> list[str]:
+    """What there is to talk to, and the command that does."""
+    address = greeting.partition("\n")[0].rpartition(" ")[2]  # it knows the port, be it any that was free
+    where = "" if address == URL else f" --url {address}"
     ids = ", ".join(one.id for one in given)
-    return [f"  graphs        {ids}", f"  try it        penstock chat {given[0].id}" if given else ""]
+    return [f"  graphs        {ids}", f"  try it        penstock chat {given[0].id}{where}"]

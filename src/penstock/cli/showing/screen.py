@@ -115,7 +115,7 @@ def complain(text: str) -> None:
     write(f"penstock: {printable(text)}", sys.stderr)
 
 
-def write(text: str, stream: TextIO | None) -> None:
+def write(text: str, stream: TextIO | None, end: str = "\n") -> None:
     """Print plain text on a stream; one that is closed, or a reader that has left, is no error.
 
     Neither is a standard error that takes nothing, such as a log on a full disk; results that are lost are `Unwritten`.
@@ -123,7 +123,7 @@ def write(text: str, stream: TextIO | None) -> None:
     if stream is None or stream.closed:
         return
     try:
-        print(encodable(text, stream), file=stream, flush=True)
+        print(encodable(text, stream), end=end, file=stream, flush=True)
     except OSError as error:
         _discard(stream)
         if stream is not sys.stderr and not isinstance(error, BrokenPipeError):

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-EXAMPLES = ("assistant", "pipeline", "publish")
-"""A chat with one agent; two agents in a row; a draft that somebody has to approve."""
+EXAMPLES = {
+    "assistant": "A chat with one agent",
+    "pipeline": "Two agents in a row: one finds out, one writes up",
+    "publish": "A draft that somebody has to approve",
+}
+"""What they are called, by id."""
 
 
 def example_graphs() -> dict[str, Mapping[str, Any]]:

@@ -20,6 +20,7 @@ from penstock.server.auth import User
 from penstock.server.errors import told
 from penstock.server.mcp.tools import failed, input_of, progress_of, result_of, tool_name, tool_of
 from penstock.server.openai.models import converses, listed
+from penstock.server.schemas import limits_in
 
 if TYPE_CHECKING:
     from penstock.chat.service import ChatService
@@ -68,7 +69,8 @@ class Calls:
                 return graph
         raise MCPError(types.INVALID_PARAMS, f"there is no tool {name!r}; tools/list has those there are")
 
-    async def _begin(self, user: User, graph: GraphRecord, given: Any, limits: Any) -> str:
+    async def _begin(self, user: User, graph: GraphRecord, given: Any, asked: Any) -> str:
+        limits = limits_in(asked)
         if converses(graph):
             turn = await self._chats.stream_agent_chat(graph.id, str(given), owner=user.name, limits=limits)
             return turn.run_id

@@ -149,7 +149,8 @@ def _told(ended: Ended, run_id: str) -> str:
 
 def _of_validation(errors: Sequence[Any]) -> Refused:
     first = errors[0] if errors else {}
-    place = [str(part) for part in first.get("loc", ()) if part != "body"]
+    # Where a field may be one of several things, which of them was tried is said in brackets: that is no field.
+    place = [str(part) for part in first.get("loc", ()) if part != "body" and "[" not in str(part)]
     param = ".".join(place) or None
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     what = f"{param}: " if param and first.get("type") != "json_invalid" else ""

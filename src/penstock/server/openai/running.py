@@ -23,6 +23,7 @@ from penstock.server.openai.wire.answer import Answer, Piece, speakers
 from penstock.server.openai.wire.bodies import ChatCompletionBody, Extension, ResponseBody
 from penstock.server.openai.wire.conversation import File, Turn, text_to_add
 from penstock.server.parts import check_new_id
+from penstock.server.schemas import limits_in
 from penstock.server.sse import Streams
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ async def go_on(
         owner=before.owner,
         parent_id=before.origin["message_id"],
         attachments=await _attached(service, before.owner, files),
-        limits=body.penstock.limits,
+        limits=limits_in(body.penstock.limits),
         run_id=body.penstock.run_id,
     )
     return await started(service, turn.run_id, graph)
@@ -157,7 +158,7 @@ async def _converse(
         [{"role": turn.role, "content": turn.text} for turn in turns],
         owner=user.name,
         attachments=await _attached(service, user.name, files),
-        limits=body.penstock.limits,
+        limits=limits_in(body.penstock.limits),
         run_id=body.penstock.run_id,
     )
     return turn.run_id
@@ -173,7 +174,7 @@ async def _run_plainly(
         graph_id=graph.id,
         version=graph.version,
         input=turns[-1].text,
-        limits=body.penstock.limits,
+        limits=limits_in(body.penstock.limits),
         run_id=body.penstock.run_id,
     )
     return run.id

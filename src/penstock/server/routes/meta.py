@@ -84,30 +84,54 @@ async def first_page(request: Request, service: Service) -> HTMLResponse:
 
 def page(address: str, graphs: list[tuple[str, str]], *, needs_token: bool) -> str:
     """A page that stands for itself: no script, nothing from elsewhere."""
-    rows = "".join(f"<li><code>{escape(id)}</code> {escape(name)}</li>" for id, name in graphs)
-    listed = f"<ul>{rows}</ul>" if rows else "<p>None are shown here; <code>GET /api/graphs</code> lists them.</p>"
+    rows = "".join(
+        f"<tr><td><code>{escape(id)}</code></td><td>{escape(name) if name != id else ''}</td></tr>"
+        for id, name in graphs
+    )
+    listed = f"<table>{rows}</table>" if rows else "<p>None is shown here; <code>GET /api/graphs</code> lists them.</p>"
     return PAGE.format(
         graphs=listed,
         address=escape(address),
         token=" -H 'Authorization: Bearer $PENSTOCK_TOKEN'" if needs_token else "",
         graph=escape(graphs[0][0]) if graphs else "GRAPH",
+        key='os.environ["PENSTOCK_TOKEN"]' if needs_token else '"none"',
     )
 
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Penstock</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:3rem auto;padding:0 1rem}}
-pre{{background:#8882;padding:.8rem;overflow:auto;border-radius:.4rem}}:root{{color-scheme:light dark}}</style></head>
+<style>
+:root{{color-scheme:light dark}}
+body{{font:16px/1.55 system-ui,sans-serif;max-width:46rem;margin:3rem auto;padding:0 1rem}}
+h1{{margin-bottom:.2rem}}h2{{margin-top:2rem;font-size:1.15rem}}p{{margin:.4rem 0}}
+pre{{background:#8882;padding:.8rem 1rem;overflow:auto;border-radius:.4rem;font-size:.88rem}}
+table{{border-collapse:collapse}}td{{padding:.2rem 1.2rem .2rem 0;vertical-align:top}}
+</style></head>
 <body><h1>Penstock is running</h1>
-<p>An agent-graph runtime whose limits hold. This server answers at <code>{address}</code>.</p>
+<p>An agent-graph runtime whose limits hold, at <code>{address}</code>.</p>
 <h2>Talk to a graph</h2>
+<p>In a terminal; what each answer cost stands behind it:</p>
 <pre>penstock chat {graph} --url {address}</pre>
+<p>With curl; the events come as they happen:</p>
 <pre>curl -N{token} -H 'Content-Type: application/json' \\
-  '{address}/api/agents/{graph}/chat?stream=true' -d '{{"content": "Hello"}}'</pre>
-<p>Clients of OpenAI's API use <code>{address}/v1</code>, those of MCP <code>{address}/mcp</code>.
-<a href="/api/openapi.json">The whole API</a>.</p>
-<h2>Graphs</h2>{graphs}</body></html>
+  -d '{{"content": "count to 10"}}' \\
+  '{address}/api/agents/{graph}/chat?stream=true'</pre>
+<p>With any client of OpenAI's API; a graph is a model:</p>
+<pre>client = OpenAI(base_url="{address}/v1", api_key={key})
+client.chat.completions.create(
+    model="{graph}", messages=[{{"role": "user", "content": "count to 10"}}])</pre>
+<h2>Watch what runs</h2>
+<pre>penstock runs ls --url {address}
+penstock runs tail RUN --url {address}</pre>
+<h2>Graphs</h2>{graphs}
+<h2>Addresses</h2>
+<table>
+<tr><td><code>/api</code></td><td>graphs, runs, chats, approvals: <a href="/api/openapi.json">every route</a></td></tr>
+<tr><td><code>/v1</code></td><td>OpenAI's API: models, chat completions, responses</td></tr>
+<tr><td><code>/mcp</code></td><td>MCP: each graph is a tool</td></tr>
+<tr><td><code>/health</code></td><td>whether it is there; <code>/ready</code>, whether it can work</td></tr>
+</table></body></html>
 """
 
 

@@ -147,8 +147,13 @@ def _file_of(part: Part, where: str, number: int) -> File:
         inside: Any = (part.model_extra or {}).get("file") or {}
         data = part.file_data or (inside.get("file_data") if isinstance(inside, dict) else None)
         name = part.filename or (inside.get("filename") if isinstance(inside, dict) else None)
-        return _of_data_url(data, f"{where}.file_data", str(name or f"file-{number}"))
+        return _of_data_url(data, f"{where}.file_data", _last_part(str(name or "")) or f"file-{number}")
     raise InvalidValue(f"{where}.type", part.type, "text, an image or a file")
+
+
+def _last_part(path: str) -> str:
+    """The name alone: clients send the path that a file had with them."""
+    return path.replace("\\", "/").rpartition("/")[2]
 
 
 def _of_data_url(url: object, where: str, name: str) -> File:

@@ -1,0 +1,185 @@
+"""Runs and their events as lines that people read.
+
+Pure: given what a server answered, says how it looks. Prints nothing and asks nobody.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from penstock.cli.exits import Exit
+from penstock.cli.showing.screen import Line, printable
+from penstock.money import format_usd, to_nanos
+
+COLOURS = {
+    "queued": "cyan",
+    "running": "cyan",
+    "waiting": "yellow",
+    "parked": "yellow",
+    "completed": "green",
+    "failed": "red",
+    "halted": "red",
+    "cancelled": "yellow",
+}
+EXITS = {"completed": Exit.OK, "failed": Exit.FAILED, "halted": Exit.HALTED, "cancelled": Exit.CANCELLED}
+"""How a command leaves that has followed a run to its end."""
+ADVICE = {
+    "queued": "penstock runs tail {id} follows it",
+    "running": "penstock runs tail {id} follows it; penstock runs cancel {id} stops it",
+    "waiting": "penstock runs answer {id} yes lets it go on, and no does not",
+    "parked": "it goes on when a server starts that has its database",
+    "failed": "penstock runs resume {id} tries again from what it has recorded",
+    "cancelled": "penstock runs resume {id} lets it go on after all",
+}
+GRANTS = {
+    "budget_exceeded": "--max-cost USD",
+    "step_limit_exceeded": "--max-steps N",
+    "token_limit_exceeded": "--max-tokens N",
+    "api_call_limit_exceeded": "--max-api-calls N",
+    "retry_budget_exceeded": "--max-retries N",
+    "timeout": "--timeout SECONDS",
+}
+"""What to grant a run that was halted for this."""
+SHOWN_CHARACTERS = 160
+
+
+def table(found: Iterable[Mapping[str, Any]]) -> Iterator[Line]:
+    """Runs, one a line, under a head."""
+    heads = ("RUN", "STATUS", "GRAPH", "COST", "TOOK")
+    rows = [(run["id"], run["status"], _graph(run), dollars(run["cost_usd"]), took(run)) for run in found]
+    widths = [max(len(str(row[at])) for row in [heads, *rows]) for at in range(len(heads))]
+    yield [("  ".join(head.ljust(width) for head, width in zip(heads, widths, strict=True)).rstrip(), "bold")]
+    for row in rows:
+        cells = [printable(str(cell)).ljust(width) for cell, width in zip(row, widths, strict=True)]
+        yield [(f"{cells[0]}  ", ""), (f"{cells[1]}  ", COLOURS.get(row[1], "")), ("  ".join(cells[2:]).rstrip(), "")]
+
+
+def about(run: Mapping[str, Any], questions: Iterable[Mapping[str, Any]] = ()) -> Iterator[Line]:
+    """A run: how it stands, what it has used of what it may, why it stopped, and what to do about it."""
+    yield [(f"{run['id']}  ", "bold"), (run["status"], COLOURS.get(run["status"], ""))]
+    yield [(f"graph    {run['graph_id']}, version {run['graph_version']}", "")]
+    yield [(f"owner    {printable(str(run.get('owner', '')))}", "")]
+    yield [(f"took     {took(run)}", "")]
+    yield [(f"cost     {dollars(run['cost_usd'])}{_of(run, 'max_cost_usd', '$')}{_unresolved(run)}", "")]
+    yield [(f"tokens   {run['tokens_in']:,} in, {run['tokens_out']:,} out{_of(run, 'max_tokens')}", "")]
+    if run.get("stop_reason"):
+        yield [(f"stopped  {run['stop_reason']}: {printable(str(run.get('error') or ''))}", "red")]
+    elif run.get("error"):
+        yield [(f"error    {printable(str(run['error']))}", "red")]
+    if run.get("output") is not None:
+        yield [(f"output   {short(run['output'])}", "")]
+    for one in questions:
+        yield [(f"asked    {short(one['question'])}", "yellow")]
+    if advice := advice_for(run):
+        yield [(f"→ {advice}", "cyan")]
+
+
+def advice_for(run: Mapping[str, Any]) -> str:
+    """What can be done with a run as it stands; nothing, if it is complete."""
+    if run["status"] == "halted":
+        granted = GRANTS.get(str(run.get("stop_reason")))
+        if granted is None:
+            return f"penstock runs resume {run['id']} tries again from what it has recorded"
+        return f"penstock runs grant {run['id']} {granted} lets it go on"
+    return ADVICE.get(run["status"], "").format(id=run["id"])
+
+
+def event_line(seq: int, kind: str, data: Mapping[str, Any]) -> Line:
+    """One event: its number, its type, whom it is about, and what it says."""
+    return [(f"{seq:>6}  ", "dim"), (f"{kind:<18} ", _colour(kind)), (printable(_said(kind, data)), "")]
+
+
+def dollars(amount: object) -> str:
+    """An amount of money as people read it: cents at least, and as many digits more as it has."""
+    return format_usd(to_nanos(float(amount or 0)))  # type: ignore[arg-type]  # JSON: a number, or nothing
+
+
+def bill(data: Mapping[str, Any]) -> str:
+    """What it has cost, and how many tokens it took."""
+    tokens = int(data.get("tokens_in") or 0) + int(data.get("tokens_out") or 0)
+    return f"{dollars(data.get('cost_usd'))} · {tokens:,} token{'' if tokens == 1 else 's'}"
+
+
+def took(run: Mapping[str, Any]) -> str:
+    """How long it took, if it has come to its end."""
+    begin, end = run.get("started_ms"), run.get("ended_ms")
+    if begin is None:
+        return "not started"
+    return "not ended" if end is None else f"{max(end - begin, 0) / 1_000:.1f} s"
+
+
+def short(value: Any, most: int = SHOWN_CHARACTERS) -> str:
+    """A value on one line, cut where it gets long."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = printable(" ".join(text.split()))
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """What two exported runs do not have in common: what it is, and how it stands in each."""
+    compared = ("graph_id", "graph_version", "input", "limits", "status", "stop_reason", "error", "cost_usd", "output")
+    for field in compared:
+        left, right = one["run"].get(field), two["run"].get(field)
+        if left != right:
+            yield (field, left, right) if field != "cost_usd" else ("cost", dollars(left), dollars(right))
+    first, second = _nodes(one["events"]), _nodes(two["events"])
+    for node in dict.fromkeys([*first, *second]):
+        if first.get(node) != second.get(node):
+            yield f"node {node}", first.get(node, "did not run"), second.get(node, "did not run")
+
+
+def _nodes(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What became of each node."""
+    ends = {"node.completed", "node.error", "node.cancelled", "node.skipped"}
+    hidden = ("node_id", "node_type", "replayed")  # where it came from is no difference in what it is
+    return {
+        event["data"]["node_id"]: {"became": event["type"].removeprefix("node.")}
+        | {name: one for name, one in event["data"].items() if name not in hidden}
+        for event in events
+        if event["type"] in ends
+    }
+
+
+def _colour(kind: str) -> str:
+    return COLOURS.get(kind.removeprefix("run."), "red" if kind in ("node.error", "limit") else "")
+
+
+def _said(kind: str, data: Mapping[str, Any]) -> str:
+    if kind == "call.ended":
+        again = " · from the journal" if data.get("replayed") else ""
+        why = f" ({data['stop_reason']})" if data.get("stop_reason") else ""
+        return f"{data['kind']} {data['name']}: {data['status']}{why} · {bill(data)}{again}"
+    if kind == "approval.requested":
+        return short(data["approval"]["question"])
+    if kind == "text.delta":
+        return f"{data.get('node_id', '')} {short(data.get('text', ''))}"
+    is_replayed = data.get("replayed") is True  # a run that is resumed says how many of its calls are
+    hidden = ("node_id", "node_type", *(["replayed"] if is_replayed else []))
+    rest = {name: one for name, one in data.items() if name not in hidden}
+    if "message" in rest or "reason" in rest:
+        fault = rest.get("stop_reason") or rest.get("error")
+        text = ": ".join(str(part) for part in (fault, rest.get("message") or rest.get("reason")) if part)
+    elif "output" in rest or "outputs" in rest:
+        text = short(rest.get("output", rest.get("outputs")))
+    else:
+        text = short(rest) if rest else ""
+    spent = f"· {bill(data)}" if kind.startswith("run.") and "cost_usd" in data else ""
+    again = "· from the journal" if is_replayed else ""
+    node = str(data.get("node_id", ""))
+    return " ".join(part for part in (node, text, spent, again) if part)
+
+
+def _graph(run: Mapping[str, Any]) -> str:
+    return f"{run['graph_id']}@{run['graph_version']}"
+
+
+def _unresolved(run: Mapping[str, Any]) -> str:
+    held = float(run.get("unresolved_usd") or 0)
+    return f", and {dollars(held)} held for calls whose bill nobody knows" if held else ""
+
+
+def _of(run: Mapping[str, Any], limit: str, unit: str = "") -> str:
+    ceiling = (run.get("limits") or {}).get(limit)
+    return "" if ceiling is None else f" of {unit}{ceiling}"

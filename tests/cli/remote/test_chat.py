@@ -1,0 +1,244 @@
+"""`penstock chat`: one message, and a conversation on a terminal."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.conftest import Penstock
+from tests.cli.remote.live import ANN, PENSTOCK, TOKENS, Live, Terminal, cutting, serving
+
+NAMED = "name another model in the graph, or tell me how far to count."
+
+
+@pytest.fixture
+def live() -> Iterator[Live]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def slow() -> Iterator[Live]:
+    """A server whose model takes its time: it says twenty words a second."""
+    with serving(words_per_second=20) as server:
+        yield server
+
+
+def test_one_message_is_answered_and_what_it_cost_is_said(live: Live, penstock: Penstock) -> None:
+    ended = penstock("chat", "assistant", "-m", "count to 5", "--url", live.url)
+    assert (ended.code, ended.err) == (0, "")
+    answer, bill = ended.out.splitlines()
+    assert answer == "1, 2, 3, 4, 5."
+    cost, tokens, run_id = bill.split(" · ")
+    assert cost.strip().startswith("$0.0000")
+    assert tokens.endswith(" tokens")
+    assert live.ended(run_id) == "completed"
+
+
+def test_the_first_graph_answers_where_none_is_named(live: Live, penstock: Penstock) -> None:
+    assert penstock("chat", "-m", "count to 2", "--url", live.url).out.startswith("1, 2.\n")
+
+
+def test_each_agent_speaks_on_lines_of_its_own(live: Live, penstock: Penstock) -> None:
+    lines = penstock("chat", "pipeline", "-m", "hello", "--url", live.url).out.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == ["You said", "You said"]
+    assert len(lines) == 3
+
+
+def test_a_message_is_said_in_a_chat_that_is_there(live: Live, penstock: Penstock) -> None:
+    penstock("chat", "assistant", "-m", "hello", "--url", live.url)
+    (chat,) = live.do(live.stores.chats.list(owner="local"))
+    ended = penstock("chat", "--chat", chat.id, "-m", "again", "--url", live.url)
+    assert "It is message 2 of our conversation." in ended.out
+
+
+def test_a_limit_ends_the_answer_with_3(live: Live, penstock: Penstock) -> None:
+    ended = penstock("chat", "pipeline", "-m", "hello", "--max-cost", "0.000001", "--url", live.url)
+    assert ended.code == 3
+    assert "halted: " in ended.out
+    wrong = penstock("chat", "assistant", "-m", "hello", "--max-cost", "much", "--url", live.url)
+    assert wrong.code == 2
+    assert "max_cost_usd" in wrong.err
+
+
+def test_a_graph_or_a_chat_that_is_not_there_is_one_sentence(live: Live, penstock: Penstock) -> None:
+    ended = penstock("chat", "nobody", "-m", "hello", "--url", live.url)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == "penstock: there is no graph 'nobody'; the server has: assistant, pipeline, publish\n"
+    ended = penstock("chat", "--chat", "nothing", "-m", "hello", "--url", live.url)
+    assert (ended.code, ended.err) == (2, "penstock: there is no such chat\n")
+    with serving(graphs={}) as empty:
+        ended = penstock("chat", "-m", "hello", "--url", empty.url)
+    assert (ended.code, "has no graph to talk to" in ended.err) == (64, True)
+
+
+def test_an_answer_whose_connection_breaks_is_shown_whole_and_once(live: Live, penstock: Penstock) -> None:
+    # The graphs, the message and the events go over one connection, which is cut again and again.
+    with cutting(live.url, [1_100, 2_500, 1_000, 1_000]) as url:
+        ended = penstock("chat", "assistant", "-m", "count to 100", "--url", url)
+    assert ended.code == 0
+    assert len(live.do(live.stores.runs.list())) == 1
+    assert ended.out.splitlines()[0] == ", ".join(map(str, range(1, 101))) + "."
+
+
+def test_a_question_waits_for_somebody_elsewhere_where_nobody_sits(live: Live) -> None:
+    asking = subprocess.Popen(
+        [*PENSTOCK, "chat", "publish", "-m", "spring", "--url", live.url],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+    with asking:
+        assert asking.stdout is not None
+        shown = ""
+        while "it waits: penstock runs answer " not in shown:
+            shown += asking.stdout.readline()
+        (asked,) = live.do(live.stores.approvals.list())
+        live.do(live.host.answer(asked.id, "approved", by="local"))
+        shown += asking.stdout.read()
+    assert asking.returncode == 0
+    assert "? Publish this? You said: “spring”" in shown
+    assert "\nPublished: You said: “spring”" in shown
+
+
+def test_a_question_that_was_answered_before_is_not_put_again(live: Live, penstock: Penstock) -> None:
+    with Terminal("chat", "publish", "-m", "spring", "--url", live.url) as first:
+        first.until("approve? [y/N] ")
+        (asked,) = live.do(live.stores.approvals.list())
+        live.do(live.host.answer(asked.id, "approved", by="somebody else"))
+        first.type("n\n")
+        first.until("Published: ")  # what was answered first counts
+        assert first.end() == 0
+    assert "Traceback" not in first.shown
+
+
+def test_lines_from_a_pipe_are_a_conversation(live: Live, penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "count to 3\n\n/retry\n/edit count to 4\n/continue\n/nonsense\n/edit\n/help\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    ended = penstock("chat", "assistant", "--url", live.url)
+    assert (ended.code, ended.err) == (0, "")
+    said = [line for line in ended.out.splitlines() if not line.startswith((" ", "/"))]
+    assert said[:3] == ["1, 2, 3.", "1, 2, 3.", "1, 2, 3, 4."]
+    assert "there is no more to it." in said[3]
+    assert "there is no /nonsense" in said
+    assert "/edit needs the text to say instead" in ended.out
+    assert said[-1].startswith("penstock chat --chat ")
+
+
+def test_nothing_can_be_repeated_before_something_was_said(
+    live: Live, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/retry\n/continue\n/edit x\n/quit\n"))
+    ended = penstock("chat", "assistant", "--url", live.url)
+    assert (ended.code, ended.out) == (0, "nothing has been said yet\n" * 3)
+
+
+def test_text_that_would_steer_a_terminal_does_not(live: Live, penstock: Penstock) -> None:
+    ended = penstock("chat", "assistant", "-m", "a\x1b[2Jb\u2028c\x07d\ud800", "--url", live.url)
+    assert ended.code in (0, 2)
+    assert not {"\x1b", "\x07", "\u2028"} & set(ended.out + ended.err)
+
+
+def test_on_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_leaves(slow: Live) -> None:
+    with Terminal("chat", "assistant", "--url", slow.url, NO_COLOR="1") as terminal:
+        terminal.until("you › ")
+        terminal.type("count to 1000\n")
+        terminal.until("1, 2, 3,")
+        terminal.type("\x03")
+        terminal.until("stopped; what had come is kept")
+        terminal.until("you › ")
+        terminal.type("/continue\n")
+        terminal.until("31, 32, 33,")  # from where it had been stopped, and not from the beginning
+        terminal.type("\x03")
+        terminal.until("stopped; what had come is kept")
+        terminal.until("you › ")
+        terminal.type("\x04")
+        terminal.until("penstock chat --chat ")
+        assert terminal.end() == 0
+    assert "Traceback" not in terminal.shown
+    stopped = slow.do(slow.stores.runs.list(statuses=("cancelled",)))
+    assert [run.error for run in stopped] == ["Ctrl-C in the terminal"] * 2
+
+
+def test_on_a_terminal_a_message_that_is_stopped_is_130(slow: Live) -> None:
+    with Terminal("chat", "assistant", "-m", "count to 1000", "--url", slow.url) as terminal:
+        terminal.until("1, 2, 3,")
+        terminal.type("\x03")
+        assert terminal.end() == 130
+    assert "stopped; what had come is kept" in terminal.shown
+
+
+def test_on_a_terminal_ctrl_c_at_the_prompt_leaves(live: Live) -> None:
+    with Terminal("chat", "assistant", "--url", live.url) as terminal:
+        terminal.until("you › ")
+        terminal.interrupt()
+        assert terminal.end() == 0
+    assert "Traceback" not in terminal.shown
+
+
+@pytest.mark.parametrize(("keys", "outcome"), [("y\n", "Published: You said"), ("\n", "Not published: rejected")])
+def test_on_a_terminal_a_question_is_answered(live: Live, keys: str, outcome: str) -> None:
+    with Terminal("chat", "publish", "-m", "spring", "--url", live.url, NO_COLOR="1") as terminal:
+        terminal.until("? Publish this?")
+        terminal.until("approve? [y/N] ")
+        terminal.type(keys)
+        terminal.until(outcome)
+        assert terminal.end() == 0
+
+
+def test_on_a_terminal_ctrl_d_leaves_a_question_to_others(live: Live) -> None:
+    with Terminal("chat", "publish", "-m", "spring", "--url", live.url, NO_COLOR="1") as terminal:
+        terminal.until("approve? [y/N] ")
+        terminal.type("\x04")
+        terminal.until("it waits: penstock runs answer ")
+        (asked,) = live.do(live.stores.approvals.list())
+        live.do(live.host.answer(asked.id, "approved", by="local"))
+        terminal.until("Published: ")
+        assert terminal.end() == 0
+
+
+def test_on_a_terminal_ctrl_c_at_a_question_stops_the_run(live: Live) -> None:
+    with Terminal("chat", "publish", "-m", "spring", "--url", live.url) as terminal:
+        terminal.until("approve? [y/N] ")
+        terminal.interrupt()
+        assert terminal.end() == 130
+    assert "Traceback" not in terminal.shown
+
+
+def test_a_chat_that_is_taken_up_again_shows_what_was_said_and_follows_what_is_being_said(slow: Live) -> None:
+    with Terminal("chat", "assistant", "--url", slow.url, NO_COLOR="1") as first:
+        first.until("you › ")
+        first.type("count to 60\n")
+        first.until("1, 2, 3,")
+    (chat,) = slow.do(slow.stores.chats.list(owner="local"))
+    with Terminal("chat", "--chat", chat.id, "--url", slow.url, NO_COLOR="1") as second:
+        second.until("count to 60")
+        second.until("1, 2, 3,")
+        second.until("60.")
+        second.until("you › ")
+        second.type("/retry\n")
+        second.until("1, 2, 3,")
+
+
+def test_a_wrong_token_is_one_sentence(penstock: Penstock) -> None:
+    with serving(tokens=TOKENS) as live:
+        assert "set PENSTOCK_TOKEN" in penstock("chat", "-m", "x", "--url", live.url, "--token", "y" * 20).err
+        assert penstock("chat", "assistant", "-m", "count to 2", "--url", live.url, "--token", ANN).code == 0
+
+
+def test_a_server_that_goes_in_the_middle_of_an_answer_is_one_sentence(
+    penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.cli.remote import connection
+
+    monkeypatch.setattr(connection, "PAUSES_S", (0.0,))
+    with serving(words_per_second=20) as live, cutting(live.url, [4_000, *[0] * 100]) as url:
+        ended = penstock("chat", "assistant", "-m", "count to 1000", "--url", url)
+    assert ended.code == 2
+    assert ended.err.startswith(f"penstock: the connection to {url} broke 9 times, last: ")
+    assert "penstock runs tail " in ended.err

@@ -1,0 +1,225 @@
+"""`penstock runs …` against a server: what people see, and how a command leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Ended, Penstock
+from tests.cli.remote.live import ANN, BOB, TOKENS, Live, cutting, serving
+
+
+@pytest.fixture
+def live() -> Iterator[Live]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def runs(live: Live, penstock: Penstock) -> Any:
+    """`penstock runs` with these arguments, at that server."""
+
+    def call(*arguments: object) -> Ended:
+        return penstock("runs", *arguments, "--url", live.url)
+
+    return call
+
+
+def test_a_run_is_started_followed_listed_and_shown(live: Live, runs: Any) -> None:
+    begun = runs("start", "pipeline", "--input", '"hello"', "--max-cost", "0.5", "--max-steps", "100")
+    run_id = begun.out.partition(":")[0]
+    assert begun.out == f"{run_id}: queued; penstock runs tail {run_id} follows it\n"
+
+    tail = runs("tail", run_id)
+    assert tail.code == 0
+    lines = tail.out.splitlines()
+    assert lines[0] == "     1  run.queued"
+    spoken = next(line for line in lines if "text.delta" in line)
+    assert spoken.endswith(" or tell me how far to count.")  # in one line, however many pieces it came in
+    assert sum("text.delta" in line for line in lines) == 2
+    assert any("llm example: success · $0.0000" in line for line in lines)
+    assert "run.completed" in lines[-1]
+    assert lines[-1].endswith(" tokens")
+
+    listed = runs("ls").out.splitlines()
+    assert listed[0].split() == ["RUN", "STATUS", "GRAPH", "COST", "TOOK"]
+    assert listed[1].split()[:3] == [run_id, "completed", "pipeline@1"]
+
+    shown = runs("show", run_id).out
+    assert shown.startswith(f"{run_id}  completed\ngraph    pipeline, version 1\nowner    local\n")
+    assert " of $0.5\n" in shown
+    assert "output   You said:" in shown
+
+
+def test_everything_of_a_tail_is_one_event_a_line_and_json_is_json(live: Live, runs: Any) -> None:
+    run_id = live.start("pipeline", "hello")
+    assert live.ended(run_id) == "completed"
+    everything = runs("tail", run_id, "--all").out.splitlines()
+    read = [json.loads(line) for line in runs("tail", run_id, "--json").out.splitlines()]
+    assert len(everything) == len(read)
+    assert [one["seq"] for one in read] == list(range(1, len(read) + 1))
+    assert any("call.started" in line for line in everything)
+
+
+def test_a_tail_from_behind_the_end_says_nothing_and_knows_how_it_ended(live: Live, runs: Any) -> None:
+    run_id = live.start("pipeline", "hello")
+    live.ended(run_id)
+    assert runs("tail", run_id, "--after", 100_000) == Ended(0, "", "")
+    halted = live.start("pipeline", "hello", max_steps=1)
+    live.ended(halted)
+    assert runs("tail", halted, "--after", 100_000).code == 3
+
+
+@pytest.mark.parametrize("cuts", [[700], [300, 900, 1_500, 2_000]])
+def test_a_tail_whose_connection_breaks_misses_nothing_and_tells_nothing_twice(
+    live: Live, penstock: Penstock, cuts: list[int]
+) -> None:
+    run_id = live.start("pipeline", "hello")
+    live.ended(run_id)
+    whole = penstock("runs", "tail", run_id, "--json", "--url", live.url)
+    with cutting(live.url, cuts) as url:
+        cut = penstock("runs", "tail", run_id, "--json", "--url", url)
+    assert cut == whole
+    assert len(whole.out) > max(cuts)
+
+
+def test_a_server_that_is_gone_is_one_sentence(penstock: Penstock) -> None:
+    for command in (["ls"], ["tail", "x"], ["export", "x"], ["cancel", "x"]):
+        ended = penstock("runs", *command, "--url", "http://127.0.0.1:9")
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err.startswith("penstock: ")
+        assert ended.err.count("\n") == 1
+        assert "127.0.0.1:9" in ended.err
+
+
+@pytest.mark.parametrize("command", ["show", "tail", "resume", "replay", "export"])
+def test_a_run_that_is_not_there_is_one_sentence(runs: Any, command: str) -> None:
+    assert runs(command, "nothing") == Ended(2, "", "penstock: there is no such run\n")
+
+
+def test_no_runs_are_said_to_be_none(live: Live, runs: Any) -> None:
+    assert runs("ls").out == "no runs\n"
+    assert runs("ls", "--status", "failed").out == "no such runs\n"
+    assert runs("ls", "--json").out == "[]\n"
+
+
+def test_a_state_that_does_not_exist_is_a_wrong_command_line(runs: Any) -> None:
+    ended = runs("ls", "--status", "sleeping")
+    assert ended.code == 64
+    assert "'halted'" in ended.err
+
+
+def test_a_cancel_that_comes_before_its_run_is_remembered(live: Live, runs: Any) -> None:
+    assert runs("cancel", "early").out == "early: is not there yet; it will be stopped when it comes\n"
+    live.do(live.host.submit(owner="local", graph_id="pipeline", input="hello", run_id="early"))
+    assert runs("tail", "early").code == 130
+
+
+def test_a_run_is_cancelled_with_its_reason_and_resumed(penstock: Penstock) -> None:
+    with serving(words_per_second=20) as slow:
+        at = ("--url", slow.url)
+        run_id = slow.start("pipeline", "count to 1000")
+        slow.until(run_id, "text.delta")
+        assert penstock("runs", "cancel", run_id, "--reason", "wrong question", *at).out == f"{run_id}: cancelled\n"
+        tail = penstock("runs", "tail", run_id, *at)
+        assert tail.code == 130
+        assert "wrong question" in tail.out.splitlines()[-1]
+        assert penstock("runs", "cancel", run_id, *at).out == f"{run_id}: had ended before\n"
+        shown = penstock("runs", "show", run_id, *at).out
+        assert "stopped  aborted: wrong question" in shown
+        assert f"→ penstock runs resume {run_id} lets it go on after all" in shown
+        assert penstock("runs", "resume", run_id, *at).out.startswith(f"{run_id}: queued;")
+
+
+def test_a_halted_run_says_what_to_grant_and_goes_on_with_it(live: Live, runs: Any) -> None:
+    run_id = live.start("pipeline", "hello", max_steps=2)
+    assert runs("tail", run_id).code == 3
+    assert f"→ penstock runs grant {run_id} --max-steps N lets it go on" in runs("show", run_id).out
+    assert runs("grant", run_id).err == "penstock: a grant has to say what is granted, such as --max-cost 0.50\n"
+    assert runs("grant", run_id, "--max-steps", 50).out.startswith(f"{run_id}: queued;")
+    assert runs("tail", run_id).code == 0
+    refused = runs("grant", run_id, "--max-steps", 50)
+    assert refused.code == 2
+    assert "only a run that a limit has halted" in refused.err
+
+
+def test_a_run_is_forked_replayed_exported_and_compared(live: Live, runs: Any) -> None:
+    run_id = live.start("pipeline", "hello")
+    live.ended(run_id)
+    forked = runs("fork", run_id, "--at", "writer", "--input", '"shorter"').out.partition(":")[0]
+    assert runs("tail", forked).code == 0
+    assert runs("fork", run_id, "--at", "nobody").code == 2
+    replayed = runs("replay", run_id).out.partition(":")[0]
+    replay = runs("tail", replayed)
+    assert replay.code == 0
+    assert "from the journal" in replay.out
+
+    kept = json.loads(runs("export", run_id).out)
+    assert (kept["run"]["id"], kept["graph"]["id"]) == (run_id, "pipeline")
+    assert kept["events"][-1]["type"] == "run.completed"
+    assert runs("diff", run_id, run_id).out == f"{run_id} and {run_id} do not differ\n"
+    different = runs("diff", run_id, forked).out
+    assert "\nnode writer\n  - {" in different
+    assert "“shorter”" in different
+    assert "node researcher" not in different
+    assert "output" in {one["what"] for one in json.loads(runs("diff", run_id, forked, "--json").out)}
+
+
+@pytest.mark.parametrize(
+    ("said", "published"),
+    [
+        (["yes"], "Published: You said: “spring”"),
+        (["no", "--reason", "not before Monday"], "Not published: not before Monday"),
+        (["yes", "--edit", '"Closed."'], "Published: Closed."),
+    ],
+    ids=["yes", "no", "edit"],
+)
+def test_what_a_run_asks_is_shown_and_answered(live: Live, runs: Any, said: list[str], published: str) -> None:
+    run_id = live.start("publish", "spring")
+    live.until(run_id, "run.waiting")
+    shown = runs("show", run_id).out
+    assert "waiting" in shown
+    assert "asked    Publish this? You said: “spring”" in shown
+    assert f"→ penstock runs answer {run_id} yes lets it go on" in shown
+    answered = runs("answer", run_id, *said)
+    assert answered.code == 0
+    assert answered.out.startswith(f"{run_id}: ")
+    assert published in runs("tail", run_id).out
+    again = runs("answer", run_id, "yes")
+    assert (again.code, "asks nothing now" in again.err) == (2, True)
+
+
+def test_no_and_something_to_go_on_with_is_refused(runs: Any) -> None:
+    assert runs("answer", "x", "no", "--edit", "1").code == 64
+
+
+def test_who_asks_is_wanted_and_others_runs_are_not_there(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
+    with serving(tokens=TOKENS) as live:
+        run_id = live.start("pipeline", "hello", owner="ann")
+        nobody = penstock("runs", "ls", "--url", live.url)
+        assert nobody.code == 2
+        assert "set PENSTOCK_TOKEN" in nobody.err
+        wrong = penstock("runs", "tail", run_id, "--url", live.url, "--token", "x" * 20)
+        assert wrong.code == 2
+        assert "set PENSTOCK_TOKEN" in wrong.err
+        assert "x" * 20 not in wrong.err
+        assert (
+            penstock("runs", "show", run_id, "--url", live.url, "--token", BOB).err
+            == "penstock: there is no such run\n"
+        )
+        monkeypatch.setenv("PENSTOCK_TOKEN", ANN)
+        assert penstock("runs", "tail", run_id, "--url", live.url).code == 0
+
+
+def test_text_that_looks_like_line_ends_or_steers_terminals_is_one_harmless_line(live: Live, runs: Any) -> None:
+    run_id = live.start("pipeline", "a\u2028b\u0085c\x1b[31md\x00e")
+    assert live.ended(run_id) == "completed"
+    tail = runs("tail", run_id)
+    assert tail.code == 0
+    assert "\x1b" not in tail.out
+    assert "\u2028" not in tail.out
+    assert [json.loads(line)["seq"] for line in runs("tail", run_id, "--json").out.splitlines()]

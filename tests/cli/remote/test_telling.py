@@ -1,0 +1,104 @@
+"""Runs and events as lines: what is shown, in as few words as it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.cli.remote.telling import about, advice_for, bill, differing, dollars, event_line, short, took
+
+RUN: dict[str, Any] = {
+    "id": "r1",
+    "status": "halted",
+    "graph_id": "g",
+    "graph_version": 2,
+    "owner": "ann\x1b[31m",
+    "started_ms": 1_000,
+    "ended_ms": 3_500,
+    "cost_usd": 0.25,
+    "unresolved_usd": 0.125,
+    "tokens_in": 1_200,
+    "tokens_out": 1,
+    "limits": {"max_cost_usd": "0.50", "max_tokens": 9},
+    "stop_reason": "budget_exceeded",
+    "error": "no more",
+    "output": None,
+}
+
+
+def said(kind: str, /, **data: Any) -> str:
+    return "".join(text for text, _ in event_line(7, kind, data)).rstrip()
+
+
+def test_a_run_is_told_with_what_it_used_of_what_it_may() -> None:
+    lines = ["".join(text for text, _ in line) for line in about(RUN)]
+    assert lines == [
+        "r1  halted",
+        "graph    g, version 2",
+        "owner    ann\N{REPLACEMENT CHARACTER}[31m",
+        "took     2.5 s",
+        "cost     $0.25 of $0.50, and $0.125 held for calls whose bill nobody knows",
+        "tokens   1,200 in, 1 out of 9",
+        "stopped  budget_exceeded: no more",
+        "→ penstock runs grant r1 --max-cost USD lets it go on",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "advice"),
+    [
+        ({"status": "completed"}, ""),
+        ({"status": "parked"}, "it goes on when a server starts that has its database"),
+        ({"status": "halted", "stop_reason": "timeout"}, "penstock runs grant r1 --timeout SECONDS lets it go on"),
+        (
+            {"status": "halted", "stop_reason": "price_unknown"},
+            "penstock runs resume r1 tries again from what it has recorded",
+        ),
+    ],
+)
+def test_what_to_do_depends_on_how_it_stands(changed: dict[str, Any], advice: str) -> None:
+    assert advice_for({**RUN, **changed}) == advice
+
+
+def test_events_say_what_happened() -> None:
+    call = {"kind": "llm", "name": "m", "status": "success", "cost_usd": 0.000018, "tokens_in": 1, "tokens_out": 0}
+    assert said("call.ended", **call) == "     7  call.ended         llm m: success · $0.000018 · 1 token"
+    assert said("call.ended", **call, replayed=True).endswith(" · from the journal")
+    assert said("node.error", node_id="a", node_type="t", error="ToolError", message="no") == (
+        "     7  node.error         a ToolError: no"
+    )
+    assert said("run.cancelled", reason="enough", cause="user", cost_usd=0, tokens_in=0, tokens_out=0) == (
+        "     7  run.cancelled      enough · $0.00 · 0 tokens"
+    )
+    assert said("run.resumed", epoch=2, replayed=3) == '     7  run.resumed        {"epoch": 2, "replayed": 3}'
+    assert said("something.new", what=[1]) == '     7  something.new      {"what": [1]}'
+    assert said("run.queued") == "     7  run.queued"
+
+
+def test_amounts_are_as_exact_as_they_are() -> None:
+    assert [dollars(one) for one in (None, 0, 1, 0.5, 1.77e-05)] == ["$0.00", "$0.00", "$1.00", "$0.50", "$0.0000177"]
+    assert bill({}) == "$0.00 · 0 tokens"
+    assert [took({}), took({"started_ms": 5}), took({"started_ms": 5, "ended_ms": 4})] == [
+        "not started",
+        "not ended",
+        "0.0 s",
+    ]
+
+
+def test_what_is_long_is_cut_and_stays_on_one_line() -> None:
+    assert short("a\n b\u2028c\x00") == "a b c\N{REPLACEMENT CHARACTER}"
+    assert len(short("x" * 1_000)) == 160
+    assert short({"ä": None}) == '{"ä": null}'
+
+
+def test_runs_differ_in_what_came_of_them_and_not_in_where_it_came_from() -> None:
+    def exported(cost: float, **data: Any) -> dict[str, Any]:
+        event = {"type": "node.completed", "data": {"node_id": "a", "node_type": "t", **data}}
+        return {"run": {**RUN, "cost_usd": cost}, "events": [event]}
+
+    assert list(differing(exported(1, outputs=1), exported(1, outputs=1, replayed=True))) == []
+    assert list(differing(exported(1), exported(2))) == [("cost", "$1.00", "$2.00")]
+    assert list(differing({**exported(1), "events": []}, exported(1))) == [
+        ("node a", "did not run", {"became": "completed"})
+    ]

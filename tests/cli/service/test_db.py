@@ -1,0 +1,88 @@
+"""`penstock db …`: how a database stands, and how it comes to the version of this Penstock."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.service.db import without_password
+from penstock.storage.databases import migrations
+from tests.cli.conftest import Ended, Penstock
+
+URL = "sqlite:///kept.db"
+
+
+def set_version(version: int) -> None:
+    with closing(sqlite3.connect("kept.db")) as kept:
+        kept.execute(f"PRAGMA user_version = {version}")
+
+
+def test_a_new_database_is_made_and_is_then_as_it_should_be(penstock: Penstock) -> None:
+    new = penstock("db", "status", "--db", URL)
+    assert (new.code, new.out) == (2, f"{URL}: no tables yet; penstock serve makes them, in version 1\n")
+    assert penstock("db", "upgrade", "--db", URL) == Ended(0, f"{URL}: version 1; made\n", "")
+    assert penstock("db", "upgrade", "--db", URL) == Ended(0, f"{URL}: version 1; was so before\n", "")
+    assert penstock("db", "status", "--db", URL) == Ended(0, f"{URL}: version 1, as this Penstock uses\n", "")
+
+
+def test_looking_at_a_database_that_is_not_there_makes_none(penstock: Penstock, directory: Path) -> None:
+    penstock("db", "status", "--db", URL)
+    assert list(directory.iterdir()) == []
+
+
+def test_an_older_one_says_what_to_do_and_is_brought_up(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+    penstock("db", "upgrade", "--db", URL)
+    later = ("CREATE TABLE added_later (id TEXT PRIMARY KEY)",)
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, later))
+    old = penstock("db", "status", "--db", URL)
+    assert old.code == 2
+    assert f"version 1, and this Penstock uses 2; penstock db upgrade --db {URL} brings it there" in old.out
+    assert penstock("db", "upgrade", "--db", URL).out == f"{URL}: version 2; was version 1\n"
+    assert penstock("db", "status", "--db", URL).code == 0
+
+
+def test_a_newer_one_is_not_touched(penstock: Penstock, directory: Path) -> None:
+    penstock("db", "upgrade", "--db", URL)
+    set_version(99)
+    before = (directory / "kept.db").read_bytes()
+    status = penstock("db", "status", "--db", URL)
+    assert (status.code, "version 99" in status.out, "use a newer Penstock" in status.out) == (2, True, True)
+    upgrade = penstock("db", "upgrade", "--db", URL)
+    assert (upgrade.code, upgrade.out, "version 99" in upgrade.err) == (2, "", True)
+    assert (directory / "kept.db").read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["status", "upgrade"])
+def test_what_is_no_database_is_one_sentence(penstock: Penstock, directory: Path, command: str) -> None:
+    (directory / "kept.db").write_text("no database, but a text that goes on for a while\n" * 20)
+    with closing(sqlite3.connect("other.db")) as other:
+        other.execute("CREATE TABLE songs (id TEXT)")
+    for url in (URL, "sqlite:///other.db", "postgresql://127.0.0.1:1/none"):
+        ended = penstock("db", command, "--db", url)
+        assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+    ended = penstock("db", command, "--db", "mysql://here")
+    assert (ended.code, ended.err.count("\n")) == (64, 1)
+
+
+def test_which_database_has_to_be_said(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PENSTOCK_DB", raising=False)
+    assert penstock("db", "status").code == 64
+    monkeypatch.setenv("PENSTOCK_DB", "memory:")
+    assert penstock("db", "status").code == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ann:secret@host:5/d", "postgresql://ann@host:5/d"),
+        ("postgresql://ann:se@cr/et@host/d", "postgresql://ann@host/d"),
+        ("postgresql://host/d?user=ann&password=secret", "postgresql://host/d"),
+        ("sqlite:///a:b@c.db", "sqlite:///a:b@c.db"),
+        ("plain.db", "plain.db"),
+    ],
+)
+def test_a_password_is_never_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown

@@ -1,0 +1,148 @@
+"""`penstock doctor`: every finding, and what it advises."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.service import doctor
+from penstock.cli.service.doctor import Finding, look
+from penstock.kernel import executor
+from tests.cli.conftest import Penstock
+from tests.cli.remote.live import Live, serving
+
+NOBODY = "http://127.0.0.1:9"
+URL = "sqlite:///kept.db"
+
+
+@pytest.fixture
+def live() -> Iterator[Live]:
+    with serving() as server:
+        yield server
+
+
+def found(name: str, db: str | None = None, url: str = NOBODY) -> Finding:
+    return next(one for one in look(db, url) if one.name == name)
+
+
+def test_where_everything_is_well_it_says_so_and_is_0(penstock: Penstock, live: Live) -> None:
+    penstock("db", "upgrade", "--db", URL)
+    ended = penstock("doctor", "--db", URL, "--url", live.url)
+    assert (ended.code, ended.err) == (0, "")
+    assert "✗" not in ended.out
+    for name in ("python", "penstock", "sqlite", "server", "node types", "database", "running server"):
+        assert f"✓ {name} " in ended.out
+
+
+def test_json_has_the_same_findings(penstock: Penstock) -> None:
+    read = json.loads(penstock("doctor", "--json", "--url", NOBODY).out)
+    assert {one["state"] for one in read} <= {"ok", "missing", "broken"}
+    assert set(read[0]) == {"name", "state", "found", "advice"}
+
+
+def test_a_key_is_said_to_be_set_and_never_what_it_is(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary")
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    assert found("OPENAI_API_KEY") == Finding("OPENAI_API_KEY", "ok", "set")
+    assert found("ANTHROPIC_API_KEY").state == "missing"
+    ended = penstock("doctor", "--url", NOBODY)
+    assert "sk-canary" not in ended.out + ended.err
+
+
+def test_a_part_that_is_not_installed_is_missing_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed = metadata.version
+
+    def without_asyncpg(name: str) -> str:
+        if name == "asyncpg":
+            raise metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(metadata, "version", without_asyncpg)
+    assert found("postgres") == Finding(
+        "postgres", "missing", "not installed; for PostgreSQL", "pip install 'penstock[postgres]'"
+    )
+
+
+def test_a_sqlite_that_is_too_old_is_broken(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    assert found("sqlite").state == "broken"
+    assert penstock("doctor", "--url", NOBODY).code == 2
+
+
+def test_a_node_type_that_cannot_be_loaded_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = metadata.EntryPoint("bad", "nothing.there:Node", "penstock.executors")
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: [broken])
+    executor._installed.cache_clear()
+    node_types = found("node types")
+    executor._installed.cache_clear()
+    assert node_types.state == "broken"
+    assert "bad (" in node_types.found
+
+
+def test_no_price_table_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.runtime.billing import prices
+
+    assert found("price table").state == "ok"
+    monkeypatch.setattr(prices, "_DEFAULT", prices.PriceBook(use_genai_prices=False))
+    assert found("price table").state == "missing"
+
+
+def test_a_database_is_looked_at_and_not_made(directory: Path, penstock: Penstock) -> None:
+    assert found("database").found == "none was named"
+    assert found("database", URL).advice == "penstock serve makes it"
+    assert list(directory.iterdir()) == []
+    penstock("db", "upgrade", "--db", URL)
+    assert found("database", URL).found.startswith("version 1, ")
+    assert found("database", "memory:").state == "ok"
+
+
+def test_a_database_that_cannot_be_used_is_broken(directory: Path, penstock: Penstock) -> None:
+    penstock("db", "upgrade", "--db", URL)
+    with closing(sqlite3.connect("kept.db")) as kept:
+        kept.execute("PRAGMA user_version = 99")
+    assert found("database", URL) == Finding(
+        "database", "broken", "version 99, and this Penstock knows versions up to 1", "use a newer Penstock"
+    )
+    (directory / "text.db").write_text("a text that goes on for a while\n" * 40)
+    (directory / "empty.db").touch()
+    assert "not a database" in found("database", "text.db").found
+    assert found("database", "empty.db").state == "missing"
+    assert found("database", "mysql://here").state == "broken"
+    assert found("database", "postgresql://ann:canary@127.0.0.1:1/none").state == "broken"
+    assert "canary" not in found("database", "postgresql://ann:canary@127.0.0.1:1/none").found
+
+
+def test_a_file_that_cannot_be_written_and_a_full_disk_are_broken(
+    penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    penstock("db", "upgrade", "--db", URL)
+    full = shutil.disk_usage(".")._replace(free=1_000_000)
+    with monkeypatch.context() as disk:
+        disk.setattr(shutil, "disk_usage", lambda _: full)
+        assert "1 MB are free" in found("database", URL).found
+    with monkeypatch.context() as rights:
+        rights.setattr(os, "access", lambda *_: False)
+        assert "cannot be written" in found("database", URL).found
+
+
+def test_a_server_that_does_not_answer_is_missing_and_an_address_that_is_none_is_broken(live: Live) -> None:
+    assert found("running server", url=live.url) == Finding("running server", "ok", f"answers at {live.url}")
+    assert found("running server", url=NOBODY).state == "missing"
+    assert found("running server", url="nonsense").state == "broken"
+
+
+def test_a_check_that_fails_has_found_something() -> None:
+    def fails() -> Finding:
+        raise RuntimeError("no")
+
+    assert doctor._guarded("it", fails) == Finding("it", "broken", "RuntimeError: no")

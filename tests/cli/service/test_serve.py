@@ -1,0 +1,321 @@
+"""`penstock serve` as a process: what it says, whom it refuses, how it stops, and what survives it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli.remote.connection import Connection
+from penstock.server.examples import example_graphs
+from tests.cli.conftest import Penstock
+
+PENSTOCK = [sys.executable, "-m", "penstock.cli"]
+
+SLOW = """
+from penstock.server.examples import ExampleModel
+
+models = {"example": ExampleModel(words_per_second=50)}
+"""
+
+
+class Server:
+    """A server as a process: its greeting, its address, and itself."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert process.stdout is not None
+        self.greeting = ""
+        for line in process.stdout:
+            self.greeting += line
+            if "try it" in line:
+                break
+        self.url = self.greeting.partition("\n")[0].rpartition(" ")[2]
+
+    def stop(self, *signals: signal.Signals) -> tuple[int, str]:
+        """Its exit code and what it complained about."""
+        for one in signals:
+            self.process.send_signal(one)
+        _, err = self.process.communicate()
+        return self.process.returncode, err
+
+
+@contextmanager
+def served(*arguments: str) -> Iterator[Server]:
+    process = subprocess.Popen(
+        [*PENSTOCK, "serve", "--port", "0", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            yield Server(process)
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def refused(penstock: Penstock) -> Any:
+    """How `penstock serve` leaves that does not begin: its exit code, and the one thing it says."""
+
+    def call(*arguments: str) -> tuple[int, str]:
+        ended = penstock("serve", *arguments)
+        assert ended.out == ""
+        return ended.code, ended.err
+
+    return call
+
+
+def started(url: str, content: str, graph: str = "assistant") -> str:
+    """A run that has begun to say something."""
+    with Connection(url) as server:
+        run_id = str(server.post(f"/api/agents/{graph}/chat", {"content": content})["run_id"])
+        for event in server.events(run_id):
+            if event.type == "text.delta":
+                return run_id
+    raise AssertionError("the run said nothing")
+
+
+def test_it_says_how_to_use_it_answers_and_stops_in_order() -> None:
+    with served("--db", "sqlite:///kept.db") as server:
+        assert "graphs        assistant, pipeline, publish\n" in server.greeting
+        assert f"try it        penstock chat assistant --url {server.url}\n" in server.greeting
+        assert "/kept.db\n" in server.greeting
+        with urllib.request.urlopen(f"{server.url}/health") as answer:
+            assert json.load(answer) == {"status": "ok"}
+        with urllib.request.urlopen(f"{server.url}/") as answer:
+            assert f"penstock chat assistant --url {server.url}" in answer.read().decode()
+        assert server.stop(signal.SIGTERM) == (0, "")
+
+
+def test_what_runs_when_it_is_stopped_is_parked_and_goes_on_with_the_next(directory: Path, penstock: Penstock) -> None:
+    (directory / "slow.py").write_text(SLOW)
+    options = ("--db", "sqlite:///kept.db", "--models", "slow.py:models")
+    with served(*options, "--drain", "0") as server:
+        run_id = started(server.url, "count to 200")
+        assert server.stop(signal.SIGTERM) == (0, "")
+    with closing(sqlite3.connect("kept.db")) as kept:
+        assert kept.execute("SELECT status FROM runs").fetchall() == [("parked",)]
+    with served(*options) as server:
+        tail = penstock("runs", "tail", run_id, "--url", server.url)
+        assert (tail.code, "run.parked" in tail.out, "run.resumed" in tail.out) == (0, True, True)
+        assert server.stop(signal.SIGINT) == (0, "")
+
+
+def test_a_second_ctrl_c_parks_at_once_what_would_have_been_waited_for(directory: Path) -> None:
+    (directory / "slow.py").write_text(SLOW)
+    with served("--db", "sqlite:///kept.db", "--models", "slow.py:models", "--drain", "1000") as server:
+        started(server.url, "count to 1000")
+        assert server.stop(signal.SIGINT, signal.SIGTERM) == (0, "")
+    with closing(sqlite3.connect("kept.db")) as kept:
+        assert kept.execute("SELECT status FROM runs").fetchall() == [("parked",)]
+
+
+def test_a_server_that_is_killed_in_the_middle_of_an_answer_goes_on_when_it_is_started_again(
+    directory: Path, penstock: Penstock
+) -> None:
+    (directory / "slow.py").write_text(SLOW)
+    options = ("--db", "sqlite:///kept.db", "--models", "slow.py:models", "--lease", "2")
+    with served(*options) as server:
+        run_id = started(server.url, "count to 150")
+        assert server.stop(signal.SIGKILL)[0] == -signal.SIGKILL
+    with served(*options) as server:
+        tail = penstock("runs", "tail", run_id, "--url", server.url)
+        assert tail.code == 0
+        assert "149, 150." in tail.out
+        assert "run.resumed" in tail.out
+        shown = json.loads(penstock("runs", "show", run_id, "--json", "--url", server.url).out)
+        assert (shown["status"], shown["epoch"]) == ("completed", 2)
+        assert shown["unresolved_usd"] > 0  # nobody knows what the provider asks for the call that was cut off
+        assert server.stop(signal.SIGTERM) == (0, "")
+
+
+def test_a_call_that_would_cost_more_than_is_left_never_leaves(penstock: Penstock) -> None:
+    with served("--db", "memory:") as server:
+        ended = penstock("chat", "assistant", "-m", "hello", "--max-cost", "0.00001", "--url", server.url)
+        assert (ended.code, "You said" in ended.out) == (3, False)
+        assert "would hold" in ended.out
+        assert server.stop(signal.SIGTERM) == (0, "")
+
+
+@pytest.mark.parametrize(("policy", "code"), [("count", 0), ("refuse", 3)])
+def test_a_model_without_a_price_is_counted_or_refused(
+    directory: Path, penstock: Penstock, policy: str, code: int
+) -> None:
+    (directory / "mine.py").write_text(
+        "from penstock.agents.model import Model, ModelResponse\n"
+        "from penstock.runtime.billing.usage import Usage\n\n\n"
+        "class Mine(Model):\n"
+        "    async def request(self, request):\n"
+        "        return ModelResponse('mine', usage=Usage(1, 1))\n\n\n"
+        "models = {'example': Mine('mine-1')}\n"
+    )
+    with served("--db", "memory:", "--models", "mine.py:models", "--unknown-prices", policy) as server:
+        ended = penstock("chat", "assistant", "-m", "hello", "--url", server.url)
+        assert ended.code == code, ended
+        assert server.stop(signal.SIGTERM) == (0, "")
+
+
+def test_prices_of_ones_own_are_what_is_paid(directory: Path, penstock: Penstock) -> None:
+    (directory / "mine.py").write_text(
+        "from penstock.agents.model import Model, ModelResponse\n"
+        "from penstock.runtime.billing.prices import Price\n"
+        "from penstock.runtime.billing.usage import Usage\n\n\n"
+        "class Mine(Model):\n"
+        "    async def request(self, request):\n"
+        "        return ModelResponse('mine', usage=Usage(1000, 1000))\n\n\n"
+        "models = {'example': Mine('mine-1')}\n"
+        "prices = {'mine-1': Price('1', '2')}\n"
+    )
+    options = ("--models", "mine.py:models", "--prices", "mine.py:prices", "--unknown-prices", "refuse")
+    with served("--db", "memory:", *options) as server:
+        ended = penstock("chat", "assistant", "-m", "hello", "--url", server.url)
+        assert (ended.code, "$0.003 · 2,000 tokens" in ended.out) == (0, True), ended
+        assert server.stop(signal.SIGTERM) == (0, "")
+
+
+def test_an_address_that_others_can_reach_needs_tokens(refused: Any) -> None:
+    code, said = refused("--host", "0.0.0.0", "--port", "0")
+    assert (code, said.count("\n")) == (64, 1)
+    assert said.endswith("not '0.0.0.0'; --tokens says who may come in from elsewhere\n")
+
+
+def test_a_port_that_is_taken_is_one_sentence(refused: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, said = refused("--port", str(taken.getsockname()[1]), "--db", "memory:")
+    assert (code, said.count("\n")) == (64, 1)
+    assert "Address already in use" in said
+    assert said.endswith("; --port names another, and 0 takes any that is free\n")
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ('{"id": "x", "nodes": [{"id": "a", "type": "nope"}], "edges": []}', "unknown_type  $.nodes[0].type"),
+        ('{"id": "x", "nodes": 3}', "$.nodes"),
+        ('{"id":', "bad_json  $"),
+    ],
+)
+def test_a_graph_that_is_not_valid_is_told_with_its_file(
+    directory: Path, refused: Any, document: str, said: str
+) -> None:
+    (directory / "mine.json").write_text(document)
+    code, told = refused("mine.json", "--port", "0", "--db", "memory:")
+    assert code == 2
+    assert said in told
+    assert told.splitlines()[-1].startswith("penstock: mine.json is not a valid graph: ")
+
+
+def test_two_graphs_of_one_name_are_refused(directory: Path, refused: Any) -> None:
+    document = json.dumps(example_graphs()["assistant"])
+    for name in ("a.json", "b.json"):
+        (directory / name).write_text(document)
+    assert refused(".") == (
+        64,
+        "penstock: b.json and a.json both have a graph called 'assistant'; rename one\n",
+    )
+
+
+def test_a_database_that_cannot_be_used_is_one_sentence(directory: Path, refused: Any) -> None:
+    (directory / "text.db").write_text("no database at all, but a text that goes on for a while\n" * 20)
+    for file, expected in (("text.db", "not a database"), ("no/such/folder/x.db", "make its folder")):
+        code, said = refused("--port", "0", "--db", f"sqlite:///{file}")
+        assert (code, said.count("\n")) == (2, 1)
+        assert expected in said
+    code, said = refused("--port", "0", "--db", "mysql://here")
+    assert (code, said.count("\n")) == (64, 1)
+
+
+def test_a_database_of_a_newer_penstock_is_left_alone(directory: Path, penstock: Penstock, refused: Any) -> None:
+    assert penstock("db", "upgrade", "--db", "sqlite:///newer.db").code == 0
+    with closing(sqlite3.connect("newer.db")) as newer:
+        newer.execute("PRAGMA user_version = 99")
+    before = (directory / "newer.db").read_bytes()
+    code, said = refused("--port", "0", "--db", "sqlite:///newer.db")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "version 99" in said
+    assert (directory / "newer.db").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["--tokens", "nothing.txt"], 64, "--tokens: there is no file 'nothing.txt'"),
+        (["--tokens", "short.txt"], 2, "token 1: the secret must be 16 to 512"),
+        (["--models", "nothing:models"], 64, "there is no module 'nothing'"),
+        (["--models", "models"], 64, "--models takes module:attribute"),
+        (["--prices", "os:environ"], 64, "--prices: there is "),
+        (["--max-cost", "much"], 64, "max_cost_usd must be"),
+        (["--daily", "-1"], 64, "daily_usd"),
+        (["nothing.json"], 64, "there is no file 'nothing.json'"),
+        (["empty"], 64, "there is no .json file in 'empty'"),
+        (["--max-running", "0"], 64, "--max-running"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_served(
+    directory: Path, refused: Any, arguments: list[str], code: int, expected: str
+) -> None:
+    (directory / "short.txt").write_text("ann:user:short\n")
+    (directory / "empty").mkdir()
+    ended, said = refused("--port", "0", "--db", "memory:", *arguments)
+    assert (ended, said.count("\n")) == (code, 1)
+    assert expected in said
+    assert "short\n" not in said
+
+
+def test_mcp_on_standard_input_offers_the_graphs_as_tools() -> None:
+    asked: list[dict[str, Any]] = [
+        {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "initialize",
+            "params": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {},
+                "clientInfo": {"name": "test", "version": "1"},
+            },
+        },
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/list"},
+    ]
+    process = subprocess.Popen(
+        [*PENSTOCK, "mcp"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("".join(json.dumps(one) + "\n" for one in asked))
+        process.stdin.flush()
+        answers = [json.loads(process.stdout.readline()) for _ in range(2)]
+        _, err = process.communicate()
+    assert {tool["name"] for tool in answers[1]["result"]["tools"]} >= {"assistant", "pipeline", "publish"}
+    assert (process.returncode, "Traceback" in err) == (0, False)
+
+
+def test_a_tail_outlives_the_server_it_began_at(directory: Path) -> None:
+    (directory / "slow.py").write_text(SLOW)
+    options = ("--db", "sqlite:///kept.db", "--models", "slow.py:models", "--drain", "0")
+    with served(*options) as server:
+        url, run_id = server.url, started(server.url, "count to 200")
+        tail = subprocess.Popen(
+            [*PENSTOCK, "runs", "tail", run_id, "--json", "--url", url], stdout=subprocess.PIPE, text=True
+        )
+        assert tail.stdout is not None
+        first = tail.stdout.readline()
+        assert server.stop(signal.SIGTERM) == (0, "")
+    with tail, served(*options, "--port", url.rpartition(":")[2]) as server:
+        told = [json.loads(line) for line in [first, *tail.stdout]]
+        assert tail.wait() == 0
+        assert server.stop(signal.SIGTERM) == (0, "")
+    assert [one["seq"] for one in told] == list(range(1, len(told) + 1))
+    assert told[-1]["type"] == "run.completed"
+    assert "run.parked" in {one["type"] for one in told}
