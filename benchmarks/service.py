@@ -2,7 +2,7 @@
 
 Each question has its baseline in the same run: a graph without a journal and a bare INSERT in a thread; the same rows
 in one `executemany`; a bare FastAPI app behind the same server. Wall time, because most of it is waiting for a thread,
-a file or a socket.
+a file or a socket; CPU time where it is asked whether something grows.
 """
 
 from __future__ import annotations
@@ -264,11 +264,10 @@ def graph_that_answers() -> dict[str, Any]:
     }
 
 
-async def _penstock_app(url: str, ready: Callable[[Any], Any]) -> None:
+@asynccontextmanager
+async def _penstock_host(url: str) -> AsyncIterator[Any]:
     from penstock.agents.scripted import ScriptedModel
-    from penstock.chat.service import ChatService
     from penstock.hosting.host import HostSettings, RunHost
-    from penstock.server.app import create_app
     from penstock.storage import open_stores
 
     answering = ScriptedModel(lambda request: "An answer of some ten words, as short as they come.", name="echo")
@@ -276,7 +275,15 @@ async def _penstock_app(url: str, ready: Callable[[Any], Any]) -> None:
         settings = HostSettings(max_running_per_owner=64)
         async with RunHost(stores, services={"models": {"echo": answering}}, settings=settings) as host:
             await stores.graphs.save("echo", "bench", "echo", graph_that_answers(), now_ms=0)
-            await ready(create_app(host, ChatService(host, stores.chats), stores))
+            yield host
+
+
+async def _penstock_app(url: str, ready: Callable[[Any], Any]) -> None:
+    from penstock.chat.service import ChatService
+    from penstock.server.app import create_app
+
+    async with _penstock_host(url) as host:
+        await ready(create_app(host, ChatService(host, host.stores.chats), host.stores))
 
 
 async def _bare_app(url: str, ready: Callable[[Any], Any]) -> None:
@@ -381,6 +388,32 @@ def ask_all(asked: str) -> None:
     )
 
 
+# Turns of a chat.
+
+
+def time_turns(kind: str, turns: int) -> dict[str, Any]:
+    """CPU ms of a turn of a chat, early and late in it: the least of the ten first and of the ten last."""
+
+    async def timed(url: str) -> list[float]:
+        from penstock.chat.service import ChatService
+
+        taken = []
+        async with _penstock_host(url) as host:
+            service = ChatService(host, host.stores.chats)
+            chat = await service.create_chat(owner="bench", graph_id="echo")
+            for _ in range(turns + 1):
+                started = time.process_time()
+                turn = await service.stream_chat(chat.id, "Some ten words that somebody says in a chat.", owner="bench")
+                ends = [event.type async for event in turn.events()][-1]
+                taken.append((time.process_time() - started) * 1_000)
+                expect("end", ends, "run.completed")
+        return taken[1:]
+
+    with tempfile.TemporaryDirectory() as folder:
+        taken = asyncio.run(timed("memory:" if kind == "memory" else f"sqlite:///{folder}/runs.db"))
+    return {"early_ms": [min(taken[:10])], "late_ms": [min(taken[-10:])]}
+
+
 # The questions.
 
 
@@ -458,6 +491,24 @@ def _ask_shared(quick: bool) -> Table:
     )
 
 
+def _ask_turns(quick: bool) -> Table:
+    contestants = [Contestant("in memory", "memory"), Contestant("SQLite", "sqlite")]
+    turns, rounds = (60, 1) if quick else (300, 3)
+    play(
+        contestants,
+        rounds,
+        lambda each: measure(each, "benchmarks.service", "time_turns", TIME_LIMIT_S, kind=each.name, turns=turns),
+    )
+    return Table(
+        f"What does a turn of a chat cost, and does it grow? ({turns} turns)",
+        f"CPU ms of a turn with one agent whose model answers at once, the minimum of {rounds} shuffled rounds. The "
+        "model is told everything that was said before.",
+        ("stores", "the first ten", "the last ten"),
+        [(each.label, _least(each, "early_ms"), _least(each, "late_ms")) for each in contestants],
+        raw={each.label: each.results for each in contestants},
+    )
+
+
 def _ask_requests(quick: bool) -> Table:
     requests, rounds = (64, 1) if quick else (400, 3)
     cases = [(clients, stream) for clients in (1, 8) for stream in (False, True)]
@@ -509,8 +560,8 @@ def _beyond(each: Contestant, other: Contestant, figure: str = "wall_us") -> Cel
 
 
 def ask(quick: bool) -> list[Table]:
-    """Journal, events, shared budgets, requests."""
-    return [_ask_journal(quick), _ask_events(quick), _ask_shared(quick), _ask_requests(quick)]
+    """Journal, events, shared budgets, turns, requests."""
+    return [_ask_journal(quick), _ask_events(quick), _ask_shared(quick), _ask_turns(quick), _ask_requests(quick)]
 
 
 if __name__ == "__main__":

@@ -492,3 +492,20 @@ async def test_a_sync_function_that_gives_a_coroutine_is_told() -> None:
     result = await Tools([Tool(lambda: asyncio.sleep(0), name="odd")]).execute(priced(), use("odd"))
     assert result.is_error
     assert "async" in result.content
+
+
+async def test_tools_of_one_turn_that_are_halted_leave_no_cancel_of_their_own_behind() -> None:
+    with pytest.raises(Halted):
+        await execute_all(Tools([find]), priced(Budget(max_steps=1)), [use("find", q="a"), use("find", q="b")])
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0  # else the next cancel of ours would be taken for somebody else's
+
+
+async def test_a_cancel_that_a_tool_raises_beside_others_is_not_swallowed() -> None:
+    @tool
+    async def quits() -> str:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await execute_all(Tools([find, quits]), priced(), [use("find", q="a"), use("quits")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -323,3 +324,32 @@ class Conversing(RuleBasedStateMachine):
 
 
 TestConversing = pytest.mark.requirement("K-15")(Conversing.TestCase)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"state": "complete", "run_id": "r-1", "cost_usd": 0.25, "attachments": []},
+        {"none": None, "true": True, "number": -(2**53), "zero": -0.0, "text": ""},
+        {"large": 2**80, "unicode": "ü🌊", "key ü": 1},
+        {"nested": {"list": [1, {"a": ()}]}, "attachments": [{"id": "a"}]},
+        {str(number): number for number in range(100)},
+    ],
+)
+def test_the_data_of_a_message_is_a_copy_that_json_gives_back(data: dict[str, Any]) -> None:
+    kept = ChatMessage("m", None, "user", "hello", 1, data).data
+    before = json.loads(json.dumps(data))
+    assert json.dumps(kept) == json.dumps(before)
+    data["later"] = 1
+    for value in data.values():
+        if isinstance(value, list):
+            value.append("later")
+    assert kept == before
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), "\ud800", b"", object(), "x" * 1_000_001])
+def test_what_is_no_json_is_refused_wherever_in_the_data_it_stands(wrong: Any) -> None:
+    for data in ({"a": wrong}, {"a": [wrong]}, {"a": 1, "b": {"c": wrong}}):
+        with pytest.raises(InvalidValue, match="data"):
+            ChatMessage("m", None, "user", "hello", 1, data)

@@ -312,6 +312,34 @@ async def test_the_same_run_id_again_is_the_same_turn() -> None:
     assert len(histories.asked) == 2
 
 
+async def test_a_run_id_again_with_something_else_to_say_is_a_conflict_and_not_the_old_answer() -> None:
+    histories = Histories()
+    async with chatting(models={"A": histories.model}) as chats:
+        first, _ = await said(chats, "one", run_id="mine")
+        service, told = chats.service, [{"role": "user", "content": "0"}, {"role": "assistant", "content": "1"}]
+        new = await service.stream_agent_chat("g", [*told, {"role": "user", "content": "2"}], owner=ANN, run_id="new")
+        await new.result()
+        wrong = [
+            lambda: service.stream_chat(chats.chat_id, "two", owner=ANN, run_id="mine"),
+            lambda: service.retry_message(chats.chat_id, first.message_id, owner=ANN, run_id="mine"),
+            lambda: service.continue_message(chats.chat_id, first.message_id, owner=ANN, run_id="mine"),
+            lambda: service.edit_user_message(
+                chats.chat_id, str(first.user_message_id), "two", owner=ANN, run_id="mine"
+            ),
+            lambda: service.stream_agent_chat("g", "2", owner=ANN, run_id="new"),
+            lambda: service.stream_agent_chat(
+                "g", [*told, *told, {"role": "user", "content": "2"}], owner=ANN, run_id="new"
+            ),
+        ]
+        for ask in wrong:
+            with pytest.raises(Conflict, match="answers something else"):
+                await ask()
+        again = await service.retry_message(chats.chat_id, first.message_id, owner=ANN, run_id="again")
+        assert await service.retry_message(chats.chat_id, first.message_id, owner=ANN, run_id="again") == again
+        await again.result()
+    assert len(histories.asked) == 3
+
+
 async def test_a_turn_that_was_interrupted_before_its_run_was_there_is_taken_up_by_asking_again() -> None:
     async with chatting(models={"A": Histories().model}) as chats:
         turn, _ = await said(chats, "one", run_id="mine")
@@ -321,6 +349,8 @@ async def test_a_turn_that_was_interrupted_before_its_run_was_there_is_taken_up_
         interrupted = [written[str(turn.user_message_id)]]
         unfinished = ChatMessage(turn.message_id, turn.user_message_id, "assistant", "", 0, {"state": "writing"})
         await stores.chats.add_messages(chats.chat_id, [*interrupted, unfinished], now_ms=0)
+        with pytest.raises(Conflict, match="answers something else"):
+            await chats.service.stream_chat(chats.chat_id, "two", owner=ANN, run_id="mine")
         again, answer = await said(chats, "one", run_id="mine")
         assert (again.user_message_id, again.message_id) == (turn.user_message_id, turn.message_id)
         assert answer.content == "answer 1"
@@ -346,6 +376,10 @@ async def test_an_answer_that_no_run_was_taken_on_for_says_so() -> None:
         tree = await chats.service.tree(chats.chat_id)
         failed = [one for one in tree if one.data.get("state") == "failed"]
         assert ["Overloaded" in one.data["error"] for one in failed] == [True]
+        before = len(await chats.stores.chats.list(owner=ANN))
+        with pytest.raises(Overloaded):
+            await chats.service.stream_agent_chat(ALONE["id"], "hello", owner=ANN)
+        assert len(await chats.stores.chats.list(owner=ANN)) == before  # a chat that nobody knows of helps nobody
         await waits.cancel()
         assert (await waits.result()).data["state"] == "partial"
         slow.may_end.set()

@@ -12,6 +12,7 @@ from penstock.hosting.ports import HostStores
 from penstock.kernel.executor import ExecutionResult, Handle
 from penstock.kernel.values import DataValue
 from penstock.nodes import executors as node_executors
+from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.graphs.flow_context import FlowContext
 from penstock.runtime.graphs.node_events import NodeEvent
 
@@ -113,13 +114,20 @@ async def host_with(
     clock: Clock = SYSTEM_CLOCK,
     worker: str | None = None,
     services: Mapping[str, Any] | None = None,
+    prices: PriceBook | None = None,
     **more: Any,
 ) -> RunHost:
     """A host that is not started yet, whose stores have the graphs of these tests."""
     for name, document in (("echo", ECHO), ("ask", ASK), ("gate", GATE)):
         await stores.graphs.save(name, "ann", name, document, now_ms=0)
     return RunHost(
-        stores, executors=executors(**more), settings=settings, clock=clock, worker=worker, services=services
+        stores,
+        executors=executors(**more),
+        settings=settings,
+        clock=clock,
+        worker=worker,
+        services=services,
+        prices=prices,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from penstock.hosting.host import HostSettings, Overloaded, RunHost, RunLimits, 
 from penstock.hosting.ports import Conflict
 from penstock.kernel.executor import ExecutionResult, Handle
 from penstock.kernel.values import DataValue
+from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.graphs.flow_context import FlowContext
 from penstock.storage.memory import MemoryStores
@@ -77,6 +79,21 @@ async def test_a_halted_run_that_is_granted_more_goes_on_and_pays_for_nothing_tw
     assert [event.data["node_id"] for event in found if event.type == "node.completed"] == ["a"]
 
 
+@pytest.mark.requirement("X-3")
+async def test_a_halted_run_that_goes_on_without_more_holds_as_much_for_its_next_call_as_before() -> None:
+    stores = MemoryStores()
+    host, model = await with_model(stores)
+    async with host:
+        run = await host.submit(owner="ann", graph_id="two", input="hi", limits={"max_cost_usd": "0.5"})
+        await host.wait(run.id)
+        for _ in range(2):
+            await host.resume(run.id)
+            halted = await host.wait(run.id)
+            assert (halted.status, halted.stop_reason, halted.cost_nanos) == ("halted", "budget_exceeded", 400_000_000)
+    assert model.calls == 1
+    assert stores.ledger.balance(f"run:{run.id}").spent_nanos == 400_000_000
+
+
 async def test_only_a_run_that_was_halted_is_granted_more() -> None:
     stores = MemoryStores()
     host, _ = await with_model(stores)
@@ -104,7 +121,8 @@ async def test_a_run_that_failed_goes_on_from_where_it_failed_when_it_is_resumed
 
     model._answer = reply
     async with host:
-        run = await host.submit(owner="ann", graph_id="two", input="hi")
+        # $0.40, the call whose bill nobody knows at as much, and the one that is made in its place.
+        run = await host.submit(owner="ann", graph_id="two", input="hi", limits={"max_cost_usd": "1.2"})
         assert (await host.wait(run.id)).status == "failed"
         is_broken = False
         await host.resume(run.id)
@@ -126,6 +144,21 @@ async def test_the_budget_of_a_day_holds_over_all_runs_of_an_owner() -> None:
 
 
 # Forking and replaying.
+
+
+async def test_an_id_that_comes_again_when_its_run_was_removed_is_paid_for_again() -> None:
+    stores = MemoryStores()
+    host, _ = await with_model(stores)
+    async with host:
+        await host.wait((await host.submit(owner="ann", graph_id="two", input="hi", run_id="r")).id)
+    await asyncio.sleep(0.002)
+    host, model = await with_model(stores, settings=HostSettings(keep_days=1e-9, drain_s=0, owner_daily_usd="0.7"))
+    async with host:
+        assert await host.get("r") is None
+        await host.submit(owner="ann", graph_id="two", input="hi", run_id="r")
+        halted = await host.wait("r")
+        assert (halted.status, model.calls) == ("halted", 1)  # by the budget of the day
+    assert stores.ledger.balance("run:r").spent_nanos == 400_000_000
 
 
 async def test_a_fork_does_a_node_and_what_is_behind_it_again_and_nothing_before() -> None:
@@ -205,6 +238,35 @@ async def test_a_fork_that_is_asked_for_again_is_the_run_that_is_there() -> None
     assert not await stores.journal.load("g")
 
 
+async def test_the_id_of_a_fork_that_goes_another_way_is_another_runs() -> None:
+    host, _ = await with_model(MemoryStores())
+    async with host:
+        run = await host.wait((await host.submit(owner="ann", graph_id="two", input="hi")).id)
+        await host.wait((await host.fork(run.id, owner="ann", at="b", run_id_new="f")).id)
+        with pytest.raises(Conflict, match="another origin"):
+            await host.fork(run.id, owner="ann", at="a", run_id_new="f")
+        with pytest.raises(Conflict, match="another origin"):
+            await host.fork(run.id, owner="ann", at="b", input="yo", run_id_new="f")
+
+
+async def test_what_a_fork_was_given_is_given_to_those_that_take_it_up() -> None:
+    host, _ = await with_model(MemoryStores())
+    async with host:
+        run = await host.wait((await host.submit(owner="ann", graph_id="echo", input="hi")).id)
+        fork = await host.wait((await host.fork(run.id, owner="ann", at="in", input="yo")).id)
+        replay = await host.wait((await host.replay(fork.id, owner="ann")).id)
+        behind = await host.wait((await host.fork(replay.id, owner="ann", at="out")).id)
+        same = await host.wait((await host.fork(fork.id, owner="ann", at="in")).id)
+        other = await host.wait((await host.fork(fork.id, owner="ann", at="in", input="ha")).id)
+        assert [one.output for one in (fork, replay, behind, same, other)] == ["yo", "yo", "yo", "yo", "ha"]
+
+        run = await host.wait((await host.submit(owner="ann", graph_id="two", input="hi")).id)
+        fork = await host.wait((await host.fork(run.id, owner="ann", at="b", input="yo")).id)
+        same = await host.wait((await host.fork(fork.id, owner="ann", at="b")).id)
+        before = await host.wait((await host.fork(fork.id, owner="ann", at="a")).id)
+        assert [one.output for one in (fork, same, before)] == ["yo!", "yo!", "hi!!"]  # behind `a`, what comes now
+
+
 async def test_a_replay_calls_nothing_and_fails_where_nothing_was_recorded() -> None:
     stores = MemoryStores()
     host, model = await with_model(stores)
@@ -237,3 +299,11 @@ async def test_the_calls_of_a_run_are_told_with_what_they_cost() -> None:
 
 async def test_a_run_with_settings_of_its_own_keeps_them() -> None:
     assert SETTINGS.default_limits.to_dict() == {"max_cost_usd": "1", "max_steps": 1_000, "timeout_s": 3_600}
+
+
+async def test_a_host_has_its_own_prices() -> None:
+    host, model = await with_model(MemoryStores(), prices=PriceBook(unknown="refuse", use_genai_prices=False))
+    async with host:
+        run = await host.submit(owner="ann", graph_id="two", input="hi")
+        left = await host.wait(run.id)
+    assert (left.status, left.stop_reason, model.calls) == ("halted", "price_unknown", 0)

@@ -12,7 +12,8 @@ from penstock.errors import InvalidValue
 from penstock.hosting.admission import Overloaded
 from penstock.hosting.host import HostSettings, Prepared, RunHost, RunLimits, UnknownGraph, UnknownRun
 from penstock.hosting.ports import Conflict
-from penstock.hosting.records import RunRecord
+from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.work.told import MAX_DEPTH
 from penstock.storage.memory import MemoryStores
 from tests.hosting.graphs import SETTINGS, Gate, Teller, graph, host_with
 
@@ -113,6 +114,17 @@ async def test_whatever_goes_in_comes_out_or_is_refused(value: Any) -> None:
         left = await host.wait(run.id)
     assert left.status == "completed"
     assert left.output == ("?" if value == "\ud800" else value)
+
+
+async def test_a_value_of_as_many_levels_as_can_be_kept_comes_out_whole() -> None:
+    deep: Any = "water"
+    for _ in range(MAX_DEPTH):
+        deep = [deep]
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        run = await host.submit(owner="ann", graph_id="echo", input=deep)
+        assert (await host.wait(run.id)).output == deep
+        assert [event async for event in host.events(run.id)][-1].data["output"] == deep
 
 
 # Submitting.
@@ -323,3 +335,44 @@ async def test_a_reader_who_pauses_holds_nobody_up_and_misses_nothing() -> None:
             assert (await host.wait(run.id)).status == "completed"  # while the reader does not read
             seqs += [event.seq async for event in events]
     assert seqs == [*range(1, 2_008)]
+
+
+@pytest.mark.parametrize("room", [{"max_running": 1}, {"max_running_per_owner": 1}])
+async def test_what_was_left_in_the_queue_for_want_of_room_begins_when_a_run_has_ended(
+    room: dict[str, int],
+) -> None:
+    gate = Gate()
+    gate.opened.set()
+    settings = HostSettings(tick_s=3_600, drain_s=0, **room)
+    async with await host_with(MemoryStores(), settings=settings, gate=gate) as host:
+        runs = [await host.submit(owner="ann", graph_id="gate") for _ in range(4)]
+        left = [await host.wait(run.id) for run in runs]
+    assert {run.status for run in left} == {"completed"}
+
+
+async def test_a_run_that_is_there_is_given_back_although_no_other_would_be_taken_on() -> None:
+    host = await host_with(MemoryStores(), settings=HostSettings(max_queued=1))
+    there = await host.submit(owner="ann", graph_id="echo", run_id="r", input=1)
+    assert await host.submit(owner="ann", graph_id="echo", run_id="r", input=1) == there
+    with pytest.raises(Conflict):
+        await host.submit(owner="ann", graph_id="echo", run_id="r", input=2)
+    with pytest.raises(Overloaded):
+        await host.submit(owner="ann", graph_id="echo", run_id="another")
+    assert host.stats()["totals"]["submitted"] == 1
+
+
+async def test_a_reader_near_a_run_sees_what_one_sees_who_asks_the_store() -> None:
+    stores, gate = MemoryStores(), Gate()
+    async with await host_with(stores, gate=gate) as host:
+        run = await host.submit(owner="ann", graph_id="gate", input="🌊 ü")
+        near = asyncio.create_task(_all(host, run.id))
+        await gate.entered.wait()
+        late = asyncio.create_task(_all(host, run.id))
+        gate.opened.set()
+        seen = await near, await late
+    kept = [*await stores.events.read(run.id)]
+    assert seen == (kept, kept)
+
+
+async def _all(host: RunHost, run_id: str) -> list[HostedEvent]:
+    return [event async for event in host.events(run_id)]

@@ -61,6 +61,7 @@ class Open:
 async def test_what_gathers_while_the_store_writes_is_written_at_once() -> None:
     async with Open() as here:
         here.log.tell("first")
+        here.log.hurry()
         await asyncio.sleep(0)
         for number in range(900):
             here.log.tell("next", {"number": number})
@@ -91,6 +92,7 @@ async def test_pieces_of_one_text_are_joined_and_others_keep_their_order() -> No
 async def test_a_piece_that_is_being_written_is_not_changed_any_more() -> None:
     async with Open() as here:
         here.log.tell("text.delta", {"node_id": "n", "source": "a", "text": "1"})
+        here.log.hurry()
         await asyncio.sleep(0)  # it is on its way
         here.log.tell("text.delta", {"node_id": "n", "source": "a", "text": "2"})
         here.slow.let.set()
@@ -159,3 +161,63 @@ async def test_an_event_that_no_store_takes_is_replaced_and_the_others_are_kept(
 def test_a_store_in_memory_refuses_what_is_no_json() -> None:
     with pytest.raises(InvalidValue):
         asyncio.run(MemoryEventStore().append("r", 0, [HostedEvent(1, 0, "x", {"value": object()})]))
+
+
+async def test_what_is_told_in_one_burst_is_one_append_and_whoever_waits_for_it_does_not_wait_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_module, "GATHER_S", 3_600)
+    async with Open() as opened:
+        opened.slow.let.set()
+        for name in ("run.started", "node.started", "call.started"):
+            opened.log.tell(name)
+            await asyncio.sleep(0)
+        await opened.log.flush()
+        assert opened.slow.batches == [3]
+        opened.log.tell("run.completed")
+        opened.log.hurry()
+        await opened.log.bell.wait()
+        assert opened.slow.batches == [3, 1]
+
+
+async def test_an_event_that_nobody_waits_for_is_written_soon_all_the_same() -> None:
+    async with Open() as opened:
+        opened.slow.let.set()
+        opened.log.tell("run.started")
+        await opened.log.bell.wait()
+        assert await opened.written() == [(1, "run.started", {})]
+
+
+async def test_what_is_at_hand_is_what_the_store_has_newest_and_never_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "AT_HAND", 3)
+    async with Open() as opened:
+        log, slow = opened.log, opened.slow
+        assert log.after(0, 10) == []
+        slow.let.set()
+        for number in range(5):
+            log.tell(f"event.{number}")
+        await log.flush()
+        slow.let.clear()
+        log.tell("not.written")
+        assert log.after(2, 10) == [*await slow.store.read("r", 2)]
+        assert [event.seq for event in log.after(3, 1) or ()] == [4]
+        assert log.after(1, 10) is None, "event 2 is only in the store by now"
+        assert log.after(5, 10) == log.after(99, 10) == []
+
+
+async def test_a_log_that_goes_on_after_another_worker_has_nothing_of_before_at_hand() -> None:
+    opened = Open(last_seq=7)
+    assert opened.log.after(7, 10) == []
+    assert opened.log.after(6, 10) is None
+
+
+async def test_what_no_store_takes_is_at_hand_as_it_is_kept() -> None:
+    async with Open() as opened:
+        opened.slow.let.set()
+        opened.log.tell("one", {"value": float("nan")})
+        opened.log.tell("two", {"value": 2})
+        await opened.log.flush()
+        at_hand = opened.log.after(0, 10)
+        assert at_hand == [*await opened.slow.store.read("r")]
+        assert at_hand is not None
+        assert [event.data.keys() for event in at_hand] == [{"lost"}, {"value"}]

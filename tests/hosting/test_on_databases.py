@@ -73,7 +73,8 @@ async def test_a_cancel_survives_a_restart_before_and_after_its_run_is_there(url
         second = await host_with(stores, settings=SETTINGS, gate=gate)
         assert await second.cancel("r") is CancelResult.CANCELLED
         async with second:
-            assert (await second.submit(owner="ann", graph_id="gate", run_id="early")).status == "cancelled"
+            await second.submit(owner="ann", graph_id="gate", run_id="early")
+            assert (await second.wait("early")).status == "cancelled"
             assert (await second.wait("r")).status == "cancelled"
     assert gate.came == 1
 

@@ -134,6 +134,30 @@ async def test_an_act_whose_connection_is_cut_before_its_end_is_run_again(url: s
         assert (times, await database.read(said)) == (2, [1])
 
 
+async def test_what_a_stopped_process_has_locked_in_a_transaction_others_get_after_a_while(url: str) -> None:
+    locked, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def stops(transaction: Transaction) -> int:
+        await transaction.run("UPDATE notes SET said = said || 'mine ' WHERE id = 1")
+        locked.set()
+        await goes_on.wait()
+        return await transaction.run("UPDATE notes SET said = said || 'still' WHERE id = 1")
+
+    async with opened(url) as database:
+        stopped = await PostgresDatabase.open(url, timeout_s=0.3)
+        for id in (1, 2):  # also on a connection that was used before
+            await stopped.write(saying(id))
+        working = asyncio.create_task(stopped.write(stops))
+        await locked.wait()
+        assert await database.write(lambda one: one.run("UPDATE notes SET said = 'taken ' WHERE id = 1")) == 1
+        goes_on.set()
+        assert await working == 1  # run again, from its beginning
+        row = await database.read(lambda one: one.row("SELECT said FROM notes WHERE id = 1"))
+        await stopped.close()
+    assert row is not None
+    assert row[0] == "taken mine still"
+
+
 async def test_a_caller_that_goes_away_leaves_nothing_half_done_and_no_connection_taken(url: str) -> None:
     async with opened(url) as database:
         begun, never = asyncio.Event(), asyncio.Event()

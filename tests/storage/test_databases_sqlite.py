@@ -339,3 +339,80 @@ def test_what_is_committed_survives_a_database_that_was_never_closed(path: Path)
     asyncio.run(leave())
     with closing(sqlite3.connect(path)) as file:
         assert file.execute("SELECT said FROM notes").fetchall() == [("a",)]
+
+
+class Look:
+    """A read that has begun and does not end until it may; which thread it is on."""
+
+    def __init__(self) -> None:
+        self.thread = 0
+        self._begun, self._may_go_on = threading.Event(), threading.Event()
+
+    async def act(self, transaction: Transaction) -> None:
+        self.thread = threading.get_ident()
+        self._begun.set()
+        self._may_go_on.wait()
+
+    async def begun(self) -> None:
+        await asyncio.to_thread(self._begun.wait)
+
+    def end(self) -> None:
+        self._may_go_on.set()
+
+
+async def where(transaction: Transaction) -> int:
+    return threading.get_ident()
+
+
+async def test_reads_one_after_the_other_are_of_one_thread_and_those_beside_a_long_one_of_another(path: Path) -> None:
+    async with opened(path) as database:
+        usual = {await database.read(where) for _ in range(20)}
+        assert len(usual) == 1
+        long = Look()
+        reading = asyncio.create_task(database.read(long.act))
+        await long.begun()
+        beside = {await database.read(where) for _ in range(20)}
+        long.end()
+        await reading
+        assert {long.thread} == usual
+        assert len(beside) == 1
+        assert beside != usual
+
+
+async def test_a_read_that_waits_behind_a_long_one_is_taken_by_the_reader_that_is_free_first(path: Path) -> None:
+    async with opened(path) as database:
+        first, second = Look(), Look()
+        reading = [asyncio.create_task(database.read(one.act)) for one in (first, second)]
+        await first.begun()
+        await second.begun()
+        behind = [asyncio.create_task(database.read(where)) for _ in range(6)]
+        await asyncio.sleep(0)
+        second.end()
+        assert {*await asyncio.gather(*behind)} == {second.thread}
+        first.end()
+        await asyncio.gather(*reading)
+
+
+async def test_a_caller_that_leaves_a_long_read_leaves_its_reader_busy(path: Path) -> None:
+    async with opened(path) as database:
+        long = Look()
+        reading = asyncio.create_task(database.read(long.act))
+        await long.begun()
+        reading.cancel()
+        await asyncio.wait((reading,))
+        assert await database.read(where) != long.thread
+        long.end()
+
+
+async def test_closing_ends_each_reader_after_what_was_laid_before_any(path: Path) -> None:
+    database = await SqliteDatabase.open(path, SCHEMA)
+    long = Look()
+    reading = asyncio.create_task(database.read(long.act))
+    await long.begun()
+    others = [asyncio.create_task(database.read(where)) for _ in range(5)]
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(database.close())
+    await asyncio.sleep(0)
+    long.end()
+    await asyncio.gather(reading, closing)
+    assert len(await asyncio.gather(*others)) == 5

@@ -14,7 +14,7 @@ import asyncio
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -41,6 +41,7 @@ from penstock.runtime.settlement import told_by
 from penstock.stops import LIMIT_REASONS, Stop, StopReason, TerminationReason
 from penstock.tracing.events import ToolCallTrace
 from penstock.tracing.jsonable import jsonable
+from penstock.tracing.redaction import redact
 
 MAX_RESULT_CHARACTERS = 100_000
 """So much of a result is told to the model; more would be paid for in every later turn."""
@@ -295,13 +296,32 @@ async def execute_all(
         for at, call in waiting:
             results[at] = await execute_one(chain, context, call, at)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(max_parallel, len(calls))):
-                group.create_task(work())
-    except BaseExceptionGroup as failed:
-        raise _worst(failed) from None
+    await _all_done([asyncio.create_task(work()) for _ in range(min(max_parallel, len(calls)))])
     return results
+
+
+async def _all_done(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Wait for all of them; one that fails, or a cancel of whoever waits, stops the others, and is raised after them.
+
+    Not a TaskGroup: before Python 3.13, one in which a task fails leaves its own cancel of the waiting task behind, and
+    a cancel of ours that comes later is taken for somebody else's.
+    """
+    ended: list[BaseException] = []
+    waiting, others = set(tasks), list(tasks)
+    while waiting:
+        try:
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+        except asyncio.CancelledError as error:
+            ended.append(error)
+            waiting = {one for one in waiting if not one.done()}
+        finally:
+            while waiting and others:  # something went wrong; once, for they may be clearing up
+                others.pop().cancel()
+    ended += [failed for one in tasks if not one.cancelled() and (failed := one.exception()) is not None]
+    if ended:
+        raise _worst(ended)
+    if any(one.cancelled() for one in tasks):
+        raise asyncio.CancelledError  # a tool raised it
 
 
 def execute_one(chain: ToolChain, context: ExecutionContext, call: ToolCall, at: int = 0) -> Awaitable[ToolResult]:
@@ -353,21 +373,13 @@ _bill: ContextVar[list[Call] | None] = ContextVar("penstock_tool_bill", default=
 """Gets the call behind a tool's result, in journalled runs."""
 
 
-def _worst(failed: BaseExceptionGroup[BaseException]) -> BaseException:
+def _worst(ended: Sequence[BaseException]) -> BaseException:
     """Of what ended several tools at once, what matters most to whoever waits for them."""
-    leaves: list[BaseException] = []
-    todo: list[BaseException] = [failed]
-    while todo:
-        one = todo.pop()
-        if isinstance(one, BaseExceptionGroup):
-            todo.extend(one.exceptions)
-        else:
-            leaves.append(one)
-    for kind in (KeyboardInterrupt, SystemExit, CancelledError, HookAbort, Halted):
-        for one in leaves:
+    for kind in (KeyboardInterrupt, SystemExit, asyncio.CancelledError, CancelledError, HookAbort, Halted):
+        for one in ended:
             if isinstance(one, kind):
                 return one
-    return leaves[-1]
+    return ended[0]
 
 
 def _refuse(context: ExecutionContext, call: ToolCall, error: str, told: str) -> ToolResult:
@@ -420,13 +432,12 @@ def _is_told(context: ExecutionContext, own: ExecutionContext | None, stop: Stop
     if stop.reason not in LIMIT_REASONS:
         return False
     # A limit that is none of ours is the tool's own: its time, its budget, or one it set for something below it.
-    return accounts.refusing(context._account, stop) is None or (
-        own is not None and accounts.refusing(own._account, stop) is own._account
-    )
+    return not context._is_under(stop) or (own is not None and accounts.refusing(own._account, stop) is own._account)
 
 
 def _failure(call: ToolCall, error: BaseException) -> ToolResult:
-    return ToolResult(call.id, call.name, f"{type(error).__name__}: {told_by(error)}", is_error=True)
+    """What the model is told of an error: it goes to a provider, and is kept, so that no secret may be in it."""
+    return ToolResult(call.id, call.name, f"{type(error).__name__}: {redact(told_by(error))}", is_error=True)
 
 
 def shown(value: Any) -> str:

@@ -18,13 +18,15 @@ from penstock.chat.message import ChatMessage
 from penstock.chat.ports import ChatStore
 from penstock.clock import Clock
 from penstock.hosting.points import passing
-from penstock.hosting.ports import EventStore, GraphStore
+from penstock.hosting.ports import Conflict, EventStore, GraphStore
 from penstock.hosting.records import HostedEvent, RunRecord
 from penstock.hosting.work.workplace import Prepared
 from penstock.kernel.document import parse_graph
+from penstock.kernel.graph import GraphSpec
 
 PAGE = 1_000
 MAX_AT_HAND = 100
+MAX_GRAPHS = 256
 
 
 class Stores(Protocol):
@@ -45,6 +47,8 @@ class Answering:
         self._clock = clock
         self._at_hand: dict[str, tuple[ChatMessage, ...]] = {}
         """What leads to answers that were asked for here and are not begun yet, so that it is not read again."""
+        self._graphs: dict[tuple[str, int], GraphSpec] = {}
+        """Graphs that were read lately; what is in a version never changes."""
 
     def keep_at_hand(self, run_id: str, path: tuple[ChatMessage, ...]) -> None:
         """What leads to the answer of a run that is about to be submitted, unless something of it may still change."""
@@ -57,32 +61,40 @@ class Answering:
         """The conversation on the way to the answer, and who in the graph is given it."""
         path = self._at_hand.pop(run.id, None) or await self._before_answer(run)
         history = protocol.history_of(path)
-        graph = await self._stores.graphs.get(run.graph_id, run.graph_version)
-        assert graph is not None, "a run names a version that is there"
         services: dict[str, Any] = {
-            **protocol.chat_services(parse_graph(graph.document)),
+            **protocol.chat_services(await self._graph(run.graph_id, run.graph_version)),
             "chat_input": {"messages": history},
             "user_tools": list(run.origin.get("user_tools") or ()),
             "attachments": self._loader(run.owner),
         }
         return Prepared(protocol.newest_text(history), services)
 
+    async def _graph(self, graph_id: str, version: int) -> GraphSpec:
+        known = self._graphs.get((graph_id, version))
+        if known is not None:
+            return known
+        record = await self._stores.graphs.get(graph_id, version)
+        assert record is not None, "a run names a version that is there"
+        if len(self._graphs) >= MAX_GRAPHS:
+            self._graphs.clear()
+        graph = self._graphs[graph_id, version] = parse_graph(record.document)
+        return graph
+
     async def ended(self, run: RunRecord) -> None:
         """Write what the run came to into its answer; a run that is parked goes on later, and so does its answer."""
         if run.status not in protocol.STATES:
             return
         chat_id, message_id = str(run.origin["chat_id"]), str(run.origin["message_id"])
-        message = await self._chats.message(chat_id, message_id)
-        if message is None:
-            return  # the chat was never written, or is not there any more
         content = protocol.answer_text(run.output) if run.status == "completed" else await self._partial(run)
         data = protocol.written(run)
-        if message.data.get("state") == "writing":
-            passing("answer.before_finish")
+        passing("answer.before_finish")
+        try:
             await self._chats.finish_message(chat_id, message_id, content, data, now_ms=self._now_ms())
-            passing("answer.after_finish")
-        elif is_more(message, content, data):
-            await self._add_beside(chat_id, message, run, content, data)
+        except KeyError:
+            return  # the chat was never written, or is not there any more
+        except Conflict:  # it was finished before
+            await self._add_beside(chat_id, message_id, run, content, data)
+        passing("answer.after_finish")
 
     async def _before_answer(self, run: RunRecord) -> tuple[ChatMessage, ...]:
         tree = MessageTree.of(*await self._chats.messages(str(run.origin["chat_id"])))
@@ -91,12 +103,13 @@ class Answering:
         return tree.before(str(run.origin["message_id"]))
 
     async def _add_beside(
-        self, chat_id: str, message: ChatMessage, run: RunRecord, content: str, data: dict[str, Any]
+        self, chat_id: str, message_id: str, run: RunRecord, content: str, data: dict[str, Any]
     ) -> None:
         """What was said stays: a run that went on after its answer was finished gives another one beside it."""
         tree = MessageTree.of(*await self._chats.messages(chat_id))
-        if is_more(newest_of(tree, message.id, run.id), content, data):
-            id = f"{message.id}.{run.epoch}"
+        message = tree[message_id]
+        if is_more(message, content, data) and is_more(newest_of(tree, message_id, run.id), content, data):
+            id = f"{message_id}.{run.epoch}"
             beside = replace(message, id=id, content=content, data=data, at_ms=self._now_ms())
             await self._chats.add_messages(chat_id, [beside], now_ms=self._now_ms())
 
@@ -123,8 +136,13 @@ class Answering:
 
 
 def is_more(message: ChatMessage, content: str, data: dict[str, Any]) -> bool:
-    """Whether a run came to something else than the answer that was written when it ended before."""
-    return bool(content) and (message.content, message.data.get("state")) != (content, data["state"])
+    """Whether a run came to something else than the answer that was written when it ended before.
+
+    A whole answer was told as such: a worker that died then, and a cancel that came before the next, take nothing back.
+    """
+    state = message.data.get("state")
+    is_whole = state == "complete" and data["state"] != "complete"
+    return bool(content) and not is_whole and (message.content, state) != (content, data["state"])
 
 
 def newest_of(tree: MessageTree, message_id: str, run_id: str) -> ChatMessage:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from penstock.agents.messages import ROLES, Role
@@ -17,6 +18,8 @@ MAX_CHARACTERS = 1_000_000
 """What one message may say; its data, as JSON, may be as long."""
 MAX_DATA_DEPTH = 64
 MAX_ID = 200
+MAX_FLAT = 16
+MAX_FLAT_TEXT = 10_000
 MAX_AT_MS = 2**53 - 1
 """The last time that every reader of JSON can tell from the next."""
 
@@ -57,6 +60,8 @@ def _is_text(text: object, most: int) -> bool:
     """Whether it is text, not too long, that can be written down: half of a surrogate pair cannot."""
     if not isinstance(text, str) or len(text) > most:
         return False
+    if text.isascii():
+        return True
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -65,8 +70,8 @@ def _is_text(text: object, most: int) -> bool:
 
 
 def _copied(data: object) -> dict[str, Any]:
-    if isinstance(data, Mapping) and not data:
-        return {}
+    if type(data) is dict and (flat := _flat(data)) is not None:
+        return flat
     try:
         if isinstance(data, Mapping) and _is_small(data):
             text = json.dumps(data, allow_nan=False, ensure_ascii=False, default=_as_plain)
@@ -77,6 +82,30 @@ def _copied(data: object) -> dict[str, Any]:
         pass
     expected = f"an object, JSON all through, of at most {MAX_CHARACTERS} characters and {MAX_DATA_DEPTH} levels"
     raise InvalidValue("data", f"this {type(data).__name__}", expected)  # to show it may take as long as to write it
+
+
+def _flat(data: dict[Any, Any]) -> dict[str, Any] | None:
+    """A copy of data like that of nearly all messages, a few short plain values; None for any other.
+
+    A chat is read whole for each turn: there this is most of what a message costs.
+    """
+    if len(data) > MAX_FLAT:
+        return None
+    for key, value in data.items():
+        if type(key) is not str or not key.isascii() or len(key) > MAX_ID or not _is_flat(value):
+            return None
+    return {key: [] if type(value) is list else value for key, value in data.items()}
+
+
+def _is_flat(value: Any) -> bool:
+    kind = type(value)
+    if kind is str:
+        return len(value) <= MAX_FLAT_TEXT and bool(value.isascii())
+    if kind is float:
+        return isfinite(value)
+    if kind is int:
+        return -MAX_AT_MS <= int(value) <= MAX_AT_MS
+    return value is None or kind is bool or (kind is list and not value)
 
 
 def _as_plain(value: object) -> dict[Any, Any]:

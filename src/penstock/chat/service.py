@@ -73,6 +73,8 @@ class _Turn:
     user_tools: tuple[str, ...]
     is_named: bool
     """Whether the caller named the run, and may be asking for it again."""
+    said: tuple[str, ...] = ()
+    """What the caller says, the newest last; nothing where an answer is wanted and nothing is said."""
 
     @property
     def answer_id(self) -> str:
@@ -80,6 +82,12 @@ class _Turn:
 
     def user_id(self, number: int = 0) -> str:
         return f"u-{self._digest}" if not number else f"u-{self._digest}-{number}"
+
+    def is_in(self, tree: MessageTree) -> bool:
+        """Whether what the tree has of this turn is what is asked for now."""
+        ids = [*map(self.user_id, range(1, max(len(self.said), 1))), self.user_id()]
+        there = [tree[id].content for id in ids if id in tree]
+        return there == [*self.said] and self.user_id(len(ids)) not in tree
 
     @property
     def _digest(self) -> str:
@@ -105,6 +113,8 @@ class ChatService:
         self._chats = chats
         self._clock = clock
         self._new_id = new_id
+        self._graphs: set[str] = set()
+        """Graphs that were found here: a graph that is there stays there."""
         self._answering = host.kinds[protocol.KIND] = Answering(chats, host.stores, clock)
 
     # Chats.
@@ -185,7 +195,7 @@ class ChatService:
             _add_answer(tree, turn)
             return said
 
-        return await self._answer(chat, prepare, self._turn(limits, run_id, user_tools))
+        return await self._answer(chat, prepare, self._turn(limits, run_id, user_tools, content))
 
     async def stream_agent_chat(
         self,
@@ -203,9 +213,11 @@ class ChatService:
         """Say something to a graph, in a chat that is made for it, and be answered."""
         messages = _as_messages(said)
         data = await self._said_with(messages[-1][1], attachments, owner)
-        turn = self._turn(limits, run_id, user_tools)
+        turn = self._turn(limits, run_id, user_tools, *(content for _, content in messages))
         title = title or protocol.as_content(" ".join(messages[-1][1].split())[:TITLE_CHARACTERS])
         id = chat_id or (f"c-{turn.answer_id[2:]}" if turn.is_named else None)
+        if not turn.is_named:  # else it may be there already, and nothing is taken on
+            await self._host.must_have_room(owner)
         chat = await self.create_chat(owner=owner, graph_id=graph_id, title=title, chat_id=id)
         if chat.graph_id != graph_id:
             raise Conflict(f"chat {chat.id!r} is one with graph {chat.graph_id!r}; leave its id out to begin another")
@@ -282,16 +294,19 @@ class ChatService:
             _add_answer(tree, turn)
             return said
 
-        return await self._answer(chat, prepare, self._turn(limits, run_id, user_tools))
+        return await self._answer(chat, prepare, self._turn(limits, run_id, user_tools, content))
 
     # The one path.
 
     async def _answer(self, chat: ChatRecord, prepare: Prepare, turn: _Turn) -> ChatTurn:
         """Write down what is said and an empty answer, and submit the run that fills it."""
         if turn.is_named and (known := await self._host.get(turn.run_id)) is not None:
-            return self._known(chat, known)
+            there = self._known(chat, known)
+            _must_be_in(await self._tree(chat.id), turn)
+            return there
         tree = await self._tree(chat.id)
         if turn.answer_id in tree:  # asked for before, and interrupted before its run was there
+            _must_be_in(tree, turn)
             return await self._submit(chat, turn, turn.user_id() if turn.user_id() in tree else None)
         before = len(tree)
         said = _prepared(tree, prepare, turn)
@@ -307,8 +322,10 @@ class ChatService:
             raise InvalidValue("run_id", turn.run_id, AN_ID)
         limits = turn.limits if isinstance(turn.limits, RunLimits) else RunLimits.from_dict(turn.limits or {})
         limits.within(self._host.settings.ceilings)
-        if await self._host.stores.graphs.get(chat.graph_id) is None:
-            raise UnknownGraph(chat.graph_id, None)
+        if chat.graph_id not in self._graphs:
+            if await self._host.stores.graphs.get(chat.graph_id) is None:
+                raise UnknownGraph(chat.graph_id, None)
+            self._graphs.add(chat.graph_id)
 
     async def _submit(self, chat: ChatRecord, turn: _Turn, user_message_id: str | None) -> ChatTurn:
         origin: dict[str, Any] = {
@@ -365,13 +382,13 @@ class ChatService:
 
     # What is given.
 
-    def _turn(self, limits: Limits, run_id: str | None, user_tools: Sequence[str]) -> _Turn:
+    def _turn(self, limits: Limits, run_id: str | None, user_tools: Sequence[str], *said: str) -> _Turn:
         tools: tuple[Any, ...] = tuple(user_tools)
         must_fit("user_tools", len(tools), MAX_USER_TOOLS, "name fewer of them")
         for name in tools:
             if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not _can_be_written(name):
                 raise InvalidValue("user_tools", name, "names of tools that the service offers")
-        return _Turn(run_id or self._new_id(), self._now_ms(), limits, tools, run_id is not None)
+        return _Turn(run_id or self._new_id(), self._now_ms(), limits, tools, run_id is not None, said)
 
     async def _said_with(self, content: str, attachments: Sequence[str | Attachment], owner: str) -> dict[str, Any]:
         """The data of what somebody says, if it may be said: bytes are named, never copied."""
@@ -399,6 +416,11 @@ def _prepared(tree: MessageTree, prepare: Prepare, turn: _Turn) -> ChatMessage |
 
 def _add_answer(tree: MessageTree, turn: _Turn) -> None:
     tree.append(turn.answer_id, "assistant", "", at_ms=turn.at_ms, data=protocol.writing(turn.run_id))
+
+
+def _must_be_in(tree: MessageTree, turn: _Turn) -> None:
+    if not turn.is_in(tree):
+        raise Conflict(f"run {turn.run_id!r} answers something else; give this one an id of its own")
 
 
 def _must_have(tree: MessageTree, chat_id: str, message_id: str) -> ChatMessage:

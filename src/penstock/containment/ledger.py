@@ -8,7 +8,7 @@ shared by several; the in-memory store is its specification.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -168,6 +168,12 @@ class LedgerStore(Protocol):
         Their calls are under way, or their process died before it said how they ended.
         """
 
+    def forget(self, names: Collection[str]) -> int:
+        """Remove accounts, and every key that was theirs; how many. What they used stays counted above them.
+
+        For what nobody asks for any more. Those that others are under, or that something is held from, are left.
+        """
+
 
 class MemoryLedgerStore:
     """The store that keeps nothing beyond its process: the specification of `LedgerStore`."""
@@ -272,6 +278,18 @@ class MemoryLedgerStore:
         with self._lock:
             mine = ((key, held, ask) for key, (held, ask) in self._holds.items() if key.startswith(prefix))
             return {key: ask for key, held, ask in mine if held.state == "held"}
+
+    def forget(self, names: Collection[str]) -> int:
+        with self._lock:
+            holding = {held.account for held, _ in self._holds.values() if held.state == "held"}
+            needed = holding.union(account.parent for account in self._accounts.values() if account.parent is not None)
+            gone = {self._accounts[name] for name in names if name in self._accounts} - needed
+            self._holds = {key: one for key, one in self._holds.items() if one[0].account not in gone}
+            self._charges = {key: one for key, one in self._charges.items() if one[0] not in gone}
+            self._draws = {key: account for key, account in self._draws.items() if account not in gone}
+            for account in gone:
+                del self._accounts[account.name]
+            return len(gone)
 
     def _account(self, name: str) -> Account:
         try:

@@ -45,9 +45,15 @@ class Admission:
     async def admit(self, owner: str, add: Callable[[], Awaitable[RunRecord]]) -> RunRecord:
         """Add a run, or say that there is no room for it; one after the other, so that a count stays true."""
         async with self._lock:
-            await self._check(None, self._at.settings.max_queued)
-            await self._check(owner, self._at.settings.max_queued_per_owner)
+            await self.must_have_room(owner)
             return await add()
+
+    async def must_have_room(self, owner: str) -> None:
+        """Raise Overloaded if nothing more may queue now."""
+        queued = await self._queued(None)
+        self._check(queued, None, self._at.settings.max_queued)
+        if queued >= self._at.settings.max_queued_per_owner:  # else no owner can have that many
+            self._check(await self._queued(owner), owner, self._at.settings.max_queued_per_owner)
 
     def took(self, seconds: float) -> None:
         """A run took so long: what retrying later is told by."""
@@ -67,6 +73,10 @@ class Admission:
             if run.owner not in self._full(here()) and (claimed := await self._claim(run.id)) is not None:
                 yield claimed
 
+    def is_choosing(self, here: Counter[str]) -> bool:
+        """Whether somebody has enough, and waits while others go first."""
+        return bool(self._full(here))
+
     def _full(self, here: Counter[str]) -> set[str]:
         return {owner for owner, count in here.items() if count >= self._at.settings.max_running_per_owner}
 
@@ -82,8 +92,10 @@ class Admission:
         left = [run for run in await runs.list(statuses=CLAIMED, limit=1_000) if run.lease_until_ms <= now_ms]
         return sorted([*queued, *left], key=lambda run: (run.created_ms, run.id))
 
-    async def _check(self, owner: str | None, limit: int) -> None:
-        queued = await self._at.stores.runs.count(owner=owner, statuses=QUEUED)
+    async def _queued(self, owner: str | None) -> int:
+        return await self._at.stores.runs.count(owner=owner, statuses=QUEUED)
+
+    def _check(self, queued: int, owner: str | None, limit: int) -> None:
         if queued >= limit:
             self._at.counted["overloaded"] += 1
             ahead = queued / self._at.settings.max_running

@@ -22,7 +22,7 @@ from penstock.hosting.ports import Conflict, Fenced, StoreUnavailable
 from penstock.hosting.records import CLAIMED, ENDED, PARKED, CancelIntent, HostedEvent, RunRecord
 from penstock.hosting.work.durable import copy_journal
 from penstock.hosting.work.execution import GraphGone, HostedRun
-from penstock.hosting.work.forking import check_input, nodes_from
+from penstock.hosting.work.forking import check_input, inputs_of, nodes_from
 from penstock.hosting.work.patience import A_FEW, patiently
 from penstock.hosting.work.told import ENDINGS, STATUS_OF, clean, spent
 from penstock.hosting.work.workplace import Workplace
@@ -169,12 +169,14 @@ class Control:
         if input is not UNSET:
             check_input(graph, at, input)
             origin["input"] = input
+        behind = again - {at}  # they get what comes now
+        origin |= _inputs({node: one for node, one in inputs_of(run).items() if node not in behind})
         return await self._again(run, owner, new_id, origin, again)
 
     async def replay(self, run_id: str, owner: str, new_id: str) -> RunRecord:
         """A new run that goes the way of the old one by its journal alone: nothing is called, nothing is charged."""
         run = await self.found(run_id)
-        origin = {"kind": "replay", "run_id": run_id, "of": _first_origin(run)}
+        origin = {"kind": "replay", "run_id": run_id, "of": _first_origin(run), **_inputs(inputs_of(run))}
         return await self._again(run, owner, new_id, origin, frozenset())
 
     async def _again(
@@ -183,8 +185,9 @@ class Control:
         """A run with the journal of another; the journal first, for the run may be claimed as soon as it is there."""
         asked = RunRecord(new_id, owner, run.graph_id, run.graph_version, run.input, run.limits, origin)
         journal = self._at.stores.journal
-        if await self._at.stores.runs.get(new_id) is not None:
-            return await self._submit(asked)
+        there = await self._at.stores.runs.get(new_id)
+        if there is not None:
+            return await self._submit(_same_way(asked, there))
         await copy_journal(self._at, run.id, new_id, without)
         passing("fork.copied")
         try:
@@ -217,3 +220,15 @@ class Control:
 def _first_origin(run: RunRecord) -> dict[str, Any]:
     """Where a run comes from, over however many forks."""
     return dict(run.origin.get("of", run.origin))
+
+
+def _inputs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run that takes up another was given there already, as its origin has it."""
+    return {"inputs": dict(given)} if given else {}
+
+
+def _same_way(asked: RunRecord, there: RunRecord) -> RunRecord:
+    """What is asked for; Conflict if the run of that id goes another way."""
+    if asked.owner == there.owner and asked.origin != there.origin:
+        raise Conflict(f"run {asked.id!r} is there with another origin; give this one an id of its own")
+    return asked

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import InvalidValue, PenstockError
+from penstock.errors import InvalidValue, LedgerUnavailable, PenstockError
 from penstock.hosting.admission import MAX_WAITING, Admission, Overloaded
 from penstock.hosting.control import UNSET, Control, UnknownRun
 from penstock.hosting.limits import RunLimits
@@ -31,10 +31,12 @@ from penstock.hosting.ports import Conflict, Fenced, HostStores, StoreUnavailabl
 from penstock.hosting.reading import Reading
 from penstock.hosting.records import PARKED, QUEUED, ApprovalRecord, ApprovalState, HostedEvent, RunRecord
 from penstock.hosting.settings import HostSettings
+from penstock.hosting.work.durable import forget_accounts
 from penstock.hosting.work.execution import HostedRun
 from penstock.hosting.work.workplace import Prepared, RunKind, SteadyClock, Workplace
 from penstock.ids import new_run_id
 from penstock.kernel.executor import ExecutorRegistry
+from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.watching.registry import CancelResult
 
 __all__ = [
@@ -80,6 +82,7 @@ class RunHost:
         executors: ExecutorRegistry | Mapping[str, Any] | None = None,
         services: Mapping[str, Any] | None = None,
         settings: HostSettings = HostSettings(),  # noqa: B008  # frozen
+        prices: PriceBook | None = None,
         worker: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -89,6 +92,7 @@ class RunHost:
         self._at = Workplace(
             stores, settings, _registry(executors), dict(services or {}), name, clock, SteadyClock(clock)
         )
+        self._at.prices = prices
         self.kinds = self._at.kinds
         """What is to be done around runs, by the kind that their origin names."""
         self._here: dict[str, HostedRun] = {}
@@ -97,6 +101,8 @@ class RunHost:
         self._control = Control(self._at, self._here, self._add, self._wake)
         self._reading = Reading(self._at, self._here)
         self._wanted = asyncio.Event()
+        self._has_left_some = True
+        """Whether the last look at the queue may have left something there for want of room."""
         self._is_closing = False
         self._claiming: asyncio.Task[None] | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -193,6 +199,10 @@ class RunHost:
         )
         return await self._add(run, is_new=run_id is None)
 
+    async def must_have_room(self, owner: str) -> None:
+        """Raise Overloaded if a run of this owner would not be taken on now: before anything else is written for it."""
+        await self._admission.must_have_room(owner)
+
     async def get(self, run_id: str) -> RunRecord | None:
         """The run as it stands; None if there is none of that id."""
         return await self.stores.runs.get(run_id)
@@ -261,13 +271,18 @@ class RunHost:
 
     async def _add(self, run: RunRecord, *, is_new: bool = False) -> RunRecord:
         """Keep a run, and let it begin."""
-        if not is_new and await self.stores.runs.get(run.id) is not None:
-            return await self.stores.runs.add(run)  # the same again, or Conflict
         made = RunRecord(
             run.id, run.owner, run.graph_id, run.graph_version, run.input, run.limits, run.origin,
             created_ms=self._at.now_ms(),
         )  # fmt: skip
-        added = await self._admission.admit(run.owner, lambda: self.stores.runs.add(made))
+        try:
+            added = await self._admission.admit(run.owner, lambda: self.stores.runs.add(made))
+        except Overloaded:
+            if is_new or await self.stores.runs.get(run.id) is None:
+                raise
+            return await self.stores.runs.add(run)  # one that is there needs no room: the same again, or Conflict
+        if (added.created_ms, added.status) != (made.created_ms, made.status):
+            return added  # it was there
         passing("submit.added")
         self._at.counted["submitted"] += 1
         await self._tell_queued(added)
@@ -301,13 +316,14 @@ class RunHost:
     async def _once(self, turn: Callable[[], Awaitable[None]]) -> None:
         try:
             await turn()
-        except StoreUnavailable:
+        except (StoreUnavailable, LedgerUnavailable):
             self._at.counted["store_failures"] += 1
         except Exception:  # whatever it is, the other runs of this host go on
             self._at.counted["host_failures"] += 1
             journal_of_failures.exception("a host could not do its round; it goes on with the next")
 
     async def _claim(self) -> None:
+        self._has_left_some = True
         if not self._may_begin():
             return
         async with aclosing(self._admission.claims(self._by_owner)) as claims:
@@ -315,6 +331,7 @@ class RunHost:
                 self._begin(run)
                 if not self._may_begin():
                     return
+        self._has_left_some = self._admission.is_choosing(self._by_owner())
 
     def _may_begin(self) -> bool:
         waiting = sum(1 for hosted in self._here.values() if hosted.is_waiting)
@@ -351,7 +368,8 @@ class RunHost:
             if self._here.get(hosted.run.id) is hosted:
                 del self._here[hosted.run.id]
             hosted.gone.set()
-            self._wake()
+            if self._has_left_some:  # there is room now for what was left in the queue
+                self._wake()
 
     async def _tick(self) -> None:
         here = dict(self._here)
@@ -385,7 +403,9 @@ class RunHost:
         if now_ns >= self._next_remove_ns:
             self._next_remove_ns = now_ns + round(REMOVE_S * NANOS_PER_S)
             before_ms = self._at.now_ms() - round(self.settings.keep_days * 86_400_000)
-            self._at.counted["removed"] += len(await self.stores.runs.remove_ended(before_ms))
+            removed = await self.stores.runs.remove_ended(before_ms)
+            self._at.counted["removed"] += len(removed)
+            await forget_accounts(self._at, removed)
             await self.stores.cancels.prune(now_ms=self._at.now_ms())
 
 

@@ -1,7 +1,8 @@
 """Following a run from outside, in whichever process it is worked on.
 
 A reader is a place in the log: it holds one batch of events and nothing is queued for it, so that a slow one costs
-nobody anything. Near a run that is worked on here it sleeps by that run's bell, else by the store's.
+nobody anything. Near a run that is worked on here it sleeps by that run's bell, and is given what was just written
+without asking the store; else it sleeps by the store's bell, and reads there.
 
 The last event is written before the status is changed. A reader holds it back until the status agrees, so that whoever
 has read it finds the run as it says.
@@ -18,6 +19,7 @@ from penstock.hosting.control import UnknownRun
 from penstock.hosting.ports import StoreUnavailable
 from penstock.hosting.records import ENDED, PARKED, HostedEvent, RunRecord
 from penstock.hosting.work.execution import HostedRun
+from penstock.hosting.work.log import RunLog
 from penstock.hosting.work.patience import patiently
 from penstock.hosting.work.told import STATUS_OF
 from penstock.hosting.work.workplace import Workplace
@@ -48,25 +50,25 @@ class Reading:
         given: object = after
         if type(given) is not int or given < 0:
             raise InvalidValue("after", after, "0, or the seq of an event of the run")
-        run = await self._get(run_id)
-        if run is None:
-            raise UnknownRun(run_id)
-        seq, is_over = after, run.status in RESTING
+        seq, is_known = after, run_id in self._here
         while True:
             batch = await self._read(run_id, seq)
             for event in batch:
-                seq, is_over = event.seq, event.type in STATUS_OF
-                if is_over and event is batch[-1]:
-                    await self._agreed(run_id, seq)
+                seq, is_last = event.seq, event.type in STATUS_OF and event is batch[-1]
+                is_over = is_last and await self._is_over(run_id, seq)
                 yield event
-            if batch:
-                continue
-            if is_over or not await self._news(run_id, seq):
-                run = await self._get(run_id)
-                is_resting = run is None or run.status in RESTING or self.is_closed
-                if is_resting and await self._last_seq(run_id) <= seq:
+                if is_over:
                     return
-                is_over = False
+            if len(batch) == BATCH:
+                continue
+            is_known = is_known or bool(batch)
+            if not is_known or not await self._news(run_id, seq):
+                run = await self._get(run_id)
+                if run is None and not is_known:
+                    raise UnknownRun(run_id)
+                is_known = True
+                if self._is_resting(run) and await self._last_seq(run_id) <= seq:
+                    return
 
     async def wait(self, run_id: str) -> RunRecord:
         """The run once it has ended; or is parked, and nobody here will take it up."""
@@ -85,7 +87,15 @@ class Reading:
                 await hosted.gone.wait()
 
     async def _read(self, run_id: str, seq: int) -> Sequence[HostedEvent]:
-        return await patiently(lambda: self._at.stores.events.read(run_id, seq, BATCH))
+        log = self._log_of(run_id)
+        at_hand = None if log is None else log.after(seq, BATCH)
+        return await patiently(lambda: self._at.stores.events.read(run_id, seq, BATCH)) if at_hand is None else at_hand
+
+    def _log_of(self, run_id: str) -> RunLog | None:
+        """The log that is being written here; None if somebody else may write it."""
+        hosted = self._here.get(run_id)
+        log = None if hosted is None else hosted.log
+        return None if log is None or log.is_lost else log
 
     async def _last_seq(self, run_id: str) -> int:
         return await patiently(lambda: self._at.stores.events.last_seq(run_id))
@@ -93,14 +103,19 @@ class Reading:
     async def _get(self, run_id: str) -> RunRecord | None:
         return await patiently(lambda: self._at.stores.runs.get(run_id))
 
-    async def _agreed(self, run_id: str, seq: int) -> None:
-        """Wait until the run is as its last event says, or goes on."""
-        while not self.is_closed:
+    def _is_resting(self, run: RunRecord | None) -> bool:
+        return run is None or run.status in RESTING or self.is_closed
+
+    async def _is_over(self, run_id: str, seq: int) -> bool:
+        """Wait until the run is as its last event says, or goes on; which of the two."""
+        if run_id in self._here:
+            await self._a_moment(run_id)
+        while True:
             run = await self._get(run_id)
-            if run is None or run.status in RESTING:
-                return
             if await self._last_seq(run_id) > seq:
-                return
+                return False
+            if self._is_resting(run):
+                return True
             await self._a_moment(run_id)
 
     async def _a_moment(self, run_id: str) -> None:
@@ -117,9 +132,8 @@ class Reading:
         """Sleep until there may be more; False if nothing came for a while."""
         if self.is_closed:
             return False
-        hosted = self._here.get(run_id)
-        log = None if hosted is None else hosted.log
-        if log is not None and not log.is_lost:
+        log = self._log_of(run_id)
+        if log is not None:
             if log.written <= seq:
                 await log.bell.wait(LOOK_S)
             return log.written > seq

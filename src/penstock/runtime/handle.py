@@ -61,6 +61,12 @@ class Handle:
             return budget_behind(stop)
         return (refusing or self._account).limits.as_budget()
 
+    def _is_under(self, stop: Stop) -> bool:
+        """Whether what refused is a budget that this place is under, here or at the store."""
+        shared = self._run.shared
+        is_here = accounts.refusing(self._account, stop) is not None
+        return is_here or (shared is not None and shared.has_refused(stop))
+
     def _remember(self, stop: Stop) -> None:
         """A limit refused something here: that is why this context stops, and those above it that share the budget.
 

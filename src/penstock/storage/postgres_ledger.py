@@ -17,7 +17,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -188,6 +188,10 @@ class PostgresLedgerStore:
     def held(self, prefix: str = "") -> Mapping[str, Amounts]:
         """The keys of calls that are under way, or whose process died before it said how they ended."""
         return {row["key"]: asked_of(row) for row in self._rows(schema.SELECT_OPEN_HOLDS, "held", prefix)}
+
+    def forget(self, names: Collection[str]) -> int:
+        """Remove accounts, and every key that was theirs; how many. What they used stays counted above them."""
+        return len(self._rows(schema.FORGET, [*names]))
 
     def _end(self, key: str, to: str, used: Amounts | None = None, succeeded: bool = False) -> None:
         amounts = (0, 0, 0) if used is None else (used.cost_nanos, used.tokens_in, used.tokens_out)

@@ -65,6 +65,11 @@ CREATE TABLE {LEDGER}_draws (
     key text COLLATE "C" PRIMARY KEY,
     account bigint NOT NULL REFERENCES {LEDGER}_accounts (id)
 );
+-- For forgetting an account: who refers to it is looked for in each of these.
+CREATE INDEX {LEDGER}_holds_of ON {LEDGER}_holds (account);
+CREATE INDEX {LEDGER}_draws_of ON {LEDGER}_draws (account);
+CREATE INDEX {LEDGER}_accounts_above ON {LEDGER}_levels (level);
+CREATE INDEX {LEDGER}_accounts_under ON {LEDGER}_accounts (parent);
 """
 
 # No check: ceilings may be lowered below what was taken. It is the taking that may not pass them.
@@ -268,3 +273,13 @@ STATEMENTS = (TABLES, WITHIN_CEILINGS, OPEN_ACCOUNT, GRANT, HOLD, END, CHARGE, D
 SELECT_ACCOUNT = f"SELECT {COLUMNS} FROM {LEDGER}_accounts WHERE name = $1"
 SELECT_OPEN_HOLDS = f"""SELECT key, cost_nanos, tokens_in, tokens_out, api_calls FROM {LEDGER}_holds
     WHERE state IN ('held', 'unresolved') AND state = $1 AND starts_with(key, $2)"""
+FORGET = f"""WITH gone AS (
+        SELECT id FROM {LEDGER}_accounts AS here WHERE name = ANY ($1)
+        AND NOT EXISTS (SELECT 1 FROM {LEDGER}_accounts AS below WHERE below.parent = here.id)
+        AND NOT EXISTS (SELECT 1 FROM {LEDGER}_holds WHERE account = here.id AND state = 'held')
+        ORDER BY id FOR UPDATE),
+    no_holds AS (DELETE FROM {LEDGER}_holds WHERE account IN (SELECT id FROM gone)),
+    no_draws AS (DELETE FROM {LEDGER}_draws WHERE account IN (SELECT id FROM gone)),
+    no_levels AS (DELETE FROM {LEDGER}_levels WHERE account IN (SELECT id FROM gone))
+    DELETE FROM {LEDGER}_accounts WHERE id IN (SELECT id FROM gone) RETURNING id"""
+"""One statement, as every act; a hold that came meanwhile makes it fail, for its account may not be missing."""

@@ -29,9 +29,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from penstock.errors import InvalidValue
+
+T = TypeVar("T")
 
 PAGE_SIZE = 1024
 """An act changes a few short rows, and each page it touches is written whole."""
@@ -100,6 +102,12 @@ class SqliteFile:
             # Whoever reads first after a writer died puts its log in order, and the others have to wait for that.
             self._once_free(lambda: connection.execute("PRAGMA schema_version").fetchone())
             yield connection
+
+    def look(self, act: Callable[[sqlite3.Connection], T]) -> T:
+        """What the act reads, all of it of one instant; it changes nothing, and may be run again."""
+        with self._locked(), self._faults_told():
+            connection = self._connected()
+            return self._once_free(lambda: _rolled_back(connection, act))
 
     def close(self) -> None:
         """Give the file back; whatever comes after is a fault. Closing twice is closing once."""
@@ -170,13 +178,12 @@ class SqliteFile:
             raise
         return connection
 
-    def _once_free(self, ask: Callable[[], object]) -> None:
+    def _once_free(self, ask: Callable[[], T]) -> T:
         """Ask until nobody else is in the way, or patience is over."""
         until = time.monotonic() + self._busy_timeout_s
         while True:
             try:
-                ask()
-                return
+                return ask()
             except sqlite3.OperationalError as error:
                 if not _is_busy(error) or time.monotonic() >= until:
                     raise
@@ -249,6 +256,16 @@ def _number(connection: sqlite3.Connection, statement: str) -> int:
     (number,) = connection.execute(statement).fetchone()
     assert isinstance(number, int)
     return number
+
+
+def _rolled_back(connection: sqlite3.Connection, act: Callable[[sqlite3.Connection], T]) -> T:
+    if connection.in_transaction:  # one before could not even be ended
+        connection.execute("ROLLBACK")
+    connection.execute("BEGIN")
+    try:
+        return act(connection)
+    finally:
+        connection.execute("ROLLBACK")
 
 
 def _is_busy(error: sqlite3.Error) -> bool:

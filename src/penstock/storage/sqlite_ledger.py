@@ -11,9 +11,11 @@ whoever knows that the process is gone leaves them unresolved, settles or releas
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -84,6 +86,11 @@ SCHEMA = Schema(
             key TEXT NOT NULL PRIMARY KEY,
             account INTEGER NOT NULL REFERENCES accounts (id)
         ) STRICT, WITHOUT ROWID""",
+        # For forgetting an account: who refers to it is looked for in each of these.
+        "CREATE INDEX holds_of ON holds (account)",
+        "CREATE INDEX draws_of ON draws (account)",
+        "CREATE INDEX accounts_above ON levels (level)",
+        "CREATE INDEX accounts_under ON accounts (parent)",
     ),
 )
 
@@ -111,11 +118,17 @@ INSERT_HOLD = "INSERT OR REPLACE INTO holds VALUES (?, ?, ?, ?, ?, ?, ?)"
 SELECT_OPEN_HOLDS = f"""SELECT key, cost_nanos, tokens_in, tokens_out, api_calls FROM holds
     WHERE {OPEN} AND state = :state AND substr(key, 1, :size) = :prefix"""
 SELECT_DRAW = "SELECT account, (SELECT name FROM accounts WHERE id = account) AS name FROM draws WHERE key = ?"
+SELECT_FORGETTABLE = f"""SELECT id FROM accounts WHERE name IN (SELECT value FROM json_each(?))
+    AND NOT EXISTS (SELECT 1 FROM accounts AS below WHERE below.parent = accounts.id)
+    AND NOT EXISTS (SELECT 1 FROM holds WHERE {OPEN} AND state = 'held' AND account = accounts.id)"""
+FORGET = tuple(
+    f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
+    for table, column in (("holds", "account"), ("draws", "account"), ("levels", "account"), ("accounts", "id"))
+)
 GRANT = f"UPDATE accounts SET {', '.join(f'max_{name} = ?' for name in CEILINGS)} WHERE id = ?"
 
-CHANGE = f"""UPDATE accounts SET {", ".join(f"{name} = {name} + :{name}" for name in FIGURES)}
-    WHERE id IN (SELECT level FROM levels WHERE account = :account)"""
-TAKE = f"""{CHANGE} AND NOT EXISTS (
+LEVELS = "id IN (SELECT level FROM levels WHERE account = :account)"
+HAS_ROOM = """NOT EXISTS (
     SELECT 1 FROM levels JOIN accounts AS here ON here.id = levels.level WHERE levels.account = :account AND (
         here.committed + :least_cost > here.max_cost_nanos
         OR here.steps_taken >= here.max_steps
@@ -131,6 +144,13 @@ DRAW_RETRY = """UPDATE accounts SET retries = retries + 1
 
 
 Change = Callable[[Hold], None]
+
+
+@cache
+def _change(figures: tuple[str, ...], condition: str = LEVELS) -> str:
+    """The statement that adds to these figures of each level: checks and triggers are asked of what changes alone."""
+    return f"UPDATE accounts SET {', '.join(f'{name} = {name} + :{name}' for name in figures)} WHERE {condition}"
+
 
 REACHED: dict[HoldState, Change] = {
     "held": lambda held: None,
@@ -243,7 +263,7 @@ class SqliteLedgerStore:
             if known is not None:
                 check_same("charge", key, (known["name"], asked_of(known)), (account, actual))
                 return
-            connection.execute(CHANGE, {"account": target, **_charged(actual)})
+            _add(connection, target, _charged(actual))
             connection.execute(INSERT_HOLD, (key, target, "charged", *columns_of(actual)))
 
     def draw_retry(self, account: str, key: str | None = None) -> bool:
@@ -272,6 +292,14 @@ class SqliteLedgerStore:
         """The keys of calls that are under way, or whose process died before it said how they ended."""
         return self._in_state("held", prefix)
 
+    def forget(self, names: Collection[str]) -> int:
+        """Remove accounts, and every key that was theirs; how many. What they used stays counted above them."""
+        with self._file.writing() as connection:
+            gone = [id for (id,) in connection.execute(SELECT_FORGETTABLE, (json.dumps([*names]),))]
+            for statement in FORGET:
+                connection.execute(statement, (json.dumps(gone),))
+            return len(gone)
+
     def _in_state(self, state: HoldState, prefix: str = "") -> Mapping[str, Amounts]:
         with self._file.reading() as connection:
             found = connection.execute(SELECT_OPEN_HOLDS, {"state": state, "prefix": prefix, "size": len(prefix)})
@@ -286,7 +314,7 @@ class SqliteLedgerStore:
                 raise charged_not_held(key)
             if hold["state"] == to:
                 return
-            connection.execute(CHANGE, {"account": hold["account"], **_changes(hold, end)})
+            _add(connection, hold["account"], _changes(hold, end))
             connection.execute("UPDATE holds SET state = ? WHERE key = ?", (to, key))
 
     def _now(self) -> Moment:
@@ -304,8 +332,20 @@ def _take(connection: sqlite3.Connection, account: int, ask: Amounts, retry_draw
         "least_calls": ask.api_calls or 1,
         "retry_drawn": retry_drawn,
     }
-    change = {"account": account, **figures_of(empty), **least, **now._asdict()}
-    return connection.execute(TAKE, change).rowcount > 0
+    taken = _added(figures_of(empty))
+    change = {"account": account, **taken, **least, **now._asdict()}
+    return connection.execute(_change(tuple(taken), f"{LEVELS} AND {HAS_ROOM}"), change).rowcount > 0
+
+
+def _add(connection: sqlite3.Connection, account: int, changes: Mapping[str, int]) -> None:
+    """Add to the figures of the account and every ancestor."""
+    added = _added(changes)
+    if added:
+        connection.execute(_change(tuple(added)), {"account": account, **added})
+
+
+def _added(changes: Mapping[str, int]) -> dict[str, int]:
+    return {name: more for name, more in changes.items() if more}
 
 
 def _rows(connection: sqlite3.Connection, statement: str, of: str | int) -> list[dict[str, Any]]:

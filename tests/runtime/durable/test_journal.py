@@ -26,6 +26,7 @@ from penstock.kernel.executor import ExecutionResult
 from penstock.kernel.values import DataValue
 from penstock.policies import ErrorPolicy
 from penstock.runtime.context import ExecutionContext
+from penstock.runtime.durable import journal as journal_module
 from penstock.runtime.durable.journal import (
     Journal,
     JournalMissing,
@@ -763,3 +764,23 @@ def test_what_stands_inside_of_a_node_that_is_there_as_a_whole_is_only_counted()
         ("#2/c/d", {"name": "d", "state": {"version": 1}}, 0),
     ]
     assert shortened([*shortened(entries), *(one for one in entries if "/" not in one.key)]) == []
+
+
+async def test_a_journal_that_wrote_everything_itself_knows_what_can_be_shortened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = JsonJournals()
+    journal = await Journal.open(store, "r")
+    await journal.append("a/llm:m", "llm", {"name": "m", "text": "long"}, 7)
+    await journal.append("b/llm:m", "llm", {"name": "m", "text": "b failed, and asks for this again"})
+    await journal.append("a~2/tool:0:x", "tool", {"name": "t", "content": "e" * 900, "is_error": True})
+    await journal.append("a", "node", {"name": "a", "value": "whole"})
+    await journal.append("#2/c", "node", {"name": "c", "value": 1})
+    assert journal.shortened() == shortened(await store.load("r"))
+    assert [entry.key for entry in journal.shortened() or ()] == ["a/llm:m", "a~2/tool:0:x"]
+    assert (await Journal.open(store, "r")).shortened() is None, "it would have to look at what it found"
+    monkeypatch.setattr(journal_module, "MAX_SHORT", 2)
+    long = await Journal.open(store, "long")
+    for number in range(4):
+        await long.append(f"n{number}", "node", {"name": "n", "value": 1})
+    assert long.shortened() is None, "it does not remember so many"

@@ -12,9 +12,13 @@ import openai
 import pytest
 
 from penstock.agents.blocking import call_on_worker
+from penstock.agents.messages import ToolCall
+from penstock.agents.tools import Tool, Tools, execute_one
 from penstock.containment.ledger import LedgerStore, MemoryLedgerStore
 from penstock.containment.limits import NO_LIMITS, Limits
 from penstock.errors import BudgetExceededError, CancelledError, Halted, LedgerUnavailable
+from penstock.flow.graph import Graph
+from penstock.flow.node import FunctionNode
 from penstock.providers import contained_async_client, contained_client
 from penstock.runtime.billing.usage import Reported
 from penstock.runtime.context import ExecutionContext
@@ -176,6 +180,28 @@ async def test_a_tool_on_a_worker_pays_and_one_that_is_left_behind_settles_late(
             await asyncio.sleep(0.001)
         await told(shared, run, store)
     assert figures(store) == (3 * USD // 2, 0, 0)
+
+
+# What the store refuses stops the run, wherever it is refused.
+
+
+async def test_a_tool_that_the_store_refuses_ends_the_agent_and_is_not_told_to_the_model() -> None:
+    store = memory(Limits(cost_nanos=USD))
+    chain = Tools([Tool(lambda: "dug", name="dig", cost_usd="0.8")])
+    with ExecutionContext(shared_budget=SharedBudget(store, "team", prefix="run/1")) as run:
+        assert not (await execute_one(chain, run, ToolCall("1", "dig", {}))).is_error
+        with pytest.raises(BudgetExceededError):
+            await execute_one(chain, run, ToolCall("2", "dig", {}))
+
+
+async def test_a_step_that_the_store_refuses_ends_a_graph_that_would_go_on_without_it() -> None:
+    store = memory(Limits(cost_nanos=USD))
+    graph = Graph("digging", settle="collect")
+    graph.add_step(FunctionNode("asks", lambda ctx: ctx.allm(lambda: None, cost_hint_usd=2)), "asks")
+    graph.add_step(FunctionNode("rests", lambda ctx: "rested"), "rests")
+    shared = SharedBudget(store, "team", prefix="run/1")
+    with ExecutionContext(shared_budget=shared) as run, pytest.raises(BudgetExceededError):
+        await graph.execute(run)
 
 
 # Faults at every act, and at any.

@@ -20,10 +20,11 @@ from penstock.hosting.records import RunRecord
 from penstock.hosting.work.patience import A_FEW, patiently
 from penstock.hosting.work.workplace import Workplace
 from penstock.money import to_usd
+from penstock.runtime import worker
 from penstock.runtime.durable.journal import Journal, fork_journal, shortened
 from penstock.runtime.durable.keys import entry_node, known_as
 from penstock.runtime.durable.ports import JournalEntry, JournalStore
-from penstock.runtime.durable.shared import SharedBudget
+from penstock.runtime.durable.shared import SharedBudget, ignore
 
 T = TypeVar("T")
 
@@ -107,9 +108,11 @@ class PatientJournal:
         await patiently(lambda: self._store.forget(run_id))
 
 
-async def shorten_journal(store: JournalStore, run: RunRecord) -> None:
+async def shorten_journal(store: JournalStore, run: RunRecord, journal: Journal | None) -> None:
     """Of a run that is complete, keep what a fork or a replay can still ask for."""
-    short = shortened(await patiently(lambda: store.load(run.id)))
+    short = None if journal is None else journal.shortened()
+    if short is None:
+        short = shortened(await patiently(lambda: store.load(run.id)))
     if short:
         await patiently(lambda: store.shorten(run.id, short, epoch=run.epoch))
 
@@ -171,10 +174,20 @@ def _day_of(run: RunRecord) -> date:
 
 async def _blocking(ledger: LedgerStore, ask: Callable[[], T]) -> T:
     """Ask a ledger; one that may block, on a thread."""
-    return ask() if getattr(ledger, "is_immediate", False) is True else await asyncio.to_thread(ask)
+    if getattr(ledger, "is_immediate", False) is True:
+        return ask()
+    answer: T = await worker.LoopJob(ask, ignore).result()
+    return answer
 
 
 async def copy_journal(at: Workplace, from_run: str, to_run: str, without: Collection[str]) -> None:
     """Give a new run what the old one did, but for these nodes of its graph."""
     again = {known_as(node_id) for node_id in without}
     await fork_journal(at.stores.journal, from_run, to_run, without=lambda entry: entry_node(entry.key) in again)
+
+
+async def forget_accounts(at: Workplace, run_ids: Collection[str]) -> None:
+    """Forget the accounts of runs that are not kept any more; what they used stays in those of their day."""
+    ledger, names = at.stores.ledger, [f"run:{id}" for id in run_ids]
+    if names:
+        await patiently(lambda: _blocking(ledger, lambda: ledger.forget(names)), A_FEW)

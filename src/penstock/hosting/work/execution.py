@@ -43,6 +43,7 @@ from penstock.hosting.work.told import (
     of_trace,
     output_of,
     plain,
+    safe,
     shown,
     spent,
     stop_data,
@@ -53,6 +54,7 @@ from penstock.kernel.graph import GraphSpec
 from penstock.money import to_nanos
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.context import ExecutionContext
+from penstock.runtime.durable.journal import Journal
 from penstock.runtime.graphs.flow_context import FlowContext
 from penstock.runtime.graphs.graph_runtime import run_flow
 from penstock.runtime.graphs.node_events import NodeEvent
@@ -118,6 +120,7 @@ class HostedRun:
         """Set when this host is done with it, and does not have it any more."""
         self._showing = asyncio.Lock()
         self._tap: TraceTap | None = None
+        self._journal: Journal | None = None
         self._has_asked = False
         self._deaths = 0
         self._paid: Mapping[str, int] = {}
@@ -168,17 +171,28 @@ class HostedRun:
 
     async def _worked(self) -> RunRecord:
         events, run = self._at.stores.events, self.run
-        seq = await patiently(lambda: events.last_seq(run.id))
-        if seq:
-            tail = await patiently(lambda: events.read(run.id, max(0, seq - TAIL), TAIL))
-            if tail[-1].type in STATUS_OF:
-                return await self._close(_as_told(tail[-1]))
-            self._deaths = _deaths(tail)
+        tail = await self._told_before()
+        seq = tail[-1].seq if tail else 0
+        if tail and tail[-1].type in STATUS_OF:
+            outcome = _as_told(tail[-1])
+            await self._shorten_journal(outcome)
+            return await self._close(outcome)
+        self._deaths = _deaths(tail, run.epoch)
         self.log = log = RunLog(events, run.id, run.epoch, seq, clock=self._at.steady, on_lost=self.lose)
         log.open()
         if not seq:
             log.tell("run.queued")
         return await self._end(await self._outcome())
+
+    async def _told_before(self) -> Sequence[HostedEvent]:
+        """The newest of what was told before this claim."""
+        events, run = self._at.stores.events, self.run
+        if run.epoch == 1:  # it was never worked on, so that the newest are likely all
+            first = await patiently(lambda: events.read(run.id, 0, TAIL))
+            if len(first) < TAIL:
+                return first
+        seq = await patiently(lambda: events.last_seq(run.id))
+        return await patiently(lambda: events.read(run.id, max(0, seq - TAIL), TAIL))
 
     async def _outcome(self) -> Outcome:
         """Run it, and decide what it ends as."""
@@ -211,9 +225,12 @@ class HostedRun:
         graph = await self._graph()
         prepared = await patiently(lambda: at.prepare(run))
         durable = await durable_parts(at, run, self.lose)
+        self._journal = durable.journal
         context = self._context(durable, prepared)
         passing("start.before_event")
         log.tell(*_beginning(run, len(durable.journal)))
+        if run.epoch > 1:  # should it kill its worker again, that has to be known
+            await log.flush()
         self._tap = tap = TraceTap(context.graph, log, partial(of_trace, set()))
         tap.open()
         chat_id, services = run.origin.get("chat_id"), self._services(durable, prepared)
@@ -226,11 +243,14 @@ class HostedRun:
             await durable.settle()
 
     async def _graph(self) -> GraphSpec:
-        id, version = self.run.graph_id, self.run.graph_version
-        graph = await patiently(lambda: self._at.stores.graphs.get(id, version))
+        at, id, version = self._at, self.run.graph_id, self.run.graph_version
+        known = at.graph_of(id, version)
+        if known is not None:
+            return known
+        graph = await patiently(lambda: at.stores.graphs.get(id, version))
         if graph is None:
             raise GraphGone(id, version)
-        return self._at.parsed(graph)
+        return at.parsed(graph)
 
     def _context(self, durable: Durable, prepared: Prepared) -> ExecutionContext:
         run = self.run
@@ -241,6 +261,7 @@ class HostedRun:
             input=prepared.input,
             budget=ceilings.budget(),
             cancellation=self.token,
+            prices=self._at.prices,
             clock=self._at.clock,
             journal=durable.journal,
             shared_budget=durable.shared,
@@ -298,7 +319,7 @@ class HostedRun:
             stop = error.stop
             if stop.reason is StopReason.ABORTED:
                 return _cancelled(stop.message, "limit")
-            changes = {"stop_reason": str(stop.reason), "error": clean(stop.message)[:MAX_ERROR]}
+            changes = {"stop_reason": str(stop.reason), "error": safe(stop.message)}
             return Outcome("halted", changes, stop_data(stop))
         return _failed(error)
 
@@ -311,8 +332,14 @@ class HostedRun:
         await self._tell_kind(outcome)
         passing("end.after_kind")
         log.tell(ENDINGS[outcome.status], outcome.data)
+        log.hurry()
+        await self._shorten_journal(outcome)  # while the last event is being written: either may be there first
         await log.flush()
         return await self._close(outcome)
+
+    async def _shorten_journal(self, outcome: Outcome) -> None:
+        if outcome.status == "completed":
+            await shorten_journal(self._at.stores.journal, self.run, self._journal)
 
     async def _tell_kind(self, outcome: Outcome) -> None:
         kind, record = self._at.kind_of(self.run), self._as_left(outcome)
@@ -338,8 +365,6 @@ class HostedRun:
         self.decided = outcome.status
         stores, run = self._at.stores, self.run
         changes = self._changes(outcome)
-        if outcome.status == "completed":
-            await shorten_journal(stores.journal, run)
         passing("end.before_status")
         left = await patiently(lambda: stores.runs.update(run.id, run.epoch, status=outcome.status, **changes))
         passing("end.after_status")
@@ -385,14 +410,17 @@ class HostedRun:
             self.is_waiting = is_waiting
 
 
-def _deaths(tail: Sequence[HostedEvent]) -> int:
+def _deaths(tail: Sequence[HostedEvent], epoch: int) -> int:
     """How often in a row it was begun and not left."""
-    begun = 0
+    begun: list[object] = []
     for event in reversed(tail):
-        if event.type in ("run.queued", "run.granted"):
-            break
-        begun += event.type in ("run.started", "run.resumed")
-    return begun
+        if event.type in ("run.queued", "run.granted") and event.seq > 1:
+            return len(begun)
+        if event.type in ("run.started", "run.resumed"):
+            begun.append(event.data.get("epoch"))
+    is_whole = not tail or tail[0].seq == 1
+    died_at_once = is_whole and epoch > 1 and 1 not in begun  # the first to begin does not wait until that is written
+    return len(begun) + died_at_once
 
 
 def _beginning(run: RunRecord, recorded: int) -> Told:

@@ -16,6 +16,9 @@ from penstock.kernel.values import DataValue
 from penstock.nodes.parts.values import typed
 from penstock.runtime.graphs.flow_context import FlowContext
 
+TAKES_UP = ("fork", "replay")
+"""The kinds of runs that go the way of another."""
+
 
 def nodes_from(graph: GraphSpec, at: str) -> frozenset[str]:
     """The node `at` and all that come after it in flow."""
@@ -36,14 +39,22 @@ def check_input(graph: GraphSpec, at: str, value: Any) -> None:
         raise InvalidValue("input", value, f"an object with any of {', '.join(sorted(handles))}, which {at!r} takes")
 
 
+def inputs_of(run: RunRecord) -> dict[str, Any]:
+    """What a run was given for nodes of its graph, by their ids: by a fork, or by those that it takes up."""
+    if run.origin.get("kind") not in TAKES_UP:
+        return {}
+    given = dict(run.origin.get("inputs", {}))
+    if "input" in run.origin:
+        given[str(run.origin["at"])] = run.origin["input"]
+    return given
+
+
 def executors_of(executors: ExecutorRegistry, run: RunRecord, graph: GraphSpec) -> ExecutorRegistry:
     """The executors of a run; those of a fork that has an input hand it to its node."""
-    if run.origin.get("kind") != "fork" or "input" not in run.origin:
-        return executors
-    at = str(run.origin["at"])
-    node_type = _node(graph, at)
-    given = _Given(executors[node_type], graph, at, run.origin["input"])
-    return _Replaced(executors, node_type, given)
+    for at, value in inputs_of(run).items():
+        node_type = _node(graph, at)
+        executors = _Replaced(executors, node_type, _Given(executors[node_type], graph, at, value))
+    return executors
 
 
 class _Given:

@@ -2,12 +2,15 @@
 
 A run tells without waiting: an event gets its number at once and stands in line; a task writes what stands there, all
 of it in one append, while the next ones gather. Pieces of one text that stand in line one behind the other are joined,
-so that a store that is slow gets fewer and longer events. The line has a bound: `room` makes whoever runs ahead wait.
+so that a store that is slow gets fewer and longer events. What comes after a silence waits a few milliseconds for the
+rest of its burst, unless somebody waits for it: an append costs much the same for one event as for ten. The line has a
+bound: `room` makes whoever runs ahead wait.
 
 Numbers go on from the last one in the store. An append that failed is tried again until it succeeds or another worker
 has taken the run over; then nothing more is written, and whoever owns the log is told.
 
-Readers are not known here. What was written rings a bell, and who sleeps by it reads from the store.
+Readers are not known here. What was written rings a bell, and who sleeps by it reads what is still at hand, which is
+never more than the store has, or asks the store.
 """
 
 from __future__ import annotations
@@ -33,6 +36,10 @@ MAX_LINE = 10_000
 BATCH = 500
 MAX_JOINED = 16_000
 """A text that is joined from pieces grows no longer than this."""
+GATHER_S = 0.005
+"""How long what is told after a silence waits for more."""
+AT_HAND = 200
+"""So many events that are in the store are kept here too, for readers who follow closely."""
 
 
 class Bell:
@@ -73,6 +80,10 @@ class RunLog:
         self._writing = 0
         """How many at the head of the line are being written: those are not joined any more."""
         self._told = Bell()
+        self._hurry = Bell()
+        self._is_hurried = False
+        """Whether somebody waits for what stands in line."""
+        self._at_hand: deque[HostedEvent] = deque(maxlen=AT_HAND)
         self._task: asyncio.Task[None] | None = None
         self.seq = last_seq
         """The newest event's."""
@@ -109,9 +120,22 @@ class RunLog:
         while self.is_full and not self.is_lost:
             await self.bell.wait()
 
+    def after(self, seq: int, most: int) -> list[HostedEvent] | None:
+        """Events that are in the store after that one, at most so many; None if only the store knows them."""
+        if seq >= self.written:
+            return []
+        first = self._at_hand[0].seq if self._at_hand else self.seq + 1
+        return None if seq + 1 < first else [*islice(self._at_hand, seq + 1 - first, seq + 1 - first + most)]
+
+    def hurry(self) -> None:
+        """Write what stands in line now, whether or not more comes."""
+        self._is_hurried = True
+        self._hurry.ring()
+
     async def flush(self) -> None:
         """Wait until everything that was told is in the store; Fenced if the run is another worker's now."""
         while self._line and not self.is_lost:
+            self.hurry()
             await self.bell.wait()
         if self.is_lost:
             raise Fenced(self._run_id, self._epoch)
@@ -133,13 +157,20 @@ class RunLog:
 
     async def _write(self) -> None:
         while not self.is_lost:
-            batch = list(islice(self._line, BATCH))
-            if not batch:
-                await self._told.wait()
-            elif await self._is_written(batch):
-                self._take_off(batch)
+            await self._burst()
+            while self._line:
+                self._is_hurried = False
+                self._take_off(await self._written(list(islice(self._line, BATCH))))
 
-    async def _is_written(self, batch: list[HostedEvent]) -> bool:
+    async def _burst(self) -> None:
+        """Wait until something is told, and a little for what comes with it."""
+        if not self._line:
+            await self._told.wait()
+        if not self._is_hurried:
+            await self._hurry.wait(GATHER_S)
+
+    async def _written(self, batch: list[HostedEvent]) -> list[HostedEvent]:
+        """The batch as it is in the store now; nothing if the run is another worker's."""
         self._writing = len(batch)
         try:
             passing("events.before_append")
@@ -147,18 +178,19 @@ class RunLog:
             passing("events.after_append")
         except InvalidValue as error:
             if any(event.data.keys() != {"lost"} for event in batch):
-                return await self._is_written(_keepable(batch, error))
+                return await self._written(_keepable(batch, error))
             self.lose()
         except (Fenced, Conflict):  # somebody else writes this log: whoever it is, it is not ours any more
             self.lose()
         finally:
             self._writing = 0
-        return not self.is_lost
+        return [] if self.is_lost else batch
 
     def _take_off(self, batch: list[HostedEvent]) -> None:
-        for _ in batch:
+        for event in batch:
             self._line.popleft()
-        self.written = batch[-1].seq
+            self._at_hand.append(event)
+            self.written = event.seq
         self.bell.ring()
 
 

@@ -18,12 +18,13 @@ from penstock.runtime.settlement import told_by
 from penstock.stops import Stop
 from penstock.tracing.events import CallEnded, CallStarted, LimitTrace, TraceEvent
 from penstock.tracing.jsonable import MAX_INT_BITS, jsonable
-from penstock.tracing.redaction import redact
+from penstock.tracing.redaction import Redaction
 
 Told = tuple[str, dict[str, Any]]
 """The type of an event, and its data."""
 
-MAX_DEPTH = 64
+MAX_DEPTH = 97
+"""Stores take 100 levels, and an event has up to three around a value."""
 MAX_ERROR = 10_000
 ASKED_ELSEWHERE = "approval_requested"
 """What a node says of a question that `approval.requested` has told already."""
@@ -38,10 +39,17 @@ ENDINGS: Mapping[RunStatus, str] = {
 """The last event of a run that is in this status."""
 STATUS_OF: Mapping[str, RunStatus] = {event: status for status, event in ENDINGS.items()}
 
+_REDACTION = Redaction()
+
 
 def clean(text: str) -> str:
     """Text that every database can keep: without NUL, and without halves of surrogate pairs."""
     return text.encode("utf-8", "replace").decode().replace("\0", "�")
+
+
+def safe(text: str) -> str:
+    """What somebody's code or a provider said, cut, and without what looks like a secret."""
+    return clean(_REDACTION.text(text, MAX_ERROR))
 
 
 def plain(value: Any) -> Any:
@@ -122,7 +130,7 @@ def of_trace(replayed: set[str], event: TraceEvent) -> Told | None:
         return "call.ended", _of_call(event, is_replayed) | _of_ending(event)
     if isinstance(event, LimitTrace):
         figures = {"budget": event.budget, "unit": event.unit, "limit": event.limit, "used": event.used}
-        return "limit", {"stop_reason": event.stop_reason, "message": clean(event.message), **shown(figures)}
+        return "limit", {"stop_reason": event.stop_reason, "message": safe(event.message), **shown(figures)}
     return None
 
 
@@ -145,20 +153,20 @@ def _of_ending(event: CallEnded) -> dict[str, Any]:
         "duration_ms": round(event.duration_ms, 3),
     }
     if event.stop_reason is not None:
-        ended["stop_reason"] = plain(event.stop_reason)
+        ended["stop_reason"] = safe(event.stop_reason)
     return ended
 
 
 def error_data(error: BaseException) -> dict[str, Any]:
     """An error as data: its class, and what it says, without what looks like a secret."""
-    return {"error": type(error).__name__, "message": clean(str(redact(told_by(error))))}
+    return {"error": type(error).__name__, "message": safe(told_by(error))}
 
 
 def stop_data(stop: Stop) -> dict[str, Any]:
     """A stop as data: the reason, and the figures behind it."""
     figures = {
         "stop_reason": str(stop.reason),
-        "message": clean(stop.message),
+        "message": safe(stop.message),
         "budget": stop.budget,
         "unit": stop.unit,
         "limit": stop.limit,

@@ -14,6 +14,7 @@ from penstock.hosting.settings import HostSettings
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphSpec
+from penstock.runtime.billing.prices import PriceBook
 
 MAX_GRAPHS = 256
 
@@ -71,17 +72,23 @@ class Workplace:
     counted: Counter[str] = field(default_factory=Counter)
     """What has happened here since the start, for metrics."""
 
-    graphs: dict[str, GraphSpec] = field(default_factory=dict)
-    """Graphs that were read lately, by digest."""
+    graphs: dict[tuple[str, int], GraphSpec] = field(default_factory=dict)
+    """Graphs that were read lately, by id and version."""
+    prices: PriceBook | None = None
+    """What models cost; None is the book that the process shares."""
+
+    def graph_of(self, graph_id: str, version: int) -> GraphSpec | None:
+        """The graph of that id and version if it was read lately; what is in a version never changes."""
+        return self.graphs.get((graph_id, version))
 
     def parsed(self, graph: GraphRecord) -> GraphSpec:
         """The graph behind a record; GraphInvalid if there is none."""
-        spec = self.graphs.get(graph.digest)
+        spec = self.graph_of(graph.id, graph.version)
         if spec is None:
             spec = parse_graph(graph.document)
             if len(self.graphs) >= MAX_GRAPHS:
                 self.graphs.clear()
-            self.graphs[graph.digest] = spec
+            self.graphs[graph.id, graph.version] = spec
         return spec
 
     def now_ms(self) -> int:

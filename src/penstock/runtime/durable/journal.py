@@ -34,6 +34,8 @@ MAX_DEPTH = 90
 MAX_INT_BITS = 4_096
 SHORT_CHARACTERS = 500
 """So much is kept of what a tool that failed has said."""
+MAX_SHORT = 1_000
+"""So many entries are remembered by what would be kept of them; of a longer run, the store has to be asked."""
 
 
 class JournalMissing(PenstockError):
@@ -63,7 +65,9 @@ class Journal:
         "_entries",
         "_keys",
         "_order",
+        "_short",
         "_store",
+        "_whole",
         "epoch",
         "recorded",
         "replay_only",
@@ -103,6 +107,10 @@ class Journal:
         self._entries: dict[str, JournalEntry] = {}
         for entry in entries:
             self._entries.setdefault(entry.key, entry)
+        self._whole: set[str] = set()
+        """Nodes that were appended here."""
+        self._short: list[JournalEntry] | None = None if self._entries else []
+        """What was appended inside of nodes and may be shortened, as it would be; None if that is not known here."""
         self._order = {key: number for number, key in enumerate(self._entries)}
         self._keys = sorted(self._entries)
 
@@ -183,8 +191,27 @@ class Journal:
             self._broken = error
             raise
         self.recorded += 1
+        if self._short is not None:
+            self._remember(entry)
         if points.hook is not None:
             points.hook(f"{kind}.after_append")
+
+    def _remember(self, entry: JournalEntry) -> None:
+        """So that the run need not be read again to be shortened."""
+        assert self._short is not None
+        if entry.kind == "node":
+            self._whole.add(entry.key)
+        if outermost(entry.key) != entry.key and (short := _short(entry.value)) != entry.value:
+            self._short.append(replace(entry, value=short))
+        if len(self._short) > MAX_SHORT or len(self._whole) > MAX_SHORT:
+            self._short = None
+            self._whole.clear()
+
+    def shortened(self) -> list[JournalEntry] | None:
+        """`shortened` of all that is recorded; None if this process does not know all of it."""
+        if self._short is None:
+            return None
+        return [entry for entry in self._short if outermost(entry.key) in self._whole]
 
     async def value(self, name: str, make: Callable[[], Any]) -> Any:
         """What `make()` gave the first time the run came here: a time, an id, an answer. It may be async."""
@@ -235,7 +262,7 @@ def shortened(entries: Iterable[JournalEntry]) -> list[JournalEntry]:
     """
     listed = list(entries)
     whole = {entry.key for entry in listed if entry.kind == "node"}
-    inside = [entry for entry in listed if outermost(entry.key) in whole - {entry.key}]
+    inside = [entry for entry in listed if (node := outermost(entry.key)) in whole and node != entry.key]
     return [replace(entry, value=short) for entry in inside if (short := _short(entry.value)) != entry.value]
 
 
@@ -263,7 +290,7 @@ def is_json(value: Any) -> bool:
 
 def _wrong(value: Any, depth: int) -> str | None:
     """What of it is no JSON; None if it all is."""
-    if value is None or isinstance(value, str | bool):
+    if value is None or isinstance(value, (str, bool)):
         return None
     if isinstance(value, int):
         return None if value.bit_length() <= MAX_INT_BITS else f"a whole number of {value.bit_length()} bits"

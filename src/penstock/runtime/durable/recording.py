@@ -27,7 +27,7 @@ Read = Callable[[int, Any], Any]
 class RecordedNodes:
     """The journal of a graph's nodes, by their numbers in its plan."""
 
-    __slots__ = ("_about", "_journal", "_names", "_pure", "_read", "_state", "_write", "place", "replayed")
+    __slots__ = ("_about", "_journal", "_keys", "_names", "_pure", "_read", "_state", "_write", "place", "replayed")
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class RecordedNodes:
         self._about = about
         self._pure = pure
         """Nodes that give the same each time, call nothing and change nothing: computed again, and not recorded."""
+        self._keys: dict[int, str] = {}
         self._state = SharedState.of(journal, state)
         self.place: Scope = journal.here().graph()
         """Where in the run the graph stands."""
@@ -88,4 +89,7 @@ class RecordedNodes:
         await self._journal.append(self._key(node), "node", written)
 
     def _key(self, node: int) -> str:
-        return self.place.node(self._names[node]).path
+        key = self._keys.get(node)
+        if key is None:
+            key = self._keys[node] = self.place.node(self._names[node]).path
+        return key

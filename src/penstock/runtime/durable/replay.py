@@ -82,10 +82,18 @@ def _write(
     failed = _failure(entry)
     steps = 1 if failed is None else 0
     accounts.charge(context._account, entry.cost_nanos, entry.tokens_in, entry.tokens_out, api_calls, steps)
+    _learn(context, entry, kind)
     status: Status = "success" if failed is None else "fail"
     tokens, error = (entry.tokens_in or None, entry.tokens_out or None), None if failed is None else "ToolFailed"
     graph.end(record, now_ns, status, entry.cost_nanos, *tokens, failed, error)
     return record
+
+
+def _learn(context: Handle, entry: JournalEntry, kind: CallKind) -> None:
+    """The next call of which nothing better is known holds as much as it would have held then."""
+    run = context._run
+    if entry.cost_nanos and not (kind == "llm" and run.prices.is_priced(_model(entry))):
+        run.learn(kind, entry.cost_nanos, entry.tokens_in + entry.tokens_out)
 
 
 def _failure(entry: JournalEntry) -> str | None:

@@ -24,7 +24,7 @@ from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
 from penstock.runtime import worker
 from penstock.runtime.durable import points
 from penstock.runtime.options import must_be_name, must_be_text
-from penstock.stops import Stop, StopReason
+from penstock.stops import LIMIT_REASONS, Stop, StopReason
 
 
 class Act(NamedTuple):
@@ -58,6 +58,7 @@ class SharedBudget:
         """Had by whoever tells the store what waits: in order, one at a time."""
         self._waiting: deque[Act] = deque()
         self._open: set[str] = set()
+        self._refusing: set[str | None] = set()
         self._undrawn = 0
         self._is_behind = False
         self._is_coming = False
@@ -108,10 +109,16 @@ class SharedBudget:
             return self.unavailable(error)
         if points.hook is not None:
             points.hook("hold.after")
-        if stop is None:
-            with self._lock:
+        with self._lock:
+            if stop is None:
                 self._open.add(key)
+            else:
+                self._refusing.add(stop.budget)
         return stop
+
+    def has_refused(self, stop: Stop) -> bool:
+        """Whether the stop is of the store's account, or of one above it: then it stops the whole run."""
+        return stop.reason in LIMIT_REASONS and stop.budget in self._refusing
 
     def unavailable(self, error: Exception) -> Stop:
         """The stop of a call that the store cannot record."""

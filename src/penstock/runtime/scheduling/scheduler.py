@@ -33,7 +33,6 @@ from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.containment.accounts import refusing
 from penstock.containment.limits import NO_LIMITS
 from penstock.errors import CancelledError, Halted, PenstockError
 from penstock.kernel.frontier import Frontier
@@ -529,7 +528,7 @@ class Scheduler:
         """Whether what stopped the node stops the graph too: a cancel, or a budget that the whole graph is under."""
         if self._token.is_cancelled or not isinstance(error, Halted | CancelledError):
             return True
-        return isinstance(error, Halted) and refusing(self.place._account, error.stop) is not None
+        return isinstance(error, Halted) and self.place._is_under(error.stop)
 
     def _lost(self, last: BaseException) -> BaseException:
         """What a graph raises that did not get what it needs."""

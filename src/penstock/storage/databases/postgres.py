@@ -50,6 +50,7 @@ LOST = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,  # so it says when the server's good-bye comes together with a statement
     ConnectionError,
@@ -138,6 +139,8 @@ class PostgresDatabase:
                 timeout=CONNECT_S,
                 command_timeout=timeout_s,
                 server_settings={"application_name": "penstock"},
+                connection_class=_unstuck_after(timeout_s),
+                init=lambda connection: connection.execute(connection.unstuck),
             )
         except FAULTS as error:
             raise fault(where, error) from error
@@ -272,6 +275,23 @@ class PostgresDatabase:
             raise fault(self.where, error) from error
         if sessions[0] == sessions[1]:
             raise StoreUnavailable(f"{self.where!r} cannot be used: {POOLER}")
+
+
+def _unstuck_after(timeout_s: float) -> Any:
+    """Connections whose transaction the server ends when nothing comes for so long.
+
+    A process may be stopped in the middle of one. It keeps what it has locked, its own run for one, and nobody could
+    take that over. It is said by a statement, for a pooler that keeps sessions takes few settings with the greeting.
+    """
+
+    class Connection(asyncpg.Connection):  # type: ignore[misc]
+        __slots__ = ()
+        unstuck = f"SET idle_in_transaction_session_timeout = {max(1, round(timeout_s * 1_000))}"
+
+        def get_reset_query(self) -> str:
+            return f"{super().get_reset_query()}\n{self.unstuck};"
+
+    return Connection
 
 
 class _Stage:

@@ -2,7 +2,8 @@
 
 Writes go to one thread. It takes all that wait for it into one transaction, each act under a savepoint of its own, and
 answers their callers after the commit: under load, many acts share what a commit costs. Reads go to threads with
-connections of their own, and wait for nobody. How the file itself is opened, locked and lost is `SqliteFile`'s matter.
+connections of their own, and wait for no writer. The second reader is asked only while the first is busy: to wake a
+thread that has slept costs as much as a read. How the file itself is opened, locked and lost is `SqliteFile`'s matter.
 
 Another process may write to the same file, and SQLite tells nobody. So while somebody waits for a bell, the writer asks
 every 0.2 s whether another connection has changed the file, and wakes everybody if so.
@@ -17,6 +18,8 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -85,6 +88,8 @@ class Job:
     result: Any = None
     error: BaseException | None = None
     topics: list[str] = field(default_factory=list)
+    desk: Desk | None = None
+    """Before whose desk it was laid."""
 
     def tell(self) -> None:
         """On the loop: whoever waits goes on."""
@@ -97,6 +102,7 @@ class Job:
 
 
 Queue = SimpleQueue[Job | None]
+_asked = attrgetter("asked")
 Serve = Callable[[SqliteFile, Sequence[Job]], None]
 Tell = Callable[[Sequence[Job]], None]
 
@@ -113,12 +119,13 @@ class SqliteDatabase:
         self._version: int | None = None
         """What changes when another connection has written; of the last look."""
         self._is_closed = False
-        writes: Queue = SimpleQueue()
-        reads: Queue = SimpleQueue()
-        self._writes, self._reads = writes, reads
-        self._desks = [Desk("penstock-sqlite-writer", open_file, writes, write_all, MOST_AT_ONCE, self._tell)]
-        for _ in range(READERS):  # one act each: another reader may take the next
-            self._desks.append(Desk("penstock-sqlite-reader", open_file, reads, read_all, 1, self._tell))
+        self._writer = Desk("penstock-sqlite-writer", open_file, write_all, MOST_AT_ONCE, self._tell)
+        self._readers = [  # one act each: another reader may take the next
+            Desk("penstock-sqlite-reader", open_file, read_all, 1, self._tell) for _ in range(READERS)
+        ]
+        for reader in self._readers:
+            reader.others = [other for other in self._readers if other is not reader]
+        self._desks = [self._writer, *self._readers]
 
     @classmethod
     async def open(
@@ -149,10 +156,10 @@ class SqliteDatabase:
         return database
 
     async def write(self, act: Act[T]) -> T:
-        return await self._ask(self._writes, act)
+        return await self._ask(self._writer, act)
 
     async def read(self, act: Act[T]) -> T:
-        return await self._ask(self._reads, act)
+        return await self._ask(min(self._readers, key=_asked), act)
 
     @property
     def rung(self) -> int:
@@ -177,14 +184,13 @@ class SqliteDatabase:
     def _stop_asking(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        self._writes.put(None)
-        for _ in range(READERS):
-            self._reads.put(None)
+        for desk in self._desks:
+            desk.queue.put(None)
 
-    async def _ask(self, queue: Queue, act: Act[T]) -> T:
+    async def _ask(self, desk: Desk, act: Act[T]) -> T:
         self._check()
         answer: asyncio.Future[T] = self._loop.create_future()
-        queue.put(Job(act, answer))
+        desk.ask(Job(act, answer))
         return await answer
 
     def _check(self) -> None:
@@ -198,6 +204,8 @@ class SqliteDatabase:
     def _tell(self, jobs: Sequence[Job]) -> None:
         """On the loop: answer those who wait, then ring for what they have done."""
         for job in jobs:
+            if job.desk is not None:
+                job.desk.asked -= 1
             job.tell()
         for job in jobs:
             for topic in job.topics:
@@ -219,12 +227,14 @@ class SqliteDatabase:
 class Desk:
     """A thread with a connection to the file, and the queue of acts before it. None in the queue ends it."""
 
-    def __init__(
-        self, name: str, open_file: Callable[[], SqliteFile], queue: Queue, serve: Serve, most: int, tell: Tell
-    ) -> None:
+    def __init__(self, name: str, open_file: Callable[[], SqliteFile], serve: Serve, most: int, tell: Tell) -> None:
+        self.queue: Queue = SimpleQueue()
+        self.asked = 0
+        """How many acts were laid before it and are not answered yet; known on the loop."""
+        self.others: Sequence[Desk] = ()
+        """Who does the same: what waits there is taken before this one goes to sleep."""
         self._name = name
         self._open_file = open_file
-        self._queue = queue
         self._serve = serve
         self._most = most
         self._tell = tell
@@ -232,6 +242,12 @@ class Desk:
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self.ended.set_result(None)  # it has not begun
+
+    def ask(self, job: Job) -> None:
+        """On the loop: lay an act before it."""
+        self.asked += 1
+        job.desk = self
+        self.queue.put(job)
 
     def start(self) -> None:
         """Begin; `opened` says whether there is a file."""
@@ -253,24 +269,34 @@ class Desk:
             self._post(_settle, self.ended, None)
 
     def _serve_all(self, file: SqliteFile) -> None:
+        job = self.queue.get()
         while True:
-            jobs, is_last = self._next()
+            jobs, is_last = self._with_those_behind(job)
             self._serve(file, jobs)
             self._post(self._tell, jobs)
             if is_last:
                 return
+            job = (self._of_others() if self.queue.empty() else None) or self.queue.get()
 
-    def _next(self) -> tuple[list[Job], bool]:
-        """Those who wait, and whether nobody comes after them."""
+    def _with_those_behind(self, job: Job | None) -> tuple[list[Job], bool]:
+        """It and those who wait behind it, and whether nobody comes after them."""
         jobs: list[Job] = []
-        job = self._queue.get()
         with suppress(Empty):
             while job is not None:
                 jobs.append(job)
                 if len(jobs) >= self._most:
                     break
-                job = self._queue.get_nowait()
+                job = self.queue.get_nowait()
         return jobs, job is None
+
+    def _of_others(self) -> Job | None:
+        for other in self.others:
+            with suppress(Empty):
+                job = other.queue.get_nowait()
+                if job is not None:
+                    return job
+                other.queue.put(None)  # it is the other that is to end
+        return None
 
     def _post(self, call: Callable[..., None], *args: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -285,7 +311,7 @@ def write_all(file: SqliteFile, jobs: Sequence[Job]) -> None:
     try:
         with file.writing() as connection:
             if len(wanted) == 1:  # what it could not do is undone with the transaction
-                _do(connection, wanted[0])
+                _do(wanted[0], connection)
                 return
             for job in wanted:
                 _do_or_undo(file, connection, job)
@@ -300,19 +326,12 @@ def read_all(file: SqliteFile, jobs: Sequence[Job]) -> None:
     """Each in a transaction of its own, so that all it reads is of one instant."""
     for job in jobs:
         try:
-            with file.reading() as connection:
-                if connection.in_transaction:  # one before could not even be ended
-                    connection.execute("ROLLBACK")
-                connection.execute("BEGIN")
-                try:
-                    _do(connection, job)
-                finally:
-                    connection.execute("ROLLBACK")
+            file.look(partial(_do, job))
         except BaseException as error:
             job.error = error
 
 
-def _do(connection: sqlite3.Connection, job: Job) -> None:
+def _do(job: Job, connection: sqlite3.Connection) -> None:
     transaction = SqliteTransaction(connection)
     job.result = _driven(job.act(transaction))
     job.topics = transaction.topics
@@ -321,7 +340,7 @@ def _do(connection: sqlite3.Connection, job: Job) -> None:
 def _do_or_undo(file: SqliteFile, connection: sqlite3.Connection, job: Job) -> None:
     connection.execute("SAVEPOINT act")
     try:
-        _do(connection, job)
+        _do(job, connection)
     except BaseException as error:
         if not connection.in_transaction:  # SQLite has undone everybody's
             raise

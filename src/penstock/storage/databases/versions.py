@@ -23,8 +23,9 @@ from penstock.storage.sqlite_file import Schema, SqliteFile
 if TYPE_CHECKING:
     from penstock.storage.databases.postgres import PostgresDatabase
 
-BUSY_TIMEOUT_S = 1.5
-"""How long an act waits for other processes: short enough for a service to say in time that it cannot be done."""
+BUSY_TIMEOUT_S = 0.9
+"""How long an act waits for other processes: short enough for a service to say within two seconds that it cannot be
+done, also if the act before it has just begun to wait."""
 
 
 def newest() -> int:

@@ -7,7 +7,7 @@ accept, and what comes back is the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -37,10 +37,9 @@ class Shape(Generic[Record]):
 
     def kept(self, record: Record) -> Record:
         """The record to keep; InvalidValue if a database could not."""
-        for name, check in self._checks():
-            value = getattr(record, name)
-            if value is not None or name not in self.optional:
-                check(name, value)
+        self._check(record, self.names, codec.name)
+        self._check(record, self.texts, check_text)
+        self._check(record, self.numbers, codec.number)
         for name in self.objects:
             check_object(name, getattr(record, name))
         for name, known in (self.choices or {}).items():
@@ -59,10 +58,11 @@ class Shape(Generic[Record]):
         given = self.given(record)
         return self._with(record, {name: codec.canonical(name, getattr(given, name)) for name in self.documents})
 
-    def _checks(self) -> Iterable[tuple[str, Any]]:
-        yield from ((name, codec.name) for name in self.names)
-        yield from ((name, check_text) for name in self.texts)
-        yield from ((name, codec.number) for name in self.numbers)
+    def _check(self, record: Record, fields: tuple[str, ...], check: Callable[[str, object], object]) -> None:
+        for name in fields:
+            value = getattr(record, name)
+            if value is not None or name not in self.optional:
+                check(name, value)
 
     @staticmethod
     def _with(record: Any, values: Mapping[str, Any]) -> Record:

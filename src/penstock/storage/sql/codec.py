@@ -31,6 +31,10 @@ MAX_DEPTH = 100
 """So deeply values may be nested: whoever could write them can read them, however much of the stack is in use."""
 
 
+LEAVES = frozenset({str, int, float, bool, type(None)})
+"""What has nothing inside; nearly all values are of these very types."""
+
+
 class StoreCorrupt(PenstockError):
     """A row that cannot be read back: `table` and `key` say which, `why` what is wrong with it."""
 
@@ -118,7 +122,7 @@ def document(field: str, value: object) -> str:
 
 def object_document(field: str, value: object) -> str:
     """An object of JSON, as it is kept."""
-    if not isinstance(value, Mapping):
+    if not isinstance(value, (dict, Mapping)):
         raise InvalidValue(field, f"this {type(value).__name__}", "an object")
     return document(field, value)
 
@@ -184,10 +188,12 @@ _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_pla
 
 def _check_inside(value: object, levels: int) -> None:
     """What the encoder lets pass: depth, and the key 1, which it would write as "1"."""
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise TypeError("a key is no text")
-        inside: Collection[object] = value.values()
+    inside: Collection[object]
+    if isinstance(value, (dict, Mapping)):  # a dict is known for one at once, a Mapping is asked for
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError("a key is no text")
+        inside = value.values()
     elif isinstance(value, (list, tuple)):
         inside = value
     else:
@@ -195,4 +201,5 @@ def _check_inside(value: object, levels: int) -> None:
     if not levels:
         raise ValueError(f"more than {MAX_DEPTH} levels")
     for one in inside:
-        _check_inside(one, levels - 1)
+        if type(one) not in LEAVES:
+            _check_inside(one, levels - 1)

@@ -574,8 +574,41 @@ class LedgerStoreContract(ABC):
         self.at_once(lambda thread: self.store.settle("k", USED))
         assert self.store.balance("run").spent_nanos == 6
 
+    def test_a_forgotten_account_is_as_if_it_had_never_been_and_what_it_used_stays_counted_above(self) -> None:
+        self.open_tree()
+        for key, end in self.endings().items():
+            self.take(key)
+            end(key)
+        self.store.charge("charged", "step", USED)
+        self.store.draw_retry("step", "drawn")
+        before = self.figures("graph")
+        assert self.store.forget(["step"]) == 1
+        assert self.figures("graph") == before
+        assert self.store.unresolved() == {}
+        with raises(KeyError):
+            self.store.balance("step")
+        with raises(LedgerError):
+            self.store.settle("settle", USED)
+        self.store.open_account("step", Limits(steps=9), parent="run")
+        self.take("settle")
+        assert self.figures() == figures(held_nanos=10, tokens_held=7, steps_open=1, attempts=1, api_calls=1)
+
+    def test_accounts_that_others_are_under_or_that_something_is_held_from_are_not_forgotten(self) -> None:
+        self.open_tree()
+        self.store.open_account("other", NO_LIMITS, parent="graph")
+        self.take("k")
+        assert self.store.forget(["run", "graph", "step", "other", "nobody"]) == 1
+        with raises(KeyError):
+            self.store.balance("other")
+        self.store.release("k")
+        assert self.store.forget(["run", "graph", "step", "other"]) == 1
+        assert self.store.forget(["graph", "graph"]) == 1
+        assert self.store.forget([]) == 0
+        assert self.store.forget(["run"]) == 1
+
     def test_a_store_that_cannot_record_says_so_and_changes_nothing(self) -> None:
         self.open_tree()
+        self.store.open_account("unused", NO_LIMITS)
         self.take("k")
         before = self.figures()
         broken = self.broken(self.store)
@@ -592,6 +625,7 @@ class LedgerStoreContract(ABC):
             "release": lambda: self.store.release("k"),
             "withdraw": lambda: self.store.withdraw("k"),
             "leave_unresolved": lambda: self.store.leave_unresolved("k"),
+            "forget": lambda: self.store.forget(["unused"]),
         }
         with broken:
             for act in acts.values():

@@ -1,0 +1,308 @@
+"""INV 9 on real databases, hurt from outside while a service uses them, and made well again.
+
+While one is hurt: callers are told to come back, and no model is asked. When it is well, the same requests succeed in
+the same process, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx2
+import pytest
+
+from penstock.agents.model import Model, ModelRequest, ModelResponse
+from penstock.chat.service import ChatService
+from penstock.hosting.host import HostSettings, RunHost
+from penstock.hosting.ports import StoreUnavailable
+from penstock.runtime.billing.usage import Usage
+from penstock.server.app import create_app
+from penstock.server.settings import ServerSettings
+from penstock.storage import open_stores
+from penstock.storage.stores import Stores
+from tests.nodes.graphs import graph, node, registry
+from tests.server.served import SECRETS, TOKENS
+from tests.storage.postgres import _started, postgres_server, postgres_url
+
+__all__ = ["postgres_server", "postgres_url"]
+
+pytestmark = pytest.mark.reliability
+
+CHAT = graph([node("start", "chat-start"), node("A", "agent", model="m", stream=True)], ["start > A"])
+COST_NANOS = 20_000
+SETTINGS = HostSettings(tick_s=0.05, drain_s=0, daily_usd="1")
+Hurt = Callable[[], AbstractAsyncContextManager[None]]
+
+
+class Held(Model):
+    """A model that answers when it may."""
+
+    max_output_tokens = 64
+
+    def __init__(self) -> None:
+        super().__init__("gpt-4o-mini")
+        self.asked = self.answered = 0
+        self.entered, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.may_answer.set()
+
+    async def request(self, request: ModelRequest) -> ModelResponse:
+        self.asked += 1
+        self.entered.set()
+        await self.may_answer.wait()
+        self.answered += 1
+        usage = Usage.of(cost_usd="0.00002", input_tokens=9, output_tokens=9)
+        return ModelResponse(f"answer to {request.messages[-1].text}", usage=usage)
+
+
+@dataclass
+class Service:
+    """A chat of ann's, over HTTP."""
+
+    client: httpx2.AsyncClient
+    host: RunHost
+    stores: Stores
+    model: Held
+
+    async def try_to_say(self, number: int) -> httpx2.Response:
+        said = {"content": f"word {number}", "run_id": f"r{number}"}
+        return await self.client.post("/api/chats/c/messages", json=said)
+
+    async def say(self, number: int) -> None:
+        """Say it until it is taken; whoever is told to come back does, a little earlier than told."""
+        while (answer := await self.try_to_say(number)).status_code != 200:
+            check_refusal(answer)
+            await asyncio.sleep(0.05)
+
+    async def answered(self, number: int) -> None:
+        """Wait for the answer; a run that the ledger could not record is resumed."""
+        while (run := await self.host.wait(f"r{number}")).status != "completed":
+            assert (run.status, run.stop_reason) == ("halted", "ledger_unavailable"), run
+            with suppress(StoreUnavailable):
+                await self.host.resume(run.id)
+
+    async def check(self, turns: int) -> None:
+        """Nothing is lost, nothing was done twice."""
+        seen = (await self.client.get("/api/chats/c")).json()
+        texts = {one["id"]: one["content"] for one in seen["messages"]}
+        words = [f"word {number}" for number in range(1, turns + 1)]
+        assert [texts[id] for id in seen["active"]] == [text for word in words for text in (word, f"answer to {word}")]
+        assert self.model.answered == self.model.asked == turns
+        runs = [await self.host.get(f"r{number}") for number in range(1, turns + 1)]
+        assert [run and run.cost_nanos for run in runs] == [COST_NANOS] * turns
+        assert await asyncio.to_thread(self._spent) == turns * COST_NANOS
+        assert await asyncio.to_thread(self.stores.ledger.held) == {}
+
+    def _spent(self) -> int:
+        balances = [self.stores.ledger.balance(f"run:{id}") for id in self._ids()]
+        return sum(one.spent_nanos for one in balances)
+
+    def _ids(self) -> list[str]:
+        return [f"r{number}" for number in range(1, self.model.asked + 1)]
+
+
+def check_refusal(answer: httpx2.Response) -> None:
+    assert answer.status_code == 503, answer.text
+    assert 1 <= int(answer.headers["Retry-After"]) <= 5
+    assert answer.json()["error"]["code"] in ("store_unavailable", "ledger_unavailable")
+
+
+@asynccontextmanager
+async def serving(url: str) -> AsyncIterator[Service]:
+    async with await open_stores(url) as stores:
+        await stores.graphs.save("chat", "ann", "chat", CHAT, now_ms=0)
+        model = Held()
+        host = RunHost(stores, executors=registry(), services={"models": {"m": model}}, settings=SETTINGS)
+        async with host:
+            chats = ChatService(host, stores.chats)
+            app = create_app(host, chats, stores, ServerSettings(tokens=TOKENS))
+            headers = {"Authorization": f"Bearer {SECRETS['ann']}"}
+            transport = httpx2.ASGITransport(app=app)
+            async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
+                await client.post("/api/chats", json={"graph_id": "chat", "chat_id": "c"})
+                yield Service(client, host, stores, model)
+
+
+async def hurt_and_healed(url: str, hurt: Hurt, *, is_refused: bool = True) -> None:
+    """A turn before, one that is asked for while the database is hurt, one that is answered then, and one after."""
+    async with serving(url) as service:
+        await service.say(1)
+        await service.answered(1)
+        async with hurt():
+            if is_refused:
+                check_refusal(await service.try_to_say(2))
+                assert service.model.asked == 1
+        await service.say(2)
+        await service.answered(2)
+        service.model.entered.clear()
+        service.model.may_answer.clear()
+        await service.say(3)
+        await service.model.entered.wait()
+        async with hurt():
+            service.model.may_answer.set()
+            if is_refused:
+                check_refusal(await service.try_to_say(4))
+        await service.answered(3)
+        await service.say(4)
+        await service.answered(4)
+        await service.check(4)
+
+
+# SQLite.
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data.db"
+
+
+LOCKER = """
+import sqlite3, sys
+held = [sqlite3.connect(path, isolation_level=None, timeout=30) for path in sys.argv[1:]]
+for one in held:
+    one.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.read()
+for one in held:
+    one.execute("ROLLBACK")
+    one.close()
+"""
+
+
+async def test_a_service_whose_files_another_process_has_locked(path: Path) -> None:
+    @asynccontextmanager
+    async def locked() -> AsyncIterator[None]:
+        pipe = asyncio.subprocess.PIPE
+        command = (sys.executable, "-c", LOCKER, str(path), f"{path}.ledger")
+        other = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+        assert other.stdout is not None
+        assert await other.stdout.readline() == b"locked\n"
+        try:
+            yield
+        finally:
+            await other.communicate(b"")
+
+    await hurt_and_healed(str(path), locked)
+
+
+async def test_a_service_whose_files_are_moved_away_and_put_back(path: Path) -> None:
+    @asynccontextmanager
+    async def away() -> AsyncIterator[None]:
+        names = [path, Path(f"{path}.ledger")]
+        for one in names:
+            await asyncio.to_thread(one.rename, f"{one}.away")
+        try:
+            yield
+        finally:
+            for one in names:
+                await asyncio.to_thread(Path(f"{one}.away").rename, one)
+
+    await hurt_and_healed(str(path), away)
+
+
+async def test_a_service_whose_disk_is_full(path: Path) -> None:
+    @asynccontextmanager
+    async def full() -> AsyncIterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    await hurt_and_healed(str(path), full)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
+def test_files_that_may_only_be_read_are_said_and_used_once_they_may_be_written() -> None:
+    folder = Path(tempfile.mkdtemp())
+    path = folder / "data.db"
+    try:
+        asyncio.run(_opened(path))
+        with _as_somebody_who_may_only_read(folder), pytest.raises(StoreUnavailable):
+            asyncio.run(_opened(path))
+        asyncio.run(_opened(path))
+    finally:
+        shutil.rmtree(folder)
+
+
+async def _opened(path: Path) -> None:
+    async with await open_stores(str(path)) as stores:
+        await stores.graphs.save("chat", "ann", "chat", CHAT, now_ms=0)
+
+
+class _as_somebody_who_may_only_read:
+    """Root may write anything, so that whoever runs as root is somebody else here."""
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = [*folder.iterdir(), folder]
+
+    def __enter__(self) -> None:
+        for path in self._paths:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        if os.geteuid() == 0:
+            os.seteuid(65_534)
+
+    def __exit__(self, *_: object) -> None:
+        if os.getuid() == 0:
+            os.seteuid(0)
+        for path in self._paths:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+# PostgreSQL.
+
+
+async def test_a_service_whose_connections_are_all_cut(postgres_url: str) -> None:
+    @asynccontextmanager
+    async def cut() -> AsyncIterator[None]:
+        connection = await asyncpg.connect(postgres_url)
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        await connection.execute(f"{others} AND pid <> pg_backend_pid()")
+        await connection.close()
+        yield
+
+    await hurt_and_healed(postgres_url, cut, is_refused=False)
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[Any]:
+    """A server that may be stopped, for nobody else uses it."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-pg-own-"))
+    try:
+        server = _started(folder)
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        pytest.skip(f"no PostgreSQL server could be started: {error}")
+    yield server
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def own_url(own_server: Any) -> str:
+    uri: str = own_server.get_uri(database="postgres")
+    return uri.replace("postgres:@", "postgres:unasked@")
+
+
+async def test_a_service_whose_database_server_is_stopped_and_started(own_server: Any, own_url: str) -> None:
+    @asynccontextmanager
+    async def stopped() -> AsyncIterator[None]:
+        await asyncio.to_thread(own_server.stop)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(own_server.ensure_postgres_running)
+
+    await hurt_and_healed(own_url, stopped)
