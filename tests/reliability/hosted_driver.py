@@ -95,6 +95,7 @@ class Invoiced(Thinker):
         crash_points.arm("llm.before_append", die=self._stopped)
 
     def _stopped(self) -> None:
+        time.sleep(0.2)  # the loop stands still meanwhile, so that what its threads were writing is written
         self._written.write(stops=os.getpid())
         os.kill(os.getpid(), signal.SIGSTOP)
 

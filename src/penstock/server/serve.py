@@ -20,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from penstock.chat.service import ChatService
 from penstock.errors import InvalidValue
 from penstock.hosting.host import HostSettings, RunHost
+from penstock.runtime.billing.prices import PriceBook, default_prices
 from penstock.server.app import create_app, parts_of
 from penstock.server.settings import ServerSettings
 from penstock.storage import open_stores
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from penstock.kernel.executor import ExecutorRegistry
-    from penstock.runtime.billing.prices import PriceBook
 
 CLOSING_S = 5
 """How long answers that are under way may take when the server closes."""
@@ -59,6 +59,8 @@ async def serve(
             host = RunHost(stores, executors=executors, services=services, settings=settled, prices=prices)
             app = create_app(host, ChatService(host, stores.chats), stores, settings)
             server = ServerProcess(app)
+            # The table of prices takes a second to load: here, and not on the loop when the first model is asked.
+            await asyncio.to_thread((prices or default_prices()).is_priced, "gpt-4o")
             with server.heeding_signals():
                 await host.start()
                 try:
