@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
@@ -21,6 +22,9 @@ from penstock.cli.remote.telling import EXITS, bill
 from penstock.cli.showing.screen import Line, Screen, encodable, printable, say, write
 from penstock.ids import new_run_id
 
+STOPPING_S = 10.0
+"""How long an answer may take to stop before the prompt is back all the same."""
+LOOK_S = 0.05
 ENDS = frozenset(f"run.{status}" for status in EXITS)
 PROMPT = "you › "
 SHOWN_GRAPHS = 10
@@ -158,8 +162,18 @@ class Talk:
     def _stop(self, run_id: str) -> int:
         say("")
         self._server.post(f"/api/runs/{_escaped(run_id)}/cancel", {"reason": "Ctrl-C in the terminal"})
+        with suppress(Failed, KeyboardInterrupt):  # it was stopped before it was there; or nobody wants to wait
+            self._until_written(run_id)
         self._margin([("stopped; what had come is kept", "yellow")])
         return Exit.CANCELLED
+
+    def _until_written(self, run_id: str) -> None:
+        """Wait until what had come of an answer is kept: whatever is said next builds on it."""
+        until = time.monotonic() + STOPPING_S
+        while time.monotonic() < until:
+            if self._server.get(f"/api/runs/{_escaped(run_id)}")["status"] in EXITS:
+                return
+            time.sleep(LOOK_S)
 
     def _follow(self, run_id: str, events: Iterator[Any]) -> int:
         told = Told(self._screen)
