@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.chat.message import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord, ChatStore
-from penstock.hosting.ports import ApprovalStore, CancelStore, EventStore, GraphStore, RunStore
+from penstock.hosting.ports import HostStores
 from penstock.hosting.records import ENDED, ApprovalRecord, CancelIntent, HostedEvent, RunRecord, RunStatus
-from penstock.runtime.durable.ports import JournalEntry, JournalStore
+from penstock.runtime.durable.ports import JournalEntry
 
 Contract = TypeVar("Contract", bound="StoreContract")
 
@@ -44,21 +44,9 @@ ODD_NAMES = ("'", '"', "a b", "%", "_", "\u00e9", "e\u0301", "\U0001f30a", "x" *
 NOT_NAMES = ("a\x00", "\x00", "\ud800", "a\udfffb")
 
 
-class StoreBundle(Protocol):
+class StoreBundle(HostStores, Protocol):
     """The stores of one service, over one database."""
 
-    @property
-    def runs(self) -> RunStore: ...
-    @property
-    def events(self) -> EventStore: ...
-    @property
-    def graphs(self) -> GraphStore: ...
-    @property
-    def approvals(self) -> ApprovalStore: ...
-    @property
-    def cancels(self) -> CancelStore: ...
-    @property
-    def journal(self) -> JournalStore: ...
     @property
     def chats(self) -> ChatStore: ...
 
