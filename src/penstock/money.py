@@ -6,6 +6,7 @@ strings exist at the edges only; what is not a finite amount is refused there, b
 
 from __future__ import annotations
 
+import re
 from decimal import ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
 
 from penstock.errors import InvalidValue
@@ -20,6 +21,15 @@ Usd = float | int | Decimal | str
 _EXACT = Context(prec=40, rounding=ROUND_HALF_EVEN, traps=[InvalidOperation])
 _MAX_USD = _EXACT.scaleb(Decimal(MAX_NANOS), -9)
 _NANO = Decimal("1E-9")
+_DECIMAL = re.compile(r"\s*[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*", re.ASCII)
+
+
+def is_decimal(text: str) -> bool:
+    """Whether `text` is a number in plain notation: ASCII digits, perhaps a point, an exponent, spaces around.
+
+    Python itself reads more: `1_0`, the digits of every script, `Infinity`.
+    """
+    return _DECIMAL.fullmatch(text) is not None
 
 
 def to_nanos(amount: Usd, field: str = "amount") -> int:
@@ -39,6 +49,8 @@ def _exact_nanos(amount: object, field: str) -> int:
     if isinstance(amount, bool) or not isinstance(amount, (int, float, Decimal, str)):
         raise InvalidValue(field, amount, "a number of US dollars (float, int, Decimal or str)")
     try:
+        if isinstance(amount, str) and not is_decimal(amount):
+            raise InvalidOperation
         exact = Decimal(amount)
     except InvalidOperation:
         raise InvalidValue(field, amount, "a number of US dollars, such as '0.50'") from None

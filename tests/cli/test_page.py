@@ -40,7 +40,8 @@ def test_the_page_names_every_option_and_exit_code() -> None:
     from penstock.cli.exits import Exit
     from penstock.cli.running import LIMITS
 
-    for option in (*LIMITS, "--input", "--max-parallel", "--executors", "--json"):
+    offered = ("--models", "--tools", "--executors", "--prices", "--unknown-prices")
+    for option in (*LIMITS, "--input", "--max-parallel", *offered, "--json"):
         assert f"| `{option}" in PAGE
     for code in Exit:
         assert f"| {int(code)} | " in PAGE

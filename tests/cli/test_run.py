@@ -177,13 +177,18 @@ def test_standard_input_that_is_closed_is_refused(penstock: Penstock, monkeypatc
     assert "standard input is closed" in penstock("run", "story.py", "--input", "-").err
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-1", "1e999", "x", ""])
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "1e999", "x", "", "1_0", "١"])
 @pytest.mark.parametrize("option", [*LIMITS, "--max-parallel"])
 def test_a_limit_that_is_none_is_refused_by_its_option(penstock: Penstock, option: str, value: str) -> None:
     ended = penstock("run", "story.py", f"{option}={value}")
     assert (ended.code, ended.out) == (64, "")
     assert ended.err.startswith(f"penstock: {option} must be ")
     assert len(ended.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", [*LIMITS, "--max-parallel"])
+def test_a_limit_may_have_spaces_around_it(penstock: Penstock, option: str) -> None:
+    assert penstock("run", "story.py", option, " 60 ").code == 0
 
 
 def test_an_invalid_graph_is_2_with_its_problems_also_in_the_document(penstock: Penstock) -> None:

@@ -23,6 +23,7 @@ from penstock.kernel.executor import ExecutionResult, ExecutorRegistry
 from penstock.kernel.graph import DEFAULT_OUTPUT, GraphSpec
 from penstock.kernel.values import DataValue
 from penstock.runtime.context import ExecutionContext
+from penstock.runtime.graphs.flow_context import FlowContext
 from penstock.runtime.graphs.graph_runtime import MAX_PARALLEL, run_flow
 from penstock.stops import Stop, StopReason, TerminationReason
 
@@ -39,16 +40,21 @@ STATUS_OF: dict[TerminationReason, Status] = {
 
 
 async def execute(
-    graph: Runnable, run: ExecutionContext, executors: ExecutorRegistry, max_parallel: int | None
+    graph: Runnable,
+    run: ExecutionContext,
+    executors: ExecutorRegistry,
+    services: Mapping[str, Any],
+    max_parallel: int | None,
 ) -> Outcome:
-    """Run the graph to its end, whatever that is; `executors` are for a graph that was not written in Python."""
+    """Run the graph to its end, whatever that is; executors and services are for one that was not written in Python."""
     seen = Seen(dict.fromkeys(node.id for node in as_spec(graph).nodes))
     try:
         async with run:
             if isinstance(graph, Graph):
                 await _run_steps(graph, run, seen)
             else:
-                await _run_nodes(graph, run, executors, max_parallel or MAX_PARALLEL, seen)
+                within = FlowContext(run_id=run.run_id, services=services, execution=run)
+                await _run_nodes(graph, within, executors, max_parallel or MAX_PARALLEL, seen)
     except (Halted, CancelledError) as stopped:
         return seen.outcome(_status_of(stopped.stop), stopped.stop)
     except asyncio.CancelledError:
@@ -100,9 +106,9 @@ async def _run_steps(graph: Graph, run: ExecutionContext, seen: Seen) -> None:
 
 
 async def _run_nodes(
-    graph: GraphSpec, run: ExecutionContext, executors: ExecutorRegistry, max_parallel: int, seen: Seen
+    graph: GraphSpec, within: FlowContext, executors: ExecutorRegistry, max_parallel: int, seen: Seen
 ) -> None:
-    async with aclosing(run_flow(graph, run, executors, max_parallel=max_parallel)) as events:
+    async with aclosing(run_flow(graph, within, executors, max_parallel=max_parallel)) as events:
         async for event in events:
             if not isinstance(event, ExecutionResult):  # that is the last, and says the same again
                 done = event.event_type == "completed"

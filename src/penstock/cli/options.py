@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, TypeVar
 
 import typer
+from typer.models import OptionInfo
+
+N = TypeVar("N", int, float)
 
 URL = "http://127.0.0.1:8642"
 
@@ -15,6 +20,34 @@ Executors = Annotated[
     list[str] | None,
     typer.Option(
         metavar="MODULE:NAME", help="Executors by node type, a registry or a mapping; may be given several times."
+    ),
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MODULE:NAME", help="Models by name, for graphs to use; may be given several times."),
+]
+Tools = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MODULE:NAME", help="Tools by name, for graphs to use; may be given several times."),
+]
+Prices = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MODULE:NAME", help="Prices by model, over those that are known; may be given several times."),
+]
+
+
+class UnknownPrices(StrEnum):
+    """What becomes of calls of a model whose price nobody knows."""
+
+    COUNT = "count"
+    REFUSE = "refuse"
+
+
+Unpriced = Annotated[
+    UnknownPrices,
+    typer.Option(
+        "--unknown-prices",
+        help="Calls of a model that has no price: let through and counted as unknown, or refused.",
     ),
 ]
 Database = Annotated[
@@ -32,3 +65,21 @@ Token = Annotated[
     typer.Option("--token", metavar="TOKEN", envvar="PENSTOCK_TOKEN", help="Who is asking; better in PENSTOCK_TOKEN."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")]
+
+
+def numeric(
+    read: Callable[[str], N], metavar: str, help: str, *, least: N | None = None, most: N | None = None
+) -> OptionInfo:
+    """An option that `read` makes a number of; what is out of bounds is refused."""
+
+    def parse(text: str) -> N:
+        found = read(str(text))  # a default comes as the number it is
+        if least is not None and found < least:
+            raise ValueError(f"it must be {least} or more, not {found}")
+        if most is not None and found > most:
+            raise ValueError(f"it must be {most} or less, not {found}")
+        return found
+
+    # Beside a parser typer only shows the bounds.
+    option: OptionInfo = typer.Option(parser=parse, min=least, max=most, metavar=metavar, help=help)
+    return option

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import Executors, Target
+from penstock.cli.options import Executors, Models, Prices, Target, Tools, UnknownPrices, Unpriced
 
 
 def run(
@@ -22,18 +22,24 @@ def run(
     max_parallel: Annotated[
         str | None, typer.Option(metavar="N", help="Run at most N steps at once, whatever the graph says.")
     ] = None,
+    models: Models = None,
+    tools: Tools = None,
     executors: Executors = None,
+    prices: Prices = None,
+    unknown_prices: Unpriced = UnknownPrices.COUNT,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of lines.")] = False,
 ) -> int:
     """Run a graph under limits, and watch it.
 
     Progress goes to standard error, results to standard output. The first Ctrl-C cancels the run and shows what is
-    there, a second one leaves at once. A limit that is not given is no limit; 0 is nothing.
+    there, a second one leaves at once. A limit that is not given is no limit; 0 is nothing. Models, tools, executors
+    and prices are for graphs in JSON; the model called example is always there, and needs no key.
 
     \b
     Examples:
       penstock run story.py --input '"a dam in winter"' --max-cost 0.50
       penstock run flow.json --executors nodes:registry --input @question.json --timeout 60
+      penstock run agent.json --models my_models.py:models --input '"hello"' --max-cost 0.10
       echo '{"n": 3}' | penstock run package.flows:main --input - --json > result.json
 
     \b
@@ -41,6 +47,7 @@ def run(
       0 ok   2 failed, or the graph is not valid   3 halted by a limit
       64 wrong command line   130 cancelled
     """
+    from penstock.cli.loading.offers import Named
     from penstock.cli.running import Asked, run_graph
 
     limits = {
@@ -50,4 +57,5 @@ def run(
         "--max-retries": max_retries,
         "--timeout": timeout,
     }
-    return run_graph(Asked(target, input, limits, max_parallel, tuple(executors or ()), as_json))
+    named = Named(models, tools, prices, unknown_prices)
+    return run_graph(Asked(target, input, limits, max_parallel, tuple(executors or ()), named, as_json))

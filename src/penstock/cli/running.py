@@ -12,15 +12,16 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from penstock.cli.execution import execute, interruptible
 from penstock.cli.exits import Refused
 from penstock.cli.graph import tell_problems
 from penstock.cli.loading.executors import load_executors
+from penstock.cli.loading.offers import Named, load_offers
 from penstock.cli.loading.target import Runnable, as_spec, load_graph, problems_of
-from penstock.cli.loading.values import read_input
+from penstock.cli.loading.values import number, read_input, whole_number
 from penstock.cli.showing.live import watched
 from penstock.cli.showing.outcome import Outcome, document, results, summary
 from penstock.cli.showing.screen import Line, Screen, complain, speaks_unicode, write
@@ -28,6 +29,7 @@ from penstock.containment.limits import Budget, ExecutionConfig
 from penstock.errors import InvalidValue
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphInvalid, GraphSpec, shown
+from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.context import ExecutionContext
 
 
@@ -41,7 +43,18 @@ class Asked:
     """By the option that sets them."""
     max_parallel: str | None
     executors: tuple[str, ...]
+    named: Named
     as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What there is to run, and what its nodes may use; a Graph in Python has its own."""
+
+    graph: Runnable
+    executors: ExecutorRegistry = field(default_factory=ExecutorRegistry)
+    services: Mapping[str, Any] = field(default_factory=dict)
+    prices: PriceBook | None = None
 
 
 def run_graph(asked: Asked) -> int:
@@ -50,11 +63,13 @@ def run_graph(asked: Asked) -> int:
     max_parallel = _at_once(asked.max_parallel)
     with results_apart() as out:
         try:
-            graph, registry = _loaded(asked, max_parallel)
+            loaded = _loaded(asked, max_parallel)
         except GraphInvalid as invalid:
             return _not_valid(asked.target, invalid, out if asked.as_json else None)
-        run = ExecutionContext(config, name=graph.id, input=read_input(asked.input), budget=budget)
-        ended = _run(graph, run, registry, max_parallel)
+        run = ExecutionContext(
+            config, name=loaded.graph.id, input=read_input(asked.input), budget=budget, prices=loaded.prices
+        )
+        ended = _run(loaded, run, max_parallel)
         _report(ended, run, out, asked.as_json)
     return ended.exit
 
@@ -70,10 +85,10 @@ class Limit:
 
 LIMITS: Mapping[str, Limit] = {
     "--max-cost": Limit("max_cost_dollars", str, "an amount"),
-    "--max-steps": Limit("max_steps", int, "a whole number"),
-    "--max-tokens": Limit("max_tokens", int, "a whole number"),
-    "--max-retries": Limit("max_retries_total", int, "a whole number"),
-    "--timeout": Limit("max_time_seconds", float, "a number"),
+    "--max-steps": Limit("max_steps", whole_number, "a whole number"),
+    "--max-tokens": Limit("max_tokens", whole_number, "a whole number"),
+    "--max-retries": Limit("max_retries_total", whole_number, "a whole number"),
+    "--timeout": Limit("max_time_seconds", number, "a number"),
 }
 
 
@@ -89,8 +104,8 @@ def _budget(asked: Mapping[str, str | None]) -> tuple[ExecutionConfig, Budget]:
 
 def _at_once(given: str | None) -> int | None:
     with suppress(ValueError):
-        if given is None or int(given) >= 1:
-            return None if given is None else int(given)
+        if given is None or whole_number(given) >= 1:
+            return None if given is None else whole_number(given)
     raise Refused(f"--max-parallel must be a whole number, one or more, not {shown(given)}")
 
 
@@ -102,16 +117,28 @@ def _read(option: str, text: str | None) -> Any:
         raise Refused(f"{option} must be {limit.what}, not {shown(text)}") from None
 
 
-def _loaded(asked: Asked, max_parallel: int | None) -> tuple[Runnable, ExecutorRegistry]:
+def _loaded(asked: Asked, max_parallel: int | None) -> Loaded:
     graph = load_graph(asked.target)
     if isinstance(graph, GraphSpec):
-        registry = load_executors(asked.executors, graph)
-    else:
-        registry = ExecutorRegistry()
-        graph.max_parallel = max_parallel or graph.max_parallel
-    if problems := problems_of(graph, registry):
+        return _with_nodes(graph, asked)
+    if said := asked.named.options():
+        has_own = f"{asked.target} is a Graph in Python, whose steps have their own"
+        raise Refused(f"{', '.join(said)}: this is for the nodes of a graph in JSON, and {has_own}")
+    graph.max_parallel = max_parallel or graph.max_parallel
+    _check(graph, None)
+    return Loaded(graph)
+
+
+def _with_nodes(graph: GraphSpec, asked: Asked) -> Loaded:
+    registry = load_executors(asked.executors, graph)
+    _check(graph, registry)
+    offers = load_offers(asked.named)
+    return Loaded(graph, registry, offers.services, offers.prices)
+
+
+def _check(graph: Runnable, executors: ExecutorRegistry | None) -> None:
+    if problems := problems_of(graph, executors):
         raise GraphInvalid(problems)
-    return graph, registry
 
 
 def _not_valid(target: str, invalid: GraphInvalid, out: TextIO | None) -> int:
@@ -123,13 +150,13 @@ def _not_valid(target: str, invalid: GraphInvalid, out: TextIO | None) -> int:
     return code
 
 
-def _run(graph: Runnable, context: ExecutionContext, registry: ExecutorRegistry, max_parallel: int | None) -> Outcome:
+def _run(loaded: Loaded, context: ExecutionContext, max_parallel: int | None) -> Outcome:
     screen = Screen(sys.stderr)
     with (
         interruptible(context, screen.restore),
-        watched(context, screen, planned=[node.id for node in as_spec(graph).nodes]),
+        watched(context, screen, planned=[node.id for node in as_spec(loaded.graph).nodes]),
     ):
-        return asyncio.run(execute(graph, context, registry, max_parallel))
+        return asyncio.run(execute(loaded.graph, context, loaded.executors, loaded.services, max_parallel))
 
 
 def _report(ended: Outcome, context: ExecutionContext, out: TextIO | None, as_json: bool) -> None:

@@ -61,6 +61,30 @@ def test_what_is_no_graph_is_refused_in_a_sentence_that_says_what_to_do(text: st
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("file", "named", "found"),
+    [
+        ("flow.json", "", "flow"),
+        ("my flow.v2.json", "", "my flow.v2"),
+        ("flow.json", '"id": "graph", ', "graph"),
+        ("flow.json", '"id": "mine", ', "mine"),
+        ("flow.json", '"id": "", ', ""),
+    ],
+)
+def test_a_graph_without_an_id_is_called_as_its_file_is(file: str, named: str, found: str) -> None:
+    Path(file).write_text(f'{{{named}"nodes": [{{"id": "a", "type": "x", "data": {{"n": [1]}}}}], "edges": []}}')
+    graph = load_graph(file)
+    assert isinstance(graph, GraphSpec)
+    assert graph.id == found
+    assert graph.nodes[0].data == {"n": [1]}
+
+
+def test_a_file_whose_name_is_no_text_needs_an_id_inside() -> None:
+    Path("caf\udce9.json").write_text('{"nodes": [], "edges": []}')
+    with pytest.raises(GraphInvalid, match=r"\$\.id"):
+        load_graph("caf\udce9.json")
+
+
 def test_any_other_file_is_a_graph_in_json_also_with_a_colon_in_its_name() -> None:
     Path("a:b").write_text('{"id": "x", "nodes": [], "edges": []}')
     graph = load_graph("a:b")

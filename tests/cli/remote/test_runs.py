@@ -223,3 +223,22 @@ def test_text_that_looks_like_line_ends_or_steers_terminals_is_one_harmless_line
     assert "\x1b" not in tail.out
     assert "\u2028" not in tail.out
     assert [json.loads(line)["seq"] for line in runs("tail", run_id, "--json").out.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["start", "pipeline", "--max-steps", "1_0"], "'--max-steps': '1_0' is not a whole number;"),
+        (["start", "pipeline", "--timeout", "١"], "'--timeout': '١' is not a number;"),
+        (["grant", "some-run", "--max-tokens", "1.5"], "'--max-tokens': '1.5' is not a whole number;"),
+        (["ls", "--limit", "501"], "'--limit': it must be 500 or less, not 501;"),
+        (["tail", "some-run", "--after", "-1"], "'--after': it must be 0 or more, not -1;"),
+    ],
+    ids=" ".join,
+)
+def test_a_number_that_is_none_is_refused_before_the_server_is_asked(
+    penstock: Penstock, arguments: list[str], said: str
+) -> None:
+    ended = penstock("runs", *arguments, "--url", "http://127.0.0.1:9")
+    assert (ended.code, ended.out, ended.err.count("\n")) == (64, "", 1)
+    assert said in ended.err

@@ -224,6 +224,15 @@ def test_two_graphs_of_one_name_are_refused(directory: Path, refused: Any) -> No
     )
 
 
+def test_graphs_without_an_id_are_called_as_their_files_are(directory: Path) -> None:
+    nodes = example_graphs()["assistant"]["nodes"]
+    for name in ("a.json", "b.json"):
+        (directory / name).write_text(json.dumps({"nodes": nodes, "edges": []}))
+    with served("a.json", "b.json", "--db", "memory:") as server:
+        assert "graphs        a, b\n" in server.greeting
+        assert server.stop(signal.SIGTERM) == (0, "")
+
+
 def test_a_database_that_cannot_be_used_is_one_sentence(directory: Path, refused: Any) -> None:
     (directory / "text.db").write_text("no database at all, but a text that goes on for a while\n" * 20)
     for file, expected in (("text.db", "not a database"), ("no/such/folder/x.db", "make its folder")):
@@ -257,7 +266,10 @@ def test_a_database_of_a_newer_penstock_is_left_alone(directory: Path, penstock:
         (["--daily", "-1"], 64, "daily_usd"),
         (["nothing.json"], 64, "there is no file 'nothing.json'"),
         (["empty"], 64, "there is no .json file in 'empty'"),
-        (["--max-running", "0"], 64, "--max-running"),
+        (["--max-running", "0"], 64, "'--max-running': it must be 1 or more, not 0;"),
+        (["--max-running", "1_0"], 64, "'--max-running': '1_0' is not a whole number;"),
+        (["--lease", "inf"], 64, "'--lease': 'inf' is not a number;"),
+        (["--max-cost", "1_0"], 64, "max_cost_usd must be"),
     ],
     ids=str,
 )

@@ -82,7 +82,7 @@ def test_a_call_above_a_threshold_pays_the_higher_price_for_all_its_tokens() -> 
 
 
 @pytest.mark.parametrize(
-    "wrong", [None, True, -1, float("nan"), float("inf"), "free", "NaN", [], Decimal("sNaN"), 10**10]
+    "wrong", [None, True, -1, float("nan"), float("inf"), "free", "NaN", "1_0", "١٢", [], Decimal("sNaN"), 10**10]
 )
 def test_a_rate_that_is_no_amount_is_refused_by_name(wrong: Any) -> None:
     with pytest.raises(InvalidValue, match="input_usd_per_mtok"):

@@ -1,18 +1,20 @@
-"""What a server is given to work with: graphs in files, and models and tools by name from people's own code."""
+"""What graphs are run with: models, tools and prices from people's own code; and the graphs in a server's files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from penstock.cli.exits import Refused
 from penstock.cli.loading.code import load_attribute, made
-from penstock.cli.loading.values import read_bytes
-from penstock.kernel.document import graph_to_json, parse_graph
+from penstock.cli.loading.target import read_graph
+from penstock.cli.options import UnknownPrices
+from penstock.errors import InvalidValue
+from penstock.kernel.document import graph_to_json
 from penstock.kernel.graph import GraphInvalid, GraphSpec, Problem, shown
-from penstock.runtime.billing.prices import Price
+from penstock.runtime.billing.prices import Price, PriceBook
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,54 @@ def load_documents(paths: Iterable[str]) -> list[Given]:
 
 def _read(path: Path) -> GraphSpec:
     try:
-        return parse_graph(read_bytes(path, "GRAPHS"))
+        return read_graph(path, "GRAPHS")
     except GraphInvalid as invalid:
         raise NotAGraph(str(path), invalid.problems) from None
 
 
-def load_offers(option: str, named: Iterable[str]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a command line names for the nodes of graphs to use, as it was written."""
+
+    models: Sequence[str] | None = None
+    tools: Sequence[str] | None = None
+    prices: Sequence[str] | None = None
+    unknown_prices: UnknownPrices = UnknownPrices.COUNT
+
+    def options(self) -> list[str]:
+        """The options that ask for something."""
+        said = {
+            "--models": self.models,
+            "--tools": self.tools,
+            "--prices": self.prices,
+            "--unknown-prices": self.unknown_prices is UnknownPrices.REFUSE,
+        }
+        return [option for option, given in said.items() if given]
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """What the nodes of graphs may use, and what it costs."""
+
+    services: Mapping[str, Any]
+    prices: PriceBook
+    """What is priced is held before a call leaves."""
+
+
+def load_offers(named: Named) -> Offers:
+    """What is named, and the built-in model with its price."""
+    from penstock.server.examples import EXAMPLE_PRICE, ExampleModel  # brings agents, which a Graph can do without
+
+    models = {"example": ExampleModel(), **_by_name("--models", named.models)}
+    known = {model.name: EXAMPLE_PRICE for model in models.values() if isinstance(model, ExampleModel)}
+    services = {"models": models, "tools": _by_name("--tools", named.tools)}
+    return Offers(services, _price_book(known, named))
+
+
+def _by_name(option: str, named: Sequence[str] | None) -> dict[str, Any]:
     """Things by name: each `module:attribute` is a mapping, or a function that returns one."""
     offers: dict[str, Any] = {}
-    for name in named:
+    for name in named or ():
         module, _, attribute = name.rpartition(":")
         if not (module and attribute):
             raise Refused(f"{option} takes module:attribute or file.py:attribute, not {shown(name)}")
@@ -67,14 +108,17 @@ def load_offers(option: str, named: Iterable[str]) -> dict[str, Any]:
     return offers
 
 
-def load_prices(named: Iterable[str]) -> dict[str, Price]:
-    """What models cost, by name: each `module:attribute` is a mapping of names to `Price`, or a function for one."""
-    prices = load_offers("--prices", named)
+def _price_book(known: Mapping[str, Price], named: Named) -> PriceBook:
+    unknown: Literal["refuse", "count"] = "refuse" if named.unknown_prices is UnknownPrices.REFUSE else "count"
+    prices = _by_name("--prices", named.prices)
     for model, price in prices.items():
         if not isinstance(price, Price):
             found = f"{shown(price)} for {shown(model)}"
             raise Refused(f"--prices: there is {found}; it must be a penstock Price, such as Price('0.15', '0.60')")
-    return prices
+    try:
+        return PriceBook(registered={**known, **prices}, unknown=unknown)
+    except InvalidValue as invalid:
+        raise Refused(f"--prices: {invalid}") from None
 
 
 def _files(paths: Iterable[str]) -> Iterator[Path]:

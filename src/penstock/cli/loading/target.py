@@ -1,6 +1,6 @@
 """The graph that a command is about: a JSON file, or Python that has one.
 
-flow.json                 a graph as an editor writes it
+flow.json                 a graph as an editor writes it, called `flow` if it has no id
 flow.py, flow.py:name     a Graph, a GraphSpec or a function that returns one; without a name, the one called
                           `graph`, or the only one there is
 package.module:name       the same in a module
@@ -8,6 +8,7 @@ package.module:name       the same in a module
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,13 +18,15 @@ from penstock.cli.loading.code import load_attribute, load_module, made
 from penstock.cli.loading.values import read_bytes
 from penstock.flow import compiled
 from penstock.flow.graph import Graph
-from penstock.kernel.document import parse_graph
+from penstock.kernel.document import graph_to_json, parse_graph
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphSpec, Problem, shown
 from penstock.kernel.validate import validate
 
 Runnable = Graph | GraphSpec
 USUAL_NAME = "graph"
+UNNAMED = GraphSpec().id
+"""What a graph is called that nobody has named."""
 
 
 def load_graph(target: str) -> Runnable:
@@ -36,7 +39,16 @@ def load_graph(target: str) -> Runnable:
         return _as_graph(load_attribute(module, attribute), target)
     if not path.exists() and not path.suffix and "/" not in target:
         raise Refused(f"there is no file {shown(target)}; a graph in a module is named package.module:name")
-    return parse_graph(read_bytes(path, "FILE"))
+    return read_graph(path, "FILE")
+
+
+def read_graph(path: Path, what: str) -> GraphSpec:
+    """The graph in a JSON file, called as its file is if it has no id; GraphInvalid as above."""
+    content = read_bytes(path, what)
+    graph = parse_graph(content)
+    if graph.id != UNNAMED or "id" in json.loads(content):
+        return graph
+    return parse_graph({**graph_to_json(graph), "id": path.stem})  # which looks at the name as at any other
 
 
 def as_spec(graph: Runnable) -> GraphSpec:

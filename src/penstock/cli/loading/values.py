@@ -1,13 +1,16 @@
-"""The input of a run as people write it: JSON, `@file`, or `-` for what comes in."""
+"""Values as people write them: the input of a run (JSON, `@file`, or `-` for what comes in), and numbers."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.cli.exits import Refused
+from penstock.kernel.graph import shown
+from penstock.money import is_decimal
 
 MAX_INPUT_BYTES = 64 * 1024 * 1024
 
@@ -38,6 +41,23 @@ def read_bytes(path: Path, what: str) -> bytes:
     if len(content) > MAX_INPUT_BYTES:
         raise Refused(f"{what}: {str(path)!r} has more than the {MAX_INPUT_BYTES} bytes that are read")
     return content
+
+
+def whole_number(text: str) -> int:
+    """The whole number in `text`, plainly written as an amount is; ValueError if there is none."""
+    try:
+        if is_decimal(text):
+            return int(text)
+    except ValueError:  # a point, an exponent, or more digits than anybody means
+        pass
+    raise ValueError(f"{shown(text)} is not a whole number")
+
+
+def number(text: str) -> float:
+    """The finite number in `text`, plainly written as an amount is; ValueError if there is none."""
+    if is_decimal(text) and math.isfinite(found := float(text)):
+        return found
+    raise ValueError(f"{shown(text)} is not a number")
 
 
 def _from_stdin() -> bytes:

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.exits import Exit, Refused
-from penstock.cli.options import URL, AsJson, Token, Url
+from penstock.cli.loading.values import number, read_input, whole_number
+from penstock.cli.options import URL, AsJson, Token, Url, numeric
 from penstock.cli.remote.telling import EXITS, about, differing, event_line, short, table
 from penstock.cli.showing.screen import Line, Screen, printable, say, write
 from penstock.ids import new_run_id
@@ -51,11 +52,11 @@ class Verdict(StrEnum):
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run.")]
 Input = Annotated[str | None, typer.Option(metavar="JSON|@FILE|-", help="JSON, @file, or - for standard input.")]
 Cost = Annotated[str | None, typer.Option(metavar="USD", help="So many US dollars; for a grant, more.")]
-Steps = Annotated[int | None, typer.Option(metavar="N", help="So many steps.")]
-Tokens = Annotated[int | None, typer.Option(metavar="N", help="So many tokens.")]
-ApiCalls = Annotated[int | None, typer.Option(metavar="N", help="So many calls of models and tools.")]
-Retries = Annotated[int | None, typer.Option(metavar="N", help="So many failures.")]
-Timeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="So many seconds.")]
+Steps = Annotated[int | None, numeric(whole_number, "N", "So many steps.")]
+Tokens = Annotated[int | None, numeric(whole_number, "N", "So many tokens.")]
+ApiCalls = Annotated[int | None, numeric(whole_number, "N", "So many calls of models and tools.")]
+Retries = Annotated[int | None, numeric(whole_number, "N", "So many failures.")]
+Timeout = Annotated[float | None, numeric(number, "SECONDS", "So many seconds.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -107,8 +108,6 @@ def start(
     Exit codes:
       0 it is taken on   2 the server could not, or would not   64 wrong command line
     """
-    from penstock.cli.loading.values import read_input
-
     body: dict[str, Any] = {"graph_id": graph, "input": read_input(input), "run_id": new_run_id()}
     if limits := _limits(max_cost, max_steps, max_tokens, max_api_calls, max_retries, timeout):
         body["limits"] = limits
@@ -120,7 +119,7 @@ def start(
 def ls(
     status: Annotated[Status | None, typer.Option(help="Only those in this state.")] = None,
     graph: Annotated[str | None, typer.Option(metavar="GRAPH", help="Only those of this graph.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, metavar="N", help="At most so many.")] = 20,
+    limit: Annotated[int, numeric(whole_number, "N", "At most so many.", least=1, most=500)] = 20,
     url: Url = URL,
     token: Token = None,
     as_json: AsJson = False,
@@ -172,7 +171,7 @@ def show(run_id: RunId, url: Url = URL, token: Token = None, as_json: AsJson = F
 @app.command()
 def tail(
     run_id: RunId,
-    after: Annotated[int, typer.Option(min=0, metavar="N", help="Begin behind this event.")] = 0,
+    after: Annotated[int, numeric(whole_number, "N", "Begin behind this event.", least=0)] = 0,
     everything: Annotated[bool, typer.Option("--all", help="Every event, one a line: progress and calls too.")] = False,
     url: Url = URL,
     token: Token = None,
@@ -299,7 +298,6 @@ def answer(
       0 answered   2 it asks nothing, or there is no such run   64 wrong command line
     """
     from penstock.cli.exits import Failed
-    from penstock.cli.loading.values import read_input
 
     if edit is not None and verdict is Verdict.NO:
         raise Refused("--edit says what to go on with, and no says that it may not")
@@ -336,8 +334,6 @@ def fork(
     Exit codes:
       0 the new run is taken on   2 the server could not, or would not   64 wrong command line
     """
-    from penstock.cli.loading.values import read_input
-
     body: dict[str, Any] = {"at": at}
     if input is not None:
         body["input"] = read_input(input)

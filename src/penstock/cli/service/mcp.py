@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import Database, Executors
-from penstock.cli.service.serve import Graphs, Models, Prices, Tools, UnknownPrices, Unpriced
+from penstock.cli.options import Database, Executors, Models, Prices, Tools, UnknownPrices, Unpriced
+from penstock.cli.service.serve import Graphs
 
 
 def mcp(
@@ -35,17 +35,15 @@ def mcp(
     Exit codes:
       0 the client has left   2 a graph is not valid, or the database cannot be used   64 wrong command line
     """
+    from penstock.cli.loading.offers import Named
     from penstock.cli.service.serving import Asked, serve_tools
 
     return serve_tools(
         Asked(
             graphs=tuple(graphs or ()),
             db=db or "memory:",
-            models=tuple(models or ()),
-            tools=tuple(tools or ()),
+            named=Named(models, tools, prices, unknown_prices),
             executors=tuple(executors or ()),
-            prices=tuple(prices or ()),
-            refuses_unpriced=unknown_prices is UnknownPrices.REFUSE,
             max_cost=max_cost,
         )
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from penstock.cli.options import Database, Executors
+from penstock.cli.loading.values import number, whole_number
+from penstock.cli.options import Database, Executors, Models, Prices, Tools, UnknownPrices, Unpriced, numeric
 
 USUAL_DATABASE = "sqlite:///penstock.db"
 
@@ -15,40 +15,12 @@ Graphs = Annotated[
     list[str] | None,
     typer.Argument(metavar="GRAPHS", help="Files of graphs, or directories of them; examples, if there are none."),
 ]
-Models = Annotated[
-    list[str] | None,
-    typer.Option(metavar="MODULE:NAME", help="Models by name, for graphs to use; may be given several times."),
-]
-Tools = Annotated[
-    list[str] | None,
-    typer.Option(metavar="MODULE:NAME", help="Tools by name, for graphs to use; may be given several times."),
-]
-Prices = Annotated[
-    list[str] | None,
-    typer.Option(metavar="MODULE:NAME", help="Prices by model, over those that are known; may be given several times."),
-]
-
-
-class UnknownPrices(StrEnum):
-    """What becomes of calls of a model whose price nobody knows."""
-
-    COUNT = "count"
-    REFUSE = "refuse"
-
-
-Unpriced = Annotated[
-    UnknownPrices,
-    typer.Option(
-        "--unknown-prices",
-        help="Calls of a model that has no price: let through and counted as unknown, or refused.",
-    ),
-]
 
 
 def serve(
     graphs: Graphs = None,
     host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Where to listen: 127.0.0.1 if not said.")] = None,
-    port: Annotated[int | None, typer.Option(metavar="N", help="Which port: 8642 if not said, 0 for any.")] = None,
+    port: Annotated[int | None, numeric(whole_number, "N", "Which port: 8642 if not said, 0 for any.")] = None,
     db: Database = None,
     tokens: Annotated[
         str | None,
@@ -61,22 +33,20 @@ def serve(
     executors: Executors = None,
     prices: Prices = None,
     unknown_prices: Unpriced = UnknownPrices.COUNT,
-    max_running: Annotated[int, typer.Option(min=1, metavar="N", help="Work on at most N runs at once.")] = 64,
-    max_running_per_user: Annotated[int, typer.Option(min=1, metavar="N", help="At most N of one user.")] = 8,
+    max_running: Annotated[int, numeric(whole_number, "N", "Work on at most N runs at once.", least=1)] = 64,
+    max_running_per_user: Annotated[int, numeric(whole_number, "N", "At most N of one user.", least=1)] = 8,
     max_cost: Annotated[
         str, typer.Option(metavar="USD", help="What a run may spend where nobody says otherwise.")
     ] = "1",
     user_daily: Annotated[str | None, typer.Option(metavar="USD", help="What one user may spend in a day.")] = None,
     daily: Annotated[str | None, typer.Option(metavar="USD", help="What all may spend in a day.")] = None,
-    keep_days: Annotated[float, typer.Option(min=0.01, metavar="DAYS", help="How long ended runs are kept.")] = 30,
+    keep_days: Annotated[float, numeric(number, "DAYS", "How long ended runs are kept.", least=0.01)] = 30,
     lease: Annotated[
         float,
-        typer.Option(
-            min=0.1, metavar="SECONDS", help="A server silent for so long is dead; others go on with its runs."
-        ),
+        numeric(number, "SECONDS", "A server silent for so long is dead; others go on with its runs.", least=0.1),
     ] = 15,
     drain: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="How long runs may take to end when the server stops.")
+        float, numeric(number, "SECONDS", "How long runs may take to end when the server stops.", least=0)
     ] = 10,
 ) -> int:
     """Serve graphs: REST, OpenAI's API, MCP, and a page that says how.
@@ -97,6 +67,7 @@ def serve(
       0 stopped   2 a graph is not valid, or the database cannot be used
       64 wrong command line, or an address that cannot be had
     """
+    from penstock.cli.loading.offers import Named
     from penstock.cli.service.serving import Asked, serve_graphs
 
     return serve_graphs(
@@ -106,11 +77,8 @@ def serve(
             port=port,
             db=db or USUAL_DATABASE,
             tokens=tokens,
-            models=tuple(models or ()),
-            tools=tuple(tools or ()),
+            named=Named(models, tools, prices, unknown_prices),
             executors=tuple(executors or ()),
-            prices=tuple(prices or ()),
-            refuses_unpriced=unknown_prices is UnknownPrices.REFUSE,
             max_running=max_running,
             max_running_per_user=max_running_per_user,
             max_cost=max_cost,

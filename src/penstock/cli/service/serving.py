@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from penstock.chat.service import ChatService
 from penstock.cli.exits import Exit, Failed, Refused
 from penstock.cli.graph import tell_problems
 from penstock.cli.loading.executors import load_executors
-from penstock.cli.loading.offers import Given, NotAGraph, load_documents, load_offers, load_prices
+from penstock.cli.loading.offers import Given, Named, NotAGraph, Offers, load_documents, load_offers
 from penstock.cli.loading.values import read_bytes
-from penstock.cli.options import URL
+from penstock.cli.options import URL, UnknownPrices
 from penstock.cli.showing.screen import say
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import InvalidValue, PenstockError
@@ -26,8 +26,7 @@ from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphSpec
 from penstock.kernel.validate import validate
-from penstock.runtime.billing.prices import PriceBook
-from penstock.server.examples import EXAMPLE_PRICE, EXAMPLES, ExampleModel, example_graphs
+from penstock.server.examples import EXAMPLES, example_graphs
 from penstock.server.serve import serve
 from penstock.server.settings import ServerSettings
 from penstock.storage import Stores, open_stores
@@ -49,12 +48,9 @@ class Asked:
 
     graphs: tuple[str, ...]
     db: str
-    models: tuple[str, ...]
-    tools: tuple[str, ...]
+    named: Named
     executors: tuple[str, ...]
     max_cost: str
-    prices: tuple[str, ...] = ()
-    refuses_unpriced: bool = False
     host: str | None = None
     port: int | None = None
     tokens: str | None = None
@@ -73,8 +69,7 @@ class Loaded:
 
     given: list[Given]
     executors: ExecutorRegistry
-    services: Mapping[str, Any]
-    prices: PriceBook
+    offers: Offers
 
     async def save(self, host: RunHost) -> None:
         """Keep the graphs where the host finds them; what is there already as it is makes no new version."""
@@ -104,10 +99,9 @@ def _served(asked: Asked, how: Callable[[Asked, Loaded], Coroutine[Any, Any, Non
     for one in given:
         if problems := validate(parse_graph(one.document), executors):
             return tell_problems(one.where, problems, sys.stderr)
-    models = {"example": ExampleModel(), **load_offers("--models", asked.models)}
-    services = {"models": models, "tools": load_offers("--tools", asked.tools)}
+    loaded = Loaded(given, executors, load_offers(asked.named))
     try:
-        asyncio.run(how(asked, Loaded(given, executors, services, _prices(asked, models))))
+        asyncio.run(how(asked, loaded))
     except InvalidValue as invalid:
         raise Refused(f"{invalid}{ADVICE.get(invalid.field, '')}") from None
     except PenstockError as error:
@@ -121,8 +115,8 @@ async def _serve_http(asked: Asked, loaded: Loaded) -> None:
         url=asked.db,
         host_settings=_host_settings(asked),
         executors=loaded.executors,
-        services=loaded.services,
-        prices=loaded.prices,
+        services=loaded.offers.services,
+        prices=loaded.offers.prices,
         prepare=loaded.save,
         announce=lambda greeting: say("\n".join((greeting, *_how(greeting, loaded.given), *_beware(asked)))),
     )
@@ -140,17 +134,10 @@ def _host(stores: Stores, asked: Asked, loaded: Loaded) -> RunHost:
     return RunHost(
         stores,
         executors=loaded.executors,
-        services=loaded.services,
+        services=loaded.offers.services,
         settings=_host_settings(asked),
-        prices=loaded.prices,
+        prices=loaded.offers.prices,
     )
-
-
-def _prices(asked: Asked, models: Mapping[str, Any]) -> PriceBook:
-    """What the models cost: what is priced is held before a call leaves."""
-    known = {model.name: EXAMPLE_PRICE for model in models.values() if isinstance(model, ExampleModel)}
-    unknown: Literal["refuse", "count"] = "refuse" if asked.refuses_unpriced else "count"
-    return PriceBook(registered={**known, **load_prices(asked.prices)}, unknown=unknown)
 
 
 def _given(asked: Asked) -> list[Given]:
@@ -189,7 +176,7 @@ def _host_settings(asked: Asked) -> HostSettings:
 
 def _beware(asked: Asked) -> list[str]:
     """What a daily budget cannot hold."""
-    if asked.refuses_unpriced or (asked.user_daily is None and asked.daily is None):
+    if asked.named.unknown_prices is UnknownPrices.REFUSE or (asked.user_daily is None and asked.daily is None):
         return []
     return ["  beware        calls of models without a price hold nothing: --unknown-prices refuse lets none leave"]
 

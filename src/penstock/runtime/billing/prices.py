@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
 
 from penstock.clock import SYSTEM_CLOCK, Clock, utc_from_ns
 from penstock.errors import InvalidValue
-from penstock.money import NANOS_PER_USD, Usd
+from penstock.money import NANOS_PER_USD, Usd, is_decimal
 from penstock.runtime.billing.usage import MAX_NAME, Usage
 
 if TYPE_CHECKING:
@@ -62,48 +62,52 @@ class Price:
     _cached: int = field(init=False, repr=False, compare=False)
     _written: int = field(init=False, repr=False, compare=False)
     _request: int = field(init=False, repr=False, compare=False)
+    _dearest: int = field(init=False, repr=False, compare=False)
+    """What a token of input costs at most."""
 
     def __post_init__(self) -> None:
         plain = self._hold("input_usd_per_mtok", "_input", missing=None)
         self._hold("output_usd_per_mtok", "_output", missing=0)
-        self._hold("cached_input_usd_per_mtok", "_cached", missing=plain)
-        self._hold("cache_write_usd_per_mtok", "_written", missing=plain)
+        cached = self._hold("cached_input_usd_per_mtok", "_cached", missing=plain)
+        written = self._hold("cache_write_usd_per_mtok", "_written", missing=plain)
+        object.__setattr__(self, "_dearest", max(plain, cached, written))
         self._hold("request_usd", "_request", missing=None, per=1)
         _check_tiers(self.tiers)
 
     def cost_nanos(self, usage: Usage) -> int:
         """What `usage` costs, rounded up to a whole nano-dollar; tokens that have no price count as nothing."""
-        price = self._for(usage.input_tokens)
+        plain = usage.input_tokens
+        price = self._for(plain) if self.tiers else self
+        yoctos = price._request + usage.output_tokens * price._output
         cached, written = usage.cached_input_tokens, usage.cache_write_tokens
-        yoctos = price._request + cached * price._cached + written * price._written
-        yoctos += max(0, usage.input_tokens - cached - written) * price._input
-        yoctos += usage.output_tokens * price._output
-        return _nanos(yoctos)
+        if cached or written:
+            yoctos += cached * price._cached + written * price._written
+            plain = max(0, plain - cached - written)
+        return _nanos(yoctos + plain * price._input)
 
     def covers(self, usage: Usage) -> bool:
         """Whether every token of `usage` has a price here; if not, its cost is at least what `cost_nanos` says."""
-        return usage.output_tokens == 0 or self._for(usage.input_tokens).output_usd_per_mtok is not None
+        price = self._for(usage.input_tokens) if self.tiers else self
+        return price.output_usd_per_mtok is not None or usage.output_tokens == 0
 
     def worst_case_nanos(self, input_tokens: int, max_output_tokens: int) -> int | None:
         """The most that a call can cost with no more tokens than these; None if the output has no price."""
-        _check_count("input_tokens", input_tokens)
-        _check_count("max_output_tokens", max_output_tokens)
+        if not type(input_tokens) is type(max_output_tokens) is int or input_tokens < 0 or max_output_tokens < 0:
+            _check_count("input_tokens", input_tokens)
+            _check_count("max_output_tokens", max_output_tokens)
         if not self.tiers:  # as most prices are, and asked before every call
-            if max_output_tokens and self.output_usd_per_mtok is None:
+            if self.output_usd_per_mtok is None and max_output_tokens:
                 return None
-            return _nanos(self._most(input_tokens, max_output_tokens))
+            return self._most(input_tokens, max_output_tokens)
         reachable = [self, *(price for above, price in self.tiers if above < input_tokens)]
         if max_output_tokens and any(price.output_usd_per_mtok is None for price in reachable):
             return None
-        return _nanos(max(price._most(input_tokens, max_output_tokens) for price in reachable))
+        return max(price._most(input_tokens, max_output_tokens) for price in reachable)
 
     def _most(self, input_tokens: int, output_tokens: int) -> int:
-        dearest = max(self._input, self._cached, self._written)
-        return self._request + input_tokens * dearest + output_tokens * self._output
+        return _nanos(self._request + input_tokens * self._dearest + output_tokens * self._output)
 
     def _for(self, input_tokens: int) -> Price:
-        if not self.tiers:
-            return self
         for above, price in reversed(self.tiers):
             if input_tokens > above:
                 return price
@@ -122,8 +126,7 @@ class Price:
         return yoctos
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """What a call cost. `known` is False when `nanos` is only the part that could be priced, which may be nothing."""
 
     nanos: int
@@ -196,8 +199,10 @@ class PriceBook:
         if usage.cost_nanos is not None:
             return Cost(usage.cost_nanos, True, "reported")
         found = self._find(usage.model, model)
-        if found is not None and found[0].covers(usage):
-            return Cost(found[0].cost_nanos(usage), True, found[1])
+        if found is not None:
+            price, source = found
+            if price.covers(usage):
+                return Cost(price.cost_nanos(usage), True, source)
         if self.assumed is not None:
             return Cost(self.assumed.cost_nanos(usage), self.assumed.covers(usage), "assumed")
         return UNKNOWN_COST if found is None else Cost(found[0].cost_nanos(usage), False, found[1])
@@ -208,12 +213,12 @@ class PriceBook:
         price = self.assumed if found is None else found[0]
         return None if price is None else price.worst_case_nanos(input_tokens, max_output_tokens)
 
-    def _find(self, *models: str | None) -> tuple[Price, Source] | None:
-        first = models[0]
+    def _find(self, model: str | None, otherwise: str | None = None) -> tuple[Price, Source] | None:
+        first = otherwise if model is None else model
         if type(first) is str and (known := self._registered.get(first)) is not None:
             return known, "registered"  # asked twice for every call
-        names = [model for model in models if _is_name(model)]
-        for name in names:
+        names = [name for name in (model, otherwise) if _is_name(name)]
+        for name in names if self._registered else ():
             price = self._registered.get(name) or self._registered.get(name.rpartition("/")[2])
             if price is not None:
                 return price, "registered"
@@ -326,6 +331,8 @@ def _agrees(price: Price, rates: ModelPrice, input_tokens: int) -> bool:
 def _amount(given: object, name: str) -> Decimal:
     expected = "a finite, non-negative number of US dollars (float, int, Decimal or str), at most 10**9"
     if isinstance(given, bool) or not isinstance(given, (int, float, Decimal, str)):
+        raise InvalidValue(name, given, expected)
+    if isinstance(given, str) and not is_decimal(given):
         raise InvalidValue(name, given, expected)
     # A float is the decimal it is shown as: 0.1 is a tenth.
     amount = Decimal(repr(given) if isinstance(given, float) else given, _EXACT)

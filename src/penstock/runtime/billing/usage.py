@@ -256,15 +256,17 @@ def _of_report(report: Reported[object]) -> Usage | None:
 
 def _of_usage(usage: Usage) -> Usage | None:
     """`usage` if it can be believed: whoever made it may have gone around `Usage.of`."""
-    counts = (usage.input_tokens, usage.output_tokens, usage.cached_input_tokens, usage.cache_write_tokens)
-    cost_nanos = usage.cost_nanos
-    if not all(map(_is_count, counts)) or not (cost_nanos is None or _is_count(cost_nanos, MAX_NANOS)):
+    inputs, cached, written = usage.input_tokens, usage.cached_input_tokens, usage.cache_write_tokens
+    # One after the other: every model call comes by here.
+    if not (_is_count(inputs) and _is_count(usage.output_tokens) and _is_count(cached) and _is_count(written)):
+        return None
+    if usage.cost_nanos is not None and not _is_count(usage.cost_nanos, MAX_NANOS):
         return None
     if usage.model is not None and _name(usage.model) is None:
         usage = replace(usage, model=None)
-    if usage.cached_input_tokens + usage.cache_write_tokens <= usage.input_tokens:
+    if cached + written <= inputs:
         return usage
-    cached, written = _parts(usage.input_tokens, usage.cached_input_tokens, usage.cache_write_tokens)
+    cached, written = _parts(inputs, cached, written)
     return replace(usage, cached_input_tokens=cached, cache_write_tokens=written)
 
 
