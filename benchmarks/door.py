@@ -72,6 +72,30 @@ async def bare_await(calls: int) -> AsyncIterator[None]:
     expect("calls", last - before, calls)
 
 
+class Kept:
+    """As large as what Penstock keeps of a call."""
+
+    __slots__ = tuple(f"field_{number}" for number in range(18))
+
+
+def record_kept(calls: int) -> Iterator[None]:
+    """The call, and an object with its number, its two times and its place in a log: what any record of it costs."""
+    before = last = work()
+    log: list[Kept] = []
+    now = time.monotonic_ns
+    yield
+    for number in range(calls):
+        kept = Kept()
+        kept.field_0, kept.field_1 = number, now()  # type: ignore[attr-defined]
+        log.append(kept)
+        last = work()
+        kept.field_2, kept.field_3 = now(), len(log)  # type: ignore[attr-defined]
+        log.append(kept)
+    yield
+    expect("calls", last - before, calls)
+    expect("entries", len(log), 2 * calls)
+
+
 # Penstock: limits in every dimension, ledger, log and call graph are on.
 
 

@@ -289,6 +289,19 @@ class Ledgering(RuleBasedStateMachine):
             left = [self.model.left(level, sums[level], self.now)[COST] for level in above(account)]
             assert accounts.cost_left(account) == max(0, min(*left, UNLIMITED))
 
+    @invariant()
+    def there_is_room_for_what_is_left_and_for_no_more(self) -> None:
+        for account in self.accounts:
+            cost, tokens = accounts.cost_left(account), accounts.tokens_left(account)
+            overdrawn = [
+                level
+                for level in above(account)
+                if level.committed > level.max_cost or level.tokens_committed > level.max_tokens
+            ]
+            assert accounts.has_room(account, cost, tokens) == (not overdrawn)
+            assert not accounts.has_room(account, cost + 1, tokens)
+            assert not accounts.has_room(account, cost, tokens + 1)
+
     def snapshot(self) -> list[list[object]]:
         return [everything(account) for account in self.accounts]
 

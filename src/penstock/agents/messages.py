@@ -85,11 +85,11 @@ class Message:
         self.tool_call_id = tool_call_id
         """The call this is the result of, for role tool."""
         self.name = name
-        self.weight: int = (
-            len(content) + MESSAGE_WEIGHT
-            if type(content) is str and not tool_calls and content.isascii()
-            else _weight(self)
-        )
+        plain = type(content) is str and content.isascii()
+        weight = MESSAGE_WEIGHT + (len(content) if plain else _weight_of_content(self.content))
+        for call in self.tool_calls:
+            weight += MESSAGE_WEIGHT + len(call.name) + _weight_of(call.arguments)
+        self.weight = weight
         """Bytes of text, with what media stand for; what tokens are estimated from."""
 
     @classmethod
@@ -110,7 +110,7 @@ class Message:
     @classmethod
     def tool(cls, result: ToolResult) -> Message:
         """What a tool gave."""
-        return cls("tool", result.content, tool_call_id=result.call_id, name=result.name)
+        return cls("tool", result.content, (), result.call_id, result.name)
 
     @property
     def text(self) -> str:
@@ -187,17 +187,10 @@ def _parts(content: Sequence[ContentPart]) -> tuple[ContentPart, ...]:
     return parts
 
 
-def _weight(message: Message) -> int:
-    content = message.content
+def _weight_of_content(content: str | tuple[ContentPart, ...]) -> int:
     if isinstance(content, str):
-        weight = bytes_of(content) + MESSAGE_WEIGHT
-    else:
-        weight = MESSAGE_WEIGHT
-        for part in content:
-            weight += bytes_of(part) if isinstance(part, str) else MEDIA_WEIGHT
-    for call in message.tool_calls:
-        weight += MESSAGE_WEIGHT + len(call.name) + _weight_of(call.arguments)
-    return weight
+        return bytes_of(content)
+    return sum(bytes_of(part) if isinstance(part, str) else MEDIA_WEIGHT for part in content)
 
 
 def _weight_of(arguments: Mapping[str, Any] | str) -> int:

@@ -191,7 +191,8 @@ class Model:
         if journal is not None:
             return await self._ask_once(journal, context, request, told)
         made = await self._call(context, request, told)
-        return cast(ModelResponse, made.value if made.stop is None and made.error is None else made.result())
+        response: ModelResponse = made.value if made.stop is None and made.error is None else made.result()
+        return response
 
     async def _ask_once(
         self, journal: Journal, context: ExecutionContext, request: ModelRequest, told: Execution | None

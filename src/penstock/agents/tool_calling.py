@@ -68,46 +68,50 @@ class ToolCallingLoop:
         data = data_of(context)
         if self.compaction is not None:
             await self.compaction.compact(context, data, self.model)
-        request = ModelRequest(transcript_of(data), self.tools.specs, self.settings, self.instructions)
-        response = await ask(self.model, context, data, request)
-        if self.output is not None and not response.tool_calls:
-            response, value, error = await self._read(context, data, response, self.output)
-            if not response.tool_calls:
-                remember(data, [response.message])
-                return AgentLoopResult(LoopAction.TERMINATE, result=value, error=error)
-        if not response.tool_calls:
-            remember(data, [response.message])
-            return AgentLoopResult(LoopAction.TERMINATE, result=response.text)
+        tries_left = self.max_format_retries
+        while True:
+            request = ModelRequest(transcript_of(data), self.tools.specs, self.settings, self.instructions)
+            response = await ask(self.model, context, data, request)
+            calls = response.tool_calls
+            if calls:
+                break
+            answered = self._answer(context, data, response, tries_left)
+            if answered is not None:
+                return answered
+            tries_left -= 1
         said = response.message
-        calls = response.tool_calls
         try:
             if len(calls) == 1:
-                results = [await execute_one(self.tools, context, calls[0])]
+                told: tuple[Message, ...] = (said, Message.tool(await execute_one(self.tools, context, calls[0])))
             else:
                 results = await execute_all(self.tools, context, calls, self.max_parallel_tools)
+                told = (said, *map(Message.tool, results))
         except BaseException:
             # A conversation in use has a result for every call; the history tells what was asked for.
             data.add_iteration_history(Iteration((said,), is_complete=False))
             raise
-        remember(data, [said, *map(Message.tool, results)])
+        remember(data, told)
         return CONTINUE
 
-    async def _read(
-        self, context: ExecutionContext, data: LoopData, response: ModelResponse, output: TextOutputFormat
-    ) -> tuple[ModelResponse, Any, FormatError | None]:
-        """The answer and its value. Who does not keep to the format may try again, or call a tool after all."""
-        tries_left = self.max_format_retries
-        while not response.tool_calls:
+    def _answer(
+        self, context: ExecutionContext, data: LoopData, response: ModelResponse, tries_left: int
+    ) -> AgentLoopResult | None:
+        """What a reply without tool calls comes to; None if it did not keep to the format, and the model may try again.
+
+        The next reply may call a tool after all.
+        """
+        value: Any = response.text
+        failed: FormatError | None = None
+        if self.output is not None:
             try:
-                return response, output.parse(response.text, context), None
+                value = self.output.parse(response.text, context)
             except FormatError as error:
-                if not tries_left:
-                    return response, None, error
-                remember(data, [response.message, Message.user(str(error))])
-            tries_left -= 1
-            request = ModelRequest(transcript_of(data), self.tools.specs, self.settings, self.instructions)
-            response = await ask(self.model, context, data, request)
-        return response, None, None
+                if tries_left:
+                    remember(data, (response.message, Message.user(str(error))))
+                    return None
+                value, failed = None, error
+        remember(data, (response.message,))
+        return AgentLoopResult(LoopAction.TERMINATE, result=value, error=failed)
 
 
 async def ask(model: Model, context: ExecutionContext, data: LoopData, request: ModelRequest) -> ModelResponse:
@@ -116,10 +120,10 @@ async def ask(model: Model, context: ExecutionContext, data: LoopData, request: 
         response = await model.send(context, request)
     except BaseException:
         if request.received:
-            remember(data, [Message.assistant("".join(request.received))], is_complete=False)
+            remember(data, (Message.assistant("".join(request.received)),), is_complete=False)
         raise
-    if response.finish_reason == "length" and request.is_clamped and not response.tool_calls:
-        remember(data, [response.message], is_complete=False)
+    if request.is_clamped and response.finish_reason == "length" and not response.tool_calls:
+        remember(data, (response.message,), is_complete=False)
         why = f"because the budget paid for no more than {request.max_output_tokens} tokens of it"
         raise TruncatedResponse(model.name, response.text, why)
     return response

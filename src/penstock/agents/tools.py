@@ -80,6 +80,7 @@ class Tool:
     """A function with what a model has to know of it."""
 
     __slots__ = (
+        "_context_name",
         "_hint",
         "_is_async",
         "_parameters",
@@ -127,6 +128,8 @@ class Tool:
         )
         self._parameters = Parameters(fn, called) if parameters is None else None
         """None if the schema was given: then the function gets what it lists, as it is."""
+        self._context_name = None if self._parameters is None else self._parameters.context_name
+        """The parameter that takes the context, if one does."""
         schema = parameters if self._parameters is None else self._parameters.schema
         told = description if description is not None else inspect.getdoc(fn) or ""
         weight = len(called) + bytes_of(told) + len(json.dumps(schema))
@@ -151,18 +154,14 @@ class Tool:
 
     def call(self, context: ExecutionContext, arguments: Mapping[str, Any]) -> Coroutine[Any, Any, Call]:
         """Run it under `context` as one contained call, with arguments that were read."""
-        name = self.spec.name
-        work = self._work(context)
+        name, takes = self.spec.name, self._context_name
+        work = self._work if takes is None else lambda arguments: self.fn(**arguments, **{takes: context})
         if self._is_async:
-            return door.acall(context, "tool", work, (arguments,), name, self._hint, None, self.timeout_s, 0, None)
+            return door.attempt(context, "tool", work, (arguments,), name, self._hint, None, self.timeout_s, None)
         return call_on_worker(context, "tool", work, (arguments,), name, self._hint, self.timeout_s)
 
-    def _work(self, context: ExecutionContext) -> Callable[[Mapping[str, Any]], Any]:
-        fn = self.fn
-        takes = self._parameters.context_name if self._parameters is not None else None
-        if takes is None:
-            return lambda arguments: fn(**arguments)
-        return lambda arguments: fn(**arguments, **{takes: context})
+    def _work(self, arguments: Mapping[str, Any]) -> Any:
+        return self.fn(**arguments)
 
     def __repr__(self) -> str:
         return f"Tool({self.spec.name!r})"
@@ -243,7 +242,10 @@ class Tools:
             told = "\n".join(f"- {problem}" for problem in problems)
             return _refuse(context, call, "InvalidArguments", f"the arguments of {call.name} are wrong:\n{told}")
         if found.budget is None:
-            return _result(context, None, call, _noted(await found.call(context, arguments)))
+            made = await found.call(context, arguments)
+            if context._run.journal is not None:
+                _note(made)
+            return _result(context, None, call, made)
         return await self._run_within(context, found, found.budget, call, arguments)
 
     async def _run_within(
@@ -251,7 +253,8 @@ class Tools:
     ) -> ToolResult:
         """Run it under a budget of its own, which has a place of its own in the tree."""
         with context.spawn_child(f"tool:{found.name}", budget=budget) as child:
-            made = _noted(await found.call(child, arguments))
+            made = await found.call(child, arguments)
+            _note(made)
             if made.stop is None and made.error is not None:
                 context.complete_child(child, TerminationReason.ERROR)
             return _result(context, child, call, made)
@@ -277,7 +280,7 @@ def as_tool(given: Any) -> Tool:
 
 def as_chain(tools: ToolChain | Iterable[Any]) -> ToolChain:
     """A chain as it is, or the chain of a list."""
-    return tools if isinstance(tools, ToolChain) else Tools(tools)
+    return tools if isinstance(tools, Tools | ToolChain) else Tools(tools)  # a Tools is told at once
 
 
 async def execute_all(
@@ -361,12 +364,11 @@ async def _execute_once(
     return result
 
 
-def _noted(made: Call) -> Call:
-    """The call, which whoever writes down its result has to know."""
+def _note(made: Call) -> None:
+    """Let whoever writes down its result know the call."""
     bill = _bill.get()
     if bill is not None:
         bill.append(made)
-    return made
 
 
 _bill: ContextVar[list[Call] | None] = ContextVar("penstock_tool_bill", default=None)

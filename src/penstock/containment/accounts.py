@@ -303,6 +303,16 @@ def draw_retry(account: Account) -> bool:
     return True
 
 
+def has_room(account: Account, cost: int, tokens: int) -> bool:
+    """Whether so much could be held now, as far as cost and tokens go."""
+    level: Account | None = account
+    while level is not None:
+        if level.committed + cost > level.max_cost or level.tokens_committed + tokens > level.max_tokens:
+            return False
+        level = level.parent
+    return True
+
+
 def cost_left(account: Account) -> int:
     """The largest cost that could be held now, in nano-dollars."""
     left = UNLIMITED

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -73,4 +73,13 @@ class ChainMetadata:
 
     def to_dict(self) -> dict[str, Any]:
         """Who the run belongs to, as plain data."""
-        return {one.name: getattr(self, one.name) for one in fields(self)} | {"tags": dict(self.tags)}
+        return {
+            "request_id": self.request_id,
+            "chain_id": self.chain_id,
+            "org_id": self.org_id,
+            "team": self.team,
+            "service": self.service,
+            "user_id": self.user_id,
+            "model": self.model,
+            "tags": dict(self.tags),
+        }

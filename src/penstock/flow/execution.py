@@ -146,7 +146,7 @@ class Execution:
             self._run,
             compiled.about,
             compiled.care,
-            self._run_fallback,
+            self._run_fallback if compiled.fallbacks else None,
             tell=None if self._listener is None else self._tell,
             journal=journal,
         )

@@ -14,6 +14,7 @@ from penstock.containment.safety import Decision
 from penstock.containment.shield import Slot
 from penstock.runtime.call import ALLOW, Call, describe, interruption, running_call
 from penstock.runtime.cancellation import CancellationToken
+from penstock.runtime.locking import unlock
 from penstock.stops import LIMIT_REASONS, Stop, StopReason
 from penstock.tracing.events import DivergenceTrace
 from penstock.tracing.lifecycle import CallKind
@@ -73,7 +74,9 @@ def enter(
     call.unknown = False
     call.value = call.error = call.stop = call.degraded = call.usage = call.permit = None
     call.billed_below = call.failed_below = None
-    with run.lock:
+    lock = run.lock
+    try:  # in place of `with`: see `locking`
+        lock.acquire()
         while parent.end_seq != OPEN and parent.parent is not None:
             # What made the call is over already: a task that outlives it, a function that was left behind.
             parent = parent.parent
@@ -82,6 +85,10 @@ def enter(
             refused: Stop | None = cancelled.stop
         else:
             refused = accounts.take(call, context._account, cost, tokens, worst.api_calls, now_ns, attempt > 1)
+    except BaseException:
+        unlock(lock)
+        raise
+    lock.release()
     if refused is not None:
         refuse(call, refused)
         return call

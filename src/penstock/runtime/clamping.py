@@ -31,9 +31,10 @@ def clamp(context: Handle, model: str, input_tokens: int, wanted_output: int, fl
     """
     price, account = context._run.prices, context._account
     cost = price.worst_case_nanos(model, input_tokens, wanted_output)
+    tokens = input_tokens + wanted_output
+    if accounts.has_room(account, cost or 0, tokens):
+        return Worst(cost, tokens, wanted_output)
     cost_left, tokens_left = accounts.cost_left(account), accounts.tokens_left(account)
-    if (cost is None or cost <= cost_left) and input_tokens + wanted_output <= tokens_left:
-        return Worst(cost, input_tokens + wanted_output, wanted_output)
 
     def fits(output: int) -> bool:
         asked = price.worst_case_nanos(model, input_tokens, output)

@@ -140,7 +140,7 @@ class ExecutionContext(Calls):
         clock = clock if ledger is None else _clock_of(ledger, clock)
         limits = NO_LIMITS if config is None else config.limits()
         if budget is not None:
-            limits = budget.limits().tighter(limits)
+            limits = budget.limits() if config is None else budget.limits().tighter(limits)
         metadata = metadata or _anonymous()
         source = Source(name)
         own = Ledger(name, limits, clock=clock) if ledger is None else ledger
@@ -335,24 +335,23 @@ class ExecutionContext(Calls):
             if self._base.end_seq != OPEN:
                 raise self._after_the_end(f"child {name!r}")
             child._source = Source(_distinct(name, self._child_names), self._source)
-            child._base = run.graph.begin(parent, "system", name, None, child._source, child._started_ns)
+            child._base = base = run.graph.begin(parent, "system", name, None, child._source, child._started_ns)
             origin = self._origin
             if origin._children is None:
                 origin._children = []
             origin._children.append(child)
+            where = run.where(self._source, parent, child._started_ns)
+            run.graph.append(ChildSpawnTrace(child_name=name, node_id=base.node_id, **where))
         if cancellation is not None:
             run.external_token = True
             child._let_go = child._token.follow(cancellation)
-        run.record(ChildSpawnTrace(child_name=name, node_id=child._base.node_id), self._source, child._base.parent)
         return child
 
     def complete_child(self, child: ExecutionContext, reason: TerminationReason | None = None) -> None:
         """The child is done; again, it changes nothing. Without a reason it is success, unless a limit stopped it."""
         if not _is_child(child, self):
             raise InvalidValue("child", child, f"a child of {self.name!r}")
-        if reason is not None and reason not in tuple(TerminationReason):
-            raise InvalidValue("reason", reason, f"one of {', '.join(TerminationReason)}, or None")
-        ending.end_child(child._origin, None if reason is None else TerminationReason(reason))
+        ending.end_child(child._origin, None if reason is None else _as_reason(reason))
 
     @property
     def termination_reason(self) -> TerminationReason | None:
@@ -376,25 +375,27 @@ class ExecutionContext(Calls):
 
     def start_iteration(self) -> int:
         """Begin the next iteration of a loop; its number."""
-        self._must_be_open("iteration")
-        run, source = self._run, self._source
-        self._origin._iteration_started_ns = now_ns = run.now()
+        run, source, base = self._run, self._source, self._base
+        if base.end_seq != OPEN:
+            raise self._after_the_end("iteration")
+        (self._handle_of or self)._iteration_started_ns = now_ns = run.now()
+        graph = run.graph
         with run.lock:
             source.iteration += 1
-            if not run.graph.closed:
-                run.graph.append(IterationMark(source, self._base, now_ns, now_ns, None))
+            if not graph.closed:
+                graph.append(IterationMark(source, base, now_ns, now_ns, None))
             return source.iteration
 
     def end_iteration(self, action: str = "continue") -> None:
         """Finish the iteration under way; `action` is what the loop does next: continue or terminate."""
-        started_ns = self._origin._iteration_started_ns
+        started_ns = (self._handle_of or self)._iteration_started_ns
         if started_ns is None:
             raise InvalidValue("end_iteration", "before the first", "called after start_iteration")
         run = self._run
-        now_ns = run.now()
+        graph, now_ns = run.graph, run.now()
         with run.lock:
-            if not run.graph.closed:
-                run.graph.append(IterationMark(self._source, self._base, now_ns, started_ns, str(action)))
+            if not graph.closed:
+                graph.append(IterationMark(self._source, self._base, now_ns, started_ns, str(action)))
 
     # What happened.
 
@@ -576,6 +577,14 @@ class ExecutionContext(Calls):
 def _is_child(child: object, of: ExecutionContext) -> bool:
     parent = child.parent if isinstance(child, ExecutionContext) else None
     return parent is not None and parent._base is of._base
+
+
+def _as_reason(given: str) -> TerminationReason:
+    if isinstance(given, TerminationReason):
+        return given
+    if given not in tuple(TerminationReason):
+        raise InvalidValue("reason", given, f"one of {', '.join(TerminationReason)}, or None")
+    return TerminationReason(given)
 
 
 def _distinct(name: str, taken: dict[str, int]) -> str:

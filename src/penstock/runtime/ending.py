@@ -78,7 +78,8 @@ def end_child(child: ExecutionContext, reason: TerminationReason | None) -> None
         if record.end_seq != OPEN or parent is None:
             return
         below = [call for call in run.graph.open_calls() if call is not record and call.is_under(record)]
-        _abandon(child, below, now_ns, f"{child.name!r} ended while the call was running")
+        if below:
+            _abandon(child, below, now_ns, f"{child.name!r} ended while the call was running")
         run.graph.end(record, now_ns, STATUS_OF[reason], stop_reason=str(stop) if stop else None)
         _tell_parent(child, reason, now_ns)
     _stop_leftovers(child, below)
@@ -95,7 +96,8 @@ def end_run(context: ExecutionContext, error: BaseException | None) -> None:
         cancelled = context.cancellation.cancellation
         reason, stop = _reason_for(context, error, cancelled), _stop(context, cancelled)
         below = [call for call in run.graph.open_calls() if call is not root]
-        _abandon(context, below, now_ns, "the run ended while the call was running")
+        if below:
+            _abandon(context, below, now_ns, "the run ended while the call was running")
         error_class = type(error).__name__ if error is not None else None
         run.graph.end(root, now_ns, STATUS_OF[reason], stop_reason=str(stop) if stop else None, error_class=error_class)
         where = run.where(context._source, None, now_ns)
@@ -133,10 +135,15 @@ def _tell_parent(child: ExecutionContext, reason: TerminationReason, now_ns: int
     assert parent is not None
     child._final, child._ended_as = child.cancellation.cancellation, reason
     duration_ms = (now_ns - child._started_ns) / 1_000_000
-    event = ChildCompleteTrace(
-        child_name=child.name, node_id=record.node_id, termination_reason=reason, duration_ms=duration_ms
+    run.graph.append(
+        ChildCompleteTrace(
+            child_name=child.name,
+            node_id=record.node_id,
+            termination_reason=reason,
+            duration_ms=duration_ms,
+            **run.where(parent._source, record.parent, now_ns),
+        )
     )
-    run.graph.append(run.place(event, parent._source, record.parent, now_ns))
     if child._let_go is not None:
         child._let_go()
 

@@ -42,7 +42,7 @@ from penstock.tracing.events import (
 )
 from penstock.tracing.execution_graph import ExecutionGraph
 from penstock.tracing.lifecycle import KINDS, TERMINAL, CallKind
-from penstock.tracing.record import CallRecord, Source
+from penstock.tracing.record import RUN_BEGINS, CallRecord, Source
 
 SyncCalls = Literal["auto", "inline", "thread"]
 UnknownBill = Literal["hold", "release"]
@@ -225,7 +225,7 @@ class Run:
         """Write the run's first event and its root."""
         graph, now_ns = self.graph, self.now()
         with self.lock:
-            graph.append(RunStarted(name=name, metadata=metadata, **self.where(source, None, now_ns)))
+            graph.append(RUN_BEGINS)
             graph.root = graph.begin(None, "system", name, None, source, now_ns, True, metadata)
             return graph.root
 
@@ -267,20 +267,17 @@ class Run:
         with self.lock:
             if self.graph.closed:
                 return None
-            placed = self.place(event, source, parent, now_ns)
+            placed = replace(event, **self.where(source, parent, now_ns))
             self.graph.append(placed)
             return placed
 
-    def place(self, event: TraceEvent, source: Source, parent: CallRecord | None, now_ns: int) -> TraceEvent:
-        """The event with time, place and the next seq filled in. The caller holds the lock."""
-        return replace(event, **self.where(source, parent, now_ns))
-
     def where(self, source: Source, parent: CallRecord | None, now_ns: int) -> dict[str, Any]:
         """What every event carries, for the next one. The caller holds the lock."""
+        graph = self.graph
         return {
             "run_id": self.id,
-            "seq": self.graph.seq + 1,
-            "at_ms": self.wall_time_ns(now_ns) // 1_000_000,
+            "seq": graph.seq + 1,
+            "at_ms": (now_ns + graph.wall_offset_ns) // 1_000_000,
             "source": source.path,
             "depth": source.depth,
             "iteration": source.iteration,

@@ -25,10 +25,11 @@ from penstock.runtime.billing.usage import (
 )
 from penstock.runtime.call import RETRY, Call, describe, interruption, stop_of
 from penstock.runtime.durable import holding
+from penstock.runtime.locking import unlock
 from penstock.stops import Stop, StopReason
 from penstock.tracing.events import DivergenceTrace
 from penstock.tracing.lifecycle import Status
-from penstock.tracing.record import OPEN
+from penstock.tracing.record import OPEN, count_retry
 
 _FIELDS_OF_A_CANCEL = vars(CancelledError()).keys()
 
@@ -61,7 +62,9 @@ def succeed(call: Call, value: Any) -> None:
             stop = Stop(denied.stop_reason, denied.reason)
         else:
             denied = None
-    with run.lock:
+    lock = run.lock
+    try:  # in place of `with`: see `locking`
+        lock.acquire()
         accounts.settle(call, cost, tokens_in, tokens_out, stop is None)
         if not known:
             run.unknown_costs += 1
@@ -81,6 +84,10 @@ def succeed(call: Call, value: Any) -> None:
         if not ended:
             run.graph.settle_late(record, now_ns, cost, tokens_in, tokens_out)
         record.owner = None
+    except BaseException:
+        unlock(lock)
+        raise
+    lock.release()
     if run.breaker is not None:
         run.breaker.record_success(call.permit)
     if used:
@@ -216,7 +223,7 @@ def end_failed(call: Call, error: Exception, never_ran: bool = False) -> None:
         with run.lock:
             drawn = accounts.draw_retry(call.context._account)
             if drawn:
-                record.retries += 1
+                count_retry(record)
     free = never_ran or is_free_failure(error)
     settle_and_end(call, "fail", _failure_bill(call, error), free, told, error)
     if run.breaker is not None:

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Mapping
+from operator import add, attrgetter
 from typing import Any
 
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -28,13 +28,24 @@ from penstock.money import Usd, to_nanos
 from penstock.tracing import views
 from penstock.tracing.events import TraceEvent
 from penstock.tracing.lifecycle import KINDS, TRANSITIONS, CallKind, Status
-from penstock.tracing.record import OPEN, CallRecord, IterationMark, Settlement, Source
+from penstock.tracing.record import (
+    NOTHING_RARE,
+    OPEN,
+    CallRecord,
+    IterationMark,
+    Rare,
+    RunMark,
+    Settlement,
+    Source,
+    count_retry,
+)
 from penstock.tracing.stats import ExecutionStats, Tallies
 
-Entry = CallRecord | Settlement | IterationMark | TraceEvent
+Entry = CallRecord | Settlement | IterationMark | RunMark | TraceEvent
 
 by_number = attrgetter("number")
 """The order in which calls began."""
+ONLY_CREATED = Rare(running=False)
 EVENTS_PER_CALL_KEPT = 4
 TRIM_CHUNK = 1_024
 FOLD_CHUNK = 256
@@ -128,7 +139,6 @@ class ExecutionGraph:
         # Field by field: an `__init__` would take longer than all of them.
         call = CallRecord()
         call.number = number
-        call.seq = self._first_seq + len(log)
         call.parent = parent
         call.depth = depth = 0 if parent is None else parent.depth + 1
         if depth > self.max_depth:
@@ -139,12 +149,9 @@ class ExecutionGraph:
         call.source = source
         call.iteration = source.iteration
         call.started_ns = now_ns
-        call.running = running
         call.metadata = metadata
-        call.retries = 0
         call.owner = owner
-        call.settled = None
-        call.folded_from = None
+        call.rare = NOTHING_RARE if running else ONLY_CREATED
         call.end_seq = OPEN
         log.append(call)
         self._open[number] = call
@@ -172,9 +179,8 @@ class ExecutionGraph:
         call.cost = cost
         call.tokens_in = tokens_in
         call.tokens_out = tokens_out
-        call.stop_reason = stop_reason
-        call.error_class = error_class
-        call.abandoned = abandoned
+        if stop_reason is not None or error_class is not None or abandoned:
+            call.rare = call.rare._replace(stop_reason=stop_reason, error_class=error_class, abandoned=abandoned)
         log = self._log
         call.end_seq = self._first_seq + len(log)
         log.append(call)
@@ -193,7 +199,7 @@ class ExecutionGraph:
             return
         late = Settlement(call, self.seq + 1, now_ns, cost, tokens_in, tokens_out)
         self._log.append(late)
-        call.settled = late
+        call.rare = call.rare._replace(settled=late)
         if call.folded_from is not None and (above := self._kept_above(call)) is not None:
             self.folded[above.number] = views.fold_late(self.folded.get(above.number), late)
         if self.max_kept is not None:
@@ -201,11 +207,12 @@ class ExecutionGraph:
         if self.notify is not None:
             self.notify()
 
-    def append(self, event: TraceEvent | IterationMark) -> None:
+    def append(self, event: TraceEvent | IterationMark | RunMark) -> None:
         """Write an event whose `seq` is `self.seq + 1`. The caller holds the lock."""
-        self._log.append(event)
-        if self.max_kept is not None:
-            self._trim_excess(self.max_kept)
+        log, max_kept = self._log, self.max_kept
+        log.append(event)
+        if max_kept is not None and len(log) > max_kept * EVENTS_PER_CALL_KEPT:
+            self._trim_excess(max_kept)
         if self.notify is not None:
             self.notify()
 
@@ -263,7 +270,7 @@ class ExecutionGraph:
         """created → running; no effect on a call that is running or has ended."""
         with self.lock:
             if (call := self._open_call(node_id)) is not None:
-                call.running = True
+                call.rare = call.rare._replace(running=True)
 
     def mark_success(
         self, node_id: str, cost_usd: Usd = 0.0, tokens_in: int | None = None, tokens_out: int | None = None
@@ -301,7 +308,7 @@ class ExecutionGraph:
         """Count one retry for an open call; it joins the totals when the call ends."""
         with self.lock:
             if (call := self._open_call(node_id)) is not None:
-                call.retries += 1
+                count_retry(call)
 
     # Reading.
 
@@ -465,21 +472,23 @@ class ExecutionGraph:
             ended.rotate(-1)
         root, folded = self.root, self.folded
         sums: dict[int, list[int]] = {}
+        mark: Rare | None = None
+        parent = kept = row = None
         for _ in range(max(1, min(max_kept // 8, FOLD_CHUNK))):
             if not ended or ended[0] is root:
                 break
             call = ended.popleft()
-            parent = call.parent
-            call.folded_from = 0 if parent is None else parent.number
-            while parent is not None and parent.folded_from is not None:
-                parent = parent.parent
-            call.parent = parent
-            if parent is None:
-                continue
-            number = parent.number
-            if number not in sums:
-                sums[number] = [0] * len(views.Folded._fields)
-            _sum_up(sums[number], call, sums.pop(call.number, ()), folded.pop(call.number, ()))
+            if mark is None or call.parent is not parent:  # most stand beside those that the same call made
+                parent, kept = call.parent, self._kept_above(call)
+                mark = Rare(folded_from=0 if parent is None else parent.number)
+                row = None if kept is None else sums.setdefault(kept.number, [0] * len(views.Folded._fields))
+            call.rare = mark if call.rare is NOTHING_RARE else call.rare._replace(folded_from=mark.folded_from)
+            call.parent = kept
+            if row is not None:
+                _sum_up(row, call)
+                for inside in (sums, folded):
+                    if call.number in inside:
+                        row[:] = map(add, row, inside.pop(call.number))
         for number, more in sums.items():
             folded[number] = views.fold(folded.get(number), more)
 
@@ -506,23 +515,19 @@ class ExecutionGraph:
                 self._fold_lock.release()
 
 
-def _sum_up(row: list[int], call: CallRecord, *inside: Sequence[int]) -> None:
-    """Add a finished call to a row of `views.Folded`, and what had been folded into it."""
-    late = call.settled
+def _sum_up(row: list[int], call: CallRecord) -> None:
+    """Add a finished call to a row of `views.Folded`."""
     row[0] += 1
     row[1] += call.cost
-    row[4] += call.retries
-    if late is not None:
-        row[1] += late.cost
-        row[2] += late.tokens_in
-        row[3] += late.tokens_out
     if call.tokens_in:
         row[2] += call.tokens_in
     if call.tokens_out:
         row[3] += call.tokens_out
-    for more in inside:
-        for at, figure in enumerate(more):
-            row[at] += figure
+    row[4] += call.rare.retries
+    if (late := call.rare.settled) is not None:
+        row[1] += late.cost
+        row[2] += late.tokens_in
+        row[3] += late.tokens_out
 
 
 def _reattach(nodes: dict[str, dict[str, Any]], calls: list[CallRecord]) -> None:

@@ -14,7 +14,7 @@ without copying:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.ids import call_id
 from penstock.tracing.lifecycle import CallKind, Status
@@ -36,17 +36,33 @@ class Source:
         self.iteration = 0
 
 
+class Rare(NamedTuple):
+    """What most calls have nothing of: one value for all of them, another where there is something to say."""
+
+    retries: int = 0
+    running: bool = True
+    settled: Settlement | None = None
+    stop_reason: str | None = None
+    error_class: str | None = None
+    abandoned: bool = False
+    folded_from: int | None = None
+
+
+NOTHING_RARE = Rare()
+
+
 class CallRecord:
-    """One call: what it is, when it began, and, once it has ended, how. The graph's `begin` and `end` fill it in."""
+    """One call: what it is, when it began, and, once it has ended, how. The graph's `begin` and `end` fill it in.
+
+    A run keeps one of these for every call, so what is in here is paid for by all: nothing that can be told from
+    something else, and what is rare by reference.
+    """
 
     __slots__ = (
-        "abandoned",
         "cost",
         "depth",
         "end_seq",
         "ended_ns",
-        "error_class",
-        "folded_from",
         "iteration",
         "kind",
         "metadata",
@@ -55,20 +71,15 @@ class CallRecord:
         "number",
         "owner",
         "parent",
-        "retries",
-        "running",
-        "seq",
-        "settled",
+        "rare",
         "source",
         "started_ns",
         "status",
-        "stop_reason",
         "tokens_in",
         "tokens_out",
     )
 
     number: int
-    seq: int
     parent: CallRecord | None
     depth: int
     kind: CallKind
@@ -77,24 +88,53 @@ class CallRecord:
     source: Source
     iteration: int
     started_ns: int
-    running: bool
     metadata: Mapping[str, Any] | None
-    retries: int
     owner: object
     """Whoever runs the call, while it is open; theirs to set and to clear."""
-    settled: Settlement | None
-    folded_from: int | None
-    """The number of its parent when it was folded away; None while it is kept one by one."""
+    rare: Rare
     end_seq: int
+    """Its place in the log is known to whoever reads the log; that of its end tells the two apart."""
 
     status: Status
     ended_ns: int
     cost: int
     tokens_in: int | None
     tokens_out: int | None
-    stop_reason: str | None
-    error_class: str | None
-    abandoned: bool
+
+    @property
+    def retries(self) -> int:
+        """How many retries were drawn for it."""
+        return self.rare.retries
+
+    @property
+    def running(self) -> bool:
+        """Whether it is, or was, under way, and not only created."""
+        return self.rare.running
+
+    @property
+    def settled(self) -> Settlement | None:
+        """The bill that came after its end, if one did."""
+        return self.rare.settled
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why it was stopped, or what its error said."""
+        return self.rare.stop_reason
+
+    @property
+    def error_class(self) -> str | None:
+        """What it raised."""
+        return self.rare.error_class
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether its function was left behind, still running."""
+        return self.rare.abandoned
+
+    @property
+    def folded_from(self) -> int | None:
+        """The number of its parent when it was folded away; None while it is kept one by one."""
+        return self.rare.folded_from
 
     @property
     def node_id(self) -> str:
@@ -143,6 +183,15 @@ class IterationMark:
         """What the loop does next; None if it is the beginning that is marked."""
 
 
+class RunMark:
+    """The run began: what there is to say of it is its root's, and the event of it is made when somebody looks."""
+
+    __slots__ = ()
+
+
+RUN_BEGINS = RunMark()
+
+
 class Settlement:
     """The bill of a call that arrived after the call had ended."""
 
@@ -155,3 +204,8 @@ class Settlement:
         self.cost = cost
         self.tokens_in = tokens_in
         self.tokens_out = tokens_out
+
+
+def count_retry(call: CallRecord) -> None:
+    """One more retry was drawn for the call. The caller holds the lock of its run."""
+    call.rare = call.rare._replace(retries=call.rare.retries + 1)

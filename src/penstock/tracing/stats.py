@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.money import to_usd
-from penstock.tracing.record import CallRecord, Settlement, Source
+from penstock.tracing.record import NOTHING_RARE, CallRecord, Settlement, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +54,9 @@ class Tally:
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str, str, str | None], Row] = {}
 
-    def add(self, call: CallRecord, calls: int, retries: int, cost: int, tokens_in: int, tokens_out: int) -> None:
-        """Count a call that ended, or (with no calls and retries) a bill that came after its end."""
-        key = (call.kind, call.status, call.name, call.model)
-        row = self.rows.get(key)
-        if row is None:
-            self.rows[key] = [calls, retries, cost, tokens_in, tokens_out]
-            return
-        row[CALLS] += calls
-        row[RETRIES] += retries
-        row[COST] += cost
-        row[TOKENS_IN] += tokens_in
-        row[TOKENS_OUT] += tokens_out
+    def row(self, call: CallRecord) -> Row:
+        """Where a call that has ended is counted, with all that are like it."""
+        return self.rows.setdefault((call.kind, call.status, call.name, call.model), [0, 0, 0, 0, 0])
 
     def include(self, other: Tally) -> None:
         """Add everything another tally has counted."""
@@ -132,17 +123,26 @@ class Tallies:
 
     def absorb(self, entries: Iterable[object], first_seq: int) -> None:
         """Count entries of the log, the first of which has that seq; those that carry no figures are passed over."""
-        here: Source | None = None
-        add = Tally().add
+        like: CallRecord | None = None
+        row: Row = []
         for seq, entry in enumerate(entries, first_seq):
             if type(entry) is CallRecord:
                 if entry.end_seq == seq:
-                    if entry.source is not here:  # most entries stand beside their like
-                        here = entry.source
-                        add = self._at(here).add
-                    add(entry, 1, entry.retries, entry.cost, entry.tokens_in or 0, entry.tokens_out or 0)
+                    if like is None or not _are_alike(entry, like):  # most entries stand beside their like
+                        like, row = entry, self._row(entry)
+                    row[CALLS] += 1
+                    row[COST] += entry.cost
+                    if entry.tokens_in:
+                        row[TOKENS_IN] += entry.tokens_in
+                    if entry.tokens_out:
+                        row[TOKENS_OUT] += entry.tokens_out
+                    if entry.rare is not NOTHING_RARE:
+                        row[RETRIES] += entry.rare.retries
             elif type(entry) is Settlement:
-                self._at(entry.call.source).add(entry.call, 0, 0, entry.cost, entry.tokens_in, entry.tokens_out)
+                late = self._row(entry.call)
+                late[COST] += entry.cost
+                late[TOKENS_IN] += entry.tokens_in
+                late[TOKENS_OUT] += entry.tokens_out
 
     def of(self, source: Source) -> ExecutionStats:
         """What `source` used, its children included, with its own part apart."""
@@ -154,11 +154,11 @@ class Tallies:
         """The sums of `source`, its children included."""
         return self._total(source)[0]
 
-    def _at(self, source: Source) -> Tally:
-        tally = self.own.get(source)
+    def _row(self, call: CallRecord) -> Row:
+        tally = self.own.get(call.source)
         if tally is None:
-            tally = self.own[source] = Tally()
-        return tally
+            tally = self.own[call.source] = Tally()
+        return tally.row(call)
 
     def _total(self, source: Source) -> tuple[Tally, dict[str, int]]:
         """The sums of `source` and all below it, and what each of its direct children has cost."""
@@ -174,3 +174,14 @@ class Tallies:
             if child is not None and (cost := tally.sum(COST)):
                 cost_by_child[child.name] = cost_by_child.get(child.name, 0) + cost
         return total, cost_by_child
+
+
+def _are_alike(one: CallRecord, other: CallRecord) -> bool:
+    """Whether two finished calls are surely counted in the same row."""
+    return (
+        one.name is other.name
+        and one.source is other.source
+        and one.status is other.status
+        and one.model is other.model
+        and one.kind is other.kind
+    )

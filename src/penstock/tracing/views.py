@@ -15,11 +15,12 @@ from penstock.tracing.events import (
     IterationEndTrace,
     IterationStartTrace,
     ModelCallTrace,
+    RunStarted,
     ToolCallTrace,
     TraceEvent,
 )
 from penstock.tracing.jsonable import jsonable
-from penstock.tracing.record import CallRecord, IterationMark, Settlement
+from penstock.tracing.record import CallRecord, IterationMark, RunMark, Settlement
 from penstock.tracing.stats import CALLS, COST, RETRIES, TOKENS_IN, TOKENS_OUT, Tally
 
 if TYPE_CHECKING:
@@ -124,10 +125,18 @@ def event(graph: ExecutionGraph, entry: Entry, seq: int) -> TraceEvent:
         )
     if isinstance(entry, IterationMark):
         return _iteration(graph, entry, seq)
-    return _started(graph, entry) if entry.seq == seq else _ended(graph, entry, seq)
+    if isinstance(entry, RunMark):
+        return _run_started(graph, seq)
+    return _ended(graph, entry, seq) if entry.end_seq == seq else _started(graph, entry, seq)
 
 
 _ENDED_AS: dict[str, type[CallEnded]] = {"llm": ModelCallTrace, "tool": ToolCallTrace, "system": CallEnded}
+
+
+def _run_started(graph: ExecutionGraph, seq: int) -> RunStarted:
+    root = graph.root
+    assert root is not None, "a run that has begun has its root"
+    return RunStarted(**_where(graph, root, seq, root.started_ns), name=root.name, metadata=root.metadata or {})
 
 
 def _iteration(graph: ExecutionGraph, mark: IterationMark, seq: int) -> TraceEvent:
@@ -145,9 +154,9 @@ def _iteration(graph: ExecutionGraph, mark: IterationMark, seq: int) -> TraceEve
     return IterationEndTrace(**where, duration_ms=(mark.at_ns - mark.started_ns) / 1_000_000, action=mark.action)
 
 
-def _started(graph: ExecutionGraph, call: CallRecord) -> CallStarted:
+def _started(graph: ExecutionGraph, call: CallRecord, seq: int) -> CallStarted:
     return CallStarted(
-        **_where(graph, call, call.seq, call.started_ns),
+        **_where(graph, call, seq, call.started_ns),
         node_id=call.node_id,
         call_kind=call.kind,
         name=call.name,

@@ -29,7 +29,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
-from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -153,7 +152,6 @@ class Scheduler:
         "_parted",
         "_queue",
         "_started",
-        "_take",
         "_task",
         "_tasks",
         "_tell",
@@ -216,7 +214,6 @@ class Scheduler:
         place._token = self._token
         # A short list is as quick as a deque, and a tenth of its size: many small graphs may wait at the same time.
         self._queue: deque[int] | list[int] = deque() if frontier.plan.size > SMALL else []
-        self._take = self._queue.popleft if isinstance(self._queue, deque) else partial(self._queue.pop, 0)
         self._drivers = 1
         self._unstarted = 0
         self._batch = 1
@@ -293,10 +290,10 @@ class Scheduler:
         queue, names, about, care = self._queue, self.names, self.about, self._care
         place, token, work, tell, durable = self.place, self._token, self.work, self._tell, self.durable
         note = None if self._journal is None else self._journal.append
-        results, finish, take = self.results, self.frontier.finish, self._take
+        results, finish = self.results, self.frontier.finish
         is_plain = self._keep is None and tell is None and not isinstance(self.frontier, Race)
         while queue:
-            node = take()
+            node = queue.pop(0) if type(queue) is list else queue.popleft()  # type: ignore[union-attr]
             if queue:
                 self._share()
             if durable is not None and token.cancellation is None and (entry := durable.find(node)) is not None:
@@ -337,9 +334,7 @@ class Scheduler:
                 continue
             results[names[node]] = value = made.value
             if is_plain and not self._decided:
-                ready = finish(node)
-                if ready:
-                    queue.extend(ready)
+                queue.extend(finish(node))
             else:
                 self._finished(node, value)
             ended_ns = made.record.ended_ns
@@ -351,10 +346,10 @@ class Scheduler:
 
     async def _drive_bare(self, task: asyncio.Task[Any], requested: int) -> None:
         """The same where nobody asked for anything to be recorded or held."""
-        queue, take, place, token, work = self._queue, self._take, self.place, self._token, self.work
+        queue, place, token, work = self._queue, self.place, self._token, self.work
         turns = 0
         while queue:
-            node = take()
+            node = queue.pop(0) if type(queue) is list else queue.popleft()  # type: ignore[union-attr]
             if queue:
                 self._share()
             if token.cancellation is not None:
