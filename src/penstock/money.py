@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from decimal import ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
+from functools import lru_cache
 
 from penstock.errors import InvalidValue
 
@@ -42,6 +43,12 @@ def to_nanos(amount: Usd, field: str = "amount") -> int:
         if 0 <= amount <= MAX_NANOS / NANOS_PER_USD:
             return round(amount * NANOS_PER_USD)
         raise InvalidValue(field, amount, "a finite, non-negative number of US dollars below one billion")
+    return _nanos_of_text(amount, field) if type(amount) is str else _exact_nanos(amount, field)
+
+
+@lru_cache(maxsize=1_024)
+def _nanos_of_text(amount: str, field: str) -> int:
+    """Limits come as text, and the same ones again and again."""
     return _exact_nanos(amount, field)
 
 

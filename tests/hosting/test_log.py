@@ -48,7 +48,6 @@ class Open:
         self.lost += 1
 
     async def __aenter__(self) -> Open:
-        self.log.open()
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -186,6 +185,47 @@ async def test_an_event_that_nobody_waits_for_is_written_soon_all_the_same() -> 
         opened.log.tell("run.started")
         await opened.log.bell.wait()
         assert await opened.written() == [(1, "run.started", {})]
+
+
+async def test_what_is_told_after_the_log_was_closed_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "GATHER_S", 0)
+    async with Open() as opened:
+        opened.slow.let.set()
+        opened.log.tell("run.completed")
+        await opened.log.flush()
+    opened.log.tell("too.late")
+    opened.log.rouse()
+    await asyncio.sleep(0.01)
+    assert [type for _, type, _ in await opened.written()] == ["run.completed"]
+
+
+async def test_who_waits_for_a_writing_that_failed_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Open() as opened:
+        opened.log.tell("one")
+        opened.log.hurry()
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(opened.log.flush())
+        await asyncio.sleep(0)
+        opened.slow.failure = RuntimeError("a fault of the store")
+        monkeypatch.setattr(opened.slow.store, "append", _broken)
+        opened.slow.let.set()
+        with pytest.raises(RuntimeError, match="broken"):
+            await waiting
+
+
+async def _broken(*args: object) -> None:
+    raise RuntimeError("broken")
+
+
+async def test_what_there_is_to_tell_is_asked_for_before_anything_is_written() -> None:
+    async with Open() as opened:
+        opened.slow.let.set()
+        left = ["second", "first"]
+        opened.log.source = lambda: opened.log.tell(left.pop()) if left else None
+        opened.log.rouse()
+        await opened.log.bell.wait()
+        await opened.log.flush()
+        assert [type for _, type, _ in await opened.written()] == ["first", "second"]
 
 
 async def test_what_is_at_hand_is_what_the_store_has_newest_and_never_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ BROKEN: list[tuple[object, str, Any, str]] = [
     (events, "_check_known", always(0), "what_is_there_already_is_skipped"),
     (events, "_check_known", always(0), "a_gap_is_a_conflict_and_nothing_is_kept"),
     (events, "_check_known", lambda id, told, new: len(told), "another_event_in_the_place_of_one_is_a_conflict"),
-    (events, "ENTRY", Shape(documents=("value",)), "all_or_none_are_written"),
+    (events, "ENTRY", Shape(events.JournalEntry, documents=("value",)), "all_or_none_are_written"),
     (bells.Bells, "until", lambda self, key, is_so, timeout_s: _at_once(is_so), "waiting_ends_with_the_next_event"),
     (graphs, "_check_expected", nothing, "a_version_that_is_not_the_expected_one_is_a_conflict"),
     (graphs, "_digest", always("0" * 64), "every_change_is_a_version"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from penstock.agents.hooks import Execution, OnDelta, running_execution
@@ -303,7 +303,7 @@ def _written(name: str, request: ModelRequest, response: ModelResponse) -> dict[
         "name": name,
         "text": response.text,
         "tool_calls": [_written_call(call) for call in response.tool_calls],
-        "usage": None if response.usage is None else asdict(response.usage),
+        "usage": None if response.usage is None else _written_usage(response.usage),
         "finish_reason": response.finish_reason,
         "model": response.model,
         "max_output_tokens": request.max_output_tokens,
@@ -311,6 +311,17 @@ def _written(name: str, request: ModelRequest, response: ModelResponse) -> dict[
     }
     must_be_json(f"the answer of model {name!r}", written)
     return written
+
+
+def _written_usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cached_input_tokens": usage.cached_input_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "model": usage.model,
+        "cost_nanos": usage.cost_nanos,
+    }
 
 
 def _written_call(call: ToolCall) -> dict[str, Any]:

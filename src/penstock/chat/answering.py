@@ -22,7 +22,6 @@ from penstock.hosting.ports import Conflict, EventStore, GraphStore
 from penstock.hosting.records import HostedEvent, RunRecord
 from penstock.hosting.work.workplace import Prepared
 from penstock.kernel.document import parse_graph
-from penstock.kernel.graph import GraphSpec
 
 PAGE = 1_000
 MAX_AT_HAND = 100
@@ -47,8 +46,8 @@ class Answering:
         self._clock = clock
         self._at_hand: dict[str, tuple[ChatMessage, ...]] = {}
         """What leads to answers that were asked for here and are not begun yet, so that it is not read again."""
-        self._graphs: dict[tuple[str, int], GraphSpec] = {}
-        """Graphs that were read lately; what is in a version never changes."""
+        self._of_graphs: dict[tuple[str, int], dict[str, Any]] = {}
+        """What runs of graphs that were read lately are given; what is in a version never changes."""
 
     def keep_at_hand(self, run_id: str, path: tuple[ChatMessage, ...]) -> None:
         """What leads to the answer of a run that is about to be submitted, unless something of it may still change."""
@@ -62,23 +61,23 @@ class Answering:
         path = self._at_hand.pop(run.id, None) or await self._before_answer(run)
         history = protocol.history_of(path)
         services: dict[str, Any] = {
-            **protocol.chat_services(await self._graph(run.graph_id, run.graph_version)),
+            **await self._of_graph(run.graph_id, run.graph_version),
             "chat_input": {"messages": history},
             "user_tools": list(run.origin.get("user_tools") or ()),
             "attachments": self._loader(run.owner),
         }
         return Prepared(protocol.newest_text(history), services)
 
-    async def _graph(self, graph_id: str, version: int) -> GraphSpec:
-        known = self._graphs.get((graph_id, version))
+    async def _of_graph(self, graph_id: str, version: int) -> dict[str, Any]:
+        known = self._of_graphs.get((graph_id, version))
         if known is not None:
             return known
         record = await self._stores.graphs.get(graph_id, version)
         assert record is not None, "a run names a version that is there"
-        if len(self._graphs) >= MAX_GRAPHS:
-            self._graphs.clear()
-        graph = self._graphs[graph_id, version] = parse_graph(record.document)
-        return graph
+        if len(self._of_graphs) >= MAX_GRAPHS:
+            self._of_graphs.clear()
+        services = self._of_graphs[graph_id, version] = protocol.chat_services(parse_graph(record.document))
+        return services
 
     async def ended(self, run: RunRecord) -> None:
         """Write what the run came to into its answer; a run that is parked goes on later, and so does its answer."""

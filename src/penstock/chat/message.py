@@ -18,6 +18,8 @@ MAX_CHARACTERS = 1_000_000
 """What one message may say; its data, as JSON, may be as long."""
 MAX_DATA_DEPTH = 64
 MAX_ID = 200
+LEAVES = frozenset({str, int, float, bool, type(None)})
+"""What has nothing inside."""
 MAX_FLAT = 16
 MAX_FLAT_TEXT = 10_000
 MAX_AT_MS = 2**53 - 1
@@ -50,6 +52,15 @@ class ChatMessage:
             raise InvalidValue("at_ms", self.at_ms, "a whole number of milliseconds since 1970")
         object.__setattr__(self, "data", _copied(self.data))
 
+    def copied(self) -> ChatMessage:
+        """The same message with data of its own; it was good when it was made, and is not looked at again."""
+        copy = object.__new__(ChatMessage)
+        for name in ("id", "parent_id", "role", "content", "at_ms"):
+            object.__setattr__(copy, name, getattr(self, name))
+        data = {key: one if type(one) in LEAVES else _again(one) for key, one in self.data.items()}
+        object.__setattr__(copy, "data", data)
+        return copy
+
 
 def _check_id(name: str, id: object) -> None:
     if not _is_text(id, MAX_ID) or not id:
@@ -67,6 +78,11 @@ def _is_text(text: object, most: int) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _again(value: Any) -> Any:
+    """A copy of JSON that was looked at before; most often it is a list that is empty."""
+    return json.loads(json.dumps(value)) if value else type(value)()
 
 
 def _copied(data: object) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class _Turn:
     """What is asked for, beside what is said; the ids of its messages follow from that of its run."""
 
     run_id: str
+    digest: str
+    """Of the run's id."""
     at_ms: int
     limits: Limits
     user_tools: tuple[str, ...]
@@ -78,20 +80,16 @@ class _Turn:
 
     @property
     def answer_id(self) -> str:
-        return f"a-{self._digest}"
+        return f"a-{self.digest}"
 
     def user_id(self, number: int = 0) -> str:
-        return f"u-{self._digest}" if not number else f"u-{self._digest}-{number}"
+        return f"u-{self.digest}" if not number else f"u-{self.digest}-{number}"
 
     def is_in(self, tree: MessageTree) -> bool:
         """Whether what the tree has of this turn is what is asked for now."""
         ids = [*map(self.user_id, range(1, max(len(self.said), 1))), self.user_id()]
         there = [tree[id].content for id in ids if id in tree]
         return there == [*self.said] and self.user_id(len(ids)) not in tree
-
-    @property
-    def _digest(self) -> str:
-        return hashlib.sha256(self.run_id.encode()).hexdigest()[:32]
 
 
 Prepare = Callable[[MessageTree, _Turn], ChatMessage | None]
@@ -388,7 +386,9 @@ class ChatService:
         for name in tools:
             if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not _can_be_written(name):
                 raise InvalidValue("user_tools", name, "names of tools that the service offers")
-        return _Turn(run_id or self._new_id(), self._now_ms(), limits, tools, run_id is not None, said)
+        id = run_id or self._new_id()
+        digest = hashlib.sha256(id.encode()).hexdigest()[:32]
+        return _Turn(id, digest, self._now_ms(), limits, tools, run_id is not None, said)
 
     async def _said_with(self, content: str, attachments: Sequence[str | Attachment], owner: str) -> dict[str, Any]:
         """The data of what somebody says, if it may be said: bytes are named, never copied."""

@@ -7,8 +7,7 @@ on runs in the same moment may exceed a queue by what each of them let in.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from penstock.errors import PenstockError
 from penstock.hosting.records import CLAIMED, QUEUED, RunRecord
@@ -59,25 +58,26 @@ class Admission:
         """A run took so long: what retrying later is told by."""
         self._takes_s += WEIGHT * (seconds - self._takes_s)
 
-    async def claims(self, here: Callable[[], Counter[str]]) -> AsyncGenerator[RunRecord, None]:
+    async def claim(self, here: Callable[[], Mapping[str, int]], begin: Callable[[RunRecord], bool]) -> None:
         """Claim the oldest runs, one after the other, of owners who have fewer here than may run at once.
 
-        `here` counts what is worked on, by owner; it is asked again before each.
+        `here` counts what is worked on, by owner; it is asked again before each. `begin` is given each run, and says
+        whether there is to be another.
         """
         while not self._full(here()):
             claimed = await self._claim(None)
-            if claimed is None:
+            if claimed is None or not begin(claimed):
                 return
-            yield claimed
         for run in await self._queue():  # somebody has enough: the queue is gone through, once, for the others
-            if run.owner not in self._full(here()) and (claimed := await self._claim(run.id)) is not None:
-                yield claimed
+            claimed = None if run.owner in self._full(here()) else await self._claim(run.id)
+            if claimed is not None and not begin(claimed):
+                return
 
-    def is_choosing(self, here: Counter[str]) -> bool:
+    def is_choosing(self, here: Mapping[str, int]) -> bool:
         """Whether somebody has enough, and waits while others go first."""
         return bool(self._full(here))
 
-    def _full(self, here: Counter[str]) -> set[str]:
+    def _full(self, here: Mapping[str, int]) -> set[str]:
         return {owner for owner, count in here.items() if count >= self._at.settings.max_running_per_owner}
 
     async def _claim(self, run_id: str | None) -> RunRecord | None:

@@ -163,7 +163,7 @@ class Control:
         record = await self._at.stores.graphs.get(run.graph_id, run.graph_version)
         if record is None:
             raise GraphGone(run.graph_id, run.graph_version)
-        graph = self._at.parsed(record)
+        graph = self._at.parsed(record).graph
         again = nodes_from(graph, at)
         origin = {"kind": "fork", "run_id": run_id, "at": at, "of": _first_origin(run)}
         if input is not UNSET:
@@ -213,7 +213,8 @@ class Control:
             (last,) = await patiently(lambda: events.read(run.id, seq - 1, 1), A_FEW)
             if last.type == event:
                 return
-        told = [HostedEvent(seq + 1, self._at.now_ms(), event, data)]
+        told = [] if seq else [HostedEvent(1, run.created_ms, "run.queued")]  # whoever was to tell it never came to it
+        told.append(HostedEvent(len(told) + seq + 1, self._at.now_ms(), event, data))
         await patiently(lambda: events.append(run.id, run.epoch, told), A_FEW)
 
 

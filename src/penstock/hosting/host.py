@@ -15,9 +15,8 @@ import logging
 import os
 import re
 import socket
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -88,6 +87,7 @@ class RunHost:
     ) -> None:
         self.stores = stores
         self.settings = settings
+        self._usual_limits = settings.default_limits.clipped(settings.ceilings)
         name = worker or f"{socket.gethostname()}:{os.getpid()}:{new_run_id()[-12:]}"
         self._at = Workplace(
             stores, settings, _registry(executors), dict(services or {}), name, clock, SteadyClock(clock)
@@ -99,8 +99,13 @@ class RunHost:
         self._tasks: dict[HostedRun, asyncio.Task[None]] = {}
         self._admission = Admission(self._at)
         self._control = Control(self._at, self._here, self._add, self._wake)
-        self._reading = Reading(self._at, self._here)
         self._wanted = asyncio.Event()
+        self._coming: dict[str, int] = {}
+        """What was submitted here and is not claimed yet, and how often the queue had been looked at before."""
+        self._looks = 0
+        self._reading = Reading(self._at, self._here, self._coming)
+        self._is_thorough = True
+        """Whether the next look at the queue is for whatever is there, and not only for what came here."""
         self._has_left_some = True
         """Whether the last look at the queue may have left something there for want of room."""
         self._is_closing = False
@@ -266,8 +271,7 @@ class RunHost:
 
     def _limits(self, asked: RunLimits | Mapping[str, Any] | None) -> RunLimits:
         given = asked if isinstance(asked, RunLimits) else RunLimits.from_dict({} if asked is None else asked)
-        ceilings = self.settings.ceilings
-        return given.within(ceilings).or_else(self.settings.default_limits.clipped(ceilings))
+        return given.within(self.settings.ceilings).or_else(self._usual_limits)
 
     async def _add(self, run: RunRecord, *, is_new: bool = False) -> RunRecord:
         """Keep a run, and let it begin."""
@@ -285,12 +289,14 @@ class RunHost:
             return added  # it was there
         passing("submit.added")
         self._at.counted["submitted"] += 1
-        await self._tell_queued(added)
+        if not self._begins_at_once(run.owner):  # else it is told with its beginning
+            await self._tell_queued(added)
         passing("submit.told")
         intent = (await self.stores.cancels.find([run.id], now_ms=self._at.now_ms())).get(run.id)
         if intent is not None and await self._control.end_unclaimed(added, intent.reason):
             return await self._control.found(run.id)
-        self._wake()
+        self._coming[run.id] = self._looks
+        self._wanted.set()
         return added
 
     async def _tell_queued(self, run: RunRecord) -> None:
@@ -298,6 +304,7 @@ class RunHost:
             await self.stores.events.append(run.id, 0, [HostedEvent(1, run.created_ms, "run.queued")])
 
     def _wake(self) -> None:
+        self._is_thorough = True
         self._wanted.set()
 
     # The three loops.
@@ -306,7 +313,7 @@ class RunHost:
         while not self._is_closing:
             self._wanted.clear()
             await self._once(self._claim)
-            await _until(self._wanted, self.settings.tick_s)
+            await self._wanted.wait()
 
     async def _keep(self, turn: Callable[[], Awaitable[None]], every_s: float) -> None:
         while True:
@@ -323,15 +330,25 @@ class RunHost:
             journal_of_failures.exception("a host could not do its round; it goes on with the next")
 
     async def _claim(self) -> None:
-        self._has_left_some = True
+        """Claim what there is room for: all that is queued or, if only some have just come here, as long as they last.
+
+        What others were given, they claim; whatever they leave is found when everything is looked at, every tick.
+        """
+        is_thorough = self._is_thorough or self._has_left_some
+        self._is_thorough, self._has_left_some = False, True
+        self._looks += 1
         if not self._may_begin():
             return
-        async with aclosing(self._admission.claims(self._by_owner)) as claims:
-            async for run in claims:
-                self._begin(run)
-                if not self._may_begin():
-                    return
-        self._has_left_some = self._admission.is_choosing(self._by_owner())
+
+        def begin(run: RunRecord) -> bool:
+            self._begin(run)
+            self._coming.pop(run.id, None)
+            return self._may_begin() and (is_thorough or bool(self._coming))
+
+        await self._admission.claim(self._by_owner, begin)
+        self._has_left_some = not self._may_begin() or self._admission.is_choosing(self._by_owner())
+        for run_id in [id for id, looks in self._coming.items() if looks < self._looks]:
+            del self._coming[run_id]  # somebody else has it
 
     def _may_begin(self) -> bool:
         waiting = sum(1 for hosted in self._here.values() if hosted.is_waiting)
@@ -339,8 +356,18 @@ class RunHost:
         has_room = len(self._here) - waiting < most and waiting < most * MAX_WAITING
         return has_room and not self._is_closing
 
-    def _by_owner(self) -> Counter[str]:
-        return Counter(hosted.run.owner for hosted in self._here.values() if not hosted.is_waiting)
+    def _begins_at_once(self, owner: str) -> bool:
+        """Whether a run of this owner is claimed here as soon as it is there, with all that came before it."""
+        if self._claiming is None or self._coming or not self._may_begin():
+            return False
+        return self._by_owner().get(owner, 0) < self.settings.max_running_per_owner
+
+    def _by_owner(self) -> dict[str, int]:
+        count: dict[str, int] = {}
+        for hosted in self._here.values():
+            if not hosted.is_waiting:
+                count[hosted.run.owner] = count.get(hosted.run.owner, 0) + 1
+        return count
 
     def _begin(self, run: RunRecord) -> None:
         passing("claim.taken")
@@ -372,6 +399,7 @@ class RunHost:
                 self._wake()
 
     async def _tick(self) -> None:
+        self._wake()
         here = dict(self._here)
         if not here:
             return
@@ -407,14 +435,6 @@ class RunHost:
             self._at.counted["removed"] += len(removed)
             await forget_accounts(self._at, removed)
             await self.stores.cancels.prune(now_ms=self._at.now_ms())
-
-
-async def _until(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        pass
 
 
 async def _stopped(*tasks: asyncio.Task[None] | None) -> None:

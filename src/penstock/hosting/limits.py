@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from penstock.containment.limits import Budget, ExecutionConfig, Limits, seconds_to_ns
@@ -90,6 +91,26 @@ class RunLimits:
         """What a stored account is opened with: all but the time, which one worker's clock measures."""
         untimed = Budget(max_tokens=self.max_tokens, max_api_calls=self.max_api_calls)
         return self.config().limits().tighter(untimed.limits())
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The limits of a run as its worker needs them."""
+
+    config: ExecutionConfig
+    budget: Budget
+    in_ledger: Limits
+
+
+def ceilings_of(kept: Mapping[str, Any]) -> Ceilings:
+    """Those of limits that `to_dict` wrote: most runs have the same, and they are worked out once."""
+    return _ceilings(tuple(kept.items()))
+
+
+@lru_cache(maxsize=1_000)
+def _ceilings(kept: tuple[tuple[str, Any], ...]) -> Ceilings:
+    limits = RunLimits.from_dict(dict(kept))
+    return Ceilings(limits.config(), limits.budget(), limits.in_ledger())
 
 
 NAMES = tuple(one.name for one in fields(RunLimits))

@@ -11,7 +11,7 @@ has read it finds the run as it says.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from penstock.errors import InvalidValue
@@ -34,9 +34,11 @@ RESTING = ENDED | PARKED
 class Reading:
     """Who reads about runs, on one host."""
 
-    def __init__(self, at: Workplace, here: Mapping[str, HostedRun]) -> None:
+    def __init__(self, at: Workplace, here: Mapping[str, HostedRun], coming: Collection[str]) -> None:
         self._at = at
         self._here = here
+        self._coming = coming
+        """What is about to be worked on here."""
         self.is_working = False
         """Whether the host takes up what is parked."""
         self.is_closed = False
@@ -50,9 +52,10 @@ class Reading:
         given: object = after
         if type(given) is not int or given < 0:
             raise InvalidValue("after", after, "0, or the seq of an event of the run")
-        seq, is_known = after, run_id in self._here
+        seq, is_known, log = after, run_id in self._here or run_id in self._coming, None
         while True:
-            batch = await self._read(run_id, seq)
+            log = self._log_of(run_id) or log  # one that was closed still has the end of the run at hand
+            batch = await self._read(run_id, seq, log)
             for event in batch:
                 seq, is_last = event.seq, event.type in STATUS_OF and event is batch[-1]
                 is_over = is_last and await self._is_over(run_id, seq)
@@ -86,10 +89,11 @@ class Reading:
             else:
                 await hosted.gone.wait()
 
-    async def _read(self, run_id: str, seq: int) -> Sequence[HostedEvent]:
-        log = self._log_of(run_id)
+    async def _read(self, run_id: str, seq: int, log: RunLog | None) -> Sequence[HostedEvent]:
         at_hand = None if log is None else log.after(seq, BATCH)
-        return await patiently(lambda: self._at.stores.events.read(run_id, seq, BATCH)) if at_hand is None else at_hand
+        if at_hand or (at_hand is not None and log is self._log_of(run_id)):
+            return at_hand
+        return await patiently(lambda: self._at.stores.events.read(run_id, seq, BATCH))
 
     def _log_of(self, run_id: str) -> RunLog | None:
         """The log that is being written here; None if somebody else may write it."""

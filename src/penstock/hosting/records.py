@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 RunStatus = Literal["queued", "running", "waiting", "parked", "completed", "failed", "halted", "cancelled"]
 
@@ -71,14 +72,16 @@ class RunRecord:
     """What calls held whose bill nobody knows."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostedEvent:
+NO_DATA: Mapping[str, Any] = MappingProxyType({})
+
+
+class HostedEvent(NamedTuple):
     """One thing that happened to a run; `seq` counts from 1 without gaps, over all workers that had it."""
 
     seq: int
     at_ms: int
     type: str
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = NO_DATA
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,8 +170,8 @@ class Approvals:
 
 def approvals_in(context: FlowContext, needed_for: str) -> AsksPeople:
     """Where a run's questions wait."""
-    found = context.services.get("approvals")
-    if not isinstance(found, AsksPeople):
+    found: AsksPeople | None = context.services.get("approvals")
+    if found is None or not callable(getattr(found, "ask", None)):
         raise ServiceMissing("approvals", needed_for, "an Approvals, where somebody can answer")
     return found
 

@@ -11,9 +11,9 @@ else wants. In the two places that every call passes through, this does the same
         raise
     lock.release()
 
-`acquire` stands inside of `try`, because a signal handler may raise as soon as it has returned; and because it may raise
-while this thread still waits, `unlock` looks whether there is anything to give back. Nothing can strike between the
-last line of the block and `release`.
+`acquire` stands inside of `try`, because a signal handler may raise as soon as it has returned; and because one may
+raise while this thread still waits, `unlock` looks whether there is anything to give back. Nothing can strike between
+the last line of the block and `release`.
 """
 
 from __future__ import annotations

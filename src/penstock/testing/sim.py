@@ -58,14 +58,18 @@ class SimRefused(SimError):
 class SimClock:
     """The loop's virtual time as a `penstock.clock.Clock`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
+        self._now_ns = 0
 
     def monotonic_ns(self) -> int:
-        return round(self._loop.time() * 1_000_000_000)
+        return self._now_ns
 
     def time_ns(self) -> int:
-        return WALL_START_NS + self.monotonic_ns()
+        return WALL_START_NS + self._now_ns
+
+    def move(self, to_s: float) -> None:
+        """The loop has moved on; time is read far more often than it passes."""
+        self._now_ns = round(to_s * 1_000_000_000)
 
 
 class _ShuffledQueue(list[asyncio.Handle]):
@@ -112,7 +116,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.seed = seed
-        self.clock = SimClock(self)
+        self.clock = SimClock()
         self.unhandled: list[BaseException] = []  # what reached the exception handler: callbacks, forgotten tasks
         self._now = 0.0
         self._home = threading.get_ident()
@@ -143,6 +147,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _move_clock(self, to: float) -> None:
         self._now = to
+        self.clock.move(to)
         # After a hundred days a float no longer tells nanoseconds apart, and asyncio would find the timer never due.
         self._clock_resolution = max(RESOLUTION_S, math.ulp(to))
 

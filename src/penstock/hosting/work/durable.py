@@ -13,7 +13,7 @@ from penstock.containment.accounts import Balance
 from penstock.containment.ledger import LedgerStore
 from penstock.containment.limits import Budget, Limits
 from penstock.errors import LedgerError, LedgerUnavailable
-from penstock.hosting.limits import RunLimits
+from penstock.hosting.limits import Ceilings, RunLimits, ceilings_of
 from penstock.hosting.points import passing
 from penstock.hosting.ports import Fenced
 from penstock.hosting.records import RunRecord
@@ -28,6 +28,8 @@ from penstock.runtime.durable.shared import SharedBudget, ignore
 
 T = TypeVar("T")
 
+MAX_ACCOUNTS = 10_000
+"""So many accounts of days are remembered as open."""
 LAST_TRIES = 10
 """How often a ledger that is away at the end of a run is asked again; what it is not told stays held there."""
 
@@ -39,17 +41,20 @@ class Durable:
     journal: Journal
     shared: SharedBudget | None
     """None for a replay, which pays nothing."""
-    inherited: RunLimits
-    """What the run that this one takes up has used: it is counted when it is found, and the limits are higher by it."""
+    ceilings: Ceilings
+    """What the run may use; a run that takes up another finds what that one has used, and may use as much more."""
 
     async def settle(self) -> None:
-        """Tell the ledger what it was not told yet."""
+        """Tell the ledger what it was not told yet; the run is over, and learns no more of what becomes of it."""
+        if self.shared is None:
+            return
         pause_s = 0.05
         for _ in range(LAST_TRIES):
-            if self.shared is None or not self.shared.waiting or not await self.shared.acatch_up():
-                return
+            if not self.shared.waiting or not await self.shared.acatch_up():
+                break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 5.0)
+        self.shared.on_fault = None
 
 
 NOTHING = {"cost_nanos": 0, "tokens_in": 0, "tokens_out": 0, "unresolved_nanos": 0}
@@ -124,38 +129,53 @@ async def durable_parts(at: Workplace, run: RunRecord, on_lost: Callable[[], Non
         journal = Journal(store, run.id, epoch=run.epoch, clock=at.steady)
     else:
         journal = await Journal.open(store, run.id, epoch=run.epoch, replay_only=is_replay, clock=at.steady)
-    inherited = _inherited(journal, run)
+    ceilings = _ceilings(journal, run)
     if is_replay:
-        return Durable(journal, None, inherited)
+        return Durable(journal, None, ceilings)
     account = await patiently(lambda: _blocking(at.stores.ledger, lambda: open_accounts(at, run)))
     shared = SharedBudget(at.stores.ledger, account, prefix=f"{run.id}/{run.epoch}")
     if run.epoch > 1:
         await patiently(lambda: _blocking(at.stores.ledger, shared.adopt))
         passing("claim.adopted")
-    return Durable(journal, shared, inherited)
+    return Durable(journal, shared, ceilings)
 
 
-def _inherited(journal: Journal, run: RunRecord) -> RunLimits:
+def _ceilings(journal: Journal, run: RunRecord) -> Ceilings:
     if "of" not in run.origin:
-        return RunLimits()
+        return ceilings_of(run.limits)
     before = [entry for entry in journal if entry.at_ms <= run.created_ms]  # its own were written later
-    return RunLimits(
+    inherited = RunLimits(
         max_cost_usd=to_usd(sum(entry.cost_nanos for entry in before)),
         max_steps=len(before),
         max_tokens=sum(entry.tokens_in + entry.tokens_out for entry in before),
         max_api_calls=sum(entry.kind == "llm" for entry in before),
     )
+    return ceilings_of(RunLimits.from_dict(run.limits).plus(inherited).to_dict())
 
 
 def open_accounts(at: Workplace, run: RunRecord) -> str:
     """Open the run's account, below those of the day on which it was submitted; its name."""
-    ledger, settings = at.stores.ledger, at.settings
-    day = _day_of(run)
+    ledger, name, limits = at.stores.ledger, f"run:{run.id}", ceilings_of(run.limits).in_ledger
+    try:
+        return _opened(ledger, name, limits, _day_accounts(at, run))
+    except KeyError:  # what was opened before is not there any more
+        at.accounts.clear()
+        return _opened(ledger, name, limits, _day_accounts(at, run))
+
+
+def _day_accounts(at: Workplace, run: RunRecord) -> str | None:
+    """Open what all may spend on that day, and what the owner may; the name of the lower one. Each is opened once."""
+    settings, day = at.settings, _day_of(run)
     parent: str | None = None
     for name, most in ((f"all:{day}", settings.daily_usd), (f"user:{run.owner}:{day}", settings.owner_daily_usd)):
         if most is not None:
-            parent = _opened(ledger, name, Budget(max_cost_dollars=most).limits(), parent)
-    return _opened(ledger, f"run:{run.id}", RunLimits.from_dict(run.limits).in_ledger(), parent)
+            if name not in at.accounts:
+                _opened(at.stores.ledger, name, Budget(max_cost_dollars=most).limits(), parent)
+                if len(at.accounts) >= MAX_ACCOUNTS:
+                    at.accounts.clear()
+                at.accounts.add(name)
+            parent = name
+    return parent
 
 
 def _opened(ledger: LedgerStore, account: str, limits: Limits, parent: str | None) -> str:

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,13 +21,12 @@ from typing import Any
 import penstock.kernel.schema  # noqa: F401  # loads pydantic, here and not on the loop of the first run
 from penstock.containment.safety import ChainMetadata
 from penstock.errors import CancelledError, Halted, PenstockError
-from penstock.hosting.limits import RunLimits
 from penstock.hosting.points import passing
 from penstock.hosting.ports import Fenced
 from penstock.hosting.records import ENDED, ApprovalRecord, HostedEvent, RunRecord, RunStatus
 from penstock.hosting.work.approvals import RunApprovals
 from penstock.hosting.work.durable import Durable, durable_parts, paid, shorten_journal
-from penstock.hosting.work.forking import executors_of
+from penstock.hosting.work.forking import plan_of
 from penstock.hosting.work.log import RunLog
 from penstock.hosting.work.patience import patiently
 from penstock.hosting.work.tap import TraceTap
@@ -48,22 +46,24 @@ from penstock.hosting.work.told import (
     spent,
     stop_data,
 )
-from penstock.hosting.work.workplace import Prepared, Workplace
+from penstock.hosting.work.workplace import Prepared, RunKind, Workplace
 from penstock.kernel.executor import ExecutionResult
-from penstock.kernel.graph import GraphSpec
 from penstock.money import to_nanos
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.journal import Journal
 from penstock.runtime.graphs.flow_context import FlowContext
-from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.runtime.graphs.graph_plan import GraphPlan
+from penstock.runtime.graphs.graph_runtime import tell_flow
 from penstock.runtime.graphs.node_events import NodeEvent
+from penstock.runtime.scheduling.listener import Audience
 from penstock.runtime.watching.registry import CancelResult
 from penstock.stops import StopReason
 
 journal_of_failures = logging.getLogger("penstock.hosting")
 
-Flow = AsyncGenerator[NodeEvent | ExecutionResult, None]
+Flow = Callable[[Audience[NodeEvent]], Awaitable[ExecutionResult]]
+"""The graph of a run, about to run: it tells somebody what becomes of its nodes."""
 
 TAIL = 500
 """So far back it is looked who had a run before."""
@@ -168,6 +168,11 @@ class HostedRun:
         finally:
             if self.log is not None:
                 await self.log.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Keep nothing that leads back here: what a run leaves in memory goes at once."""
+        self.approvals = self._tap = self._journal = None
 
     async def _worked(self) -> RunRecord:
         events, run = self._at.stores.events, self.run
@@ -179,9 +184,8 @@ class HostedRun:
             return await self._close(outcome)
         self._deaths = _deaths(tail, run.epoch)
         self.log = log = RunLog(events, run.id, run.epoch, seq, clock=self._at.steady, on_lost=self.lose)
-        log.open()
         if not seq:
-            log.tell("run.queued")
+            log.tell("run.queued", at_ms=run.created_ms)
         return await self._end(await self._outcome())
 
     async def _told_before(self) -> Sequence[HostedEvent]:
@@ -204,13 +208,15 @@ class HostedRun:
             if self._deaths >= MAX_DEATHS:
                 raise WorkersDied(self.run.id, self._deaths)
             async with self._prepared() as (context, flow):
-                output = await self._run(flow)
+                output = output_of(await flow(self))
         except (Exception, CancelledError, SystemExit) as raised:  # code that ends its program is a node that raised
             error = raised
         except asyncio.CancelledError as raised:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             error = raised  # nobody has cancelled this task: a node raised it
+        if error is not None:
+            error.__traceback__ = None  # its frames lead back to it, and to the whole run
         self._paid = await paid(self._at, self.run)
         if error is None:
             await self._look_for_cancel()
@@ -231,18 +237,20 @@ class HostedRun:
         log.tell(*_beginning(run, len(durable.journal)))
         if run.epoch > 1:  # should it kill its worker again, that has to be known
             await log.flush()
-        self._tap = tap = TraceTap(context.graph, log, partial(of_trace, set()))
+        later_ms = round((at.steady.time_ns() - context._run.wall_time_ns(context._run.now())) / 1_000_000)
+        self._tap = tap = TraceTap(context.graph, log, partial(of_trace, set()), later_ms)
         tap.open()
         chat_id, services = run.origin.get("chat_id"), self._services(durable, prepared)
         flow_context = FlowContext(None, chat_id, run.id, None, None, services, context)
         try:
             async with context:
-                yield context, run_flow(graph, flow_context, executors_of(at.executors, run, graph))
+                yield context, partial(tell_flow, plan_of(graph, run), flow_context)
         finally:
             tap.close()
+            context._children = None  # each of them leads back here
             await durable.settle()
 
-    async def _graph(self) -> GraphSpec:
+    async def _graph(self) -> GraphPlan:
         at, id, version = self._at, self.run.graph_id, self.run.graph_version
         known = at.graph_of(id, version)
         if known is not None:
@@ -254,12 +262,12 @@ class HostedRun:
 
     def _context(self, durable: Durable, prepared: Prepared) -> ExecutionContext:
         run = self.run
-        ceilings = RunLimits.from_dict(run.limits).plus(durable.inherited)
+        ceilings = durable.ceilings
         return ExecutionContext(
-            ceilings.config(),
+            ceilings.config,
             metadata=ChainMetadata(run.id, run.id, user_id=run.owner),
             input=prepared.input,
-            budget=ceilings.budget(),
+            budget=ceilings.budget,
             cancellation=self.token,
             prices=self._at.prices,
             clock=self._at.clock,
@@ -272,24 +280,6 @@ class HostedRun:
         self.approvals = RunApprovals(at.stores.approvals, run, self, at.now_ms, durable.journal.key)
         about = {"id": run.id, "owner": run.owner, "chat_id": run.origin.get("chat_id")}
         return {**at.services, "approvals": self.approvals, "run": about, **prepared.services}
-
-    async def _run(self, flow: Flow) -> Any:
-        log, tap, output = self.log, self._tap, None
-        assert log is not None
-        assert tap is not None
-        async with aclosing(flow) as events:
-            async for event in events:
-                if isinstance(event, ExecutionResult):
-                    output = output_of(event)
-                    continue
-                at_ms = math.floor(event.timestamp.timestamp() * 1_000)
-                tap.pump(at_ms - 1 if event.event_type == "started" else at_ms)  # calls stand inside their node
-                told = of_node(event)
-                if told is not None:
-                    log.tell(*told)
-                if log.is_full:
-                    await log.room()
-        return output
 
     async def _look_for_cancel(self) -> None:
         cancels, id = self._at.stores.cancels, self.run.id
@@ -304,8 +294,7 @@ class HostedRun:
         outcome = self._judged(error, output)
         self.decided = outcome.status
         used = {**_used(context), **self._paid}
-        left: RunRecord = replace(self.run, **used)
-        return replace(outcome, changes={**used, **outcome.changes}, data={**outcome.data, **spent(left)})
+        return Outcome(outcome.status, {**used, **outcome.changes}, {**outcome.data, **spent(self.run, used)})
 
     def _judged(self, error: BaseException | None, output: Any) -> Outcome:
         cancelled = self.token.cancellation
@@ -327,9 +316,12 @@ class HostedRun:
         log = self.log
         assert log is not None
         passing("end.decided")
-        await log.flush()
+        kind = self._at.kind_of(self.run)
+        if kind is not None:
+            await log.flush()
         passing("end.before_kind")
-        await self._tell_kind(outcome)
+        if kind is not None:
+            await self._tell_kind(kind, outcome)
         passing("end.after_kind")
         log.tell(ENDINGS[outcome.status], outcome.data)
         log.hurry()
@@ -341,10 +333,8 @@ class HostedRun:
         if outcome.status == "completed":
             await shorten_journal(self._at.stores.journal, self.run, self._journal)
 
-    async def _tell_kind(self, outcome: Outcome) -> None:
-        kind, record = self._at.kind_of(self.run), self._as_left(outcome)
-        if kind is None:
-            return
+    async def _tell_kind(self, kind: RunKind, outcome: Outcome) -> None:
+        record = self._as_left(outcome)
         try:
             await patiently(lambda: kind.ended(record))
         except Fenced:
@@ -374,23 +364,44 @@ class HostedRun:
             await patiently(lambda: stores.cancels.drop(run.id))
         return left
 
+    # What its nodes tell.
+
+    def tell(self, event: NodeEvent) -> None:
+        """Say it in the log."""
+        told = of_node(event)
+        if told is not None:
+            self._say(*told)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether nodes that tell much should wait until the store has caught up."""
+        return self.log is not None and self.log.is_full
+
+    async def make_room(self) -> None:
+        """Wait until it has."""
+        assert self.log is not None
+        await self.log.room()
+
+    def _say(self, type: str, data: Mapping[str, Any]) -> None:
+        """Put it into the log, after the calls that were made before: those of a node stand inside of it."""
+        assert self.log is not None
+        if self._tap is not None:
+            self._tap.pump()
+        self.log.tell(type, data)
+
     # What its questions tell.
 
     async def waits_for(self, approval: ApprovalRecord) -> None:
         """Say so in the log and in the status."""
-        assert self.log is not None
         self._has_asked = True
-        for _ in range(2):  # what the same step has told of its nodes goes first
-            await asyncio.sleep(0)
-        self.log.tell("approval.requested", {"approval": approval_data(approval)})
-        self.log.tell("run.waiting", {"approval_id": approval.id})
+        self._say("approval.requested", {"approval": approval_data(approval)})
+        self._say("run.waiting", {"approval_id": approval.id})
         await self._show_waiting()
 
     async def got(self, approval: ApprovalRecord) -> None:
         """Say so in the log and in the status."""
-        assert self.log is not None
         told = {"approval_id": approval.id, "state": approval.state, "by": approval.answered_by}
-        self.log.tell("approval.answered", told)
+        self._say("approval.answered", told)
         await self._show_waiting()
 
     async def gave_up(self, approval: ApprovalRecord) -> None:

@@ -15,6 +15,7 @@ from penstock.kernel.graph import GraphSpec
 from penstock.kernel.values import DataValue
 from penstock.nodes.parts.values import typed
 from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_plan import GraphPlan
 
 TAKES_UP = ("fork", "replay")
 """The kinds of runs that go the way of another."""
@@ -49,12 +50,13 @@ def inputs_of(run: RunRecord) -> dict[str, Any]:
     return given
 
 
-def executors_of(executors: ExecutorRegistry, run: RunRecord, graph: GraphSpec) -> ExecutorRegistry:
-    """The executors of a run; those of a fork that has an input hand it to its node."""
+def plan_of(plan: GraphPlan, run: RunRecord) -> GraphPlan:
+    """The graph of a run; that of a fork that has an input has executors that hand it to its node."""
+    graph, executors = plan.graph, plan.executors
     for at, value in inputs_of(run).items():
         node_type = _node(graph, at)
         executors = _Replaced(executors, node_type, _Given(executors[node_type], graph, at, value))
-    return executors
+    return plan if executors is plan.executors else GraphPlan(graph, executors)
 
 
 class _Given:

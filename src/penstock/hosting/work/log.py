@@ -1,10 +1,11 @@
 """What a run tells, on its way into the event store.
 
-A run tells without waiting: an event gets its number at once and stands in line; a task writes what stands there, all
-of it in one append, while the next ones gather. Pieces of one text that stand in line one behind the other are joined,
-so that a store that is slow gets fewer and longer events. What comes after a silence waits a few milliseconds for the
-rest of its burst, unless somebody waits for it: an append costs much the same for one event as for ten. The line has a
-bound: `room` makes whoever runs ahead wait.
+A run tells without waiting: an event gets its number at once and stands in line; what stands there is written all in
+one append, while the next ones gather. Pieces of one text that stand in line one behind the other are joined, so that a
+store that is slow gets fewer and longer events. What comes after a silence waits a few milliseconds for the rest of its
+burst, unless somebody waits for it: an append costs much the same for one event as for ten. Whoever waits writes it
+himself, if nobody does; else a task is made for it, which is gone when the line is empty. The line has a bound: `room`
+makes whoever runs ahead wait.
 
 Numbers go on from the last one in the store. An append that failed is tried again until it succeeds or another worker
 has taken the run over; then nothing more is written, and whoever owns the log is told.
@@ -18,7 +19,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -31,6 +31,7 @@ from penstock.hosting.work.patience import patiently
 from penstock.hosting.work.told import clean
 from penstock.runtime.durable.journal import is_json
 
+PIECE = "text.delta"
 MAX_LINE = 10_000
 """So many events stand in line before a run has to wait."""
 BATCH = 500
@@ -45,24 +46,36 @@ AT_HAND = 200
 class Bell:
     """Wakes whoever waits for the next thing to happen, on one event loop."""
 
-    __slots__ = ("_rung",)
+    __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._rung = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
 
     def ring(self) -> None:
         """Wake everybody who waits now."""
-        rung, self._rung = self._rung, asyncio.Event()
-        rung.set()
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for one in waiting:
+                _wake(one)
 
     async def wait(self, timeout_s: float | None = None) -> None:
         """Sleep until it is rung, or the time is over."""
-        rung = self._rung
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        self._waiting.append(waiter)
+        timer = None if timeout_s is None else loop.call_later(timeout_s, _wake, waiter)
         try:
-            async with asyncio.timeout(timeout_s):
-                await rung.wait()
-        except TimeoutError:
-            pass
+            await waiter
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class RunLog:
@@ -75,16 +88,19 @@ class RunLog:
         self._run_id = run_id
         self._epoch = epoch
         self._clock = clock
-        self._on_lost = on_lost
+        self._on_lost: Callable[[], None] | None = on_lost
         self._line: deque[HostedEvent] = deque()
         self._writing = 0
         """How many at the head of the line are being written: those are not joined any more."""
-        self._told = Bell()
-        self._hurry = Bell()
-        self._is_hurried = False
-        """Whether somebody waits for what stands in line."""
+        self._is_writing = False
+        self._is_closed = False
+        self._loop = asyncio.get_running_loop()
+        self._soon: asyncio.TimerHandle | None = None
+        """When what stands in line is written, if nobody waits for it before."""
+        self._writer: asyncio.Task[None] | None = None
+        self.source: Callable[[], None] | None = None
+        """Tells what there is to tell; asked before anything is written."""
         self._at_hand: deque[HostedEvent] = deque(maxlen=AT_HAND)
-        self._task: asyncio.Task[None] | None = None
         self.seq = last_seq
         """The newest event's."""
         self.written = last_seq
@@ -94,21 +110,25 @@ class RunLog:
         self.is_lost = False
         """Whether another worker has the run."""
 
-    def open(self) -> None:
-        """Begin to write."""
-        self._task = asyncio.create_task(self._write(), name=f"log of {self._run_id}")
-
-    def tell(self, type: str, data: Mapping[str, Any] | None = None) -> None:
+    def tell(self, type: str, data: Mapping[str, Any] | None = None, *, at_ms: int | None = None) -> None:
         """Put an event in line; does not wait."""
-        if self.is_lost:
+        if self.is_lost or self._is_closed:
             return
-        event = HostedEvent(self.seq + 1, self._clock.time_ns() // 1_000_000, type, data or {})
-        if len(self._line) > self._writing and (joined := _joined(self._line[-1], event)) is not None:
-            self._line[-1] = joined
-            return
+        at_ms = self._clock.time_ns() // 1_000_000 if at_ms is None else at_ms
+        event = HostedEvent(self.seq + 1, at_ms, type, data or {})
+        if type == PIECE and len(self._line) > self._writing:
+            joined = _joined(self._line[-1], event)
+            if joined is not None:
+                self._line[-1] = joined
+                return
         self.seq += 1
         self._line.append(event)
-        self._told.ring()
+        self.rouse()
+
+    def rouse(self) -> None:
+        """See to it that what there is to tell is written soon."""
+        if self._soon is None and not self._is_writing and not self._is_closed:
+            self._soon = self._loop.call_later(GATHER_S, self.hurry)
 
     @property
     def is_full(self) -> bool:
@@ -128,23 +148,31 @@ class RunLog:
         return None if seq + 1 < first else [*islice(self._at_hand, seq + 1 - first, seq + 1 - first + most)]
 
     def hurry(self) -> None:
-        """Write what stands in line now, whether or not more comes."""
-        self._is_hurried = True
-        self._hurry.ring()
+        """Write what there is to tell now, whether or not more comes."""
+        self._let_go_of_timer()
+        if not self._is_writing and self._has_line():
+            self._is_writing = True
+            self._writer = self._loop.create_task(self._write(), name=f"log of {self._run_id}")
 
     async def flush(self) -> None:
         """Wait until everything that was told is in the store; Fenced if the run is another worker's now."""
         while self._line and not self.is_lost:
-            self.hurry()
-            await self.bell.wait()
+            if self._is_writing:
+                await self.bell.wait()
+            else:
+                self._is_writing = True
+                await self._write()
         if self.is_lost:
             raise Fenced(self._run_id, self._epoch)
 
     async def close(self) -> None:
         """Write nothing more; what still stands in line is left."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
+        self._is_closed = True
+        self._let_go_of_timer()
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.wait((self._writer,))
+        self._on_lost = None
         self.bell.ring()
 
     def lose(self) -> None:
@@ -153,21 +181,29 @@ class RunLog:
             self.is_lost = True
             self._line.clear()
             self.bell.ring()
-            self._on_lost()
+            if self._on_lost is not None:
+                self._on_lost()
 
     async def _write(self) -> None:
-        while not self.is_lost:
-            await self._burst()
-            while self._line:
-                self._is_hurried = False
+        """Write until the line is empty."""
+        self._let_go_of_timer()
+        try:
+            while self._has_line():
                 self._take_off(await self._written(list(islice(self._line, BATCH))))
+            self._writer = None
+        finally:
+            self._is_writing = False
+            self.bell.ring()  # should it have failed, whoever waits for it tries himself
 
-    async def _burst(self) -> None:
-        """Wait until something is told, and a little for what comes with it."""
-        if not self._line:
-            await self._told.wait()
-        if not self._is_hurried:
-            await self._hurry.wait(GATHER_S)
+    def _has_line(self) -> bool:
+        if self.source is not None:
+            self.source()
+        return bool(self._line)
+
+    def _let_go_of_timer(self) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
 
     async def _written(self, batch: list[HostedEvent]) -> list[HostedEvent]:
         """The batch as it is in the store now; nothing if the run is another worker's."""
@@ -196,8 +232,8 @@ class RunLog:
 
 def _keepable(batch: list[HostedEvent], error: InvalidValue) -> list[HostedEvent]:
     """The batch with something else in the place of what no store takes; of all of it, if that cannot be found."""
-    kept = [event if is_json(dict(event.data)) else replace(event, data=_lost(error)) for event in batch]
-    return kept if kept != batch else [replace(event, data=_lost(error)) for event in batch]
+    kept = [event if is_json(dict(event.data)) else event._replace(data=_lost(error)) for event in batch]
+    return kept if kept != batch else [event._replace(data=_lost(error)) for event in batch]
 
 
 def _lost(error: InvalidValue) -> dict[str, str]:
@@ -205,11 +241,11 @@ def _lost(error: InvalidValue) -> dict[str, str]:
 
 
 def _joined(last: HostedEvent, event: HostedEvent) -> HostedEvent | None:
-    """Two pieces of one text as one; None if they are not."""
-    if last.type != "text.delta" or event.type != "text.delta":
+    """A piece of a text, and the event before it, as one; None if that is no piece of the same."""
+    if last.type != PIECE:
         return None
     one, other = last.data, event.data
     if any(one.get(name) != other.get(name) for name in ("node_id", "source")):
         return None
     text = one["text"] + other["text"]
-    return replace(last, data={**one, "text": text}) if len(text) <= MAX_JOINED else None
+    return HostedEvent(last.seq, last.at_ms, last.type, {**one, "text": text}) if len(text) <= MAX_JOINED else None

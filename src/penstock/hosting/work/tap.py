@@ -1,85 +1,98 @@
 """Takes what a run's own log says into the log that is kept.
 
-No task: whoever writes into the run's log rings, from any thread, and the loop of the host reads what is new. Entries
-that find no room wait where they are, in the run's log.
+No task: whoever writes into the run's log rings, from any thread, and the log that is kept asks for what is new before
+it writes. Entries that find no room wait where they are, in the run's log.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 
 from penstock.hosting.work.log import RunLog
-from penstock.hosting.work.told import Told
+from penstock.hosting.work.told import Told, may_be_told
 from penstock.runtime.watching.observers import bells_of
 from penstock.tracing.events import TraceEvent
 from penstock.tracing.execution_graph import ExecutionGraph
+from penstock.tracing.views import event
 
 BATCH = 256
-LOOK_AGAIN_S = 0.05
 
 
 class TraceTap:
     """Reads one run's trace for one log; a bell that the writers of the trace ring."""
 
-    def __init__(self, graph: ExecutionGraph, log: RunLog, told: Callable[[TraceEvent], Told | None]) -> None:
+    def __init__(
+        self, graph: ExecutionGraph, log: RunLog, told: Callable[[TraceEvent], Told | None], later_ms: int = 0
+    ) -> None:
         self._graph = graph
         self._log = log
         self._told = told
+        self._later_ms = later_ms
+        """By how much the clock of the log is ahead of that of the trace."""
         self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         self._read: deque[TraceEvent] = deque()
         """What was read and is not told yet: one batch at most."""
         self._seq = 0
         """The newest that was read."""
-        self._later: asyncio.TimerHandle | None = None
-        self._is_closed = False
+        self._is_listening = False
 
     def open(self) -> None:
         """Begin to listen."""
-        self._on_ring()
+        self._log.source = self._on_writing
+        self._on_writing()
 
-    def pump(self, until_ms: float = math.inf) -> None:
-        """Tell what the trace has that was not told yet, as far as there is room; up to that time, if one is given."""
-        while not self._log.is_full and self._has_more() and self._read[0].at_ms <= until_ms:
-            self._tell(self._read.popleft())
+    def pump(self) -> None:
+        """Tell what the trace has that was not told yet, as far as there is room."""
+        read, log = self._read, self._log
+        if self._is_listening and not read:
+            return  # the next entry rings, and none has
+        while (read or self._has_more()) and not log.is_full:
+            self._tell(read.popleft())
 
     def close(self) -> None:
         """Tell the rest, whatever the room, and listen no more."""
-        self._is_closed = True
-        if self._later is not None:
-            self._later.cancel()
+        self._log.source = None
         with self._graph.lock:
             bells_of(self._graph).take_off(self)
-        while not self._log.is_lost and self._has_more():
+        while not self._log.is_lost and (self._read or self._has_more()):
             self._tell(self._read.popleft())
 
     def release(self) -> None:
         """Something was written; called under the lock of the trace, by any thread."""
-        self._loop.call_soon_threadsafe(self._soon)
+        self._is_listening = False
+        if get_ident() == self._thread:
+            self._log.rouse()
+        else:
+            self._loop.call_soon_threadsafe(self._log.rouse)
+
+    def _on_writing(self) -> None:
+        """Tell what is new, and be rung for by the next entry; once rung, it is asked for before the next writing."""
+        self.pump()
+        if self._is_listening:
+            return
+        with self._graph.lock:
+            if not self._read and self._seq >= self._graph.seq:
+                bells_of(self._graph).sleeping.append(self)
+                self._is_listening = True
+                return
+        self._log.rouse()
 
     def _has_more(self) -> bool:
-        if not self._read and self._seq < self._graph.seq:
-            self._read.extend(self._graph.events(self._seq, BATCH))
-            if self._read:
-                self._seq = self._read[-1].seq
-        return bool(self._read)
+        """Read on, until there is something to tell or no more to read; only what may be told becomes an event."""
+        graph, read = self._graph, self._read
+        while not read and self._seq < graph.seq:
+            with graph.lock:
+                first = max(self._seq + 1, graph._first_seq)
+                entries = graph._since(self._seq, BATCH)
+            self._seq = first + len(entries) - 1
+            read.extend(event(graph, one, first + at) for at, one in enumerate(entries) if may_be_told(one))
+        return bool(read)
 
     def _tell(self, event: TraceEvent) -> None:
         told = self._told(event)
         if told is not None:
-            self._log.tell(*told)
-
-    def _soon(self) -> None:
-        self._loop.call_soon(self._on_ring)  # after those whom the same step has told of its nodes
-
-    def _on_ring(self) -> None:
-        if self._is_closed:
-            return
-        self.pump()
-        with self._graph.lock:
-            if not self._read and self._seq >= self._graph.seq:
-                bells_of(self._graph).sleeping.append(self)
-                return
-        self._later = self._loop.call_later(LOOK_AGAIN_S, self._on_ring)
+            self._log.tell(*told, at_ms=event.at_ms + self._later_ms)

@@ -17,7 +17,9 @@ from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent
 from penstock.runtime.settlement import told_by
 from penstock.stops import Stop
 from penstock.tracing.events import CallEnded, CallStarted, LimitTrace, TraceEvent
+from penstock.tracing.execution_graph import Entry
 from penstock.tracing.jsonable import MAX_INT_BITS, jsonable
+from penstock.tracing.record import CallRecord
 from penstock.tracing.redaction import Redaction
 
 Told = tuple[str, dict[str, Any]]
@@ -38,6 +40,9 @@ ENDINGS: Mapping[RunStatus, str] = {
 }
 """The last event of a run that is in this status."""
 STATUS_OF: Mapping[str, RunStatus] = {event: status for status, event in ENDINGS.items()}
+
+FIGURES = ("cost_nanos", "tokens_in", "tokens_out", "unresolved_nanos")
+"""The fields of a run that say what it has used."""
 
 _REDACTION = Redaction()
 
@@ -115,6 +120,11 @@ def _of_delta(event: NodeEvent) -> Told:
     return "text.delta", {**where, "text": plain(str(data.get("text", "")))}
 
 
+def may_be_told(entry: Entry) -> bool:
+    """Whether `of_trace` may have something to tell of an entry, before it is made into an event."""
+    return entry.kind != "system" if isinstance(entry, CallRecord) else isinstance(entry, LimitTrace)
+
+
 def of_trace(replayed: set[str], event: TraceEvent) -> Told | None:
     """What is told of an entry of the run's own log: model and tool calls, and limits.
 
@@ -175,8 +185,9 @@ def stop_data(stop: Stop) -> dict[str, Any]:
     return {name: shown(one) for name, one in figures.items() if one is not None}
 
 
-def spent(run: RunRecord) -> dict[str, Any]:
-    """What a run has used, as its last event says it."""
-    used: dict[str, Any] = {"cost_usd": to_usd(run.cost_nanos)}
-    used |= {"tokens_in": run.tokens_in, "tokens_out": run.tokens_out}
-    return used | ({"unresolved_usd": to_usd(run.unresolved_nanos)} if run.unresolved_nanos else {})
+def spent(run: RunRecord, used: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """What a run has used, as its last event says it; where its record does not say so yet, `used` does."""
+    figures = {**{name: getattr(run, name) for name in FIGURES}, **(used or {})}
+    told: dict[str, Any] = {"cost_usd": to_usd(figures["cost_nanos"])}
+    told |= {"tokens_in": figures["tokens_in"], "tokens_out": figures["tokens_out"]}
+    return told | ({"unresolved_usd": to_usd(figures["unresolved_nanos"])} if figures["unresolved_nanos"] else {})

@@ -13,8 +13,8 @@ from penstock.hosting.records import GraphRecord, RunRecord
 from penstock.hosting.settings import HostSettings
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorRegistry
-from penstock.kernel.graph import GraphSpec
 from penstock.runtime.billing.prices import PriceBook
+from penstock.runtime.graphs.graph_plan import GraphPlan
 
 MAX_GRAPHS = 256
 
@@ -72,24 +72,26 @@ class Workplace:
     counted: Counter[str] = field(default_factory=Counter)
     """What has happened here since the start, for metrics."""
 
-    graphs: dict[tuple[str, int], GraphSpec] = field(default_factory=dict)
+    graphs: dict[tuple[str, int], GraphPlan] = field(default_factory=dict)
     """Graphs that were read lately, by id and version."""
+    accounts: set[str] = field(default_factory=set)
+    """Accounts of days that were opened here lately, with the ceilings of the settings."""
     prices: PriceBook | None = None
     """What models cost; None is the book that the process shares."""
 
-    def graph_of(self, graph_id: str, version: int) -> GraphSpec | None:
+    def graph_of(self, graph_id: str, version: int) -> GraphPlan | None:
         """The graph of that id and version if it was read lately; what is in a version never changes."""
         return self.graphs.get((graph_id, version))
 
-    def parsed(self, graph: GraphRecord) -> GraphSpec:
+    def parsed(self, graph: GraphRecord) -> GraphPlan:
         """The graph behind a record; GraphInvalid if there is none."""
-        spec = self.graph_of(graph.id, graph.version)
-        if spec is None:
-            spec = parse_graph(graph.document)
+        plan = self.graph_of(graph.id, graph.version)
+        if plan is None:
+            plan = GraphPlan(parse_graph(graph.document), self.executors)
             if len(self.graphs) >= MAX_GRAPHS:
                 self.graphs.clear()
-            self.graphs[graph.id, graph.version] = spec
-        return spec
+            self.graphs[graph.id, graph.version] = plan
+        return plan
 
     def now_ms(self) -> int:
         """The time that leases are written in."""

@@ -20,7 +20,7 @@ from penstock.errors import PenstockError
 from penstock.kernel.executor import ExecutorRegistry
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter, ValidationError
     from pydantic_core import ErrorDetails
 
 Finding = tuple[str, str]
@@ -123,6 +123,12 @@ class Settings(Generic[D]):
 
         return TypeAdapter(self._shape)
 
+    @cached_property
+    def _invalid(self) -> type[ValidationError]:
+        from pydantic import ValidationError
+
+        return ValidationError
+
     def read(self, data: Mapping[str, Any]) -> D:
         """The data as its dataclass; DataInvalid has all that is wrong with it."""
         read, findings = self._looked_at(data)
@@ -139,12 +145,10 @@ class Settings(Generic[D]):
         return self._adapter.json_schema()
 
     def _looked_at(self, data: Mapping[str, Any]) -> tuple[D | None, list[Finding]]:
-        from pydantic import ValidationError
-
         kept = {name: value for name, value in data.items() if not _is_the_editors(name)}
         try:
             return self._adapter.validate_python(kept), []
-        except ValidationError as error:
+        except self._invalid as error:
             found = error.errors(include_url=False, include_context=False, include_input=False)
             return None, [self._finding(one, kept) for one in found]
 

@@ -96,7 +96,7 @@ class Journal:
         """Entries that were appended."""
         self.replayed = 0
         """Entries that were found, and so were not run again."""
-        self.root = Scope(self, run_id)
+        self.root = Scope(object(), run_id)
         self.states: dict[int, Any] = {}
         """What is known of the states that nodes of this run share, by identity."""
         self._store = store
@@ -139,7 +139,7 @@ class Journal:
     def here(self) -> Scope:
         """The place in this run where this is being executed."""
         place = here.get()
-        return place if place is not None and place.run is self else self.root
+        return place if place is not None and place.run is self.root.run else self.root
 
     def key(self, name: str) -> str:
         """The key of the next thing of that name at this place."""
@@ -202,7 +202,8 @@ class Journal:
         if entry.kind == "node":
             self._whole.add(entry.key)
         if outermost(entry.key) != entry.key and (short := _short(entry.value)) != entry.value:
-            self._short.append(replace(entry, value=short))
+            used = entry.cost_nanos, entry.tokens_in, entry.tokens_out
+            self._short.append(JournalEntry(entry.key, entry.kind, short, *used, entry.at_ms))
         if len(self._short) > MAX_SHORT or len(self._whole) > MAX_SHORT:
             self._short = None
             self._whole.clear()
@@ -290,7 +291,7 @@ def is_json(value: Any) -> bool:
 
 def _wrong(value: Any, depth: int) -> str | None:
     """What of it is no JSON; None if it all is."""
-    if value is None or isinstance(value, (str, bool)):
+    if type(value) is str or value is None or isinstance(value, (str, bool)):
         return None
     if isinstance(value, int):
         return None if value.bit_length() <= MAX_INT_BITS else f"a whole number of {value.bit_length()} bits"

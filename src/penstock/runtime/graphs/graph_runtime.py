@@ -21,10 +21,9 @@ from penstock.kernel.executor import ExecutionResult, ExecutorRegistry
 from penstock.kernel.graph import Channel, EdgeSpec, GraphSpec, NodeSpec
 from penstock.kernel.links import Key
 from penstock.kernel.settle import Settle, as_settle, frontier_for
-from penstock.kernel.validate import compile_graph
 from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue
 from penstock.runtime import door
-from penstock.runtime.call import running_call
+from penstock.runtime.call import Call, running_call
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable import points
 from penstock.runtime.durable.journal import Journal
@@ -32,15 +31,17 @@ from penstock.runtime.durable.keys import here
 from penstock.runtime.durable.recording import RecordedNodes
 from penstock.runtime.graphs.artifacts import Artifacts
 from penstock.runtime.graphs.flow_context import FlowContext, entry_node_ids_in, execution_context_in
+from penstock.runtime.graphs.graph_plan import GraphPlan
 from penstock.runtime.graphs.node_events import NodeEvent, NodeEvents
-from penstock.runtime.graphs.node_work import NodePlan, NodeWork, plan_nodes
-from penstock.runtime.scheduling.listener import Listener, Listening
+from penstock.runtime.graphs.node_work import NodePlan, NodeWork
+from penstock.runtime.scheduling.listener import Audience, Listener, Listening
 from penstock.runtime.scheduling.scheduler import Behaviour, Scheduler
 
 MAX_PARALLEL = 16
 """So many nodes run at once, unless the caller says otherwise."""
 
-GraphDocument = GraphSpec | str | bytes | bytearray | Mapping[str, Any]
+GraphDocument = GraphSpec | GraphPlan | str | bytes | bytearray | Mapping[str, Any]
+"""A graph as it comes; one that is planned already has its executors."""
 Executors = ExecutorRegistry | Mapping[str, Any] | None
 
 
@@ -57,13 +58,12 @@ class GraphRuntime:
     """A graph in one run: what its executors may ask of it. GraphInvalid if the graph cannot run."""
 
     __slots__ = (
+        "_above",
         "_artifacts",
         "_cache",
         "_entries",
-        "_incoming",
-        "_nodes",
-        "_outgoing",
         "_place",
+        "_plan",
         "_planned",
         "_recorded",
         "chat_id",
@@ -85,35 +85,32 @@ class GraphRuntime:
         services: Mapping[str, Any] | None = None,
         executors: Executors = None,
     ) -> None:
-        self.graph = graph if isinstance(graph, GraphSpec) else parse_graph(graph)
-        self.executors = _registry(executors)
+        self._plan = _plan(graph, executors)
+        self.graph = self._plan.graph
+        self.executors = self._plan.executors
         self.conversions = STANDARD_CONVERSIONS
         self.run_id = run_id
         self.chat_id = chat_id
         self.state = {} if state is None else state
         self.services = _mapping(services)
         self._cache: dict[Any, Any] = {}
-        self._artifacts = Artifacts(self._make)
+        self._artifacts: Artifacts | None = None
+        """Made when a link is first followed."""
         self._place: ExecutionContext | None = None
         """Where the nodes run, while they do."""
+        self._above: Call | None = None
+        """The call under which what links lead to is made: it outlives every node."""
         self._recorded: RecordedNodes | None = None
         """What the journal of the run has of them, while they do."""
         self._entries = entry_node_ids_in(self.services)
-        plan = compile_graph(self.graph, self.executors, entries=self._entries)
-        self._nodes = {node.id: node for node in self.graph.nodes}
-        self._incoming: dict[str, list[EdgeSpec]] = {}
-        self._outgoing: dict[str, list[EdgeSpec]] = {}
-        for edge in self.graph.edges:
-            self._incoming.setdefault(edge.target, []).append(edge)
-            self._outgoing.setdefault(edge.source, []).append(edge)
-        self._planned = plan_nodes(plan, self._nodes, self._incoming, self.executors)
+        self._planned = self._plan.beginning_with(self._entries)
 
     # What executors ask.
 
     def get_node(self, node_id: str) -> NodeSpec:
         """The node of that id."""
         try:
-            return self._nodes[node_id]
+            return self._plan.nodes[node_id]
         except (KeyError, TypeError):
             raise InvalidValue("node_id", node_id, f"the id of a node of graph {self.graph.id!r}") from None
 
@@ -121,7 +118,7 @@ class GraphRuntime:
         self, node_id: str, channel: Channel | None = None, target_handle: str | None = None
     ) -> list[EdgeSpec]:
         """The edges into a node, in the order of the graph; those of a channel or a handle alone, if one is named."""
-        edges = self._incoming.get(self.get_node(node_id).id, ())
+        edges = self._plan.incoming.get(self.get_node(node_id).id, ())
         return [
             edge for edge in edges if channel in (None, edge.channel) and target_handle in (None, edge.target_handle)
         ]
@@ -130,7 +127,7 @@ class GraphRuntime:
         self, node_id: str, channel: Channel | None = None, source_handle: str | None = None
     ) -> list[EdgeSpec]:
         """The edges out of a node, in the order of the graph; those of a channel or a handle alone, if one is named."""
-        edges = self._outgoing.get(self.get_node(node_id).id, ())
+        edges = self._plan.outgoing.get(self.get_node(node_id).id, ())
         return [
             edge for edge in edges if channel in (None, edge.channel) and source_handle in (None, edge.source_handle)
         ]
@@ -138,11 +135,11 @@ class GraphRuntime:
     async def resolve_links(self, node_id: str, target_handle: str) -> list[Any]:
         """What is linked into a handle, in the order of the edges; each artifact is made once per run."""
         edges = self.incoming_edges(node_id, "link", target_handle)
-        return await self._artifacts.get([(edge.source, edge.source_handle) for edge in edges])
+        return await self._linked([(edge.source, edge.source_handle) for edge in edges])
 
     async def materialize_output(self, node_id: str, output_handle: str) -> Any:
         """The artifact on a node's output handle, made once per run; LinkCycle if it needs itself."""
-        return (await self._artifacts.get([(self.get_node(node_id).id, output_handle)]))[0]
+        return (await self._linked([(self.get_node(node_id).id, output_handle)]))[0]
 
     def cache_get(self, key: Any, default: Any = None) -> Any:
         """What was kept under `key` in this run."""
@@ -160,10 +157,18 @@ class GraphRuntime:
     def _context_of(self, node_id: str, place: ExecutionContext) -> FlowContext:
         return FlowContext(node_id, self.chat_id, self.run_id, self.state, self, self.services, place)
 
+    async def _linked(self, keys: list[Key]) -> list[Any]:
+        if not keys:
+            return []
+        if self._artifacts is None:
+            self._artifacts = Artifacts(self._make)
+        self._artifacts.above = self._above
+        return await self._artifacts.get(keys)
+
     async def _make(self, key: Key) -> Any:
         """Make an artifact, as a call of the run."""
         node_id, handle = key
-        node = self._nodes[node_id]
+        node = self._plan.nodes[node_id]
         place = self._place or execution_context_in(self.services)
         if place is None:
             raise InvalidValue("services", self.services, "a mapping with an `execution_context` when no run is on")
@@ -184,9 +189,8 @@ class GraphRuntime:
         self.services = {**self.services, **_mapping(context.services)}
         entries = entry_node_ids_in(self.services)
         if entries != self._entries:
-            plan = compile_graph(self.graph, self.executors, entries=entries)
+            self._planned = self._plan.beginning_with(entries)
             self._entries = entries
-            self._planned = plan_nodes(plan, self._nodes, self._incoming, self.executors)
 
 
 async def run_flow(
@@ -229,6 +233,15 @@ async def run_flow(
     yield result
 
 
+async def tell_flow(graph: GraphPlan, context: FlowContext, audience: Audience[NodeEvent]) -> ExecutionResult:
+    """`run_flow` in the task of the caller: what becomes of nodes is told as it happens; the outputs of the last ones.
+
+    The context has an ExecutionContext. Nobody can leave this in the middle but by a cancel.
+    """
+    runtime = _runtime(graph, context, None)
+    return await _Flow(runtime, context.execution, "fail_fast", MAX_PARALLEL, audience).run()
+
+
 class _Flow:
     """One graph, run once."""
 
@@ -238,7 +251,7 @@ class _Flow:
         context: ExecutionContext,
         settle: Settle,
         max_parallel: int,
-        listener: Listener[NodeEvent],
+        listener: Audience[NodeEvent],
     ) -> None:
         self._runtime = runtime
         self._nodes: NodePlan = runtime._planned
@@ -264,25 +277,22 @@ class _Flow:
             work.read,
             about=nodes.about,
             state=self._runtime.state,
-            pure=frozenset(at for at, spec in enumerate(nodes.specs) if self._is_pure(spec.type)),
+            pure=nodes.pure,
         )
         self._events.replayed = recorded.replayed
         return recorded
-
-    def _is_pure(self, node_type: str) -> bool:
-        return getattr(self._runtime.executors[node_type], "is_pure", False) is True
 
     async def run(self) -> ExecutionResult:
         """The outputs of the last nodes that ran."""
         runtime, scheduler = self._runtime, self._scheduler
         if runtime._place is not None:
             raise InvalidValue("graph", runtime, "a GraphRuntime that is not running already")
-        runtime._place, runtime._artifacts.above = scheduler.place, running_call.get()
+        runtime._place, runtime._above = scheduler.place, running_call.get()
         runtime._recorded = scheduler.durable
         try:
             await scheduler.execute()
         finally:
-            runtime._place = runtime._artifacts.above = runtime._recorded = None
+            runtime._place = runtime._above = runtime._recorded = None
         if points.hook is not None:
             points.hook("graph.after_last_node")
         if getattr(scheduler.frontier, "is_won", True) is False and not scheduler.errors:
@@ -306,6 +316,14 @@ class _Flow:
             return dict(outputs[last[0]])
         in_order = sorted(last, key=plan.index.__getitem__)
         return {f"{one}.{handle}": value for one in in_order for handle, value in outputs[one].items()}
+
+
+def _plan(graph: GraphDocument, executors: Executors) -> GraphPlan:
+    if isinstance(graph, GraphPlan):
+        if executors is not None:
+            raise InvalidValue("executors", executors, "left out with a GraphPlan, which has its own")
+        return graph
+    return GraphPlan(graph if isinstance(graph, GraphSpec) else parse_graph(graph), _registry(executors))
 
 
 def _runtime(

@@ -16,7 +16,7 @@ from penstock.clock import utc_from_ns, utc_now
 from penstock.kernel.graph import NodeSpec
 from penstock.kernel.values import DataValue
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.scheduling.listener import Listener
+from penstock.runtime.scheduling.listener import Audience
 from penstock.runtime.scheduling.scheduler import Told
 from penstock.runtime.settlement import told_by
 from penstock.tracing.jsonable import jsonable
@@ -80,7 +80,7 @@ class NodeEvents:
     __slots__ = ("_ended", "_listener", "_loop", "_run", "_run_id", "_specs", "replayed", "started")
 
     def __init__(
-        self, listener: Listener[NodeEvent], specs: Sequence[NodeSpec], context: ExecutionContext, run_id: str
+        self, listener: Audience[NodeEvent], specs: Sequence[NodeSpec], context: ExecutionContext, run_id: str
     ) -> None:
         self._listener = listener
         self._specs = specs

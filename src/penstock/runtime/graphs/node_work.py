@@ -65,6 +65,8 @@ class NodePlan:
     """For nodes whose one value needs no routing."""
     about: list[Mapping[str, Any] | None]
     care: list[Care | None] | None
+    pure: frozenset[int]
+    """Nodes whose executor says that they give the same each time, call nothing and change nothing."""
 
 
 def plan_nodes(
@@ -88,6 +90,7 @@ def plan_nodes(
         [_feed(edges, inputs[spec.type]) for spec, edges in zip(specs, arriving, strict=True)],
         [about[spec.type] for spec in specs],
         [care[spec.type] for spec in specs] if any(care.values()) else None,
+        frozenset(at for at, spec in enumerate(specs) if getattr(behind[spec.type], "is_pure", False) is True),
     )
 
 

@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.runtime.cancellation import CancellationToken
 
@@ -22,6 +22,21 @@ MAX_UNREAD = 1_000
 """So many pieces of streaming nodes may wait to be read before whoever makes them waits too."""
 
 E = TypeVar("E")
+E_contra = TypeVar("E_contra", contravariant=True)
+
+
+class Audience(Protocol[E_contra]):
+    """Whoever is told what a graph does, in its order, on its event loop."""
+
+    def tell(self, event: E_contra) -> None:
+        """One more event; does not wait."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much is to be taken in that whoever tells should wait."""
+
+    async def make_room(self) -> None:
+        """Wait until that is not so any more."""
 
 
 class Listener(Generic[E]):

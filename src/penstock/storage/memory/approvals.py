@@ -16,7 +16,8 @@ from penstock.storage.sql import codec
 ANSWERS = ("approved", "edited", "rejected")
 STATES = ("waiting", *ANSWERS, "withdrawn")
 
-APPROVAL: Shape[ApprovalRecord] = Shape(
+APPROVAL = Shape(
+    ApprovalRecord,
     names=("id", "run_id", "owner", "key", "node_id", "answered_by"),
     texts=("question", "reason"),
     numbers=("asked_ms", "answered_ms"),
@@ -24,7 +25,7 @@ APPROVAL: Shape[ApprovalRecord] = Shape(
     optional=("answered_ms", "answered_by"),
     choices={"state": STATES},
 )
-INTENT: Shape[CancelIntent] = Shape(names=("run_id", "by"), texts=("reason",), numbers=("at_ms", "until_ms"))
+INTENT = Shape(CancelIntent, names=("run_id", "by"), texts=("reason",), numbers=("at_ms", "until_ms"))
 
 
 class MemoryApprovalStore:

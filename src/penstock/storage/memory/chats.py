@@ -13,15 +13,9 @@ from penstock.hosting.ports import Conflict
 from penstock.storage.memory.shapes import Shape, is_same
 from penstock.storage.sql import codec
 
-CHAT: Shape[ChatRecord] = Shape(
-    names=("id", "owner", "graph_id"), texts=("title",), numbers=("created_ms", "updated_ms")
-)
-MESSAGE: Shape[ChatMessage] = Shape(
-    names=("id", "parent_id"), texts=("content",), numbers=("at_ms",), optional=("parent_id",)
-)
-ATTACHMENT: Shape[Attachment] = Shape(
-    names=("id", "owner"), texts=("name", "media_type"), numbers=("size", "created_ms")
-)
+CHAT = Shape(ChatRecord, names=("id", "owner", "graph_id"), texts=("title",), numbers=("created_ms", "updated_ms"))
+MESSAGE = Shape(ChatMessage, names=("id", "parent_id"), texts=("content",), numbers=("at_ms",), optional=("parent_id",))
+ATTACHMENT = Shape(Attachment, names=("id", "owner"), texts=("name", "media_type"), numbers=("size", "created_ms"))
 
 
 @dataclass(slots=True)
@@ -74,13 +68,13 @@ class MemoryChatStore:
 
     async def rename(self, chat_id: str, title: str, *, now_ms: int) -> ChatRecord:
         chat = self._chat(chat_id)
-        chat.record = CHAT.kept(replace(chat.record, title=title, updated_ms=now_ms))
+        chat.record = CHAT.changed(chat.record, {"title": title, "updated_ms": now_ms})
         return chat.record
 
     async def add_messages(self, chat_id: str, messages: Sequence[ChatMessage], *, now_ms: int) -> None:
         chat = self._chat(chat_id)
-        record = CHAT.kept(replace(chat.record, updated_ms=now_ms))
-        new = new_messages(chat.messages, [MESSAGE.kept(message) for message in messages])
+        record = CHAT.changed(chat.record, {"updated_ms": now_ms})
+        new = new_messages(chat.messages, [MESSAGE.kept(message).copied() for message in messages])
         if new:
             chat.record = record
             chat.messages.update((message.id, message) for message in new)
@@ -94,24 +88,24 @@ class MemoryChatStore:
         before = self._message(chat, message_id)
         after = MESSAGE.kept(replace(before, content=content, data=data))
         if _is_same(after, before):
-            return replace(before)
+            return before.copied()
         if before.data.get("state") != "writing":
             state = before.data.get("state")
             raise Conflict(f"message {message_id!r} of chat {chat_id!r} is not being written: its state is {state!r}")
-        chat.record = CHAT.kept(replace(chat.record, updated_ms=now_ms))
+        chat.record = CHAT.changed(chat.record, {"updated_ms": now_ms})
         chat.messages[message_id] = after
-        return replace(after)
+        return after.copied()
 
     async def message(self, chat_id: str, message_id: str) -> ChatMessage | None:
         chat = self._chats.get(chat_id)
         message = None if chat is None else chat.messages.get(message_id)
-        return None if message is None else replace(message)
+        return None if message is None else message.copied()
 
     async def messages(self, chat_id: str) -> tuple[Sequence[ChatMessage], Sequence[str]]:
         chat = self._chats.get(chat_id)
         if chat is None:
             return [], []
-        return [replace(message) for message in chat.messages.values()], [*chat.in_view.values()]
+        return [message.copied() for message in chat.messages.values()], [*chat.in_view.values()]
 
     async def choose(self, chat_id: str, message_id: str) -> None:
         chat = self._chat(chat_id)
@@ -173,4 +167,8 @@ def _use(chat: ChatRecord) -> tuple[int, str]:
 
 
 def _is_same(one: ChatMessage, other: ChatMessage) -> bool:
-    return replace(one, data={}) == replace(other, data={}) and is_same(one.data, other.data)
+    return _said(one) == _said(other) and is_same(one.data, other.data)
+
+
+def _said(message: ChatMessage) -> tuple[object, ...]:
+    return message.id, message.parent_id, message.role, message.content, message.at_ms

@@ -12,8 +12,9 @@ from penstock.storage.memory.runs import MemoryRunStore
 from penstock.storage.memory.shapes import Shape
 from penstock.storage.sql import codec
 
-EVENT: Shape[HostedEvent] = Shape(names=("type",), numbers=("seq", "at_ms"), documents=("data",), objects=("data",))
-ENTRY: Shape[JournalEntry] = Shape(
+EVENT = Shape(HostedEvent, names=("type",), numbers=("seq", "at_ms"), documents=("data",), objects=("data",))
+ENTRY = Shape(
+    JournalEntry,
     names=("key",),
     numbers=("cost_nanos", "tokens_in", "tokens_out", "at_ms"),
     documents=("value",),

@@ -12,8 +12,13 @@ from penstock.hosting.records import GraphRecord
 from penstock.storage.memory.shapes import Shape
 from penstock.storage.sql import codec
 
-GRAPH: Shape[GraphRecord] = Shape(
-    names=("id", "owner"), texts=("name",), numbers=("created_ms",), documents=("document",), objects=("document",)
+GRAPH = Shape(
+    GraphRecord,
+    names=("id", "owner"),
+    texts=("name",),
+    numbers=("created_ms",),
+    documents=("document",),
+    objects=("document",),
 )
 
 
@@ -75,7 +80,8 @@ class MemoryGraphStore:
             self._archived.discard(graph_id)
 
     def _given(self, graph: GraphRecord) -> GraphRecord:
-        return replace(GRAPH.given(graph), is_archived=graph.id in self._archived)
+        given, is_archived = GRAPH.given(graph), graph.id in self._archived
+        return given if given.is_archived == is_archived else replace(given, is_archived=is_archived)
 
 
 def _digest(document: Mapping[str, Any]) -> str:

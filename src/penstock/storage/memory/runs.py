@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from penstock.errors import InvalidValue
@@ -13,7 +12,8 @@ from penstock.hosting.records import CLAIMED, ENDED, TRANSITIONS, RunRecord, Run
 from penstock.storage.memory.shapes import Shape, is_same
 from penstock.storage.sql import codec
 
-RUN: Shape[RunRecord] = Shape(
+RUN = Shape(
+    RunRecord,
     names=("id", "owner", "graph_id", "worker", "stop_reason"),
     texts=("error",),
     numbers=(
@@ -38,11 +38,16 @@ CLEARED: Mapping[str, Any] = {"ended_ms": None, "stop_reason": None, "error": No
 GIVEN_BACK: Mapping[str, Any] = {"worker": None, "lease_until_ms": 0}
 
 
+CLAIMABLE: frozenset[RunStatus] = CLAIMED | {"queued"}
+
+
 class MemoryRunStore:
     """Runs by id; what they left elsewhere goes with them."""
 
     def __init__(self) -> None:
         self._runs: dict[str, RunRecord] = {}
+        self._by_status: dict[RunStatus, dict[str, RunRecord]] = {status: {} for status in TRANSITIONS}
+        """The same runs: most have ended, and those that look for work need not go through them."""
         self._forgetting: list[Callable[[str], None]] = []
 
     def on_forget(self, forget: Callable[[str], None]) -> None:
@@ -59,7 +64,7 @@ class MemoryRunStore:
         kept = RUN.kept(run)
         known = self._runs.get(run.id)
         if known is None:
-            known = self._runs[run.id] = kept
+            return self._keep(kept)
         before = RUN.given(known)
         for field in ASKED:
             if not is_same(getattr(before, field), getattr(run, field)):
@@ -96,30 +101,31 @@ class MemoryRunStore:
     async def claim(self, worker: str, *, now_ms: int, lease_ms: int, run_id: str | None = None) -> RunRecord | None:
         codec.name("worker", worker)
         until_ms = codec.number("lease_until_ms", now_ms + lease_ms)
-        asked = self._runs.values() if run_id is None else [self._runs[run_id]] if run_id in self._runs else []
+        asked = self._matching(None, CLAIMABLE) if run_id is None else filter(None, [self._runs.get(run_id)])
         free = min((run for run in asked if _is_free(run, now_ms)), key=_age, default=None)
         if free is None:
             return None
         started_ms = now_ms if free.started_ms is None else free.started_ms
         claim = {"worker": worker, "lease_until_ms": until_ms, "epoch": free.epoch + 1, "started_ms": started_ms}
-        return self._keep(free, {"status": "running", **claim})
+        return self._keep(RUN.changed(free, {"status": "running", **claim}))
 
     async def renew(self, worker: str, run_ids: Collection[str], *, now_ms: int, lease_ms: int) -> Collection[str]:
         until_ms = codec.number("lease_until_ms", now_ms + lease_ms)
         mine = [run for id in {*run_ids} if (run := self._runs.get(id)) and run.worker == worker]
         for run in mine:
-            self._keep(run, {"lease_until_ms": max(until_ms, run.lease_until_ms)})
+            self._put(RUN.changed(run, {"lease_until_ms": max(until_ms, run.lease_until_ms)}))
         return {run.id for run in mine}
 
     async def update(self, run_id: str, epoch: int, **changes: Any) -> RunRecord:
         run = self._run(run_id)
         if run.epoch != epoch:
             raise Fenced(run_id, epoch)
-        after = _changed(run, changes)
         if run.status not in CLAIMED:
-            return self._as_asked(run, after, "nobody has claimed it")
+            return self._as_asked(run, _changed(run, changes), "nobody has claimed it")
+        status = changes.get("status", run.status)
+        after = _changed(run, changes, {} if status in CLAIMED else GIVEN_BACK)
         _check_way(run, after.status)
-        return self._keep(after, {} if after.status in CLAIMED else GIVEN_BACK)
+        return self._keep(after)
 
     async def requeue(self, run_id: str, *, limits: Mapping[str, Any] | None = None) -> RunRecord:
         run = self._run(run_id)
@@ -127,7 +133,7 @@ class MemoryRunStore:
         if run.status == "queued":
             return self._as_asked(run, after, "it waits for its turn already, with other limits")
         _check_way(run, "queued")
-        return self._keep(after, {name: _kept(name, value) for name, value in CLEARED.items()})
+        return self._keep(RUN.changed(after, CLEARED))
 
     async def end(self, run_id: str, status: RunStatus, *, now_ms: int, **changes: Any) -> RunRecord:
         run = self._run(run_id)
@@ -138,15 +144,15 @@ class MemoryRunStore:
         if run.status in CLAIMED:
             raise Conflict(f"run {run_id!r} is {run.status}: {run.worker!r} has claimed it, and must end it")
         _check_way(run, status)
-        return self._keep(after, {})
+        return self._keep(after)
 
     async def remove_ended(self, before_ms: int, *, limit: int = 1_000) -> Sequence[str]:
         codec.limit(limit)
-        ended = [run for run in self._runs.values() if run.status in ENDED and run.ended_ms is not None]
+        ended = self._matching(None, ENDED)
         old = sorted((run.ended_ms, run.id) for run in ended if run.ended_ms is not None and run.ended_ms < before_ms)
         removed = [id for _, id in old[:limit]]
         for id in removed:
-            del self._runs[id]
+            del self._by_status[self._runs.pop(id).status][id]
             for forget in self._forgetting:
                 forget(id)
         return removed
@@ -157,9 +163,15 @@ class MemoryRunStore:
         except KeyError:
             raise KeyError(f"no run {run_id!r}") from None
 
-    def _keep(self, run: RunRecord, changes: Mapping[str, Any]) -> RunRecord:
-        self._runs[run.id] = kept = replace(run, **changes)
-        return RUN.given(kept)
+    def _keep(self, run: RunRecord) -> RunRecord:
+        self._put(run)
+        return RUN.given(run)
+
+    def _put(self, run: RunRecord) -> None:
+        before = self._runs.get(run.id)
+        if before is not None and before.status != run.status:
+            del self._by_status[before.status][run.id]
+        self._runs[run.id] = self._by_status[run.status][run.id] = run
 
     def _as_asked(self, run: RunRecord, after: RunRecord, why: str) -> RunRecord:
         """The run, if it is already what was asked for: an answer that was lost may be asked for again."""
@@ -170,11 +182,8 @@ class MemoryRunStore:
     def _matching(self, owner: str | None, statuses: Collection[RunStatus]) -> Sequence[RunRecord]:
         for status in statuses:
             codec.one_of("statuses", status, TRANSITIONS)
-        return [
-            run
-            for run in self._runs.values()
-            if (owner is None or run.owner == owner) and (not statuses or run.status in statuses)
-        ]
+        runs = chain.from_iterable(self._by_status[status].values() for status in {*(statuses or TRANSITIONS)})
+        return [run for run in runs if owner is None or run.owner == owner]
 
     def _is_before(self, run: RunRecord, before: str | None) -> bool:
         if before is None:
@@ -191,16 +200,11 @@ def _is_free(run: RunRecord, now_ms: int) -> bool:
     return run.status == "queued" or (run.status in CLAIMED and run.lease_until_ms <= now_ms)
 
 
-def _kept(field: str, value: Any) -> Any:
-    return codec.document(field, value) if field in RUN.documents else value
-
-
-def _changed(run: RunRecord, changes: Mapping[str, Any]) -> RunRecord:
+def _changed(run: RunRecord, changes: Mapping[str, Any], besides: Mapping[str, Any] | None = None) -> RunRecord:
     for field in changes:
         if field not in CHANGEABLE:
             raise InvalidValue("changes", field, f"one of {', '.join(CHANGEABLE)}")
-    RUN.kept(replace(RUN.given(run), **changes))
-    return replace(run, **{field: _kept(field, value) for field, value in changes.items()})
+    return RUN.changed(run, {**changes, **besides} if besides else changes)
 
 
 def _check_way(run: RunRecord, status: RunStatus) -> None:

@@ -8,7 +8,9 @@ accept, and what comes back is the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import fields
+from functools import partial
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from penstock.errors import InvalidValue
@@ -16,58 +18,88 @@ from penstock.storage.sql import codec
 
 Record = TypeVar("Record")
 
+Check = Callable[[str, object], object]
 
-@dataclass(frozen=True, slots=True)
+
 class Shape(Generic[Record]):
-    """Which of a record's fields are what."""
+    """Which of a record's fields are what.
 
-    names: tuple[str, ...] = ()
-    """Looked up and sorted by."""
-    texts: tuple[str, ...] = ()
-    """Anything that somebody said."""
-    numbers: tuple[str, ...] = ()
-    documents: tuple[str, ...] = ()
-    """JSON."""
-    objects: tuple[str, ...] = ()
-    """Those of them that are objects."""
-    optional: tuple[str, ...] = ()
-    """Those that may be None."""
-    choices: Mapping[str, Collection[str]] | None = None
-    """Names out of a closed list."""
+    `names` are looked up and sorted by, `texts` are anything that somebody said, `documents` are JSON, and `objects`
+    those of them that are objects; what is `optional` may be None, and `choices` are names out of a closed list.
+    """
+
+    __slots__ = ("_at", "_checks", "_documents", "_kind", "_values")
+
+    def __init__(
+        self,
+        kind: type[Record],
+        *,
+        names: Collection[str] = (),
+        texts: Collection[str] = (),
+        numbers: Collection[str] = (),
+        documents: Collection[str] = (),
+        objects: Collection[str] = (),
+        optional: Collection[str] = (),
+        choices: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        by_name = getattr(kind, "_fields", None) or [one.name for one in fields(kind)]  # type: ignore[arg-type]
+        checks: dict[str, Check] = {
+            **dict.fromkeys(names, codec.name),
+            **dict.fromkeys(texts, check_text),
+            **dict.fromkeys(numbers, codec.number),
+            **dict.fromkeys(objects, check_object),
+            **{name: partial(_check_choice, known) for name, known in (choices or {}).items()},
+        }
+        self._kind = kind
+        self._at = {name: at for at, name in enumerate(by_name)}
+        self._values: Callable[[Record], tuple[Any, ...]] = attrgetter(*by_name)
+        self._checks = {name: (self._at[name], check, name in optional) for name, check in checks.items()}
+        self._documents = {name: self._at[name] for name in documents}
 
     def kept(self, record: Record) -> Record:
-        """The record to keep; InvalidValue if a database could not."""
-        self._check(record, self.names, codec.name)
-        self._check(record, self.texts, check_text)
-        self._check(record, self.numbers, codec.number)
-        for name in self.objects:
-            check_object(name, getattr(record, name))
-        for name, known in (self.choices or {}).items():
-            codec.one_of(name, getattr(record, name), known)
-        return self._with(record, {name: codec.document(name, getattr(record, name)) for name in self.documents})
+        """The record to keep, itself if nothing in it is JSON; InvalidValue if a database could not."""
+        values = [*self._values(record)]
+        for name, (at, check, is_optional) in self._checks.items():
+            value = values[at]
+            if value is not None or not is_optional:
+                check(name, value)
+        if not self._documents:
+            return record
+        for name, at in self._documents.items():
+            values[at] = codec.document(name, values[at])
+        return self._kind(*values)
+
+    def changed(self, record: Record, changes: Mapping[str, Any]) -> Record:
+        """A record that is kept, with other values in some fields; InvalidValue if a database could not."""
+        values = [*self._values(record)]
+        for name, value in changes.items():
+            if name in self._checks:
+                _, check, is_optional = self._checks[name]
+                if value is not None or not is_optional:
+                    check(name, value)
+            values[self._at[name]] = codec.document(name, value) if name in self._documents else value
+        return self._kind(*values)
 
     def given(self, record: Record) -> Record:
         """The record as it came, with values of its own."""
-        return self._with(record, {name: codec.read_document("", "", getattr(record, name)) for name in self.documents})
+        values = [*self._values(record)]
+        for at in self._documents.values():
+            values[at] = codec.read_document("", "", values[at])
+        return self._kind(*values)
 
     def is_same(self, one: Record, other: Record) -> bool:
         """Whether two records that are kept are equal, whatever the order of keys in their JSON."""
-        return self._canonical(one) == self._canonical(other)
+        return one == other or self._canonical(one) == self._canonical(other)
 
-    def _canonical(self, record: Record) -> Record:
-        given = self.given(record)
-        return self._with(record, {name: codec.canonical(name, getattr(given, name)) for name in self.documents})
+    def _canonical(self, record: Record) -> list[Any]:
+        values = [*self._values(record)]
+        for name, at in self._documents.items():
+            values[at] = codec.canonical(name, codec.read_document("", "", values[at]))
+        return values
 
-    def _check(self, record: Record, fields: tuple[str, ...], check: Callable[[str, object], object]) -> None:
-        for name in fields:
-            value = getattr(record, name)
-            if value is not None or name not in self.optional:
-                check(name, value)
 
-    @staticmethod
-    def _with(record: Any, values: Mapping[str, Any]) -> Record:
-        changed: Record = replace(record, **values)
-        return changed
+def _check_choice(known: Collection[str], field: str, value: object) -> None:
+    codec.one_of(field, value, known)
 
 
 def check_text(field: str, value: object) -> None:
@@ -78,7 +110,7 @@ def check_text(field: str, value: object) -> None:
 
 def check_object(field: str, value: object) -> None:
     """InvalidValue for JSON that is not an object."""
-    if not isinstance(value, Mapping):
+    if not isinstance(value, (dict, Mapping)):  # a dict is known for one at once, a Mapping is asked for
         raise InvalidValue(field, value, "an object of JSON")
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from penstock.errors import InvalidValue, PenstockError
@@ -111,9 +111,12 @@ def optional_text(field: str, value: object) -> str | None:
 
 def document(field: str, value: object) -> str:
     """A value of JSON, as it is kept."""
+    if value is None:
+        return "null"
     try:
-        written = _ENCODER.encode(value)
-        _check_inside(value, MAX_DEPTH)
+        written = _write(value)
+        if type(value) not in LEAVES:
+            _check_inside(value, MAX_DEPTH)
     except (TypeError, ValueError, RecursionError) as error:
         shown = f"this {type(value).__name__} ({str(error)[:200]})"  # to show it may take as long as to write it
         raise InvalidValue(field, shown, f"JSON: no NaN, every key text, at most {MAX_DEPTH} levels") from None
@@ -135,7 +138,13 @@ def canonical(field: str, value: object) -> str:
 def read_document(table: str, key: str, written: str) -> Any:
     """The value that `document` wrote."""
     try:
-        return json.loads(written)
+        value, end = _scan(written, 0)
+        if end == len(written):
+            return value
+    except (TypeError, ValueError, RecursionError):
+        pass
+    try:
+        return json.loads(written)  # it has spaces around it, or is none: this says what is wrong with it
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreCorrupt(table, key, f"no JSON ({error})") from None
 
@@ -183,7 +192,22 @@ def _plain(value: object) -> dict[Any, Any]:
     raise TypeError(f"{type(value).__name__} is not a value of JSON")
 
 
-_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_plain)
+def _writer() -> Callable[[object], str]:
+    """How JSON is written: what contains itself is nested without end, and refused for that.
+
+    `encode` makes the part that is written in C anew for each value, which takes longer than to write a small one.
+    """
+    encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_plain, check_circular=False)
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return encoder.encode
+    text = json.encoder.encode_basestring_ascii
+    parts = make(None, _plain, text, None, encoder.key_separator, encoder.item_separator, False, False, False)
+    return lambda value: "".join(parts(value, 0))
+
+
+_write = _writer()
+_scan = json.JSONDecoder().raw_decode
 
 
 def _check_inside(value: object, levels: int) -> None:
@@ -191,7 +215,7 @@ def _check_inside(value: object, levels: int) -> None:
     inside: Collection[object]
     if isinstance(value, (dict, Mapping)):  # a dict is known for one at once, a Mapping is asked for
         for key in value:
-            if not isinstance(key, str):
+            if type(key) is not str and not isinstance(key, str):
                 raise TypeError("a key is no text")
         inside = value.values()
     elif isinstance(value, (list, tuple)):

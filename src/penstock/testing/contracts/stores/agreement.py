@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from penstock.hosting.records import TRANSITIONS, HostedEvent
@@ -115,7 +114,7 @@ def _told_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
 
 async def _append_next(stores: StoreBundle, id: str, events: Sequence[HostedEvent]) -> None:
     run, last = await stores.runs.get(id), await stores.events.last_seq(id)
-    numbered = [replace(event, seq=last + at) for at, event in enumerate(events, 1)]
+    numbered = [event._replace(seq=last + at) for at, event in enumerate(events, 1)]
     await stores.events.append(id, 0 if run is None else run.epoch, numbered)
 
 

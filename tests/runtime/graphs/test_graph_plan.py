@@ -1,0 +1,93 @@
+"""What runs of one graph share: it is looked at once, however often it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from penstock.errors import InvalidValue
+from penstock.kernel.document import parse_graph
+from penstock.kernel.executor import ExecutionResult, ExecutorRegistry
+from penstock.kernel.graph import GraphInvalid
+from penstock.kernel.values import DataValue
+from penstock.runtime.context import ExecutionContext
+from penstock.runtime.graphs import graph_plan
+from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_plan import GraphPlan
+from penstock.runtime.graphs.graph_runtime import GraphRuntime, tell_flow
+from penstock.runtime.graphs.node_events import NodeEvent
+
+
+class Looked:
+    """An executor that counts how often its data was looked at."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def check(self, data: Mapping[str, Any], executors: ExecutorRegistry) -> list[tuple[str, str]]:
+        self.times += 1
+        return []
+
+    def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: FlowContext) -> Any:
+        return ExecutionResult({"output": DataValue("text", str(context.node_id))})
+
+
+class Heard:
+    """An audience that remembers."""
+
+    is_behind = False
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def tell(self, event: NodeEvent) -> None:
+        self.told.append(f"{event.node_id} {event.event_type}")
+
+    async def make_room(self) -> None: ...
+
+
+def planned(looked: Looked) -> GraphPlan:
+    nodes = [{"id": one, "type": "t", "position": {"x": 0, "y": 0}, "data": {}} for one in "ab"]
+    edge = {"id": "e", "source": "a", "sourceHandle": "output", "target": "b", "targetHandle": "input"}
+    document = {"id": "g", "nodes": nodes, "edges": [{**edge, "data": {"channel": "flow"}}]}
+    return GraphPlan(parse_graph(document), ExecutorRegistry({"t": looked}))
+
+
+async def ran(plan: GraphPlan, **services: Any) -> tuple[list[str], ExecutionResult]:
+    heard = Heard()
+    async with ExecutionContext() as context:
+        flow = FlowContext(run_id="r", services=services, execution=context)
+        return heard.told, await tell_flow(plan, flow, heard)
+
+
+async def test_a_graph_that_runs_often_is_looked_at_once() -> None:
+    looked = Looked()
+    plan = planned(looked)
+    for _ in range(3):
+        told, result = await ran(plan)
+        assert told == ["a started", "a completed", "b started", "b completed"]
+        assert result.outputs["output"].value == "b"
+    assert looked.times == 2, "each node"
+
+
+async def test_each_way_to_begin_is_planned_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_plan, "MAX_ENTRIES", 1)
+    plan = planned(Looked())
+    for _ in range(2):
+        assert (await ran(plan, execution={"entry_node_ids": ["b"]}))[0] == ["b started", "b completed"]
+        assert len((await ran(plan))[0]) == 4
+
+
+@pytest.mark.parametrize("entries", [["nobody"], [{}], [None]])
+async def test_a_beginning_that_is_no_node_is_refused_each_time(entries: list[Any]) -> None:
+    plan = planned(Looked())
+    for _ in range(2):
+        with pytest.raises(GraphInvalid):
+            await ran(plan, execution={"entry_node_ids": entries})
+
+
+def test_a_plan_has_its_executors() -> None:
+    with pytest.raises(InvalidValue, match="executors"):
+        GraphRuntime(planned(Looked()), run_id="r", executors={})
