@@ -26,6 +26,7 @@ from penstock.kernel.graph import (
     NodeSpec,
     Problem,
     shown,
+    thawed,
 )
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ def _as_edge(edge: Edge) -> EdgeSpec:
 
 def _node_to_json(node: NodeSpec) -> dict[str, Any]:
     x, y = node.position
-    return {"id": node.id, "type": node.type, "position": {"x": x, "y": y}, "data": _thawed(node.data)}
+    return {"id": node.id, "type": node.type, "position": {"x": x, "y": y}, "data": thawed(node.data)}
 
 
 def _edge_to_json(edge: EdgeSpec) -> dict[str, Any]:
@@ -290,12 +291,3 @@ def _edge_to_json(edge: EdgeSpec) -> dict[str, Any]:
         "targetHandle": edge.target_handle,
         "data": {"channel": edge.channel},
     }
-
-
-def _thawed(value: Any) -> Any:
-    """A copy in plain dicts and lists."""
-    if isinstance(value, Mapping):
-        return {key: _thawed(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_thawed(one) for one in value]
-    return value

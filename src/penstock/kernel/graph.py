@@ -78,6 +78,15 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def thawed(value: Any) -> Any:
+    """A copy in plain dicts and lists, for somebody who may change it."""
+    if isinstance(value, (dict, Mapping)):  # a dict is known for one at once, a Mapping is asked for
+        return {key: thawed(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [thawed(one) for one in value]
+    return value
+
+
 class GraphInvalid(PenstockError):
     """A graph that cannot be read or cannot run; `problems` has all that is wrong with it, up to MAX_PROBLEMS."""
 

@@ -91,3 +91,20 @@ async def test_a_beginning_that_is_no_node_is_refused_each_time(entries: list[An
 def test_a_plan_has_its_executors() -> None:
     with pytest.raises(InvalidValue, match="executors"):
         GraphRuntime(planned(Looked()), run_id="r", executors={})
+
+
+class Scribbling(Looked):
+    """An executor that writes into the data it is given, and gives what it found there."""
+
+    def execute(self, data: Any, inputs: Mapping[str, DataValue], context: FlowContext) -> Any:
+        found = data.get("seen", 0)
+        data["seen"] = found + 1
+        return ExecutionResult({"output": DataValue("number", found)})
+
+
+async def test_what_an_executor_does_to_its_data_does_not_reach_the_next_run() -> None:
+    plan = planned(Scribbling())
+    for _ in range(2):
+        _, result = await ran(plan)
+        assert result.outputs["output"].value == 0
+    assert [node.data for node in plan.graph.nodes] == [{}, {}]

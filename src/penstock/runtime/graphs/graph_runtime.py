@@ -18,7 +18,7 @@ from penstock.errors import InvalidValue, PenstockError
 from penstock.ids import new_run_id
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry
-from penstock.kernel.graph import Channel, EdgeSpec, GraphSpec, NodeSpec
+from penstock.kernel.graph import Channel, EdgeSpec, GraphSpec, NodeSpec, thawed
 from penstock.kernel.links import Key
 from penstock.kernel.settle import Settle, as_settle, frontier_for
 from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue
@@ -177,7 +177,7 @@ class GraphRuntime:
             raise InvalidValue("node_id", node_id, f"a node that can be linked to; {node.type!r} has no materialize()")
         if self._recorded is not None:
             here.set(self._recorded.place.node(node_id).mark("link", handle))
-        args = (node.data, handle, self._context_of(node_id, place))
+        args = (thawed(node.data), handle, self._context_of(node_id, place))
         name = f"materialize {node_id}.{handle}"
         return (await door.acall(place, "system", materialize, args, name, None, None, None, 0, None)).result()
 

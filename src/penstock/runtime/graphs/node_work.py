@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
-from penstock.kernel.graph import DEFAULT_OUTPUT, EdgeSpec, NodeSpec, shown
+from penstock.kernel.graph import DEFAULT_OUTPUT, EdgeSpec, NodeSpec, shown, thawed
 from penstock.kernel.plan import Plan
 from penstock.kernel.routing import route
 from penstock.kernel.values import ANY, DataValue
@@ -125,7 +125,7 @@ class NodeWork:
         spec = nodes.specs[node]
         if nodes.care is not None and nodes.care[node] is not None:
             return self._run_on_thread(node, spec, place)
-        value = nodes.runs[node](spec.data, self._inputs(node), self._runtime._context_of(spec.id, place))
+        value = nodes.runs[node](thawed(spec.data), self._inputs(node), self._runtime._context_of(spec.id, place))
         if type(value) is ExecutionResult:
             return self._result(node, value, self._events.progress)
         return self._answer(node, value, self._events.progress)
@@ -293,7 +293,7 @@ class NodeWork:
             self._events.progress_from_thread(node, event, place)
 
         context = self._runtime._context_of(spec.id, place)
-        value = self._nodes.runs[node](spec.data, self._inputs(node), context)
+        value = self._nodes.runs[node](thawed(spec.data), self._inputs(node), context)
         kind = type(value)
         if hasattr(kind, "__await__") or hasattr(kind, "__aiter__"):
             _discard(value)

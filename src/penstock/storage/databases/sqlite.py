@@ -184,8 +184,14 @@ class SqliteDatabase:
     def _stop_asking(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        for desk in self._desks:
-            desk.queue.put(None)
+        for reader in self._readers:
+            reader.ended.add_done_callback(self._end_writer)
+            reader.queue.put(None)
+
+    def _end_writer(self, ended: asyncio.Future[None]) -> None:
+        """After all readers: the last to close a file tidies it up, and cannot while another one is about to."""
+        if all(reader.ended.done() for reader in self._readers):
+            self._writer.queue.put(None)
 
     async def _ask(self, desk: Desk, act: Act[T]) -> T:
         self._check()
