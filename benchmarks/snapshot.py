@@ -40,7 +40,7 @@ class TimedLock:
         self.longest_wait_ns: dict[int, int] = {}
         self.longest_hold_ns: dict[int, int] = {}
 
-    def __enter__(self) -> bool:
+    def acquire(self) -> bool:
         asked_ns = time.perf_counter_ns()
         self._lock.acquire()
         self._depth += 1
@@ -49,11 +49,17 @@ class TimedLock:
             _raise_to(self.longest_wait_ns, self._taken_ns - asked_ns)
         return True
 
-    def __exit__(self, *exc: object) -> None:
+    def release(self) -> None:
         self._depth -= 1
         if self._depth == 0:
             _raise_to(self.longest_hold_ns, time.perf_counter_ns() - self._taken_ns)
         self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
 
     def _is_owned(self) -> bool:
         return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
