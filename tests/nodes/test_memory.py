@@ -10,12 +10,11 @@ from penstock.agents.messages import ToolCall
 from penstock.agents.scripted import ScriptedModel
 from penstock.errors import InvalidValue
 from penstock.kernel.executor import ExecutionResult
-from penstock.nodes import memory
-from penstock.nodes.memory import InProcessMemory, Memory
 from penstock.nodes.parts.services import ServiceMissing
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.flow_context import FlowContext
 from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.storage.memory import InProcessMemory
 from tests.nodes.graphs import Json, graph, node, problems, registry
 
 
@@ -30,7 +29,7 @@ async def ran(
     *,
     chat_id: str | None = None,
     owner: str = "",
-    run_id: str = "r",
+    run_id: str | None = "r",
     **more: Any,
 ) -> Any:
     services = {"memory": store, "run": {"owner": owner}, **more}
@@ -65,6 +64,12 @@ async def test_a_run_that_belongs_to_nobody_remembers_for_itself(scope: str) -> 
     await ran(alone(action="remember", key="k", scope=scope), "v", store, run_id="r1")
     assert await ran(alone(key="k", scope=scope), None, store, run_id="r1") == "v"
     assert await ran(alone(key="k", scope=scope), None, store, run_id="r2") is None
+
+
+async def test_runs_that_were_given_no_id_remember_apart_too() -> None:
+    store = InProcessMemory()
+    await ran(alone(action="remember", key="k"), "v", store, run_id=None)
+    assert await ran(alone(key="k"), None, store, run_id=None) is None
 
 
 async def test_the_same_thing_without_a_key_is_remembered_once() -> None:
@@ -102,51 +107,27 @@ async def test_an_agent_that_is_linked_remembers_and_recalls() -> None:
     assert told == ["go", "remembered as 'height'", found, found, "[]"]
 
 
-async def test_a_value_that_cannot_be_kept_is_refused_and_changes_nothing() -> None:
+@pytest.mark.parametrize("value", [float("nan"), [float("inf")], {1: "a", "b": 2}, {"a": object()}, b"bytes", {1}])
+async def test_what_is_no_json_is_not_remembered(value: Any) -> None:
     store = InProcessMemory()
-    await store.put("s", "k", 1)
-    loop: list[Any] = []
-    loop.append(loop)
-    for wrong in (float("nan"), object(), loop, "x" * memory.MAX_VALUE_CHARACTERS):
+    for data in ({}, {"key": "k"}):
         with pytest.raises(InvalidValue, match="value of a memory"):
-            await store.put("s", "k", wrong)
-    for key in ("", "x" * 201):
-        with pytest.raises(InvalidValue, match="key of a memory"):
-            await store.put("s", key, 1)
-    assert await store.get("s", "k") == Memory("k", 1)
+            await ran(alone(action="remember", **data), value, store, chat_id="c")
+    assert await store.search("chat:c", "") == []
 
 
-async def test_what_is_kept_is_a_copy() -> None:
-    store, value = InProcessMemory(), {"a": [1]}
-    await store.put("s", "k", value)
-    value["a"].append(2)
-    assert await store.get("s", "k") == Memory("k", {"a": [1]})
-
-
-async def test_the_oldest_is_forgotten_when_there_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MAX_MEMORIES", 2)
-    monkeypatch.setattr(memory, "MAX_SPACES", 2)
+async def test_values_that_are_equal_and_not_the_same_are_remembered_apart() -> None:
     store = InProcessMemory()
-    for key in ("a", "b", "a", "c"):
-        await store.put("s", key, key)
-    assert [one.key for one in await store.search("s", "")] == ["c", "a"]
-    for space in ("t", "s", "u"):
-        await store.put(space, "k", 1)
-    assert [await store.get(space, "k") is not None for space in ("s", "t", "u")] == [True, False, True]
-
-
-async def test_a_search_finds_the_nearest_first_and_words_of_any_language() -> None:
-    store = InProcessMemory()
-    for key, value in {"1": "Staumauer Höhe", "2": {"Höhe": "221 m", "Staumauer": "Hoover"}, "3": "ダム"}.items():
-        await store.put("s", key, value)
-    assert [one.key for one in await store.search("s", "HÖHE der Staumauer Hoover")] == ["2", "1"]
-    assert [one.key for one in await store.search("s", "ダム")] == ["3"]
-    assert await store.search("s", "\ud800 nothing") == []
-    assert len(await store.search("s", "", limit=1)) == 1
+    for said in (1, 1.0, True, "1", None, {"a": 1, "b": 2}, {"b": 2, "a": 1}, [1], (1,), "\ud800"):
+        await ran(alone(action="remember"), said, store, chat_id="c")
+    found = await store.search("chat:c", "", 20)
+    assert repr([one.value for one in reversed(found)]) == repr(
+        [1, 1.0, True, "1", None, {"b": 2, "a": 1}, [1], "\ud800"]
+    )
 
 
 async def test_a_node_without_the_service_says_so() -> None:
-    with pytest.raises(ServiceMissing, match="InProcessMemory"):
+    with pytest.raises(ServiceMissing, match="memories"):
         await ran(alone(), "x", None)
 
 

@@ -43,6 +43,9 @@ CASES: list[tuple[str, str, str, Ask]] = [
     ("messages", "c/m", "content = '7'", lambda stores: stores.chats.message("c", "m")),
     ("messages", "c/m", "data = '[]'", lambda stores: stores.chats.finish_message("c", "m", "", {}, now_ms=1)),
     ("attachments", "f", "name = 'plain'", lambda stores: stores.chats.attachment("f")),
+    ("memories", "chat:c/k", "value = '{'", lambda stores: stores.memories.get("chat:c", "k")),
+    ("memories", "chat:c/k", "value = ''", lambda stores: stores.memories.search("chat:c", "")),
+    ("memories", "chat:c/k", "value = 'word'", lambda stores: stores.memories.search("chat:c", "word")),
 ]
 
 
@@ -87,3 +90,4 @@ async def _fill(stores: Stores) -> None:
     await stores.chats.create(ChatRecord("c", "ann", "", "g", 1, 1))
     await stores.chats.add_messages("c", [ChatMessage("m", None, "user", "hello", 1)], now_ms=1)
     await stores.chats.attach(Attachment("f", "ann", "a", "text/plain", 1, 1), b"x")
+    await stores.memories.put("chat:c", "k", "word")

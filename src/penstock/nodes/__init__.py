@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from penstock.nodes.approval import ApprovalGone as ApprovalGone
     from penstock.nodes.approval import ApprovalRequest as ApprovalRequest
     from penstock.nodes.approval import Approvals as Approvals
-    from penstock.nodes.memory import InProcessMemory as InProcessMemory
     from penstock.nodes.memory import Memory as Memory
     from penstock.nodes.memory import MemoryStore as MemoryStore
 
@@ -55,14 +54,13 @@ __all__ = [
     "ApprovalGone",
     "ApprovalRequest",
     "Approvals",
-    "InProcessMemory",
     "Memory",
     "MemoryStore",
     "executors",
     "json_schemas",
 ]
 
-OF_MEMORY = frozenset({"InProcessMemory", "Memory", "MemoryStore"})
+OF_MEMORY = frozenset({"Memory", "MemoryStore"})
 
 
 def executors() -> dict[str, Any]:

@@ -3,7 +3,10 @@
 In the flow it remembers what comes in, or recalls what was remembered. Linked to an agent it is two tools, `remember`
 and `recall`. Where things are kept is the service `memory`, a `MemoryStore`: each chat and each owner has a space of
 their own there, and a graph cannot name another. A run that belongs to no chat, or to nobody, remembers for itself
-alone.
+alone, and is forgotten with it.
+
+What a store keeps at most, and by which words it finds it, is said here and holds for all of them. How it keeps it is
+not known here.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
@@ -30,9 +33,13 @@ MAX_VALUE_CHARACTERS = 100_000
 """What one memory may have, as JSON."""
 MAX_MEMORIES = 10_000
 """So many are kept in a space; one more, and the oldest is forgotten."""
-MAX_SPACES = 10_000
-"""So many spaces are kept in a process; the one that was used longest ago is forgotten first."""
 MAX_FOUND = 100
+MAX_WORDS = 1_000
+"""A memory is found by so many different words, the first ones of its key and its value."""
+MAX_WORDS_SOUGHT = 100
+"""A search looks for so many different words, the first ones of its text."""
+MAX_WORD = 100
+"""So many characters of a word are looked at."""
 
 WORD = re.compile(r"\w+")
 
@@ -53,60 +60,38 @@ class MemoryStore(Protocol):
         """What is remembered under a key."""
 
     async def put(self, space: str, key: str, value: Any) -> None:
-        """Remember a JSON value under a key, in place of what was there."""
+        """Remember a JSON value under a key, in place of what was there, as the newest of its space.
+
+        Done again, it comes to the same. The oldest of a full space is forgotten. InvalidValue for what cannot be kept.
+        """
 
     async def search(self, space: str, text: str, limit: int = 10) -> Sequence[Memory]:
-        """What has to do with a text, the nearest first; the newest, if the text is empty."""
+        """Those that share most words with a text, the newer of two first; the newest, if the text has no words."""
 
 
-class InProcessMemory:
-    """Memories that last as long as the process; a search counts the words that a memory shares with the text."""
-
-    def __init__(self) -> None:
-        self._spaces: dict[str, dict[str, tuple[Any, frozenset[str]]]] = {}
-
-    async def get(self, space: str, key: str) -> Memory | None:
-        """What is remembered under a key."""
-        found = self._spaces.get(space, {}).get(key)
-        return None if found is None else Memory(key, found[0])
-
-    async def put(self, space: str, key: str, value: Any) -> None:
-        """Remember it; the oldest of a full space is forgotten."""
-        kept, words = _kept(key, value)
-        memories = self._spaces.pop(space, {})
-        self._spaces[space] = memories  # the last one used
-        memories.pop(key, None)
-        memories[key] = (kept, words)
-        _forget_oldest(memories, MAX_MEMORIES)
-        _forget_oldest(self._spaces, MAX_SPACES)
-
-    async def search(self, space: str, text: str, limit: int = 10) -> Sequence[Memory]:
-        """Those with most words of the text, the newer of two first."""
-        wanted = frozenset(WORD.findall(text.lower()))
-        newest_first = reversed(self._spaces.get(space, {}).items())
-        found = [(len(wanted & words), Memory(key, value)) for key, (value, words) in newest_first]
-        if wanted:
-            found = sorted((one for one in found if one[0]), key=lambda one: -one[0])
-        return [memory for _, memory in found[:limit]]
+def words_in(text: str, most: int) -> Collection[str]:
+    """The first different words of a text, in small letters."""
+    words: dict[str, None] = {}
+    for found in WORD.finditer(text.lower()):
+        words[found[0][:MAX_WORD]] = None
+        if len(words) == most:
+            break
+    return words.keys()
 
 
-def _kept(key: str, value: Any) -> tuple[Any, frozenset[str]]:
-    """A copy of the value, and the words to find it by."""
-    if not 1 <= len(key) <= MAX_KEY:
-        raise InvalidValue("key of a memory", key, f"a text of 1 to {MAX_KEY} characters")
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        text = ""
-    if not text or len(text) > MAX_VALUE_CHARACTERS:
-        expected = f"JSON of at most {MAX_VALUE_CHARACTERS} characters"
-        raise InvalidValue("value of a memory", f"this {type(value).__name__}", expected)
-    return json.loads(text), frozenset(WORD.findall(f"{key} {as_text(value)}".lower()))
+def words_of(key: str, value: Any) -> Collection[str]:
+    """The words that a memory is found by."""
+    return words_in(f"{key} {as_text(value)}", MAX_WORDS)
 
 
-def _forget_oldest(kept: dict[str, Any], most: int) -> None:
-    while len(kept) > most:
-        del kept[next(iter(kept))]
+def words_sought(text: str) -> Collection[str]:
+    """The words that a search for a text looks for."""
+    return words_in(text, MAX_WORDS_SOUGHT)
+
+
+def space_of_run(run_id: str) -> str:
+    """Where a run remembers that belongs to no chat, or to nobody; whoever removes the run forgets it."""
+    return f"run:{run_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +160,7 @@ class MemoryNode(Checked[MemoryData]):
 def _store(context: FlowContext) -> MemoryStore:
     found = context.services.get("memory")
     if not isinstance(found, MemoryStore):
-        hint = "a MemoryStore, such as InProcessMemory()"
+        hint = "a MemoryStore, such as the `memories` of open_stores(...)"
         raise ServiceMissing("memory", f"node {context.node_id!r}", hint)
     return found
 
@@ -188,12 +173,15 @@ def _space(data: MemoryData, context: FlowContext) -> str:
         return f"chat:{context.chat_id}"
     if data.scope == "owner" and owner:
         return f"owner:{owner}"
-    return f"run:{context.run_id}"
+    return space_of_run(context.execution.run_id if context.run_id is None else context.run_id)
 
 
 def _key_of(value: Any) -> str:
-    """A key that the same value has again, so that a run that is repeated remembers nothing twice."""
-    text = json.dumps(value, sort_keys=True, default=str)
+    """A key that the same value has again, so that a node that is done again remembers nothing twice."""
+    try:
+        text = json.dumps(value, sort_keys=True, allow_nan=False, default=dict)
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidValue("value of a memory", f"this {type(value).__name__}", "JSON") from None
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -22,6 +22,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.ledger import LedgerStore
 from penstock.errors import InvalidValue, LedgerUnavailable
 from penstock.hosting.ports import ApprovalStore, CancelStore, EventStore, GraphStore, RunStore, StoreUnavailable
+from penstock.nodes.memory import MemoryStore
 from penstock.runtime.durable.ports import JournalStore
 from penstock.storage.databases import versions
 from penstock.storage.databases.port import Database
@@ -31,6 +32,7 @@ from penstock.storage.sql.chats import SqlChatStore
 from penstock.storage.sql.events import SqlEventStore
 from penstock.storage.sql.graphs import SqlGraphStore
 from penstock.storage.sql.journal import SqlJournalStore
+from penstock.storage.sql.memories import SqlMemoryStore
 from penstock.storage.sql.runs import SqlRunStore
 from penstock.storage.sqlite_ledger import SqliteLedgerStore
 
@@ -56,6 +58,7 @@ class Stores:
     cancels: CancelStore
     journal: JournalStore
     chats: ChatStore
+    memories: MemoryStore
     ledger: LedgerStore
     _closing: AsyncExitStack = field(default_factory=AsyncExitStack, repr=False)
 
@@ -142,6 +145,7 @@ def _in_memory(clock: Clock) -> Stores:
         kept.cancels,
         kept.journal,
         kept.chats,
+        kept.memories,
         kept.ledger,
     )
 
@@ -215,6 +219,7 @@ def _over(database: Database, url: str, ledger: LedgerStore, closing: AsyncExitS
         SqlCancelStore(database),
         SqlJournalStore(database),
         SqlChatStore(database),
+        SqlMemoryStore(database),
         ledger,
         closing,
     )

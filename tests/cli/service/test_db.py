@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.service.db import without_password
+from penstock.storage import newest_version
 from penstock.storage.databases import migrations
 from tests.cli.conftest import Ended, Penstock
 
 URL = "sqlite:///kept.db"
+NEWEST = newest_version()
 
 
 def set_version(version: int) -> None:
@@ -22,10 +24,10 @@ def set_version(version: int) -> None:
 
 def test_a_new_database_is_made_and_is_then_as_it_should_be(penstock: Penstock) -> None:
     new = penstock("db", "status", "--db", URL)
-    assert (new.code, new.out) == (2, f"{URL}: no tables yet; penstock serve makes them, in version 1\n")
-    assert penstock("db", "upgrade", "--db", URL) == Ended(0, f"{URL}: version 1; made\n", "")
-    assert penstock("db", "upgrade", "--db", URL) == Ended(0, f"{URL}: version 1; was so before\n", "")
-    assert penstock("db", "status", "--db", URL) == Ended(0, f"{URL}: version 1, as this Penstock uses\n", "")
+    assert (new.code, new.out) == (2, f"{URL}: no tables yet; penstock serve makes them, in version {NEWEST}\n")
+    assert penstock("db", "upgrade", "--db", URL) == Ended(0, f"{URL}: version {NEWEST}; made\n", "")
+    assert penstock("db", "upgrade", "--db", URL) == Ended(0, f"{URL}: version {NEWEST}; was so before\n", "")
+    assert penstock("db", "status", "--db", URL) == Ended(0, f"{URL}: version {NEWEST}, as this Penstock uses\n", "")
 
 
 def test_looking_at_a_database_that_is_not_there_makes_none(penstock: Penstock, directory: Path) -> None:
@@ -39,8 +41,9 @@ def test_an_older_one_says_what_to_do_and_is_brought_up(penstock: Penstock, monk
     monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, later))
     old = penstock("db", "status", "--db", URL)
     assert old.code == 2
-    assert f"version 1, and this Penstock uses 2; penstock db upgrade --db {URL} brings it there" in old.out
-    assert penstock("db", "upgrade", "--db", URL).out == f"{URL}: version 2; was version 1\n"
+    there = f"version {NEWEST}, and this Penstock uses {NEWEST + 1}; penstock db upgrade --db {URL} brings it there"
+    assert there in old.out
+    assert penstock("db", "upgrade", "--db", URL).out == f"{URL}: version {NEWEST + 1}; was version {NEWEST}\n"
     assert penstock("db", "status", "--db", URL).code == 0
 
 

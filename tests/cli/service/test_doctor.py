@@ -16,6 +16,7 @@ import pytest
 from penstock.cli.service import doctor
 from penstock.cli.service.doctor import Finding, look
 from penstock.kernel import executor
+from penstock.storage import newest_version
 from tests.cli.conftest import Penstock
 from tests.cli.remote.live import Live, serving
 
@@ -102,7 +103,7 @@ def test_a_database_is_looked_at_and_not_made(directory: Path, penstock: Penstoc
     assert found("database", URL).advice == "penstock serve makes it"
     assert list(directory.iterdir()) == []
     penstock("db", "upgrade", "--db", URL)
-    assert found("database", URL).found.startswith("version 1, ")
+    assert found("database", URL).found.startswith(f"version {newest_version()}, ")
     assert found("database", "memory:").state == "ok"
 
 
@@ -110,9 +111,8 @@ def test_a_database_that_cannot_be_used_is_broken(directory: Path, penstock: Pen
     penstock("db", "upgrade", "--db", URL)
     with closing(sqlite3.connect("kept.db")) as kept:
         kept.execute("PRAGMA user_version = 99")
-    assert found("database", URL) == Finding(
-        "database", "broken", "version 99, and this Penstock knows versions up to 1", "use a newer Penstock"
-    )
+    newer = f"version 99, and this Penstock knows versions up to {newest_version()}"
+    assert found("database", URL) == Finding("database", "broken", newer, "use a newer Penstock")
     (directory / "text.db").write_text("a text that goes on for a while\n" * 40)
     (directory / "empty.db").touch()
     assert "not a database" in found("database", "text.db").found

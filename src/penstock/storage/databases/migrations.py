@@ -150,8 +150,33 @@ CHATS = (
         content BLOB NOT NULL
     )""",
 )
+MEMORIES = (
+    """CREATE TABLE memory_spaces (
+        number SERIAL,
+        space TEXT NOT NULL UNIQUE,
+        size BIGINT NOT NULL
+    )""",
+    """CREATE TABLE memories (
+        number SERIAL,
+        space BIGINT NOT NULL REFERENCES memory_spaces (number) ON DELETE CASCADE,
+        key TEXT NOT NULL,
+        value TEXT NOT NULL,
+        UNIQUE (space, key)
+    )""",
+    "CREATE INDEX memories_by_age ON memories (space, number)",
+    """CREATE TABLE memory_words (
+        space BIGINT NOT NULL,
+        word TEXT NOT NULL,
+        number BIGINT NOT NULL REFERENCES memories (number) ON DELETE CASCADE,
+        PRIMARY KEY (space, word, number)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX memory_words_by_memory ON memory_words (number)",
+)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = ((*RUNS, *EVENTS, *JOURNAL, *GRAPHS, *APPROVALS, *CHATS),)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (*RUNS, *EVENTS, *JOURNAL, *GRAPHS, *APPROVALS, *CHATS),
+    MEMORIES,
+)
 """The statements that make version 1, 2, …"""
 
 IN_SQLITE = {"SERIAL": "INTEGER PRIMARY KEY", "BIGINT": "INTEGER"}

@@ -14,9 +14,11 @@ from penstock.storage.memory.approvals import MemoryApprovalStore, MemoryCancelS
 from penstock.storage.memory.chats import MemoryChatStore
 from penstock.storage.memory.events import MemoryEventStore, MemoryJournalStore
 from penstock.storage.memory.graphs import MemoryGraphStore
+from penstock.storage.memory.memories import InProcessMemory
 from penstock.storage.memory.runs import MemoryRunStore
 
 __all__ = [
+    "InProcessMemory",
     "MemoryApprovalStore",
     "MemoryCancelStore",
     "MemoryChatStore",
@@ -41,6 +43,7 @@ class MemoryStores:
         self.cancels = MemoryCancelStore()
         self.journal = MemoryJournalStore(self.runs)
         self.chats = MemoryChatStore()
+        self.memories = InProcessMemory(self.runs)
         self.ledger = MemoryLedgerStore(clock=clock)
 
     async def close(self) -> None:

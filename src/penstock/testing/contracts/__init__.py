@@ -1,7 +1,8 @@
 """What every implementation of a port must do, as tests to inherit.
 
 - LedgerStoreContract: accounts by name, holds by key
-- `penstock.testing.contracts.stores`: runs, events, journals, graphs, approvals, cancels and chats of a service
+- `penstock.testing.contracts.stores`: runs, events, journals, graphs, approvals, cancels, chats and memories of
+  a service
 """
 
 from penstock.testing.contracts.ledger_store import LedgerStoreContract

@@ -11,7 +11,7 @@ fixture of the inheriting class. Stores that several processes can share give a 
 `open_another`, and the concurrent tests use both. One port alone is `RunStoreContract` and so on, with the same method.
 
 - RunStoreContract, EventStoreContract, JournalStoreContract, GraphStoreContract, ApprovalStoreContract,
-  CancelStoreContract, ChatStoreContract: one port each
+  CancelStoreContract, ChatStoreContract, MemoryStoreContract: one port each
 - FaultsContract: after any failure of any call, asking again leaves what one ask would have left
 - StoresContract: all of them
 - agree: the same random acts over two sets of stores have the same answers
@@ -26,6 +26,7 @@ from penstock.testing.contracts.stores.chats import ChatStoreContract
 from penstock.testing.contracts.stores.events import EventStoreContract, JournalStoreContract
 from penstock.testing.contracts.stores.faults import FaultsContract
 from penstock.testing.contracts.stores.graphs import GraphStoreContract
+from penstock.testing.contracts.stores.memories import MemoryStoreContract
 from penstock.testing.contracts.stores.runs import RunStoreContract
 from penstock.testing.contracts.stores.suite import StoreBundle, StoreContract
 
@@ -37,6 +38,7 @@ __all__ = [
     "FaultsContract",
     "GraphStoreContract",
     "JournalStoreContract",
+    "MemoryStoreContract",
     "RunStoreContract",
     "StoreBundle",
     "StoreContract",
@@ -53,6 +55,7 @@ class StoresContract(
     ApprovalStoreContract,
     CancelStoreContract,
     ChatStoreContract,
+    MemoryStoreContract,
     FaultsContract,
 ):
     """The suites of all ports in one."""

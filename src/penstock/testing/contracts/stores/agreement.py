@@ -29,6 +29,8 @@ Act = Callable[[StoreBundle], Awaitable[Any]]
 IDS = ("a", "B", "\u00e9", "nobody")
 VALUES: tuple[Any, ...] = (None, 1, 1.0, True, "1", "\x00\ud83d", {"b": 1, "a": [2]}, {"a": [2], "b": 1}, float("nan"))
 
+SAID = ("one dam and another", "Another River", "dam \u00dcBER dam", "a b \u00e9")
+
 
 async def agree(one: StoreBundle, other: StoreBundle, *, seed: int, acts: int = 200) -> None:
     """AssertionError names the first act that the two answer differently, or after which they keep other things."""
@@ -57,7 +59,7 @@ async def _begin(stores: StoreBundle) -> None:
 
 
 def _some_act(rng: random.Random, now_ms: int) -> tuple[str, Act]:
-    drawn = rng.choice((_run_act, _run_act, _told_act, _graph_act, _approval_act, _chat_act, _chat_act))
+    drawn = rng.choice((_run_act, _run_act, _told_act, _graph_act, _approval_act, _chat_act, _chat_act, _memory_act))
     acts = drawn(rng, now_ms)
     name = rng.choice(sorted(acts))
     return name, acts[name]
@@ -78,7 +80,8 @@ def _run_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
         "runs.update": lambda stores: stores.runs.update(id, epoch, tokens_in=epoch, **more),
         "runs.update now": lambda stores: _update_now(stores, id, ended_ms=now_ms, **more),
         "runs.update then": lambda stores: _update_now(stores, id, ended_ms=now_ms, status="halted"),
-        "runs.requeue": lambda stores: stores.runs.requeue(id, limits=_limits(epoch)),
+        "runs.requeue": lambda stores: stores.runs.requeue(id, epoch, limits=_limits(epoch)),
+        "runs.requeue now": lambda stores: _requeue_now(stores, id, _limits(epoch)),
         "runs.end": lambda stores: stores.runs.end(id, status, now_ms=now_ms),
         "runs.remove_ended": lambda stores: stores.runs.remove_ended(now_ms - 50, limit=1),
         "runs.list": lambda stores: stores.runs.list(owner=owner, before=only, statuses=[status], limit=epoch),
@@ -90,6 +93,11 @@ def _run_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
 async def _update_now(stores: StoreBundle, id: str, **changes: Any) -> Any:
     run = await stores.runs.get(id)
     return await stores.runs.update(id, 0 if run is None else run.epoch, **changes)
+
+
+async def _requeue_now(stores: StoreBundle, id: str, limits: Mapping[str, Any] | None) -> Any:
+    run = await stores.runs.get(id)
+    return await stores.runs.requeue(id, 0 if run is None else run.epoch, limits=limits)
 
 
 def _limits(number: int) -> dict[str, Any] | None:
@@ -179,6 +187,16 @@ def _chat_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
     }
 
 
+def _memory_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
+    space, key, value = rng.choice("st"), rng.choice((*IDS, "")), rng.choice((*VALUES, *SAID, *SAID))
+    text, limit = rng.choice(("", "?", *SAID)), rng.randint(-1, 4)
+    return {
+        "memories.put": lambda stores: stores.memories.put(space, key, value),
+        "memories.get": lambda stores: stores.memories.get(space, key),
+        "memories.search": lambda stores: stores.memories.search(space, text, limit),
+    }
+
+
 def _some_message(rng: random.Random) -> Any:
     number = rng.randint(0, 6)
     parent = rng.choice((None, f"m{rng.randint(0, 6)}", f"m{max(0, number - 1)}"))
@@ -203,6 +221,8 @@ _LOOKS: Mapping[str, Act] = {
     "approvals": lambda stores: stores.approvals.list(),
     "chats": lambda stores: stores.chats.list(),
     "messages": _view,
+    "memories": lambda stores: stores.memories.search("s", "", 100),
+    "found memories": lambda stores: stores.memories.search("s", SAID[0], 100),
 }
 
 

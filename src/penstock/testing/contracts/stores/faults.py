@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from penstock.nodes.memory import Memory
 from penstock.testing.contracts.stores.suite import (
     StoreBundle,
     StoreContract,
@@ -49,6 +50,9 @@ class FaultsContract(StoreContract):
 
     async def test_a_chat_is_the_same_whichever_call_fails(self) -> None:
         assert await self.same_whatever_fails(a_conversation) >= 7
+
+    async def test_memories_are_the_same_whichever_call_fails(self) -> None:
+        assert await self.same_whatever_fails(some_memories) >= 8
 
     @fresh
     async def test_a_claim_whose_answer_was_lost_comes_back_when_its_lease_is_over(self, stores: StoreBundle) -> None:
@@ -103,8 +107,8 @@ async def a_resumed_run(faulty: StoreBundle, stores: StoreBundle) -> None:
         await claimed(stores, id)
         await stores.journal.append(id, [an_entry("k")], epoch=1)
         await stores.runs.update(id, 1, status="halted", stop_reason="budget_exceeded", ended_ms=2_000)
-    await ask_again(lambda: faulty.runs.requeue("r", limits={"max_steps": 5}))
-    await ask_again(lambda: faulty.runs.requeue("s"))
+    await ask_again(lambda: faulty.runs.requeue("r", 1, limits={"max_steps": 5}))
+    await ask_again(lambda: faulty.runs.requeue("s", 1))
     await ask_again(lambda: faulty.runs.end("s", "cancelled", now_ms=9_000, error="by ann"))
     await ask_again(lambda: faulty.journal.forget("r"))
     await ask_again(lambda: faulty.runs.remove_ended(9_000))
@@ -143,6 +147,15 @@ async def a_conversation(faulty: StoreBundle, stores: StoreBundle) -> None:
     await ask_again(lambda: faulty.chats.attach(an_attachment(), b"abc"))
 
 
+async def some_memories(faulty: StoreBundle, stores: StoreBundle) -> None:
+    for key, value in (("a", "the dam"), ("b", "the river"), ("a", {"the": "lake"})):
+        await ask_again(lambda k=key, v=value: faulty.memories.put("s", k, v))  # type: ignore[misc]
+    await ask_again(lambda: faulty.memories.put("t", "a", 1))
+    found = await ask_again(lambda: faulty.memories.get("s", "a"))
+    assert found == Memory("a", {"the": "lake"})
+    assert [one.key for one in await ask_again(lambda: faulty.memories.search("s", "The river"))] == ["b", "a"]
+
+
 async def kept(stores: StoreBundle) -> dict[str, Any]:
     """All that the stores have of what the scenarios put there."""
     runs = await stores.runs.list(limit=1_000)
@@ -159,4 +172,5 @@ async def kept(stores: StoreBundle) -> dict[str, Any]:
         "messages": list(messages),
         "in view": set(in_view),
         "attachment": await stores.chats.attachment("f"),
+        "memories": [list(await stores.memories.search(space, text)) for space in "st" for text in ("", "dam", "lake")],
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +15,7 @@ from penstock.chat.message import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord, ChatStore
 from penstock.hosting.ports import HostStores
 from penstock.hosting.records import ENDED, ApprovalRecord, CancelIntent, HostedEvent, RunRecord, RunStatus
+from penstock.nodes.memory import MemoryStore
 from penstock.runtime.durable.ports import JournalEntry
 
 Contract = TypeVar("Contract", bound="StoreContract")
@@ -49,6 +50,9 @@ class StoreBundle(HostStores, Protocol):
 
     @property
     def chats(self) -> ChatStore: ...
+
+    @property
+    def memories(self) -> MemoryStore: ...
 
     async def close(self) -> None: ...
 
@@ -116,7 +120,7 @@ async def until_nothing(ask: Callable[[str | None], Awaitable[Any]]) -> list[Any
         given = await ask(found[-1].id if found else None)
         if not given:
             return found
-        found += given if isinstance(given, Sequence) else [given]
+        found += [given] if hasattr(given, "id") else given
     raise AssertionError(f"there is no end, after {len(found)}")
 
 
