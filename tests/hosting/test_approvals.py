@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.hosting.host import RunHost
+from penstock.hosting.host import RunHost, UnknownApproval
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import ApprovalRecord
 from penstock.storage.memory import MemoryStores
@@ -153,3 +153,11 @@ async def test_questions_inside_a_map_are_told_apart() -> None:
     assert left is not None
     assert seen == {"a", "b"}, left
     assert left.output == ["aa", "bb"], left
+
+
+@pytest.mark.parametrize("approval_id", ["nope", "", "\ud800", "x" * 10_000])
+async def test_an_answer_to_a_question_that_nobody_put_says_so(approval_id: str) -> None:
+    host = await host_with(MemoryStores())
+    with pytest.raises(UnknownApproval, match="there is no approval") as raised:
+        await host.answer(approval_id, "approved", by="eve")
+    assert raised.value.approval_id == approval_id

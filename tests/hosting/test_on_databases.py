@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from penstock.agents.scripted import ScriptedModel
+from penstock.containment.limits import NO_LIMITS
 from penstock.hosting.host import CancelResult, HostSettings, RunHost, RunLimits
+from penstock.hosting.ports import Conflict
+from penstock.hosting.records import RunRecord
+from penstock.hosting.work.retention import sweep_accounts
 from penstock.runtime.billing.usage import Usage
 from penstock.storage.stores import Stores, open_stores
 from tests.hosting.graphs import Gate, host_with, killed
@@ -97,6 +101,25 @@ async def test_a_halted_run_is_granted_more_and_pays_for_nothing_twice(url: str)
     assert model.calls == 3
 
 
+async def test_of_grants_that_come_from_two_hosts_at_once_one_counts(url: str) -> None:
+    async with await opened(url) as stores, await opened(url) as others:
+        async with await host_with(stores, settings=SETTINGS) as host:
+            for number in range(5):
+                await host.submit(owner="ann", graph_id="echo", run_id=f"r{number}", limits={"max_steps": 0})
+                assert (await host.wait(f"r{number}")).status == "halted"
+        hosts = [await host_with(stores, settings=SETTINGS), await host_with(others, settings=SETTINGS)]
+        for number in range(5):
+            grants = [host.grant(f"r{number}", RunLimits(max_steps=3), by="eve") for host in hosts * 3]
+            answers = await asyncio.gather(*grants, return_exceptions=True)
+            assert sum(isinstance(answer, RunRecord) for answer in answers) == 1, answers
+            assert sum(isinstance(answer, Conflict) for answer in answers) == 5, answers
+            run = await hosts[0].get(f"r{number}")
+            assert run is not None
+            assert (run.status, run.limits["max_steps"]) == ("queued", 3)
+        async with hosts[1] as host:
+            assert [(await host.wait(f"r{number}")).status for number in range(5)] == ["completed"] * 5
+
+
 async def test_a_run_is_stopped_by_a_host_that_does_not_have_it(url: str) -> None:
     gate = Gate()
     async with (
@@ -110,6 +133,25 @@ async def test_a_run_is_stopped_by_a_host_that_does_not_have_it(url: str) -> Non
         reading = asyncio.create_task(_last(elsewhere))
         assert await elsewhere.cancel("r") is CancelResult.CANCELLED
         assert await reading == "run.cancelled"
+
+
+async def test_accounts_of_runs_that_are_gone_and_of_days_long_past_are_forgotten(url: str) -> None:
+    settings = HostSettings(drain_s=0, keep_days=1e-9, daily_usd="9")
+    async with await opened(url) as stores:
+        async with await host_with(stores, settings=HostSettings(drain_s=0, daily_usd="9")) as host:
+            await host.wait((await host.submit(owner="ann", graph_id="echo", run_id="r")).id)
+            await host.wait((await host.submit(owner="ann", graph_id="echo", run_id="s")).id)
+        ended = await stores.runs.get("r")
+        assert ended is not None
+        await asyncio.to_thread(stores.ledger.open_account, "all:2001-01-01", NO_LIMITS)
+        await asyncio.to_thread(stores.ledger.open_account, "run:x", NO_LIMITS, parent="all:2001-01-01")
+        await stores.runs.remove_ended(ended.ended_ms + 1, limit=1)  # and whoever did so died
+        host = await host_with(stores, settings=settings)
+        await sweep_accounts(host._at)
+        left = await asyncio.to_thread(stores.ledger.aged, 0)
+        assert [name for name in left if not name.startswith("all:20")] == ["run:s"]
+        assert [name for name in left if name.startswith("all:2001")] == []
+        assert len(left) == 2
 
 
 async def _last(host: RunHost) -> str:

@@ -87,7 +87,7 @@ async def test_a_run_whose_host_died_goes_on_elsewhere_from_what_it_had_done() -
     assert (scene.counter.times, scene.gate.came) == (1, 2)
     assert [event.seq for event in events] == [*range(1, len(events) + 1)]
     (resumed,) = [event for event in events if event.type == "run.resumed"]
-    assert resumed.data == {"epoch": 2, "replayed": 1}
+    assert resumed.data == {"epoch": 2, "replayed": 1, "worked_ms": 0}
 
 
 async def test_a_host_that_lost_a_run_stops_it_and_writes_nothing_more() -> None:

@@ -21,6 +21,7 @@ import pytest
 
 from penstock.agents.model import Model, ModelRequest, ModelResponse
 from penstock.chat.service import ChatService
+from penstock.cli.service.collecting import collected_seldom, set_apart
 from penstock.clock import utc_from_ns
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.records import ENDED, RunRecord
@@ -180,13 +181,12 @@ class Day:
     async def inspections(self) -> None:
         """Look at every run that has ended, well before retention takes it."""
         while True:
-            await asyncio.sleep(KEEP_S / 2)
+            await asyncio.sleep(KEEP_S / 3)
             await self.inspect()
 
     async def inspect(self) -> None:
-        for run_id in [*self.stores.runs._runs.keys() - self.seen.runs]:
-            run = await self.stores.runs.get(run_id)
-            if run is not None and run.status in ENDED:
+        for run in await self.stores.runs.list(statuses=ENDED, limit=1_000_000):
+            if run.id not in self.seen.runs:
                 await self._look_at(run)
         tasks, sizes = {"tasks": len(asyncio.all_tasks())}, self.sizes()
         for name, size in {**tasks, **sizes}.items():
@@ -281,15 +281,9 @@ def day() -> Day:
     async def main() -> Day:
         return await a_day(8)
 
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()  # what was there before the day is not looked through again and again
-    gc.set_threshold(20_000, 20, 100)
-    try:
+    with collected_seldom():  # as `penstock serve` is
+        set_apart()
         return sim_run(main, seed=8)
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 def test_every_run_of_a_day_ends_once_and_tells_one_story(day: Day) -> None:

@@ -158,6 +158,23 @@ async def test_what_a_stopped_process_has_locked_in_a_transaction_others_get_aft
     assert row[0] == "taken mine still"
 
 
+async def test_what_somebody_keeps_locked_is_waited_for_less_than_a_request_may_take(url: str) -> None:
+    async with opened(url) as database:
+        waits = await database.read(lambda transaction: transaction.rows("SHOW lock_timeout"))
+        assert [tuple(row) for row in waits] == [("1500ms",)]
+        other = await asyncpg.connect(url)
+        try:
+            await other.execute("BEGIN; LOCK TABLE notes IN ACCESS EXCLUSIVE MODE")
+            for ask in (database.write(saying(1)), database.read(said)):
+                with pytest.raises(StoreUnavailable, match="see who keeps a lock on the server"):
+                    await ask
+            await other.execute("ROLLBACK")
+            await database.write(saying(2))
+            assert await database.read(said) == [2]
+        finally:
+            await other.close()
+
+
 async def test_a_caller_that_goes_away_leaves_nothing_half_done_and_no_connection_taken(url: str) -> None:
     async with opened(url) as database:
         begun, never = asyncio.Event(), asyncio.Event()

@@ -73,6 +73,7 @@ def agree(store: LedgerStore, clock: ManualClock, rng: random.Random, acts: int)
             assert answer(store, look) == answer(memory, look), number
         assert dict(store.unresolved()) == dict(memory.unresolved())
         assert dict(store.held("1")) == dict(memory.held("1"))
+        assert list(store.aged(0)) == list(memory.aged(0))
 
 
 @pytest.mark.requirement("X-1")

@@ -69,7 +69,7 @@ async def test_what_the_store_itself_raises_is_raised_and_counted() -> None:
     faulty = FaultyStore(MemoryRunStore(), "write-then-timeout", at=2)
     for _ in range(2):
         with pytest.raises(KeyError):
-            await faulty.requeue("nobody")
+            await faulty.requeue("nobody", 0)
     assert (faulty.calls, faulty.hit) == (2, "requeue"), "there was no answer to lose"
 
 

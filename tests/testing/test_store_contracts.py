@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.storage.memory import MemoryStores, approvals, bells, chats, events, graphs, runs
+from penstock.nodes import memory
+from penstock.storage.memory import MemoryStores, approvals, bells, chats, events, graphs, memories, runs
 from penstock.storage.memory.shapes import Shape
 from penstock.testing import sim_run
 from penstock.testing.contracts.stores import StoresContract, agree
@@ -42,7 +43,7 @@ BROKEN: list[tuple[object, str, Any, str]] = [
     (runs, "ASKED", (), "an_id_that_is_taken_by_another_run_is_a_conflict"),
     (runs, "GIVEN_BACK", {}, "the_worker_changes_what_it_has_claimed"),
     (runs, "CLEARED", {}, "a_run_that_goes_on_has_not_ended"),
-    (runs, "CHANGEABLE", tuple(runs.RunRecord.__dataclass_fields__), "what_a_worker_may_not_change_is_refused"),
+    (runs, "CHANGEABLE", tuple(runs.RunRecord._fields), "what_a_worker_may_not_change_is_refused"),
     (runs.MemoryRunStore, "fence", nothing, "whoever_does_not_have_the_run_tells_nothing"),
     (runs.MemoryRunStore, "fence", nothing, "whoever_does_not_have_the_run_records_nothing"),
     (runs.MemoryRunStore, "renew", first_only, "a_lease_is_renewed_for_whoever_has_it"),
@@ -64,6 +65,16 @@ BROKEN: list[tuple[object, str, Any, str]] = [
     (chats._Chat, "bring_into_view", nothing, "whatever_is_added_or_chosen_is_in_view_as_in_a_tree"),
     (chats, "_use", lambda chat: (0, chat.id), "chats_are_listed_the_one_used_last_first"),
     (chats, "_is_same", always(False), "a_chat_is_the_same_whichever_call_fails"),
+    (memories, "_forget_oldest", nothing, "the_oldest_of_a_full_space_is_forgotten"),
+    (
+        memories,
+        "to_keep",
+        lambda space, key, value: memories.Kept("1", frozenset({"word"})),
+        "what_is_remembered_is_there_in_its",
+    ),
+    (memories.InProcessMemory, "_forget", nothing, "what_a_run_remembered_for_itself_goes_with_it"),
+    (memory, "words_sought", lambda text: text.split(), "a_search_finds_what_shares_most_words"),
+    (memory, "words_of", lambda key, value: {"word"}, "a_memory_is_found_by_the_words_of_its_key"),
     (graphs.MemoryGraphStore, "_given", lambda self, graph: graph, "a_graph_comes_back_as_it_was_saved"),
 ]
 """What is broken, how, and the beginning of the sentence that says so."""
@@ -117,7 +128,7 @@ class Forgetful(MemoryStores):
     [
         *("runs.add", "runs.claim", "runs.requeue", "events.append", "journal.append", "graphs.save"),
         *("graphs.archive", "approvals.ask", "approvals.withdraw", "cancels.put", "cancels.drop"),
-        *("chats.rename", "chats.add_messages", "chats.choose", "chats.attach"),
+        *("chats.rename", "chats.add_messages", "chats.choose", "chats.attach", "memories.put"),
     ],
 )
 def test_two_stores_that_differ_do_not_agree_for_long(what: str) -> None:

@@ -8,16 +8,20 @@ shared by several; the in-memory store is its specification.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile, islice, takewhile
 from typing import Protocol
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment import accounts
 from penstock.containment.accounts import Account, Balance, Hold
-from penstock.containment.limits import NO_LIMITS, Ceilings, Limits, as_limits
+from penstock.containment.limits import NO_LIMITS, Ceilings, Limits, as_limits, seconds_to_ns
 from penstock.errors import InvalidValue, LedgerError
 from penstock.stops import Stop
+
+MAX_PAGE = 10_000
+"""So many accounts are listed at once, however many are asked for."""
 
 
 class Ledger:
@@ -168,6 +172,12 @@ class LedgerStore(Protocol):
         Their calls are under way, or their process died before it said how they ended.
         """
 
+    def aged(self, age_s: float, *, after: str | None = None, limit: int = 1_000) -> Sequence[str]:
+        """Accounts that were opened at least so long ago, in the order they were opened in.
+
+        `after` is the last one of the page before; behind one that is not there any more comes nothing.
+        """
+
     def forget(self, names: Collection[str]) -> int:
         """Remove accounts, and every key that was theirs; how many. What they used stays counted above them.
 
@@ -279,6 +289,16 @@ class MemoryLedgerStore:
             mine = ((key, held, ask) for key, (held, ask) in self._holds.items() if key.startswith(prefix))
             return {key: ask for key, held, ask in mine if held.state == "held"}
 
+    def aged(self, age_s: float, *, after: str | None = None, limit: int = 1_000) -> Sequence[str]:
+        age_ns, limit = check_page(age_s, limit)
+        with self._lock:
+            before_ns = self._clock.monotonic_ns() - age_ns
+            opened: Iterable[Account] = self._accounts.values()
+            if after is not None:
+                opened = islice(dropwhile(lambda account: account.name != after, opened), 1, None)
+            old = takewhile(lambda account: account.opened_ns <= before_ns, opened)
+            return [account.name for account in islice(old, limit)]
+
     def forget(self, names: Collection[str]) -> int:
         with self._lock:
             holding = {held.account for held, _ in self._holds.values() if held.state == "held"}
@@ -304,6 +324,13 @@ class MemoryLedgerStore:
             return self._holds[key][0]
         except KeyError:
             raise no_hold(key) from None
+
+
+def check_page(age_s: float, limit: int) -> tuple[int, int]:
+    """An age in nanoseconds and the size of a page; InvalidValue if one of them is none."""
+    if type(limit) is not int or limit < 1:
+        raise InvalidValue("limit", limit, "a whole number, one or more")
+    return seconds_to_ns(age_s, "age_s"), min(limit, MAX_PAGE)
 
 
 def no_account(name: str) -> KeyError:

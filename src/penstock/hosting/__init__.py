@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.hosting.admission import Overloaded as Overloaded
+    from penstock.hosting.control import UnknownApproval as UnknownApproval
     from penstock.hosting.control import UnknownRun as UnknownRun
     from penstock.hosting.host import RunHost as RunHost
     from penstock.hosting.host import UnknownGraph as UnknownGraph
@@ -43,6 +44,7 @@ LATER = {
     "RunLimits": "limits",
     "RunRecord": "records",
     "StoreUnavailable": "ports",
+    "UnknownApproval": "control",
     "UnknownGraph": "host",
     "UnknownRun": "control",
 }
@@ -60,6 +62,7 @@ __all__ = [
     "RunLimits",
     "RunRecord",
     "StoreUnavailable",
+    "UnknownApproval",
     "UnknownGraph",
     "UnknownRun",
 ]

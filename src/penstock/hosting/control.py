@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import suppress
-from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -24,8 +22,9 @@ from penstock.hosting.work.durable import copy_journal
 from penstock.hosting.work.execution import GraphGone, HostedRun
 from penstock.hosting.work.forking import check_input, inputs_of, nodes_from
 from penstock.hosting.work.patience import A_FEW, patiently
-from penstock.hosting.work.told import ENDINGS, STATUS_OF, clean, spent
+from penstock.hosting.work.told import ENDINGS, clean, spent
 from penstock.hosting.work.workplace import Workplace
+from penstock.ids import new_run_id
 from penstock.runtime.watching.registry import CancelResult
 from penstock.stops import StopReason
 
@@ -33,6 +32,8 @@ LOOK_S = 0.05
 """How often it is looked whether another worker has stopped a run."""
 LOOKS = 60
 MAX_BY = 200
+GOES_ON = ("run.queued", "run.granted")
+"""What is said of a run that goes on after its end."""
 
 
 class UnknownRun(PenstockError):
@@ -41,6 +42,14 @@ class UnknownRun(PenstockError):
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         super().__init__(f"there is no run {run_id!r}: it was never submitted, or it ended long ago and was removed")
+
+
+class UnknownApproval(PenstockError):
+    """There is no question of that id."""
+
+    def __init__(self, approval_id: str) -> None:
+        self.approval_id = approval_id
+        super().__init__(f"there is no approval {approval_id!r}: it was never asked for, or went with its run")
 
 
 class Unset(Enum):
@@ -109,20 +118,22 @@ class Control:
         """
         at, now_ms = self._at, self._at.now_ms()
         changes: dict[str, Any] = {"stop_reason": str(StopReason.ABORTED), "error": clean(reason)}
-        left = replace(run, status="cancelled", ended_ms=now_ms, **changes)
+        left = run._replace(status="cancelled", ended_ms=now_ms, **changes)
         kind = at.kind_of(run)
         if kind is not None:
             await kind.ended(left)
         try:
             data = {"reason": clean(reason), "cause": "user", **spent(run)}
-            await self._tell(run, ENDINGS["cancelled"], data)
+            last = await self._last(run)
+            if last is None or last.type != ENDINGS["cancelled"]:  # else whoever told it died before it was so
+                await self._tell(run, last, ENDINGS["cancelled"], data)
             passing("cancel.told")
             await patiently(lambda: at.stores.runs.end(run.id, "cancelled", now_ms=now_ms, **changes), A_FEW)
         except (Conflict, Fenced):
             return False
         await at.stores.approvals.withdraw(run.id, now_ms=now_ms)
         await at.stores.cancels.drop(run.id)
-        at.counted["cancelled"] += 1
+        at.count_left(run, left)
         return True
 
     # Going on.
@@ -130,30 +141,62 @@ class Control:
     async def resume(self, run_id: str) -> RunRecord:
         """Let a run that was parked, halted or cancelled, or that failed, go on from its journal."""
         run = await self.found(run_id)
-        return await self._requeue(run, "run.queued", {}, None)
+        if run.status not in ENDED | PARKED or run.status == "completed":
+            raise Conflict(f"run {run.id!r} is {run.status}: there is nothing to resume")
+        queued, _ = await self._go_on(run, "run.queued", {})
+        return queued
 
-    async def grant(self, run_id: str, more: RunLimits, by: str) -> RunRecord:
-        """Raise the ceilings of a run by `more`; one that was halted goes on."""
+    async def grant(self, run_id: str, more: RunLimits, by: str, within: RunLimits) -> RunRecord:
+        """Raise the ceilings of a run that was halted by `more`, and let it go on; Conflict if that does not count.
+
+        Of several that come at the same moment one counts: what was halted once is granted more once.
+        """
         run = await self.found(run_id)
         if run.status != "halted":
             raise Conflict(f"run {run_id!r} is {run.status}: only a run that a limit has halted is granted more")
-        limits = RunLimits.from_dict(run.limits).plus(more).to_dict()
-        return await self._requeue(run, "run.granted", {"limits": limits, "by": clean(by)}, limits)
+        limits = RunLimits.from_dict(run.limits).plus(more).within(within).to_dict()
+        grant = {"limits": limits, "by": clean(by), "grant_id": new_run_id()}
+        queued, told = await self._go_on(run, "run.granted", grant)
+        if told.data.get("grant_id") != grant["grant_id"]:
+            raise _not_counted(run, told)
+        return queued
 
-    async def _requeue(
-        self, run: RunRecord, event: str, data: Mapping[str, Any], limits: Mapping[str, Any] | None
-    ) -> RunRecord:
-        if run.status not in ENDED | PARKED or run.status == "completed":
-            raise Conflict(f"run {run.id!r} is {run.status}: there is nothing to resume")
-        if run.status in ENDED:  # a cancel of a run that is parked is still to be done
-            await patiently(lambda: self._at.stores.cancels.drop(run.id), A_FEW)
-        with suppress(Conflict, Fenced):  # somebody else is a moment ahead: requeue says whether that was the same
-            await self._tell(run, event, data)
+    async def _go_on(self, run: RunRecord, event: str, data: Mapping[str, Any]) -> tuple[RunRecord, HostedEvent]:
+        """Let a run go on by the first thing that was said after its end; the run, and what that was.
+
+        The event comes before the status, or a worker would close what it finds ended. Whoever is second, or comes
+        after somebody who died in between, says nothing and does the rest for the first.
+        """
+        runs, cancels = self._at.stores.runs, self._at.stores.cancels
+        try:
+            told = await self._first_to_say(run, event, data)
+        except Fenced:
+            raise Conflict(f"run {run.id!r} goes on already: somebody else was a moment ahead") from None
         passing("grant.told")
-        queued = await patiently(lambda: self._at.stores.runs.requeue(run.id, limits=limits), A_FEW)
+        if run.status in ENDED:  # a cancel of a run that is parked is still to be done
+            await patiently(lambda: cancels.drop(run.id), A_FEW)
+        try:
+            queued = await patiently(lambda: runs.requeue(run.id, run.epoch, limits=told.data.get("limits")), A_FEW)
+        except Fenced:  # it went on by what was told, and was claimed since
+            queued = await self.found(run.id)
+        except KeyError:  # it ended long ago, and was removed just now
+            raise UnknownRun(run.id) from None
         passing("grant.requeued")
         self._wake()
-        return queued
+        return queued, told
+
+    async def _first_to_say(self, run: RunRecord, event: str, data: Mapping[str, Any]) -> HostedEvent:
+        """What was said first after the end of a run: this, or what somebody else has said."""
+        last = await self._last(run)
+        if not _goes_on(last):
+            try:
+                return await self._tell(run, last, event, data)
+            except Conflict:
+                last = await self._last(run)
+                if not _goes_on(last):
+                    raise
+        assert last is not None
+        return last
 
     # Taking it up elsewhere.
 
@@ -205,17 +248,33 @@ class Control:
             raise UnknownRun(run_id)
         return run
 
-    async def _tell(self, run: RunRecord, event: str, data: Mapping[str, Any]) -> None:
-        """Write an event of a run that no worker has; its end once, also if whoever told it died before it was so."""
+    async def _last(self, run: RunRecord) -> HostedEvent | None:
+        """The newest event of a run."""
         events = self._at.stores.events
         seq = await patiently(lambda: events.last_seq(run.id), A_FEW)
-        if event in STATUS_OF and seq:
-            (last,) = await patiently(lambda: events.read(run.id, seq - 1, 1), A_FEW)
-            if last.type == event:
-                return
+        newest = await patiently(lambda: events.read(run.id, seq - 1, 1), A_FEW) if seq else ()
+        return newest[-1] if newest else None
+
+    async def _tell(self, run: RunRecord, last: HostedEvent | None, event: str, data: Mapping[str, Any]) -> HostedEvent:
+        """Write an event of a run that no worker has behind its last one; Conflict if that is the last no more."""
+        seq = 0 if last is None else last.seq
         told = [] if seq else [HostedEvent(1, run.created_ms, "run.queued")]  # whoever was to tell it never came to it
         told.append(HostedEvent(len(told) + seq + 1, self._at.now_ms(), event, data))
-        await patiently(lambda: events.append(run.id, run.epoch, told), A_FEW)
+        await patiently(lambda: self._at.stores.events.append(run.id, run.epoch, told), A_FEW)
+        return told[-1]
+
+
+def _goes_on(last: HostedEvent | None) -> bool:
+    """Whether somebody has said that a run goes on, and it is not so yet, or was not when it was looked at."""
+    return last is not None and last.type in GOES_ON and last.seq > 1
+
+
+def _not_counted(run: RunRecord, told: HostedEvent) -> Conflict:
+    ahead = f"{told.data.get('by')!r} has granted it more" if told.type == "run.granted" else "somebody has resumed it"
+    return Conflict(
+        f"run {run.id!r} goes on already: {ahead} a moment before, and this grant does not count; "
+        "if it is halted again, grant it more then"
+    )
 
 
 def _first_origin(run: RunRecord) -> dict[str, Any]:

@@ -23,15 +23,15 @@ from typing import Any
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InvalidValue, LedgerUnavailable, PenstockError
 from penstock.hosting.admission import MAX_WAITING, Admission, Overloaded
-from penstock.hosting.control import UNSET, Control, UnknownRun
+from penstock.hosting.control import UNSET, Control, UnknownApproval, UnknownRun
 from penstock.hosting.limits import RunLimits
 from penstock.hosting.points import passing
 from penstock.hosting.ports import Conflict, Fenced, HostStores, StoreUnavailable
 from penstock.hosting.reading import Reading
 from penstock.hosting.records import PARKED, QUEUED, ApprovalRecord, ApprovalState, HostedEvent, RunRecord
-from penstock.hosting.settings import HostSettings
-from penstock.hosting.work.durable import forget_accounts
+from penstock.hosting.settings import NO_CEILINGS, HostSettings
 from penstock.hosting.work.execution import HostedRun
+from penstock.hosting.work.retention import remove_ended, sweep_accounts
 from penstock.hosting.work.workplace import Prepared, RunKind, SteadyClock, Workplace
 from penstock.ids import new_run_id
 from penstock.kernel.executor import ExecutorRegistry
@@ -47,6 +47,7 @@ __all__ = [
     "RunHost",
     "RunKind",
     "RunLimits",
+    "UnknownApproval",
     "UnknownGraph",
     "UnknownRun",
 ]
@@ -58,6 +59,8 @@ TIDY_S = 5.0
 PARKING_S = 2.0
 """How long a host that closes waits for the stores to take what it parks."""
 REMOVE_S = 60.0
+SWEEP_S = 3_600.0
+"""How often it is looked for accounts that were left behind."""
 NANOS_PER_S = 1_000_000_000
 
 
@@ -115,6 +118,7 @@ class RunHost:
         self._queued = 0
         self._next_renew_ns = 0
         self._next_remove_ns = 0
+        self._next_sweep_ns = 0
 
     @property
     def worker(self) -> str:
@@ -214,15 +218,22 @@ class RunHost:
 
     async def cancel(self, run_id: str, *, reason: str = "cancelled", by: str = "") -> CancelResult:
         """Stop a run wherever it is; one that is not there yet is stopped when it comes, if that is not too late."""
-        return await self._control.cancel(_checked_id("run_id", run_id), reason, by)
+        run_id, reason, by = _checked_id("run_id", run_id), _checked_text("reason", reason), _checked_text("by", by)
+        return await self._control.cancel(run_id, reason, by)
 
     async def resume(self, run_id: str) -> RunRecord:
         """Let a run that was parked, halted or cancelled, or that failed, go on from where it was."""
         return await self._control.resume(run_id)
 
-    async def grant(self, run_id: str, more: RunLimits, *, by: str) -> RunRecord:
-        """Raise the ceilings of a run that was halted by `more`, and let it go on."""
-        return await self._control.grant(run_id, more, by)
+    async def grant(
+        self, run_id: str, more: RunLimits | Mapping[str, Any], *, by: str, within: RunLimits = NO_CEILINGS
+    ) -> RunRecord:
+        """Raise the ceilings of a run that was halted by `more`, and let it go on.
+
+        Conflict if it is not halted, or somebody else was first: then this grant does not count. InvalidValue if they
+        would be above `within`.
+        """
+        return await self._control.grant(run_id, _as_limits(more), _checked_text("by", by), within)
 
     async def fork(
         self, run_id: str, *, owner: str, at: str, input: Any = UNSET, run_id_new: str | None = None
@@ -246,10 +257,16 @@ class RunHost:
     async def answer(
         self, approval_id: str, state: ApprovalState, *, answer: Any = None, reason: str = "", by: str
     ) -> ApprovalRecord:
-        """Answer a question: approved, edited (with the `answer`) or rejected; Conflict if it waits no more."""
-        approval = await self.stores.approvals.answer(
-            approval_id, state, answer=answer, reason=reason, by=by, now_ms=self._at.now_ms()
-        )
+        """Answer a question: approved, edited (with the `answer`) or rejected.
+
+        Conflict if it waits no more, UnknownApproval if there is none of that id.
+        """
+        try:
+            approval = await self.stores.approvals.answer(
+                approval_id, state, answer=answer, reason=reason, by=by, now_ms=self._at.now_ms()
+            )
+        except KeyError:
+            raise UnknownApproval(approval_id) from None
         passing("approval.answered")
         hosted = self._here.get(approval.run_id)
         if hosted is not None:
@@ -270,8 +287,7 @@ class RunHost:
     # Taking on.
 
     def _limits(self, asked: RunLimits | Mapping[str, Any] | None) -> RunLimits:
-        given = asked if isinstance(asked, RunLimits) else RunLimits.from_dict({} if asked is None else asked)
-        return given.within(self.settings.ceilings).or_else(self._usual_limits)
+        return _as_limits({} if asked is None else asked).within(self.settings.ceilings).or_else(self._usual_limits)
 
     async def _add(self, run: RunRecord, *, is_new: bool = False) -> RunRecord:
         """Keep a run, and let it begin."""
@@ -351,10 +367,11 @@ class RunHost:
             del self._coming[run_id]  # somebody else has it
 
     def _may_begin(self) -> bool:
-        waiting = sum(1 for hosted in self._here.values() if hosted.is_waiting)
-        most = self.settings.max_running
-        has_room = len(self._here) - waiting < most and waiting < most * MAX_WAITING
-        return has_room and not self._is_closing
+        here, most = self._here, self.settings.max_running
+        if self._is_closing or len(here) < most:  # however many of them wait
+            return not self._is_closing
+        waiting = sum(1 for hosted in here.values() if hosted.is_waiting)
+        return len(here) - waiting < most and waiting < most * MAX_WAITING
 
     def _begins_at_once(self, owner: str) -> bool:
         """Whether a run of this owner is claimed here as soon as it is there, with all that came before it."""
@@ -363,7 +380,10 @@ class RunHost:
         return self._by_owner().get(owner, 0) < self.settings.max_running_per_owner
 
     def _by_owner(self) -> dict[str, int]:
+        """How many runs of each owner are worked on; nothing while none can have as many as may run at once."""
         count: dict[str, int] = {}
+        if len(self._here) < self.settings.max_running_per_owner:
+            return count
         for hosted in self._here.values():
             if not hosted.is_waiting:
                 count[hosted.run.owner] = count.get(hosted.run.owner, 0) + 1
@@ -385,7 +405,10 @@ class RunHost:
             if after is not None:
                 await asyncio.wait((after,))
             left = await hosted.work()
-            self._at.counted["lost" if left is None else left.status] += 1
+            if left is None:
+                self._at.counted["lost"] += 1
+            else:
+                self._at.count_left(hosted.run, left)
             self._admission.took((self._at.clock.monotonic_ns() - began_ns) / NANOS_PER_S)
         except Exception:
             self._at.counted["host_failures"] += 1
@@ -430,11 +453,10 @@ class RunHost:
         now_ns = self._at.clock.monotonic_ns()
         if now_ns >= self._next_remove_ns:
             self._next_remove_ns = now_ns + round(REMOVE_S * NANOS_PER_S)
-            before_ms = self._at.now_ms() - round(self.settings.keep_days * 86_400_000)
-            removed = await self.stores.runs.remove_ended(before_ms)
-            self._at.counted["removed"] += len(removed)
-            await forget_accounts(self._at, removed)
-            await self.stores.cancels.prune(now_ms=self._at.now_ms())
+            await remove_ended(self._at)
+            if now_ns >= self._next_sweep_ns:
+                await sweep_accounts(self._at)
+                self._next_sweep_ns = now_ns + round(SWEEP_S * NANOS_PER_S)
 
 
 async def _stopped(*tasks: asyncio.Task[None] | None) -> None:
@@ -450,6 +472,16 @@ def _registry(executors: ExecutorRegistry | Mapping[str, Any] | None) -> Executo
     if executors is None:
         return ExecutorRegistry.from_entry_points()
     return executors if isinstance(executors, ExecutorRegistry) else ExecutorRegistry(executors)
+
+
+def _as_limits(given: RunLimits | Mapping[str, Any]) -> RunLimits:
+    return given if isinstance(given, RunLimits) else RunLimits.from_dict(given)
+
+
+def _checked_text(field: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidValue(field, value, "text")
+    return value
 
 
 def _checked_id(field: str, value: object) -> str:

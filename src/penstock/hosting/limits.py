@@ -32,7 +32,7 @@ class RunLimits:
     max_api_calls: int | None = None
     max_retries: int | None = None
     timeout_s: float | None = None
-    """For one worker's work on it: time that a run waits in a queue or is parked does not count."""
+    """For the work on it, over all workers that had it: time that it waits in a queue or is parked does not count."""
 
     def __post_init__(self) -> None:
         if self.max_cost_usd is not None:
@@ -88,7 +88,7 @@ class RunLimits:
         return Budget(max_tokens=self.max_tokens, max_api_calls=self.max_api_calls, max_time_seconds=self.timeout_s)
 
     def in_ledger(self) -> Limits:
-        """What a stored account is opened with: all but the time, which one worker's clock measures."""
+        """What a stored account is opened with: all but the time, which the clock of each worker measures."""
         untimed = Budget(max_tokens=self.max_tokens, max_api_calls=self.max_api_calls)
         return self.config().limits().tighter(untimed.limits())
 

@@ -81,8 +81,11 @@ class RunStore(Protocol):
         An ended or parked status gives the claim back.
         """
 
-    async def requeue(self, run_id: str, *, limits: Mapping[str, Any] | None = None) -> RunRecord:
-        """Let a run that is parked, failed, halted or cancelled go on, perhaps with other limits; Conflict else."""
+    async def requeue(self, run_id: str, epoch: int, *, limits: Mapping[str, Any] | None = None) -> RunRecord:
+        """Let a run that is parked, failed, halted or cancelled go on, perhaps with other limits; Conflict else.
+
+        Fenced for another epoch: it went on, and was claimed, since whoever asks has looked at it.
+        """
 
     async def end(self, run_id: str, status: RunStatus, *, now_ms: int, **changes: Any) -> RunRecord:
         """End a run that nobody has claimed (queued or parked); Conflict if somebody has, or it has ended."""

@@ -6,7 +6,7 @@ Frozen, and JSON all through: what a store gives back is what it was given. Time
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -36,8 +36,10 @@ CLAIMED: frozenset[RunStatus] = frozenset({"running", "waiting"})
 """A worker has it, until its lease runs out."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
+NO_DATA: Mapping[str, Any] = MappingProxyType({})
+
+
+class RunRecord(NamedTuple):
     """One run, as it stands."""
 
     id: str
@@ -46,9 +48,9 @@ class RunRecord:
     graph_id: str
     graph_version: int
     input: Any = None
-    limits: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, Any] = NO_DATA
     """What it may use, as `RunLimits.to_dict` writes it."""
-    origin: Mapping[str, Any] = field(default_factory=dict)
+    origin: Mapping[str, Any] = NO_DATA
     """Where it comes from: `kind` is `run`, `chat` or `fork`, and the rest is that kind's own."""
     status: RunStatus = "queued"
     created_ms: int = 0
@@ -70,9 +72,6 @@ class RunRecord:
     tokens_out: int = 0
     unresolved_nanos: int = 0
     """What calls held whose bill nobody knows."""
-
-
-NO_DATA: Mapping[str, Any] = MappingProxyType({})
 
 
 class HostedEvent(NamedTuple):

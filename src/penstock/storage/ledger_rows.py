@@ -6,7 +6,8 @@ What the ledgers of all databases have in common: names of columns, and how a ro
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +58,11 @@ def account_of(row: Mapping[str, Any], now: Moment, above: Account | None = None
     for name in FIGURES:
         setattr(account, name, row[name])
     return account
+
+
+def names_of_aged(rows: Iterable[Mapping[str, Any]], age_ns: int, now: Moment) -> list[str]:
+    """Those of accounts that are at least so old, of rows in the order they were opened in."""
+    return [row["name"] for row in takewhile(lambda row: now.since_opened_ns(row) >= age_ns, rows)]
 
 
 def refusal_of(levels: Sequence[Mapping[str, Any]], ask: Amounts, retry_drawn: bool, now: Moment) -> Stop:

@@ -17,7 +17,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -28,7 +28,15 @@ import asyncpg  # type: ignore[import-untyped]
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment import accounts
 from penstock.containment.accounts import Balance
-from penstock.containment.ledger import Amounts, charged_not_held, check_same, held_not_charged, no_account, no_hold
+from penstock.containment.ledger import (
+    Amounts,
+    charged_not_held,
+    check_page,
+    check_same,
+    held_not_charged,
+    no_account,
+    no_hold,
+)
 from penstock.containment.limits import Limits, seconds_to_ns
 from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
 from penstock.stops import Stop
@@ -41,6 +49,7 @@ from penstock.storage.ledger_rows import (
     boot_id,
     columns_of,
     fits_anywhere,
+    names_of_aged,
     refusal_of,
 )
 from penstock.storage.loop_thread import LoopThread
@@ -59,6 +68,8 @@ LOST = (
 """What a connection that breaks looks like, at the various moments it may break at."""
 TIMES = 4
 """How often an act is asked before it is given up."""
+LOCKED_S = 1.5
+"""How long an act waits for what somebody else has locked."""
 
 Row = Mapping[str, Any]
 
@@ -92,6 +103,7 @@ class PostgresLedgerStore:
         self._settings = {
             "application_name": "penstock ledger",
             "statement_timeout": str(max(1, round(self._timeout_s * 1_000))),
+            "lock_timeout": str(max(1, round(min(LOCKED_S, self._timeout_s) * 1_000))),
             **({} if fsync else {"synchronous_commit": "off"}),
         }
         self._is_closed = False
@@ -188,6 +200,11 @@ class PostgresLedgerStore:
     def held(self, prefix: str = "") -> Mapping[str, Amounts]:
         """The keys of calls that are under way, or whose process died before it said how they ended."""
         return {row["key"]: asked_of(row) for row in self._rows(schema.SELECT_OPEN_HOLDS, "held", prefix)}
+
+    def aged(self, age_s: float, *, after: str | None = None, limit: int = 1_000) -> Sequence[str]:
+        """Accounts that were opened at least so long ago, in the order they were opened in; `after` the last before."""
+        age_ns, limit = check_page(age_s, limit)
+        return names_of_aged(self._rows(schema.SELECT_OPENED, after, limit), age_ns, self._now())
 
     def forget(self, names: Collection[str]) -> int:
         """Remove accounts, and every key that was theirs; how many. What they used stays counted above them."""

@@ -273,6 +273,9 @@ STATEMENTS = (TABLES, WITHIN_CEILINGS, OPEN_ACCOUNT, GRANT, HOLD, END, CHARGE, D
 SELECT_ACCOUNT = f"SELECT {COLUMNS} FROM {LEDGER}_accounts WHERE name = $1"
 SELECT_OPEN_HOLDS = f"""SELECT key, cost_nanos, tokens_in, tokens_out, api_calls FROM {LEDGER}_holds
     WHERE state IN ('held', 'unresolved') AND state = $1 AND starts_with(key, $2)"""
+SELECT_OPENED = f"""SELECT name, opened_boot, opened_monotonic_ns, opened_wall_ns FROM {LEDGER}_accounts
+    WHERE id > CASE WHEN $1::text IS NULL THEN 0 ELSE (SELECT id FROM {LEDGER}_accounts WHERE name = $1) END
+    ORDER BY id LIMIT $2"""
 FORGET = f"""WITH gone AS (
         SELECT id FROM {LEDGER}_accounts AS here WHERE name = ANY ($1)
         AND NOT EXISTS (SELECT 1 FROM {LEDGER}_accounts AS below WHERE below.parent = here.id)

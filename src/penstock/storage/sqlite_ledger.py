@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,15 @@ from typing import Any, Self
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment import accounts
 from penstock.containment.accounts import Account, Balance, Hold, HoldState
-from penstock.containment.ledger import Amounts, charged_not_held, check_same, held_not_charged, no_account, no_hold
+from penstock.containment.ledger import (
+    Amounts,
+    charged_not_held,
+    check_page,
+    check_same,
+    held_not_charged,
+    no_account,
+    no_hold,
+)
 from penstock.containment.limits import Limits, seconds_to_ns
 from penstock.errors import LedgerError, LedgerUnavailable
 from penstock.stops import Stop
@@ -37,6 +45,7 @@ from penstock.storage.ledger_rows import (
     columns_of,
     figures_of,
     limits_of,
+    names_of_aged,
     refusal_of,
 )
 from penstock.storage.sqlite_file import Schema, SqliteFile
@@ -118,6 +127,9 @@ INSERT_HOLD = "INSERT OR REPLACE INTO holds VALUES (?, ?, ?, ?, ?, ?, ?)"
 SELECT_OPEN_HOLDS = f"""SELECT key, cost_nanos, tokens_in, tokens_out, api_calls FROM holds
     WHERE {OPEN} AND state = :state AND substr(key, 1, :size) = :prefix"""
 SELECT_DRAW = "SELECT account, (SELECT name FROM accounts WHERE id = account) AS name FROM draws WHERE key = ?"
+SELECT_OPENED = """SELECT name, opened_boot, opened_monotonic_ns, opened_wall_ns FROM accounts
+    WHERE id > CASE WHEN :after IS NULL THEN 0 ELSE (SELECT id FROM accounts WHERE name = :after) END
+    ORDER BY id LIMIT :limit"""
 SELECT_FORGETTABLE = f"""SELECT id FROM accounts WHERE name IN (SELECT value FROM json_each(?))
     AND NOT EXISTS (SELECT 1 FROM accounts AS below WHERE below.parent = accounts.id)
     AND NOT EXISTS (SELECT 1 FROM holds WHERE {OPEN} AND state = 'held' AND account = accounts.id)"""
@@ -292,6 +304,13 @@ class SqliteLedgerStore:
         """The keys of calls that are under way, or whose process died before it said how they ended."""
         return self._in_state("held", prefix)
 
+    def aged(self, age_s: float, *, after: str | None = None, limit: int = 1_000) -> Sequence[str]:
+        """Accounts that were opened at least so long ago, in the order they were opened in; `after` the last before."""
+        age_ns, limit = check_page(age_s, limit)
+        with self._file.reading() as connection:
+            opened = _rows(connection, SELECT_OPENED, {"after": after, "limit": limit})
+        return names_of_aged(opened, age_ns, self._now())
+
     def forget(self, names: Collection[str]) -> int:
         """Remove accounts, and every key that was theirs; how many. What they used stays counted above them."""
         with self._file.writing() as connection:
@@ -348,8 +367,8 @@ def _added(changes: Mapping[str, int]) -> dict[str, int]:
     return {name: more for name, more in changes.items() if more}
 
 
-def _rows(connection: sqlite3.Connection, statement: str, of: str | int) -> list[dict[str, Any]]:
-    found = connection.execute(statement, (of,))
+def _rows(connection: sqlite3.Connection, statement: str, of: str | int | Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = connection.execute(statement, of if isinstance(of, Mapping) else (of,))
     names = [column[0] for column in found.description]
     return [dict(zip(names, row, strict=True)) for row in found]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from penstock.agents.messages import ToolCall
@@ -32,14 +31,14 @@ class JsonJournals:
 
     async def load(self, run_id: str) -> Sequence[JournalEntry]:
         kept = self.kept.get(run_id, {})
-        return [replace(self.figures[run_id, key], value=json.loads(text)) for key, text in kept.items()]
+        return [self.figures[run_id, key]._replace(value=json.loads(text)) for key, text in kept.items()]
 
     async def append(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
         self.appends += 1
         for entry in entries:
             if entry.key not in self.kept.setdefault(run_id, {}):
                 self.kept[run_id][entry.key] = json.dumps(entry.value)
-                self.figures[run_id, entry.key] = replace(entry, value=None)
+                self.figures[run_id, entry.key] = entry._replace(value=None)
 
     async def forget(self, run_id: str) -> None:
         self.kept.pop(run_id, None)

@@ -17,6 +17,7 @@ from penstock.cli.loading.executors import load_executors
 from penstock.cli.loading.offers import Given, Named, NotAGraph, Offers, load_documents, load_offers
 from penstock.cli.loading.values import read_bytes
 from penstock.cli.options import URL, UnknownPrices
+from penstock.cli.service.collecting import collected_seldom, set_apart
 from penstock.cli.showing.screen import say
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import InvalidValue, PenstockError
@@ -71,6 +72,11 @@ class Loaded:
     executors: ExecutorRegistry
     offers: Offers
 
+    async def begin(self, host: RunHost) -> None:
+        """All is there that there will be from now on."""
+        await self.save(host)
+        set_apart()
+
     async def save(self, host: RunHost) -> None:
         """Keep the graphs where the host finds them; what is there already as it is makes no new version."""
         now_ms = SYSTEM_CLOCK.time_ns() // 1_000_000
@@ -101,7 +107,8 @@ def _served(asked: Asked, how: Callable[[Asked, Loaded], Coroutine[Any, Any, Non
             return tell_problems(one.where, problems, sys.stderr)
     loaded = Loaded(given, executors, load_offers(asked.named))
     try:
-        asyncio.run(how(asked, loaded))
+        with collected_seldom():
+            asyncio.run(how(asked, loaded))
     except InvalidValue as invalid:
         raise Refused(f"{invalid}{ADVICE.get(invalid.field, '')}") from None
     except PenstockError as error:
@@ -117,7 +124,7 @@ async def _serve_http(asked: Asked, loaded: Loaded) -> None:
         executors=loaded.executors,
         services=loaded.offers.services,
         prices=loaded.offers.prices,
-        prepare=loaded.save,
+        prepare=loaded.begin,
         announce=lambda greeting: say("\n".join((greeting, *_how(greeting, loaded.given), *_beware(asked)))),
     )
 
@@ -134,7 +141,7 @@ def _host(stores: Stores, asked: Asked, loaded: Loaded) -> RunHost:
     return RunHost(
         stores,
         executors=loaded.executors,
-        services=loaded.offers.services,
+        services={"memory": stores.memories, **loaded.offers.services},
         settings=_host_settings(asked),
         prices=loaded.offers.prices,
     )

@@ -17,6 +17,7 @@ from penstock.hosting.limits import Ceilings, RunLimits, ceilings_of
 from penstock.hosting.points import passing
 from penstock.hosting.ports import Fenced
 from penstock.hosting.records import RunRecord
+from penstock.hosting.work.elapsed import with_time_left, worked_ms
 from penstock.hosting.work.patience import A_FEW, patiently
 from penstock.hosting.work.workplace import Workplace
 from penstock.money import to_usd
@@ -28,6 +29,8 @@ from penstock.runtime.durable.shared import SharedBudget, ignore
 
 T = TypeVar("T")
 
+RUNS, OWNERS, ALL = "run:", "user:", "all:"
+"""What the accounts of hosts begin with: of a run by its id, of an owner by name and day, and of everybody by day."""
 MAX_ACCOUNTS = 10_000
 """So many accounts of days are remembered as open."""
 LAST_TRIES = 10
@@ -43,6 +46,8 @@ class Durable:
     """None for a replay, which pays nothing."""
     ceilings: Ceilings
     """What the run may use; a run that takes up another finds what that one has used, and may use as much more."""
+    worked_ms: int = 0
+    """How long others have worked on it before; that time is taken off its ceilings."""
 
     async def settle(self) -> None:
         """Tell the ledger what it was not told yet; the run is over, and learns no more of what becomes of it."""
@@ -70,7 +75,7 @@ async def paid(at: Workplace, run: RunRecord) -> Mapping[str, int]:
         return NOTHING
     if run.epoch == 1 and "of" not in run.origin:
         return {}
-    ledger, account = at.stores.ledger, f"run:{run.id}"
+    ledger, account = at.stores.ledger, RUNS + run.id
     shared = SharedBudget(ledger, account, prefix=f"{run.id}/{run.epoch}")
 
     def look() -> Balance:
@@ -78,7 +83,7 @@ async def paid(at: Workplace, run: RunRecord) -> Mapping[str, int]:
         return ledger.balance(account)
 
     try:
-        balance = await patiently(lambda: _blocking(ledger, look), A_FEW)
+        balance = await ask_ledger(at, look)
     except (LedgerUnavailable, KeyError):  # nobody knows more than this process; or it never came to have an account
         return {}
     return {
@@ -129,15 +134,16 @@ async def durable_parts(at: Workplace, run: RunRecord, on_lost: Callable[[], Non
         journal = Journal(store, run.id, epoch=run.epoch, clock=at.steady)
     else:
         journal = await Journal.open(store, run.id, epoch=run.epoch, replay_only=is_replay, clock=at.steady)
-    ceilings = _ceilings(journal, run)
+    worked = await worked_ms(at.stores.events, run)
+    ceilings = with_time_left(_ceilings(journal, run), worked)
     if is_replay:
-        return Durable(journal, None, ceilings)
+        return Durable(journal, None, ceilings, worked)
     account = await patiently(lambda: _blocking(at.stores.ledger, lambda: open_accounts(at, run)))
     shared = SharedBudget(at.stores.ledger, account, prefix=f"{run.id}/{run.epoch}")
     if run.epoch > 1:
         await patiently(lambda: _blocking(at.stores.ledger, shared.adopt))
         passing("claim.adopted")
-    return Durable(journal, shared, ceilings)
+    return Durable(journal, shared, ceilings, worked)
 
 
 def _ceilings(journal: Journal, run: RunRecord) -> Ceilings:
@@ -155,19 +161,19 @@ def _ceilings(journal: Journal, run: RunRecord) -> Ceilings:
 
 def open_accounts(at: Workplace, run: RunRecord) -> str:
     """Open the run's account, below those of the day on which it was submitted; its name."""
-    ledger, name, limits = at.stores.ledger, f"run:{run.id}", ceilings_of(run.limits).in_ledger
+    ledger, name, limits = at.stores.ledger, RUNS + run.id, ceilings_of(run.limits).in_ledger
     try:
-        return _opened(ledger, name, limits, _day_accounts(at, run))
+        return _opened(ledger, name, limits, _open_day_accounts(at, run))
     except KeyError:  # what was opened before is not there any more
         at.accounts.clear()
-        return _opened(ledger, name, limits, _day_accounts(at, run))
+        return _opened(ledger, name, limits, _open_day_accounts(at, run))
 
 
-def _day_accounts(at: Workplace, run: RunRecord) -> str | None:
+def _open_day_accounts(at: Workplace, run: RunRecord) -> str | None:
     """Open what all may spend on that day, and what the owner may; the name of the lower one. Each is opened once."""
-    settings, day = at.settings, _day_of(run)
+    budgets = at.settings.daily_usd, at.settings.owner_daily_usd
     parent: str | None = None
-    for name, most in ((f"all:{day}", settings.daily_usd), (f"user:{run.owner}:{day}", settings.owner_daily_usd)):
+    for name, most in zip(day_accounts(run), budgets, strict=True):
         if most is not None:
             if name not in at.accounts:
                 _opened(at.stores.ledger, name, Budget(max_cost_dollars=most).limits(), parent)
@@ -188,8 +194,15 @@ def _opened(ledger: LedgerStore, account: str, limits: Limits, parent: str | Non
     return account
 
 
-def _day_of(run: RunRecord) -> date:
-    return utc_from_ns(run.created_ms * 1_000_000).date()
+def day_accounts(run: RunRecord) -> tuple[str, str]:
+    """The accounts of the day on which a run was submitted: of all, and below it of its owner."""
+    day = day_of(run.created_ms)
+    return f"{ALL}{day}", f"{OWNERS}{run.owner}:{day}"
+
+
+def day_of(at_ms: int) -> date:
+    """The day of a moment, in UTC."""
+    return utc_from_ns(at_ms * 1_000_000).date()
 
 
 async def _blocking(ledger: LedgerStore, ask: Callable[[], T]) -> T:
@@ -206,8 +219,12 @@ async def copy_journal(at: Workplace, from_run: str, to_run: str, without: Colle
     await fork_journal(at.stores.journal, from_run, to_run, without=lambda entry: entry_node(entry.key) in again)
 
 
-async def forget_accounts(at: Workplace, run_ids: Collection[str]) -> None:
-    """Forget the accounts of runs that are not kept any more; what they used stays in those of their day."""
-    ledger, names = at.stores.ledger, [f"run:{id}" for id in run_ids]
+async def ask_ledger(at: Workplace, ask: Callable[[], T]) -> T:
+    """Ask the ledger, a few times if it is away."""
+    return await patiently(lambda: _blocking(at.stores.ledger, ask), A_FEW)
+
+
+async def forget_accounts(at: Workplace, names: Collection[str]) -> None:
+    """Forget accounts that nobody asks for any more; what they used stays in those above them."""
     if names:
-        await patiently(lambda: _blocking(ledger, lambda: ledger.forget(names)), A_FEW)
+        await ask_ledger(at, lambda: at.stores.ledger.forget(names))

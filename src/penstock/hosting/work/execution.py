@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,6 @@ from penstock.hosting.work.told import (
     clean,
     error_data,
     of_node,
-    of_trace,
     output_of,
     plain,
     safe,
@@ -186,7 +185,10 @@ class HostedRun:
         self.log = log = RunLog(events, run.id, run.epoch, seq, clock=self._at.steady, on_lost=self.lose)
         if not seq:
             log.tell("run.queued", at_ms=run.created_ms)
-        return await self._end(await self._outcome())
+        try:
+            return await self._end(await self._outcome())
+        finally:
+            self._at.counted["events_stored"] += log.written - seq
 
     async def _told_before(self) -> Sequence[HostedEvent]:
         """The newest of what was told before this claim."""
@@ -234,11 +236,11 @@ class HostedRun:
         self._journal = durable.journal
         context = self._context(durable, prepared)
         passing("start.before_event")
-        log.tell(*_beginning(run, len(durable.journal)))
+        log.tell(*_beginning(run, durable))
         if run.epoch > 1:  # should it kill its worker again, that has to be known
             await log.flush()
         later_ms = round((at.steady.time_ns() - context._run.wall_time_ns(context._run.now())) / 1_000_000)
-        self._tap = tap = TraceTap(context.graph, log, partial(of_trace, set()), later_ms)
+        self._tap = tap = TraceTap(context.graph, log, later_ms)
         tap.open()
         chat_id, services = run.origin.get("chat_id"), self._services(durable, prepared)
         flow_context = FlowContext(None, chat_id, run.id, None, None, services, context)
@@ -323,7 +325,7 @@ class HostedRun:
         if kind is not None:
             await self._tell_kind(kind, outcome)
         passing("end.after_kind")
-        log.tell(ENDINGS[outcome.status], outcome.data)
+        log.put(ENDINGS[outcome.status], outcome.data)
         log.hurry()
         await self._shorten_journal(outcome)  # while the last event is being written: either may be there first
         await log.flush()
@@ -344,7 +346,7 @@ class HostedRun:
             self._at.counted["kind_failures"] += 1
 
     def _as_left(self, outcome: Outcome) -> RunRecord:
-        return replace(self.run, status=outcome.status, **self._changes(outcome))
+        return self.run._replace(status=outcome.status, **self._changes(outcome))
 
     def _changes(self, outcome: Outcome) -> dict[str, Any]:
         ended = {"ended_ms": self._at.now_ms()} if outcome.status in ENDED else {}
@@ -434,10 +436,11 @@ def _deaths(tail: Sequence[HostedEvent], epoch: int) -> int:
     return len(begun) + died_at_once
 
 
-def _beginning(run: RunRecord, recorded: int) -> Told:
+def _beginning(run: RunRecord, durable: Durable) -> Told:
     if run.epoch == 1:
         return "run.started", {"epoch": 1}
-    return "run.resumed", {"epoch": run.epoch, "replayed": recorded}
+    found = {"replayed": len(durable.journal), "worked_ms": durable.worked_ms}
+    return "run.resumed", {"epoch": run.epoch, **found}
 
 
 def approval_data(approval: ApprovalRecord) -> dict[str, Any]:

@@ -111,7 +111,12 @@ class RunLog:
         """Whether another worker has the run."""
 
     def tell(self, type: str, data: Mapping[str, Any] | None = None, *, at_ms: int | None = None) -> None:
-        """Put an event in line; does not wait."""
+        """Put an event in line, and see to it that it is written soon; does not wait."""
+        self.put(type, data, at_ms=at_ms)
+        self.rouse()
+
+    def put(self, type: str, data: Mapping[str, Any] | None = None, *, at_ms: int | None = None) -> None:
+        """Put an event in line; whoever does that sees to it that it is written."""
         if self.is_lost or self._is_closed:
             return
         at_ms = self._clock.time_ns() // 1_000_000 if at_ms is None else at_ms
@@ -123,11 +128,10 @@ class RunLog:
                 return
         self.seq += 1
         self._line.append(event)
-        self.rouse()
 
     def rouse(self) -> None:
         """See to it that what there is to tell is written soon."""
-        if self._soon is None and not self._is_writing and not self._is_closed:
+        if self._soon is None and not self._is_writing and not self._is_closed and not self.is_lost:
             self._soon = self._loop.call_later(GATHER_S, self.hurry)
 
     @property

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from threading import get_ident
 
 from penstock.hosting.work.log import RunLog
-from penstock.hosting.work.told import Told, may_be_told
+from penstock.hosting.work.told import Told, of_begun, of_ended, of_limit
 from penstock.runtime.watching.observers import bells_of
-from penstock.tracing.events import TraceEvent
-from penstock.tracing.execution_graph import ExecutionGraph
-from penstock.tracing.views import event
+from penstock.tracing.events import LimitTrace
+from penstock.tracing.execution_graph import Entry, ExecutionGraph
+from penstock.tracing.record import CallRecord
 
 BATCH = 256
 
@@ -24,18 +23,17 @@ BATCH = 256
 class TraceTap:
     """Reads one run's trace for one log; a bell that the writers of the trace ring."""
 
-    def __init__(
-        self, graph: ExecutionGraph, log: RunLog, told: Callable[[TraceEvent], Told | None], later_ms: int = 0
-    ) -> None:
+    def __init__(self, graph: ExecutionGraph, log: RunLog, later_ms: int = 0) -> None:
         self._graph = graph
         self._log = log
-        self._told = told
+        self._replayed: set[int] = set()
+        """Calls that have begun here and were found in the journal."""
         self._later_ms = later_ms
         """By how much the clock of the log is ahead of that of the trace."""
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
-        self._read: deque[TraceEvent] = deque()
-        """What was read and is not told yet: one batch at most."""
+        self._read: deque[tuple[Told, int]] = deque()
+        """What was read and is not told yet, and when it happened: one batch at most."""
         self._seq = 0
         """The newest that was read."""
         self._is_listening = False
@@ -44,14 +42,15 @@ class TraceTap:
         """Begin to listen."""
         self._log.source = self._on_writing
         self._on_writing()
+        self._log.rouse()
 
     def pump(self) -> None:
-        """Tell what the trace has that was not told yet, as far as there is room."""
+        """Put into the log what the trace has that is not there yet, as far as there is room."""
         read, log = self._read, self._log
         if self._is_listening and not read:
             return  # the next entry rings, and none has
         while (read or self._has_more()) and not log.is_full:
-            self._tell(read.popleft())
+            self._tell(*read.popleft())
 
     def close(self) -> None:
         """Tell the rest, whatever the room, and listen no more."""
@@ -59,7 +58,8 @@ class TraceTap:
         with self._graph.lock:
             bells_of(self._graph).take_off(self)
         while not self._log.is_lost and (self._read or self._has_more()):
-            self._tell(self._read.popleft())
+            self._tell(*self._read.popleft())
+        self._log.rouse()
 
     def release(self) -> None:
         """Something was written; called under the lock of the trace, by any thread."""
@@ -82,17 +82,27 @@ class TraceTap:
         self._log.rouse()
 
     def _has_more(self) -> bool:
-        """Read on, until there is something to tell or no more to read; only what may be told becomes an event."""
+        """Read on, until there is something to tell or no more to read."""
         graph, read = self._graph, self._read
         while not read and self._seq < graph.seq:
             with graph.lock:
                 first = max(self._seq + 1, graph._first_seq)
                 entries = graph._since(self._seq, BATCH)
             self._seq = first + len(entries) - 1
-            read.extend(event(graph, one, first + at) for at, one in enumerate(entries) if may_be_told(one))
+            for seq, entry in enumerate(entries, first):
+                self._take(entry, seq)
         return bool(read)
 
-    def _tell(self, event: TraceEvent) -> None:
-        told = self._told(event)
-        if told is not None:
-            self._log.tell(*told, at_ms=event.at_ms + self._later_ms)
+    def _take(self, entry: Entry, seq: int) -> None:
+        """Of all that a run's own log says, model and tool calls and limits are told."""
+        if isinstance(entry, CallRecord):
+            if entry.kind != "system":
+                is_over = entry.end_seq == seq
+                told = of_ended(self._replayed, entry) if is_over else of_begun(self._replayed, entry)
+                at_ns = (entry.ended_ns if is_over else entry.started_ns) + self._graph.wall_offset_ns
+                self._read.append((told, at_ns // 1_000_000))
+        elif isinstance(entry, LimitTrace):
+            self._read.append((of_limit(entry), entry.at_ms))
+
+    def _tell(self, told: Told, at_ms: int) -> None:
+        self._log.put(*told, at_ms=at_ms + self._later_ms)

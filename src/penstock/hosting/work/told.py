@@ -16,8 +16,7 @@ from penstock.money import to_usd
 from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent
 from penstock.runtime.settlement import told_by
 from penstock.stops import Stop
-from penstock.tracing.events import CallEnded, CallStarted, LimitTrace, TraceEvent
-from penstock.tracing.execution_graph import Entry
+from penstock.tracing.events import LimitTrace
 from penstock.tracing.jsonable import MAX_INT_BITS, jsonable
 from penstock.tracing.record import CallRecord
 from penstock.tracing.redaction import Redaction
@@ -120,51 +119,41 @@ def _of_delta(event: NodeEvent) -> Told:
     return "text.delta", {**where, "text": plain(str(data.get("text", "")))}
 
 
-def may_be_told(entry: Entry) -> bool:
-    """Whether `of_trace` may have something to tell of an entry, before it is made into an event."""
-    return entry.kind != "system" if isinstance(entry, CallRecord) else isinstance(entry, LimitTrace)
+def of_limit(event: LimitTrace) -> Told:
+    """What is told of a limit that has stopped something."""
+    figures = {"budget": event.budget, "unit": event.unit, "limit": event.limit, "used": event.used}
+    return "limit", {"stop_reason": event.stop_reason, "message": safe(event.message), **shown(figures)}
 
 
-def of_trace(replayed: set[str], event: TraceEvent) -> Told | None:
-    """What is told of an entry of the run's own log: model and tool calls, and limits.
-
-    `replayed` remembers the calls that were begun and found in the journal, from one entry to the next.
-    """
-    if isinstance(event, CallStarted) and event.call_kind != "system":
-        if event.metadata.get("replayed"):
-            replayed.add(event.node_id)
-        return "call.started", _of_call(event, event.node_id in replayed)
-    if isinstance(event, CallEnded) and event.call_kind != "system":
-        is_replayed = event.node_id in replayed
-        replayed.discard(event.node_id)
-        return "call.ended", _of_call(event, is_replayed) | _of_ending(event)
-    if isinstance(event, LimitTrace):
-        figures = {"budget": event.budget, "unit": event.unit, "limit": event.limit, "used": event.used}
-        return "limit", {"stop_reason": event.stop_reason, "message": safe(event.message), **shown(figures)}
-    return None
+def of_begun(replayed: set[int], call: CallRecord) -> Told:
+    """What is told of a model or tool call that has begun; `replayed` remembers those that the journal had."""
+    if call.metadata and call.metadata.get("replayed"):
+        replayed.add(call.number)
+    return "call.started", _of_call(replayed, call)
 
 
-def _of_call(event: CallStarted | CallEnded, is_replayed: bool) -> dict[str, Any]:
-    about: dict[str, Any] = {"call_id": event.node_id, "parent_id": event.parent_id, "kind": event.call_kind}
-    about["name"] = plain(event.name)
-    if event.model is not None:
-        about["model"] = plain(event.model)
-    if is_replayed:
+def of_ended(replayed: set[int], call: CallRecord) -> Told:
+    """What is told of a model or tool call that has ended; of those that are `replayed`, it is the last."""
+    about = _of_call(replayed, call)
+    replayed.discard(call.number)
+    about["status"] = call.status
+    about["cost_usd"] = to_usd(call.cost)
+    about["tokens_in"] = call.tokens_in or 0
+    about["tokens_out"] = call.tokens_out or 0
+    about["duration_ms"] = round((call.ended_ns - call.started_ns) / 1_000_000, 3)
+    if call.stop_reason is not None:
+        about["stop_reason"] = safe(call.stop_reason)
+    return "call.ended", about
+
+
+def _of_call(replayed: set[int], call: CallRecord) -> dict[str, Any]:
+    about: dict[str, Any] = {"call_id": call.node_id, "parent_id": call.parent_id, "kind": call.kind}
+    about["name"] = plain(call.name)
+    if call.model is not None:
+        about["model"] = plain(call.model)
+    if call.number in replayed:
         about["replayed"] = True
     return about
-
-
-def _of_ending(event: CallEnded) -> dict[str, Any]:
-    ended: dict[str, Any] = {
-        "status": event.status,
-        "cost_usd": event.cost,
-        "tokens_in": event.input_tokens,
-        "tokens_out": event.output_tokens,
-        "duration_ms": round(event.duration_ms, 3),
-    }
-    if event.stop_reason is not None:
-        ended["stop_reason"] = safe(event.stop_reason)
-    return ended
 
 
 def error_data(error: BaseException) -> dict[str, Any]:

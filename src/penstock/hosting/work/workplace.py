@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.clock import Clock
 from penstock.hosting.ports import HostStores
-from penstock.hosting.records import GraphRecord, RunRecord
+from penstock.hosting.records import ENDED, GraphRecord, RunRecord
 from penstock.hosting.settings import HostSettings
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorRegistry
@@ -101,10 +101,20 @@ class Workplace:
         """What is to be done around this run; None if nothing is, as around a fork or a replay of another."""
         return self.kinds.get(str(run.origin.get("kind", "run")))
 
+    def count_left(self, before: RunRecord, left: RunRecord) -> None:
+        """Count what a run has used since it was claimed and, if it has ended, how, and after how long."""
+        for figure in ("cost_nanos", "tokens_in", "tokens_out"):
+            self.counted[figure] += max(0, getattr(left, figure) - getattr(before, figure))
+        self.counted[left.status] += 1
+        if left.status in ENDED:
+            ended_ms = left.ended_ms or 0
+            self.counted[f"ended:{left.status}:{left.stop_reason or ''}"] += 1
+            self.counted["took_ms"] += max(0, ended_ms - (left.started_ms or ended_ms))
+
     async def prepare(self, run: RunRecord) -> Prepared:
         """What the run begins with; a fork or a replay, with what the run had that it takes up."""
         taken_up = run.origin.get("of")
         if isinstance(taken_up, Mapping):
-            run = replace(run, origin=taken_up)
+            run = run._replace(origin=taken_up)
         kind = self.kind_of(run)
         return Prepared(run.input) if kind is None else await kind.prepare(run)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from inspect import isawaitable
 from math import isfinite
 from typing import Any
@@ -264,7 +263,7 @@ def shortened(entries: Iterable[JournalEntry]) -> list[JournalEntry]:
     listed = list(entries)
     whole = {entry.key for entry in listed if entry.kind == "node"}
     inside = [entry for entry in listed if (node := outermost(entry.key)) in whole and node != entry.key]
-    return [replace(entry, value=short) for entry in inside if (short := _short(entry.value)) != entry.value]
+    return [entry._replace(value=short) for entry in inside if (short := _short(entry.value)) != entry.value]
 
 
 def _short(value: Any) -> Any:

@@ -127,8 +127,10 @@ class MemoryRunStore:
         _check_way(run, after.status)
         return self._keep(after)
 
-    async def requeue(self, run_id: str, *, limits: Mapping[str, Any] | None = None) -> RunRecord:
+    async def requeue(self, run_id: str, epoch: int, *, limits: Mapping[str, Any] | None = None) -> RunRecord:
         run = self._run(run_id)
+        if run.epoch != epoch:
+            raise Fenced(run_id, epoch)
         after = _changed(run, {"status": "queued", **({} if limits is None else {"limits": limits})})
         if run.status == "queued":
             return self._as_asked(run, after, "it waits for its turn already, with other limits")

@@ -7,7 +7,7 @@ accept, and what comes back is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from operator import attrgetter
@@ -28,7 +28,7 @@ class Shape(Generic[Record]):
     those of them that are objects; what is `optional` may be None, and `choices` are names out of a closed list.
     """
 
-    __slots__ = ("_at", "_checks", "_documents", "_kind", "_values")
+    __slots__ = ("_at", "_checked", "_checks", "_documents", "_make", "_values", "_written")
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class Shape(Generic[Record]):
         optional: Collection[str] = (),
         choices: Mapping[str, Collection[str]] | None = None,
     ) -> None:
-        by_name = getattr(kind, "_fields", None) or [one.name for one in fields(kind)]  # type: ignore[arg-type]
+        is_tuple = issubclass(kind, tuple)
+        by_name: Sequence[str] = kind._fields if is_tuple else [one.name for one in fields(kind)]  # type: ignore[attr-defined, arg-type]
         checks: dict[str, Check] = {
             **dict.fromkeys(names, codec.name),
             **dict.fromkeys(texts, check_text),
@@ -50,42 +51,44 @@ class Shape(Generic[Record]):
             **dict.fromkeys(objects, check_object),
             **{name: partial(_check_choice, known) for name, known in (choices or {}).items()},
         }
-        self._kind = kind
+        self._make: Callable[[Iterable[Any]], Record] = kind._make if is_tuple else partial(_made, kind)  # type: ignore[attr-defined]
+        self._values: Callable[[Record], Iterable[Any]] = iter if is_tuple else attrgetter(*by_name)  # type: ignore[assignment]
         self._at = {name: at for at, name in enumerate(by_name)}
-        self._values: Callable[[Record], tuple[Any, ...]] = attrgetter(*by_name)
-        self._checks = {name: (self._at[name], check, name in optional) for name, check in checks.items()}
-        self._documents = {name: self._at[name] for name in documents}
+        self._checks = {name: (check, name in optional) for name, check in checks.items()}
+        self._checked = [(name, self._at[name], *self._checks[name]) for name in checks]
+        self._documents = frozenset(documents)
+        self._written = [(name, self._at[name]) for name in documents]
 
     def kept(self, record: Record) -> Record:
         """The record to keep, itself if nothing in it is JSON; InvalidValue if a database could not."""
         values = [*self._values(record)]
-        for name, (at, check, is_optional) in self._checks.items():
+        for name, at, check, is_optional in self._checked:
             value = values[at]
             if value is not None or not is_optional:
                 check(name, value)
-        if not self._documents:
+        if not self._written:
             return record
-        for name, at in self._documents.items():
+        for name, at in self._written:
             values[at] = codec.document(name, values[at])
-        return self._kind(*values)
+        return self._make(values)
 
     def changed(self, record: Record, changes: Mapping[str, Any]) -> Record:
         """A record that is kept, with other values in some fields; InvalidValue if a database could not."""
         values = [*self._values(record)]
         for name, value in changes.items():
             if name in self._checks:
-                _, check, is_optional = self._checks[name]
+                check, is_optional = self._checks[name]
                 if value is not None or not is_optional:
                     check(name, value)
             values[self._at[name]] = codec.document(name, value) if name in self._documents else value
-        return self._kind(*values)
+        return self._make(values)
 
     def given(self, record: Record) -> Record:
         """The record as it came, with values of its own."""
         values = [*self._values(record)]
-        for at in self._documents.values():
+        for _, at in self._written:
             values[at] = codec.read_document("", "", values[at])
-        return self._kind(*values)
+        return self._make(values)
 
     def is_same(self, one: Record, other: Record) -> bool:
         """Whether two records that are kept are equal, whatever the order of keys in their JSON."""
@@ -93,9 +96,13 @@ class Shape(Generic[Record]):
 
     def _canonical(self, record: Record) -> list[Any]:
         values = [*self._values(record)]
-        for name, at in self._documents.items():
+        for name, at in self._written:
             values[at] = codec.canonical(name, codec.read_document("", "", values[at]))
         return values
+
+
+def _made(kind: Callable[..., Record], values: Iterable[Any]) -> Record:
+    return kind(*values)
 
 
 def _check_choice(known: Collection[str], field: str, value: object) -> None:

@@ -31,6 +31,8 @@ MAX_DEPTH = 100
 """So deeply values may be nested: whoever could write them can read them, however much of the stack is in use."""
 
 
+TOO_DEEP = f"more than {MAX_DEPTH} levels"
+
 LEAVES = frozenset({str, int, float, bool, type(None)})
 """What has nothing inside; nearly all values are of these very types."""
 
@@ -212,18 +214,17 @@ _scan = json.JSONDecoder().raw_decode
 
 def _check_inside(value: object, levels: int) -> None:
     """What the encoder lets pass: depth, and the key 1, which it would write as "1"."""
-    inside: Collection[object]
     if isinstance(value, (dict, Mapping)):  # a dict is known for one at once, a Mapping is asked for
-        for key in value:
+        if not levels:
+            raise ValueError(TOO_DEEP)
+        for key, one in value.items():
             if type(key) is not str and not isinstance(key, str):
                 raise TypeError("a key is no text")
-        inside = value.values()
+            if type(one) not in LEAVES:
+                _check_inside(one, levels - 1)
     elif isinstance(value, (list, tuple)):
-        inside = value
-    else:
-        return
-    if not levels:
-        raise ValueError(f"more than {MAX_DEPTH} levels")
-    for one in inside:
-        if type(one) not in LEAVES:
-            _check_inside(one, levels - 1)
+        if not levels:
+            raise ValueError(TOO_DEEP)
+        for one in value:
+            if type(one) not in LEAVES:
+                _check_inside(one, levels - 1)

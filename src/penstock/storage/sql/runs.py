@@ -7,7 +7,6 @@ the epoch of its claim and is refused if the run has another one by then.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields, replace
 from typing import Any
 
 from penstock.errors import InvalidValue
@@ -15,8 +14,9 @@ from penstock.hosting.ports import Conflict, Fenced
 from penstock.hosting.records import CLAIMED, ENDED, TRANSITIONS, RunRecord, RunStatus
 from penstock.storage.databases.port import Database, Row, Transaction, Value, marks, portions
 from penstock.storage.sql import codec
+from penstock.storage.sql.memories import forget_runs
 
-FIELDS = tuple(one.name for one in fields(RunRecord))
+FIELDS = RunRecord._fields
 COLUMNS = ", ".join(FIELDS)
 
 WRITTEN: Mapping[str, Callable[[str, object], Value]] = {
@@ -175,11 +175,13 @@ class SqlRunStore:
 
         return await self._database.write(act)
 
-    async def requeue(self, run_id: str, *, limits: Mapping[str, Any] | None = None) -> RunRecord:
+    async def requeue(self, run_id: str, epoch: int, *, limits: Mapping[str, Any] | None = None) -> RunRecord:
         changes: dict[str, Any] = {"status": "queued"} if limits is None else {"status": "queued", "limits": limits}
 
         async def act(transaction: Transaction) -> RunRecord:
             known = await _there(transaction, run_id)
+            if known.epoch != epoch:
+                raise Fenced(run_id, epoch)
             after = _changed(known, changes)
             if known.status == "queued":
                 return _as_asked(known, after, "it waits for its turn already, with other limits")
@@ -212,6 +214,7 @@ class SqlRunStore:
             removed = [str(row[0]) for row in rows]
             for table, column in LEFT_BEHIND:
                 await transaction.run_many(f"DELETE FROM {table} WHERE {column} = ?", [(id,) for id in removed])
+            await forget_runs(transaction, removed)
             for id in removed:
                 transaction.ring(f"run:{id}")
             return removed
@@ -262,7 +265,7 @@ async def _replaced(
     transaction: Transaction, known: RunRecord, after: RunRecord, further: Mapping[str, Any]
 ) -> RunRecord:
     """The run as it is then; only the columns that differ are written."""
-    pairs = zip(FIELDS, _written(known), _written(replace(after, **further)), strict=True)
+    pairs = zip(FIELDS, _written(known), _written(after._replace(**further)), strict=True)
     changes = {field: new for field, old, new in pairs if new != old}
     if not changes:
         return known
@@ -294,7 +297,7 @@ def _changed(run: RunRecord, changes: Mapping[str, Any]) -> RunRecord:
         WRITTEN[field](field, value)
     if "status" in changes:
         codec.one_of("status", changes["status"], TRANSITIONS)
-    return replace(run, **changes)
+    return run._replace(**changes)
 
 
 def _check_way(run: RunRecord, status: RunStatus) -> None:

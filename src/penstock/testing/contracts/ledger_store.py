@@ -25,7 +25,7 @@ from penstock.clock import Clock
 from penstock.containment.accounts import Balance
 from penstock.containment.ledger import Amounts, LedgerStore
 from penstock.containment.limits import NO_LIMITS, Limits
-from penstock.errors import LedgerError, LedgerUnavailable
+from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
 from penstock.stops import Stop, StopReason
 from penstock.testing.clock import ManualClock
 from penstock.testing.contracts.threads import at_once
@@ -605,6 +605,47 @@ class LedgerStoreContract(ABC):
         assert self.store.forget(["graph", "graph"]) == 1
         assert self.store.forget([]) == 0
         assert self.store.forget(["run"]) == 1
+
+    def test_old_accounts_are_listed_in_the_order_they_were_opened_in(self) -> None:
+        for name in ("z", "a", "m"):
+            self.store.open_account(name, NO_LIMITS)
+            self.clock.advance(10)
+        self.store.open_account("z", NO_LIMITS)
+        self.store.grant("a", Limits(steps=9))
+        assert list(self.store.aged(30)) == ["z"]
+        assert list(self.store.aged(20)) == ["z", "a"]
+        assert list(self.store.aged(20.000001)) == ["z"]
+        assert list(self.store.aged(0)) == ["z", "a", "m"]
+        assert list(self.store.aged(30.000001)) == list(self.store.aged(1e9)) == []
+
+    def test_old_accounts_are_listed_page_by_page(self) -> None:
+        names = [f"account {number}" for number in range(7)]
+        for name in names:
+            self.store.open_account(name, NO_LIMITS)
+        found: list[str] = []
+        while page := self.store.aged(0, after=found[-1] if found else None, limit=3):
+            assert len(page) <= 3
+            found += page
+        assert found == names
+        assert list(self.store.aged(0, after="nobody")) == [], "behind one that is not there comes nothing"
+        assert len(self.store.aged(0, limit=10**30)) == 7
+
+    def test_a_forgotten_account_is_not_listed_and_one_of_its_name_is_a_new_one(self) -> None:
+        for name in ("a", "b", "c"):
+            self.store.open_account(name, NO_LIMITS)
+        self.clock.advance(10)
+        self.store.forget(["a", "c"])
+        self.store.open_account("a", NO_LIMITS)
+        assert list(self.store.aged(10)) == ["b"]
+        assert list(self.store.aged(0)) == ["b", "a"]
+
+    def test_an_age_is_a_time_and_a_page_has_a_size(self) -> None:
+        for age_s in (-1, float("nan"), float("inf"), None, "1", True):
+            with raises(InvalidValue):
+                self.store.aged(age_s)  # type: ignore[arg-type]
+        for limit in (0, -1, 1.5, None, True):
+            with raises(InvalidValue):
+                self.store.aged(0, limit=limit)  # type: ignore[arg-type]
 
     def test_a_store_that_cannot_record_says_so_and_changes_nothing(self) -> None:
         self.open_tree()

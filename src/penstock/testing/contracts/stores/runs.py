@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 from penstock.errors import InvalidValue
@@ -89,7 +88,7 @@ class RunStoreContract(StoreContract):
         refused += [a_run(limits=value) for value in NOT_OBJECTS] + [a_run(origin=value) for value in NOT_OBJECTS]
         refused += [a_run(cost_nanos=number) for number in (2**63, -(2**63) - 1, 1.5, "1", True)]
         needed = ("id", "owner", "graph_id", "graph_version", "created_ms", "cost_nanos")
-        refused += [replace(a_run(), **{field: None}) for field in needed]  # type: ignore[arg-type]
+        refused += [a_run()._replace(**{field: None}) for field in needed]  # type: ignore[arg-type]
         for run in refused:
             with raises(InvalidValue):
                 await stores.runs.add(run)
@@ -132,7 +131,7 @@ class RunStoreContract(StoreContract):
         others += [{"input": value} for value in (2, 1.0, True, "1", None, [1])]
         for other in others:
             with raises(Conflict):
-                await stores.runs.add(replace(run, **other))
+                await stores.runs.add(run._replace(**other))
         assert await stores.runs.get("r") == run
 
     @fresh
@@ -251,7 +250,7 @@ class RunStoreContract(StoreContract):
         await asyncio.wait(asked)
         for run in await stores.runs.list():
             as_it_was = a_run(run.id)
-            taken = replace(as_it_was, status="running", worker="w", epoch=1, lease_until_ms=10, started_ms=1)
+            taken = as_it_was._replace(status="running", worker="w", epoch=1, lease_until_ms=10, started_ms=1)
             assert run in (as_it_was, taken)
         again = await until_nothing(lambda last: stores.runs.claim("v", now_ms=10, lease_ms=9))
         assert sorted(run.id for run in again) == [f"r{number}" for number in range(8)]
@@ -345,11 +344,11 @@ class RunStoreContract(StoreContract):
         run = await claimed(stores)
         changes = {"cost_nanos": 5, "tokens_in": 1, "tokens_out": 2, "unresolved_nanos": 3, "limits": {"max_steps": 9}}
         changed = await stores.runs.update("r", 1, **changes)
-        assert changed == replace(run, **changes)  # type: ignore[arg-type]
+        assert changed == run._replace(**changes)  # type: ignore[arg-type]
         assert await stores.runs.get("r") == await stores.runs.update("r", 1) == changed
         ended = await stores.runs.update("r", 1, status="completed", output={"\u00fc": [1]}, ended_ms=2_000)
-        assert ended == replace(
-            changed, status="completed", output={"\u00fc": [1]}, ended_ms=2_000, worker=None, lease_until_ms=0
+        assert ended == changed._replace(
+            status="completed", output={"\u00fc": [1]}, ended_ms=2_000, worker=None, lease_until_ms=0
         ), "the claim is given back"
 
     @fresh
@@ -418,15 +417,15 @@ class RunStoreContract(StoreContract):
         for status in TRANSITIONS:
             run = await brought_to(stores, status, status)
             if "queued" in TRANSITIONS[status]:
-                after = await stores.runs.requeue(run.id)
+                after = await stores.runs.requeue(run.id, run.epoch)
                 cleared = {"ended_ms": None, "stop_reason": None, "error": None, "output": None}
-                assert after == replace(run, status="queued", **cleared), status  # type: ignore[arg-type]
+                assert after == run._replace(status="queued", **cleared), status  # type: ignore[arg-type]
                 taken = await stores.runs.claim("v", now_ms=9_000, lease_ms=1, run_id=run.id)
                 assert taken is not None
                 assert (taken.epoch, taken.started_ms) == (2, 1_000)
             elif status != "queued":
                 with raises(Conflict):
-                    await stores.runs.requeue(run.id)
+                    await stores.runs.requeue(run.id, run.epoch)
                 assert await stores.runs.get(run.id) == run
 
     @fresh
@@ -434,7 +433,7 @@ class RunStoreContract(StoreContract):
         await claimed(stores, limits={"max_steps": 1})
         why = {"stop_reason": "step_limit_exceeded", "error": "1 of 1 steps", "output": "half"}
         await stores.runs.update("r", 1, status="halted", ended_ms=2_000, cost_nanos=7, **why)
-        run = await stores.runs.requeue("r", limits={"max_steps": 2})
+        run = await stores.runs.requeue("r", 1, limits={"max_steps": 2})
         assert (run.limits, run.cost_nanos, run.status) == ({"max_steps": 2}, 7, "queued")
         assert (run.stop_reason, run.error, run.output, run.ended_ms) == (None, None, None, None)
         assert await stores.runs.get("r") == run
@@ -442,15 +441,33 @@ class RunStoreContract(StoreContract):
     @fresh
     async def test_letting_a_run_go_on_again_changes_nothing(self, stores: StoreBundle) -> None:
         await brought_to(stores, "parked")
-        run = await stores.runs.requeue("r", limits={"max_steps": 2})
-        assert await stores.runs.requeue("r", limits={"max_steps": 2}) == run
-        assert await stores.runs.requeue("r") == run
+        run = await stores.runs.requeue("r", 1, limits={"max_steps": 2})
+        assert await stores.runs.requeue("r", 1, limits={"max_steps": 2}) == run
+        assert await stores.runs.requeue("r", 1) == run
         with raises(Conflict):
-            await stores.runs.requeue("r", limits={"max_steps": 3})
+            await stores.runs.requeue("r", 1, limits={"max_steps": 3})
         for limits in NOT_OBJECTS[:-1]:
             with raises(InvalidValue):
-                await stores.runs.requeue("r", limits=limits)
+                await stores.runs.requeue("r", 1, limits=limits)
         assert await stores.runs.get("r") == run
+
+    @fresh
+    async def test_a_run_that_was_claimed_since_does_not_go_on_by_what_was_known_before(
+        self, stores: StoreBundle
+    ) -> None:
+        await brought_to(stores, "halted")
+        await stores.runs.requeue("r", 1, limits={"max_steps": 2})
+        for status in ("running", "halted"):
+            if status == "running":
+                await stores.runs.claim("v", now_ms=9_000, lease_ms=1, run_id="r")
+            else:
+                await stores.runs.update("r", 2, status=status, ended_ms=9_001)
+            run = await stores.runs.get("r")
+            for epoch, limits in ((1, {"max_steps": 1}), (1, {"max_steps": 2}), (1, None), (0, None), (3, None)):
+                with raises(Fenced):
+                    await stores.runs.requeue("r", epoch, limits=limits)
+            assert await stores.runs.get("r") == run
+        assert (await stores.runs.requeue("r", 2)).limits == {"max_steps": 2}
 
     @fresh
     async def test_a_run_that_nobody_has_claimed_is_ended_where_the_table_says(self, stores: StoreBundle) -> None:
@@ -460,7 +477,7 @@ class RunStoreContract(StoreContract):
                 if status not in CLAIMED and target in TRANSITIONS[status]:
                     after = await stores.runs.end(run.id, target, now_ms=5_000, stop_reason="aborted", error="by ann")
                     told = {"stop_reason": "aborted", "error": "by ann"}
-                    assert after == replace(run, status=target, ended_ms=5_000, **told), run.id  # type: ignore[arg-type]
+                    assert after == run._replace(status=target, ended_ms=5_000, **told), run.id  # type: ignore[arg-type]
                 else:
                     with raises(Conflict):
                         await stores.runs.end(run.id, target, now_ms=5_000)
@@ -501,7 +518,7 @@ class RunStoreContract(StoreContract):
         with raises(KeyError):
             await stores.runs.update("nobody", 0, tokens_in=1)
         with raises(KeyError):
-            await stores.runs.requeue("nobody")
+            await stores.runs.requeue("nobody", 0)
         with raises(KeyError):
             await stores.runs.end("nobody", "cancelled", now_ms=1)
 
