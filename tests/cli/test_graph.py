@@ -97,6 +97,31 @@ def test_a_name_that_would_steer_the_terminal_is_only_shown(penstock: Penstock, 
         assert "\x1b" not in penstock("graph", *command, flow.name).out
 
 
+def test_executors_are_refused_where_no_node_needs_one(penstock: Penstock) -> None:
+    Path("story.py").write_text("from penstock.flow.graph import Graph\ngraph = Graph('story')\n")
+    ended = penstock("graph", "validate", "story.py", "--executors", "no:such")
+    assert (ended.code, ended.out) == (64, "")
+    assert ended.err.startswith(
+        "penstock: --executors: this is for the nodes of a graph in JSON, and story.py is a Graph"
+    )
+
+
+def test_agents_linked_into_each_other_are_said_to_be_before_they_run(penstock: Penstock) -> None:
+    agents = [{"id": id, "type": "agent", "data": {"model": "example"}} for id in "ab"]
+    links = [
+        {"id": f"{one}{other}", "source": one, "sourceHandle": "tool", "target": other, "targetHandle": "tools"}
+        | {"data": {"channel": "link"}}
+        for one, other in ("ab", "ba")
+    ]
+    flow = {"id": "f", "source": "in", "target": "a", "data": {"channel": "flow"}}
+    document = {"nodes": [{"id": "in", "type": "input"}, *agents], "edges": [flow, *links]}
+    Path("flow.json").write_text(json.dumps(document))
+    for command in (["graph", "validate", "flow.json"], ["run", "flow.json", "--input", "1"]):
+        ended = penstock(*command, "--executors", "penstock.nodes:executors")
+        assert ended.code == 2
+        assert "link_cycle  $.edges  the links need each other: b.tool → a.tool → b.tool\n" in ended.out + ended.err
+
+
 def test_a_graph_in_python_is_validated_and_shown_like_one_in_json(penstock: Penstock) -> None:
     Path("story.py").write_text(STORY)
     assert penstock("graph", "validate", "story.py").out == "story.py: valid, 2 nodes, 1 edge\n"

@@ -41,7 +41,7 @@ def test_the_page_names_every_option_and_exit_code() -> None:
     from penstock.cli.running import LIMITS
 
     offered = ("--models", "--tools", "--executors", "--prices", "--unknown-prices")
-    for option in (*LIMITS, "--input", "--max-parallel", *offered, "--json"):
+    for option in (*LIMITS, "--input", "--max-parallel", *offered, "--approve", "--json"):
         assert f"| `{option}" in PAGE
     for code in Exit:
         assert f"| {int(code)} | " in PAGE

@@ -128,7 +128,16 @@ def test_what_cannot_be_used_is_refused_before_anything_runs(penstock: Penstock,
 
 @pytest.mark.parametrize(
     "given",
-    [["--models", "no:such"], ["--tools", "no:such"], ["--prices", "no:such"], ["--unknown-prices", "refuse"]],
+    [
+        ["--models", "no:such"],
+        ["--tools", "no:such"],
+        ["--prices", "no:such"],
+        ["--unknown-prices", "refuse"],
+        ["--unknown-prices", "count"],
+        ["--executors", "no:such"],
+        ["--approve", "all"],
+        ["--approve", "none"],
+    ],
     ids=" ".join,
 )
 def test_a_graph_in_python_takes_none_of_them(penstock: Penstock, given: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 from penstock.kernel.executor import ExecutorRegistry, Handle
 from penstock.kernel.frontier import Frontier
 from penstock.kernel.graph import MAX_PROBLEMS, EdgeSpec, GraphInvalid, GraphSpec, NodeSpec, Problem
+from penstock.kernel.links import LinkCycle
 from penstock.kernel.plan import CycleFound, compile_plan
 from penstock.kernel.validate import compile_graph, flow_edges, validate
-from penstock.kernel.values import STANDARD_CONVERSIONS
+from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue
+from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import run_flow
 from tests.kernel.graphs import Stub, chain, edge_lists, flow, graph, link
 
 Found = list[tuple[str, str]]
@@ -291,3 +295,121 @@ def test_an_edge_that_asks_of_a_node_what_it_cannot_do_is_a_problem(
 ) -> None:
     problems = validate(typed(*edges, a="part", b="both", c="runs"), PARTS, entries=entries)
     assert [(problem.code, problem.path) for problem in problems] == [(code, path)]
+
+
+# links
+
+
+class Follower:
+    """Follows the links into some of its handles: when it runs, and when it is made."""
+
+    def __init__(self, execute: str = "", materialize: str = "", *, says_so: bool = True) -> None:
+        self.runs, self.makes = list(execute), list(materialize)
+        if says_so:
+            self.follows = {"execute": self.runs, "materialize": tuple(self.makes)}
+
+    async def execute(self, data: Any, inputs: Any, context: FlowContext) -> DataValue:
+        await self._follow(self.runs, context)
+        return DataValue("text", "on")
+
+    async def materialize(self, data: Any, output_handle: str, context: FlowContext) -> None:
+        await self._follow(self.makes, context)
+
+    async def _follow(self, handles: list[str], context: FlowContext) -> None:
+        for handle in handles:
+            await context.runtime.resolve_links(context.node_id, handle)  # type: ignore[union-attr, arg-type]
+
+
+KINDS = {"both": ("xy", "xy"), "runs": ("x", ""), "makes": ("", "y"), "one": ("y", "x"), "neither": ("", "")}
+
+
+def followers(*, say_so: bool) -> ExecutorRegistry:
+    return ExecutorRegistry({kind: Follower(*handles, says_so=say_so) for kind, handles in KINDS.items()})
+
+
+def circle(graph: GraphSpec, entries: list[str] | None = None) -> str:
+    (problem,) = validate(graph, followers(say_so=True), entries=entries)
+    assert (problem.code, problem.path) == ("link_cycle", "$.edges")
+    return problem.detail.removeprefix("the links need each other: ")
+
+
+def test_artifacts_that_need_each_other_are_named_where_they_are_followed() -> None:
+    each_other = typed(
+        flow("s", "a"), link("a", "b", "o", "x"), link("b", "a", "o", "x"), s="neither", a="both", b="both"
+    )
+    assert circle(each_other) == "b.o → a.o → b.o"
+    assert validate(each_other) == [], "without executors nobody says what is followed"
+    assert validate(each_other, followers(say_so=False)) == [], "those that say nothing may not follow them"
+    assert validate(each_other, followers(say_so=True), entries=["s"]) != []
+
+
+def test_a_link_from_a_node_to_itself_is_a_circle_only_if_it_is_followed_to_be_made() -> None:
+    assert circle(typed(link("a", "a", "o", "x"), a="both")) == "a.o → a.o"
+    assert validate(typed(link("a", "a", "o", "x"), a="runs"), followers(say_so=True)) == []
+    assert validate(typed(link("a", "a", "o", "z"), a="both"), followers(say_so=True)) == [], "another handle"
+
+
+def test_a_circle_of_links_that_no_running_node_asks_for_does_no_harm() -> None:
+    apart = typed(
+        flow("s", "t"), link("a", "b", "o", "x"), link("b", "a", "o", "x"), s="both", t="both", a="both", b="both"
+    )
+    assert validate(apart, followers(say_so=True)) == []
+    assert circle(apart, entries=["a"]) == "b.o → a.o → b.o"
+
+
+def test_two_ways_to_one_artifact_are_no_circle_however_many_there_are() -> None:
+    ladder = [link(f"n{at}", f"n{at + 1}", name, "x") for at in range(200) for name in "pq"]
+    graph = typed(*ladder, **{f"n{at}": "both" for at in range(201)})
+    assert validate(graph, followers(say_so=True)) == []
+
+
+def test_a_long_circle_is_found_without_recursion_and_told_in_short() -> None:
+    size = 20_000
+    around = [link(f"n{at}", f"n{(at + 1) % size}", "o", "x") for at in range(size)]
+    graph = typed(flow("s", "n0"), *around, s="neither", **{f"n{at}": "both" for at in range(size)})
+    said = circle(graph)
+    assert said.startswith("n19999.o → n19998.o → ")
+    assert "… 19990 more …" in said
+
+
+@pytest.mark.parametrize(
+    "follows", [None, "x", 5, {"execute": "x"}, {"execute": 5}, {"execute": [[], None, ""]}, {1: "x"}]
+)
+def test_something_else_that_is_called_follows_says_nothing(follows: Any) -> None:
+    odd = Follower("x", "x")
+    odd.follows = follows
+    assert validate(typed(link("a", "a", "o", "x"), a="odd"), ExecutorRegistry({"odd": odd})) == []
+
+
+@given(
+    st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=6),
+    st.lists(st.tuples(*[st.integers(0, 5)] * 2, st.sampled_from("op"), st.sampled_from("xyz")), max_size=10),
+    st.lists(st.tuples(*[st.integers(0, 5)] * 2), max_size=2),
+)
+def test_a_circle_is_found_before_the_run_exactly_when_the_run_would_find_it(
+    kinds: list[str], links: list[tuple[int, int, str, str]], flows: list[tuple[int, int]]
+) -> None:
+    size = len(kinds)
+    graph = GraphSpec(
+        tuple(NodeSpec(f"n{at}", kind) for at, kind in enumerate(kinds)),
+        (
+            *(link(f"n{a % size}", f"n{b % size}", out, to, id=f"l{at}") for at, (a, b, out, to) in enumerate(links)),
+            *(
+                flow(f"n{a}", f"n{b}", "output", f"in{at}", id=f"f{at}")
+                for at, (a, b) in enumerate(flows)
+                if a < b < size
+            ),
+        ),
+    )
+    found_before = [problem.code for problem in validate(graph, followers(say_so=True))]
+    assert found_before == (["link_cycle"] if asyncio.run(runs_into_a_circle(graph)) else [])
+
+
+async def runs_into_a_circle(graph: GraphSpec) -> bool:
+    """Whether a run finds one; its executors do not say before what they follow."""
+    try:
+        async for _ in run_flow(graph, FlowContext(), followers(say_so=False)):
+            pass
+    except LinkCycle:
+        return True
+    return False

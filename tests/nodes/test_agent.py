@@ -14,7 +14,6 @@ from penstock.agents.model import ModelRequest, TruncatedResponse
 from penstock.agents.scripted import ScriptedModel
 from penstock.containment.limits import Budget
 from penstock.errors import BudgetExceededError, CancelledError, InvalidValue
-from penstock.kernel.links import LinkCycle
 from penstock.nodes.parts.models import ModelUnknown
 from penstock.nodes.parts.services import NotOffered
 from penstock.runtime.billing.prices import Price, PriceBook
@@ -263,10 +262,32 @@ async def test_two_tools_of_one_name_are_refused() -> None:
         await output_of(graph(nodes, [], ["t.tool > a.tools"]), services={"tools": {"dig": _tool("dig", [])}})
 
 
-async def test_agents_that_are_tools_of_each_other_are_a_cycle_that_is_named() -> None:
+@pytest.mark.parametrize(
+    ("links", "circle"),
+    [
+        (["b.tool > a.tools", "c.tool > b.tools", "b.tool > c.tools"], "b.tool → c.tool → b.tool"),
+        (["a.tool > a.tools"], "a.tool → a.tool"),
+        (["s.tools > a.tools", "b.tool > s.tools", "s.tools > b.tools"], "s.tools → b.tool → s.tools"),
+        (["b.tool > t.members", "c.tool > b.tools", "b.tool > c.tools"], "b.tool → c.tool → b.tool"),
+        (["b.tool > m.each", "b.tool > b.tools"], "b.tool → b.tool"),
+    ],
+)
+def test_agents_that_are_tools_of_each_other_are_a_circle_that_is_named_before_the_run(
+    links: list[str], circle: str
+) -> None:
     nodes = [node(name, "agent", model=script("x")) for name in ("a", "b", "c")]
-    with pytest.raises(LinkCycle, match=r"c\.tool → b\.tool → c\.tool|b\.tool → c\.tool → b\.tool"):
-        await output_of(graph(nodes, [], ["b.tool > a.tools", "c.tool > b.tools", "b.tool > c.tools"]), "x")
+    nodes += [node("s", "toolset"), node("t", "team", model=script("x")), node("i", "input"), node("m", "map")]
+    used = {part.partition(".")[0] for one in links for part in one.split(" > ")} | {"i"}
+    flow = ["i > m"] if "m" in used else []
+    ((path, said),) = problems(graph([one for one in nodes if one["id"] in used], flow, links))
+    assert (path, said) == ("$.edges", f"the links need each other: {circle}")
+
+
+async def test_a_team_may_have_the_agent_that_asks_it_as_a_member() -> None:
+    asks = script(call("t", task="ask yourself"), "done")
+    team = node("t", "team", mode="coordinate", model=script("nobody is needed"))
+    nodes = [node("in", "input"), node("a", "agent", model=asks), team]
+    assert await output_of(graph(nodes, ["in > a"], ["t.tool > a.tools", "a.tool > t.members"]), "x") == "done"
 
 
 async def test_a_node_id_that_no_model_would_take_becomes_a_name_it_takes() -> None:

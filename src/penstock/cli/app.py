@@ -23,13 +23,13 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 app.command("run", no_args_is_help=False)(run.run)
 app.add_typer(graph.app, name="graph")
-app.command("serve")(serve.serve)
+app.command("serve", short_help="Serve graphs over HTTP, to people and programs.")(serve.serve)
 app.command("chat")(chat.chat)
 app.add_typer(runs.app, name="runs")
-app.command("mcp")(mcp.mcp)
+app.command("mcp", short_help="Be an MCP server whose tools are graphs.")(mcp.mcp)
 app.add_typer(db.app, name="db")
-app.command("doctor")(doctor.doctor)
-app.command("completion")(completion.completion)
+app.command("doctor", short_help="See what is missing or broken, and what to do.")(doctor.doctor)
+app.command("completion", short_help="Print a script for your shell's completion.")(completion.completion)
 
 
 @app.callback(invoke_without_command=True)

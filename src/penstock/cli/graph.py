@@ -38,6 +38,10 @@ def graph(context: typer.Context) -> int:
       penstock graph validate flow.json --executors nodes:registry
       penstock graph show story.py --format mermaid
       penstock graph schema > graph.schema.json
+
+    \b
+    Exit codes:
+      0 ok   2 the graph is not valid   64 wrong command line
     """
     if context.invoked_subcommand is None:
         say(context.get_help())
@@ -55,13 +59,21 @@ def validate(target: Target, executors: Executors = None) -> int:
     Examples:
       penstock graph validate flow.json
       penstock graph validate flow.json --executors nodes:registry
+
+    \b
+    Exit codes:
+      0 it can run   2 it cannot   64 wrong command line
     """
     from penstock.cli.loading.executors import load_executors
-    from penstock.cli.loading.target import as_spec, load_graph, problems_of
+    from penstock.cli.loading.target import as_spec, load_graph, problems_of, refuse_for_steps
 
     try:
         graph = load_graph(target)
-        registry = load_executors(executors or (), graph) if isinstance(graph, GraphSpec) else None
+        if isinstance(graph, GraphSpec):
+            registry = load_executors(executors or (), graph)
+        else:
+            refuse_for_steps(target, ["--executors"] if executors else [])
+            registry = None
     except GraphInvalid as invalid:
         return tell_problems(target, invalid.problems, sys.stdout)
     if problems := problems_of(graph, registry or None):
@@ -81,6 +93,10 @@ def show(target: Target, format: Annotated[Format, typer.Option(help="How to sho
       penstock graph show flow.json
       penstock graph show story.py:graph --format mermaid
       penstock graph show flow.json --format json
+
+    \b
+    Exit codes:
+      0 ok, also if it cannot run   2 it is no graph   64 wrong command line
     """
     from penstock.cli.loading.target import as_spec, load_graph
 
@@ -99,6 +115,10 @@ def schema() -> int:
     \b
     Examples:
       penstock graph schema > graph.schema.json
+
+    \b
+    Exit codes:
+      0 ok   2 it cannot be written
     """
     from penstock.kernel.document import json_schema
 

@@ -9,6 +9,8 @@ from typing import Annotated, TypeVar
 import typer
 from typer.models import OptionInfo
 
+from penstock.cli.loading.values import amount
+
 N = TypeVar("N", int, float)
 
 URL = "http://127.0.0.1:8642"
@@ -44,12 +46,21 @@ class UnknownPrices(StrEnum):
 
 
 Unpriced = Annotated[
-    UnknownPrices,
+    UnknownPrices | None,
     typer.Option(
         "--unknown-prices",
-        help="Calls of a model that has no price: let through and counted as unknown, or refused.",
+        help="Calls of a model without a price: let through and counted as unknown, if nothing is said, or refused.",
     ),
 ]
+
+
+class Approve(StrEnum):
+    """What is said to everything that a run asks."""
+
+    ALL = "all"
+    NONE = "none"
+
+
 Database = Annotated[
     str | None,
     typer.Option(
@@ -65,6 +76,12 @@ Token = Annotated[
     typer.Option("--token", metavar="TOKEN", envvar="PENSTOCK_TOKEN", help="Who is asking; better in PENSTOCK_TOKEN."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")]
+
+
+def dollars(help: str) -> OptionInfo:
+    """An option that is an amount of US dollars; what is none is refused."""
+    option: OptionInfo = typer.Option(parser=amount, metavar="USD", help=help)
+    return option
 
 
 def numeric(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import Executors, Models, Prices, Target, Tools, UnknownPrices, Unpriced
+from penstock.cli.options import Approve, Executors, Models, Prices, Target, Tools, Unpriced
 
 
 def run(
@@ -26,14 +26,19 @@ def run(
     tools: Tools = None,
     executors: Executors = None,
     prices: Prices = None,
-    unknown_prices: Unpriced = UnknownPrices.COUNT,
+    unknown_prices: Unpriced = None,
+    approve: Annotated[
+        Approve | None, typer.Option(help="Say this to everything that is asked, instead of asking at the terminal.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of lines.")] = False,
 ) -> int:
     """Run a graph under limits, and watch it.
 
     Progress goes to standard error, results to standard output. The first Ctrl-C cancels the run and shows what is
-    there, a second one leaves at once. A limit that is not given is no limit; 0 is nothing. Models, tools, executors
-    and prices are for graphs in JSON; the model called example is always there, and needs no key.
+    there, a second one leaves at once. A limit that is not given is no limit; 0 is nothing. Models, tools, executors,
+    prices and approvals are for graphs in JSON; the model called example is always there, and needs no key.
+
+    A graph that asks for approval asks at the terminal; where there is none, --approve says what to answer.
 
     \b
     Examples:
@@ -58,4 +63,4 @@ def run(
         "--timeout": timeout,
     }
     named = Named(models, tools, prices, unknown_prices)
-    return run_graph(Asked(target, input, limits, max_parallel, tuple(executors or ()), named, as_json))
+    return run_graph(Asked(target, input, limits, max_parallel, tuple(executors or ()), named, approve, as_json))

@@ -20,8 +20,9 @@ from penstock.cli.exits import Refused
 from penstock.cli.graph import tell_problems
 from penstock.cli.loading.executors import load_executors
 from penstock.cli.loading.offers import Named, load_offers
-from penstock.cli.loading.target import Runnable, as_spec, load_graph, problems_of
+from penstock.cli.loading.target import Runnable, as_spec, load_graph, problems_of, refuse_for_steps
 from penstock.cli.loading.values import number, read_input, whole_number
+from penstock.cli.options import Approve
 from penstock.cli.showing.live import watched
 from penstock.cli.showing.outcome import Outcome, document, results, summary
 from penstock.cli.showing.screen import Line, Screen, complain, speaks_unicode, write
@@ -44,7 +45,13 @@ class Asked:
     max_parallel: str | None
     executors: tuple[str, ...]
     named: Named
+    approve: Approve | None
     as_json: bool
+
+    def of_nodes(self) -> list[str]:
+        """The options that are about the nodes of a graph in JSON."""
+        said = {"--executors": self.executors, "--approve": self.approve}
+        return [*self.named.options(), *(option for option, given in said.items() if given)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +69,16 @@ def run_graph(asked: Asked) -> int:
     config, budget = _budget(asked.limits)
     max_parallel = _at_once(asked.max_parallel)
     with results_apart() as out:
+        screen = Screen(sys.stderr)
         try:
-            loaded = _loaded(asked, max_parallel)
+            loaded = _loaded(asked, max_parallel, screen, out)
         except GraphInvalid as invalid:
             return _not_valid(asked.target, invalid, out if asked.as_json else None)
         run = ExecutionContext(
             config, name=loaded.graph.id, input=read_input(asked.input), budget=budget, prices=loaded.prices
         )
-        ended = _run(loaded, run, max_parallel)
-        _report(ended, run, out, asked.as_json)
+        ended = _run(loaded, run, max_parallel, screen)
+        _report(ended, run, screen, out, asked.as_json)
     return ended.exit
 
 
@@ -117,23 +125,40 @@ def _read(option: str, text: str | None) -> Any:
         raise Refused(f"{option} must be {limit.what}, not {shown(text)}") from None
 
 
-def _loaded(asked: Asked, max_parallel: int | None) -> Loaded:
+def _loaded(asked: Asked, max_parallel: int | None, screen: Screen, out: TextIO | None) -> Loaded:
     graph = load_graph(asked.target)
     if isinstance(graph, GraphSpec):
-        return _with_nodes(graph, asked)
-    if said := asked.named.options():
-        has_own = f"{asked.target} is a Graph in Python, whose steps have their own"
-        raise Refused(f"{', '.join(said)}: this is for the nodes of a graph in JSON, and {has_own}")
+        return _with_nodes(graph, asked, screen, out)
+    refuse_for_steps(asked.target, asked.of_nodes())
     graph.max_parallel = max_parallel or graph.max_parallel
     _check(graph, None)
     return Loaded(graph)
 
 
-def _with_nodes(graph: GraphSpec, asked: Asked) -> Loaded:
+def _with_nodes(graph: GraphSpec, asked: Asked, screen: Screen, out: TextIO | None) -> Loaded:
     registry = load_executors(asked.executors, graph)
     _check(graph, registry)
     offers = load_offers(asked.named)
-    return Loaded(graph, registry, offers.services, offers.prices)
+    services = {**offers.services, **_answering(graph, registry, asked, screen, out)}
+    return Loaded(graph, registry, services, offers.prices)
+
+
+def _answering(
+    graph: GraphSpec, registry: ExecutorRegistry, asked: Asked, screen: Screen, out: TextIO | None
+) -> dict[str, Any]:
+    """Who answers what the graph asks; Refused, before anything is spent, if it asks and nobody can."""
+    from penstock.cli import asking  # brings agents, which a Graph can do without
+
+    if asked.approve is not None:
+        return {"approvals": asking.Questions(asking.by_rule(asked.approve, screen))}
+    why = asking.nobody(out, asked.as_json)
+    if not why:
+        return {"approvals": asking.Questions(asking.Terminal(screen, sys.stdin.fileno()).answer)}
+    if nodes := list(asking.who_asks(graph, registry)):
+        listed = ", ".join(map(shown, nodes[:10]))
+        answers = "--approve all lets it go on, --approve none does not"
+        raise Refused(f"{asked.target} asks for approval at {listed}, and {why}; {answers}")
+    return {}
 
 
 def _check(graph: Runnable, executors: ExecutorRegistry | None) -> None:
@@ -150,8 +175,7 @@ def _not_valid(target: str, invalid: GraphInvalid, out: TextIO | None) -> int:
     return code
 
 
-def _run(loaded: Loaded, context: ExecutionContext, max_parallel: int | None) -> Outcome:
-    screen = Screen(sys.stderr)
+def _run(loaded: Loaded, context: ExecutionContext, max_parallel: int | None, screen: Screen) -> Outcome:
     with (
         interruptible(context, screen.restore),
         watched(context, screen, planned=[node.id for node in as_spec(loaded.graph).nodes]),
@@ -159,8 +183,7 @@ def _run(loaded: Loaded, context: ExecutionContext, max_parallel: int | None) ->
         return asyncio.run(execute(loaded.graph, context, loaded.executors, loaded.services, max_parallel))
 
 
-def _report(ended: Outcome, context: ExecutionContext, out: TextIO | None, as_json: bool) -> None:
-    screen = Screen(sys.stderr)
+def _report(ended: Outcome, context: ExecutionContext, screen: Screen, out: TextIO | None, as_json: bool) -> None:
     apart: list[Line] = [[]] if screen.moves else []
     screen.show(*apart, *summary(ended, context), whole=True)
     if as_json:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.errors import InvalidValue, PenstockError
+from penstock.kernel.plan import way
 
 Key = tuple[str, str]
 """A node and its output handle."""
@@ -23,7 +24,7 @@ class LinkCycle(PenstockError):
     def __init__(self, path: Sequence[str]) -> None:
         self.path = tuple(path)
         """The artifacts of the circle as node.handle, each needing the next; the first is repeated at the end."""
-        super().__init__(f"the links need each other: {' → '.join(self.path)}")
+        super().__init__(f"the links need each other: {way(self.path)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ class CycleFound(PenstockError):
     def __init__(self, path: Sequence[str]) -> None:
         self.path = tuple(path)
         """The nodes of the circle, each leading to the next; the first is repeated at the end."""
-        super().__init__(f"the nodes wait for each other: {_shown(self.path)}")
+        super().__init__(f"the nodes wait for each other: {way(self.path)}")
 
 
 class Plan:
@@ -174,7 +174,7 @@ def _find_cycle(successors: list[tuple[int, ...]], stuck: set[int]) -> list[int]
     return [cycle[-1], *cycle]
 
 
-def _shown(path: Sequence[str], most: int = 12) -> str:
-    """The path in words; the middle of a long one is left out."""
+def way(path: Sequence[str], most: int = 12) -> str:
+    """A path in words; the middle of a long one is left out."""
     parts = list(path) if len(path) <= most else [*path[: most - 2], f"… {len(path) - most + 1} more …", path[-1]]
     return " → ".join(parts)

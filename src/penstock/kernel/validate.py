@@ -1,18 +1,21 @@
 """Whether a graph can run: every problem at once, each with a code and its place in the JSON.
 
 `validate` and `compile_graph` are two doors to one examination, so that they cannot disagree. Everything written in the
-graph is looked at, but cycles only where the entries lead: elsewhere they do no harm. Links are in no order, so they
-have no cycles here; whether artifacts really need each other shows when they are made.
+graph is looked at, but cycles only where the entries lead: elsewhere they do no harm.
 
 What is in a node's data is its executor's business. One that has `check(data, executors)` is asked: it answers with
 (path, sentence) for each thing that is wrong, the path continuing that of the data, as in `.items[0]`.
+
+Links are in no order: two nodes may well be linked to each other, if one is made without the other. Only an executor
+knows. One that always follows the links into a handle may say so, `follows = {"execute": (…), "materialize": (…)}`, the
+handles by what it does; then artifacts that need themselves are found here, and otherwise when they are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Literal
 
 from penstock.kernel.executor import ExecutorRegistry, Handle, Side
 from penstock.kernel.graph import (
@@ -27,8 +30,12 @@ from penstock.kernel.graph import (
     Problem,
     shown,
 )
+from penstock.kernel.links import Key, LinkCycle
 from penstock.kernel.plan import CycleFound, Plan, plan_columns
 from penstock.kernel.values import STANDARD_CONVERSIONS, Conversions
+
+Act = Literal["execute", "materialize"]
+"""What an executor does: run a node, or make what others link to."""
 
 
 def validate(
@@ -94,9 +101,11 @@ def _examine(
         if chosen is None:
             parts = _parts(graph, executors, {*sources, *targets})
             ids = [one for one in ids if one not in parts] if parts else ids
-        return plan_columns(ids, sources, [edge.source_handle for edge in flow], targets, chosen)
+        plan = plan_columns(ids, sources, [edge.source_handle for edge in flow], targets, chosen)
     except CycleFound as cycle:
         return [Problem("cycle", "$.edges", str(cycle))]
+    circle = None if executors is None else _link_circle(graph, executors, plan.ids)
+    return plan if circle is None else [Problem("link_cycle", "$.edges", str(LinkCycle(circle)))]
 
 
 def _too_large(graph: GraphSpec) -> Iterator[Problem]:
@@ -243,6 +252,51 @@ def _bad_parts(
             if type_of.get(node) in idle:
                 detail = f"{shown(node)} does not run: its executor has no execute()"
                 yield Problem("not_runnable", f"$.edges[{at}].{end}", detail)
+
+
+def _link_circle(graph: GraphSpec, executors: ExecutorRegistry, running: Iterable[str]) -> list[str] | None:
+    """An artifact that nodes which run ask for, and that needs itself: the way round, each needing the next."""
+    linked: dict[Key, list[Key]] = {}
+    for edge in graph.edges:
+        if edge.channel == "link":
+            linked.setdefault((edge.target, edge.target_handle), []).append((edge.source, edge.source_handle))
+    if not linked:
+        return None
+    type_of = {node.id: node.type for node in graph.nodes}
+    follows = {one: _follows(executors[one]) for one in set(type_of.values())}
+
+    def needs(node: str, act: Act) -> Iterator[Key]:
+        handles = follows[type_of[node]].get(act, ())
+        return chain.from_iterable(linked.get((node, handle), ()) for handle in handles)
+
+    asked = chain.from_iterable(needs(node, "execute") for node in running)
+    return _circle(asked, lambda key: needs(key[0], "materialize"))
+
+
+def _follows(executor: Any) -> dict[Any, list[str]]:
+    """The handles whose links an executor says it follows, by what it does; nothing, if that is not what it says."""
+    declared = getattr(executor, "follows", None)
+    said = declared.items() if isinstance(declared, Mapping) else ()
+    return {act: list(filter(_is_name, handles)) for act, handles in said if isinstance(handles, list | tuple)}
+
+
+def _circle(asked: Iterable[Key], needs: Callable[[Key], Iterator[Key]]) -> list[str] | None:
+    """A way from some key back to itself, if the keys that are asked for lead to one; walked without recursion."""
+    sound: set[Key] = set()
+    for first in asked:
+        way = {} if first in sound else {first: needs(first)}
+        while way:
+            last = next(reversed(way))
+            key = next(way[last], None)
+            if key is None:
+                sound.add(last)
+                del way[last]
+            elif key in way:
+                walked = list(way)
+                return [f"{node}.{handle}" for node, handle in [*walked[walked.index(key) :], key]]
+            elif key not in sound:
+                way[key] = needs(key)
+    return None
 
 
 def _bad_data(nodes: Sequence[NodeSpec], executors: ExecutorRegistry) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from penstock.agents.agent import Agent
@@ -57,6 +58,7 @@ class AgentNode(Checked[AgentData]):
     settings = Settings(AgentData)
     inputs = (Handle("input"), Handle("tools", channel="link", many="list"))
     outputs = (Handle("output"), Handle("tool", channel="link"))
+    follows = MappingProxyType({"execute": ("tools",), "materialize": ("tools",)})
 
     def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: FlowContext) -> Any:
         """The answer to what the user said, or to what came in; to the graph's own input, if no edge leads here."""

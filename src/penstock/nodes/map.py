@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from penstock.agents.messages import ToolCall
@@ -61,6 +62,7 @@ class Map(Checked[MapData]):
     settings = Settings(MapData)
     inputs = (Handle("input", "list", required=True), Handle("each", channel="link"))
     outputs = (Handle("output", "list"),)
+    follows = MappingProxyType({"execute": ("each",)})
 
     def look(self, data: MapData, executors: ExecutorRegistry) -> Iterator[Finding]:
         """What keeps the graph inside from running."""

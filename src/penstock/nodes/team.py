@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from penstock.agents.agent import Agent
@@ -99,6 +100,7 @@ class TeamNode(Checked[TeamData]):
         Handle("tools", channel="link", many="list"),
     )
     outputs = (Handle("output"), Handle("tool", channel="link"))
+    follows = MappingProxyType({"execute": ("members",)})  # as a tool it asks for its members when it is called
 
     def look(self, data: TeamData, executors: ExecutorRegistry) -> Iterator[Finding]:
         """Whether somebody leads where somebody has to."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from penstock.kernel.executor import Handle
@@ -26,6 +27,7 @@ class Toolset(Checked[ToolsetData]):
     settings = Settings(ToolsetData)
     inputs = (Handle("tools", channel="link", many="list"),)
     outputs = (Handle("tools", channel="link"),)
+    follows = MappingProxyType({"materialize": ("tools",)})
 
     async def materialize(self, data: Mapping[str, Any], output_handle: str, context: FlowContext) -> list[Any]:
         """The tools, those that are linked first."""

@@ -61,8 +61,14 @@ def test_a_limit_ends_the_answer_with_3(live: Live, penstock: Penstock) -> None:
     assert ended.code == 3
     assert "halted: " in ended.out
     wrong = penstock("chat", "assistant", "-m", "hello", "--max-cost", "much", "--url", live.url)
-    assert wrong.code == 2
-    assert "max_cost_usd" in wrong.err
+    assert wrong.code == 64
+    assert "'--max-cost': it must be a number of US dollars" in wrong.err
+
+
+def test_a_chat_that_is_gone_on_with_has_its_graph(penstock: Penstock) -> None:
+    ended = penstock("chat", "assistant", "--chat", "c1", "-m", "hello", "--url", "http://127.0.0.1:9")
+    assert (ended.code, ended.out) == (64, "")
+    assert ended.err == "penstock: --chat goes on with a chat, which has its graph; leave 'assistant' out, or --chat\n"
 
 
 def test_a_graph_or_a_chat_that_is_not_there_is_one_sentence(live: Live, penstock: Penstock) -> None:

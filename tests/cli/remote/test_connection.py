@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.cli.exits import Failed, Refused
-from penstock.cli.remote.connection import Connection, Event, escaped, read_events
+from penstock.cli.remote.connection import PAGE, Connection, Event, escaped, read_events
+from tests.cli.remote.live import serving
 
 
 def read(text: str) -> list[Event]:
@@ -54,3 +55,18 @@ def test_where_nobody_listens_is_said_with_what_to_do() -> None:
 
 def test_an_id_stays_one_part_of_a_path() -> None:
     assert escaped("../a/b?c#d") == "..%2Fa%2Fb%3Fc%23d"
+
+
+def test_a_log_is_read_page_by_page_to_where_it_is_now() -> None:
+    with serving() as live, Connection(live.url) as server:
+        run_id = live.start("pipeline", "hello")
+        live.ended(run_id)
+        everything = list(server.log(run_id))
+        assert [event.seq for event in everything] == list(range(1, len(everything) + 1))
+        assert everything[-1].type == "run.completed"
+        assert all(list(server.log(run_id, size)) == everything for size in (1, 4, len(everything), PAGE))
+        waiting = live.start("publish", "hello")
+        live.until(waiting, "run.waiting")
+        assert [event.type for event in server.log(waiting)].count("run.waiting") == 1, "and nothing is waited for"
+        with pytest.raises(Failed, match="there is no such run"):
+            list(server.log("nothing"))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from penstock.cli.remote.telling import dollars, used_by
 from tests.cli.conftest import Ended, Penstock
-from tests.cli.remote.live import ANN, BOB, TOKENS, Live, cutting, serving
+from tests.cli.remote.live import ANN, BOB, PENSTOCK, TOKENS, Live, cutting, serving
 
 
 @pytest.fixture
@@ -64,13 +67,17 @@ def test_everything_of_a_tail_is_one_event_a_line_and_json_is_json(live: Live, r
     assert any("call.started" in line for line in everything)
 
 
-def test_a_tail_from_behind_the_end_says_nothing_and_knows_how_it_ended(live: Live, runs: Any) -> None:
+def test_a_tail_from_the_end_says_nothing_and_knows_how_it_ended(live: Live, runs: Any) -> None:
     run_id = live.start("pipeline", "hello")
     live.ended(run_id)
-    assert runs("tail", run_id, "--after", 100_000) == Ended(0, "", "")
+    last = json.loads(runs("show", run_id, "--json").out)["last_seq"]
+    assert runs("tail", run_id, "--after", last) == Ended(0, "", "")
     halted = live.start("pipeline", "hello", max_steps=1)
     live.ended(halted)
-    assert runs("tail", halted, "--after", 100_000).code == 3
+    last = json.loads(runs("show", halted, "--json").out)["last_seq"]
+    assert runs("tail", halted, "--after", last).code == 3
+    ahead = runs("tail", halted, "--after", last + 1)
+    assert (ahead.code, ahead.out, ahead.err.count("\n")) == (2, "", 1)
 
 
 @pytest.mark.parametrize("cuts", [[700], [300, 900, 1_500, 2_000]])
@@ -192,6 +199,51 @@ def test_what_a_run_asks_is_shown_and_answered(live: Live, runs: Any, said: list
     assert (again.code, "asks nothing now" in again.err) == (2, True)
 
 
+def test_a_tail_that_nobody_reads_any_more_leaves_and_the_run_goes_on(live: Live) -> None:
+    run_id = live.start("publish", "spring")
+    live.until(run_id, "run.waiting")
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [*PENSTOCK, "runs", "tail", run_id, "--url", live.url]
+    ended = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writes)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    run = live.do(live.host.get(run_id))
+    assert run is not None
+    assert run.status == "waiting"
+
+
+def test_what_a_run_that_has_not_ended_has_used_is_told_by_its_log(live: Live, runs: Any) -> None:
+    run_id = live.start("publish", "spring")
+    live.until(run_id, "run.waiting")
+    shown = runs("show", run_id).out
+    so_far = json.loads(runs("show", run_id, "--json").out)["so_far"]
+    assert so_far["cost_usd"] > 0
+    assert f"\ncost     {dollars(so_far['cost_usd'])} so far of $1\n" in shown
+    assert f"\ntokens   {so_far['tokens_in']} in, {so_far['tokens_out']} out so far\n" in shown
+    assert runs("ls").out.splitlines()[1].split("  ")[3:] == ["≥ $0.00", "not ended"]
+
+    runs("answer", run_id, "yes")
+    assert live.ended(run_id) == "completed"
+    record = json.loads(runs("show", run_id, "--json").out)
+    assert {name: record[name] for name in so_far} == so_far, "nothing was paid after the question"
+    assert "so_far" not in record
+    assert "so far" not in runs("show", run_id).out
+    assert runs("ls").out.splitlines()[1].split("  ")[3] == dollars(record["cost_usd"])
+
+
+def test_a_call_from_the_journal_says_so_and_is_not_counted_again(live: Live, runs: Any) -> None:
+    run_id = live.start("pipeline", "hello", max_steps=4)
+    assert live.ended(run_id) == "halted"
+    runs("grant", run_id, "--max-steps", 50)
+    assert live.ended(run_id) == "completed"
+    calls = [line for line in runs("tail", run_id).out.splitlines() if "call.ended" in line]
+    assert [line.endswith(" · from the journal") for line in calls] == [False, True, False]
+    kept = json.loads(runs("export", run_id).out)
+    used = used_by(event["data"] for event in kept["events"] if event["type"] == "call.ended")
+    assert used == {name: kept["run"][name] for name in used}
+
+
 def test_no_and_something_to_go_on_with_is_refused(runs: Any) -> None:
     assert runs("answer", "x", "no", "--edit", "1").code == 64
 
@@ -231,6 +283,11 @@ def test_text_that_looks_like_line_ends_or_steers_terminals_is_one_harmless_line
         (["start", "pipeline", "--max-steps", "1_0"], "'--max-steps': '1_0' is not a whole number;"),
         (["start", "pipeline", "--timeout", "١"], "'--timeout': '١' is not a number;"),
         (["grant", "some-run", "--max-tokens", "1.5"], "'--max-tokens': '1.5' is not a whole number;"),
+        (
+            ["start", "pipeline", "--max-cost", "much"],
+            "'--max-cost': it must be a number of US dollars, such as '0.50'",
+        ),
+        (["grant", "some-run", "--max-cost", "-1"], "'--max-cost': it must be a finite, non-negative number of US"),
         (["ls", "--limit", "501"], "'--limit': it must be 500 or less, not 501;"),
         (["tail", "some-run", "--after", "-1"], "'--after': it must be 0 or more, not -1;"),
     ],

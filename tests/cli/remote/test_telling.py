@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.remote.telling import about, advice_for, bill, differing, dollars, event_line, short, took
+from penstock.cli.remote.telling import about, advice_for, bill, differing, dollars, event_line, short, took, used_by
 
 RUN: dict[str, Any] = {
     "id": "r1",
@@ -74,6 +74,19 @@ def test_events_say_what_happened() -> None:
     assert said("run.resumed", epoch=2, replayed=3) == '     7  run.resumed        {"epoch": 2, "replayed": 3}'
     assert said("something.new", what=[1]) == '     7  something.new      {"what": [1]}'
     assert said("run.queued") == "     7  run.queued"
+
+
+def test_what_calls_have_used_leaves_out_what_was_paid_before() -> None:
+    call = {"cost_usd": 0.1, "tokens_in": 3, "tokens_out": 1}
+    assert used_by([call, {**call, "replayed": True}, call, call, {}]) == {
+        "cost_usd": 0.3,
+        "tokens_in": 9,
+        "tokens_out": 3,
+    }
+    assert used_by([]) == {"cost_usd": 0, "tokens_in": 0, "tokens_out": 0}
+    lines = ["".join(text for text, _ in line) for line in about({**RUN, "status": "waiting"}, (), used_by([call]))]
+    assert "cost     $0.10 so far of $0.50, and $0.125 held for calls whose bill nobody knows" in lines
+    assert "tokens   3 in, 1 out so far of 9" in lines
 
 
 def test_amounts_are_as_exact_as_they_are() -> None:

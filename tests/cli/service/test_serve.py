@@ -19,6 +19,7 @@ import pytest
 from penstock.cli.remote.connection import Connection
 from penstock.server.examples import example_graphs
 from tests.cli.conftest import Penstock
+from tests.cli.remote.live import Terminal
 
 PENSTOCK = [sys.executable, "-m", "penstock.cli"]
 
@@ -262,14 +263,15 @@ def test_a_database_of_a_newer_penstock_is_left_alone(directory: Path, penstock:
         (["--models", "nothing:models"], 64, "there is no module 'nothing'"),
         (["--models", "models"], 64, "--models takes module:attribute"),
         (["--prices", "os:environ"], 64, "--prices: there is "),
-        (["--max-cost", "much"], 64, "max_cost_usd must be"),
-        (["--daily", "-1"], 64, "daily_usd"),
+        (["--max-cost", "much"], 64, "'--max-cost': it must be a number of US dollars, such as '0.50', not 'much';"),
+        (["--daily", "-1"], 64, "'--daily': it must be a finite, non-negative number of US dollars"),
+        (["--user-daily", "NaN"], 64, "'--user-daily': it must be a number of US dollars"),
         (["nothing.json"], 64, "there is no file 'nothing.json'"),
         (["empty"], 64, "there is no .json file in 'empty'"),
         (["--max-running", "0"], 64, "'--max-running': it must be 1 or more, not 0;"),
         (["--max-running", "1_0"], 64, "'--max-running': '1_0' is not a whole number;"),
         (["--lease", "inf"], 64, "'--lease': 'inf' is not a number;"),
-        (["--max-cost", "1_0"], 64, "max_cost_usd must be"),
+        (["--max-cost", "1_0"], 64, "'--max-cost': it must be a number of US dollars"),
     ],
     ids=str,
 )
@@ -282,6 +284,13 @@ def test_what_cannot_be_used_is_refused_before_anything_is_served(
     assert (ended, said.count("\n")) == (code, 1)
     assert expected in said
     assert "short\n" not in said
+
+
+def test_mcp_at_a_terminal_says_whom_it_waits_for() -> None:
+    with Terminal("mcp") as terminal:
+        terminal.until("this waits for an MCP client on standard input, and here is a terminal; Ctrl-D ends it")
+        terminal.type("\x04")
+        assert terminal.end() == 0
 
 
 def test_mcp_on_standard_input_offers_the_graphs_as_tools() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
 
 import pytest
 
-from penstock.cli.showing.screen import Screen, complain, encodable, printable, speaks_unicode, write
+from penstock.cli.showing.screen import Screen, complain, encodable, is_left, printable, speaks_unicode, write
 
 
 def stream(encoding: str) -> io.TextIOWrapper:
@@ -58,3 +60,54 @@ def test_which_streams_take_every_character() -> None:
 
 def test_text_on_one_line() -> None:
     assert printable("a\x1b[1m\r\nb\u202e") == "a\ufffd[1m\ufffd\ufffdb\ufffd"
+
+
+class Terminal(io.StringIO):
+    """A terminal, as far as anybody can tell who writes to it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "20")
+    return Terminal()
+
+
+def test_a_line_that_is_whole_is_broken_by_the_terminal_alone(terminal: Terminal) -> None:
+    command = "penstock runs answer 01a1e029-24b4-7629-8e04-a429c61ef6a1 yes"
+    Screen(terminal).show([(command, "")], whole=True)
+    assert terminal.getvalue() == f"{command}\n"
+
+
+def test_a_picture_makes_room_and_comes_back_below(terminal: Terminal) -> None:
+    screen = Screen(terminal)
+    with screen.moving(lambda: [[("one", "")], [("two", "")]]), screen.still():
+        before = terminal.getvalue()
+        screen.show([("a question", "")])
+    after = terminal.getvalue().removeprefix(before)
+    assert before.endswith("\x1b[2K\x1b[1A\x1b[2K"), "what was drawn is gone"
+    assert after.index("a question") < after.index("one")
+    assert "\x1b[1A" not in after[: after.index("one")], "and it is not drawn over what was said meanwhile"
+    assert after.rindex("\x1b[?25h") > after.rindex("\x1b[?25l")
+    with Screen(io.StringIO()).still():
+        pass
+
+
+def test_a_pipe_whose_reader_has_left_is_known_before_and_after_it_is_written_to() -> None:
+    reads, writes = os.pipe()
+    with os.fdopen(writes, "w") as out:
+        assert not is_left(out)
+        os.close(reads)
+        assert is_left(out)
+        write("text", out)
+        assert is_left(out)
+        write("it goes nowhere, and is no error", out)
+
+
+def test_what_is_no_pipe_is_not_left(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        assert [is_left(one) for one in (None, io.StringIO(), stream("utf-8"), file)] == [False] * 4
+    assert not is_left(file)

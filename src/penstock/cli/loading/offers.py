@@ -62,7 +62,7 @@ class Named:
     models: Sequence[str] | None = None
     tools: Sequence[str] | None = None
     prices: Sequence[str] | None = None
-    unknown_prices: UnknownPrices = UnknownPrices.COUNT
+    unknown_prices: UnknownPrices | None = None
 
     def options(self) -> list[str]:
         """The options that ask for something."""
@@ -70,7 +70,7 @@ class Named:
             "--models": self.models,
             "--tools": self.tools,
             "--prices": self.prices,
-            "--unknown-prices": self.unknown_prices is UnknownPrices.REFUSE,
+            "--unknown-prices": self.unknown_prices,
         }
         return [option for option, given in said.items() if given]
 

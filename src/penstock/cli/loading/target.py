@@ -9,6 +9,7 @@ package.module:name       the same in a module
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,6 +60,13 @@ def as_spec(graph: Runnable) -> GraphSpec:
 def problems_of(graph: Runnable, executors: ExecutorRegistry | None) -> list[Problem]:
     """Everything that keeps the graph from running; types and handles are looked at if there are executors."""
     return validate(graph, executors) if isinstance(graph, GraphSpec) else compiled.problems_of(graph)
+
+
+def refuse_for_steps(target: str, options: Sequence[str]) -> None:
+    """Refuse options that are about nodes, where there are none."""
+    if options:
+        has_own = f"{target} is a Graph in Python, whose steps have their own"
+        raise Refused(f"{', '.join(options)}: this is for the nodes of a graph in JSON, and {has_own}")
 
 
 def _graph_in(module: ModuleType, target: str) -> Runnable:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.cli.exits import Refused
+from penstock.errors import InvalidValue
 from penstock.kernel.graph import shown
-from penstock.money import is_decimal
+from penstock.money import is_decimal, to_nanos
 
 MAX_INPUT_BYTES = 64 * 1024 * 1024
 
@@ -20,10 +21,10 @@ def read_input(given: str | None) -> Any:
     if given is None:
         return None
     if given == "-":
-        return _parsed(_from_stdin(), "--input -")
+        return parsed(_from_stdin(), "--input -")
     if given.startswith("@"):
-        return _parsed(read_bytes(Path(given[1:]), "--input"), f"--input {given}")
-    return _parsed(given, "--input")
+        return parsed(read_bytes(Path(given[1:]), "--input"), f"--input {given}")
+    return parsed(given, "--input")
 
 
 def read_bytes(path: Path, what: str) -> bytes:
@@ -60,6 +61,15 @@ def number(text: str) -> float:
     raise ValueError(f"{shown(text)} is not a number")
 
 
+def amount(text: str) -> str:
+    """`text`, if it is an amount of US dollars; ValueError says what one looks like."""
+    try:
+        to_nanos(str(text))
+    except InvalidValue as invalid:
+        raise ValueError(f"it must be {invalid.expected}, not {shown(text)}") from None
+    return text
+
+
 def _from_stdin() -> bytes:
     if sys.stdin is None:
         raise Refused("--input - reads what comes in, and nothing does: standard input is closed")
@@ -71,7 +81,8 @@ def _from_stdin() -> bytes:
     return content
 
 
-def _parsed(text: str | bytes, what: str) -> Any:
+def parsed(text: str | bytes, what: str) -> Any:
+    """The JSON in `text`; Refused, in which it is called `what`, if there is none."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:

@@ -17,10 +17,11 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.exits import Exit, Failed, Refused
-from penstock.cli.options import URL, Token, Url
+from penstock.cli.options import URL, Token, Url, dollars
 from penstock.cli.remote.telling import EXITS, bill
 from penstock.cli.showing.screen import Line, Screen, encodable, printable, say, write
 from penstock.ids import new_run_id
+from penstock.kernel.graph import shown
 
 STOPPING_S = 10.0
 """How long an answer may take to stop before the prompt is back all the same."""
@@ -44,7 +45,7 @@ def chat(
     message: Annotated[
         str | None, typer.Option("--message", "-m", help="Say this, print the answer, and leave.")
     ] = None,
-    max_cost: Annotated[str | None, typer.Option(metavar="USD", help="Spend at most this on each answer.")] = None,
+    max_cost: Annotated[str | None, dollars("Spend at most this on each answer.")] = None,
     url: Url = URL,
     token: Token = None,
 ) -> int:
@@ -65,6 +66,8 @@ def chat(
     """
     from penstock.cli.remote.connection import Connection
 
+    if graph is not None and chat_id is not None:
+        raise Refused(f"--chat goes on with a chat, which has its graph; leave {shown(graph)} out, or --chat")
     limits = None if max_cost is None else {"max_cost_usd": max_cost}
     with Connection(url, token) as server:
         talk = Talk(server, _graph(server, graph, chat_id), chat_id, limits)
@@ -325,8 +328,9 @@ def _obey(talk: Talk, line: str) -> None:
 
 
 def _graph(server: Any, named: str | None, chat_id: str | None) -> str | None:
+    """Who answers; a chat that is gone on with knows by itself."""
     if chat_id is not None:
-        return named
+        return None
     ids = [str(graph["id"]) for graph in server.get("/api/graphs")["graphs"]]
     if named is None and not ids:
         raise Refused("the server has no graph to talk to; penstock serve FILE.json gives it one")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -25,6 +26,8 @@ TRIES = 3
 """So often is asked what can be asked again without doing it twice, if the connection breaks."""
 RECONNECTS = 8
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+PAGE = 500
+"""So many events are asked for at once, which is as many as there are at most."""
 ENDS = frozenset({"run.completed", "run.failed", "run.halted", "run.cancelled"})
 PARKED = "run.parked"
 
@@ -71,15 +74,18 @@ class Connection:
         headers = {"content-type": "application/json"}
         return self._ask("POST", path, TRIES if is_named else 1, content=content, headers=headers)
 
-    def events(self, run_id: str, after: int = 0) -> Iterator[Event]:
-        """The events of a run after that one, as they come, until it has ended; one that is parked is waited for."""
+    def events(self, run_id: str, after: int = 0, *, wanted: Callable[[], bool] = lambda: True) -> Iterator[Event]:
+        """The events of a run after that one, as they come, until it has ended; one that is parked is waited for.
+
+        Whether more are `wanted` is asked whenever something is heard of the server, be it that it is still there.
+        """
         last, broken, why = "", 0, ""
         while True:
             try:
-                for event in self._stream(run_id, after):
+                for event in self._stream(run_id, after, wanted):
                     after, last, broken = event.seq, event.type, 0
                     yield event
-                if last in ENDS or self._has_ended(run_id):
+                if last in ENDS or not wanted() or self._has_ended(run_id):
                     return
                 why = "the run is parked, and no server goes on with it" if last == PARKED else "the stream ended early"
             except httpx2.ConnectError as error:
@@ -101,6 +107,16 @@ class Connection:
         response = self._client.get(f"/api/runs/{escaped(run_id)}")
         return response.status_code == 200 and f"run.{response.json()['status']}" in ENDS
 
+    def log(self, run_id: str, size: int = PAGE) -> Iterator[Event]:
+        """The events of a run up to now; nothing is waited for."""
+        after, last_seq = 0, 1
+        while after < last_seq:
+            page = self.get(f"/api/runs/{escaped(run_id)}/events", after=after, limit=size)
+            for one in page["events"]:
+                yield Event(one["seq"], one["type"], one["data"])
+            after = page["events"][-1]["seq"] if page["events"] else page["last_seq"]
+            last_seq = page["last_seq"]
+
     def export(self, run_id: str) -> dict[str, Any]:
         """Everything that is kept of a run: `run`, `graph` and `events`."""
         kept: dict[str, Any] = {"graph": None, "events": []}
@@ -118,7 +134,7 @@ class Connection:
             raise Failed(f"{self.url} stopped in the middle of the export; ask again")
         return kept
 
-    def _stream(self, run_id: str, after: int) -> Iterator[Event]:
+    def _stream(self, run_id: str, after: int, wanted: Callable[[], bool]) -> Iterator[Event]:
         headers = {"accept": "text/event-stream", "last-event-id": str(after)}
         path = f"/api/runs/{escaped(run_id)}/events"
         timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S)
@@ -127,7 +143,7 @@ class Connection:
                 response.read()
                 raise self._refusal(response)
             response.encoding = "utf-8"
-            yield from read_events(_lines(response.iter_text()))
+            yield from read_events(takewhile(lambda _: wanted(), _lines(response.iter_text())))
 
     def _ask(self, method: str, path: str, tries: int, **request: Any) -> Any:
         try:

@@ -11,9 +11,9 @@ import typer
 
 from penstock.cli.exits import Exit, Refused
 from penstock.cli.loading.values import number, read_input, whole_number
-from penstock.cli.options import URL, AsJson, Token, Url, numeric
-from penstock.cli.remote.telling import EXITS, about, differing, event_line, short, table
-from penstock.cli.showing.screen import Line, Screen, printable, say, write
+from penstock.cli.options import URL, AsJson, Token, Url, dollars, numeric
+from penstock.cli.remote.telling import EXITS, about, differing, event_line, has_ended, short, table, used_by
+from penstock.cli.showing.screen import Line, Screen, is_left, printable, say, write
 from penstock.ids import new_run_id
 
 app = typer.Typer(rich_markup_mode=None)
@@ -51,7 +51,7 @@ class Verdict(StrEnum):
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run.")]
 Input = Annotated[str | None, typer.Option(metavar="JSON|@FILE|-", help="JSON, @file, or - for standard input.")]
-Cost = Annotated[str | None, typer.Option(metavar="USD", help="So many US dollars; for a grant, more.")]
+Cost = Annotated[str | None, dollars("So many US dollars; for a grant, more.")]
 Steps = Annotated[int | None, numeric(whole_number, "N", "So many steps.")]
 Tokens = Annotated[int | None, numeric(whole_number, "N", "So many tokens.")]
 ApiCalls = Annotated[int | None, numeric(whole_number, "N", "So many calls of models and tools.")]
@@ -124,7 +124,7 @@ def ls(
     token: Token = None,
     as_json: AsJson = False,
 ) -> int:
-    """List runs, the newest first.
+    """List runs, the newest first; one that has not ended has cost at least what is shown.
 
     \b
     Examples:
@@ -150,6 +150,8 @@ def ls(
 def show(run_id: RunId, url: Url = URL, token: Token = None, as_json: AsJson = False) -> int:
     """Show a run: how it stands, what it has used of what it may, why it stopped, and what to do about it.
 
+    What a run has used that has not ended yet is what its calls so far have cost, by its log.
+
     \b
     Examples:
       penstock runs show RUN
@@ -161,10 +163,11 @@ def show(run_id: RunId, url: Url = URL, token: Token = None, as_json: AsJson = F
     """
     with _server(url, token) as server:
         run = server.get(f"/api/runs/{_escaped(run_id)}")
+        so_far = None if has_ended(run) else used_by(one.data for one in server.log(run_id) if one.type == "call.ended")
         questions = [] if as_json or run["status"] != "waiting" else _questions(server, run_id)
     if as_json:
-        return _print_json(run)
-    _show(*about(run, questions))
+        return _print_json(run if so_far is None else {**run, "so_far": so_far})
+    _show(*about(run, questions, so_far))
     return Exit.OK
 
 
@@ -180,7 +183,7 @@ def tail(
     """Follow a run to its end, and leave with its exit code.
 
     A connection that breaks, or a server that is started again, is no end: it is taken up where it broke. Ctrl-C stops
-    the following, and not the run.
+    the following, and not the run; so does a reader that leaves, as in `| head`.
 
     \b
     Examples:
@@ -189,18 +192,18 @@ def tail(
 
     \b
     Exit codes:
-      0 completed   2 failed, or there is no such run   3 halted by a limit   130 cancelled
+      0 completed, or left before the end   2 failed, or there is no such run   3 halted by a limit   130 cancelled
     """
     status = ""
     lines = Tail(everything)
     with _server(url, token) as server:
-        for event in server.events(run_id, after):
+        for event in server.events(run_id, after, wanted=lambda: not is_left(sys.stdout)):
             status = event.type.removeprefix("run.")
             if as_json:
                 say(json.dumps({"seq": event.seq, "type": event.type, "data": event.data}))
             else:
                 lines.add(event.seq, event.type, event.data)
-        if status not in EXITS:  # the end was told before
+        if status not in EXITS:  # the end was told before, or nobody reads on
             status = server.get(f"/api/runs/{_escaped(run_id)}")["status"]
     return EXITS.get(status, Exit.OK)
 
@@ -411,14 +414,9 @@ class Tail:
         self._everything = everything
         self._speaker: str | None = None
         self._held: list[Line] = []
-        self._replayed: set[str] = set()
 
     def add(self, seq: int, kind: str, data: dict[str, Any]) -> None:
         """The next event."""
-        if data.get("replayed"):
-            self._replayed.add(data.get("call_id", ""))
-        elif kind == "call.ended" and data.get("call_id") in self._replayed:
-            data = {**data, "replayed": True}
         if kind == "text.delta" and not self._everything:
             self._flow(seq, kind, data)
         elif kind in ("call.ended", "limit") and self._speaker is not None:

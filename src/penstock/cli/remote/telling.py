@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.cli.exits import Exit
 from penstock.cli.showing.screen import Line, printable
-from penstock.money import format_usd, to_nanos
+from penstock.money import format_usd, to_nanos, to_usd
 
 COLOURS = {
     "queued": "cyan",
@@ -48,7 +48,7 @@ SHOWN_CHARACTERS = 160
 def table(found: Iterable[Mapping[str, Any]]) -> Iterator[Line]:
     """Runs, one a line, under a head."""
     heads = ("RUN", "STATUS", "GRAPH", "COST", "TOOK")
-    rows = [(run["id"], run["status"], _graph(run), dollars(run["cost_usd"]), took(run)) for run in found]
+    rows = [(run["id"], run["status"], _graph(run), _cost(run), took(run)) for run in found]
     widths = [max(len(str(row[at])) for row in [heads, *rows]) for at in range(len(heads))]
     yield [("  ".join(head.ljust(width) for head, width in zip(heads, widths, strict=True)).rstrip(), "bold")]
     for row in rows:
@@ -56,14 +56,17 @@ def table(found: Iterable[Mapping[str, Any]]) -> Iterator[Line]:
         yield [(f"{cells[0]}  ", ""), (f"{cells[1]}  ", COLOURS.get(row[1], "")), ("  ".join(cells[2:]).rstrip(), "")]
 
 
-def about(run: Mapping[str, Any], questions: Iterable[Mapping[str, Any]] = ()) -> Iterator[Line]:
+def about(
+    run: Mapping[str, Any], questions: Iterable[Mapping[str, Any]] = (), so_far: Mapping[str, Any] | None = None
+) -> Iterator[Line]:
     """A run: how it stands, what it has used of what it may, why it stopped, and what to do about it."""
+    used, yet = (run, "") if so_far is None else (so_far, " so far")
     yield [(f"{run['id']}  ", "bold"), (run["status"], COLOURS.get(run["status"], ""))]
     yield [(f"graph    {run['graph_id']}, version {run['graph_version']}", "")]
     yield [(f"owner    {printable(str(run.get('owner', '')))}", "")]
     yield [(f"took     {took(run)}", "")]
-    yield [(f"cost     {dollars(run['cost_usd'])}{_of(run, 'max_cost_usd', '$')}{_unresolved(run)}", "")]
-    yield [(f"tokens   {run['tokens_in']:,} in, {run['tokens_out']:,} out{_of(run, 'max_tokens')}", "")]
+    yield [(f"cost     {dollars(used['cost_usd'])}{yet}{_of(run, 'max_cost_usd', '$')}{_unresolved(run)}", "")]
+    yield [(f"tokens   {used['tokens_in']:,} in, {used['tokens_out']:,} out{yet}{_of(run, 'max_tokens')}", "")]
     if run.get("stop_reason"):
         yield [(f"stopped  {run['stop_reason']}: {printable(str(run.get('error') or ''))}", "red")]
     elif run.get("error"):
@@ -74,6 +77,20 @@ def about(run: Mapping[str, Any], questions: Iterable[Mapping[str, Any]] = ()) -
         yield [(f"asked    {short(one['question'])}", "yellow")]
     if advice := advice_for(run):
         yield [(f"→ {advice}", "cyan")]
+
+
+def used_by(calls: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What calls that have ended cost together; what was found in a journal was paid before."""
+    paid = [call for call in calls if not call.get("replayed")]
+    used: dict[str, Any] = {
+        name: sum(int(call.get(name) or 0) for call in paid) for name in ("tokens_in", "tokens_out")
+    }
+    return {"cost_usd": to_usd(sum(to_nanos(float(call.get("cost_usd") or 0)) for call in paid)), **used}
+
+
+def has_ended(run: Mapping[str, Any]) -> bool:
+    """Whether the record of a run says what it has used: that is written at its end."""
+    return run["status"] in EXITS
 
 
 def advice_for(run: Mapping[str, Any]) -> str:
@@ -169,6 +186,10 @@ def _said(kind: str, data: Mapping[str, Any]) -> str:
     again = "· from the journal" if is_replayed else ""
     node = str(data.get("node_id", ""))
     return " ".join(part for part in (node, text, spent, again) if part)
+
+
+def _cost(run: Mapping[str, Any]) -> str:
+    return dollars(run["cost_usd"]) if has_ended(run) else f"≥ {dollars(run['cost_usd'])}"
 
 
 def _graph(run: Mapping[str, Any]) -> str:

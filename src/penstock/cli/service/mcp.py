@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
-import typer
-
-from penstock.cli.options import Database, Executors, Models, Prices, Tools, UnknownPrices, Unpriced
+from penstock.cli.options import Database, Executors, Models, Prices, Tools, Unpriced, dollars
 from penstock.cli.service.serve import Graphs
+from penstock.cli.showing.screen import complain
 
 
 def mcp(
@@ -17,10 +17,8 @@ def mcp(
     tools: Tools = None,
     executors: Executors = None,
     prices: Prices = None,
-    unknown_prices: Unpriced = UnknownPrices.COUNT,
-    max_cost: Annotated[
-        str, typer.Option(metavar="USD", help="What a run may spend where nobody says otherwise.")
-    ] = "1",
+    unknown_prices: Unpriced = None,
+    max_cost: Annotated[str, dollars("What a run may spend where nobody says otherwise.")] = "1",
 ) -> int:
     """Be an MCP server on standard input and output; each graph is a tool.
 
@@ -38,6 +36,8 @@ def mcp(
     from penstock.cli.loading.offers import Named
     from penstock.cli.service.serving import Asked, serve_tools
 
+    if sys.stdin is not None and sys.stdin.isatty():
+        complain("this waits for an MCP client on standard input, and here is a terminal; Ctrl-D ends it")
     return serve_tools(
         Asked(
             graphs=tuple(graphs or ()),

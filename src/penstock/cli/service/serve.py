@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.loading.values import number, whole_number
-from penstock.cli.options import Database, Executors, Models, Prices, Tools, UnknownPrices, Unpriced, numeric
+from penstock.cli.options import Database, Executors, Models, Prices, Tools, Unpriced, dollars, numeric
 
 USUAL_DATABASE = "sqlite:///penstock.db"
 
@@ -32,14 +32,12 @@ def serve(
     tools: Tools = None,
     executors: Executors = None,
     prices: Prices = None,
-    unknown_prices: Unpriced = UnknownPrices.COUNT,
+    unknown_prices: Unpriced = None,
     max_running: Annotated[int, numeric(whole_number, "N", "Work on at most N runs at once.", least=1)] = 64,
     max_running_per_user: Annotated[int, numeric(whole_number, "N", "At most N of one user.", least=1)] = 8,
-    max_cost: Annotated[
-        str, typer.Option(metavar="USD", help="What a run may spend where nobody says otherwise.")
-    ] = "1",
-    user_daily: Annotated[str | None, typer.Option(metavar="USD", help="What one user may spend in a day.")] = None,
-    daily: Annotated[str | None, typer.Option(metavar="USD", help="What all may spend in a day.")] = None,
+    max_cost: Annotated[str, dollars("What a run may spend where nobody says otherwise.")] = "1",
+    user_daily: Annotated[str | None, dollars("What one user may spend in a day.")] = None,
+    daily: Annotated[str | None, dollars("What all may spend in a day.")] = None,
     keep_days: Annotated[float, numeric(number, "DAYS", "How long ended runs are kept.", least=0.01)] = 30,
     lease: Annotated[
         float,

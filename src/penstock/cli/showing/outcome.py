@@ -138,13 +138,16 @@ def _why(outcome: Outcome) -> str:
 def results(outcome: Outcome) -> Iterator[str]:
     """The results: one on a line where it fits, and below its name where it does not."""
     for name, value in outcome.results.items():
-        text = _text(jsonable(value))
-        lines = [printable(line.expandtabs(4)) for line in _cut(text).splitlines()] or [""]
-        name = printable(name)
-        if len(lines) == 1 and len(name) + len(lines[0]) <= ONE_LINE:
-            yield f"{name}: {lines[0]}"
-        else:
-            yield "\n".join([f"{name}:", *(f"  {line}" for line in lines)])
+        yield "\n".join(titled(printable(name), value, "; --json shows them"))
+
+
+def titled(name: str, value: Any, hint: str = "") -> list[str]:
+    """A value as people read it, behind its name or below; `hint` says where to find what is too long to be shown."""
+    text = _cut(_text(jsonable(value)), hint)
+    lines = [printable(line.expandtabs(4)) for line in text.splitlines()] or [""]
+    if len(lines) == 1 and len(name) + len(lines[0]) <= ONE_LINE:
+        return [f"{name}: {lines[0]}"]
+    return [f"{name}:", *(f"  {line}" for line in lines)]
 
 
 def _text(data: Any) -> str:
@@ -154,6 +157,6 @@ def _text(data: Any) -> str:
     return short if len(short) <= ONE_LINE else json.dumps(data, ensure_ascii=False, indent=2)
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, hint: str) -> str:
     more = len(text) - MAX_SHOWN
-    return text if more <= 0 else f"{text[:MAX_SHOWN]}\n… {more} more characters; --json shows them"
+    return text if more <= 0 else f"{text[:MAX_SHOWN]}\n… {more} more characters{hint}"

@@ -7,16 +7,19 @@ encode are spelled in ASCII. Knows nothing of what is shown.
 from __future__ import annotations
 
 import os
+import select
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, TextIO
+from weakref import WeakSet
 
 from penstock.cli.exits import Unwritten
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.live import Live
     from rich.text import Text
 
 Line = list[tuple[str, str]]
@@ -31,12 +34,18 @@ IN_ASCII = str.maketrans(
 )
 
 
+_left: WeakSet[TextIO] = WeakSet()
+"""Streams that could not be written to any more."""
+
+
 class Screen:
     """One stream as something to draw on."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self.stream = stream
         self._console = _console(stream)
+        self._live: Live | None = None
+        """What draws a picture that moves, while one does."""
 
     @property
     def moves(self) -> bool:
@@ -56,22 +65,48 @@ class Screen:
     def show(self, *lines: Line, whole: bool = False) -> None:
         """Print the lines; one that is too long for a terminal ends in an ellipsis, or goes on below if `whole`."""
         if self._console is not None:
-            self._console.print(self._styled(lines, sys.maxsize if whole else self.width))
+            # The terminal itself breaks what is whole, so that a command copied from there is still on one line.
+            self._console.print(self._styled(lines, sys.maxsize if whole else self.width), soft_wrap=whole)
             return
         for line in lines:
             write("".join(text for text, _ in line).rstrip(), self.stream)
 
-    def moving(self, picture: Callable[[], Iterable[Line]]) -> AbstractContextManager[object]:
+    @contextmanager
+    def moving(self, picture: Callable[[], Iterable[Line]]) -> Iterator[None]:
         """Draw the newest picture, twelve times a second, on a thread of its own; the last one stays."""
+        self._begin(picture)
+        try:
+            yield
+        finally:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Take the picture away, if one moves, for as long as the block needs the terminal."""
+        if self._live is None:
+            yield
+            return
+        self._live.transient = True
+        self._live.stop()
+        try:
+            yield
+        finally:
+            self._begin(self._picture)
+
+    def _begin(self, picture: Callable[[], Iterable[Line]]) -> None:
         if self._console is None:
-            return nullcontext()
+            return
         from rich.live import Live
 
-        return Live(
+        self._picture = picture
+        self._live = Live(
             get_renderable=lambda: self._styled(picture(), self.width),
             console=self._console,
             refresh_per_second=FRAMES_PER_SECOND,
         )
+        self._live.start()
 
     def restore(self) -> None:
         """Make the cursor visible again, for whoever leaves in the middle of a picture."""
@@ -130,6 +165,17 @@ def write(text: str, stream: TextIO | None, end: str = "\n") -> None:
             raise Unwritten(f"standard output cannot be written: {error.strerror}") from error
 
 
+def is_left(stream: TextIO | None) -> bool:
+    """Whether the stream is a pipe whose reader has left; who has nothing else to do can leave, too."""
+    if stream is None or stream in _left:
+        return stream is not None
+    with suppress(AttributeError, OSError, ValueError):  # it is no file, or the system cannot tell
+        asked = select.poll()
+        asked.register(stream, 0)
+        return any(found & select.POLLERR for _, found in asked.poll(0))
+    return False
+
+
 def encodable(text: str, stream: TextIO | None) -> str:
     """`text` as the stream can encode it: our own marks in ASCII, anything else by its escape."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -171,6 +217,7 @@ def flush() -> None:
 
 def _discard(stream: TextIO) -> None:
     """Send what still comes to nowhere: the interpreter flushes at its end, and would complain."""
+    _left.add(stream)
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
