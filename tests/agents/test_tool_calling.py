@@ -15,7 +15,7 @@ from penstock.agents.loop import Conversation
 from penstock.agents.model import ModelRequest
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tool_calling import ToolCallingLoop
-from penstock.agents.tools import tool
+from penstock.agents.tools import MAX_CALLS_PER_TURN, tool
 from tests.agents.scripts import priced, use
 
 
@@ -56,6 +56,25 @@ async def test_a_wrong_call_is_told_to_the_model_which_goes_on() -> None:
     assert result.result == "sorry"
     assert "there is no tool 'lose'" in run.data.messages[2].text
     assert "q: Field required" in run.data.messages[4].text
+
+
+async def test_of_a_turn_with_too_many_calls_the_conversation_keeps_as_many_as_one_may_have() -> None:
+    asked = [use("find", f"c{number}", q="x") for number in range(5_000)]
+    result, run = await run_loop(ToolCallingLoop(ScriptedModel([asked, "sorry"]), [find]))
+    assert result.result == "sorry"
+    _, said, *told, _ = run.data.messages
+    assert said.tool_calls == tuple(asked[:MAX_CALLS_PER_TURN])
+    assert [one.tool_call_id for one in told] == [call.id for call in said.tool_calls]
+    assert {one.text for one in told} == {
+        "not run: 5000 calls in one turn, and at most 128 are; ask for fewer at a time"
+    }
+
+
+async def test_a_turn_of_as_many_calls_as_one_may_have_is_run_and_kept_whole() -> None:
+    asked = [use("find", f"c{number}", q="x") for number in range(MAX_CALLS_PER_TURN)]
+    _, run = await run_loop(ToolCallingLoop(ScriptedModel([asked, "done"]), [find]))
+    assert {one.text for one in run.data.messages[2:-1]} == {"x: 60 m"}
+    assert len(run.data.messages) == MAX_CALLS_PER_TURN + 3
 
 
 @pytest.mark.requirement("T-9")

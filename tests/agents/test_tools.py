@@ -428,13 +428,16 @@ async def test_one_call_that_stops_the_agent_ends_the_others() -> None:
     assert ended == ["wait"]
 
 
-async def test_too_many_calls_in_one_turn_are_all_refused() -> None:
+async def test_too_many_calls_in_one_turn_are_all_refused_and_that_is_written_down_once() -> None:
     calls = [use("find", f"c{number}", q="x") for number in range(MAX_CALLS_PER_TURN + 1)]
     run = priced()
     results = await execute_all(Tools([find]), run, calls)
     assert [result.call_id for result in results] == [call.id for call in calls]
     assert all(result.is_error and "ask for fewer" in result.content for result in results)
-    assert run.stats.failed_count == len(calls)
+    assert (run.stats.failed_count, run.usage.steps_executed) == (1, 0)
+    (refused,) = tool_calls(run)
+    assert (refused.name, refused.error) == ("find", "TooManyToolCalls")
+    assert refused.stop_reason == results[0].content
 
 
 class Thing:

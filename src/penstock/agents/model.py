@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 
 from penstock.agents.hooks import Execution, OnDelta, running_execution
 from penstock.agents.messages import Message, ToolCall, Transcript, bytes_of
-from penstock.agents.tools import ToolSpec
+from penstock.agents.tools import MAX_CALLS_PER_TURN, ToolSpec
 from penstock.errors import PenstockError
 from penstock.runtime import door
 from penstock.runtime.billing.usage import Usage
@@ -101,7 +101,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A tool call in a streamed answer has become known."""
+    """A tool call in a streamed answer has become known; those beyond what one turn may have are not told."""
 
     call: ToolCall
     source: str = ""
@@ -231,7 +231,7 @@ class Model:
             request.received = [response.text] if response.text else []
             for piece in request.received:
                 told.tell(context, TextDelta(piece, source))
-            for call in response.tool_calls:
+            for call in response.tool_calls[:MAX_CALLS_PER_TURN]:
                 told.tell(context, ToolCallDelta(call, source))
         return response
 
@@ -248,6 +248,7 @@ class Model:
         async def stream(request: ModelRequest) -> ModelResponse:
             source = context._source.path
             received = request.received = []
+            calls_told = 0
             call = running_call.get()
             assert call is not None
             pieces = cast(AsyncGenerator[str | ToolCall | Usage | ModelResponse, None], self.request_stream(request))
@@ -262,7 +263,8 @@ class Model:
                     elif isinstance(piece, str):
                         received.append(piece)
                         told.tell(context, TextDelta(piece, source))
-                    else:
+                    elif calls_told < MAX_CALLS_PER_TURN:
+                        calls_told += 1
                         told.tell(context, ToolCallDelta(piece, source))
             raise TruncatedResponse(self.name, "".join(received))
 

@@ -26,7 +26,14 @@ from penstock.agents.model import (
     ModelSettings,
     TruncatedResponse,
 )
-from penstock.agents.tools import MAX_PARALLEL_TOOLS, ToolChain, as_chain, execute_all, execute_one
+from penstock.agents.tools import (
+    MAX_CALLS_PER_TURN,
+    MAX_PARALLEL_TOOLS,
+    ToolChain,
+    as_chain,
+    execute_all,
+    execute_one,
+)
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.options import must_be, must_be_at_least, must_be_text
 
@@ -79,13 +86,15 @@ class ToolCallingLoop:
             if answered is not None:
                 return answered
             tries_left -= 1
-        said = response.message
+        # What is beyond the cap is refused: providers want a result for every call they are shown, and every turn that
+        # follows would pay for both.
+        said = Message.assistant(response.text, calls[:MAX_CALLS_PER_TURN])
         try:
             if len(calls) == 1:
                 told: tuple[Message, ...] = (said, Message.tool(await execute_one(self.tools, context, calls[0])))
             else:
                 results = await execute_all(self.tools, context, calls, self.max_parallel_tools)
-                told = (said, *map(Message.tool, results))
+                told = (said, *map(Message.tool, results[:MAX_CALLS_PER_TURN]))
         except BaseException:
             # A conversation in use has a result for every call; the history tells what was asked for.
             data.add_iteration_history(Iteration((said,), is_complete=False))

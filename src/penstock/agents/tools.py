@@ -46,7 +46,7 @@ from penstock.tracing.redaction import redact
 MAX_RESULT_CHARACTERS = 100_000
 """So much of a result is told to the model; more would be paid for in every later turn."""
 MAX_CALLS_PER_TURN = 128
-"""A turn that asks for more is refused as a whole."""
+"""A turn that asks for more is refused as a whole; the conversation keeps so many of its calls."""
 MAX_PARALLEL_TOOLS = 8
 MAX_PLAIN = 1 << 64
 MAX_NAME = 64
@@ -288,8 +288,7 @@ async def execute_all(
 ) -> list[ToolResult]:
     """Run the calls of one turn, so many at a time; the results in the order of the calls."""
     if len(calls) > MAX_CALLS_PER_TURN:
-        told = f"not run: {len(calls)} calls in one turn, and at most {MAX_CALLS_PER_TURN} are; ask for fewer at a time"
-        return [_refuse(context, call, "TooManyToolCalls", told) for call in calls]
+        return _refuse_all(context, calls)
     if len(calls) == 1 or max_parallel == 1:
         return [await execute_one(chain, context, call, at) for at, call in enumerate(calls)]
     results: list[Any] = [None] * len(calls)
@@ -389,6 +388,13 @@ def _refuse(context: ExecutionContext, call: ToolCall, error: str, told: str) ->
     name = _cut(call.name)
     context.record_event(ToolCallTrace(name=name, status="fail", error=error, stop_reason=told[:500]))
     return ToolResult(call.id, name, told, is_error=True)
+
+
+def _refuse_all(context: ExecutionContext, calls: Sequence[ToolCall]) -> list[ToolResult]:
+    """Nothing of the turn runs: written down once, for all of them, so that a turn costs the same whatever it asks."""
+    told = f"not run: {len(calls)} calls in one turn, and at most {MAX_CALLS_PER_TURN} are; ask for fewer at a time"
+    _refuse(context, calls[0], "TooManyToolCalls", told)
+    return [ToolResult(call.id, _cut(call.name), told, is_error=True) for call in calls]
 
 
 def _cut(name: object) -> str:
