@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, closing
@@ -214,6 +215,19 @@ async def test_a_deleted_file_is_said_and_never_made_anew(path: Path) -> None:
             with pytest.raises(StoreUnavailable, match=r"gone.*put it back"):
                 await asked
     assert not os.path.exists(path)  # noqa: ASYNC240 -- the database is closed
+
+
+async def test_a_file_is_made_for_its_owner_alone_and_one_that_is_there_is_left_as_open_as_it_is(path: Path) -> None:
+    def modes() -> set[int]:
+        return {stat.S_IMODE(one.stat().st_mode) for one in path.parent.iterdir() if one.name.startswith(path.name)}
+
+    async with opened(path) as database:
+        await database.write(saying("a"))
+        assert await asyncio.to_thread(modes) == {0o600}
+    await asyncio.to_thread(path.chmod, 0o640)
+    async with opened(path) as database:
+        await database.write(saying("b"))
+        assert await asyncio.to_thread(modes) == {0o640}
 
 
 async def test_a_place_where_no_file_can_be_is_said(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ class SqliteFile:
         with _FORK_LOCK:  # known to the fork before there is a connection that a fork could catch
             _FILES.add(self)
         with self._locked(), self._faults_told():
+            _make_private(self.path)
             self._connection = self._connect("rwc")
 
     @contextmanager
@@ -266,6 +267,12 @@ def _rolled_back(connection: sqlite3.Connection, act: Callable[[sqlite3.Connecti
         return act(connection)
     finally:
         connection.execute("ROLLBACK")
+
+
+def _make_private(path: Path) -> None:
+    """Make the file, if it is not there, for its owner alone; SQLite makes those beside it as it is."""
+    with suppress(OSError):  # it is there, or SQLite says why it cannot be
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _is_busy(error: sqlite3.Error) -> bool:

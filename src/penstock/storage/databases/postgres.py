@@ -39,6 +39,9 @@ PAUSE_S = 0.02
 RECONNECT_S = 0.5
 CONNECT_S = 2.0
 """How long an act waits for a connection: short enough for a service to say in time that it cannot be done."""
+LOCKED_S = 1.5
+"""How long a statement waits for what somebody else has locked: after a second the server looks for two that wait for
+each other."""
 
 TURNED_AWAY = (
     asyncpg.SerializationError,
@@ -69,8 +72,9 @@ ADVICE: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
     ((asyncpg.ReadOnlySQLTransactionError,), "connect to the server that takes writes"),
     ((asyncpg.TooManyConnectionsError,), "allow more connections there, or use fewer here"),
     ((asyncpg.DiskFullError,), "free space on the server's disk"),
-    ((asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError), "run `penstock db upgrade`"),
+    ((asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError), "run `penstock db upgrade --db URL` for it"),
     ((TimeoutError, asyncpg.QueryCanceledError), "see what keeps the server busy, then ask again"),
+    ((asyncpg.LockNotAvailableError,), "see who keeps a lock on the server, then ask again"),
     ((*LOST, OSError), "see whether the server runs and can be reached, then ask again"),
 )
 """What to do about a fault."""
@@ -278,7 +282,7 @@ class PostgresDatabase:
 
 
 def _unstuck_after(timeout_s: float) -> Any:
-    """Connections whose transaction the server ends when nothing comes for so long.
+    """Connections whose transaction the server ends when nothing comes for so long, or it waits for a lock.
 
     A process may be stopped in the middle of one. It keeps what it has locked, its own run for one, and nobody could
     take that over. It is said by a statement, for a pooler that keeps sessions takes few settings with the greeting.
@@ -286,7 +290,10 @@ def _unstuck_after(timeout_s: float) -> Any:
 
     class Connection(asyncpg.Connection):  # type: ignore[misc]
         __slots__ = ()
-        unstuck = f"SET idle_in_transaction_session_timeout = {max(1, round(timeout_s * 1_000))}"
+        unstuck = (
+            f"SET idle_in_transaction_session_timeout = {max(1, round(timeout_s * 1_000))}; "
+            f"SET lock_timeout = {max(1, round(min(LOCKED_S, timeout_s) * 1_000))}"
+        )
 
         def get_reset_query(self) -> str:
             return f"{super().get_reset_query()}\n{self.unstuck};"

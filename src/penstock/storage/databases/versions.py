@@ -44,7 +44,8 @@ def check(where: str, found: int) -> None:
         raise _newer(where, found)
     if 0 < found < newest():
         raise StoreUnavailable(
-            f"{where!r} is of version {found}, and this Penstock needs version {newest()}; run `penstock db upgrade`"
+            f"{where!r} is of version {found}, and this Penstock needs version {newest()}; "
+            "run `penstock db upgrade --db URL` for it"
         )
 
 

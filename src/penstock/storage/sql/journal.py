@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage.databases.port import Database, Row, Transaction, Value, marks
-from penstock.storage.sql import codec
+from penstock.storage.sql import codec, once
 from penstock.storage.sql.runs import check_claim
 
 KINDS = ("node", "llm", "tool", "value")
@@ -25,7 +25,9 @@ class SqlJournalStore:
 
     async def load(self, run_id: str) -> Sequence[JournalEntry]:
         async def act(transaction: Transaction) -> Sequence[JournalEntry]:
-            return [_entry(run_id, row) for row in await transaction.rows(SELECT, codec.sought(run_id))]
+            rows = await transaction.rows(SELECT, codec.sought(run_id))
+            values = await once.whole(transaction, [(run_id, row[2]) for row in rows])
+            return [_entry(run_id, row, value) for row, value in zip(rows, values, strict=True)]
 
         return await self._database.read(act)
 
@@ -69,8 +71,8 @@ def _written(run_id: str, entry: JournalEntry) -> tuple[Value, ...]:
     )
 
 
-def _entry(run_id: str, row: Row) -> JournalEntry:
-    key, kind, value, *figures = row
+def _entry(run_id: str, row: Row, value: str) -> JournalEntry:
+    key, kind, _, *figures = row
     which = f"{run_id}/{key}"
     known = codec.read_one_of("journal", which, KINDS, kind)
     return JournalEntry(key, known, codec.read_document("journal", which, value), *figures)

@@ -13,11 +13,12 @@ from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict, Fenced
 from penstock.hosting.records import CLAIMED, ENDED, TRANSITIONS, RunRecord, RunStatus
 from penstock.storage.databases.port import Database, Row, Transaction, Value, marks, portions
-from penstock.storage.sql import codec
+from penstock.storage.sql import codec, once
 from penstock.storage.sql.memories import forget_runs
 
 FIELDS = RunRecord._fields
 COLUMNS = ", ".join(FIELDS)
+ID, OUTPUT = FIELDS.index("id"), FIELDS.index("output")
 
 WRITTEN: Mapping[str, Callable[[str, object], Value]] = {
     "id": codec.name,
@@ -99,7 +100,7 @@ class SqlRunStore:
     async def get(self, run_id: str) -> RunRecord | None:
         async def act(transaction: Transaction) -> RunRecord | None:
             row = await transaction.row(SELECT, codec.sought(run_id))
-            return None if row is None else _record(row)
+            return None if row is None else await _read(transaction, row)
 
         return await self._database.read(act)
 
@@ -121,7 +122,7 @@ class SqlRunStore:
         values.append(codec.limit(limit))
 
         async def act(transaction: Transaction) -> Sequence[RunRecord]:
-            return [_record(row) for row in await transaction.rows(statement, *values)]
+            return await _read_all(transaction, await transaction.rows(statement, *values))
 
         return await self._database.read(act)
 
@@ -237,6 +238,16 @@ def _written(run: RunRecord) -> list[Value]:
     return [write(field, getattr(run, field)) for field, write in WRITTEN.items()]
 
 
+async def _read(transaction: Transaction, row: Row) -> RunRecord:
+    (record,) = await _read_all(transaction, [row])
+    return record
+
+
+async def _read_all(transaction: Transaction, rows: Sequence[Row]) -> list[RunRecord]:
+    outputs = await once.whole(transaction, [(row[ID], row[OUTPUT]) for row in rows])
+    return [_record((*row[:OUTPUT], output, *row[OUTPUT + 1 :])) for row, output in zip(rows, outputs, strict=True)]
+
+
 def _record(row: Row) -> RunRecord:
     kept = dict(zip(FIELDS, row, strict=True))
     id = kept["id"]
@@ -258,7 +269,7 @@ async def _there(transaction: Transaction, run_id: str) -> RunRecord:
     row = await transaction.row(f"{SELECT}{transaction.dialect.update_lock}", codec.sought(run_id))
     if row is None:
         raise KeyError(f"no run {run_id!r}")
-    return _record(row)
+    return await _read(transaction, row)
 
 
 async def _replaced(
@@ -269,11 +280,13 @@ async def _replaced(
     changes = {field: new for field, old, new in pairs if new != old}
     if not changes:
         return known
+    if after.status == "completed" and "output" in changes:
+        changes["output"] = await once.left_out(transaction, known.id, str(changes["output"]))
     settings = ", ".join(f"{field} = ?" for field in changes)
     statement = f"UPDATE runs SET {settings} WHERE id = ? RETURNING {COLUMNS}"
     row = await transaction.row(statement, *changes.values(), known.id)
     assert row is not None, "it is there, and locked"
-    return _record(row)
+    return await _read(transaction, row)
 
 
 def _as_asked(known: RunRecord, after: RunRecord, why: str) -> RunRecord:
