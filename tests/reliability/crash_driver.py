@@ -3,6 +3,9 @@
 A server of forks: it imports once, which takes seconds, and forks a child for each attempt, which takes none. It reads
 one JSON line for each and answers with how the child ended. A child opens the stores, goes on with the run where it
 is, and writes what it does to a file, line by line, each with one write: what was written survives the child.
+
+A child that is to be killed in the middle of its work says when that begins, over a pipe: the kill comes so long after
+that, however long it took to open a database or to wait for a lease.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
@@ -108,20 +112,28 @@ Work = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
 
 
 def serve(work: Work) -> None:
-    """Fork a child for each line of input; say how each ended, killed after `kill_after_s` if that is given."""
+    """Fork a child for each line of input; say how each ended, and how long it was at work."""
     for line in sys.stdin:
         command = json.loads(line)
+        heard, says = os.pipe()
         child = os.fork()
         if child == 0:
-            _live(work, command)
-        sys.stdout.write(json.dumps({"status": _ended(child, command.get("kill_after_s"))}) + "\n")
+            os.close(heard)
+            _live(work, command, says)
+        os.close(says)
+        status, worked_s = _ended(child, heard, command.get("kill_after_s"))
+        os.close(heard)
+        sys.stdout.write(json.dumps({"status": status, "worked_s": worked_s}) + "\n")
         sys.stdout.flush()
 
 
-def _live(work: Work, command: dict[str, Any]) -> None:
+def _live(work: Work, command: dict[str, Any], says: int) -> None:
     status = 1
     try:
-        crash_points.arm(command.get("crash_at") or "")
+        if begins_at := command.get("begins_at"):
+            crash_points.arm(begins_at, die=lambda: _say(says))
+        else:
+            crash_points.arm(command.get("crash_at") or "")
         asyncio.run(work(command))
         status = 0
     except BaseException as error:
@@ -130,17 +142,19 @@ def _live(work: Work, command: dict[str, Any]) -> None:
         os._exit(status)
 
 
-def _ended(child: int, kill_after_s: float | None) -> int:
-    if kill_after_s is not None:
-        handle = os.pidfd_open(child)
-        try:
-            gone, _, _ = select.select([handle], [], [], kill_after_s)
-        finally:
-            os.close(handle)
-        if not gone:
+def _say(says: int) -> None:
+    os.write(says, b".")
+
+
+def _ended(child: int, heard: int, kill_after_s: float | None) -> tuple[int, float | None]:
+    """How it ended, and how long after its work had begun, if it had; who is gone says no more."""
+    began = time.monotonic() if os.read(heard, 1) else None
+    if began is not None and kill_after_s is not None:
+        is_over, _, _ = select.select([heard], [], [], kill_after_s)
+        if not is_over:
             os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status)
+    return os.waitstatus_to_exitcode(status), None if began is None else time.monotonic() - began
 
 
 if __name__ == "__main__":

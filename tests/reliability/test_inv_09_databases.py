@@ -10,11 +10,12 @@ import asyncio
 import os
 import resource
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from penstock.runtime.billing.usage import Usage
 from penstock.server.app import create_app
 from penstock.server.settings import ServerSettings
 from penstock.storage import open_stores
+from penstock.storage.sqlite_file import _FILES, PAGE_SIZE
 from penstock.storage.stores import Stores
 from tests.nodes.graphs import graph, node, registry
 from tests.server.served import SECRETS, TOKENS
@@ -74,9 +76,14 @@ class Service:
     host: RunHost
     stores: Stores
     model: Held
+    padding: str = ""
+
+    def word(self, number: int) -> str:
+        """What is said."""
+        return f"word {number}{self.padding}"
 
     async def try_to_say(self, number: int) -> httpx2.Response:
-        said = {"content": f"word {number}", "run_id": f"r{number}"}
+        said = {"content": self.word(number), "run_id": f"r{number}"}
         return await self.client.post("/api/chats/c/messages", json=said)
 
     async def say(self, number: int) -> None:
@@ -96,7 +103,7 @@ class Service:
         """Nothing is lost, nothing was done twice."""
         seen = (await self.client.get("/api/chats/c")).json()
         texts = {one["id"]: one["content"] for one in seen["messages"]}
-        words = [f"word {number}" for number in range(1, turns + 1)]
+        words = [self.word(number) for number in range(1, turns + 1)]
         assert [texts[id] for id in seen["active"]] == [text for word in words for text in (word, f"answer to {word}")]
         assert self.model.answered == self.model.asked == turns
         runs = [await self.host.get(f"r{number}") for number in range(1, turns + 1)]
@@ -134,9 +141,10 @@ async def serving(url: str) -> AsyncIterator[Service]:
                 yield Service(client, host, stores, model)
 
 
-async def hurt_and_healed(url: str, hurt: Hurt, *, is_refused: bool = True) -> None:
+async def hurt_and_healed(url: str, hurt: Hurt, *, is_refused: bool = True, padding: str = "") -> None:
     """A turn before, one that is asked for while the database is hurt, one that is answered then, and one after."""
     async with serving(url) as service:
+        service.padding = padding
         await service.say(1)
         await service.answered(1)
         async with hurt():
@@ -211,9 +219,43 @@ async def test_a_service_whose_files_are_moved_away_and_put_back(path: Path) -> 
     await hurt_and_healed(str(path), away)
 
 
-async def test_a_service_whose_disk_is_full(path: Path) -> None:
+@asynccontextmanager
+async def told_to_all(during: str, after: str) -> AsyncIterator[None]:
+    """A statement to each connection that is open: what they keep for themselves cannot be had from outside."""
+    for statement in (during, after):
+        for file in list(_FILES):
+            with file._lock:
+                if file._connection is not None:
+                    file._connection.execute(statement).fetchall()
+        if statement is during:
+            yield
+
+
+async def test_a_service_whose_files_may_grow_no_more_as_on_a_full_disk(path: Path) -> None:
     @asynccontextmanager
     async def full() -> AsyncIterator[None]:
+        await asyncio.to_thread(_fill, path)
+        async with told_to_all("PRAGMA max_page_count = 1", f"PRAGMA max_page_count = {2**30}"):
+            yield
+
+    await hurt_and_healed(str(path), full, padding=", and much more" * 1_000)
+
+
+def _fill(path: Path) -> None:
+    """Use what was freed in the file, so that whatever comes has to make it larger."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as other:
+        other.execute("CREATE TABLE IF NOT EXISTS filler (bytes BLOB)")
+        while (free := other.execute("PRAGMA freelist_count").fetchone()[0]) > 0:
+            other.execute("INSERT INTO filler VALUES (zeroblob(?))", (free * PAGE_SIZE,))
+
+
+async def test_a_service_whose_files_may_only_be_read_for_a_while(path: Path) -> None:
+    await hurt_and_healed(str(path), lambda: told_to_all("PRAGMA query_only = ON", "PRAGMA query_only = OFF"))
+
+
+async def test_a_service_whose_disk_fails_at_every_write(path: Path) -> None:
+    @asynccontextmanager
+    async def failing() -> AsyncIterator[None]:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
         try:
@@ -221,7 +263,7 @@ async def test_a_service_whose_disk_is_full(path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    await hurt_and_healed(str(path), full)
+    await hurt_and_healed(str(path), failing)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")

@@ -81,13 +81,16 @@ async def test_saving_opening_and_validating_a_graph_starts_connects_and_resolve
         assert noise == []
 
 
-async def test_a_graph_that_cannot_run_fails_by_name_and_runs_nothing() -> None:
+async def test_a_graph_that_cannot_run_is_refused_by_name_and_runs_nothing() -> None:
     async with served() as server, server.client("ann") as ann:
         await ann.put("/api/graphs/evil", json={"document": EVIL})
         with overheard() as noise:
-            run = (await ann.post("/api/runs", json={"graph_id": "evil"})).json()
-            ended = await server.host.wait(run["id"])
+            refused = await ann.post("/api/runs", json={"graph_id": "evil"})
+            ended = await server.host.wait((await server.host.submit(owner="ann", graph_id="evil")).id)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "graph_invalid")
+        assert "python" in refused.text
         assert ended.status == "failed"
+        assert "python" in str(ended.error)
         assert noise == []
 
 

@@ -2,16 +2,14 @@
 searched for them.
 
 A real provider's client with a key from the environment, a provider that fails and is asked again, a tool and a node
-whose errors say too much, callers with right and wrong tokens; on a real socket, over a real file.
+whose errors say too much, callers with right and wrong tokens; on a real socket, over a real file or a real server.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -30,7 +28,10 @@ from penstock.storage import open_stores
 from penstock.testing import RefuseFree, ServerError
 from penstock.testing.provider import FakeProviderServer
 from tests.nodes.graphs import graph, node, registry
+from tests.reliability.kept import Kept, kept, postgres_server, postgres_url
 from tests.server.served import listening
+
+__all__ = ["kept", "postgres_server", "postgres_url"]
 
 pytestmark = pytest.mark.reliability
 
@@ -42,6 +43,12 @@ IN_A_URL = "4nAryPassword0123456789"
 IN_A_TEXT = "sk-proj-4nAryAbCdEf0123456789"
 CANARIES = (ANN, ROOT, STRANGER, API_KEY, IN_A_HEADER, IN_A_URL, IN_A_TEXT)
 TOKENS = (Token.of("ann", "user", ANN), Token.of("root", "admin", ROOT))
+
+PLACES = {
+    True: {"data.db", "data.db-wal", "data.db.ledger"},
+    False: {"runs", "messages", "penstock_ledger_accounts"},
+}
+"""Some that have to be among those that are searched: files, or tables."""
 
 OpenAIModel("fake-1", api_key="k")  # what the first one reads from disk is read before any loop runs
 
@@ -78,13 +85,13 @@ GRAPHS = {
 
 
 @asynccontextmanager
-async def service(path: Path, provider: FakeProviderServer) -> AsyncIterator[tuple[RunHost, tuple[str, int]]]:
+async def service(url: str, provider: FakeProviderServer) -> AsyncIterator[tuple[RunHost, tuple[str, int]]]:
     remote = OpenAIModel("fake-1", base_url=provider.openai_url, retries=2)
     looker = ScriptedModel(lambda request: _look(len(request.messages)))
     services = {"models": {"remote": remote, "looker": looker}, "tools": {"look_up": look_up}}
     executors = registry({"broken": Broken()})
     settings = HostSettings(tick_s=0.05, drain_s=0, daily_usd="10")
-    async with await open_stores(str(path)) as stores:
+    async with await open_stores(url) as stores:
         for name, document in GRAPHS.items():
             await stores.graphs.save(name, "ann", name, document, now_ms=0)
         async with RunHost(stores, executors=executors, services=services, settings=settings) as host:
@@ -159,13 +166,13 @@ def fails_now_and_then(provider_calls: list[int]) -> Any:
 
 
 async def test_secrets_of_a_service_are_in_nothing_that_leaves_it_and_nothing_that_it_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", API_KEY)
     calls: list[int] = []
     with caplog.at_level(logging.DEBUG):
         async with FakeProviderServer(script=fails_now_and_then(calls)) as provider:
-            async with service(tmp_path / "data.db", provider) as (host, address):
+            async with service(kept.url, provider) as (host, address):
                 async with Searched(address, ANN) as ann, Searched(address, STRANGER) as stranger:
                     outcomes = await use(host, ann)
                     await ask_wrongly(stranger)
@@ -173,15 +180,15 @@ async def test_secrets_of_a_service_are_in_nothing_that_leaves_it_and_nothing_th
                 async with Searched(address, ROOT) as root:
                     assert (await root.ask("GET", "/metrics")).status_code == 200
                     await root.ask("GET", "/ready")
-                kept = await asyncio.to_thread(_bytes_in, tmp_path)
+                found = await kept.everything()
             sent = [dict(one.headers) for one in provider.requests]
-        later = await asyncio.to_thread(_bytes_in, tmp_path)
+        later = await kept.everything()
     assert any(API_KEY in str(headers) for headers in sent), "the key was used"
     assert "failed" in outcomes
     assert len(calls) > 6, "requests were sent again"
-    assert {name for name in kept if name.startswith("data.db")} >= {"data.db", "data.db-wal", "data.db.ledger"}
-    assert b"hello remote" in b"".join(kept.values())
-    for name, content in {**kept, **{f"{name}, closed": one for name, one in later.items()}}.items():
+    assert found.keys() >= PLACES[kept.folder is not None]
+    assert b"hello remote" in b"".join(found.values())
+    for name, content in {**found, **{f"{name}, closed": one for name, one in later.items()}}.items():
         assert leaks(content) == [], name
     for answer in [*ann.answers, *stranger.answers, *root.answers]:
         assert leaks(answer) == [], answer
@@ -193,7 +200,3 @@ async def test_secrets_of_a_service_are_in_nothing_that_leaves_it_and_nothing_th
 def _logged(record: logging.LogRecord) -> str:
     """The whole of a record: its message, where it was raised, and what hangs on it."""
     return f"{logging.Formatter().format(record)} {record.__dict__}"
-
-
-def _bytes_in(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}

@@ -1,10 +1,8 @@
-"""INV 12: planted secrets never leave over HTTP: not in answers, logs, streams, metrics, or the database's bytes."""
+"""INV 12: planted secrets never leave over HTTP: not in answers, logs, streams, metrics, or a database."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +11,11 @@ from penstock.hosting.host import HostSettings, RunHost
 from penstock.server.app import create_app
 from penstock.server.settings import ServerSettings
 from penstock.storage import open_stores
+from tests.reliability.kept import Kept, kept, postgres_server, postgres_url
 from tests.server.served import CHAT, ECHO, SECRETS, TOKENS, Echo, Gate, Served, served
 from tests.server.test_matrix import ask, declared, prepared
+
+__all__ = ["kept", "postgres_server", "postgres_url"]
 
 pytestmark = pytest.mark.reliability
 
@@ -68,8 +69,8 @@ def test_tokens_are_kept_as_digests_alone() -> None:
     assert leaks(str([token.digest for token in TOKENS])) == []
 
 
-async def test_the_database_of_a_server_has_no_token_in_its_bytes(tmp_path: Path) -> None:
-    async with await open_stores(f"sqlite:///{tmp_path}/data.db") as stores:
+async def test_the_database_of_a_server_has_no_token_in_it(kept: Kept) -> None:
+    async with await open_stores(kept.url) as stores:
         executors = {"echo": Echo(), "gate": Gate()}
         async with RunHost(stores, executors=executors, settings=HostSettings(drain_s=0)) as host:
             chats = ChatService(host, stores.chats)
@@ -80,6 +81,6 @@ async def test_the_database_of_a_server_has_no_token_in_its_bytes(tmp_path: Path
                 assert (await ann.put("/api/graphs/echo", json={"document": echo})).status_code == 200
                 run = (await ann.post("/api/runs", json={"graph_id": "echo", "input": "kept-text"})).json()
                 assert (await host.wait(run["id"])).status == "completed"
-    kept = await asyncio.to_thread(lambda: b"".join(path.read_bytes() for path in tmp_path.iterdir()))
-    assert b"kept-text" in kept
-    assert [one for one in CANARIES if one.encode() in kept] == []
+    found = b"".join((await kept.everything()).values())
+    assert b"kept-text" in found
+    assert [one for one in CANARIES if one.encode() in found] == []

@@ -33,7 +33,7 @@ async def answer(stores: MemoryStores) -> None:
 
 
 async def withdraw(stores: MemoryStores) -> None:
-    await stores.approvals.withdraw("r", now_ms=1)
+    await stores.approvals.withdraw("r", 0, now_ms=1)
 
 
 @pytest.mark.parametrize(

@@ -128,10 +128,10 @@ class Control:
             if last is None or last.type != ENDINGS["cancelled"]:  # else whoever told it died before it was so
                 await self._tell(run, last, ENDINGS["cancelled"], data)
             passing("cancel.told")
+            await patiently(lambda: at.stores.approvals.withdraw(run.id, run.epoch, now_ms=now_ms), A_FEW)
             await patiently(lambda: at.stores.runs.end(run.id, "cancelled", now_ms=now_ms, **changes), A_FEW)
         except (Conflict, Fenced):
             return False
-        await at.stores.approvals.withdraw(run.id, now_ms=now_ms)
         await at.stores.cancels.drop(run.id)
         at.count_left(run, left)
         return True

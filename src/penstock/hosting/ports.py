@@ -167,8 +167,8 @@ class ApprovalStore(Protocol):
     ) -> ApprovalRecord:
         """The first answer counts: Conflict if it does not wait any more. KeyError if there is none of that id."""
 
-    async def withdraw(self, run_id: str, *, now_ms: int) -> None:
-        """The run has ended: what it still asks, nobody needs to answer."""
+    async def withdraw(self, run_id: str, epoch: int, *, now_ms: int) -> None:
+        """The run ends under this claim: what it still asks, nobody needs to answer. Fenced for another one."""
 
     async def answered(self, approval_ids: Collection[str]) -> Mapping[str, ApprovalRecord]:
         """Those of them that do not wait any more."""

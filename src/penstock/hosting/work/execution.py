@@ -353,15 +353,15 @@ class HostedRun:
         return {**outcome.changes, **ended}
 
     async def _close(self, outcome: Outcome) -> RunRecord:
-        """Change the status, and clear away what only a living run needs."""
+        """Change the status, around it clear away what only a living run needs; who takes over does what is left."""
         self.decided = outcome.status
         stores, run = self._at.stores, self.run
         changes = self._changes(outcome)
+        if outcome.status in ENDED and (self._has_asked or run.epoch > 1):
+            await patiently(lambda: stores.approvals.withdraw(run.id, run.epoch, now_ms=self._at.now_ms()))
         passing("end.before_status")
         left = await patiently(lambda: stores.runs.update(run.id, run.epoch, status=outcome.status, **changes))
         passing("end.after_status")
-        if outcome.status in ENDED and (self._has_asked or run.epoch > 1):
-            await patiently(lambda: stores.approvals.withdraw(run.id, now_ms=self._at.now_ms()))
         if outcome.status in ENDED and (self.token.cancellation is not None or run.epoch > 1):
             await patiently(lambda: stores.cancels.drop(run.id))
         return left

@@ -32,8 +32,8 @@ class MemoryApprovalStore:
     """Questions by id, and by run and key."""
 
     def __init__(self, runs: MemoryRunStore | None = None) -> None:
-        if runs is not None:
-            runs.on_forget(self._forget)
+        self._runs = runs or MemoryRunStore()
+        self._runs.on_forget(self._forget)
         self._approvals: dict[str, ApprovalRecord] = {}
         self._bells = Bells()
 
@@ -86,8 +86,9 @@ class MemoryApprovalStore:
             return APPROVAL.given(known)
         raise Conflict(f"approval {approval_id!r} is {known.state} already: the first answer counts")
 
-    async def withdraw(self, run_id: str, *, now_ms: int) -> None:
+    async def withdraw(self, run_id: str, epoch: int, *, now_ms: int) -> None:
         codec.number("now_ms", now_ms)
+        self._runs.fence(run_id, epoch)
         for approval in self._where(lambda one: one.run_id == run_id and one.state == "waiting"):
             self._keep(replace(approval, state="withdrawn", answered_ms=now_ms))
 

@@ -11,6 +11,7 @@ from penstock.hosting.ports import Conflict
 from penstock.hosting.records import ApprovalRecord, ApprovalState, CancelIntent
 from penstock.storage.databases.port import Database, Row, Transaction, Value, marks, portions
 from penstock.storage.sql import codec
+from penstock.storage.sql.runs import check_claim
 
 ANSWERS = ("approved", "edited", "rejected")
 STATES = ("waiting", *ANSWERS, "withdrawn")
@@ -120,10 +121,11 @@ class SqlApprovalStore:
 
         return await self._database.write(act)
 
-    async def withdraw(self, run_id: str, *, now_ms: int) -> None:
+    async def withdraw(self, run_id: str, epoch: int, *, now_ms: int) -> None:
         values = codec.number("now_ms", now_ms), codec.sought(run_id)
 
         async def act(transaction: Transaction) -> None:
+            await check_claim(transaction, codec.sought(run_id), epoch, transaction.dialect.share_lock)
             for row in await transaction.rows(WITHDRAW, *values):
                 transaction.ring(_topic(row[0]))
 

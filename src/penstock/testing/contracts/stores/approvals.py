@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from penstock.errors import InvalidValue
-from penstock.hosting.ports import Conflict
+from penstock.hosting.ports import Conflict, Fenced
 from penstock.hosting.records import ApprovalState
 from penstock.testing.contracts.stores.suite import (
     LONG_S,
@@ -18,6 +18,7 @@ from penstock.testing.contracts.stores.suite import (
     SOON_S,
     StoreBundle,
     StoreContract,
+    a_run,
     an_approval,
     an_intent,
     fresh,
@@ -102,7 +103,7 @@ class ApprovalStoreContract(StoreContract):
     @fresh
     async def test_a_withdrawn_question_waits_again_as_it_is_put_now(self, stores: StoreBundle) -> None:
         await stores.approvals.ask(an_approval("a", key="k", value="old"))
-        await stores.approvals.withdraw("r", now_ms=2_000)
+        await stores.approvals.withdraw("r", 0, now_ms=2_000)
         now = an_approval("b", key="k", value="new", question="Send that?", asked_ms=3_000)
         waits = await stores.approvals.ask(now)
         assert waits == replace(now, id="a"), "under the id it had, and whoever answers sees what the run has in hand"
@@ -184,13 +185,26 @@ class ApprovalStoreContract(StoreContract):
         assert answered == [found.answered_by]
 
     @fresh
+    async def test_a_worker_that_has_lost_a_run_withdraws_nothing_of_it(self, stores: StoreBundle) -> None:
+        await stores.runs.add(a_run())
+        for _ in range(2):
+            await stores.runs.claim("w", now_ms=1_000, lease_ms=0)
+        await stores.approvals.ask(an_approval("a"))
+        for epoch in (0, 1, 3):
+            with raises(Fenced):
+                await stores.approvals.withdraw("r", epoch, now_ms=2_000)
+        assert await stores.approvals.get("a") == an_approval("a")
+        await stores.approvals.withdraw("r", 2, now_ms=2_000)
+        assert await stores.approvals.get("a") == an_approval("a", state="withdrawn", answered_ms=2_000)
+
+    @fresh
     async def test_what_a_run_still_asks_is_withdrawn_and_nothing_else(self, stores: StoreBundle) -> None:
         for id, run_id in (("a", "r"), ("b", "r"), ("answered", "r"), ("another's", "s")):
             await stores.approvals.ask(an_approval(id, run_id=run_id))
         answered = await stores.approvals.answer("answered", "approved", by="bob", now_ms=1)
         for _ in range(2):
-            await stores.approvals.withdraw("r", now_ms=2_000)
-        await stores.approvals.withdraw("nobody", now_ms=2_000)
+            await stores.approvals.withdraw("r", 0, now_ms=2_000)
+        await stores.approvals.withdraw("nobody", 0, now_ms=2_000)
         for id in ("a", "b"):
             assert await stores.approvals.get(id) == an_approval(id, state="withdrawn", answered_ms=2_000)
             with raises(Conflict):
@@ -204,7 +218,7 @@ class ApprovalStoreContract(StoreContract):
             await stores.approvals.ask(an_approval(id, run_id=id))
         for state in ANSWERS:
             await stores.approvals.answer(state, state, by="bob", now_ms=1)
-        await stores.approvals.withdraw("withdrawn", now_ms=1)
+        await stores.approvals.withdraw("withdrawn", 0, now_ms=1)
         asked = ["waits", *ANSWERS, "withdrawn", "nobody", "approved"]
         found = await stores.approvals.answered(asked)
         assert {id: approval.state for id, approval in found.items()} == {id: id for id in (*ANSWERS, "withdrawn")}
@@ -228,7 +242,7 @@ class ApprovalStoreContract(StoreContract):
         await stores.approvals.ask(an_approval())
         waits = asyncio.ensure_future(stores.approvals.wait("a", LONG_S))
         await let_others_run()
-        await stores.approvals.withdraw("r", now_ms=1)
+        await stores.approvals.withdraw("r", 0, now_ms=1)
         found = await waits
         assert found is not None
         assert found.state == "withdrawn"

@@ -129,7 +129,7 @@ async def a_question_and_a_wish(faulty: StoreBundle, stores: StoreBundle) -> Non
     await ask_again(lambda: faulty.approvals.ask(an_approval("b")))
     await ask_again(lambda: faulty.approvals.answer("a", "edited", answer={"x": 1}, by="bob", now_ms=2_000))
     assert await ask_again(lambda: faulty.approvals.wait("a", 0)) is not None
-    await ask_again(lambda: faulty.approvals.withdraw("r", now_ms=3_000))
+    await ask_again(lambda: faulty.approvals.withdraw("r", 0, now_ms=3_000))
     await ask_again(lambda: faulty.approvals.ask(an_approval("b", asked_ms=4_000)))
     await ask_again(lambda: faulty.cancels.put(an_intent("r")))
     await ask_again(lambda: faulty.cancels.put(an_intent("s", until_ms=900)))
