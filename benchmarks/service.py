@@ -1,22 +1,27 @@
 """What does it cost that runs survive, and that they are served?
 
 Each question has its baseline in the same run: a graph without a journal and a bare INSERT in a thread; the same rows
-in one `executemany`; a bare FastAPI app behind the same server. Wall time, because most of it is waiting for a thread,
-a file or a socket; CPU time where it is asked whether something grows.
+in one `executemany`; a bare FastAPI app behind the same server; the same server without readers that stall. Wall time,
+because most of it is waiting for a thread, a file or a socket; CPU time where it is asked whether something grows.
+
+Servers listen as `penstock serve` does, with its socket and its settings.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sqlite3
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,9 @@ from benchmarks._rounds import Contestant, expect, measure, play
 NODES = 1_000
 EVENTS = 20_000
 BATCH = 20
+STALLED = 100
+LONG, LONG_LOG = 4_000, 2_000
+"""Characters of an event, and events, of a run that nobody can hold in a socket."""
 TIME_LIMIT_S = 300.0
 
 
@@ -278,17 +286,21 @@ async def _penstock_host(url: str) -> AsyncIterator[Any]:
             yield host
 
 
-async def _penstock_app(url: str, ready: Callable[[Any], Any]) -> None:
+async def _penstock_server(url: str, ready: Callable[[Any], Any]) -> None:
     from penstock.chat.service import ChatService
     from penstock.server.app import create_app
+    from penstock.server.serve import ServerProcess
 
     async with _penstock_host(url) as host:
-        await ready(create_app(host, ChatService(host, host.stores.chats), host.stores))
+        await ready(ServerProcess(create_app(host, ChatService(host, host.stores.chats), host.stores)))
 
 
-async def _bare_app(url: str, ready: Callable[[Any], Any]) -> None:
+async def _bare_server(url: str, ready: Callable[[Any], Any]) -> None:
+    import uvicorn
     from fastapi import FastAPI
     from fastapi.responses import StreamingResponse
+
+    from penstock.server.serve import configured
 
     app = FastAPI()
     answer = {"object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": "…"}}]}
@@ -304,36 +316,34 @@ async def _bare_app(url: str, ready: Callable[[Any], Any]) -> None:
 
         return StreamingResponse(pieces(), media_type="text/event-stream")
 
-    await ready(app)
+    await ready(uvicorn.Server(configured(app)))
 
 
 @contextmanager
 def serving(kind: str) -> Iterator[str]:
-    """The address of a server, on a loop in a thread of its own."""
-    import uvicorn
+    """The address of a server that listens as `penstock serve` does, on a loop in a thread of its own."""
+    from penstock.server.serve import listen
+    from penstock.server.settings import ServerSettings
 
-    started, address = threading.Event(), []
-    servers: list[uvicorn.Server] = []
+    listener = listen(ServerSettings(port=0))
+    started, servers = threading.Event(), []
 
-    async def ready(app: Any) -> None:
-        config = uvicorn.Config(app, host="127.0.0.1", port=0, http="h11", log_level="error", access_log=False)
-        server = uvicorn.Server(config)
+    async def ready(server: Any) -> None:
         servers.append(server)
-        serving = asyncio.create_task(server.serve())
+        serving = asyncio.create_task(server.serve([listener]))
         while not server.started:  # noqa: ASYNC110  # it says so nowhere else
             await asyncio.sleep(0.01)
-        address.append(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}")
         started.set()
         await serving
 
-    with tempfile.TemporaryDirectory() as folder:
-        make = _bare_app if kind == "bare" else _penstock_app
+    with tempfile.TemporaryDirectory() as folder, listener:
+        make = _bare_server if kind == "bare" else _penstock_server
         url = "memory:" if kind == "memory" else f"sqlite:///{folder}/runs.db"
         thread = threading.Thread(target=lambda: asyncio.run(make(url, ready)))
         thread.start()
         started.wait(60)
         try:
-            yield address[0]
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             servers[0].should_exit = True
             thread.join(30)
@@ -341,19 +351,19 @@ def serving(kind: str) -> Iterator[str]:
 
 def time_requests(kind: str, requests: int, clients: int, stream: bool) -> dict[str, Any]:
     """Requests a second and ms a request; the clients are in a process of their own."""
-    import subprocess
-    import sys
-
     with serving(kind) as url:
-        asked = json.dumps({"url": url, "requests": requests, "clients": clients, "stream": stream})
-        done = subprocess.run(
-            [sys.executable, "-c", f"from benchmarks.service import ask_all; ask_all({asked!r})"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    told = json.loads(done.stdout.splitlines()[-1])
-    return {"per_s": [told["per_s"]], "p50_ms": [told["p50_ms"]], "p95_ms": [told["p95_ms"]]}
+        return _asked_by_others(url, requests, clients, stream)
+
+
+def _asked_by_others(url: str, requests: int, clients: int, stream: bool) -> dict[str, Any]:
+    asked = json.dumps({"url": url, "requests": requests, "clients": clients, "stream": stream})
+    done = subprocess.run(
+        [sys.executable, "-c", f"from benchmarks.service import ask_all; ask_all({asked!r})"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {name: [figure] for name, figure in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
 def ask_all(asked: str) -> None:
@@ -382,10 +392,94 @@ def ask_all(asked: str) -> None:
         one.join()
     elapsed = time.perf_counter() - begun
     expect("answers", len(taken), each * told["clients"])
-    p95 = statistics.quantiles(taken, n=20)[-1]
-    print(
-        json.dumps({"per_s": len(taken) / elapsed, "p50_ms": statistics.median(taken) * 1_000, "p95_ms": p95 * 1_000})
-    )
+    cuts_ms = [one * 1_000 for one in statistics.quantiles(taken, n=100)]
+    told_ms = {"p50_ms": cuts_ms[49], "p95_ms": cuts_ms[94], "p99_ms": cuts_ms[98]}
+    print(json.dumps({"per_s": len(taken) / elapsed, **told_ms}))
+
+
+# Readers that stall.
+
+
+MODELS = """
+from penstock.agents.scripted import ScriptedModel
+
+models = {"echo": ScriptedModel(lambda request: "An answer of some ten words, as short as they come.", name="echo")}
+"""
+
+
+async def tell_much(url: str) -> None:
+    """A graph that answers, and a run of another worker that goes on, and has told more than sockets hold."""
+    from penstock.hosting.records import HostedEvent, RunRecord
+    from penstock.storage import open_stores
+
+    async with await open_stores(url) as stores:
+        await stores.graphs.save("echo", "bench", "echo", graph_that_answers(), now_ms=0)
+        await stores.runs.add(RunRecord("long", "bench", "none", 1))
+        run = await stores.runs.claim("worker", now_ms=10**13, lease_ms=10**12)
+        expect("claimed", run is not None and run.id, "long")
+        told = [HostedEvent(seq, 1, "text.delta", {"text": "x" * LONG}) for seq in range(1, LONG_LOG + 1)]
+        for at in range(0, LONG_LOG, BATCH):
+            await stores.events.append("long", 1, told[at : at + BATCH])
+
+
+@contextmanager
+def served_alone(folder: str) -> Iterator[tuple[str, int]]:
+    """The address of a `penstock serve` on SQLite, and the id of its process."""
+    Path(folder, "models.py").write_text(MODELS)
+    url = f"sqlite:///{folder}/runs.db"
+    asyncio.run(tell_much(url))
+    options = ["--db", url, "--models", f"{folder}/models.py:models", "--port", "0", "--drain", "0"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli", "serve", *options], stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().split()[-1], server.pid
+        finally:
+            server.terminate()
+
+
+@contextmanager
+def stalling(url: str, readers: int) -> Iterator[None]:
+    """So many have asked for the run's events, and read no more than that they are coming."""
+    host, port = url.removeprefix("http://").split(":")
+    with ExitStack() as opened:
+        for _ in range(readers):
+            reader = opened.enter_context(socket.socket())
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            reader.connect((host, int(port)))
+            reader.sendall(b"GET /api/runs/long/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            expect("status", reader.recv(12), b"HTTP/1.1 200")
+        yield
+        expect("open streams", _open_streams(url), readers)
+
+
+def wait_until_idle(process: int) -> None:
+    """Until it has nothing to do: what sockets hold is full then."""
+    before = -1
+    while (now := _ticks(process)) - before > 2:
+        before = now
+        time.sleep(0.5)
+
+
+def _ticks(process: int) -> int:
+    """The CPU time that it has taken, in hundredths of a second."""
+    return sum(int(one) for one in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13])
+
+
+def _open_streams(url: str) -> int:
+    import httpx2
+
+    lines = httpx2.get(f"{url}/metrics", trust_env=False).text.splitlines()
+    return int(float(next(line.split()[-1] for line in lines if line.startswith("penstock_sse_open_streams "))))
+
+
+def time_beside_stalled(readers: int, requests: int, clients: int) -> dict[str, Any]:
+    """Requests of others while so many readers of a stream stall, to a `penstock serve` on SQLite."""
+    with tempfile.TemporaryDirectory() as folder, served_alone(folder) as (url, process), stalling(url, readers):
+        _asked_by_others(url, clients, clients, False)  # the first answers of a server take longer
+        wait_until_idle(process)
+        return _asked_by_others(url, requests, clients, False)
 
 
 # Turns of a chat.
@@ -545,6 +639,40 @@ def _ask_requests(quick: bool) -> Table:
     )
 
 
+def _ask_stalled(quick: bool) -> Table:
+    requests, rounds = (80, 1) if quick else (200, 5)
+    contestants = [Contestant("nobody stalls", "0"), Contestant(f"{STALLED} readers stall", str(STALLED))]
+    play(
+        contestants,
+        rounds,
+        lambda each: measure(
+            each,
+            "benchmarks.service",
+            "time_beside_stalled",
+            TIME_LIMIT_S,
+            readers=int(each.name),
+            requests=requests,
+            clients=4,
+        ),
+    )
+    return Table(
+        f"Do others wait while {STALLED} readers of a stream do not read?",
+        f"POST /v1/chat/completions to `penstock serve` on SQLite, {requests} requests of 4 clients, the median of "
+        f"{rounds} shuffled rounds. Each reader has asked for a run's events, {LONG * LONG_LOG // 1_000_000} MB, and "
+        "reads none; what sockets hold is full when the requests begin.",
+        ("", "p50 ms", "p99 ms", "p99 ms at worst"),
+        [
+            (each.label, _median(each, "p50_ms"), _median(each, "p99_ms"), each.trouble or max(each.figures("p99_ms")))
+            for each in contestants
+        ],
+        raw={each.label: each.results for each in contestants},
+    )
+
+
+def _median(each: Contestant, figure: str) -> Cell:
+    return each.trouble or statistics.median(each.figures(figure))
+
+
 def _least(each: Contestant, figure: str) -> Cell:
     return each.trouble or min(each.figures(figure))
 
@@ -560,8 +688,9 @@ def _beyond(each: Contestant, other: Contestant, figure: str = "wall_us") -> Cel
 
 
 def ask(quick: bool) -> list[Table]:
-    """Journal, events, shared budgets, turns, requests."""
-    return [_ask_journal(quick), _ask_events(quick), _ask_shared(quick), _ask_turns(quick), _ask_requests(quick)]
+    """Journal, events, shared budgets, turns, requests, stalled readers."""
+    questions = (_ask_journal, _ask_events, _ask_shared, _ask_turns, _ask_requests, _ask_stalled)
+    return [question(quick) for question in questions]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""A whole server on loopback, with graphs to ask: a host, a chat service and stores in memory, on the test's loop."""
+"""A whole server on loopback, with graphs to ask: a host, a chat service and stores in memory, on the test's loop.
+
+It listens as `penstock serve` does.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
 from openai import AsyncOpenAI, OpenAI
 
 from penstock.agents.messages import ToolCall
@@ -25,6 +27,7 @@ from penstock.server.auth import Token
 from penstock.server.settings import ServerSettings
 from penstock.storage import Stores, open_stores
 from tests.nodes.graphs import graph, node
+from tests.server.served import listening
 
 ANNA, BERT, VERA = "secret-of-anna-1234", "secret-of-bert-1234", "secret-of-vera-1234"
 TOKENS = (Token.of("anna", "user", ANNA), Token.of("bert", "user", BERT), Token.of("vera", "viewer", VERA))
@@ -154,7 +157,7 @@ async def _serving(stores: Stores, settings: HostSettings | None, server: Server
     for id, document in GRAPHS.items():
         await stores.graphs.save(id, "anna", f"The {id}", document, now_ms=1_700_000_000_000)
     app = create_app(host, chats, stores, server)
-    async with host, listening(app) as port:
+    async with host, listening(app) as (_, port):
         yield Served(port, host, stores, gate, models, app)
         gate.opened.set()
 
@@ -173,20 +176,3 @@ def _models(gate: Gate) -> dict[str, ScriptedModel]:
     made = {name: ScriptedModel(answer, name=name, usage=PRICE) for name, answer in answers.items()}
     made["counter"].piece_characters = 4
     return made
-
-
-@asynccontextmanager
-async def listening(app: Any) -> AsyncIterator[int]:
-    """The port at which an app answers."""
-    config = uvicorn.Config(app, port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=1)
-    running = uvicorn.Server(config)
-    task = asyncio.create_task(running._serve())
-    while not running.started:
-        if task.done():
-            await task
-        await asyncio.sleep(0.01)
-    try:
-        yield running.servers[0].sockets[0].getsockname()[1]
-    finally:
-        running.should_exit = True
-        await task

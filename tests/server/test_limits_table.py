@@ -10,21 +10,35 @@ from typing import Any
 
 import pytest
 
+from penstock.chat import conversation
+from penstock.chat import service as chat_service
+from penstock.chat.conversation import MessageTree
 from penstock.errors import PenstockError
 from penstock.hosting.admission import Overloaded
 from penstock.hosting.host import HostSettings
 from penstock.hosting.limits import RunLimits
 from penstock.kernel.document import parse_graph
 from penstock.kernel.graph import GraphInvalid
+from penstock.nodes import loop, memory
+from penstock.nodes import map as map_node
+from penstock.nodes.loop import Loop
+from penstock.nodes.map import Map
+from penstock.nodes.memory import MemoryNode
+from penstock.nodes.parts import condition, template
+from penstock.nodes.parts.settings import MAX_TEXT
+from penstock.server import auth
 from penstock.server.auth import Token
 from penstock.server.errors import ApiError
 from penstock.server.guards.json_text import read_json
 from penstock.server.metrics import Metrics
+from penstock.server.openai.wire import bodies
+from penstock.server.openai.wire.bodies import ChatCompletionBody, ChatMessageBody, InputItem, ResponseBody
 from penstock.server.parts import MAX_PAGE
 from penstock.server.schemas import MAX_NAME, MAX_REASON, Cancel, ChatTitle, Limits, NewRun, Say
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import Streams
-from tests.server.served import GATE, served
+from penstock.storage.memory.memories import to_keep
+from tests.server.served import CHAT, ECHO, GATE, edge, node, served
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits-table.md"
 ROW = re.compile(
@@ -51,9 +65,21 @@ def test_a_published_limit_is_the_one_in_the_code(row: dict[str, str]) -> None:
     assert value(row) == int(row["limit"].replace(",", ""))
 
 
-def test_no_limit_of_the_settings_is_left_unpublished() -> None:
-    published = {row["name"].rpartition(".")[2] for row in ROWS}
-    assert {name for name in ServerSettings.__slots__ if name.startswith("max_")} <= published  # type: ignore[attr-defined]
+@pytest.mark.parametrize("settings", [ServerSettings, HostSettings])
+def test_no_limit_of_the_settings_is_left_unpublished(settings: Any) -> None:
+    published = {row["name"] for row in ROWS}
+    assert {f"{settings.__name__}.{name}" for name in settings.__slots__ if name.startswith("max_")} <= published
+
+
+@pytest.mark.parametrize("module", [memory, map_node, loop, condition, template, bodies], ids=lambda one: one.__name__)
+def test_a_module_that_has_a_published_limit_has_no_other_that_a_client_meets(module: Any) -> None:
+    published = {row["name"] for row in ROWS if row["module"] == module.__name__}
+    assert published
+    assert {name for name in vars(module) if name.startswith("MAX_")} - published <= INSIDE
+
+
+INSIDE = {"MAX_ADDITIONS", "MAX_VALUES", "MAX_CHARACTERS", "MAX_STEPS"}
+"""What keeps a condition or a template from taking long; docs/nodes.md tells of it."""
 
 
 def read(raw: bytes) -> None:
@@ -88,7 +114,40 @@ SIDES: dict[str, tuple[int, Callable[[int], Any]]] = {
     "streams": (1_000, streams("all", 1_000)),
     "streams of a user": (100, streams("ann", 1_000)),
     "depth of a graph": (64, lambda n: parse_graph({"nodes": [], "edges": [], "data": nested(n - 1)})),
+    "messages one after the other": (10_000, lambda n: tree(n, 1)),
+    "messages in all": (100_000, lambda n: tree(1, n)),
+    "messages for OpenAI": (
+        10_000,
+        lambda n: ChatCompletionBody(model="g", messages=[ChatMessageBody(role="user")] * n),
+    ),
+    "items for OpenAI": (10_000, lambda n: ResponseBody(model="g", input=[InputItem(role="user")] * n)),
+    "metadata for OpenAI": (
+        16,
+        lambda n: ResponseBody(model="g", input="x", metadata={str(at): "x" for at in range(n)}),
+    ),
+    "items of a map": (10_000, lambda n: Map.settings.read({"max_items": n})),
+    "rounds of a loop": (10_000, lambda n: Loop.settings.read({"graph": ECHO, "max_iterations": n})),
+    "a text of a node": (100_000, lambda n: Loop.settings.read({"graph": ECHO, "max_iterations": 1, "until": "x" * n})),
+    "a name of a node": (200, lambda n: MemoryNode.settings.read({"key": "x" * n})),
+    "a condition": (1_000, lambda n: condition.Condition("true".ljust(n), ())),
+    "a template": (100_000, lambda n: template.Template("x" * n)),
+    "places of a template": (1_000, lambda n: template.Template("{{x}}" * n)),
+    "what comes of a template": (1_000_000, lambda n: template.Template("{{x}}").render({"x": "x" * n})),
+    "the key of a memory": (200, lambda n: to_keep("s", "k" * n, 1)),
+    "a memory": (100_000, lambda n: to_keep("s", "k", "x" * (n - len('""')))),
+    "memories found": (100, lambda n: MemoryNode.settings.read({"limit": n})),
 }
+"""Others that wait, are cut or are told to a model: tests/hosting/test_host.py, tests/storage/test_memories.py and
+tests/agents/test_tool_calling.py."""
+
+
+def tree(depth: int, wide: int) -> None:
+    """A conversation so deep, and so wide below its beginning."""
+    made = MessageTree()
+    for at in range(depth):
+        made.append(f"m{at}", "user", "x", at_ms=1)
+    for at in range(1, wide):
+        made.edit("m0", f"n{at}", "x", at_ms=1)
 
 
 def nested(levels: int) -> Any:
@@ -131,3 +190,54 @@ async def test_a_queue_at_the_limit_is_fine_and_one_more_is_overloaded() -> None
         with pytest.raises(Overloaded):
             await server.host.submit(owner="ann", graph_id="gate")
         server.gate.opened.set()
+
+
+def tokens(count: int) -> list[str]:
+    return [f"user-{at}:user:secret-of-number-{at}" for at in range(count)]
+
+
+def test_as_many_tokens_as_may_be_are_fine_and_one_more_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "MAX_TOKENS", 50)
+    assert len(auth.parse_tokens(tokens(50))) == 50
+    with pytest.raises(auth.TokensInvalid, match="there may be 50"):
+        auth.parse_tokens(tokens(51))
+
+
+async def test_a_chat_at_its_limit_is_told_so_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (conversation, chat_service):
+        monkeypatch.setattr(module, "MAX_DEPTH", 2)
+    async with served() as server, server.client("ann") as ann:
+        await server.save("chat", CHAT)
+        await ann.post("/api/chats", json={"graph_id": "chat", "chat_id": "c"})
+        first = await ann.post("/api/chats/c/messages", json={"content": "x"})
+        await server.host.wait(first.json()["run_id"])
+        more = await ann.post("/api/chats/c/messages", json={"content": "x"})
+        assert (first.status_code, more.status_code, more.json()["error"]["code"]) == (200, 422, "invalid_value")
+
+
+ASKING_TOO_MUCH: dict[str, dict[str, Any]] = {
+    "map": {"graph": ECHO, "max_items": map_node.MAX_ITEMS + 1},
+    "loop": {"graph": ECHO, "max_iterations": loop.MAX_ITERATIONS + 1},
+    "memory": {"limit": memory.MAX_FOUND + 1},
+    "prompt-template": {"template": "{{input}}" * (template.MAX_PLACES + 1)},
+    "conditional": {"when": "true".ljust(condition.MAX_EXPRESSION + 1)},
+    "text": {"text": "x" * (MAX_TEXT + 1)},
+}
+
+
+@pytest.mark.parametrize(("type", "data"), ASKING_TOO_MUCH.items(), ids=ASKING_TOO_MUCH)
+async def test_a_graph_that_asks_a_node_for_more_than_there_is_does_not_run(type: str, data: dict[str, Any]) -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("g", {"nodes": [node("in", "input"), node("n", type, **data)], "edges": [edge("in", "n")]})
+        answer = await ann.post("/api/runs", json={"graph_id": "g"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "graph_invalid")
+        assert {one["path"] for one in answer.json()["error"]["details"]} == {f"$.nodes[1].data.{list(data)[-1]}"}
+
+
+async def test_too_many_messages_for_openais_api_are_a_bad_request() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("chat", CHAT)
+        said = [{"role": "user", "content": "x"}] * (bodies.MAX_MESSAGES + 1)
+        answer = await ann.post("/v1/chat/completions", json={"model": "chat", "messages": said})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+        assert answer.json()["error"]["param"] == "messages"
