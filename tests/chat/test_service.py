@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import aclosing
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -57,6 +57,7 @@ async def test_all_five_entry_points_run_one_path() -> None:
             assert asked == {
                 "owner": ANN,
                 "graph_id": "g",
+                "version": None,
                 "limits": None,
                 "run_id": turn.run_id,
                 "origin": {
@@ -172,7 +173,7 @@ async def test_an_answer_that_a_limit_halts_says_so_and_a_grant_gives_one_beside
         assert tree.leaf == answer
         run = await chats.host.get(turn.run_id)
         assert run is not None
-        await chats.host.kinds["chat"].ended(replace(run, epoch=run.epoch + 1))  # a worker died before it could tell
+        await chats.host.kinds["chat"].ended(run._replace(epoch=run.epoch + 1))  # a worker died before it could tell
         assert len(await chats.service.tree(chats.chat_id)) == len(tree)
 
 
@@ -517,3 +518,41 @@ async def test_what_is_kept_of_a_run_has_nothing_of_what_was_said_before() -> No
 
 def test_the_graph_of_these_tests_streams() -> None:
     assert ALONE["nodes"][1]["data"]["stream"]
+
+
+NEW = graph([node("start", "chat-start"), node("t", "prompt-template", template="new")], ["start > t"])
+
+
+async def test_a_turn_is_answered_by_the_version_that_is_named_and_keeps_what_is_said_about_it() -> None:
+    histories = Histories()
+    async with chatting(models={"A": histories.model}) as chats:
+        service = chats.service
+        await chats.stores.graphs.save("g", ANN, "new", NEW, now_ms=1)
+        old = await service.stream_chat(chats.chat_id, "one", owner=ANN, version=1, about={"from": "☀", "n": [1]})
+        assert (await old.result()).content == "answer 1"
+        new = await service.stream_chat(chats.chat_id, "two", owner=ANN)
+        assert (await new.result()).content == "new"
+        begun = await service.stream_agent_chat("g", "three", owner=ANN, version=1)
+        assert (await begun.result()).content == "answer 2"
+        runs = [await chats.host.get(turn.run_id) for turn in (old, new, begun)]
+        assert [run.graph_version for run in runs if run] == [1, 2, 1]
+        assert [run.origin.get("about") for run in runs if run] == [{"from": "☀", "n": [1]}, None, None]
+
+
+async def test_a_version_that_is_not_there_is_refused_before_anything_is_written() -> None:
+    async with chatting() as chats:
+        with pytest.raises(UnknownGraph, match="version 7 of graph 'g'"):
+            await chats.service.stream_chat(chats.chat_id, "x", owner=ANN, version=7)
+        assert len(await chats.service.tree(chats.chat_id)) == 0
+
+
+async def test_the_same_run_id_for_another_version_is_a_conflict() -> None:
+    async with chatting(models={"A": Histories().model}) as chats:
+        await chats.stores.graphs.save("g", ANN, "new", NEW, now_ms=1)
+        ask = partial(chats.service.stream_chat, chats.chat_id, "x", owner=ANN, run_id="r")
+        first = await ask(version=1)
+        assert (await ask(version=1)).message_id == first.message_id
+        assert (await ask()).message_id == first.message_id, "whichever was the newest then"
+        with pytest.raises(Conflict, match="answers something else"):
+            await ask(version=2)
+        await first.result()

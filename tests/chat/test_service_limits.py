@@ -185,3 +185,85 @@ async def test_a_stream_is_left_in_one_of_two_ways() -> None:
         with pytest.raises(InvalidValue, match="continue or cancel"):
             await anext(turn.events(on_leave="stay"))  # type: ignore[arg-type]
         await turn.result()
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"x", ["x"], "half \ud800 a pair", "x" * 1_001])
+async def test_a_title_is_text_that_is_not_too_long(wrong: Any) -> None:
+    async with chatting() as chats:
+        with pytest.raises(InvalidValue, match="title"):
+            await chats.service.create_chat(owner=ANN, graph_id="g", title=wrong)
+        with pytest.raises(InvalidValue, match="title"):
+            await chats.service.stream_agent_chat("g", "x", owner=ANN, title=wrong)
+        assert len(await chats.stores.chats.list(owner=ANN)) == 1
+
+
+NAMES = (None, 3, b"x", ["x"], {}, "", "\ud800", "a\0b", "x" * 201)
+"""What is no name and no id of anything."""
+
+
+@pytest.mark.parametrize("wrong", NAMES)
+async def test_what_is_no_name_is_refused_by_the_name_of_its_field(wrong: Any) -> None:
+    async with chatting() as chats:
+        service, id = chats.service, chats.chat_id
+        asked: list[tuple[str, Any]] = [
+            ("owner", lambda: service.create_chat(owner=wrong, graph_id="g")),
+            ("graph_id", lambda: service.create_chat(owner=ANN, graph_id=wrong)),
+            ("graph_id", lambda: service.stream_agent_chat(wrong, "x", owner=ANN)),
+            ("chat_id", lambda: service.get_chat(wrong)),
+            ("chat_id", lambda: service.tree(wrong)),
+            ("chat_id", lambda: service.stream_chat(wrong, "x", owner=ANN)),
+            ("message_id", lambda: service.switch(id, wrong)),
+            ("message_id", lambda: service.retry_message(id, wrong, owner=ANN)),
+            ("message_id", lambda: service.continue_message(id, wrong, owner=ANN)),
+            ("message_id", lambda: service.edit_user_message(id, wrong, "x", owner=ANN)),
+            ("owner", lambda: service.attach(wrong, "x", "a/b", b"")),
+            ("attachment", lambda: service.attachment(wrong, owner=ANN)),
+            ("attachment", lambda: service.stream_chat(id, "x", owner=ANN, attachments=[wrong])),
+        ]
+        if wrong is not None:  # which is nobody in particular, or nothing
+            asked += [
+                ("owner", lambda: service.get_chat(id, owner=wrong)),
+                ("chat_id", lambda: service.create_chat(owner=ANN, graph_id="g", chat_id=wrong)),
+                ("message_id", lambda: service.stream_chat(id, "x", owner=ANN, parent_id=wrong)),
+                ("run_id", lambda: service.stream_chat(id, "x", owner=ANN, run_id=wrong)),
+                ("run_id", lambda: service.stream_agent_chat("g", "x", owner=ANN, run_id=wrong)),
+            ]
+        for field, ask in asked:
+            with pytest.raises(InvalidValue, match=field):
+                await ask()
+        assert len(await chats.service.tree(id)) == 0
+        assert len(await chats.stores.chats.list(owner=ANN)) == 1
+
+
+@pytest.mark.parametrize("wrong", [None, "abc", b"abc", 3, {"a": 1}, {"a"}])
+async def test_a_list_is_one_and_a_text_is_none(wrong: Any) -> None:
+    async with chatting() as chats:
+        for field in ("attachments", "user_tools"):
+            with pytest.raises(InvalidValue, match=f"{field} must be a list"):
+                await chats.service.stream_chat(chats.chat_id, "x", owner=ANN, **{field: wrong})
+        assert len(await chats.service.tree(chats.chat_id)) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        *[("limits", one) for one in (3, "x", ["max_steps"], {"max_steps": "x"}, {"max_cost_usd": float("nan")})],
+        *[("version", one) for one in (0, -1, True, "1", 1.0)],
+        *[("about", one) for one in (3, "x", ["x"])],
+    ],
+)
+async def test_what_a_run_cannot_be_given_is_refused_before_anything_is_written(field: str, wrong: Any) -> None:
+    async with chatting() as chats:
+        with pytest.raises(InvalidValue):
+            await chats.service.stream_chat(chats.chat_id, "x", owner=ANN, **{field: wrong})
+        assert len(await chats.service.tree(chats.chat_id)) == 0
+
+
+@pytest.mark.parametrize("content", [None, "text", 3, ["x"]])
+async def test_what_is_attached_is_bytes(content: Any) -> None:
+    async with chatting() as chats:
+        with pytest.raises(InvalidValue, match="attachment must be bytes"):
+            await chats.service.attach(ANN, "x", "a/b", content)
+        for name, media_type in ((None, "a/b"), (3, "a/b"), ("x", None), ("x", b"a/b"), ("\ud800", "a/b")):
+            with pytest.raises(InvalidValue, match="on one line"):
+                await chats.service.attach(ANN, name, media_type, b"")  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ import httpx2
 from fastapi import FastAPI
 
 from penstock.chat.service import ChatService
+from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.kernel.executor import ExecutionResult
 from penstock.kernel.values import DataValue
@@ -105,7 +106,11 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    settings: ServerSettings | None = None, *, host_settings: HostSettings | None = None, **services: Any
+    settings: ServerSettings | None = None,
+    *,
+    host_settings: HostSettings | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    **services: Any,
 ) -> AsyncGenerator[Served, None]:
     """A server with tokens for ann and bob (users), vera (viewer) and root (admin), unless settings say otherwise."""
     gate = Gate()
@@ -115,7 +120,7 @@ async def served(
     quick = host_settings or HostSettings(tick_s=0.05, drain_s=0)
     async with RunHost(stores, executors=executors, services=services, settings=quick) as host:
         chats = ChatService(host, stores.chats)
-        yield Served(create_app(host, chats, stores, settings), host, chats, stores, gate)
+        yield Served(create_app(host, chats, stores, settings, clock=clock), host, chats, stores, gate)
 
 
 @asynccontextmanager

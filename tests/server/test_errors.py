@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import Halted, InvalidValue, LedgerUnavailable, PenstockError
 from penstock.hosting.admission import Overloaded
-from penstock.hosting.control import UnknownRun
+from penstock.hosting.control import UnknownApproval, UnknownRun
 from penstock.hosting.host import UnknownGraph
 from penstock.hosting.ports import Conflict, Fenced, StoreUnavailable
 from penstock.kernel.graph import GraphInvalid, Problem
@@ -25,6 +25,7 @@ from penstock.stops import Stop, StopReason
         (InvalidValue("x", 1, "2"), 422, "invalid_value", None),
         (UnknownGraph("g", None), 404, "not_found", None),
         (UnknownRun("r"), 404, "not_found", None),
+        (UnknownApproval("a"), 404, "not_found", None),
         (Halted(Stop(StopReason.TIMEOUT, "late")), 409, "halted", None),
         (PenstockError("unknown"), 500, "internal", None),
         (KeyError("canary"), 500, "internal", None),

@@ -13,6 +13,7 @@ from penstock.hosting.ports import StoreUnavailable
 from penstock.server.serve import PatientProtocol
 from penstock.server.settings import ServerSettings
 from penstock.storage.memory import MemoryGraphStore
+from penstock.storage.sql.codec import StoreCorrupt
 from tests.server.served import ECHO, TOKENS, listening, served, wire
 
 
@@ -23,6 +24,48 @@ class Away(MemoryGraphStore):
         raise StoreUnavailable("the disk is full at /secret/place?password=canary-123456")
 
     save = list = versions = get
+
+
+class Corrupt(MemoryGraphStore):
+    """A store with a row that cannot be read."""
+
+    async def get(self, *_: Any, **__: Any) -> Any:
+        raise StoreCorrupt("graphs", "canary-key", "canary-123456")
+
+    save = list = get
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/api/graphs/g", None),
+        ("POST", "/api/runs", {"graph_id": "g"}),
+        ("GET", "/v1/models", None),
+        ("POST", "/v1/responses", {"model": "g", "input": "x", "stream": True}),
+    ],
+)
+async def test_an_error_of_ours_that_no_client_can_mend_is_logged_and_counted_as_a_fault(
+    method: str, path: str, body: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served() as server, server.client("ann") as ann, server.client("root") as root:
+        server.stores.graphs = Corrupt()
+        answer = await ann.request(method, path, json=body, headers={"X-Request-Id": "r-1"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
+        assert "canary" not in answer.text
+        assert "request r-1 failed: StoreCorrupt at " in caplog.text
+        assert "penstock_http_faults_total 1" in (await root.get("/metrics")).text
+
+
+async def test_a_stream_that_fails_says_so_and_the_log_says_where(caplog: pytest.LogCaptureFixture) -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("echo", ECHO)
+        run = await server.host.submit(owner="ann", graph_id="echo", input="x")
+        await server.host.wait(run.id)
+        server.stores.events.read = Corrupt().get  # type: ignore[method-assign]
+        text = (await ann.get(f"/api/runs/{run.id}/events")).text
+        del server.stores.events.read  # type: ignore[attr-defined]
+        assert ('"code":"internal"' in text, "canary" in text) == (True, False)
+        assert "a stream failed: StoreCorrupt at " in caplog.text
 
 
 class Silent(MemoryGraphStore):

@@ -218,6 +218,19 @@ async def test_lists_show_ones_own_things_whoever_else_is_asked_for() -> None:
         assert filtered.json() == {"approvals": []}
 
 
+async def test_a_page_behind_what_is_not_there_or_not_theirs_is_refused_in_the_same_words() -> None:
+    async with served() as server, server.client("ann") as ann, server.client("root") as root:
+        things = await prepared(server)
+        for path, key in (("/api/runs", "run_id"), ("/api/chats", "chat_id")):
+            refused = [await ann.get(path, params={"before": id}) for id in ("nonsense", things["bob"][key])]
+            assert [one.status_code for one in refused] == [422, 422], path
+            assert refused[0].json() == refused[1].json()
+            assert refused[0].json()["error"]["path"] == "query.before"
+            for asker in (ann, root):
+                assert (await asker.get(path, params={"before": things["ann"][key]})).status_code == 200
+        assert (await ann.get("/api/graphs", params={"before": "nonsense"})).status_code == 200  # any id is a place
+
+
 async def test_a_cancel_of_anothers_run_changes_nothing() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("ask", ASK, "root")

@@ -3,11 +3,86 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 from penstock.server.metrics import Metrics
 from tests.server.served import ECHO, served
 
-LINE = re.compile(r'[a-z_]+(\{([a-z]+="([^"\\\n]|\\.)*",?)+\})? -?[0-9.e+-]+')
+COMMENT = re.compile(r"# (HELP|TYPE) ([a-zA-Z_:][a-zA-Z0-9_:]*) (.+)")
+SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")
+LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"(?:,|$)')
+SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
+
+Labels = frozenset[tuple[str, str]]
+
+
+@dataclass
+class Family:
+    """One metric, as a scraper takes it."""
+
+    kind: str
+    what: str
+    samples: dict[tuple[str, Labels], float] = field(default_factory=dict)
+
+
+def parsed(text: str) -> Mapping[str, Family]:
+    """The text as strictly as its format is written down: whatever is out of order is an assertion."""
+    assert text.endswith("\n")
+    families: dict[str, Family] = {}
+    help_of: dict[str, str] = {}
+    name = ""
+    for line in text.removesuffix("\n").split("\n"):
+        if comment := COMMENT.fullmatch(line):
+            what, name, rest = comment.groups()
+            if what == "HELP":
+                assert name not in help_of, f"{name} is described twice"
+                help_of[name] = rest
+            else:
+                assert name in help_of, f"{name} is not described"
+                assert name not in families, f"{name} comes twice"
+                assert rest in {"counter", "gauge", "histogram", "summary"}
+                families[name] = Family(rest, help_of[name])
+            continue
+        sample = SAMPLE.fullmatch(line)
+        assert sample, line
+        _add(families[name], name, *sample.groups())
+    for name, family in families.items():
+        _check(name, family)
+    return families
+
+
+def _add(family: Family, name: str, sample: str, labels: str | None, value: str) -> None:
+    allowed = [name + suffix for suffix in SUFFIXES.get(family.kind, ("",))]
+    assert sample in allowed, f"{sample} stands among {name}"
+    found = LABEL.findall(labels or "")
+    assert "".join(f'{key}="{inside}",' for key, inside in found).rstrip(",") == (labels or ""), labels
+    assert len({key for key, _ in found}) == len(found)
+    key = (sample, frozenset(found))
+    assert key not in family.samples, f"{key} comes twice"
+    family.samples[key] = float(value)
+
+
+def _check(name: str, family: Family) -> None:
+    if family.kind == "counter":
+        assert name.endswith("_total"), name
+        assert all(value >= 0 for value in family.samples.values())
+    if family.kind == "histogram":
+        for (sample, labels), count in family.samples.items():
+            if sample == f"{name}_count":
+                edges = {
+                    float(dict(one)["le"]): value
+                    for (which, one), value in family.samples.items()
+                    if which == f"{name}_bucket" and labels < one
+                }
+                assert edges[float("inf")] == count
+                assert all(less <= more for less, more in pairwise(edges[edge] for edge in sorted(edges)))
+
+
+def value(families: Mapping[str, Family], name: str, **labels: str) -> float:
+    family = next(one for key, one in families.items() if name in (key, f"{key}_sum", f"{key}_count", f"{key}_bucket"))
+    return family.samples[name, frozenset(labels.items())]
 
 
 def test_the_text_has_the_form_that_is_read() -> None:
@@ -15,8 +90,9 @@ def test_the_text_has_the_form_that_is_read() -> None:
     metrics.answered("/api/runs", "GET", 200, 7_000_000)
     metrics.answered("/api/runs", "GET", 200, 20_000_000_000)
     metrics.answered('odd "route"\n\\', "BREW", 429, 0)
-    lines = metrics.text({"running": 2, "totals": {"completed": 5}, "worker": "me", "ready": True}).splitlines()
-    assert [line for line in lines if not line.startswith("# ") and not LINE.fullmatch(line)] == []
+    text = metrics.text({"running": 2, "totals": {"completed": 5}, "worker": "me", "ready": True})
+    assert parsed(text)
+    lines = text.splitlines()
     assert 'penstock_http_requests_total{route="/api/runs",method="GET",status="200"} 2' in lines
     assert 'penstock_http_request_seconds_bucket{route="/api/runs",le="0.01"} 1' in lines
     assert 'penstock_http_request_seconds_bucket{route="/api/runs",le="+Inf"} 2' in lines
@@ -42,3 +118,60 @@ async def test_a_server_counts_by_route_and_not_by_path() -> None:
         assert 'penstock_host_runs{of="completed"} 1' in text
         assert 'penstock_host_runs{of="parked"} 0' in text
         assert "none-0" not in text
+
+
+TOTALS = {
+    "submitted": 9,
+    "completed": 3,
+    "cost_nanos": 1_250_000_001,
+    "tokens_in": 70,
+    "tokens_out": 30,
+    "events_stored": 123,
+    "ended:completed:": 3,
+    "ended:halted:budget_exceeded": 2,
+    "ended:cancelled:aborted": 1,
+    "took_ms": 12_345,
+}
+
+
+def test_what_the_host_counts_of_runs_has_names_of_its_own_in_base_units() -> None:
+    families = parsed(Metrics().text({"totals": TOTALS}))
+    assert "penstock_runs_cost_usd_total 1.250000001" in Metrics().text({"totals": TOTALS})
+    assert value(families, "penstock_runs_tokens_total", direction="input") == 70
+    assert value(families, "penstock_runs_tokens_total", direction="output") == 30
+    assert value(families, "penstock_events_stored_total") == 123
+    assert value(families, "penstock_runs_ended_total", status="completed", stop_reason="") == 3
+    assert value(families, "penstock_runs_ended_total", status="halted", stop_reason="budget_exceeded") == 2
+    assert value(families, "penstock_run_seconds_sum") == 12.345
+    assert value(families, "penstock_run_seconds_count") == 6
+    assert families["penstock_run_seconds"].kind == "summary"
+    shown = {dict(labels)["of"] for _, labels in families["penstock_host_total"].samples}
+    assert shown == {"submitted", "completed"}, "what has a name of its own is not shown twice"
+
+
+def test_what_nobody_foresaw_is_shown_and_breaks_nothing() -> None:
+    odd = {"totals": {'a "b"\n\\': 1, "ended:": 1, "ended:x": 2, "half": 0.5}, "odd name\n": 3, "load": {"x": 1}}
+    families = parsed(Metrics().text(odd))
+    assert value(families, "penstock_host_total", of='a \\"b\\"\\n\\\\') == 1
+    assert value(families, "penstock_host_total", of="half") == 0.5
+    assert value(families, "penstock_runs_ended_total", status="x", stop_reason="") == 2
+    assert value(families, "penstock_host_load", of="x") == 1
+    assert not any("odd" in name for name in families)
+
+
+def test_nothing_is_told_of_what_nobody_has_counted() -> None:
+    families = parsed(Metrics().text({"totals": {}}))
+    assert not [name for name in families if name.startswith(("penstock_run", "penstock_events"))]
+
+
+async def test_a_whole_server_tells_what_a_scraper_takes() -> None:
+    async with served() as server, server.client("root") as root:
+        await server.save("echo", ECHO)
+        for text in ("x", "y"):
+            run = (await root.post("/api/runs", json={"graph_id": "echo", "input": text})).json()
+            await server.host.wait(run["id"])
+        answer = await root.get("/metrics")
+        families = parsed(answer.text)
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert value(families, "penstock_host_runs", of="completed") == 2
+        assert value(families, "penstock_host_total", of="submitted") == 2

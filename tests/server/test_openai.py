@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,49 @@ async def test_an_archived_graph_is_no_model_unless_its_version_is_named() -> No
         assert answer.choices[0].message.content == "x"
 
 
-async def test_conversations_are_with_the_newest_version() -> None:
+async def test_a_conversation_is_with_the_version_that_is_named() -> None:
     async with serving() as served, served.client() as client:
-        await served.stores.graphs.save("parrot", "anna", "New", GRAPHS["quiet"], now_ms=1)
-        with pytest.raises(openai.BadRequestError, match="newest version"):
-            await client.chat.completions.create(model="parrot@1", messages=said("x"))
+        await served.stores.graphs.save("parrot", "anna", "New", GRAPHS["looker"], now_ms=1)
+        answers = {
+            model: (await client.chat.completions.create(model=model, messages=said("Hi"))).choices[0].message.content
+            for model in ("parrot", "parrot@1", "parrot@2")
+        }
+        assert answers == {"parrot": "Bright.", "parrot@1": "Hi", "parrot@2": "Bright."}
+        assert sorted(run.graph_version for run in await served.runs()) == [1, 2, 2]
+
+
+async def test_asking_again_for_another_version_under_the_id_of_a_run_is_a_conflict() -> None:
+    async with serving() as served, served.client() as client:
+        await served.stores.graphs.save("parrot", "anna", "New", GRAPHS["looker"], now_ms=1)
+        extra = {"penstock": {"run_id": "mine"}}
+        for _ in range(2):
+            await client.chat.completions.create(model="parrot@1", messages=said("Hi"), extra_body=extra)
+        with pytest.raises(openai.ConflictError, match="an id of its own"):
+            await client.chat.completions.create(model="parrot@2", messages=said("Hi"), extra_body=extra)
+        assert len(await served.runs()) == 1
+
+
+DRAFT = {"nodes": [{"id": "a", "type": "no-such-type", "data": {}}], "edges": []}
+
+
+async def test_a_graph_that_cannot_run_is_not_listed_and_is_refused_with_what_is_wrong() -> None:
+    async with serving() as served, served.client() as client:
+        await served.stores.graphs.save("draft", "anna", "Draft", DRAFT, now_ms=1)
+        await served.stores.graphs.save("plain", "anna", "Plain", DRAFT, now_ms=1)
+        assert sorted([model.id async for model in client.models.list()]) == sorted(set(GRAPHS) - {"plain"})
+        asked: list[Callable[[], Awaitable[Any]]] = [
+            lambda: client.models.retrieve("draft"),
+            lambda: client.chat.completions.create(model="draft", messages=said("x")),
+            lambda: client.chat.completions.create(model="draft", messages=said("x"), stream=True),
+            lambda: client.responses.create(model="plain", input="x"),
+            lambda: client.responses.create(model="plain@2", input="x", background=True),
+        ]
+        for ask in asked:
+            with pytest.raises(openai.BadRequestError, match="no-such-type") as refused:
+                await ask()
+            assert refused.value.code == "graph_invalid"
+        assert await served.runs() == []
+        assert (await client.responses.create(model="plain@1", input="x")).output_text == "x"
 
 
 # Answers
@@ -102,6 +141,7 @@ async def test_a_graph_answers_and_says_what_it_cost() -> None:
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 3)
         facts = (answer.model_extra or {})["penstock"]
         assert (facts["cost_usd"], facts["stop_reason"], facts["ignored"]) == (0.25, None, [])
+        assert (answer.usage.model_extra or {})["cost"] == 0.25
         run = await served.run(facts["run_id"])
         assert (run.owner, run.status, run.cost_nanos) == ("anna", "completed", 250_000_000)
 
@@ -158,6 +198,7 @@ async def test_a_stream_is_told_as_it_comes() -> None:
         assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.total_tokens == 10
+        assert (chunks[-1].usage.model_extra or {})["cost"] == 0.25
         (end,) = [chunk for chunk in chunks if chunk.choices and chunk.choices[0].finish_reason]
         assert (end.model_extra or {})["penstock"]["cost_usd"] == 0.25
 
@@ -220,6 +261,23 @@ async def test_a_quiet_stream_says_that_it_is_there() -> None:
                 if beats == 2:
                     served.gate.opened.set()
         assert beats >= 2
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+async def test_a_stream_that_waits_for_an_approval_says_that_it_is_there(path: str) -> None:
+    async with serving(heartbeat_s=0.01) as served, httpx2.AsyncClient() as client:
+        headers = {"Authorization": f"Bearer {ANNA}"}
+        body = {"model": "question", "messages": said("do it"), "input": "do it", "stream": True}
+        beats, told = 0, ""
+        async with client.stream("POST", f"{served.url}/v1/{path}", json=body, headers=headers) as answer:
+            async for line in answer.aiter_lines():
+                told += line
+                waiting = await served.stores.approvals.list(states=("waiting",))
+                beats += line.startswith(":") and bool(waiting)
+                if beats == 2 and waiting:
+                    await served.host.answer(waiting[0].id, "approved", by="anna")
+        assert beats >= 2
+        assert "do it" in told
 
 
 # Limits and failures

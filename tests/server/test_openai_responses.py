@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 from openai.types.responses import Response
 
 from penstock.hosting.host import RunLimits
-from tests.server.openai_service import BERT, Served, serving
+from tests.server.openai_service import ANNA, BERT, GRAPHS, Served, serving
 
 
 async def until(served: Served, client: openai.AsyncOpenAI, response: Response) -> Response:
@@ -30,10 +32,102 @@ async def test_a_graph_responds() -> None:
         assert (response.instructions, response.metadata, response.temperature) == ("Be kind.", {"a": "b"}, 1)
         assert response.usage is not None
         assert response.usage.total_tokens == 10
+        assert (response.usage.model_extra or {})["cost"] == 0.25
         facts = (response.model_extra or {})["penstock"]
         assert (facts["cost_usd"], facts["ignored"]) == (0.25, ["temperature"])
         later = await client.responses.retrieve(response.id)
-        assert (later.id, later.status, later.output) == (response.id, response.status, response.output)
+        assert later == response
+
+
+ASKED: list[dict[str, Any]] = [
+    {"instructions": "Be kind.", "metadata": {"a": "b", "☀": "🙂"}, "temperature": 0, "top_p": 0.5, "user": "u"},
+    {"max_output_tokens": 5, "background": False, "truncation": "auto", "metadata": {}},
+    {"instructions": "x" * 5_000},
+    {},
+]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("model", ["parrot", "plain", "plain@1"])
+async def test_a_response_that_is_asked_for_later_is_the_one_that_was_given(model: str, asked: dict[str, Any]) -> None:
+    """Every field, what the request said of itself among them."""
+    async with serving() as served, served.client() as client:
+        given = await client.responses.create(model=model, input="Hi", **asked)
+        assert (given.model, given.completed_at is None) == (model, False)
+        assert await client.responses.retrieve(given.id) == given
+        assert await client.responses.cancel(given.id) == given
+        stream = await client.responses.retrieve(given.id, stream=True)
+        *_, last = [event async for event in stream]
+        assert last.type == "response.completed"
+        assert last.response == given
+
+
+async def test_a_response_that_goes_on_says_later_what_it_went_on_from() -> None:
+    async with serving() as served, served.client() as client:
+        first = await client.responses.create(model="parrot", input="one")
+        given = await client.responses.create(
+            model="parrot", input="two", previous_response_id=first.id, instructions="new", metadata={"n": "2"}
+        )
+        later = await client.responses.retrieve(given.id)
+        assert later == given
+        assert (later.previous_response_id, later.metadata) == (first.id, {"n": "2"})
+        assert (later.model_extra or {})["penstock"]["ignored"] == ["instructions"]
+
+
+async def test_a_response_goes_on_with_the_version_that_is_named() -> None:
+    async with serving() as served, served.client() as client:
+        await served.stores.graphs.save("parrot", "anna", "New", GRAPHS["looker"], now_ms=1)
+        first = await client.responses.create(model="parrot@1", input="one")
+        second = await client.responses.create(model="parrot@1", input="two", previous_response_id=first.id)
+        third = await client.responses.create(model="parrot", input="three", previous_response_id=second.id)
+        assert [one.output_text for one in (first, second, third)] == ["one", "two", "Bright."]
+        assert (await client.responses.retrieve(first.id)).output_text == "one"
+
+
+async def test_of_a_request_that_is_too_long_what_is_short_is_kept() -> None:
+    async with serving() as served, served.client() as client:
+        long = await client.responses.create(
+            model="plain", input="x", instructions="i" * 100_000, metadata={"a": "b"}, user="u" * 100_000
+        )
+        later = await client.responses.retrieve(long.id)
+        assert (later.instructions, later.user, later.metadata) == (None, None, {"a": "b"})
+        (run,) = await served.runs()
+        assert len(json.dumps(dict(run.origin))) < 1_000
+
+
+async def test_what_a_request_said_is_shown_with_its_run_and_not_in_lists() -> None:
+    async with serving() as served, served.client() as client, httpx2.AsyncClient(base_url=served.url) as http:
+        given = await client.responses.create(model="plain", input="x", metadata={"a": "b"})
+        headers = {"Authorization": f"Bearer {ANNA}"}
+        (listed,) = (await http.get("/api/runs", headers=headers)).json()["runs"]
+        assert listed["origin"] == {"kind": "run"}
+        run = (await http.get(f"/api/runs/{given.id.removeprefix('resp_')}", headers=headers)).json()
+        assert run["origin"]["about"]["metadata"] == {"a": "b"}
+
+
+async def test_a_run_that_was_not_asked_for_over_responses_is_a_response_of_its_graph() -> None:
+    async with serving() as served, served.client() as client:
+        run = await served.host.submit(owner="anna", graph_id="plain", input="x", origin={"kind": "run", "about": 3})
+        await served.run(run.id)
+        later = await client.responses.retrieve(f"resp_{run.id}")
+        assert (later.model, later.metadata, later.output_text) == ("plain", {}, "x")
+
+
+@pytest.mark.parametrize("ahead", [0, 1_000, 2**53])
+async def test_a_stream_is_not_taken_up_ahead_of_what_was_told(ahead: int) -> None:
+    async with serving() as served, served.client() as client:
+        under_way = await client.responses.create(model="slow", input="x", background=True)
+        await served.gate.reached.wait()
+        with pytest.raises(openai.BadRequestError, match="ahead of the newest, which is 1") as refused:
+            await client.responses.retrieve(under_way.id, stream=True, starting_after=2 + ahead)
+        assert refused.value.param == "starting_after"
+        served.gate.opened.set()
+        ended = await until(served, client, under_way)
+        stream = await client.responses.retrieve(ended.id, stream=True)
+        newest = [event.sequence_number async for event in stream][-1]
+        assert [_ async for _ in await client.responses.retrieve(ended.id, stream=True, starting_after=newest)] == []
+        with pytest.raises(openai.BadRequestError, match=f"which is {newest}"):
+            await client.responses.retrieve(ended.id, stream=True, starting_after=newest + 1 + ahead)
 
 
 async def test_a_response_is_told_as_it_comes() -> None:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from penstock.errors import InvalidValue
 from penstock.hosting.records import HostedEvent
 from penstock.server.openai.refusals import failure_of, refusal_of
-from penstock.server.openai.wire.answer import Answer, Ended, Piece, Said, Used, fold, speakers
+from penstock.server.openai.wire.answer import Answer, Ended, Piece, Said, Used, Withdrawn, fold, speakers
 from penstock.server.openai.wire.bodies import ChatCompletionBody, ResponseBody
 from penstock.server.openai.wire.chunks import Completion
 from penstock.server.openai.wire.conversation import (
@@ -62,6 +62,24 @@ def told(*what: tuple[str, dict[str, Any]]) -> tuple[list[Piece], Answer]:
 
 def texts(pieces: list[Piece]) -> list[str]:
     return [piece.text for piece in pieces if isinstance(piece, Said)]
+
+
+def followed(pieces: list[Piece]) -> list[str]:
+    """The statements that are left to a client who heeds what is withdrawn."""
+    items: list[str | None] = []
+    for piece in pieces:
+        if isinstance(piece, Withdrawn):
+            del items[len(items) - piece.items :]
+        elif isinstance(piece, Used):
+            items.append(None)
+        elif isinstance(piece, Said):
+            items.append(piece.text if piece.begins else f"{items.pop()}{piece.text}")
+    return [item for item in items if item is not None]
+
+
+def as_text(under_way: ResponseUnderWay) -> list[str]:
+    """The items of a response: what messages say, and which tools were used."""
+    return [item["name"] if "name" in item else item["content"][0]["text"] for item in under_way.to_dict()["output"]]
 
 
 # What of a run is the answer
@@ -126,12 +144,15 @@ def test_what_was_not_told_on_the_way_is_told_at_the_end() -> None:
 
 def test_an_answer_that_was_started_over_is_told_whole_as_a_statement_of_its_own() -> None:
     pieces, answer = told(says("I thi"), completes("Yes."))
-    assert pieces[:2] == [Said("I thi", True), Said("Yes.", True)]
-    assert answer.said == "I thi\n\nYes."
+    assert pieces[:-1] == [Said("I thi", True), Withdrawn(1), Said("Yes.", True)]
+    assert answer.said == "Yes."
+    assert as_text(response_of(pieces)[0]) == ["Yes."]
 
 
 def test_what_ends_in_the_answer_is_not_told_again() -> None:
-    assert texts(told(says("Hel"), says("Hello"), completes("Hello"))[0]) == ["Hel", "Hello"]
+    twice = told(says("Hel"), says("Hello"), completes("Hello"))[0]
+    assert texts(twice) == ["Hel", "Hello"]
+    assert as_text(response_of(twice)[0]) == ["Hello"]  # the stream has said more, and the response knows better
     assert texts(told(says("Hello"), completes(None))[0]) == ["Hello"]
 
 
@@ -157,6 +178,145 @@ def test_a_run_that_went_on_after_it_was_halted_has_not_ended() -> None:
     assert pieces[-1].status == "completed"
 
 
+# What a run that goes on elsewhere tells again
+
+RESUMED = ("run.resumed", {"epoch": 2})
+LOOK = uses("look", {"at": 1})
+LOOKED = Used("call_look", "look", '{"at": 1}')
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "heard"),
+    [
+        (
+            [says("One, "), says("two")],
+            [says("One, two, "), says("three."), completes("One, two, three.")],
+            [", three."],
+        ),
+        ([says("One, two")], [says("One"), says(", two, three."), completes("One, two, three.")], [", three."]),
+        ([says("All")], [says("A"), says("ll"), says("."), completes("All.")], ["."]),
+        ([says("All.")], [says("All."), completes("All.")], []),
+        ([says("All.")], [completes("All.")], []),
+        ([], [says("All."), completes("All.")], ["All."]),
+        ([says("See:"), LOOK, says("It")], [says("See:"), LOOK, says("It is 5."), completes("It is 5.")], [" is 5."]),
+        ([says("See:"), LOOK], [says("See:"), LOOK, says("It is 5."), completes("It is 5.")], ["It is 5."]),
+        ([LOOK], [LOOK, says("5"), completes("5")], ["5"]),
+        ([says("See:")], [says("See:"), LOOK, says("5"), completes("5")], [LOOKED, "5"]),
+        ([says("🙂 a")], [says(""), says("🙂"), says(" ab"), completes("🙂 ab")], ["b"]),
+    ],
+)
+def test_what_is_told_again_and_is_the_same_is_not_told_twice(first: Any, then: Any, heard: list[Any]) -> None:
+    before, _ = told(*first)
+    pieces, answer = told(*first, RESUMED, *then)
+    after = pieces[len(before) : -1]
+    assert "".join(texts(after)) == "".join(one for one in heard if isinstance(one, str))
+    assert [piece for piece in after if isinstance(piece, Used)] == [one for one in heard if isinstance(one, Used)]
+    assert not any(isinstance(piece, Withdrawn) for piece in after)
+    assert answer.ended is not None
+    assert as_text(response_of(pieces)[0])[-1] == answer.ended.text
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "stands"),
+    [
+        ([says("One, two")], [says("One, "), says("2"), completes("One, 2")], ["One, 2"]),
+        ([says("One, two")], [says("Uno"), completes("Uno")], ["Uno"]),
+        ([says("One, two, three")], [says("One, two"), completes("One, two")], ["One, two"]),
+        ([says("One")], [completes("Two")], ["Two"]),
+        ([says("See:"), LOOK, says("It")], [says("See:"), LOOK, says("5."), completes("5.")], ["See:", "look", "5."]),
+        ([says("See:"), LOOK, says("It")], [says("See: 5"), completes("See: 5")], ["See: 5"]),
+        ([says("See:"), LOOK, says("It")], [says("See:"), completes("See:")], ["See:"]),
+        ([says("See:"), LOOK, says("It")], [says("See:"), uses("ask", {}), completes("5")], ["See:", "ask", "5"]),
+        ([says("See:")], [says("Se"), LOOK, completes("5")], ["Se", "look", "5"]),
+        ([LOOK, says("It")], [says("5"), completes("5")], ["5"]),
+        ([LOOK, uses("ask", {})], [LOOK, says("5"), completes("5")], ["look", "5"]),
+    ],
+)
+def test_what_is_told_otherwise_takes_the_place_of_what_was_told(first: Any, then: Any, stands: list[str]) -> None:
+    pieces, answer = told(*first, RESUMED, *then)
+    under_way, stream = response_of(pieces)
+    assert as_text(under_way) == stands
+    assert stream[-1]["response"]["output"] == under_way.to_dict()["output"]
+    assert answer.said == "\n\n".join(one for one in stands if one not in ("look", "ask"))
+    Response.model_validate(under_way.to_dict())
+
+
+def test_an_answer_that_breaks_off_again_and_again_is_told_once() -> None:
+    first = [
+        says("1, 2, "),
+        RESUMED,
+        says("1, "),
+        RESUMED,
+        says("1, 2, 3, "),
+        ("run.parked", {}),
+        RESUMED,
+        says("1, 2"),
+    ]
+    pieces, answer = told(*first)
+    assert (texts(pieces), answer.said, answer.ended) == (["1, 2, ", "3, "], "1, 2, 3, ", None)
+    assert texts(told(*first, says(", 3, 4"), completes("1, 2, 3, 4"))[0]) == ["1, 2, ", "3, ", "4"]
+    assert told(*first, HALTED)[1].said == "1, 2, 3, "
+
+
+def attempt(script: list[str | Used], size: int) -> list[tuple[str, dict[str, Any]]]:
+    """What is told of a script, its texts in pieces of so many characters."""
+    told: list[tuple[str, dict[str, Any]]] = []
+    for item in script:
+        if isinstance(item, Used):
+            told.append(LOOK)
+        else:
+            told += [says(item[at : at + size]) for at in range(0, len(item), size)]
+    return told
+
+
+@given(
+    st.lists(st.sampled_from(["hello ", "abcabc", "a", LOOKED]), max_size=5),
+    st.lists(st.tuples(st.integers(0, 25), st.integers(1, 6)), max_size=3),
+)
+def test_wherever_a_run_is_left_whoever_follows_it_hears_its_answer_once(
+    begun: list[str | Used], left_after: list[tuple[int, int]]
+) -> None:
+    """It says the same each time, in pieces of other lengths."""
+    script = [*begun, LOOKED, "That is all."]
+    before = [event for number, size in left_after for event in (*attempt(script, size)[:number], RESUMED)]
+    pieces, _ = told(*before, *attempt(script, 3), completes("That is all."))
+    assert not any(isinstance(piece, Withdrawn) for piece in pieces)
+    assert "".join(texts(pieces)) == "".join(item for item in script if isinstance(item, str))
+    assert pieces.count(LOOKED) == script.count(LOOKED)
+
+
+def test_a_stream_says_what_it_cannot_take_back() -> None:
+    pieces, _ = told(says("I thi"), RESUMED, says("Yes."), completes("Yes."))
+    chunks = streamed(pieces)
+    assert [chunk["penstock"]["withdrawn"] for chunk in chunks if "withdrawn" in chunk.get("penstock", {})] == [1]
+    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == "I thi\n\nYes."
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk)
+    _, stream = response_of(pieces)
+    done = [event["item"] for event in stream if event["type"] == "response.output_item.done"]
+    assert [(item["status"], item["content"][0]["text"]) for item in done] == [
+        ("incomplete", "I thi"),
+        ("completed", "Yes."),
+    ]
+    state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[], text_format=omit)
+    for event in stream:
+        state.handle_event(STREAM_EVENT.validate_python(event))
+    assert state._completed_response is not None
+    assert state._completed_response.output_text == "Yes."
+
+
+def test_a_stream_that_breaks_off_keeps_its_place() -> None:
+    """What comes later has the numbers after those that were told, wherever it was told that the run is parked."""
+    so_far = [says("1, "), says("2, ")]
+    _, parked = response_of(told(*so_far, ("run.parked", {}))[0])
+    _, whole = response_of(told(*so_far, ("run.parked", {}), RESUMED, says("1, 2, 3"), completes("1, 2, 3"))[0])
+    *seen, error = parked
+    assert (error["type"], error["sequence_number"]) == ("error", seen[-1]["sequence_number"])
+    assert whole[: len(seen)] == seen
+    rest = [event for event in whole if event["sequence_number"] > error["sequence_number"]]
+    assert [event["delta"] for event in rest if "delta" in event] == ["3"]
+
+
 def test_events_that_say_nothing_add_nothing() -> None:
     silent = [("run.queued", {}), ("run.started", {"epoch": 1}), ("node.started", {"node_id": "agent"}), says("")]
     assert told(*silent) == ([], Answer(AGENT, _node="agent", _source="main"))
@@ -166,6 +326,11 @@ def test_a_hundred_thousand_pieces_are_put_together_once() -> None:
     pieces, answer = told(*[says("abcdefghij")] * 100_000, completes("abcdefghij" * 100_000))
     assert len(pieces) == 100_001
     assert len(answer.said) == 1_000_000
+
+
+def test_a_hundred_thousand_pieces_are_told_again_without_being_put_together_each_time() -> None:
+    pieces, answer = told(*[says("abcdefghij")] * 100_000, RESUMED, *[says("abcdefghij")] * 100_000, says("k"))
+    assert (len(pieces), pieces[-1], len(answer.said)) == (100_001, Said("k"), 1_000_001)
 
 
 # Chat completions
@@ -197,6 +362,7 @@ def test_usage_comes_last_and_only_if_it_was_asked_for() -> None:
     assert last.choices == []
     assert last.usage is not None
     assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.total_tokens) == (7, 3, 10)
+    assert (last.usage.model_extra or {})["cost"] == 0.25
 
 
 def test_a_tool_is_told_beside_the_protocol() -> None:
@@ -581,12 +747,15 @@ EVENTS = st.lists(
 def test_whatever_happens_the_stream_and_the_response_say_the_same(what: list[tuple[str, dict[str, Any]]]) -> None:
     pieces, answer = told(*what)
     chunks = "".join(c["choices"][0]["delta"].get("content") or "" for c in streamed(pieces))
-    assert chunks == answer.said
+    assert "\n\n".join(followed(pieces)) == answer.said
     under_way, stream = response_of(pieces)
-    assert [event["sequence_number"] for event in stream] == list(range(len(stream)))
-    messages = [item for item in under_way.output if item["type"] == "message" and item["content"]]
-    deltas = "".join(event["delta"] for event in stream if event["type"] == "response.output_text.delta")
-    done = "".join(event["text"] for event in stream if event["type"] == "response.output_text.done")
-    if answer.ended is not None:
-        assert deltas == done == "".join(item["content"][0]["text"] for item in messages)
+    numbers = [event["sequence_number"] for event in stream if event["type"] != "error"]
+    assert numbers == list(range(len(numbers)))
+    messages = [item["content"][0]["text"] for item in under_way.to_dict()["output"] if item["type"] == "message"]
+    if answer.ended is None or answer.ended.status != "completed" or not answer.ended.text:
+        assert "\n\n".join(messages) == answer.said
+    else:
+        assert messages[-1] == answer.ended.text
         assert answer.said.endswith(answer.ended.text)
+    if not any(isinstance(piece, Withdrawn) for piece in pieces):
+        assert chunks == answer.said

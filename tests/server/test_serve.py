@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -108,6 +109,20 @@ def test_an_address_that_is_taken_is_said_by_name() -> None:
             listen(ServerSettings(port=port))
     finally:
         taken.close()
+
+
+async def test_an_answer_is_sent_at_once_and_does_not_wait_for_the_one_before_to_be_acknowledged() -> None:
+    listener, sent_at_once = listen(ServerSettings(port=0)), asyncio.get_running_loop().create_future()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sent_at_once.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async with await asyncio.start_server(connected, sock=listener):
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await sent_at_once == 1
+        writer.close()
+        await writer.wait_closed()
 
 
 def test_the_greeting_says_where_for_whom_and_how_long() -> None:

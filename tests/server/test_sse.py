@@ -17,7 +17,7 @@ from penstock.server.metrics import Metrics
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import CHUNK_BYTES, HEARTBEAT, EventStream, Streams, follow, frame, framed
 from penstock.storage.memory import MemoryStores
-from tests.server.served import GATE, SECRETS, happened, listening, served, told, wire
+from tests.server.served import GATE, SECRETS, TOKENS, happened, listening, served, told, wire
 
 ANN = User("ann", "user")
 HOSTILE = "a\r\nevent: run.completed\ndata: {}\n\nid: 9\r\r\0\u2028\u2029\x0b😀"
@@ -274,3 +274,65 @@ async def test_leaving_a_chats_stream_cancels_the_answer_only_if_asked_to(on_lea
         if on_leave == "continue":
             server.gate.opened.set()
         assert (await server.host.wait(run.id)).status == status
+
+
+@pytest.mark.parametrize("status", ["queued", "running", "waiting", "parked", "completed", "failed", "halted"])
+@pytest.mark.parametrize("way", ["after", "header", "page"])
+async def test_a_place_ahead_of_the_log_is_refused_with_the_place_to_go_on_from(status: str, way: str) -> None:
+    """In whatever state the run is: a stream from there would never say anything."""
+    async with served(ServerSettings(tokens=TOKENS, heartbeat_s=1_000)) as server, server.client("ann") as ann:
+        newest = await standing(server, status)
+        path = "/api/runs/r/events"
+        for ahead in (newest + 1, newest + 500, 10**15 - 1):
+            if way == "header":
+                answer = await ann.get(path, headers={"Last-Event-ID": str(ahead)})
+            else:
+                headers = {"Accept": "application/json"} if way == "page" else {}
+                answer = await ann.get(f"{path}?after={ahead}", headers=headers)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (422, "invalid_value")
+            assert error["path"] == ("header.last-event-id" if way == "header" else "query.after")
+            assert error["details"] == [{"last_seq": newest, "status": status}]
+            assert f"newest, which is {newest}" in error["message"]
+
+
+async def standing(server: Any, status: str) -> int:
+    """A run of ann's that stands so, worked on by nobody here; the seq of its newest event."""
+    stores = server.stores
+    await server.host.close()
+    await stores.runs.add(RunRecord("r", "ann", "g", 1))
+    if status == "queued":
+        await stores.events.append("r", 0, [HostedEvent(1, 0, "run.queued")])
+        return 1
+    run = await stores.runs.claim("w", now_ms=0, lease_ms=1_000_000_000)
+    types = ["run.queued", "run.started", "node.started"]
+    types += [f"run.{status}"] if status != "running" else []
+    await stores.events.append("r", run.epoch, [HostedEvent(at, 0, type) for at, type in enumerate(types, 1)])
+    if status != "running":
+        await stores.runs.update("r", run.epoch, status=status)
+    return len(types)
+
+
+async def test_a_run_that_has_told_nothing_yet_is_watched_from_the_beginning_only() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.host.close()
+        await server.stores.runs.add(RunRecord("r", "ann", "g", 1))
+        answer = await ann.get("/api/runs/r/events?after=1")
+        assert (answer.status_code, answer.json()["error"]["details"][0]["last_seq"]) == (422, 0)
+        page = await ann.get("/api/runs/r/events", headers={"Accept": "application/json"})
+        assert (page.status_code, page.json()["events"]) == (200, [])
+
+
+async def test_who_is_refused_goes_on_from_the_place_that_is_named() -> None:
+    async with served() as server, server.client("ann") as ann:
+        newest = await standing(server, "completed")
+        refused = (await ann.get("/api/runs/r/events?after=99")).json()["error"]
+        place = refused["details"][0]["last_seq"]
+        assert told((await ann.get(f"/api/runs/r/events?after={place}")).text) == []
+        assert len(told((await ann.get("/api/runs/r/events")).text)) == newest
+
+
+async def test_another_is_not_told_how_far_a_run_has_come() -> None:
+    async with served() as server, server.client("bob") as bob:
+        await standing(server, "running")
+        assert (await bob.get("/api/runs/r/events?after=99")).json() == (await bob.get("/api/runs/none/events")).json()

@@ -13,13 +13,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 from penstock.agents.messages import Role
 from penstock.chat import protocol
 from penstock.chat.answering import Answering, newest_of
+from penstock.chat.arguments import (
+    can_be_written,
+    must_be_id,
+    must_be_line,
+    must_be_list,
+    must_be_named,
+    must_be_text,
+    must_be_version,
+)
 from penstock.chat.conversation import MessageTree
 from penstock.chat.limits import (
     MAX_ATTACHMENT_BYTES,
@@ -41,7 +50,7 @@ from penstock.chat.ports import Attachment, ChatRecord, ChatStore
 from penstock.chat.turn import ChatTurn
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InvalidValue
-from penstock.hosting.host import ID, RunHost, UnknownGraph
+from penstock.hosting.host import RunHost, UnknownGraph
 from penstock.hosting.limits import RunLimits
 from penstock.hosting.points import passing
 from penstock.hosting.ports import Conflict, StoreUnavailable
@@ -55,9 +64,7 @@ Said = str | Sequence[Mapping[str, Any]]
 SAID_BY: tuple[Role, ...] = ("system", "user", "assistant")
 TITLE_CHARACTERS = 60
 """So much of what was said first is the title of a chat that was given none."""
-
-
-AN_ID = "a letter or digit, then up to 99 letters, digits or any of ._:-"
+LONG = "say it in fewer characters, or attach it"
 INTERRUPTED_MS = 60_000
 """An answer that has waited so long for its run to be there waits in vain."""
 INTERRUPTED = "interrupted before its run began: ask again"
@@ -77,6 +84,10 @@ class _Turn:
     """Whether the caller named the run, and may be asking for it again."""
     said: tuple[str, ...] = ()
     """What the caller says, the newest last; nothing where an answer is wanted and nothing is said."""
+    version: int | None = None
+    """Of the graph; None is the newest."""
+    about: Mapping[str, Any] | None = None
+    """What else is to be kept with the run."""
 
     @property
     def answer_id(self) -> str:
@@ -111,8 +122,8 @@ class ChatService:
         self._chats = chats
         self._clock = clock
         self._new_id = new_id
-        self._graphs: set[str] = set()
-        """Graphs that were found here: a graph that is there stays there."""
+        self._graphs: set[tuple[str, int | None]] = set()
+        """Graphs and versions that were found here: what is there stays there."""
         self._answering = host.kinds[protocol.KIND] = Answering(chats, host.stores, clock)
 
     # Chats.
@@ -121,14 +132,19 @@ class ChatService:
         self, *, owner: str, graph_id: str, title: str = "", chat_id: str | None = None
     ) -> ChatRecord:
         """A chat that `graph_id` answers in; one of that id that is the owner's already is given back."""
-        must_fit("title", len(title), MAX_TITLE, "say it in fewer characters")
-        if chat_id is not None and ID.fullmatch(chat_id) is None:
-            raise InvalidValue("chat_id", chat_id, AN_ID)
+        must_be_text("title", title, MAX_TITLE, "say it in fewer characters")
+        must_be_named("owner", owner)
+        must_be_named("graph_id", graph_id)
+        if chat_id is not None:
+            must_be_id("chat_id", chat_id)
         now = self._now_ms()
         return await self._chats.create(ChatRecord(chat_id or self._new_id(), owner, title, graph_id, now, now))
 
     async def get_chat(self, chat_id: str, *, owner: str | None = None) -> ChatRecord:
         """The chat; ChatUnknown if there is none, or it is another owner's."""
+        must_be_named("chat_id", chat_id)
+        if owner is not None:
+            must_be_named("owner", owner)
         chat = await self._chats.get(chat_id)
         if chat is None or owner not in (None, chat.owner):
             raise ChatUnknown(chat_id)
@@ -154,15 +170,19 @@ class ChatService:
 
     async def attach(self, owner: str, name: str, media_type: str, content: bytes) -> Attachment:
         """Keep bytes that messages of this owner may refer to."""
+        must_be_named("owner", owner)
+        given: object = content
+        if not isinstance(given, bytes):
+            raise InvalidValue("attachment", f"a {type(given).__name__}", "bytes")
         must_fit("attachment", len(content), MAX_ATTACHMENT_BYTES, "attach a smaller one, in bytes")
         for field, text in (("name", name), ("media_type", media_type)):
-            if not text or not text.isprintable() or len(text) > MAX_NAME:
-                raise InvalidValue(field, text, f"1 to {MAX_NAME} characters on one line")
+            must_be_line(field, text, MAX_NAME)
         attached = Attachment(self._new_id(), owner, name, media_type.lower(), len(content), self._now_ms())
         return await self._chats.attach(attached, content)
 
     async def attachment(self, attachment_id: str, *, owner: str) -> tuple[Attachment, bytes]:
         """What this owner has attached under an id."""
+        must_be_named("attachment", attachment_id)
         found = await self._chats.attachment(attachment_id)
         if found is None or found[0].owner != owner:
             raise AttachmentUnknown(attachment_id)
@@ -181,8 +201,13 @@ class ChatService:
         limits: Limits = None,
         run_id: str | None = None,
         user_tools: Sequence[str] = (),
+        version: int | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> ChatTurn:
-        """Say something at the end of what is in view, or below `parent_id`, and be answered."""
+        """Say something at the end of what is in view, or below `parent_id`, and be answered.
+
+        By the newest version of the graph, unless one is named; `about` is kept in the origin of the run, as JSON.
+        """
         chat = await self.get_chat(chat_id, owner=owner)
         data = await self._said_with(content, attachments, owner)
 
@@ -193,7 +218,8 @@ class ChatService:
             _add_answer(tree, turn)
             return said
 
-        return await self._answer(chat, prepare, self._turn(limits, run_id, user_tools, content))
+        turn = self._turn(limits, run_id, user_tools, content)
+        return await self._answer(chat, prepare, replace(turn, version=version, about=about))
 
     async def stream_agent_chat(
         self,
@@ -207,11 +233,14 @@ class ChatService:
         limits: Limits = None,
         run_id: str | None = None,
         user_tools: Sequence[str] = (),
+        version: int | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> ChatTurn:
-        """Say something to a graph, in a chat that is made for it, and be answered."""
+        """Say something to a graph, in a chat that is made for it, and be answered; `version` as for `stream_chat`."""
         messages = _as_messages(said)
         data = await self._said_with(messages[-1][1], attachments, owner)
         turn = self._turn(limits, run_id, user_tools, *(content for _, content in messages))
+        must_be_text("title", title, MAX_TITLE, "say it in fewer characters")
         title = title or protocol.as_content(" ".join(messages[-1][1].split())[:TITLE_CHARACTERS])
         id = chat_id or (f"c-{turn.answer_id[2:]}" if turn.is_named else None)
         if not turn.is_named:  # else it may be there already, and nothing is taken on
@@ -227,7 +256,7 @@ class ChatService:
             _add_answer(tree, turn)
             return last
 
-        return await self._answer(chat, prepare, turn)
+        return await self._answer(chat, prepare, replace(turn, version=version, about=about))
 
     async def continue_message(
         self,
@@ -300,6 +329,8 @@ class ChatService:
         """Write down what is said and an empty answer, and submit the run that fills it."""
         if turn.is_named and (known := await self._host.get(turn.run_id)) is not None:
             there = self._known(chat, known)
+            if turn.version not in (None, known.graph_version):
+                raise _another(turn)
             _must_be_in(await self._tree(chat.id), turn)
             return there
         tree = await self._tree(chat.id)
@@ -316,14 +347,15 @@ class ChatService:
 
     async def _check(self, chat: ChatRecord, turn: _Turn) -> None:
         """What would keep the run from being taken on at any time is said before anything is written."""
-        if ID.fullmatch(turn.run_id) is None:
-            raise InvalidValue("run_id", turn.run_id, AN_ID)
+        must_be_version("version", turn.version)
+        if turn.about is not None and not isinstance(turn.about, Mapping):
+            raise InvalidValue("about", turn.about, "an object, as JSON")
         limits = turn.limits if isinstance(turn.limits, RunLimits) else RunLimits.from_dict(turn.limits or {})
         limits.within(self._host.settings.ceilings)
-        if chat.graph_id not in self._graphs:
-            if await self._host.stores.graphs.get(chat.graph_id) is None:
-                raise UnknownGraph(chat.graph_id, None)
-            self._graphs.add(chat.graph_id)
+        if (chat.graph_id, turn.version) not in self._graphs:
+            if await self._host.stores.graphs.get(chat.graph_id, turn.version) is None:
+                raise UnknownGraph(chat.graph_id, turn.version)
+            self._graphs.add((chat.graph_id, turn.version))
 
     async def _submit(self, chat: ChatRecord, turn: _Turn, user_message_id: str | None) -> ChatTurn:
         origin: dict[str, Any] = {
@@ -334,9 +366,16 @@ class ChatService:
         }
         if turn.user_tools:
             origin["user_tools"] = list(turn.user_tools)
+        if turn.about:
+            origin["about"] = dict(turn.about)
         try:
             run = await self._host.submit(
-                owner=chat.owner, graph_id=chat.graph_id, limits=turn.limits, run_id=turn.run_id, origin=origin
+                owner=chat.owner,
+                graph_id=chat.graph_id,
+                version=turn.version,
+                limits=turn.limits,
+                run_id=turn.run_id,
+                origin=origin,
             )
         except BaseException as error:
             await self._give_up(chat, turn, error)
@@ -381,18 +420,22 @@ class ChatService:
     # What is given.
 
     def _turn(self, limits: Limits, run_id: str | None, user_tools: Sequence[str], *said: str) -> _Turn:
+        if run_id is not None:
+            must_be_id("run_id", run_id)
+        must_be_list("user_tools", user_tools, "names of tools")
         tools: tuple[Any, ...] = tuple(user_tools)
         must_fit("user_tools", len(tools), MAX_USER_TOOLS, "name fewer of them")
         for name in tools:
-            if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not _can_be_written(name):
+            if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not can_be_written(name):
                 raise InvalidValue("user_tools", name, "names of tools that the service offers")
-        id = run_id or self._new_id()
+        id = self._new_id() if run_id is None else run_id
         digest = hashlib.sha256(id.encode()).hexdigest()[:32]
         return _Turn(id, digest, self._now_ms(), limits, tools, run_id is not None, said)
 
     async def _said_with(self, content: str, attachments: Sequence[str | Attachment], owner: str) -> dict[str, Any]:
         """The data of what somebody says, if it may be said: bytes are named, never copied."""
-        _must_be_text("content", content)
+        must_be_text("content", content, MAX_CHARACTERS, LONG)
+        must_be_list("attachments", attachments, "attachments, or their ids")
         must_fit("attachments", len(attachments), MAX_ATTACHMENTS, "attach fewer to one message")
         if not content and not attachments:
             raise InvalidValue("content", content, "something to say, or something that is attached")
@@ -420,27 +463,18 @@ def _add_answer(tree: MessageTree, turn: _Turn) -> None:
 
 def _must_be_in(tree: MessageTree, turn: _Turn) -> None:
     if not turn.is_in(tree):
-        raise Conflict(f"run {turn.run_id!r} answers something else; give this one an id of its own")
+        raise _another(turn)
+
+
+def _another(turn: _Turn) -> Conflict:
+    return Conflict(f"run {turn.run_id!r} answers something else; give this one an id of its own")
 
 
 def _must_have(tree: MessageTree, chat_id: str, message_id: str) -> ChatMessage:
+    must_be_named("message_id", message_id)
     if message_id not in tree:
         raise MessageUnknown(chat_id, message_id)
     return tree[message_id]
-
-
-def _must_be_text(field: str, text: object) -> None:
-    if not isinstance(text, str) or not _can_be_written(text):
-        raise InvalidValue(field, text, "text, without half a surrogate pair")
-    must_fit(field, len(text), MAX_CHARACTERS, "say it in fewer characters, or attach it")
-
-
-def _can_be_written(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _as_messages(said: Said) -> list[tuple[Role, str]]:
@@ -459,7 +493,7 @@ def _as_messages(said: Said) -> list[tuple[Role, str]]:
 def _as_message(one: Any, at: int) -> tuple[Role, str]:
     if not isinstance(one, Mapping) or one.get("role") not in SAID_BY:
         raise InvalidValue(f"messages[{at}]", one, f"an object with content and a role of {', '.join(SAID_BY)}")
-    _must_be_text(f"messages[{at}].content", one.get("content"))
+    must_be_text(f"messages[{at}].content", one.get("content"), MAX_CHARACTERS, LONG)
     return one["role"], one["content"]
 
 

@@ -19,6 +19,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
 from penstock.server.errors import on_error
 from penstock.server.guards.bodies import BodyGuard
+from penstock.server.guards.crowd import CrowdGuard
 from penstock.server.guards.envelope import Envelope
 from penstock.server.guards.gate import Gate
 from penstock.server.guards.origin import OriginGuard
@@ -26,8 +27,10 @@ from penstock.server.mcp import create_mcp
 from penstock.server.metrics import Metrics
 from penstock.server.openai.router import create_openai_router
 from penstock.server.parts import Parts
+from penstock.server.readiness import Readiness
 from penstock.server.routes import approvals, graphs, meta, runs
 from penstock.server.routes import chats as conversations
+from penstock.server.runnable import Runnable
 from penstock.server.schemas import ErrorShown
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import Streams
@@ -52,7 +55,9 @@ def create_app(
     """The whole server as one ASGI app; the host is its caller's to start and to close."""
     settings = settings or ServerSettings()
     metrics = Metrics()
-    parts = Parts(host, chats, stores, settings, metrics, Streams(settings, metrics), clock)
+    graphs_to_run = Runnable(host.executors)
+    streams, readiness = Streams(settings, metrics), Readiness(stores, settings.ready_timeout_s, clock)
+    parts = Parts(host, chats, stores, graphs_to_run, settings, metrics, streams, readiness, clock)
     app = FastAPI(
         title=TITLE,
         description=DESCRIPTION,
@@ -64,6 +69,7 @@ def create_app(
         exception_handlers=dict.fromkeys((PenstockError, RequestValidationError, HTTPException), on_error),
         middleware=[
             Middleware(Envelope, metrics=metrics, clock=clock),
+            Middleware(CrowdGuard, settings=settings),
             Middleware(OriginGuard, settings=settings),
             Middleware(Gate, settings=settings),
             Middleware(BodyGuard, settings=settings),
@@ -73,8 +79,8 @@ def create_app(
     app.state.parts = parts
     for routes in (meta, graphs, runs, approvals, conversations):
         app.include_router(routes.router)
-    app.include_router(create_openai_router(host, chats, stores, streams=parts.streams))
-    mcp = create_mcp(host, chats, stores, streams=parts.streams)
+    app.include_router(create_openai_router(host, chats, stores, graphs_to_run, streams=parts.streams))
+    mcp = create_mcp(host, chats, stores, graphs_to_run, streams=parts.streams)
     app.router.routes.append(Route("/mcp", mcp, include_in_schema=False))
     app.state.living = (mcp,)  # what is entered when the server begins, and left when it ends
     return app

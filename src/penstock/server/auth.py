@@ -79,16 +79,18 @@ class Token:
 
 def parse_tokens(lines: Iterable[str]) -> tuple[Token, ...]:
     """The tokens in lines of `name:role:secret`; empty lines and those that begin with # say nothing."""
-    tokens: list[Token] = []
+    tokens: dict[bytes, Token] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()
-        if text and not text.startswith("#"):
-            tokens.append(_token(number, text))
-        if len(tokens) > MAX_TOKENS:
+        if not text or text.startswith("#"):
+            continue
+        token = _token(number, text)
+        if len(tokens) == MAX_TOKENS:
             raise TokensInvalid(number, f"there may be {MAX_TOKENS}")
-        if len(tokens) > 1 and any(hmac.compare_digest(tokens[-1].digest, one.digest) for one in tokens[:-1]):
+        if token.digest in tokens:
             raise TokensInvalid(number, "its secret is that of another token; every token has one of its own")
-    return tuple(tokens)
+        tokens[token.digest] = token
+    return tuple(tokens.values())
 
 
 def _token(number: int, text: str) -> Token:

@@ -17,12 +17,13 @@ from starlette.responses import JSONResponse
 
 from penstock.chat.conversation import ConversationInvalid
 from penstock.chat.limits import AttachmentUnknown, ChatUnknown, MessageUnknown
-from penstock.errors import Halted, InvalidValue, LedgerUnavailable, PenstockError, RunEnded
+from penstock.errors import Halted, InvalidValue, PenstockError, RunEnded
 from penstock.hosting.admission import Overloaded
-from penstock.hosting.control import UnknownRun
+from penstock.hosting.control import UnknownApproval, UnknownRun
 from penstock.hosting.host import UnknownGraph
-from penstock.hosting.ports import Conflict, Fenced, StoreUnavailable
+from penstock.hosting.ports import Conflict, Fenced
 from penstock.kernel.graph import GraphInvalid, Problem
+from penstock.server import outages
 from penstock.tracing.redaction import redact
 
 RETRY_AFTER_S = 2
@@ -30,11 +31,11 @@ MAX_DETAILS = 50
 MAX_MESSAGE = 1_000
 
 STATUS: Mapping[type[Exception], tuple[int, str]] = {
-    StoreUnavailable: (503, "store_unavailable"),
-    LedgerUnavailable: (503, "ledger_unavailable"),
+    **{kind: (503, code) for kind, code in outages.CODES.items()},
     Overloaded: (429, "overloaded"),
     UnknownGraph: (404, "not_found"),
     UnknownRun: (404, "not_found"),
+    UnknownApproval: (404, "not_found"),
     ChatUnknown: (404, "not_found"),
     MessageUnknown: (404, "not_found"),
     AttachmentUnknown: (404, "not_found"),
@@ -124,7 +125,9 @@ def _known(error: BaseException, status: int, code: str) -> ApiError:
 
 
 def told(error: BaseException) -> str:
-    """The error's own sentence, short, without what looks like a secret."""
+    """The error's own sentence, short, without what looks like a secret or says where a database is."""
+    if (code := outages.note(error)) is not None:
+        return outages.WORDS[code]
     text = str(redact(str(error)[: MAX_MESSAGE * 2]))
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}…"
 
@@ -173,5 +176,8 @@ def _openai_shape(error: ApiError) -> dict[str, Any]:
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
-    """The handler of every error of ours that a route raises."""
-    return answer(api_error(error), request.url.path)
+    """The handler of every error of ours that a route raises; one that nobody knows goes on, to be logged and told."""
+    said = api_error(error)
+    if said.status == 500:
+        raise error
+    return answer(said, request.url.path)

@@ -1,17 +1,57 @@
 """What the server counts, in the text that Prometheus reads.
 
-Labels are routes of the table, methods and statuses, so there are as many series as routes and no more.
+Labels are routes of the table, methods and statuses, so there are as many series as routes and no more. What the host
+counts is shown by a name of its own, in base units, where `FIGURES` has one; anything else it counts, by its key.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from itertools import accumulate
+from types import MappingProxyType
+from typing import NamedTuple
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+NAME = re.compile(r"[a-z_][a-z0-9_]*")
+
+Labels = Mapping[str, str]
+Row = tuple[Labels, object]
+NO_LABELS: Labels = MappingProxyType({})
+
+
+class Figure(NamedTuple):
+    """A total of the host as a metric: its name, what to label it with, and how many of it make one."""
+
+    metric: str
+    labels: Labels = NO_LABELS
+    per_unit: int = 1
+
+
+COST, TOKENS, EVENTS = "penstock_runs_cost_usd_total", "penstock_runs_tokens_total", "penstock_events_stored_total"
+ENDED, SECONDS = "penstock_runs_ended_total", "penstock_run_seconds"
+FIGURES: Mapping[str, Figure] = {
+    "cost_nanos": Figure(COST, per_unit=1_000_000_000),
+    "tokens_in": Figure(TOKENS, {"direction": "input"}),
+    "tokens_out": Figure(TOKENS, {"direction": "output"}),
+    "events_stored": Figure(EVENTS),
+}
+"""What the host counts under these keys of its totals."""
+ENDED_KEY = "ended:"
+"""Totals that begin so go on with a status and a stop reason, such as `ended:halted:budget_exceeded`."""
+TOOK_KEY = "took_ms"
+"""How long all runs that have ended took, from when they first began."""
+HELP: Mapping[str, str] = {
+    COST: "US dollars that the runs of this host have cost",
+    TOKENS: "Tokens that the runs of this host have used",
+    EVENTS: "Events of runs that this host has stored",
+    ENDED: "Runs that have ended on this host, by status and stop reason",
+    SECONDS: "How long runs took from when they first began to their end, waiting for people included",
+}
 
 
 class Metrics:
@@ -68,25 +108,57 @@ def _host_lines(host: Mapping[str, object]) -> Iterator[str]:
     """The host's own figures: `totals` are counters by what they count, every other number is a gauge."""
     for name, value in sorted(host.items()):
         if isinstance(value, Mapping):
-            rows = [({"of": str(key)}, one) for key, one in sorted(value.items()) if _is_number(one)]
-            kind, suffix = ("counter", "total") if name == "totals" else ("gauge", name)
-            yield from _series(f"penstock_host_{suffix}", kind, f"The host's {name}", rows)
+            numbers = {str(key): one for key, one in sorted(value.items()) if _is_number(one)}
+            yield from _totals(numbers) if name == "totals" else _by_key(name, "gauge", f"The host's {name}", numbers)
         elif _is_number(value):
             yield from _series(f"penstock_host_{name}", "gauge", f"The host's {name}", [({}, value)])
+
+
+def _by_key(name: str, kind: str, what: str, numbers: Mapping[str, object]) -> Iterator[str]:
+    yield from _series(f"penstock_host_{name}", kind, what, [({"of": key}, one) for key, one in numbers.items()])
+
+
+def _totals(totals: Mapping[str, float]) -> Iterator[str]:
+    """What the host has counted: what has a metric of its own, what came of runs, and the rest by its key."""
+    metrics: dict[str, list[Row]] = {}
+    rest: dict[str, float] = {}
+    for key, count in totals.items():
+        if key in FIGURES:
+            metric, labels, per_unit = FIGURES[key]
+            metrics.setdefault(metric, []).append((labels, _in_units(count, per_unit)))
+        elif key.startswith(ENDED_KEY):
+            status, _, reason = key.removeprefix(ENDED_KEY).partition(":")
+            metrics.setdefault(ENDED, []).append(({"status": status, "stop_reason": reason}, count))
+        elif key != TOOK_KEY:
+            rest[key] = count
+    for metric, rows in sorted(metrics.items()):
+        yield from _series(metric, "counter", HELP[metric], rows)
+    if TOOK_KEY in totals:
+        ended = sum(count for key, count in totals.items() if key.startswith(ENDED_KEY))
+        yield from (f"# HELP {SECONDS} {HELP[SECONDS]}", f"# TYPE {SECONDS} summary")
+        yield from (f"{SECONDS}_sum {_in_units(totals[TOOK_KEY], 1_000)}", f"{SECONDS}_count {ended}")
+    yield from _by_key("total", "counter", "The host's totals", rest)
+
+
+def _in_units(count: float, per_unit: int) -> object:
+    """The count in whole units, exact."""
+    return count if per_unit == 1 else format(Decimal(str(count)) / per_unit, "f")
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _series(name: str, kind: str, what: str, rows: Iterable[tuple[Mapping[str, str], object]]) -> Iterator[str]:
+def _series(name: str, kind: str, what: str, rows: Iterable[Row]) -> Iterator[str]:
+    if NAME.fullmatch(name) is None:  # a figure that nobody foresaw must not make the others unreadable
+        return
     yield f"# HELP {name} {what}"
     yield f"# TYPE {name} {kind}"
     for labels, value in rows:
         yield f"{name}{_labels(labels)} {value}"
 
 
-def _labels(labels: Mapping[str, str]) -> str:
+def _labels(labels: Labels) -> str:
     inside = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
     return f"{{{inside}}}" if inside else ""
 

@@ -13,6 +13,8 @@ from penstock.clock import Clock
 from penstock.server.auth import User
 from penstock.server.errors import ApiError, not_found
 from penstock.server.metrics import Metrics
+from penstock.server.readiness import Readiness
+from penstock.server.runnable import Runnable
 from penstock.server.schemas import ID
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import Streams
@@ -33,10 +35,17 @@ class Parts:
     host: RunHost
     chats: ChatService
     stores: Any
+    graphs: Runnable
     settings: ServerSettings
     metrics: Metrics
     streams: Streams
+    readiness: Readiness
     clock: Clock
+
+    async def version_to_run(self, graph_id: str, version: int | None = None, *, in_chat: bool = False) -> int | None:
+        """The version that a run would be of, None if there is none; GraphInvalid if that one cannot run."""
+        graph = await self.stores.graphs.get(graph_id, version)
+        return None if graph is None else (await self.graphs.must_run(graph, in_chat=in_chat)).version
 
     def executors(self) -> ExecutorRegistry:
         """What stands behind the node types of graphs here."""
@@ -69,6 +78,13 @@ def readable(what: str, record: Any, user: User) -> Any:
     if record is None or not (user.is_admin or record.owner == user.name):
         raise not_found(what)
     return record
+
+
+def check_place(what: str, record: Any, user: User) -> None:
+    """The record that a page is to come behind must be there and theirs: behind nothing there would be nothing."""
+    if record is None or not (user.is_admin or record.owner == user.name):
+        message = f"there is no such {what} to go on behind; send the `next` of the page before, or leave it out"
+        raise ApiError(422, message, path="query.before")
 
 
 def whose(user: User, owner: str | None) -> str | None:

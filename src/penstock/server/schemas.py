@@ -5,7 +5,7 @@ A body cannot say whose a thing is, which role somebody has, or what the host al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,10 @@ from penstock.chat.message import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord
 from penstock.hosting.limits import MAX_COUNT, RunLimits
 from penstock.hosting.records import ApprovalRecord, ApprovalState, GraphRecord, RunRecord, RunStatus
+from penstock.kernel.graph import Problem
 from penstock.money import to_usd
+from penstock.server.errors import problem_details
+from penstock.server.outages import public_error, public_message
 
 ID = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,99}$"
 MAX_NAME = 200
@@ -126,21 +129,35 @@ class GraphSummary(Shown):
     is_archived: bool
 
 
-class GraphShown(GraphSummary):
-    """One version of a graph."""
+class GraphListed(GraphSummary):
+    """A graph in a list; `valid` says whether it can run, as of a draft it cannot."""
 
+    valid: bool
+
+    @classmethod
+    def of(cls, record: GraphRecord, problems: Sequence[Problem]) -> GraphListed:
+        """The record as it is listed."""
+        return cls(**GraphSummary.model_validate(record).model_dump(), valid=not problems)
+
+
+class GraphShown(GraphListed):
+    """One version of a graph, and what keeps it from running."""
+
+    problems: list[ProblemShown]
     document: dict[str, Any]
 
     @classmethod
-    def of(cls, record: GraphRecord) -> GraphShown:
+    def whole(cls, record: GraphRecord, problems: Sequence[Problem]) -> GraphShown:
         """The record as it is shown."""
-        return cls.model_validate(record)
+        listed = GraphListed.of(record, problems).model_dump()
+        shown = [ProblemShown.model_validate(one) for one in problem_details(problems)]
+        return cls(**listed, problems=shown, document=dict(record.document))
 
 
 class GraphPage(Shown):
     """Graphs by id; `next` is what to send as `before` for those behind, None if there are none."""
 
-    graphs: list[GraphSummary]
+    graphs: list[GraphListed]
     next: str | None
 
 
@@ -198,8 +215,8 @@ class RunSummary(Shown):
 
     @classmethod
     def of(cls, run: RunRecord) -> RunSummary:
-        """The record as it is shown."""
-        return cls(**_run_fields(run))
+        """The record as it is listed: what is kept about its request is long, and shown with the run alone."""
+        return cls(**{**_run_fields(run), "origin": {key: one for key, one in run.origin.items() if key != "about"}})
 
 
 class RunShown(RunSummary):
@@ -221,6 +238,7 @@ def _run_fields(run: RunRecord) -> dict[str, Any]:
         **same,
         "limits": dict(run.limits),
         "origin": dict(run.origin),
+        "error": public_error(run.stop_reason, run.error),
         "cost_usd": to_usd(run.cost_nanos),
         "unresolved_usd": to_usd(run.unresolved_nanos),
     }
@@ -372,7 +390,7 @@ class MessageShown(Shown):
     def of(cls, message: ChatMessage) -> MessageShown:
         """The message as it is shown."""
         same = {name: getattr(message, name) for name in cls.model_fields}
-        return cls(**{**same, "data": dict(message.data)})
+        return cls(**{**same, "data": public_message(message.data)})
 
 
 class Conversation(ChatShown):

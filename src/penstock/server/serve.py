@@ -56,7 +56,8 @@ async def serve(
     try:
         async with await open_stores(url) as stores:
             settled = host_settings or HostSettings()
-            host = RunHost(stores, executors=executors, services=services, settings=settled, prices=prices)
+            offered = {"memory": stores.memories, **(services or {})}
+            host = RunHost(stores, executors=executors, services=offered, settings=settled, prices=prices)
             app = create_app(host, ChatService(host, stores.chats), stores, settings)
             server = ServerProcess(app)
             # The table of prices takes a second to load: here, and not on the loop when the first model is asked.
@@ -77,7 +78,9 @@ async def serve(
 def listen(settings: ServerSettings) -> socket.socket:
     """A socket at the address of the settings; InvalidValue if it cannot be had."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # By its protocol asyncio knows it for TCP, and sends what is written at once. Else every answer on a connection
+    # that is used again waits until the client has acknowledged the one before: 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))

@@ -47,6 +47,8 @@ class ServerSettings:
     max_header_bytes: int = 32 * 1024
     max_target_bytes: int = 4_096
     """The path and the query together."""
+    max_requests: int = 1_900
+    """All that are under way at once, streams among them; fewer than connections, so that it is said properly."""
     max_streams: int = 1_000
     max_streams_per_user: int = 100
     heartbeat_s: float = 15.0

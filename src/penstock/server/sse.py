@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -25,8 +26,12 @@ from penstock.hosting.records import ENDED, HostedEvent
 from penstock.server.auth import User
 from penstock.server.errors import ApiError, answer, api_error
 from penstock.server.guards.asgi import Receive, Scope, Send
+from penstock.server.guards.envelope import fault
 from penstock.server.metrics import Metrics
+from penstock.server.outages import public
 from penstock.server.settings import ServerSettings
+
+LOG = logging.getLogger("penstock.server")
 
 PAGE = 64
 CHUNK_BYTES = 32 * 1024
@@ -52,7 +57,7 @@ class LogStores(Protocol):
 
 def event_json(event: HostedEvent) -> dict[str, Any]:
     """One event, as streams and pages show it."""
-    return {"seq": event.seq, "at_ms": event.at_ms, "type": event.type, "data": dict(event.data)}
+    return {"seq": event.seq, "at_ms": event.at_ms, "type": event.type, "data": dict(public(event).data)}
 
 
 def frame(event: HostedEvent) -> bytes:
@@ -237,6 +242,8 @@ class EventStream(Response):
         except PenstockError as error:
             # The status is out; what went wrong is told as an event without an id, so that the place stays.
             said = api_error(error)
+            if said.status == 500:
+                LOG.error("a stream failed: %s", fault(error))
             await send(_body(framed({"code": said.code, "message": str(said)}, event="error")))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from penstock.agents.model import Model
+from penstock.agents.scripted import ScriptedModel
+from penstock.chat.service import ChatService
+from penstock.cli.remote.chat import Told
+from penstock.cli.showing.screen import Screen
+from penstock.hosting.host import HostSettings, RunHost
+from penstock.nodes import executors as standard_executors
 from tests.cli.conftest import Penstock
 from tests.cli.remote.live import ANN, PENSTOCK, TOKENS, Live, Terminal, cutting, serving
 
@@ -89,6 +98,70 @@ def test_an_answer_whose_connection_breaks_is_shown_whole_and_once(live: Live, p
     assert ended.code == 0
     assert len(live.do(live.stores.runs.list())) == 1
     assert ended.out.splitlines()[0] == ", ".join(map(str, range(1, 101))) + "."
+
+
+@contextmanager
+def taken_over(live: Live, model: Model) -> Iterator[None]:
+    """The host behind the server is gone, and while the block lasts another one goes on with what it left."""
+
+    async def start() -> RunHost:
+        await live.host.close(0)
+        executors = await asyncio.to_thread(standard_executors)
+        settings = HostSettings(tick_s=0.05, drain_s=0)
+        second = RunHost(live.stores, executors=executors, services={"models": {"example": model}}, settings=settings)
+        ChatService(second, live.stores.chats)
+        await second.start()
+        return second
+
+    second = live.do(start())
+    try:
+        yield
+    finally:
+        live.do(second.close())
+
+
+@pytest.mark.parametrize(
+    ("again", "shown"),
+    [
+        (", ".join(map(str, range(1, 41))) + ".", ", ".join(map(str, range(1, 41))) + ".\n"),
+        ("Something else.", ", \n· it begins again\nSomething else.\n"),
+        ("1, 2, 3, that is all.", ", \n· it begins again\n1, 2, 3, that is all.\n"),
+        ("1, 2", ", \n· it begins again\n1, 2\n"),
+    ],
+    ids=["the same", "something else", "with the same beginning", "less"],
+)
+def test_an_answer_that_another_host_goes_on_with_is_not_shown_twice(slow: Live, again: str, shown: str) -> None:
+    with Terminal("chat", "assistant", "-m", "count to 1000", "--url", slow.url, TERM="dumb") as terminal:
+        terminal.until("1, 2, 3, 4, ")
+        with taken_over(slow, ScriptedModel([again])):
+            assert terminal.end() == 0
+    text = terminal.shown.replace("\r\n", "\n")
+    assert shown in text
+    assert "Traceback" not in text
+    if "begins" not in shown:
+        assert text.startswith(shown)
+
+
+def test_tools_and_agents_that_are_told_again_are_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    told = Told(Screen(sys.stdout))
+    writer, reader, call = ("a", "main"), ("b", "main"), {"id": "1", "name": "look", "arguments": {}}
+    told.piece(reader, "I read.")
+    for piece in ("Let me", " see."):
+        told.piece(writer, piece)
+    told.call(writer, call)
+    told.piece(writer, "It is")
+    told.begin_again()
+    told.piece(writer, "Let me see.")  # what was said in full before comes in one piece; the reader is done
+    told.call(writer, call)
+    told.piece(writer, "It is 5")
+    told.begin_again()
+    told.piece(writer, "Let ")
+    told.begin_again()
+    told.piece(writer, "Let me see.It")
+    told.piece(writer, " is 5, I think.")
+    told.call(writer, {**call, "id": "2"})
+    told.end("run.completed", {"output": "It is 5, I think."})
+    assert capsys.readouterr().out == "I read.\nLet me see.\n· calls look\nIt is 5, I think.\n· calls look\n"
 
 
 def test_a_question_waits_for_somebody_elsewhere_where_nobody_sits(live: Live) -> None:

@@ -78,3 +78,13 @@ async def test_nothing_to_say_and_a_parent_in_a_new_chat_are_refused() -> None:
         await ann.post("/api/chats", json={"graph_id": "chat", "chat_id": "a"})
         orphan = await ann.post("/api/chats/a/messages", json={"content": "x", "parent_id": "none"})
         assert orphan.status_code in {404, 409, 422}
+
+
+async def test_a_chat_with_a_graph_that_is_not_there_is_not_made() -> None:
+    async with served() as server, server.client("ann") as ann:
+        refused = await ann.post("/api/chats", json={"graph_id": "nothere"})
+        said = await ann.post("/api/agents/nothere/chat", json={"content": "x"})
+        assert (refused.status_code, refused.json()) == (404, said.json())
+        assert (await ann.get("/api/chats")).json()["chats"] == []
+        await server.save("draft", {"nodes": [], "edges": []})
+        assert (await ann.post("/api/chats", json={"graph_id": "draft"})).status_code == 201  # it may be mended

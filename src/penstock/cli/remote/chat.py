@@ -182,9 +182,11 @@ class Talk:
         told = Told(self._screen)
         for event in events:
             if event.type == "text.delta":
-                told.piece(str(event.data.get("source", "")), str(event.data["text"]))
+                told.piece(_speaker(event.data), str(event.data["text"]))
             elif event.type == "tool.call":
-                told.aside(f"calls {event.data['call']['name']}")
+                told.call(_speaker(event.data), event.data["call"])
+            elif event.type == "run.resumed":
+                told.begin_again()
             elif event.type == "approval.requested":
                 told.aside("")
                 self._ask(run_id, event.data["approval"])
@@ -221,23 +223,70 @@ class Talk:
         self._screen.show([(" " * indent, ""), *((piece, colour or "dim") for piece, colour in line)])
 
 
+Speaker = tuple[str, str]
+"""A node, and the agent in it."""
+
+
 class Told:
-    """An answer as it is written: in pieces, those of each agent apart."""
+    """An answer as it is written: in pieces, those of each agent apart.
+
+    A run that another server goes on with tells from the beginning what was not finished. That is shown as far as it
+    goes beyond what stands here already; where it is something else, it is shown whole, and said that it begins again.
+    """
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self._source: str | None = None
+        self._speaker: Speaker | None = None
         self._at_line_start = True
-        self._said = ""
+        self._said: dict[Speaker, list[str]] = {}
+        self._calls: list[tuple[Speaker, Any]] = []
+        self._before: dict[Speaker, str] = {}
+        """What everybody had said when the run was taken up again, for as long as it is told again."""
+        self._heard: dict[Speaker, int] = {}
+        """How many characters of that."""
+        self._calls_before: list[tuple[Speaker, Any]] = []
 
-    def piece(self, source: str, text: str) -> None:
+    def begin_again(self) -> None:
+        """What comes now may be what was shown before."""
+        self._before = {speaker: "".join(pieces) for speaker, pieces in self._said.items()}
+        self._heard = {}
+        self._calls_before = [*self._calls]
+
+    def piece(self, speaker: Speaker, text: str) -> None:
         """The next piece of text."""
-        if source != self._source:
+        text = self._beyond(speaker, text)
+        if not text:
+            return
+        if speaker != self._speaker:
             self.aside("")
-            self._said = ""
-        self._source = source
-        self._said += text
+        self._speaker = speaker
+        self._said.setdefault(speaker, []).append(text)
         self._write(_plain(text))
+
+    def call(self, speaker: Speaker, call: Mapping[str, Any]) -> None:
+        """A tool is called."""
+        if (speaker, call) in self._calls_before:
+            self._calls_before.remove((speaker, call))
+            return
+        self._calls.append((speaker, call))
+        self.aside(f"calls {call['name']}")
+
+    def _beyond(self, speaker: Speaker, text: str) -> str:
+        """What of it is not shown yet: all that its speaker has said since, if that is not what was said before."""
+        before, heard = self._before.get(speaker, ""), self._heard.get(speaker, 0)
+        left = len(before) - heard
+        if not left or not text:
+            return text
+        if before.startswith(text[:left], heard):
+            self._heard[speaker] = heard + min(len(text), left)
+            return text[left:]
+        self._differ()
+        self._said[speaker] = []
+        return before[:heard] + text
+
+    def _differ(self) -> None:
+        self._before, self._calls_before = {}, []
+        self.aside("it begins again")
 
     def aside(self, text: str) -> None:
         """Something that happens between two pieces, on a line of its own."""
@@ -250,7 +299,10 @@ class Told:
         """The end: what was not streamed is shown whole, and what went wrong is said."""
         self.aside("")
         output = _text_of(data.get("output"))
-        if kind == "run.completed" and not self._said.strip().endswith(output.strip()):
+        said = "".join(self._said.get(self._speaker or ("", ""), ()))
+        if kind == "run.completed" and not said.strip().endswith(output.strip()):
+            if any(heard < len(self._before.get(speaker, "")) for speaker, heard in self._heard.items()):
+                self._differ()  # it was told again, and came to less than before
             self._write(_plain(output))
             self.aside("")
         if kind != "run.completed":
@@ -346,6 +398,10 @@ def _check_there(server: Any, graph_id: str, ids: Sequence[str]) -> None:
     except Failed:
         listed = ", ".join(ids[:SHOWN_GRAPHS]) or "none"
         raise Failed(f"there is no graph {printable(graph_id)!r}; the server has: {listed}") from None
+
+
+def _speaker(data: Mapping[str, Any]) -> Speaker:
+    return str(data.get("node_id", "")), str(data.get("source", ""))
 
 
 def _bill(data: Mapping[str, Any], run_id: str) -> Line:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -17,9 +18,11 @@ from mcp.shared.exceptions import MCPError
 from penstock.errors import PenstockError
 from penstock.hosting.records import GraphRecord, RunRecord
 from penstock.server.auth import User
-from penstock.server.errors import told
+from penstock.server.errors import api_error, told
+from penstock.server.guards.envelope import fault
 from penstock.server.mcp.tools import failed, input_of, progress_of, result_of, tool_name, tool_of
-from penstock.server.openai.models import converses, listed
+from penstock.server.openai.models import converses, listed, runnable
+from penstock.server.runnable import Runnable
 from penstock.server.schemas import limits_in
 
 if TYPE_CHECKING:
@@ -31,6 +34,9 @@ LIMITS = "penstock/limits"
 """The key of a call's `_meta` under which a client may ask for limits."""
 INSTRUCTIONS = "Each tool runs a graph of agents. It may take long and costs money; progress is told while it runs."
 CANCELLED = "the call of the tool was cancelled"
+FAILED = "the server failed to answer; its log says where"
+
+LOG = logging.getLogger("penstock.server")
 
 Context = ServerRequestContext[Any, Any]
 
@@ -38,27 +44,35 @@ Context = ServerRequestContext[Any, Any]
 class Calls:
     """The tools of one service."""
 
-    def __init__(self, host: RunHost, chats: ChatService, stores: Stores, user_of: Callable[[Any], User]) -> None:
+    def __init__(
+        self, host: RunHost, chats: ChatService, stores: Stores, graphs: Runnable, user_of: Callable[[Any], User]
+    ) -> None:
         self._host = host
         self._chats = chats
         self._stores = stores
+        self._graphs = graphs
         self._user_of = user_of
         self.is_closing: Callable[[], bool] = lambda: False
         """Whether calls end because the server does: their runs are then parked, and not cancelled."""
 
     async def list_tools(self, context: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        """Every graph, in order of their ids."""
-        return types.ListToolsResult(tools=[tool_of(graph) for graph in await listed(self._stores.graphs)])
+        """Every graph that can run, in order of their ids."""
+        with _told():
+            found = await runnable(self._stores.graphs, self._graphs)
+            return types.ListToolsResult(tools=[tool_of(graph) for graph in found])
 
     async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         """Run the graph to its end."""
-        graph = await self._graph(params.name)
-        try:
-            given = input_of(graph, params.arguments or {})
-            run_id = await self._begin(self._user_of(context.request), graph, given, (context.meta or {}).get(LIMITS))
-        except PenstockError as error:
-            return failed(told(error))
-        return result_of(await self._followed(context, run_id))
+        with _told():
+            graph = await self._graph(params.name)
+            try:
+                await self._graphs.must_run(graph, in_chat=converses(graph))
+                given = input_of(graph, params.arguments or {})
+                limits = (context.meta or {}).get(LIMITS)
+                run_id = await self._begin(self._user_of(context.request), graph, given, limits)
+            except PenstockError as error:
+                return failed(told(error))
+            return result_of(await self._followed(context, run_id))
 
     async def _graph(self, name: str) -> GraphRecord:
         found = await self._stores.graphs.get(name) if tool_name(name) == name else None
@@ -95,6 +109,21 @@ class Calls:
                 if message := progress_of(event):
                     happened += 1
                     await context.session.report_progress(happened, None, message)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What goes wrong is told as it is over HTTP: the protocol's own server would show the words of any error."""
+    try:
+        yield
+    except MCPError:
+        raise
+    except Exception as error:
+        said = api_error(error)
+        if said.status == 500:
+            LOG.error("a request over MCP failed: %s", fault(error))
+        code = types.INTERNAL_ERROR if said.status >= 500 else types.INVALID_PARAMS
+        raise MCPError(code, FAILED if said.status == 500 else str(said)) from None
 
 
 def server_of(calls: Calls) -> Server[Any]:

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.server.auth import LOCAL, User, current_user
 from penstock.server.mcp.calls import Calls, server_of
+from penstock.server.runnable import Runnable
 from penstock.server.sse import Streams
 
 if TYPE_CHECKING:
@@ -57,9 +58,11 @@ class McpEndpoint:
         return self._is_closing or (self._streams is not None and self._streams.closing().is_set())
 
 
-def create_mcp(host: RunHost, chats: ChatService, stores: Stores, *, streams: Streams | None = None) -> McpEndpoint:
+def create_mcp(
+    host: RunHost, chats: ChatService, stores: Stores, graphs: Runnable, *, streams: Streams | None = None
+) -> McpEndpoint:
     """The endpoint for /mcp, behind the server's gate; enter it before it is asked."""
-    return McpEndpoint(Calls(host, chats, stores, current_user), streams)
+    return McpEndpoint(Calls(host, chats, stores, graphs, current_user), streams)
 
 
 def server_for(host: RunHost, chats: ChatService, stores: Stores, *, user: User = LOCAL) -> Server[Any]:
@@ -68,7 +71,7 @@ def server_for(host: RunHost, chats: ChatService, stores: Stores, *, user: User 
     def always(_: Any) -> User:
         return user
 
-    return server_of(Calls(host, chats, stores, always))
+    return server_of(Calls(host, chats, stores, Runnable(host.executors), always))
 
 
 async def serve_stdio(host: RunHost, chats: ChatService, stores: Stores, *, user: User = LOCAL) -> None:

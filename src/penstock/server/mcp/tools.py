@@ -14,6 +14,7 @@ from penstock.errors import InvalidValue
 from penstock.hosting.records import GraphRecord, HostedEvent, RunRecord
 from penstock.money import to_usd
 from penstock.server.openai.models import converses
+from penstock.server.outages import public_error
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What every client takes for the name of a tool."""
@@ -92,7 +93,7 @@ def failed(message: str, run: RunRecord | None = None) -> types.CallToolResult:
 def result_of(run: RunRecord) -> types.CallToolResult:
     """What a run came to, or why it came to nothing."""
     if run.status != "completed":
-        why = ": ".join(part for part in (run.stop_reason, run.error) if part)
+        why = ": ".join(part for part in (run.stop_reason, public_error(run.stop_reason, run.error)) if part)
         was = "has failed" if run.status == "failed" else f"was {run.status}"
         return failed(f"run {run.id} {was}{': ' if why else ''}{why}", run)
     text = answer_text(run.output)

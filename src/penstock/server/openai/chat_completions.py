@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.server.auth import User
-from penstock.server.openai import models
 from penstock.server.openai.leaving import CLIENT_CLOSED_REQUEST, ClientLeft, RunStream, unless_left, with_heartbeats
 from penstock.server.openai.refusals import Refused, broken_off, failure_of, written
 from penstock.server.openai.running import Service, Started, on_leave, start, streaming
@@ -38,7 +37,7 @@ async def complete(service: Service, user: User, body: ChatCompletionBody, reque
 async def _begin(service: Service, user: User, body: ChatCompletionBody) -> Started:
     check_supported(body)
     turns = of_chat_completion(body)
-    graph = await models.find(service.stores.graphs, body.model)
+    graph = await service.graph_of(body.model)
     return await start(service, user, graph, turns, body)
 
 

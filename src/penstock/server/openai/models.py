@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.chat.scope import CHAT_START_TYPES
 from penstock.hosting.records import GraphRecord
 from penstock.server.openai.refusals import model_not_found
+from penstock.server.runnable import Runnable
 
 if TYPE_CHECKING:
     from penstock.hosting.ports import GraphStore
@@ -30,8 +31,18 @@ async def find(graphs: GraphStore, model: str) -> GraphRecord:
     return record
 
 
+def named_version(graph: GraphRecord, model: str) -> int | None:
+    """The version that the name of the model asks for; None for the newest, whichever that is."""
+    return graph.version if "@" in model else None
+
+
+async def runnable(graphs: GraphStore, known: Runnable) -> list[GraphRecord]:
+    """All graphs that can run, in order of their ids: those that converse, in a chat."""
+    return [one for one in await listed(graphs) if not await known.problems(one, in_chat=converses(one))]
+
+
 async def listed(graphs: GraphStore) -> list[GraphRecord]:
-    """All graphs that can be run, in order of their ids."""
+    """All graphs, in order of their ids; drafts are among them."""
     found: list[GraphRecord] = []
     before: str | None = None
     while len(found) < MAX_LISTED:

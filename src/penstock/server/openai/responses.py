@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from penstock.hosting.records import ENDED, RunRecord
 from penstock.server.auth import User
-from penstock.server.openai import models
 from penstock.server.openai.leaving import CLIENT_CLOSED_REQUEST, ClientLeft, RunStream, unless_left, with_heartbeats
 from penstock.server.openai.refusals import Refused, broken_off, written
 from penstock.server.openai.running import Service, Started, events_so_far, go_on, on_leave, start, streaming
@@ -56,6 +55,8 @@ async def retrieve(service: Service, user: User, response_id: str, after: int | 
     speaking = speakers(graph.document if graph else {})
     under_way = ResponseUnderWay(run.id, run.created_ms // 1000, _asked_once(run))
     if stream:
+        if after is not None:
+            await _must_have_come_to(service, run, speaking, after)
         service.streams.enter(user.name)
         frames = _frames(Started(service, run, speaking), under_way, after)
         return RunStream(frames, service.streams, user.name, _let_it_go_on)
@@ -83,11 +84,11 @@ async def _until_ended(service: Service, run_id: str) -> None:
 async def _begin(service: Service, user: User, body: ResponseBody) -> Started:
     check_supported(body)
     turns = of_response(body)
-    graph = await models.find(service.stores.graphs, body.model)
+    graph = await service.graph_of(body.model)
     if body.previous_response_id is None:
-        return await start(service, user, graph, turns, body)
+        return await start(service, user, graph, turns, body, _asked(body).kept())
     before = await _run_of(service, user, body.previous_response_id, "previous_response_id")
-    return await go_on(service, user, graph, before, turns, body)
+    return await go_on(service, user, graph, before, turns, body, _asked(body).kept())
 
 
 async def _run_of(service: Service, user: User, response_id: str, param: str) -> RunRecord:
@@ -117,6 +118,17 @@ async def _as_it_stands(
     return under_way
 
 
+async def _must_have_come_to(service: Service, run: RunRecord, speaking: frozenset[str], after: int) -> None:
+    """Refused for a place ahead of what was told: a stream from there would have nothing to say, not even its end."""
+    so_far = ResponseUnderWay(run.id, 0, _asked_once(run))
+    for _ in so_far.opening():
+        pass
+    told = (await _as_it_stands(service, run, speaking, so_far)).told
+    if after >= told:
+        message = f"event {after} is ahead of the newest, which is {told - 1}: leave it out to begin again"
+        raise Refused(400, message, param="starting_after", code="invalid_value")
+
+
 async def _frames(begun: Started, under_way: ResponseUnderWay, after: int | None = None) -> AsyncGenerator[bytes, None]:
     for event in under_way.opening():
         if _is_wanted(event, after):
@@ -133,11 +145,13 @@ async def _frames(begun: Started, under_way: ResponseUnderWay, after: int | None
                         yield _frame(event)
     except Exception as error:  # the status is sent already: whatever it is, the stream has to say it
         refused = broken_off(error, begun.run.id)
-        yield _frame(under_way.broken(refused.code or "server_error", refused.message))
+        error_event = under_way.broken(refused.code or "server_error", refused.message)
+        yield _frame({**error_event, "sequence_number": max(error_event["sequence_number"], after or 0)})
 
 
 def _is_wanted(event: Mapping[str, Any], after: int | None) -> bool:
-    return after is None or event["sequence_number"] > after
+    """Whether it was not told before; an error is no event of its own, and keeps the number of the one before it."""
+    return after is None or event["sequence_number"] > after or event["type"] == "error"
 
 
 async def _let_it_go_on() -> None:
@@ -164,7 +178,7 @@ def _asked(body: ResponseBody) -> Asked:
 
 
 def _asked_once(run: RunRecord) -> Asked:
-    return Asked(run.graph_id)
+    return Asked.of(run.origin.get("about"), run.graph_id)
 
 
 def _json(under_way: ResponseUnderWay) -> Response:

@@ -18,6 +18,7 @@ from penstock.server.openai import chat_completions, models, responses
 from penstock.server.openai.refusals import refusal_of, written
 from penstock.server.openai.running import Service
 from penstock.server.openai.wire.bodies import ChatCompletionBody, ErrorAnswer, ResponseBody
+from penstock.server.runnable import Runnable
 from penstock.server.sse import Streams
 
 if TYPE_CHECKING:
@@ -54,12 +55,13 @@ def create_openai_router(
     host: RunHost,
     chats: ChatService,
     stores: Stores,
+    graphs: Runnable,
     *,
     streams: Streams,
     user_of: Callable[[Request], User] = current_user,
 ) -> APIRouter:
     """The routes under /v1."""
-    service = Service(host, chats, stores, streams)
+    service = Service(host, chats, stores, graphs, streams)
     router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute, responses=ERRORS)
     _add_models(router, service)
     _add_chat_completions(router, service, user_of)
@@ -71,13 +73,13 @@ def _add_models(router: APIRouter, service: Service) -> None:
     @router.get("/models")
     async def list_models() -> Response:
         """The graphs that can be run, as models."""
-        found = await models.listed(service.stores.graphs)
+        found = await models.runnable(service.stores.graphs, service.graphs)
         return _json({"object": "list", "data": [models.described(one) for one in found]})
 
     @router.get("/models/{model_id}")
     async def get_model(model_id: str) -> Response:
         """One graph as a model; `graph@3` is its third version."""
-        found = await models.find(service.stores.graphs, model_id)
+        found = await service.graph_of(model_id)
         return _json({**models.described(found), "id": model_id})
 
 

@@ -6,10 +6,10 @@ the host's: it has an id, limits and events, and outlives the request if it is t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.chat.ports import Attachment
 from penstock.chat.protocol import KIND
@@ -17,12 +17,14 @@ from penstock.errors import InvalidValue
 from penstock.hosting.records import GraphRecord, HostedEvent, RunRecord
 from penstock.server.auth import User
 from penstock.server.openai.leaving import RunStream
-from penstock.server.openai.models import converses
+from penstock.server.openai.models import converses, find, named_version
 from penstock.server.openai.refusals import unknown_end
 from penstock.server.openai.wire.answer import Answer, Piece, speakers
 from penstock.server.openai.wire.bodies import ChatCompletionBody, Extension, ResponseBody
 from penstock.server.openai.wire.conversation import File, Turn, text_to_add
+from penstock.server.outages import public
 from penstock.server.parts import check_new_id
+from penstock.server.runnable import Runnable
 from penstock.server.schemas import limits_in
 from penstock.server.sse import Streams
 
@@ -41,7 +43,13 @@ class Service:
     host: RunHost
     chats: ChatService
     stores: Stores
+    graphs: Runnable
     streams: Streams
+
+    async def graph_of(self, model: str) -> GraphRecord:
+        """The graph behind a model; Refused if there is none, GraphInvalid if it cannot run."""
+        graph = await find(self.stores.graphs, model)
+        return await self.graphs.must_run(graph, in_chat=converses(graph))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class Started:
         """What the run says, as it says it, and its end; `answer` holds it all."""
         async with aclosing(self.service.host.events(self.run.id)) as events:
             async for event in events:
-                for piece in answer.add(event):
+                for piece in answer.add(public(event)):
                     yield piece
         if answer.ended is None:
             raise unknown_end(self.run.id)
@@ -101,18 +109,29 @@ def on_leave(begun: Started, user: User, asked: Extension) -> Callable[[], Await
 
 
 async def start(
-    service: Service, user: User, graph: GraphRecord, turns: Sequence[Turn], body: ChatCompletionBody | ResponseBody
+    service: Service,
+    user: User,
+    graph: GraphRecord,
+    turns: Sequence[Turn],
+    body: ChatCompletionBody | ResponseBody,
+    about: Mapping[str, Any] | None = None,
 ) -> Started:
-    """Begin a run on a conversation."""
+    """Begin a run on a conversation; `about` is kept with it."""
     check_new_id(body.penstock.run_id, user)
     begin = _converse if converses(graph) else _run_plainly
-    return await started(service, await begin(service, user, graph, turns, body), graph)
+    return await started(service, await begin(service, user, graph, turns, body, about), graph)
 
 
 async def go_on(
-    service: Service, user: User, graph: GraphRecord, before: RunRecord, turns: Sequence[Turn], body: ResponseBody
+    service: Service,
+    user: User,
+    graph: GraphRecord,
+    before: RunRecord,
+    turns: Sequence[Turn],
+    body: ResponseBody,
+    about: Mapping[str, Any] | None = None,
 ) -> Started:
-    """Begin a run that goes on with the conversation of an earlier one."""
+    """Begin a run that goes on with the conversation of an earlier one; `about` is kept with it."""
     check_new_id(body.penstock.run_id, user)
     if graph.id != before.graph_id:
         raise InvalidValue("model", graph.id, f"{before.graph_id}, which gave the response before")
@@ -127,6 +146,8 @@ async def go_on(
         attachments=await _attached(service, before.owner, files),
         limits=limits_in(body.penstock.limits),
         run_id=body.penstock.run_id,
+        version=named_version(graph, body.model),
+        about=about,
     )
     return await started(service, turn.run_id, graph)
 
@@ -142,16 +163,18 @@ async def events_so_far(service: Service, run_id: str) -> list[HostedEvent]:
     """Everything that has happened to a run."""
     found: list[HostedEvent] = []
     while page := await service.stores.events.read(run_id, found[-1].seq if found else 0):
-        found.extend(page)
+        found.extend(map(public, page))
     return found
 
 
 async def _converse(
-    service: Service, user: User, graph: GraphRecord, turns: Sequence[Turn], body: ChatCompletionBody | ResponseBody
+    service: Service,
+    user: User,
+    graph: GraphRecord,
+    turns: Sequence[Turn],
+    body: ChatCompletionBody | ResponseBody,
+    about: Mapping[str, Any] | None,
 ) -> str:
-    newest = await service.stores.graphs.get(graph.id)
-    if newest is not None and newest.version != graph.version:
-        raise InvalidValue("model", body.model, f"{graph.id}: conversations are with the newest version of a graph")
     files = [file for turn in turns for file in turn.files]
     turn = await service.chats.stream_agent_chat(
         graph.id,
@@ -160,12 +183,19 @@ async def _converse(
         attachments=await _attached(service, user.name, files),
         limits=limits_in(body.penstock.limits),
         run_id=body.penstock.run_id,
+        version=named_version(graph, body.model),
+        about=about,
     )
     return turn.run_id
 
 
 async def _run_plainly(
-    service: Service, user: User, graph: GraphRecord, turns: Sequence[Turn], body: ChatCompletionBody | ResponseBody
+    service: Service,
+    user: User,
+    graph: GraphRecord,
+    turns: Sequence[Turn],
+    body: ChatCompletionBody | ResponseBody,
+    about: Mapping[str, Any] | None,
 ) -> str:
     if any(turn.files for turn in turns):
         raise InvalidValue("model", graph.id, "a graph with a chat-start, for only those take files")
@@ -176,6 +206,7 @@ async def _run_plainly(
         input=turns[-1].text,
         limits=limits_in(body.penstock.limits),
         run_id=body.penstock.run_id,
+        origin={"kind": "run", "about": dict(about)} if about else None,
     )
     return run.id
 

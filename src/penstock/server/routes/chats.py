@@ -10,9 +10,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.chat.ports import ChatRecord
+from penstock.hosting.host import UnknownGraph
 from penstock.server.auth import User
 from penstock.server.errors import ApiError, not_found
-from penstock.server.parts import Asker, PageSize, Parts, PathId, QueryId, Service, check_new_id, readable, whose
+from penstock.server.parts import (
+    Asker,
+    PageSize,
+    Parts,
+    PathId,
+    QueryId,
+    Service,
+    check_new_id,
+    check_place,
+    readable,
+    whose,
+)
 from penstock.server.routes.runs import STREAMED, Stream, told, wants_events
 from penstock.server.schemas import (
     MAX_NAME,
@@ -46,6 +58,8 @@ async def list_chats(
     service: Service, user: Asker, owner: QueryId = None, before: QueryId = None, limit: PageSize = 50
 ) -> ChatPage:
     """One's own chats, the one used last first."""
+    if before is not None:
+        check_place("chat", await service.stores.chats.get(before), user)
     found = await service.stores.chats.list(owner=whose(user, owner), before=before, limit=limit + 1)
     shown = [ChatShown.of(chat) for chat in found[:limit]]
     return ChatPage(chats=shown, next=shown[-1].id if len(found) > limit else None)
@@ -55,6 +69,8 @@ async def list_chats(
 async def create_chat(body: NewChat, service: Service, user: Asker) -> ChatShown:
     """A new chat with a graph; the same `chat_id` again is the same chat."""
     check_new_id(body.chat_id, user)
+    if await service.stores.graphs.get(body.graph_id) is None:
+        raise UnknownGraph(body.graph_id, None)
     chat = await service.chats.create_chat(
         owner=user.name, graph_id=body.graph_id, title=body.title, chat_id=body.chat_id
     )
@@ -92,6 +108,7 @@ async def say(
 ) -> Any:
     """Say something, below the last message in view or below another one; the graph answers."""
     chat = await _own(service, chat_id, user)
+    await service.version_to_run(chat.graph_id, in_chat=True)
     turn = await service.chats.stream_chat(
         chat_id, body.content, owner=chat.owner, parent_id=body.parent_id, **_spoken(body, user)
     )
@@ -111,6 +128,8 @@ async def chat_with_agent(
     """Say something to a graph in a chat that begins with it."""
     if body.parent_id is not None:
         raise ApiError(422, "a chat that begins has no message to answer below", path="$.parent_id")
+    if await service.version_to_run(graph_id, in_chat=True) is None:
+        raise UnknownGraph(graph_id, None)  # before there is a chat that nobody answers in
     turn = await service.chats.stream_agent_chat(graph_id, body.content, owner=user.name, **_spoken(body, user))
     return _answered(service, user, request, turn, stream, on_leave)
 
@@ -220,6 +239,7 @@ def _spoken(body: Say, user: User) -> dict[str, Any]:
 
 async def _again(service: Parts, user: User, chat_id: str, message_id: str, body: Again | None) -> dict[str, Any]:
     chat = await _own_message(service, chat_id, message_id, user)
+    await service.version_to_run(chat.graph_id, in_chat=True)
     return {"owner": chat.owner, **_given(body or Again(), user)}
 
 

@@ -9,12 +9,19 @@ from fastapi import APIRouter, Query
 
 from penstock.hosting.records import GraphRecord
 from penstock.kernel.document import parse_graph
-from penstock.kernel.graph import GraphInvalid, Problem
-from penstock.kernel.validate import validate
 from penstock.server.auth import User
 from penstock.server.errors import ApiError, not_found, problem_details
 from penstock.server.parts import Asker, PageSize, Parts, PathId, QueryId, Service
-from penstock.server.schemas import GraphDocument, GraphPage, GraphShown, GraphSummary, GraphVersion, NewGraph, Validity
+from penstock.server.schemas import (
+    GraphDocument,
+    GraphListed,
+    GraphPage,
+    GraphShown,
+    GraphSummary,
+    GraphVersion,
+    NewGraph,
+    Validity,
+)
 
 router = APIRouter(prefix="/api/graphs", tags=["graphs"])
 
@@ -25,23 +32,23 @@ async def list_graphs(
 ) -> GraphPage:
     """The newest version of each graph that is not archived, by id."""
     found = await service.stores.graphs.list(owner=owner, before=before, limit=limit + 1)
-    shown = [GraphSummary.model_validate(record) for record in found[:limit]]
+    shown = [GraphListed.of(record, await service.graphs.problems(record)) for record in found[:limit]]
     return GraphPage(graphs=shown, next=shown[-1].id if len(found) > limit else None)
 
 
 @router.post("", status_code=201)
 async def create_graph(body: NewGraph, service: Service, user: Asker) -> GraphShown:
-    """Keep a new graph; 409 if its id is taken by one that differs."""
+    """Keep a new graph; 409 if its id is taken by one that differs. Of a draft, `problems` says why it cannot run."""
     document = await asyncio.to_thread(_checked, body.document)
     existing = await service.stores.graphs.get(body.id)
     expected = 0 if existing is None or existing.document != document else None
-    return GraphShown.of(await _saved(service, body.id, user.name, body.name, document, expected))
+    return await _shown(service, await _saved(service, body.id, user.name, body.name, document, expected))
 
 
 @router.post("/validate")
 async def validate_graph(body: GraphDocument, service: Service) -> Validity:
     """Everything that keeps a graph from running, without keeping it and without running anything of it."""
-    problems = await asyncio.to_thread(_problems, body.document, service)
+    problems = await service.graphs.problems_in(body.document)
     details = list(problem_details(problems))
     return Validity.model_validate({"valid": not problems, "problems": details})
 
@@ -54,12 +61,15 @@ async def get_graph(
     record = await service.stores.graphs.get(graph_id, version)
     if record is None:
         raise not_found("graph")
-    return GraphShown.of(record)
+    return await _shown(service, record)
 
 
 @router.put("/{graph_id}")
 async def put_graph(graph_id: PathId, body: GraphVersion, service: Service, user: Asker) -> GraphShown:
-    """Keep the next version, or the first; 409 if the newest is not `expected_version`."""
+    """Keep the next version, or the first; 409 if the newest is not `expected_version`.
+
+    A draft is kept as well: `valid` says whether it can run, and `problems` what keeps it from that.
+    """
     document = await asyncio.to_thread(_checked, body.document)
     record = await service.stores.graphs.get(graph_id)
     owner = user.name if record is None else _changeable(record, user).owner
@@ -67,7 +77,7 @@ async def put_graph(graph_id: PathId, body: GraphVersion, service: Service, user
     saved = await _saved(service, graph_id, owner, name, document, body.expected_version)
     if saved.is_archived:
         await service.stores.graphs.archive(graph_id, is_archived=False)
-    return GraphShown.of(saved)
+    return await _shown(service, saved)
 
 
 @router.delete("/{graph_id}", status_code=204)
@@ -87,6 +97,10 @@ async def list_versions(graph_id: PathId, service: Service) -> list[GraphSummary
     if not found:
         raise not_found("graph")
     return [GraphSummary.model_validate(record) for record in found]
+
+
+async def _shown(service: Parts, record: GraphRecord) -> GraphShown:
+    return GraphShown.whole(record, await service.graphs.problems(record))
 
 
 async def _saved(
@@ -109,11 +123,3 @@ def _checked(document: dict[str, Any]) -> dict[str, Any]:
     """The document as it is kept: well formed; whether it can run, its owner may still be working on."""
     parse_graph(document)
     return document
-
-
-def _problems(document: dict[str, Any], service: Parts) -> list[Problem]:
-    try:
-        graph = parse_graph(document)
-    except GraphInvalid as invalid:
-        return list(invalid.problems)
-    return validate(graph, service.executors())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from html import escape
 from typing import Any, get_args
 
@@ -11,11 +10,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from penstock.containment.ledger import LedgerStore
-from penstock.errors import PenstockError
 from penstock.hosting.ports import StoreUnavailable
 from penstock.hosting.records import RunStatus
-from penstock.server.errors import ApiError
 from penstock.server.metrics import CONTENT_TYPE
 from penstock.server.parts import Asker, Parts, Service
 from penstock.server.schemas import HandleShown, Health, Me, NodeTypes, NodeTypeShown, Readiness
@@ -33,16 +29,8 @@ async def health() -> Health:
 
 @router.get("/ready")
 async def ready(service: Service) -> Readiness:
-    """Whether the stores answer, and so the server can do its work; 503 if not."""
-    try:
-        async with asyncio.timeout(service.settings.ready_timeout_s):
-            await service.stores.runs.get("ready")
-            await service.stores.graphs.get("ready")
-            await asyncio.to_thread(_look_into, service.stores.ledger)
-    except (TimeoutError, PenstockError):
-        raise ApiError(
-            503, "a store or the ledger does not answer", code="store_unavailable", retry_after_s=2
-        ) from None
+    """Whether the stores can be read and written to, and so the server can do its work; 503 if not."""
+    await service.readiness.check()
     return Readiness(status="ready")
 
 
@@ -133,12 +121,6 @@ penstock runs tail RUN --url {address}</pre>
 <tr><td><code>/health</code></td><td>whether it is there; <code>/ready</code>, whether it can work</td></tr>
 </table></body></html>
 """
-
-
-def _look_into(ledger: LedgerStore) -> None:
-    """LedgerUnavailable if it cannot be read; that there is no such account is an answer."""
-    with suppress(KeyError):
-        ledger.balance("ready")
 
 
 async def _runs_by_status(service: Parts) -> dict[str, int]:

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from penstock.hosting.control import UNSET
-from penstock.hosting.limits import RunLimits
 from penstock.hosting.records import RunRecord, RunStatus
+from penstock.hosting.settings import NO_CEILINGS
 from penstock.server.auth import User
-from penstock.server.errors import not_found
+from penstock.server.errors import ApiError, not_found
 from penstock.server.parts import (
     Asker,
     PageSize,
@@ -23,6 +23,7 @@ from penstock.server.parts import (
     QueryId,
     Service,
     check_new_id,
+    check_place,
     is_surely_own,
     readable,
     whose,
@@ -63,6 +64,8 @@ async def list_runs(
     limit: PageSize = 50,
 ) -> RunPage:
     """One's own runs, the newest first; an admin sees everybody's."""
+    if before is not None:
+        check_place("run", await service.stores.runs.get(before), user)
     found = await service.stores.runs.list(
         owner=whose(user, owner),
         statuses=status or (),
@@ -79,10 +82,11 @@ async def list_runs(
 async def start_run(body: NewRun, request: Request, service: Service, user: Asker, stream: Stream = False) -> Any:
     """Start a run of a graph; it goes on whether or not anybody watches."""
     check_new_id(body.run_id, user)
+    version = await service.version_to_run(body.graph_id, body.version)
     run = await service.host.submit(
         owner=user.name,
         graph_id=body.graph_id,
-        version=body.version,
+        version=version or body.version,
         input=body.input,
         limits=run_limits(body.limits),
         run_id=body.run_id,
@@ -106,9 +110,13 @@ async def get_events(
     limit: PageSize = 200,
     last_event_id: Annotated[str | None, Header(pattern=r"^[0-9]{1,15}$")] = None,
 ) -> Any:
-    """The run's events as a stream, from the beginning or after the one named; as a page, if JSON is asked for."""
+    """The run's events as a stream, from the beginning or after the one named; as a page, if JSON is asked for.
+
+    422 if the one named is ahead of the newest; `details` has that one's number.
+    """
     run = await _own(service, run_id, user)
     place = after if last_event_id is None else int(last_event_id)
+    await _must_have_come_to(service, run, place, "query.after" if last_event_id is None else "header.last-event-id")
     if _wants_page(request):
         return await _page(service, run, place, limit)
     return told(service, user, run.id, place)
@@ -150,11 +158,9 @@ async def resume_run(run_id: PathId, service: Service, user: Asker) -> RunShown:
 @router.post("/{run_id}/grant")
 async def grant_run(run_id: PathId, body: Grant, service: Service, user: Asker) -> RunShown:
     """Raise a run's ceilings, no further than the host allows, unless an admin does; a halted run goes on."""
-    run = await _own(service, run_id, user)
-    more = body.limits.to_run_limits()
-    if not user.is_admin:
-        RunLimits.from_dict(run.limits).plus(more).within(service.host.settings.ceilings)
-    return await _shown(service, await service.host.grant(run_id, more, by=user.name))
+    await _own(service, run_id, user)
+    more, most = body.limits.to_run_limits(), NO_CEILINGS if user.is_admin else service.host.settings.ceilings
+    return await _shown(service, await service.host.grant(run_id, more, by=user.name, within=most))
 
 
 @router.post("/{run_id}/fork", status_code=201)
@@ -199,6 +205,14 @@ def _wants_page(request: Request) -> bool:
 async def _own(service: Parts, run_id: str, user: User) -> RunRecord:
     run: RunRecord = readable("run", await service.host.get(run_id), user)
     return run
+
+
+async def _must_have_come_to(service: Parts, run: RunRecord, place: int, path: str) -> None:
+    """422 for a place ahead of the log: what was there is gone, or was another run's, and nothing would ever come."""
+    newest = await service.stores.events.last_seq(run.id) if place else 0
+    if place > newest:
+        message = f"event {place} is ahead of the run's newest, which is {newest}: begin again with 0, or go on with it"
+        raise ApiError(422, message, path=path, details=[{"last_seq": newest, "status": run.status}])
 
 
 def _no_run() -> CancelShown:

@@ -6,13 +6,17 @@ it, the agent itself, not the agents it uses as tools. What the run comes to is 
 way do not end in it, the rest, or all of it, is told at the end. So a graph that does not stream is told in one piece.
 A run that was parked or halted may go on: it has ended if nothing comes after its end.
 
+A run that goes on elsewhere tells an answer that was not finished from its beginning: what a model said in full before
+comes in one piece, what broke off is asked for again. It is laid over what was told before. As long as it is the same
+nothing is told twice; where it first differs, what was told from there on is withdrawn, and told as it is now.
+
 Knows nothing of OpenAI's words; no I/O.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,6 +57,13 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """So many of the newest statements and uses of tools are no part of the answer: the run has begun them again."""
+
+    items: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """What became of the run, and what it cost."""
 
@@ -65,6 +76,7 @@ class Ended:
     cost_usd: float | None = None
     tokens_in: int = 0
     tokens_out: int = 0
+    at_ms: int = 0
 
     @property
     def is_limit(self) -> bool:
@@ -72,7 +84,52 @@ class Ended:
         return self.status == "halted" and self.reason in LIMIT_REASONS
 
 
-Piece = Said | Used | Ended
+Told = Said | Used | Withdrawn
+Piece = Told | Ended
+
+
+@dataclass(slots=True)
+class Retelling:
+    """How far a run that goes on has told again what was told of it before."""
+
+    before: Sequence[str | Used]
+    """Statements, and the tools between them."""
+    item: int = 0
+    """So many of them were told again."""
+    characters: int = 0
+    """So much of the next one, which is a statement then; all of it, as long as more may be said before a tool."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of it was."""
+        return self.item == len(self.before)
+
+    @property
+    def begun(self) -> str:
+        """What was told again of a statement that is not behind us."""
+        told = "" if self.is_over else self.before[self.item]
+        return "" if isinstance(told, Used) else told[: self.characters]
+
+    def text(self, text: str) -> str:
+        """Go on over what is the same; what of the text is beyond that."""
+        told = self.before[self.item]
+        if isinstance(told, Used):
+            return text
+        left = len(told) - self.characters
+        if not told.startswith(text[:left], self.characters):
+            return text
+        self.characters += min(len(text), left)
+        if self.characters == len(told) and self.item == len(self.before) - 1:
+            self.item, self.characters = self.item + 1, 0
+        return text[left:]
+
+    def tool(self, used: Used) -> bool:
+        """Go on if the same tool was used at this place; whether it was."""
+        if self.characters and self.before[self.item] == self.begun:
+            self.item, self.characters = self.item + 1, 0
+        is_same = self.before[self.item] == used
+        self.item += is_same
+        return is_same
 
 
 @dataclass(slots=True)
@@ -81,18 +138,18 @@ class Answer:
 
     speakers: frozenset[str]
     ended: Ended | None = None
-    _said: list[str] = field(default_factory=list)
-    _statement: list[str] = field(default_factory=list)
-    """What was told since the last use of a tool; put together once, at the end."""
+    _items: list[list[str] | Used] = field(default_factory=list)
+    """What was told and stands: tools, and statements in pieces, which are put together when somebody needs them."""
+    _again: Retelling | None = None
     _node: str | None = None
     _source: str = ""
 
     @property
     def said(self) -> str:
-        """Everything that was told as text, statements apart by an empty line."""
-        return "".join(self._said)
+        """Everything that was told as text and stands, statements apart by an empty line."""
+        return "\n\n".join(item for item in self._whole() if not isinstance(item, Used))
 
-    def add(self, event: HostedEvent) -> Iterator[Said | Used]:
+    def add(self, event: HostedEvent) -> Iterator[Told]:
         """What the event adds to the answer; `ended` is set while nothing has happened after an end."""
         self.ended = None
         if event.type == "text.delta":
@@ -100,11 +157,15 @@ class Answer:
                 yield from self._say(str(event.data.get("text", "")))
         elif event.type == "tool.call":
             if self._has_the_word(event.data):
-                self._statement.clear()
-                yield _used(event.data.get("call"))
+                yield from self._use(_used(event.data.get("call")))
+        elif event.type == "run.resumed":
+            self._again = Retelling(self._whole()) if self._items else None
         elif event.type in ENDINGS:
-            self.ended = _ended(ENDINGS[event.type], event.data)
-            yield from self._say(self._untold(self.ended))
+            self.ended = _ended(ENDINGS[event.type], event.at_ms, event.data)
+            yield from self._come_to(self.ended.text)
+
+    def _whole(self) -> list[str | Used]:
+        return [item if isinstance(item, Used) else "".join(item) for item in self._items]
 
     def _has_the_word(self, data: Mapping[str, Any]) -> bool:
         node, source = data.get("node_id"), str(data.get("source", ""))
@@ -112,24 +173,64 @@ class Answer:
             self._node, self._source = str(node), source
         return node == self._node and source == self._source
 
-    def _say(self, text: str) -> Iterator[Said]:
+    def _say(self, text: str) -> Iterator[Told]:
+        if self._again is not None:
+            text = self._again.text(text)
+            if self._again.is_over:
+                self._again = None
+            elif text:
+                yield from self._differ(self._again)
         if text:
-            piece = Said(text, not self._statement)
-            if piece.begins and self._said:
-                self._said.append("\n\n")
-            self._said.append(text)
-            self._statement.append(text)
-            yield piece
+            yield self._put(text)
 
-    def _untold(self, ended: Ended) -> str:
-        """What the run came to and nobody has been told."""
-        told = "".join(self._statement)
-        if ended.text.startswith(told):
-            return ended.text[len(told) :]
-        if told.endswith(ended.text):  # also of a run that came to nothing
-            return ""
-        self._statement.clear()  # what was told is something else, as of an attempt that was given up
-        return ended.text
+    def _use(self, used: Used) -> Iterator[Told]:
+        if self._again is not None:
+            if self._again.tool(used):
+                if self._again.is_over:
+                    self._again = None
+                return
+            yield from self._differ(self._again)
+        self._items.append(used)
+        yield used
+
+    def _put(self, text: str) -> Said:
+        if self._items and isinstance(newest := self._items[-1], list):
+            newest.append(text)
+            return Said(text)
+        self._items.append([text])
+        return Said(text, begins=True)
+
+    def _differ(self, again: Retelling) -> Iterator[Told]:
+        """From here on the run tells something else than before: that is withdrawn, and this is told."""
+        self._again = None
+        yield self._withdraw(len(self._items) - again.item)
+        if again.begun:
+            yield self._put(again.begun)
+
+    def _withdraw(self, items: int) -> Withdrawn:
+        del self._items[len(self._items) - items :]
+        return Withdrawn(items)
+
+    def _come_to(self, text: str) -> Iterator[Told]:
+        """Tell what the run came to and nobody has been told; if it came to nothing, what was told stays."""
+        if not text:
+            return
+        again, self._again = self._again, None
+        told = self._statement()
+        if again is not None and (again.item or again.characters) and not (told and text.startswith(told)):
+            yield from self._differ(again)
+            told = self._statement()
+        if told.endswith(text):
+            return
+        if not text.startswith(told):  # what was told is something else, as of an attempt that was given up
+            yield self._withdraw(1)
+            told = ""
+        yield self._put(text[len(told) :])
+
+    def _statement(self) -> str:
+        """The newest one, if no tool was used since."""
+        newest = self._items[-1] if self._items else []
+        return "" if isinstance(newest, Used) else "".join(newest)
 
 
 def speakers(document: Mapping[str, Any]) -> frozenset[str]:
@@ -172,7 +273,7 @@ def _used(call: Any) -> Used:
     return Used(str(given.get("id", "")), str(given.get("name", "")), as_text)
 
 
-def _ended(status: Ending, data: Mapping[str, Any]) -> Ended:
+def _ended(status: Ending, at_ms: int, data: Mapping[str, Any]) -> Ended:
     cost = data.get("cost_usd")
     return Ended(
         status,
@@ -182,4 +283,5 @@ def _ended(status: Ending, data: Mapping[str, Any]) -> Ended:
         None if cost is None else float(cost),
         int(data.get("tokens_in") or 0),
         int(data.get("tokens_out") or 0),
+        at_ms,
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.server.openai.wire.answer import Answer, Ended, Piece, Said, Used
+from penstock.server.openai.wire.answer import Answer, Ended, Piece, Said, Used, Withdrawn
 
 Json = dict[str, Any]
 
@@ -44,6 +44,8 @@ class Completion:
         elif isinstance(piece, Used):
             used = {"id": piece.id, "name": piece.name, "arguments": piece.arguments}
             yield self._chunk({}, penstock={"run_id": self.run_id, "tool_call": used})
+        elif isinstance(piece, Withdrawn):
+            yield self._chunk({}, penstock={"run_id": self.run_id, "withdrawn": piece.items})
         else:
             yield self._chunk({}, finish_reason(piece), self._facts(piece))
             if self.include_usage:
@@ -102,9 +104,10 @@ def finish_reason(ended: Ended) -> str:
 
 
 def usage(ended: Ended) -> Json:
-    """The tokens of all model calls of the run."""
+    """The tokens of all model calls of the run, and what they cost in US dollars."""
     return {
         "prompt_tokens": ended.tokens_in,
         "completion_tokens": ended.tokens_out,
         "total_tokens": ended.tokens_in + ended.tokens_out,
+        "cost": ended.cost_usd,
     }

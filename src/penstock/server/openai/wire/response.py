@@ -2,16 +2,18 @@
 
 A statement is one message item; each tool that the answering agent used is a `function_call` item that is complete
 already, between the statements around it. One fold makes all of them: what a stream told, the response that it ends
-with, and the one that is asked for later are the same.
+with, and the one that is asked for later are the same. A stream cannot take anything back: an item that is withdrawn is
+done there, as incomplete, and the response does not have it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from penstock.server.openai.wire.answer import Ended, Piece, Said, Used
+from penstock.server.openai.wire.answer import Ended, Piece, Said, Used, Withdrawn
 from penstock.server.openai.wire.chunks import facts
 
 Json = dict[str, Any]
@@ -28,6 +30,9 @@ STATUSES: Mapping[str, Status] = {
     "cancelled": "cancelled",
 }
 """What OpenAI calls the states of a run."""
+EMPTY: tuple[Any, ...] = ({}, [], ())
+MAX_KEPT = 20_000
+"""So many characters of what a request said, as JSON, are kept to be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,24 @@ class Asked:
     max_output_tokens: int | None = None
     user: str | None = None
     ignored: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, kept: object, model: str) -> Asked:
+        """What was kept of it; of a run that was asked for in another way, that it is of this model."""
+        given = kept if isinstance(kept, Mapping) else {}
+        return cls(**{"model": model, **{one.name: given[one.name] for one in fields(cls) if one.name in given}})
+
+    def kept(self) -> Json:
+        """What is kept with the run, to be repeated whenever the response is asked for: all of it, unless it is long.
+
+        Lists of runs are read with what is kept of them, so the parts that may be of any length go first.
+        """
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        facts = {name: value for name, value in given.items() if value is not None and value not in EMPTY}
+        for name in ("instructions", "ignored", "user"):
+            if len(json.dumps(facts, ensure_ascii=False)) > MAX_KEPT:
+                facts.pop(name, None)
+        return facts
 
 
 def response_id(run_id: str) -> str:
@@ -66,13 +89,20 @@ class ResponseUnderWay:
     asked: Asked
     status: Status = "in_progress"
     output: list[Json] = field(default_factory=list)
+    """All items that were told, at the index that the stream gave them."""
     ended: Ended | None = None
-    completed_at: int | None = None
     _sequence: int = 0
     _is_open: bool = False
     """Whether the last item is a message that is being written."""
+    _standing: list[int] = field(default_factory=list)
+    """Which items are the response's: those that were not withdrawn."""
     _pieces: list[str] = field(default_factory=list)
     """What has been said of it: put together once, when it is done."""
+
+    @property
+    def told(self) -> int:
+        """How many events there were."""
+        return self._sequence
 
     def opening(self) -> Iterator[Json]:
         """The first two events; the same whenever it is looked at, so that a stream can be taken up again."""
@@ -80,8 +110,12 @@ class ResponseUnderWay:
         yield self._event("response.in_progress", response=self.to_dict())
 
     def broken(self, code: str, message: str) -> Json:
-        """The stream cannot go on, whatever becomes of the run."""
-        return self._event("error", code=code, message=message, param=None)
+        """The stream cannot go on, whatever becomes of the run.
+
+        It has the number of the event before it: whoever takes the stream up again after that one misses nothing.
+        """
+        last = self._sequence - 1
+        return {"type": "error", "sequence_number": last, "code": code, "message": message, "param": None}
 
     def events(self, piece: Piece) -> Iterator[Json]:
         """The piece as events."""
@@ -90,6 +124,9 @@ class ResponseUnderWay:
         elif isinstance(piece, Used):
             yield from self._close("completed")
             yield from self._used(piece)
+        elif isinstance(piece, Withdrawn):
+            yield from self._close("incomplete")
+            del self._standing[len(self._standing) - piece.items :]
         else:
             yield from self._finish(piece)
 
@@ -100,7 +137,7 @@ class ResponseUnderWay:
             "id": response_id(self.run_id),
             "object": "response",
             "created_at": self.created_at,
-            "completed_at": self.completed_at,
+            "completed_at": self.ended.at_ms // 1000 if self.ended and self.status == "completed" else None,
             "status": self.status,
             "background": asked.background,
             "error": self._error(),
@@ -125,7 +162,7 @@ class ResponseUnderWay:
         }
 
     def _items(self) -> list[Json]:
-        items = [dict(item) for item in self.output]
+        items = [dict(self.output[index]) for index in self._standing]
         if self._is_open:
             items[-1]["content"] = [_part("".join(self._pieces))]
         return items
@@ -139,15 +176,20 @@ class ResponseUnderWay:
 
     def _open(self) -> Iterator[Json]:
         item: Json = {"type": "message", "id": self._item_id("msg"), "status": "in_progress", "role": "assistant"}
-        self.output.append({**item, "content": []})
+        self._begin({**item, "content": []})
         self._is_open = True
         yield self._of_item("response.output_item.added")
         yield self._in_part("response.content_part.added", part=_part(""))
 
-    def _close(self, status: str) -> Iterator[Json]:
+    def _begin(self, item: Json) -> None:
+        self._standing.append(len(self.output))
+        self.output.append(item)
+
+    def _close(self, status: str, text: str = "") -> Iterator[Json]:
+        """The item that is being written is done, with this text; with what was said, if none is given."""
         if not self._is_open:
             return
-        text = "".join(self._pieces)
+        text = text or "".join(self._pieces)
         self._pieces.clear()
         self._is_open = False
         yield self._in_part("response.output_text.done", text=text, logprobs=[])
@@ -157,7 +199,7 @@ class ResponseUnderWay:
 
     def _used(self, used: Used) -> Iterator[Json]:
         item: Json = {"type": "function_call", "id": self._item_id("fc"), "call_id": used.id, "name": used.name}
-        self.output.append({**item, "arguments": "", "status": "in_progress"})
+        self._begin({**item, "arguments": "", "status": "in_progress"})
         yield self._of_item("response.output_item.added")
         yield self._on_item("response.function_call_arguments.delta", delta=used.arguments)
         yield self._on_item("response.function_call_arguments.done", name=used.name, arguments=used.arguments)
@@ -165,11 +207,12 @@ class ResponseUnderWay:
         yield self._of_item("response.output_item.done")
 
     def _finish(self, ended: Ended) -> Iterator[Json]:
-        yield from self._close("completed" if ended.status == "completed" else "incomplete")
         self.ended = ended
-        if ended.status == "parked":
+        if ended.status == "parked":  # and is told on from here, to whoever asks for the rest
             yield self.broken("parked", PARKED)
             return
+        # What it came to counts: an attempt inside of the run that was given up may have said more.
+        yield from self._close("completed" if ended.status == "completed" else "incomplete", ended.text)
         self.status = _final(ended)
         told = "failed" if self.status == "cancelled" else self.status  # a stream knows no other end for it
         yield self._event(f"response.{told}", response=self.to_dict())
@@ -190,6 +233,7 @@ class ResponseUnderWay:
             "output_tokens": self.ended.tokens_out,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": self.ended.tokens_in + self.ended.tokens_out,
+            "cost": self.ended.cost_usd,
         }
 
     def _item_id(self, kind: str) -> str:
