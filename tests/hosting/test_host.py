@@ -207,6 +207,21 @@ async def test_limits_that_are_not_asked_for_are_the_usual_ones_and_none_is_abov
         await host.submit(owner="ann", graph_id="echo", limits={"max_stepps": 1})
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_steps": True}, {"max_steps": 1.0}, {"max_steps": "1"}, {"max_steps": 1, "timeout_s": []}],
+)
+async def test_limits_that_were_taken_do_not_stand_for_others_that_look_like_them(wrong: dict[str, Any]) -> None:
+    host = await host_with(MemoryStores())
+    for _ in range(2):
+        taken = await host.submit(owner="ann", graph_id="echo", limits={"max_steps": 1})
+        assert taken.limits["max_steps"] == 1
+        with pytest.raises(InvalidValue):
+            await host.submit(owner="ann", graph_id="echo", limits=wrong)
+    unset = await host.submit(owner="ann", graph_id="echo", limits={"max_steps": 1, "max_cost_usd": None})
+    assert unset.limits == taken.limits
+
+
 # Reading.
 
 

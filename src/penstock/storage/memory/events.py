@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import HostedEvent
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage.memory.bells import Bells
 from penstock.storage.memory.runs import MemoryRunStore
-from penstock.storage.memory.shapes import Shape
+from penstock.storage.memory.shapes import Shape, check_object
 from penstock.storage.sql import codec
 
 EVENT = Shape(HostedEvent, names=("type",), numbers=("seq", "at_ms"), documents=("data",), objects=("data",))
@@ -33,7 +34,7 @@ class MemoryEventStore:
 
     async def append(self, run_id: str, epoch: int, events: Sequence[HostedEvent]) -> None:
         codec.name("run_id", run_id)
-        kept = [EVENT.kept(event) for event in events]
+        kept = [_kept(event) for event in events]
         self._runs.fence(run_id, epoch)
         told = self._events.get(run_id, [])
         new = kept[_check_known(run_id, told, kept) :]
@@ -44,7 +45,7 @@ class MemoryEventStore:
     async def read(self, run_id: str, after_seq: int = 0, limit: int = 1_000) -> Sequence[HostedEvent]:
         codec.limit(limit)
         first = max(after_seq, 0)
-        return [EVENT.given(event) for event in self._events.get(run_id, [])[first : first + limit]]
+        return [_given(event) for event in self._events.get(run_id, [])[first : first + limit]]
 
     async def last_seq(self, run_id: str) -> int:
         return self._last_seq(run_id)
@@ -57,6 +58,19 @@ class MemoryEventStore:
 
     def _forget(self, run_id: str) -> None:
         self._events.pop(run_id, None)
+
+
+def _kept(event: HostedEvent) -> HostedEvent:
+    """As `EVENT.kept`, field by field: a run tells a dozen events, and each is kept and read."""
+    seq, at_ms, type, data = event
+    check_object("data", data)
+    written: Any = codec.document("data", data)
+    return HostedEvent(codec.number("seq", seq), codec.number("at_ms", at_ms), codec.name("type", type), written)
+
+
+def _given(event: HostedEvent) -> HostedEvent:
+    seq, at_ms, type, written = event
+    return HostedEvent(seq, at_ms, type, codec.read_document("", "", cast(str, written)))
 
 
 def _check_known(run_id: str, told: Sequence[HostedEvent], events: Sequence[HostedEvent]) -> int:
