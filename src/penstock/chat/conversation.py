@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from penstock.agents.messages import Role
 from penstock.chat.message import ChatMessage
@@ -244,6 +244,9 @@ def _depths_of(messages: Sequence[ChatMessage]) -> dict[str, int]:
     if len(messages) > MAX_MESSAGES:
         detail = f"{len(messages)} messages are more than the {MAX_MESSAGES} a conversation may have"
         raise ConversationInvalid([Problem("too_large", "$.messages", detail)])
+    in_order = _depths_in_order(messages)
+    if in_order is not None:
+        return in_order
     index = {message.id: at for at, message in reversed(list(enumerate(messages)))}
     ConversationInvalid.raise_any([*_twice(messages, index), *_orphans(messages, index)])
     depths = _walked(messages)
@@ -254,6 +257,18 @@ def _depths_of(messages: Sequence[ChatMessage]) -> dict[str, int]:
         if depth == MAX_DEPTH + 1
     )
     return depths
+
+
+def _depths_in_order(messages: Sequence[ChatMessage]) -> dict[str, int] | None:
+    """The same of messages that each come after what they follow, as a chat is kept; None if some do not."""
+    depths: dict[str | None, int] = {None: 0}
+    for message in messages:
+        above = depths.get(message.parent_id, MAX_DEPTH)
+        if above == MAX_DEPTH or message.id in depths:
+            return None
+        depths[message.id] = above + 1
+    del depths[None]
+    return cast(dict[str, int], depths)
 
 
 def _walked(messages: Sequence[ChatMessage]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -218,8 +218,8 @@ class ChatService:
             _add_answer(tree, turn)
             return said
 
-        turn = self._turn(limits, run_id, user_tools, content)
-        return await self._answer(chat, prepare, replace(turn, version=version, about=about))
+        turn = self._turn(limits, run_id, user_tools, content, version=version, about=about)
+        return await self._answer(chat, prepare, turn)
 
     async def stream_agent_chat(
         self,
@@ -239,7 +239,8 @@ class ChatService:
         """Say something to a graph, in a chat that is made for it, and be answered; `version` as for `stream_chat`."""
         messages = _as_messages(said)
         data = await self._said_with(messages[-1][1], attachments, owner)
-        turn = self._turn(limits, run_id, user_tools, *(content for _, content in messages))
+        said_here = [content for _, content in messages]
+        turn = self._turn(limits, run_id, user_tools, *said_here, version=version, about=about)
         must_be_text("title", title, MAX_TITLE, "say it in fewer characters")
         title = title or protocol.as_content(" ".join(messages[-1][1].split())[:TITLE_CHARACTERS])
         id = chat_id or (f"c-{turn.answer_id[2:]}" if turn.is_named else None)
@@ -256,7 +257,7 @@ class ChatService:
             _add_answer(tree, turn)
             return last
 
-        return await self._answer(chat, prepare, replace(turn, version=version, about=about))
+        return await self._answer(chat, prepare, turn)
 
     async def continue_message(
         self,
@@ -419,7 +420,15 @@ class ChatService:
 
     # What is given.
 
-    def _turn(self, limits: Limits, run_id: str | None, user_tools: Sequence[str], *said: str) -> _Turn:
+    def _turn(
+        self,
+        limits: Limits,
+        run_id: str | None,
+        user_tools: Sequence[str],
+        *said: str,
+        version: int | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> _Turn:
         if run_id is not None:
             must_be_id("run_id", run_id)
         must_be_list("user_tools", user_tools, "names of tools")
@@ -430,7 +439,7 @@ class ChatService:
                 raise InvalidValue("user_tools", name, "names of tools that the service offers")
         id = self._new_id() if run_id is None else run_id
         digest = hashlib.sha256(id.encode()).hexdigest()[:32]
-        return _Turn(id, digest, self._now_ms(), limits, tools, run_id is not None, said)
+        return _Turn(id, digest, self._now_ms(), limits, tools, run_id is not None, said, version, about)
 
     async def _said_with(self, content: str, attachments: Sequence[str | Attachment], owner: str) -> dict[str, Any]:
         """The data of what somebody says, if it may be said: bytes are named, never copied."""
