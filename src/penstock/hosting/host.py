@@ -62,8 +62,6 @@ REMOVE_S = 60.0
 SWEEP_S = 3_600.0
 """How often it is looked for accounts that were left behind."""
 NANOS_PER_S = 1_000_000_000
-MAX_LIMITS = 1_000
-"""So many different limits are remembered."""
 
 
 class UnknownGraph(PenstockError):
@@ -93,7 +91,6 @@ class RunHost:
         self.stores = stores
         self.settings = settings
         self._usual_limits = settings.default_limits.clipped(settings.ceilings)
-        self._known_limits: dict[tuple[Any, ...], Mapping[str, Any]] = {}
         name = worker or f"{socket.gethostname()}:{os.getpid()}:{new_run_id()[-12:]}"
         self._at = Workplace(
             stores, settings, _registry(executors), dict(services or {}), name, clock, SteadyClock(clock)
@@ -206,7 +203,7 @@ class RunHost:
             graph_id,
             graph.version,
             input,
-            self._limits(limits),
+            self._limits(limits).to_dict(),
             {"kind": "run"} if origin is None else dict(origin),
         )
         return await self._add(run, is_new=run_id is None)
@@ -289,18 +286,8 @@ class RunHost:
 
     # Taking on.
 
-    def _limits(self, asked: RunLimits | Mapping[str, Any] | None) -> dict[str, Any]:
-        """What a run may use that asks for so much; most ask for the same, which is worked out once."""
-        key = _key_of(asked)
-        known = None if key is None else self._known_limits.get(key)
-        if known is None:
-            given = _as_limits({} if asked is None else asked).within(self.settings.ceilings)
-            known = given.or_else(self._usual_limits).to_dict()
-            if key is not None:
-                if len(self._known_limits) >= MAX_LIMITS:
-                    self._known_limits.clear()
-                self._known_limits[key] = known
-        return dict(known)
+    def _limits(self, asked: RunLimits | Mapping[str, Any] | None) -> RunLimits:
+        return _as_limits({} if asked is None else asked).within(self.settings.ceilings).or_else(self._usual_limits)
 
     async def _add(self, run: RunRecord, *, is_new: bool = False) -> RunRecord:
         """Keep a run, and let it begin."""
@@ -495,15 +482,6 @@ def _checked_text(field: str, value: object) -> str:
     if not isinstance(value, str):
         raise InvalidValue(field, value, "text")
     return value
-
-
-def _key_of(asked: RunLimits | Mapping[str, Any] | None) -> tuple[Any, ...] | None:
-    """What tells limits apart, 1 and 1.0 and True among them; None if they are no numbers and texts."""
-    if asked is None:
-        return ()
-    if not isinstance(asked, dict) or not all(type(one) in (str, int, float) for one in asked.values()):
-        return None
-    return tuple([(name, type(one), one) for name, one in asked.items()])
 
 
 def _checked_id(field: str, value: object) -> str:

@@ -1,8 +1,9 @@
 """One run on one host: from its claim to the status it is left in.
 
 The order of the end is what makes it survive a crash anywhere: everything that was told is in the store; the kind of
-run is told what became of it; the last event is written; the status is changed; what only a living run needs is cleared
-away. A worker that takes over a run whose last event is there already changes the status and does nothing else.
+run is told what became of it; the last event is written; its questions are withdrawn; the status is changed; the wish
+to cancel it is dropped. A worker that takes over a run whose last event is there already does what comes after that,
+and nothing else.
 
 What becomes of a run is decided at one place, without waiting, after the last look at who wants it to stop: a cancel
 that comes before finds it open, and it ends cancelled; one that comes later is told that it has ended.
