@@ -29,12 +29,13 @@ from penstock.server.serve import ServerProcess, listen
 from penstock.server.settings import ServerSettings
 from penstock.storage.memory import MemoryStores
 
-SECRETS = {name: f"canary-{name}-0123456789abcdef" for name in ("ann", "bob", "vera", "root")}
+SECRETS = {name: f"canary-{name}-0123456789abcdef" for name in ("ann", "bob", "vera", "root", "past")}
 TOKENS = (
     Token.of("ann", "user", SECRETS["ann"]),
     Token.of("bob", "user", SECRETS["bob"]),
     Token.of("vera", "viewer", SECRETS["vera"]),
     Token.of("root", "admin", SECRETS["root"]),
+    Token.of("past", "admin", SECRETS["past"], "2020-12-31"),
 )
 
 
@@ -112,7 +113,9 @@ async def served(
     clock: Clock = SYSTEM_CLOCK,
     **services: Any,
 ) -> AsyncGenerator[Served, None]:
-    """A server with tokens for ann and bob (users), vera (viewer) and root (admin), unless settings say otherwise."""
+    """A server with tokens for ann and bob (users), vera (viewer), root (admin) and past (an admin's that is over),
+    unless settings say otherwise.
+    """
     gate = Gate()
     executors = {**await asyncio.to_thread(standard_executors), "gate": gate, "echo": Echo()}
     stores = MemoryStores()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
+
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from penstock.server.auth import (
     ACCESS,
@@ -13,8 +18,10 @@ from penstock.server.auth import (
     Token,
     TokensInvalid,
     User,
+    names_of,
     parse_tokens,
-    user_of,
+    token_of,
+    written,
 )
 
 SECRET = "s" * MIN_SECRET
@@ -23,8 +30,9 @@ SECRET = "s" * MIN_SECRET
 def test_tokens_are_lines_of_name_role_and_secret() -> None:
     tokens = parse_tokens(["# who", "", f"ann:user:{SECRET}a", f"  root:admin:{SECRET}:with:colons  "])
     assert [token.user for token in tokens] == [User("ann", "user"), User("root", "admin")]
-    assert user_of(tokens, f"Bearer {SECRET}:with:colons".encode()) == User("root", "admin")
-    assert user_of(tokens, f"bearer {SECRET}a".encode()) == User("ann", "user")
+    ann, root = tokens
+    assert token_of(tokens, f"Bearer {SECRET}:with:colons".encode()) is root
+    assert token_of(tokens, f"bearer {SECRET}a".encode()) is ann
 
 
 @pytest.mark.parametrize(
@@ -50,6 +58,128 @@ def test_a_line_that_is_no_token_is_refused_by_its_number_and_not_shown(line: st
         parse_tokens(["# first", line])
     assert caught.value.line == 2
     assert SECRET not in str(caught.value)
+
+
+NANOS_PER_S = 1_000_000_000
+NEW_YEAR_NS = 1_798_761_600 * NANOS_PER_S
+"""2027-01-01T00:00:00Z."""
+
+
+@pytest.mark.parametrize(
+    ("until", "last_ns", "shown"),
+    [
+        ("2026-12-31", NEW_YEAR_NS - 1, "2026-12-31T23:59:59Z"),
+        ("2026-12-31T18:00:00Z", NEW_YEAR_NS - 6 * 3600 * NANOS_PER_S, "2026-12-31T18:00:00Z"),
+        ("2027-01-01T02:00:00+02:00", NEW_YEAR_NS, "2027-01-01T00:00:00Z"),
+        ("2026-12-31T18:30:00-05:30", NEW_YEAR_NS, "2027-01-01T00:00:00Z"),
+        ("1969-12-31", -1, "1969-12-31T23:59:59Z"),
+        ("0001-01-01T00:00:00Z", -62_135_596_800 * NANOS_PER_S, "0001-01-01T00:00:00Z"),
+        ("9999-12-31", 253_402_300_800 * NANOS_PER_S - 1, "9999-12-31T23:59:59Z"),
+    ],
+)
+def test_a_token_is_good_through_its_last_moment(until: str, last_ns: int, shown: str) -> None:
+    (token,) = parse_tokens([f"ann:user:{SECRET}   until={until}  "])
+    assert token == Token.of("ann", "user", SECRET, until)
+    assert token.until_ns == last_ns
+    assert [token.has_expired(last_ns + more) for more in (-1, 0, 1)] == [False, False, True]
+    assert (written(last_ns), repr(token)) == (shown, f"<Token of ann, user, until {shown}>")
+
+
+def test_a_token_that_says_nothing_of_its_end_has_none() -> None:
+    (token,) = parse_tokens([f"ann:user:{SECRET}"])
+    assert not token.has_expired(10**30)
+
+
+@pytest.mark.parametrize(
+    ("behind", "expected"),
+    [
+        ("until=2026-02-30", "that exist"),
+        ("until=2026-13-01", "that exist"),
+        ("until=0000-01-01", "that exist"),
+        ("until=2026-12-31T24:00:00Z", "that exist"),
+        ("until=2026-12-31T23:59:60Z", "that exist"),
+        ("until=2026-12-31T18:00:00+24:00", "that exist"),
+        ("until=9999-12-31T23:59:59-00:01", "years 1 to 9999"),
+        ("until=0001-01-01T00:00:00+00:01", "years 1 to 9999"),
+        ("until=10000-01-01", "a day such as 2026-12-31"),
+        ("until=2026-12-31T18:00:00", "Z behind it for UTC"),
+        ("until=2026-12-31T18:00Z", "such as 2026-12-31T18:00:00Z"),
+        ("until=2026-12-31T18:00:00.5Z", "such as 2026-12-31T18:00:00Z"),
+        ("until=2026-12-31t18:00:00z", "such as 2026-12-31T18:00:00Z"),
+        ("until=20261231", "a day such as"),
+        ("until=2026-W53-4", "a day such as"),
+        ("until=1798761600", "a day such as"),
+        ("until=٢٠٢٦-12-31", "a day such as"),
+        ("until=", "a day such as"),
+        ("until= 2026-12-31", "nothing else"),
+        ("until", "nothing else"),
+        ("UNTIL=2026-12-31", "nothing else"),
+        ("since=2026-12-31", "nothing else"),
+        ("2026-12-31", "nothing else"),
+        ("# hers", "nothing else"),
+        ("until=2026-12-31 rest-of-a-secret", "nothing else"),
+        ("until=2026-12-31 until=2026-12-31", "more than once"),
+    ],
+)
+def test_an_end_that_cannot_be_is_refused_with_what_is_expected(behind: str, expected: str) -> None:
+    with pytest.raises(TokensInvalid, match=expected) as caught:
+        parse_tokens(["", f"ann:user:{SECRET} {behind}"])
+    assert caught.value.line == 2
+    assert str(caught.value).endswith("a token is written name:role:secret, or name:role:secret until=2026-12-31")
+    assert SECRET not in str(caught.value)
+    assert "rest-of" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line", ["ann:user:until=2026-12-31", "ann:user: until=2026-12-31", "ann:user until=2026-12-31"]
+)
+def test_an_end_is_no_secret(line: str) -> None:
+    with pytest.raises(TokensInvalid, match=r"the (secret|role) must"):
+        parse_tokens([line])
+
+
+def test_a_secret_with_an_end_in_it_is_no_secret() -> None:
+    with pytest.raises(TokensInvalid, match="no spaces"):
+        Token.of("ann", "user", f"{SECRET} until=2026-12-31")
+
+
+ODD = "QXJK%$"
+"""Characters of which no message has two side by side."""
+odd_words = st.text(ODD, min_size=MIN_SECRET, max_size=40)
+ends = st.one_of(
+    st.just(""),
+    st.text(max_size=30),
+    st.datetimes().map(lambda at: f" until={at.isoformat()}"),
+    st.dates().map(lambda day: f" until={day}"),
+    st.from_regex(r" until=[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9:]{8}([Z+-][0-9:]{0,5})?)?"),
+    odd_words.map(lambda word: f" {word}"),
+    odd_words.map(lambda word: f" until={word}"),
+)
+
+
+@given(st.text())
+@example("ann:user:\ud800" + "s" * 20)
+@example("ann:user:" + "s" * 20 + " until=\ud800")
+def test_any_line_is_a_token_nothing_or_refused(line: str) -> None:
+    with suppress(TokensInvalid):
+        assert len(parse_tokens([line])) <= 1
+
+
+@given(st.sampled_from(["ann:user", "ann:king", "a b:user", "ann", ""]), odd_words, ends)
+def test_whatever_stands_behind_a_secret_it_is_read_or_refused_without_being_shown(
+    who: str, secret: str, end: str
+) -> None:
+    try:
+        said = repr(parse_tokens([f"{who}:{secret}{end}"]))
+    except TokensInvalid as refused:
+        said = str(refused)
+    assert re.search(f"[{re.escape(ODD)}]{{2}}", said) is None
+
+
+def test_of_many_tokens_the_first_names_are_shown_each_once() -> None:
+    tokens = [Token.of(f"u{number // 2}", "user", f"{SECRET}{number}") for number in range(50)]
+    assert names_of(tokens[:4]) == "u0, u1"
+    assert names_of(tokens).endswith("u18, u19 and 5 more")
 
 
 def test_a_secret_is_of_one_token_alone() -> None:

@@ -117,18 +117,23 @@ async def prepared(server: Served) -> dict[str, Things]:
 async def test_the_matrix_of_a_route(method: str, path: str, access: Access) -> None:
     async with served() as server:
         things = await prepared(server)
-        async with server.client() as nobody, server.client("vera") as vera:
-            await look_at_nobody(nobody, method, path, access, things["ann"])
+        async with server.client() as nobody, server.client("past") as past, server.client("vera") as vera:
+            await look_at_nobody(nobody, method, path, access, things["ann"], "unauthorized")
+            await look_at_nobody(past, method, path, access, things["ann"], "token_expired")
             await look_at_a_viewer(vera, method, path, access, things)
         async with server.client("ann") as ann, server.client("root") as root:
             await look_at_a_user(ann, method, path, access, things)
             await look_at_an_admin(root, method, path, things)
 
 
-async def look_at_nobody(client: httpx2.AsyncClient, method: str, path: str, access: Access, things: Things) -> None:
+async def look_at_nobody(
+    client: httpx2.AsyncClient, method: str, path: str, access: Access, things: Things, code: str
+) -> None:
     for chosen in (things, MISSING):
         answer = await ask(client, method, path, chosen)
         assert answer.status_code == (200 if access == "open" else 401), answer.text
+        if access != "open":
+            assert answer.json()["error"]["code"] == code
 
 
 async def look_at_a_viewer(
@@ -189,8 +194,14 @@ async def test_every_route_of_the_app_is_declared_and_every_declared_route_is_th
 
 @pytest.mark.parametrize("method", list(ACCESS["/mcp"]))
 async def test_the_tools_are_behind_the_same_gate(method: str) -> None:
-    async with served() as server, server.client() as nobody, server.client("vera") as vera:
+    async with (
+        served() as server,
+        server.client() as nobody,
+        server.client("past") as past,
+        server.client("vera") as vera,
+    ):
         assert (await nobody.request(method, "/mcp")).status_code == 401
+        assert (await past.request(method, "/mcp")).status_code == 401
         assert (await vera.request(method, "/mcp")).status_code == 403
 
 

@@ -75,6 +75,15 @@ Token = Annotated[
     str | None,
     typer.Option("--token", metavar="TOKEN", envvar="PENSTOCK_TOKEN", help="Who is asking; better in PENSTOCK_TOKEN."),
 ]
+TokensFile = Annotated[
+    str | None,
+    typer.Option(
+        "--tokens",
+        metavar="FILE",
+        envvar="PENSTOCK_TOKENS_FILE",
+        help="Who may come in: name:role:secret, one a line; until=2026-12-31 behind a space ends it.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")]
 
 

@@ -71,7 +71,7 @@ def create_app(
             Middleware(Envelope, metrics=metrics, clock=clock),
             Middleware(CrowdGuard, settings=settings),
             Middleware(OriginGuard, settings=settings),
-            Middleware(Gate, settings=settings),
+            Middleware(Gate, settings=settings, clock=clock),
             Middleware(BodyGuard, settings=settings),
         ],
         lifespan=_lifespan,

@@ -11,6 +11,7 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Literal, get_args
 
 from penstock.errors import PenstockError
@@ -26,9 +27,16 @@ ROLES: tuple[Role, ...] = get_args(Role)
 MIN_SECRET = 16
 MAX_SECRET = 512
 MAX_TOKENS = 10_000
+NAMES_SHOWN = 20
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 SECRET = re.compile(r"[!-~]+")
 """What a header can carry: printable ASCII, no spaces."""
+UNTIL = "until="
+DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?P<zone>Z|[+-][0-9]{2}:[0-9]{2})?")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NANOS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,8 @@ class TokensInvalid(PenstockError):
     def __init__(self, line: int, expected: str) -> None:
         self.line = line
         self.expected = expected
-        super().__init__(f"token {line}: {expected}; a token is written name:role:secret")
+        shape = "name:role:secret, or name:role:secret until=2026-12-31"
+        super().__init__(f"token {line}: {expected}; a token is written {shape}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +76,34 @@ class Token:
 
     user: User
     digest: bytes
+    until_ns: int | None = None
+    """The last moment at which it is good, in nanoseconds since 1970; None if it always is."""
 
     @classmethod
-    def of(cls, name: str, role: Role, secret: str) -> Token:
-        """The token of a user with that secret."""
-        return parse_tokens([f"{name}:{role}:{secret}"])[0]
+    def of(cls, name: str, role: Role, secret: str, until: str | None = None) -> Token:
+        """The token of a user with that secret, good until then."""
+        return _token(1, name, role, secret, None if until is None else _until_ns(1, until))
+
+    def has_expired(self, now_ns: int) -> bool:
+        """Whether it was good once, and is not any more."""
+        return self.until_ns is not None and now_ns > self.until_ns
 
     def __repr__(self) -> str:
-        return f"<Token of {self.user.name}, {self.user.role}>"
+        until = "" if self.until_ns is None else f", until {written(self.until_ns)}"
+        return f"<Token of {self.user.name}, {self.user.role}{until}>"
 
 
 def parse_tokens(lines: Iterable[str]) -> tuple[Token, ...]:
-    """The tokens in lines of `name:role:secret`; empty lines and those that begin with # say nothing."""
+    """The tokens in lines of `name:role:secret` and, behind a space, maybe `until=` and a day or a moment.
+
+    Empty lines and those that begin with # say nothing.
+    """
     tokens: dict[bytes, Token] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue
-        token = _token(number, text)
+        token = _parsed(number, text)
         if len(tokens) == MAX_TOKENS:
             raise TokensInvalid(number, f"there may be {MAX_TOKENS}")
         if token.digest in tokens:
@@ -93,30 +112,75 @@ def parse_tokens(lines: Iterable[str]) -> tuple[Token, ...]:
     return tuple(tokens.values())
 
 
-def _token(number: int, text: str) -> Token:
+def _parsed(number: int, text: str) -> Token:
     name, _, rest = text.partition(":")
-    role, _, secret = rest.partition(":")
+    role, _, rest = rest.partition(":")
+    secret, _, words = rest.partition(" ")
+    # What stands behind the secret is never shown: it may be the rest of a secret that has spaces.
+    untils = [word.removeprefix(UNTIL) for word in words.split() if word.startswith(UNTIL)]
+    if len(untils) < len(words.split()):
+        raise TokensInvalid(number, f"behind the secret, which has no spaces, there may be {UNTIL} and nothing else")
+    if len(untils) > 1:
+        raise TokensInvalid(number, f"it says {UNTIL} more than once, and may say it once")
+    return _token(number, name, role, secret, _until_ns(number, untils[0]) if untils else None)
+
+
+def _token(number: int, name: str, role: str, secret: str, until_ns: int | None) -> Token:
     if not NAME.fullmatch(name):
         raise TokensInvalid(number, "the name must be 1 to 64 of A-Z a-z 0-9 . _ -, a letter or digit first")
     if role not in ROLES:
         raise TokensInvalid(number, f"the role must be one of {', '.join(ROLES)}")
     if not MIN_SECRET <= len(secret) <= MAX_SECRET or not SECRET.fullmatch(secret):
         raise TokensInvalid(number, f"the secret must be {MIN_SECRET} to {MAX_SECRET} printable characters, no spaces")
-    return Token(User(name, role), _digest(secret.encode()))
+    if secret.startswith(UNTIL):  # a line whose secret was forgotten: a day is no secret
+        raise TokensInvalid(number, f"the secret must stand before {UNTIL}, and not begin with it")
+    return Token(User(name, role), _digest(secret.encode()), until_ns)
+
+
+def _until_ns(number: int, text: str) -> int:
+    """The last nanosecond of a day, or the moment itself."""
+    moment = MOMENT.fullmatch(text)
+    if moment is None and not DAY.fullmatch(text):
+        expected = "a day such as 2026-12-31, which is good to its end in UTC, or a moment such as 2026-12-31T18:00:00Z"
+        raise TokensInvalid(number, f"{UNTIL} must have {expected}")
+    if moment is not None and moment["zone"] is None:
+        raise TokensInvalid(number, f"{UNTIL} must say the zone of a time: Z behind it for UTC, or such as +02:00")
+    try:
+        if moment is not None:
+            return _ns(datetime.fromisoformat(text).astimezone(UTC))
+        return _ns(datetime.combine(date.fromisoformat(text), time(23, 59, 59), UTC)) + _NANOS_PER_S - 1
+    except (ValueError, OverflowError):
+        raise TokensInvalid(number, f"{UNTIL} must have a day and a time that exist, in the years 1 to 9999") from None
+
+
+def _ns(moment: datetime) -> int:
+    return (moment - _EPOCH) // timedelta(seconds=1) * _NANOS_PER_S
+
+
+def written(until_ns: int) -> str:
+    """A token's last moment as people read it, to the second and in UTC."""
+    return (_EPOCH + timedelta(seconds=until_ns // _NANOS_PER_S)).isoformat().replace("+00:00", "Z")
+
+
+def names_of(tokens: Iterable[Token]) -> str:
+    """Whose tokens they are, each named once; of many, the first."""
+    names = list(dict.fromkeys(token.user.name for token in tokens))
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
 
 
 def _digest(secret: bytes) -> bytes:
     return hashlib.sha256(secret).digest()
 
 
-def user_of(tokens: Iterable[Token], authorization: bytes | None) -> User | None:
-    """Whom an Authorization header proves; every token is compared, so that the time says nothing of which."""
+def token_of(tokens: Iterable[Token], authorization: bytes | None) -> Token | None:
+    """The token in an Authorization header, be it good or over; every one is compared, so the time says not which."""
     scheme, _, secret = (authorization or b"").partition(b" ")
     presented = _digest(secret.strip())
-    found: User | None = None
+    found: Token | None = None
     for token in tokens:
         if hmac.compare_digest(token.digest, presented):
-            found = token.user
+            found = token
     return found if scheme.lower() == b"bearer" else None
 
 

@@ -32,6 +32,7 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=r"^[^\x00
 Title = Annotated[str, Field(max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Reason = Annotated[str, Field(max_length=MAX_REASON)]
 Content = Annotated[str, Field(max_length=MAX_CHARACTERS)]
+Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 Version = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
 Money = Annotated[Decimal, Field(ge=0, le=MAX_MONEY_USD, decimal_places=9, allow_inf_nan=False)]
@@ -454,6 +455,7 @@ class Me(Shown):
 
     name: str
     role: str
+    until: Moment | None = Field(description="until when their token is good; null if always")
 
 
 class Health(Shown):

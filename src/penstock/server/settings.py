@@ -52,7 +52,7 @@ class ServerSettings:
     max_streams: int = 1_000
     max_streams_per_user: int = 100
     heartbeat_s: float = 15.0
-    """How long a stream is silent before it says that it is there."""
+    """How long a stream is silent before it says that it is there, and goes without a look at its token."""
     ready_timeout_s: float = 2.0
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class ServerSettings:
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **given: Any) -> ServerSettings:
         """The settings in PENSTOCK_HOST, PENSTOCK_PORT, PENSTOCK_ALLOWED_HOSTS, PENSTOCK_ALLOWED_ORIGINS (lists with
-        commas), PENSTOCK_TOKENS (name:role:secret, one per line) and PENSTOCK_TOKENS_FILE; what is `given` counts more.
+        commas), PENSTOCK_TOKENS (as `parse_tokens` reads lines) and PENSTOCK_TOKENS_FILE; what is `given` counts more.
         """
         found: dict[str, Any] = {}
         if "PENSTOCK_HOST" in environ:
@@ -90,7 +90,7 @@ class ServerSettings:
         for name in ("allowed_hosts", "allowed_origins"):
             if listed := environ.get(f"PENSTOCK_{name.upper()}"):
                 found[name] = tuple(one.strip().lower() for one in listed.split(",") if one.strip())
-        if tokens := _tokens_in(environ):
+        if tokens := tokens_in(environ):
             found["tokens"] = tokens
         return cls(**{**found, **given})
 
@@ -108,7 +108,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _tokens_in(environ: Mapping[str, str]) -> tuple[Token, ...]:
+def tokens_in(environ: Mapping[str, str]) -> tuple[Token, ...]:
+    """The tokens in PENSTOCK_TOKENS, and those in the file that PENSTOCK_TOKENS_FILE names."""
     lines = environ.get("PENSTOCK_TOKENS", "").splitlines()
     if file := environ.get("PENSTOCK_TOKENS_FILE"):
         try:

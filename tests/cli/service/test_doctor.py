@@ -17,6 +17,7 @@ from penstock.cli.service import doctor
 from penstock.cli.service.doctor import Finding, look
 from penstock.kernel import executor
 from penstock.storage import newest_version
+from penstock.testing import ManualClock
 from tests.cli.conftest import Penstock
 from tests.cli.remote.live import Live, serving
 
@@ -133,6 +134,44 @@ def test_a_file_that_cannot_be_written_and_a_full_disk_are_broken(
     with monkeypatch.context() as rights:
         rights.setattr(os, "access", lambda *_: False)
         assert "cannot be written" in found("database", URL).found
+
+
+def about_tokens(file: str | None, clock: ManualClock) -> Finding:
+    return next(one for one in look(None, NOBODY, file, clock=clock) if one.name == "tokens")
+
+
+def test_tokens_that_are_over_or_soon_will_be_are_named_and_nothing_else_of_them(directory: Path) -> None:
+    ends = {"ann": " until=2026-01-01", "bob": " until=2026-01-08T00:00:00Z", "bea": " until=2026-01-08", "root": ""}
+    (directory / "tokens").write_text("\n".join(f"{name}:user:canary-of-{name}-01{end}" for name, end in ends.items()))
+    clock, advice = ManualClock(), "write new lines beside them, and take the old ones out"
+    assert about_tokens("tokens", clock) == Finding("tokens", "missing", "end within 7 days: ann", advice)
+    clock.advance_ns(1)
+    assert about_tokens("tokens", clock).found == "end within 7 days: ann, bob"
+    clock.advance(86_400)
+    assert about_tokens("tokens", clock) == Finding(
+        "tokens", "missing", "expired: ann; end within 7 days: bob, bea", advice
+    )
+    clock.advance(30 * 86_400)
+    assert about_tokens("tokens", clock).found == "expired: ann, bob, bea"
+
+
+def test_tokens_that_last_are_well_and_ones_of_which_none_is_good_are_broken(
+    directory: Path, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert found("tokens").state == "missing"
+    monkeypatch.setenv("PENSTOCK_TOKENS", "ann:user:canary-of-ann-01 until=9999-12-31")
+    assert found("tokens") == Finding("tokens", "ok", "1, none of which ends within 7 days")
+    monkeypatch.delenv("PENSTOCK_TOKENS")
+    (directory / "old").write_text("ann:user:canary-of-ann-01 until=2020-01-01\n")
+    ended = penstock("doctor", "--tokens", "old", "--url", NOBODY)
+    assert (ended.code, "✗ tokens             expired: ann  → " in ended.out) == (2, True)
+    assert "canary" not in ended.out + ended.err
+    (directory / "odd").write_text("ann:user:canary-of-ann-01 until=2020-02-30\n")
+    monkeypatch.setenv("PENSTOCK_TOKENS_FILE", "odd")
+    odd = found("tokens")
+    assert (odd.state, "canary" in odd.found) == ("broken", False)
+    assert odd.found.startswith("token 1: until= must have a day and a time that exist")
+    assert about_tokens("nothing", ManualClock()).state == "broken"
 
 
 def test_a_server_that_does_not_answer_is_missing_and_an_address_that_is_none_is_broken(live: Live) -> None:

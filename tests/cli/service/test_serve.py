@@ -197,6 +197,26 @@ def test_a_port_that_is_taken_is_one_sentence(refused: Any) -> None:
     assert said.endswith("; --port names another, and 0 takes any that is free\n")
 
 
+def test_tokens_that_are_over_are_named_when_it_starts_and_let_nobody_in(directory: Path, penstock: Penstock) -> None:
+    lines = ["ann:user:canary-of-ann-old until=2020-01-01", "bob:user:canary-of-bob-01", "eve:user:canary-of-eve-01"]
+    (directory / "tokens").write_text("\n".join([*lines[:2], f"{lines[2]} until=2020-06-30T12:00:00+02:00"]))
+    with served("--db", "memory:", "--tokens", "tokens") as server:
+        assert server.process.stdout is not None
+        expired = server.process.stdout.readline()
+        assert expired == "  expired       tokens of ann, eve: renew these lines, or take them out\n"
+        ended = penstock("runs", "ls", "--url", server.url, "--token", "canary-of-eve-01")
+        assert (ended.code, "this token was good until 2020-06-30T10:00:00Z; ask whoever" in ended.err) == (2, True)
+        assert penstock("runs", "ls", "--url", server.url, "--token", "canary-of-bob-01").code == 0
+        assert server.stop(signal.SIGTERM) == (0, "")
+
+
+def test_a_server_whose_tokens_are_all_good_says_nothing_of_their_end(directory: Path) -> None:
+    (directory / "tokens").write_text("ann:user:canary-of-ann-01 until=9999-12-31\n")
+    with served("--db", "memory:", "--tokens", "tokens") as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.communicate() == ("", "")
+
+
 @pytest.mark.parametrize(
     ("document", "said"),
     [

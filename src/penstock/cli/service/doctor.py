@@ -19,9 +19,10 @@ from typing import Literal
 
 from penstock.cli import version
 from penstock.cli.exits import Exit, Failed, Refused
-from penstock.cli.options import URL, AsJson, Database, Url
+from penstock.cli.options import URL, AsJson, Database, TokensFile, Url
 from penstock.cli.service.db import standing
 from penstock.cli.showing.screen import Line, Screen, printable, say
+from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
 
 State = Literal["ok", "missing", "broken"]
@@ -30,7 +31,10 @@ MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", "green"), "missing": ("·",
 OLDEST_SQLITE = (3, 35)
 """The first that answers with what it has changed."""
 LOW_DISK_MB = 500
+SOON_DAYS = 7
+"""A token that ends within so many days is named."""
 RUNNING = "running server"
+NANOS_PER_DAY = 86_400 * 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ KEYS = {"OPENAI_API_KEY": "openai:… models", "ANTHROPIC_API_KEY": "anthropic:�
 def doctor(
     db: Database = None,
     url: Url = URL,
+    tokens: TokensFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Look whether everything is there, and say what to do where it is not.
@@ -80,14 +85,14 @@ def doctor(
     \b
     Examples:
       penstock doctor
-      penstock doctor --db sqlite:///penstock.db
+      penstock doctor --db sqlite:///penstock.db --tokens tokens.txt
       penstock doctor --json | jq '.[] | select(.state == "broken")'
 
     \b
     Exit codes:
       0 nothing is broken   2 something is
     """
-    findings = list(look(db, url))
+    findings = list(look(db, url, tokens))
     if as_json:
         say(json.dumps([asdict(one) for one in findings], indent=2))
     else:
@@ -95,7 +100,7 @@ def doctor(
     return Exit.FAILED if any(one.state == "broken" for one in findings) else Exit.OK
 
 
-def look(db: str | None, url: str) -> Iterator[Finding]:
+def look(db: str | None, url: str, tokens: str | None = None, *, clock: Clock = SYSTEM_CLOCK) -> Iterator[Finding]:
     """Everything there is to find."""
     yield Finding("python", "ok", ".".join(map(str, sys.version_info[:3])))
     yield Finding("penstock", "ok", version().removeprefix("penstock "))
@@ -107,6 +112,7 @@ def look(db: str | None, url: str) -> Iterator[Finding]:
         yield _key(key, purpose)
     yield _guarded("price table", _prices)
     yield _guarded("database", lambda: _database(db))
+    yield _guarded("tokens", lambda: _tokens(tokens, clock.time_ns()))
     yield _guarded(RUNNING, lambda: _server(url))
 
 
@@ -196,6 +202,26 @@ def _disk(path: Path, version: int) -> Finding:
             "database", "broken", f"{free_mb} MB are free beside {path}", "make room: a full disk stops runs"
         )
     return Finding("database", "ok", f"version {version}, {path.stat().st_size // 1_000} kB, {free_mb:,} MB free")
+
+
+def _tokens(file: str | None, now_ns: int) -> Finding:
+    from penstock.server.auth import names_of
+    from penstock.server.settings import tokens_in
+
+    tokens = tokens_in(os.environ if file is None else {**os.environ, "PENSTOCK_TOKENS_FILE": file})
+    if not tokens:
+        return Finding(
+            "tokens", "missing", "none are named: only this machine is let in", "--tokens FILE looks at some"
+        )
+    expired = [token for token in tokens if token.has_expired(now_ns)]
+    soon_ns = now_ns + SOON_DAYS * NANOS_PER_DAY
+    ending = [token for token in tokens if token.has_expired(soon_ns) and not token.has_expired(now_ns)]
+    if not expired and not ending:
+        return Finding("tokens", "ok", f"{len(tokens)}, none of which ends within {SOON_DAYS} days")
+    said = [f"expired: {names_of(expired)}"] if expired else []
+    said += [f"end within {SOON_DAYS} days: {names_of(ending)}"] if ending else []
+    state: State = "broken" if len(expired) == len(tokens) else "missing"
+    return Finding("tokens", state, "; ".join(said), "write new lines beside them, and take the old ones out")
 
 
 def _server(url: str) -> Finding:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.loading.values import number, whole_number
-from penstock.cli.options import Database, Executors, Models, Prices, Tools, Unpriced, dollars, numeric
+from penstock.cli.options import Database, Executors, Models, Prices, TokensFile, Tools, Unpriced, dollars, numeric
 
 USUAL_DATABASE = "sqlite:///penstock.db"
 
@@ -22,12 +22,7 @@ def serve(
     host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Where to listen: 127.0.0.1 if not said.")] = None,
     port: Annotated[int | None, numeric(whole_number, "N", "Which port: 8642 if not said, 0 for any.")] = None,
     db: Database = None,
-    tokens: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", envvar="PENSTOCK_TOKENS_FILE", help="Who may come in: name:role:secret, one a line."
-        ),
-    ] = None,
+    tokens: TokensFile = None,
     models: Models = None,
     tools: Tools = None,
     executors: Executors = None,

@@ -27,6 +27,7 @@ from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphSpec
 from penstock.kernel.validate import validate
+from penstock.server.auth import names_of
 from penstock.server.examples import EXAMPLES, example_graphs
 from penstock.server.serve import serve
 from penstock.server.settings import ServerSettings
@@ -117,15 +118,18 @@ def _served(asked: Asked, how: Callable[[Asked, Loaded], Coroutine[Any, Any, Non
 
 
 async def _serve_http(asked: Asked, loaded: Loaded) -> None:
+    settings = _settings(asked)
     await serve(
-        _settings(asked),
+        settings,
         url=asked.db,
         host_settings=_host_settings(asked),
         executors=loaded.executors,
         services=loaded.offers.services,
         prices=loaded.offers.prices,
         prepare=loaded.begin,
-        announce=lambda greeting: say("\n".join((greeting, *_how(greeting, loaded.given), *_beware(asked)))),
+        announce=lambda greeting: say(
+            "\n".join((greeting, *_how(greeting, loaded.given), *_beware(asked), *_expired(settings)))
+        ),
     )
 
 
@@ -186,6 +190,13 @@ def _beware(asked: Asked) -> list[str]:
     if asked.named.unknown_prices is UnknownPrices.REFUSE or (asked.user_daily is None and asked.daily is None):
         return []
     return ["  beware        calls of models without a price hold nothing: --unknown-prices refuse lets none leave"]
+
+
+def _expired(settings: ServerSettings) -> list[str]:
+    """Whom the server knows, and does not let in any more."""
+    now_ns = SYSTEM_CLOCK.time_ns()
+    expired = [token for token in settings.tokens if token.has_expired(now_ns)]
+    return [f"  expired       tokens of {names_of(expired)}: renew these lines, or take them out"] if expired else []
 
 
 def _how(greeting: str, given: list[Given]) -> list[str]:

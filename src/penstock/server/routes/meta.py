@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, Response
 
 from penstock.hosting.ports import StoreUnavailable
 from penstock.hosting.records import RunStatus
+from penstock.server.auth import written
 from penstock.server.metrics import CONTENT_TYPE
 from penstock.server.parts import Asker, Parts, Service
 from penstock.server.schemas import HandleShown, Health, Me, NodeTypes, NodeTypeShown, Readiness
@@ -42,9 +43,10 @@ async def metrics(service: Service) -> Response:
 
 
 @router.get("/api/me")
-async def me(user: Asker) -> Me:
-    """Who asks, and what they may do."""
-    return Me(name=user.name, role=user.role)
+async def me(request: Request, user: Asker) -> Me:
+    """Who asks, what they may do, and until when."""
+    until_ns: int | None = request.state.until_ns
+    return Me(name=user.name, role=user.role, until=None if until_ns is None else written(until_ns))
 
 
 @router.get("/api/node-types")
