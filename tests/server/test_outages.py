@@ -29,7 +29,7 @@ from tests.server.served import ECHO, Served, served
 from tests.server.served import told as told_events
 
 WHERE = "'/srv/secret/place.db' of postgresql://keeper@db.internal:5432/books"
-SECRETS = ("/srv", "place.db", "keeper", "db.internal", "5432")
+SECRETS = ("/srv", "place.db", "keeper", "db.internal", ":5432")
 
 
 @pytest.fixture

@@ -9,15 +9,16 @@ import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, closing
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from penstock.hosting.ports import Conflict, StoreUnavailable
-from penstock.storage.databases.port import Transaction
+from penstock.storage.databases.port import FEW, Transaction
 from penstock.storage.databases.sqlite import SqliteDatabase
-from penstock.storage.sqlite_file import Schema
+from penstock.storage.sqlite_file import LOG_BYTES, Schema
 
 SCHEMA = Schema(1234, 1, ("CREATE TABLE notes (id INTEGER PRIMARY KEY, said TEXT NOT NULL)",))
 FAULTS = ("disk I/O error", "database or disk is full", "attempt to write a readonly database", "database is locked")
@@ -289,10 +290,11 @@ class Faulty(sqlite3.Connection):
     after = False
     fault = FAULTS[0]
     seen = 0
+    thread = "penstock-sqlite-writer"
 
     def execute(self, *statement: Any) -> sqlite3.Cursor:
         fails = False
-        if threading.current_thread().name.endswith("writer"):
+        if threading.current_thread().name == Faulty.thread:
             Faulty.seen += 1
             fails = Faulty.seen == Faulty.at
         if fails and not Faulty.after:
@@ -306,7 +308,7 @@ class Faulty(sqlite3.Connection):
 @pytest.fixture(autouse=True)
 def _disarmed() -> Iterator[None]:
     yield
-    Faulty.at = None
+    Faulty.at, Faulty.thread = None, "penstock-sqlite-writer"
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -430,3 +432,161 @@ async def test_closing_ends_each_reader_after_what_was_laid_before_any(path: Pat
     long.end()
     await asyncio.gather(reading, closing)
     assert len(await asyncio.gather(*others)) == 5
+
+
+# What is brief is done at once.
+
+
+def at_once(asking: Coroutine[Any, Any, Any]) -> Any:
+    """What it answers without the loop having turned."""
+    with pytest.raises(StopIteration) as answered:
+        asking.send(None)
+    return answered.value.value
+
+
+async def test_what_is_brief_is_done_before_the_loop_turns_and_rings_its_bells(path: Path) -> None:
+    async with opened(path) as database:
+        seen = database.rung
+        assert at_once(database.write(saying("a"), brief=True)) == 1
+        assert at_once(database.read(said, brief=True)) == ["a"]
+        assert at_once(database.read(where, brief=True)) == threading.get_ident()
+        await database.wait("said", seen, 60)
+        assert await database.read(said) == ["a"], "those with a connection of their own see it"
+
+
+async def test_what_is_brief_keeps_its_turn_behind_what_was_asked_for_before(path: Path) -> None:
+    async with opened(path) as database:
+        gate = Gate()
+        asked = [asyncio.ensure_future(database.write(act)) for act in (gate.act, saying("a"))]
+        await gate.begun()
+        asked += [asyncio.ensure_future(database.write(saying(text), brief=True)) for text in "bc"]
+        await asyncio.sleep(0)
+        gate.open()
+        await asyncio.gather(*asked)
+        assert at_once(database.read(said, brief=True)) == ["gate", "a", "b", "c"]
+
+
+async def test_a_look_that_finds_more_than_a_few_rows_is_begun_anew_on_a_thread(path: Path) -> None:
+    async def said_where(transaction: Transaction) -> tuple[int, list[str]]:
+        return threading.get_ident(), await said(transaction)
+
+    async def tell_many(transaction: Transaction) -> None:
+        await transaction.run_many("INSERT INTO notes (said) VALUES (?)", [("few",)] * FEW)
+
+    async with opened(path) as database:
+        await database.write(tell_many)
+        assert at_once(database.read(said_where, brief=True)) == (threading.get_ident(), ["few"] * FEW)
+        await database.write(saying("one more"))
+        thread, found = await database.read(said_where, brief=True)
+        assert thread != threading.get_ident()
+        assert found == [*["few"] * FEW, "one more"]
+        assert at_once(database.read(where, brief=True)) == threading.get_ident()
+
+
+async def test_what_is_brief_waits_for_another_process_without_keeping_the_loop(path: Path) -> None:
+    async with opened(path, busy_timeout_s=60) as database:
+        other = await asyncio.to_thread(sqlite3.connect, path, isolation_level=None, check_same_thread=False)
+        await asyncio.to_thread(other.execute, "BEGIN IMMEDIATE")
+        asked = asyncio.ensure_future(database.write(saying("a"), brief=True))
+        await asyncio.sleep(0.01)
+        assert not asked.done()
+        assert at_once(database.read(said, brief=True)) == []
+        await asyncio.to_thread(other.close)
+        assert await asked == 1
+        assert at_once(database.write(saying("b"), brief=True)) == 1
+
+
+async def test_where_every_commit_waits_for_the_disk_nothing_is_done_on_the_loop(path: Path) -> None:
+    async with opened(path, fsync=True) as database:
+        assert await database.write(where, brief=True) != threading.get_ident()
+        assert await database.read(where, brief=True) != threading.get_ident()
+
+
+async def test_a_brief_act_that_fails_takes_back_its_changes(path: Path) -> None:
+    async def refused(transaction: Transaction) -> None:
+        await saying("refused")(transaction)
+        raise Conflict("no")
+
+    async with opened(path) as database:
+        seen = database.rung
+        with pytest.raises(Conflict):
+            await database.write(refused, brief=True)
+        assert database.rung == seen, "nobody is woken for what has not happened"
+        assert at_once(database.write(saying("a"), brief=True)) == 1
+        assert at_once(database.read(said, brief=True)) == ["a"]
+
+
+async def test_a_brief_act_is_told_of_a_file_that_is_gone_or_closed(path: Path) -> None:
+    async with opened(path) as database:
+        await asyncio.to_thread(path.unlink)
+        for asked in (database.write(saying("b"), brief=True), database.read(said, brief=True)):
+            with pytest.raises(StoreUnavailable, match=r"gone.*put it back"):
+                await asked
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await database.write(saying("b"), brief=True)
+
+
+async def test_after_a_fork_the_next_brief_act_is_done_as_well(path: Path) -> None:
+    async with opened(path) as database:
+        assert at_once(database.write(saying("a"), brief=True)) == 1
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            os._exit(0)
+        await asyncio.to_thread(os.waitpid, child, 0)
+        assert await database.write(saying("b"), brief=True) == 1, "a thread opens the file anew"
+        assert await database.read(said, brief=True) == ["a", "b"]
+        assert at_once(database.read(said, brief=True)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_fault_at_any_statement_of_a_brief_act_leaves_it_whole_or_not_there(
+    path: Path, fault: str, after: bool
+) -> None:
+    async def twice(transaction: Transaction, text: str) -> None:
+        await transaction.run("INSERT INTO notes (said) VALUES (?)", f"{text}1")
+        await transaction.run("INSERT INTO notes (said) VALUES (?)", f"{text}2")
+
+    Faulty.thread = threading.current_thread().name
+    async with opened(path, factory=Faulty) as database:
+        for at in range(1, 7):
+            Faulty.at, Faulty.after, Faulty.fault, Faulty.seen = at, after, fault, 0
+            answer = await asyncio.gather(
+                database.write(lambda t, at=at: twice(t, f"{at}."), brief=True), return_exceptions=True
+            )
+            is_reached = Faulty.seen >= at
+            Faulty.at = None
+            there = await database.read(said)
+            kept = [f"{at}.{number}" in there for number in (1, 2)]
+            assert kept in ([True, True], [False, False])
+            assert answer == [None] or isinstance(answer[0], StoreUnavailable)
+            assert kept[0] or answer != [None], "what was answered is there"
+        assert not is_reached, "more statements than were tried"
+
+
+class Watched(sqlite3.Connection):
+    """Says on which threads logs were folded."""
+
+    folded: ClassVar[list[str]] = []
+
+    def execute(self, *statement: Any) -> sqlite3.Cursor:
+        if "wal_checkpoint" in statement[0]:
+            Watched.folded.append(threading.current_thread().name)
+        return super().execute(*statement)
+
+
+async def test_a_log_that_has_become_long_is_folded_by_the_writer_and_begun_anew(path: Path) -> None:
+    def longest() -> int:
+        return path.with_name(f"{path.name}-wal").stat().st_size
+
+    Watched.folded.clear()
+    async with opened(path, factory=Watched) as database:
+        sizes = []
+        for _ in range(60):
+            await database.write(saying("x" * 200_000), brief=True)
+            sizes.append(await asyncio.to_thread(longest))
+        assert max(sizes) < 2 * LOG_BYTES
+        assert any(later < earlier for earlier, later in pairwise(sizes)), "it has become shorter again"
+        assert len(await database.read(said)) == 60
+    assert set(Watched.folded) == {"penstock-sqlite-writer"}
+    assert len(Watched.folded) < 30, "and not after every act"

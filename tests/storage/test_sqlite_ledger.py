@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from penstock.clock import Clock
-from penstock.containment.ledger import Amounts, LedgerStore, MemoryLedgerStore
+from penstock.containment.ledger import Amounts, LedgerStore, MemoryLedgerStore, WouldWait
 from penstock.containment.limits import NO_LIMITS, Limits
 from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
 from penstock.stops import StopReason
 from penstock.storage import SqliteLedgerStore
+from penstock.storage.sqlite_file import LOG_BYTES
 from penstock.storage.sqlite_ledger import SELECT_OPEN_HOLDS
 from penstock.testing import ManualClock
 from penstock.testing.contracts import LedgerStoreContract
@@ -120,6 +121,58 @@ def test_two_stores_on_one_file_are_one_budget(path: Path) -> None:
         assert other.hold("k2", "run", ASK) is not None
         other.withdraw("k1")
         assert one.balance("run").attempts == 0
+
+
+def test_what_is_asked_at_once_is_done_where_it_is_asked(path: Path) -> None:
+    with SqliteLedgerStore(path) as store, SqliteLedgerStore(path) as other:
+        store.open_account("run", Limits(steps=1))
+        assert store.at_once(lambda: store.hold("k1", "run", ASK)) is None
+        stop = store.at_once(lambda: store.hold("k2", "run", ASK))
+        assert stop is not None
+        assert stop.reason is StopReason.STEP_LIMIT_EXCEEDED
+        assert [*other.held()] == ["k1"]
+        with pytest.raises(KeyError):
+            store.at_once(lambda: store.balance("nobody"))
+
+
+def test_what_is_asked_at_once_waits_for_no_other_process(path: Path) -> None:
+    with (
+        SqliteLedgerStore(path, busy_timeout_s=60) as store,
+        closing(sqlite3.connect(path, isolation_level=None)) as db,
+    ):
+        store.open_account("run", NO_LIMITS)
+        db.execute("BEGIN IMMEDIATE")
+        with pytest.raises(WouldWait):
+            store.at_once(lambda: store.hold("k", "run", ASK))
+        assert store.at_once(store.held) == {}, "whoever reads waits for nobody"
+        db.execute("ROLLBACK")
+        assert store.at_once(lambda: store.hold("k", "run", ASK)) is None
+
+
+def test_what_is_asked_at_once_waits_for_no_other_thread(path: Path) -> None:
+    with SqliteLedgerStore(path, busy_timeout_s=60) as store, ThreadPoolExecutor(1) as pool:
+        store.open_account("run", NO_LIMITS)
+        with store._file.writing():
+            asked = pool.submit(store.at_once, lambda: store.hold("k", "run", ASK))
+            with pytest.raises(WouldWait):
+                asked.result(60)
+        assert pool.submit(store.at_once, lambda: store.hold("k", "run", ASK)).result(60) is None
+
+
+def test_what_is_asked_at_once_waits_for_no_disk(path: Path) -> None:
+    with SqliteLedgerStore(path, fsync=True) as store, pytest.raises(WouldWait):
+        store.at_once(lambda: store.open_account("run", NO_LIMITS))
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", NO_LIMITS)
+        count = 0
+        with pytest.raises(WouldWait):
+            while True:
+                store.at_once(lambda key=f"{count}{'x' * 4_000}": store.hold(key, "run", ASK))
+                count += 1
+        assert LOG_BYTES < path.with_name(f"{path.name}-wal").stat().st_size < 2 * LOG_BYTES
+        store.withdraw(f"0{'x' * 4_000}")
+        assert store.at_once(lambda: store.hold("k", "run", ASK)) is None, "who could wait has folded the log"
+        assert len(store.held()) == count
 
 
 def test_refusals_read_as_those_of_the_store_in_memory(path: Path) -> None:

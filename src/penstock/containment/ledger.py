@@ -185,6 +185,13 @@ class LedgerStore(Protocol):
         """
 
 
+class WouldWait(BaseException):
+    """What was asked of a store that may not wait has to: nothing of it was done, and somebody asks again who can wait.
+
+    It is nobody's error, and passes by whoever looks after errors.
+    """
+
+
 class MemoryLedgerStore:
     """The store that keeps nothing beyond its process: the specification of `LedgerStore`."""
 

@@ -70,6 +70,8 @@ TIMES = 4
 """How often an act is asked before it is given up."""
 LOCKED_S = 1.5
 """How long an act waits for what somebody else has locked."""
+SERVER_SHARE = 0.75
+"""The server gives up before we do: of what it gives up it is known that nothing is recorded."""
 
 Row = Mapping[str, Any]
 
@@ -100,10 +102,11 @@ class PostgresLedgerStore:
         self._boot = boot_id()
         self._timeout_s = seconds_to_ns(timeout_s, "timeout_s") / 1e9
         self._max_connections = max_connections
+        patience_s = self._timeout_s * SERVER_SHARE
         self._settings = {
             "application_name": "penstock ledger",
-            "statement_timeout": str(max(1, round(self._timeout_s * 1_000))),
-            "lock_timeout": str(max(1, round(min(LOCKED_S, self._timeout_s) * 1_000))),
+            "statement_timeout": str(max(1, round(patience_s * 1_000))),
+            "lock_timeout": str(max(1, round(min(LOCKED_S, patience_s) * 1_000))),
             **({} if fsync else {"synchronous_commit": "off"}),
         }
         self._is_closed = False
@@ -290,6 +293,8 @@ class _Line:
             except TURNED_AWAY:
                 if not left:
                     raise
+            except asyncpg.QueryCanceledError:  # it has taken too long, and would again
+                raise
             except LOST:
                 if has_lost or not again or not left:
                     raise

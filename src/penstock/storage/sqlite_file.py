@@ -16,6 +16,8 @@ Four things about SQLite shape it:
   ledger in which nothing was spent.
 - With a write-ahead log, what was committed survives the process however it ends. It survives a power cut only if each
   commit waits for the disk, which `fsync` asks for.
+- Without `fsync`, only folding the log into the file waits for the disk, and SQLite does that in the commit that finds
+  the log long. So SQLite is told to leave it, and it is done here, by those who can wait.
 """
 
 from __future__ import annotations
@@ -31,13 +33,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from penstock.containment.ledger import WouldWait
 from penstock.errors import InvalidValue
 
 T = TypeVar("T")
 
 PAGE_SIZE = 1024
 """An act changes a few short rows, and each page it touches is written whole."""
-LOG_PAGES = 4000
+LOG_BYTES = 4_000 * PAGE_SIZE
 """How long the log grows before it is folded into the file, which waits for the disk."""
 PAUSE_S = 0.001
 """How long to wait before a lock is asked for again. SQLite's own way is to wait longer each time, up to 100 ms, while
@@ -65,13 +68,17 @@ class SqliteFile:
         busy_timeout_s: float,
         fsync: bool,
         factory: type[sqlite3.Connection],
+        folds: bool = True,
     ) -> None:
+        """With `folds` an act that leaves a long log folds it; otherwise somebody calls `fold`."""
         self.path = _checked(path)
         self._schema = schema
         self._fault = fault
         self._busy_timeout_s = busy_timeout_s
         self._synchronous = "FULL" if fsync else "NORMAL"
         self._factory = factory
+        self._log_path = f"{self.path}-wal"
+        self._folds = folds
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
@@ -94,6 +101,8 @@ class SqliteFile:
             except BaseException:
                 self._undo(connection)
                 raise
+        if self._folds and not _hurry.is_on and self.has_long_log:
+            self.fold()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -110,6 +119,34 @@ class SqliteFile:
             connection = self._connected()
             return self._once_free(lambda: _rolled_back(connection, act))
 
+    @contextmanager
+    def without_waiting(self) -> Iterator[None]:
+        """What the block does with the file waits for nobody: WouldWait if others are in the way, or the disk is."""
+        if self._synchronous == "FULL" or self.has_long_log or self._connection is None or _hurry.is_on:
+            raise WouldWait
+        _hurry.is_on = True
+        try:
+            yield
+        finally:
+            _hurry.is_on = False
+
+    @property
+    def has_long_log(self) -> bool:
+        """Whether the log is to be folded."""
+        try:
+            return os.stat(self._log_path).st_size > LOG_BYTES
+        except OSError:
+            return False
+
+    def fold(self) -> None:
+        """Fold the log into the file and empty it, as far as nobody uses it; waits for the disk, and for nobody else.
+
+        What cannot be folded stays in the log, where nothing is lost.
+        """
+        with self._lock, suppress(sqlite3.Error):
+            if self._connection is not None:
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
     def close(self) -> None:
         """Give the file back; whatever comes after is a fault. Closing twice is closing once."""
         with self._lock:
@@ -118,7 +155,10 @@ class SqliteFile:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        if not self._lock.acquire(timeout=self._busy_timeout_s):
+        if _hurry.is_on:
+            if not self._lock.acquire(blocking=False):
+                raise WouldWait
+        elif not self._lock.acquire(timeout=self._busy_timeout_s):
             self._fail(f"other threads of this process have kept it busy for {self._busy_timeout_s:g} s")
         try:
             yield
@@ -145,12 +185,15 @@ class SqliteFile:
         raise self._told(why)
 
     def _connected(self) -> sqlite3.Connection:
-        if self._identity is None:
-            self._fail("it was closed")
-        self._check_identity()
+        self._check_open()
         if self._connection is None:
             self._connection = self._connect("rw")
         return self._connection
+
+    def _check_open(self) -> None:
+        if self._identity is None:
+            self._fail("it was closed")
+        self._check_identity()
 
     def _check_identity(self) -> None:
         try:
@@ -188,11 +231,14 @@ class SqliteFile:
             except sqlite3.OperationalError as error:
                 if not _is_busy(error) or time.monotonic() >= until:
                     raise
+                if _hurry.is_on:
+                    raise WouldWait from None
             time.sleep(PAUSE_S)
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("PRAGMA journal_size_limit = 0")  # so that the log's size says how long it is
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute(f"PRAGMA synchronous = {self._synchronous}")
@@ -280,6 +326,13 @@ def _is_busy(error: sqlite3.Error) -> bool:
     return code & 0xFF == sqlite3.SQLITE_BUSY  # the rest says which kind of busy
 
 
+class _Hurry(threading.local):
+    """Whether this thread may not wait."""
+
+    is_on = False
+
+
+_hurry = _Hurry()
 _FILES: weakref.WeakSet[SqliteFile] = weakref.WeakSet()
 _FORK_LOCK = threading.Lock()
 _forking: list[SqliteFile] = []

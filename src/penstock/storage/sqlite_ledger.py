@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment import accounts
@@ -49,6 +49,8 @@ from penstock.storage.ledger_rows import (
     refusal_of,
 )
 from penstock.storage.sqlite_file import Schema, SqliteFile
+
+T = TypeVar("T")
 
 OPEN = "state IN ('held', 'unresolved')"
 """As the index has it: SQLite uses the index for what says the same in the same words."""
@@ -201,6 +203,11 @@ class SqliteLedgerStore:
     def path(self) -> Path:
         """The file."""
         return self._file.path
+
+    def at_once(self, ask: Callable[[], T]) -> T:
+        """What `ask` makes of this store on an event loop; WouldWait if others are in the way, or the disk would be."""
+        with self._file.without_waiting():
+            return ask()
 
     def close(self) -> None:
         """Give the file back; every act after that raises LedgerUnavailable."""

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from penstock.containment import accounts
 from penstock.containment.breaker import CircuitBreaker
-from penstock.containment.ledger import Amounts, LedgerStore, MemoryLedgerStore
+from penstock.containment.ledger import Amounts, LedgerStore, MemoryLedgerStore, WouldWait
 from penstock.containment.limits import Budget, ExecutionConfig, Limits
 from penstock.errors import (
     BudgetExceededError,
@@ -27,7 +28,7 @@ from penstock.runtime.billing.usage import Reported
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable import holding
-from penstock.runtime.durable.shared import SharedBudget
+from penstock.runtime.durable.shared import A_FEW, SharedBudget
 from penstock.stops import StopReason
 from penstock.tracing.events import CallEnded, SafetyTrace
 
@@ -117,6 +118,87 @@ async def test_an_async_call_is_held_and_settled_at_the_store_too() -> None:
         now = store.inner.balance("team")
         assert (now.spent_nanos, now.tokens_in, now.tokens_out, now.api_calls) == (USD // 4, 10, 5, 1)
         assert dict(store.inner.held()) == {}
+
+
+class Prompt(Store):
+    """A store that says itself whether whoever cannot wait may ask it."""
+
+    def __init__(self, **limits: int) -> None:
+        super().__init__(**limits)
+        self.is_free = True
+        self.asked_by: list[str] = []
+
+    def at_once(self, ask: Callable[[], Any]) -> Any:
+        if not self.is_free:
+            raise WouldWait
+        return ask()
+
+    def hold(self, *args: Any, **options: Any) -> Any:
+        self.asked_by.append(threading.current_thread().name.partition("-worker")[0])
+        return self.inner.hold(*args, **options)
+
+
+def ask(run: ExecutionContext, is_async: bool) -> Any:
+    """What a call that costs half a dollar answers."""
+    reported = Reported.of("text", cost_usd=0.5)
+
+    async def aask() -> Reported[str]:
+        return reported
+
+    if is_async:
+        return asyncio.run(run.allm(aask, cost_hint_usd=1))
+    return run.llm(lambda: reported, cost_hint_usd=1)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_store_that_need_not_be_waited_for_is_asked_by_the_caller_itself(is_async: bool) -> None:
+    store = Prompt()
+    with ExecutionContext(shared_budget=shared_with(store)) as run:
+        for is_free in (True, False, True):
+            store.is_free = is_free
+            assert ask(run, is_async) == "text"
+    here = threading.current_thread().name
+    assert store.asked_by == [here, "penstock", here]
+    assert store.figures == (3 * USD // 2, 0, 0)
+
+
+def test_an_answer_that_was_given_at_once_counts_whatever_the_store_says_afterwards() -> None:
+    class Forgetful(Prompt):
+        def at_once(self, ask: Callable[[], Any]) -> Any:
+            ask()
+            raise LedgerUnavailable("it has happened, and is not known")
+
+    store = Forgetful()
+    with ExecutionContext(shared_budget=shared_with(store)) as run:
+        assert ask(run, is_async=False) == "text"
+    assert store.figures == (USD // 2, 0, 0)
+
+
+def test_who_cannot_wait_does_not_wait_for_whoever_tells_the_store() -> None:
+    store = Prompt()
+    shared = shared_with(store)
+    with ThreadPoolExecutor(1) as pool:
+        gate = store.gates["settle"] = threading.Event()
+        store.inner.hold("run/1/k", "team", Amounts(1))
+        shared._open.add("run/1/k")
+        shared.settled("run/1/k", Amounts(1), True)
+        telling = pool.submit(shared.catch_up)
+        assert store.reached.wait(60)
+        with pytest.raises(WouldWait):
+            shared.at_once(shared.catch_up)
+        gate.set()
+        assert telling.result(60) == 0
+    assert shared.at_once(shared.catch_up) == 0
+
+
+def test_who_cannot_wait_does_not_tell_the_store_all_that_has_gathered() -> None:
+    shared = shared_with(Prompt())
+    for number in range(A_FEW + 1):
+        shared.charged(f"k{number}", Amounts(1))
+    with pytest.raises(WouldWait):
+        shared.at_once(shared.catch_up)
+    assert shared.catch_up() == 0
+    assert shared.at_once(shared.catch_up) == 0
 
 
 async def test_tools_are_paid_for_and_steps_are_not_asked_about() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import TypeVar
 
 from penstock.clock import utc_from_ns
 from penstock.containment.accounts import Balance
-from penstock.containment.ledger import LedgerStore
+from penstock.containment.ledger import LedgerStore, WouldWait
 from penstock.containment.limits import Budget, Limits
 from penstock.errors import LedgerError, LedgerUnavailable
 from penstock.hosting.limits import Ceilings, RunLimits, ceilings_of
@@ -138,7 +139,7 @@ async def durable_parts(at: Workplace, run: RunRecord, on_lost: Callable[[], Non
     ceilings = with_time_left(_ceilings(journal, run), worked)
     if is_replay:
         return Durable(journal, None, ceilings, worked)
-    account = await patiently(lambda: _blocking(at.stores.ledger, lambda: open_accounts(at, run)))
+    account = await patiently(lambda: _blocking(at.stores.ledger, lambda: open_accounts(at, run), brief=True))
     shared = SharedBudget(at.stores.ledger, account, prefix=f"{run.id}/{run.epoch}")
     if run.epoch > 1:
         await patiently(lambda: _blocking(at.stores.ledger, shared.adopt))
@@ -205,11 +206,16 @@ def day_of(at_ms: int) -> date:
     return utc_from_ns(at_ms * 1_000_000).date()
 
 
-async def _blocking(ledger: LedgerStore, ask: Callable[[], T]) -> T:
-    """Ask a ledger; one that may block, on a thread."""
+async def _blocking(ledger: LedgerStore, ask: Callable[[], T], *, brief: bool = False) -> T:
+    """Ask a ledger; one that may block, on a thread, unless the question is brief and it can answer at once."""
     if getattr(ledger, "is_immediate", False) is True:
         return ask()
-    answer: T = await worker.LoopJob(ask, ignore).result()
+    answer: T
+    if brief and (at_once := getattr(ledger, "at_once", None)) is not None:
+        with suppress(WouldWait):
+            answer = at_once(ask)
+            return answer
+    answer = await worker.LoopJob(ask, ignore).result()
     return answer
 
 

@@ -1,6 +1,6 @@
 """Calls at a budget that several processes share: how the door holds there, and tells there how a call ended.
 
-Stores block, so that they are asked on a worker, outside the run's lock; one in memory is asked at once. A caller who
+Stores block, so that they are asked on a worker, outside the run's lock; unless they can answer at once. A caller who
 is stopped while the store is asked does not wait for it: the worker learns the answer, and what was taken is given
 back, for the call never ran.
 """
@@ -8,9 +8,10 @@ back, for the call never ran.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from penstock.containment.ledger import Amounts
+from penstock.containment.ledger import Amounts, WouldWait
 from penstock.containment.safety import Decision, SafetyEvent
 from penstock.errors import CancelledError
 from penstock.runtime import worker
@@ -78,8 +79,8 @@ class _Asking:
 def hold(shared: SharedBudget, call: Call) -> bool:
     """Hold at the store what the call holds here; False if it was refused there, and so it is here."""
     asking, token = _Asking(shared, call), call.token
-    if not shared.blocks:
-        return asking.answered(asking.ask())
+    with suppress(WouldWait):
+        return asking.answered(shared.at_once(asking.ask))
     job = worker.Job(asking.ask, asking.give_back)
     remove = token.add_callback(job.wake)
     try:
@@ -107,8 +108,8 @@ def hold(shared: SharedBudget, call: Call) -> bool:
 async def ahold(shared: SharedBudget, call: Call) -> bool:
     """Hold at the store what the call holds here; False if it was refused there, and so it is here."""
     asking, token = _Asking(shared, call), call.token
-    if not shared.blocks:
-        return asking.answered(asking.ask())
+    with suppress(WouldWait):
+        return asking.answered(shared.at_once(asking.ask))
     task = asyncio.current_task()
     assert task is not None
     requested = task.cancelling()
@@ -203,10 +204,10 @@ def leave(shared: SharedBudget, call: Call) -> None:
 def end(shared: SharedBudget, call: Call) -> None:
     """The call is over: tell the store, and wait for that unless the call is stopped."""
     note_end(shared, call)
-    if not shared.blocks:
-        shared.catch_up()  # what it does not take at once, the next act tells it
-        return
     if not shared.waiting:
+        return
+    with suppress(WouldWait):
+        shared.at_once(shared.catch_up)  # what it cannot record now, the next act tells it
         return
     job = worker.Job(shared.catch_up, ignore)
     remove = call.token.add_callback(job.wake)
@@ -222,10 +223,10 @@ def end(shared: SharedBudget, call: Call) -> None:
 async def aend(shared: SharedBudget, call: Call) -> None:
     """The call is over: tell the store, and wait for that unless the call is stopped."""
     note_end(shared, call)
-    if not shared.blocks:
-        shared.catch_up()  # what it does not take at once, the next act tells it
-        return
     if not shared.waiting:
+        return
+    with suppress(WouldWait):
+        shared.at_once(shared.catch_up)  # what it cannot record now, the next act tells it
         return
     job = worker.LoopJob(shared.catch_up, ignore)
     remove = call.token.add_callback(job.wake)

@@ -16,15 +16,21 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
 
-from penstock.containment.ledger import Amounts, LedgerStore
+from penstock.containment.ledger import Amounts, LedgerStore, WouldWait
 from penstock.containment.limits import Budget
 from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
 from penstock.runtime import worker
 from penstock.runtime.durable import points
 from penstock.runtime.options import must_be_name, must_be_text
 from penstock.stops import LIMIT_REASONS, Stop, StopReason
+
+T = TypeVar("T")
+
+A_FEW = 8
+"""So many acts that wait may be told at once; more would keep an event loop."""
 
 
 class Act(NamedTuple):
@@ -48,13 +54,15 @@ class SharedBudget:
         self.store = store
         self.blocks = getattr(store, "is_immediate", False) is not True
         """Whether asking may take long enough to be done on a worker: always, unless the store says otherwise."""
+        self._at_once: Callable[[Callable[[], Any]], Any] | None = getattr(store, "at_once", None)
+        """How the store is asked by who cannot wait, if it can be."""
         self.account = account
         self.prefix = prefix
         self.on_fault: Callable[[str], None] | None = None
         """Told what could not be told to the store: once when that begins, and each time something is given up."""
         self._lock = threading.Lock()
         """For what is in memory; nobody waits under it."""
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
         """Had by whoever tells the store what waits: in order, one at a time."""
         self._waiting: deque[Act] = deque()
         self._open: set[str] = set()
@@ -93,6 +101,22 @@ class SharedBudget:
         """`adopt`, on a worker."""
         keys: tuple[str, ...] = await worker.LoopJob(self.adopt, ignore).result()
         return keys
+
+    def at_once(self, ask: Callable[[], T]) -> T:
+        """What `ask` comes to, if it need not wait for the store; WouldWait if it must."""
+        if not self.blocks:
+            return ask()
+        if self._at_once is None or self.waiting > A_FEW or not self._turn.acquire(blocking=False):
+            raise WouldWait
+        answers: list[T] = []
+        try:
+            with suppress(Exception):  # whoever asks again, and can wait, is told what is wrong
+                self._at_once(lambda: answers.append(ask()))
+        finally:
+            self._turn.release()
+        if not answers:
+            raise WouldWait
+        return answers[0]
 
     # Before a call.
 
@@ -195,8 +219,8 @@ class SharedBudget:
 
     async def acatch_up(self) -> int:
         """`catch_up`, on a worker."""
-        if not self.blocks:
-            return self.catch_up()
+        with suppress(WouldWait):
+            return self.at_once(self.catch_up)
         left: int = await worker.LoopJob(self.catch_up, ignore).result()
         return left
 

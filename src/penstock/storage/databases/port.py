@@ -57,15 +57,20 @@ Act = Callable[[Transaction], Coroutine[Any, Any, T]]
 class Database(Protocol):
     """Acts, each recorded whole or not at all. StoreUnavailable says that one could not be."""
 
-    async def write(self, act: Act[T]) -> T:
+    async def write(self, act: Act[T], *, brief: bool = False) -> T:
         """Run the act in a transaction; when this returns, it is committed.
+
+        An act is brief if it finds and makes but a FEW rows, by keys: it may be done at once, on the event loop.
 
         It may run more than once before it is, so it does nothing but read and write. A caller that is cancelled
         meanwhile may find the act done or not done, and never half done.
         """
 
-    async def read(self, act: Act[T]) -> T:
-        """Run an act that changes nothing; all it reads is of one instant."""
+    async def read(self, act: Act[T], *, brief: bool = False) -> T:
+        """Run an act that changes nothing; all it reads is of one instant.
+
+        One that looks by keys is brief, however many rows there may be: it is begun anew elsewhere if they are not few.
+        """
 
     @property
     def rung(self) -> int:
@@ -80,6 +85,9 @@ class Database(Protocol):
     async def close(self) -> None:
         """Finish what was asked for, then give everything back; what comes after is StoreUnavailable."""
 
+
+FEW = 32
+"""So many rows an act that is brief may find or make."""
 
 MOST_MARKS = 10_000
 """So many values may stand in one list; both databases take about three times as many in a statement."""

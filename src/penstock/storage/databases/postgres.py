@@ -158,7 +158,7 @@ class PostgresDatabase:
             raise
         return database
 
-    async def write(self, act: Act[T]) -> T:
+    async def write(self, act: Act[T], *, brief: bool = False) -> T:
         self._check()
         for attempt in range(1, TRIES + 1):
             stage = _Stage()
@@ -171,7 +171,7 @@ class PostgresDatabase:
                 await self._before_repeating(error, attempt)
         raise AssertionError("unreachable")
 
-    async def read(self, act: Act[T]) -> T:
+    async def read(self, act: Act[T], *, brief: bool = False) -> T:
         self._check()
         for attempt in range(1, TRIES + 1):
             try:

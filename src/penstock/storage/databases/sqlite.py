@@ -1,5 +1,9 @@
 """A database in one SQLite file.
 
+What is brief, while nobody is in the way, is done at once, on the loop: without `fsync` no commit waits for the disk,
+and to wake a thread and be woken by it costs three times what a few rows do. For everything else, and whatever comes
+behind that, there are threads.
+
 Writes go to one thread. It takes all that wait for it into one transaction, each act under a savepoint of its own, and
 answers their callers after the commit: under load, many acts share what a commit costs. Reads go to threads with
 connections of their own, and wait for no writer. The second reader is asked only while the first is busy: to wake a
@@ -15,8 +19,8 @@ import asyncio
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -24,9 +28,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from penstock.containment.ledger import WouldWait
 from penstock.hosting.ports import StoreUnavailable
 from penstock.storage.databases.bells import Bells
-from penstock.storage.databases.port import Act, Dialect, Row, T, Value
+from penstock.storage.databases.port import FEW, Act, Dialect, Row, T, Value
 from penstock.storage.sqlite_file import Schema, SqliteFile
 
 DIALECT = Dialect("sqlite", update_lock="", share_lock="", skip_locked="")
@@ -58,12 +63,13 @@ class SqliteTransaction:
 
     dialect = DIALECT
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, topics: list[str]) -> None:
         self._connection = connection
-        self.topics: list[str] = []
+        self._topics = topics
 
     async def rows(self, statement: str, *values: Value) -> Sequence[Row]:
-        return self._connection.execute(statement, values).fetchall()
+        rows: list[Row] = self._connection.execute(statement, values).fetchall()
+        return rows
 
     async def row(self, statement: str, *values: Value) -> Row | None:
         rows: list[Row] = self._connection.execute(statement, values).fetchall()  # all, so that RETURNING is done
@@ -76,7 +82,17 @@ class SqliteTransaction:
         self._connection.executemany(statement, values)
 
     def ring(self, topic: str) -> None:
-        self.topics.append(topic)
+        self._topics.append(topic)
+
+
+class BriefLook(SqliteTransaction):
+    """The view of a look that is brief; WouldWait where it would not be."""
+
+    async def rows(self, statement: str, *values: Value) -> Sequence[Row]:
+        rows: list[Row] = self._connection.execute(statement, values).fetchmany(FEW + 1)
+        if len(rows) > FEW:
+            raise WouldWait
+        return rows
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +135,7 @@ class SqliteDatabase:
         self._version: int | None = None
         """What changes when another connection has written; of the last look."""
         self._is_closed = False
-        self._writer = Desk("penstock-sqlite-writer", open_file, write_all, MOST_AT_ONCE, self._tell)
+        self._writer = Desk("penstock-sqlite-writer", open_file, write_all, MOST_AT_ONCE, self._tell, tidies=True)
         self._readers = [  # one act each: another reader may take the next
             Desk("penstock-sqlite-reader", open_file, read_all, 1, self._tell) for _ in range(READERS)
         ]
@@ -143,7 +159,9 @@ class SqliteDatabase:
         """
 
         def open_file() -> SqliteFile:
-            return SqliteFile(path, schema, fault=fault, busy_timeout_s=busy_timeout_s, fsync=fsync, factory=factory)
+            return SqliteFile(
+                path, schema, fault=fault, busy_timeout_s=busy_timeout_s, fsync=fsync, factory=factory, folds=False
+            )
 
         database = cls(path, open_file)
         try:
@@ -155,10 +173,18 @@ class SqliteDatabase:
             raise
         return database
 
-    async def write(self, act: Act[T]) -> T:
+    async def write(self, act: Act[T], *, brief: bool = False) -> T:
+        self._check()
+        if brief:
+            with suppress(WouldWait):
+                return self._written_now(act)
         return await self._ask(self._writer, act)
 
-    async def read(self, act: Act[T]) -> T:
+    async def read(self, act: Act[T], *, brief: bool = False) -> T:
+        self._check()
+        if brief:
+            with suppress(WouldWait):
+                return self._read_now(act)
         return await self._ask(min(self._readers, key=_asked), act)
 
     @property
@@ -193,8 +219,19 @@ class SqliteDatabase:
         if all(reader.ended.done() for reader in self._readers):
             self._writer.queue.put(None)
 
+    def _written_now(self, act: Act[T]) -> T:
+        topics: list[str] = []
+        with self._writer.file_now() as file, file.writing() as connection:
+            done = _driven(act(SqliteTransaction(connection, topics)))
+        for topic in topics:
+            self._bells.ring(topic)
+        return done
+
+    def _read_now(self, act: Act[T]) -> T:
+        with self._readers[0].file_now() as file:
+            return file.look(lambda connection: _driven(act(BriefLook(connection, []))))
+
     async def _ask(self, desk: Desk, act: Act[T]) -> T:
-        self._check()
         answer: asyncio.Future[T] = self._loop.create_future()
         desk.ask(Job(act, answer))
         return await answer
@@ -221,7 +258,7 @@ class SqliteDatabase:
         """While somebody waits for a bell: wake everybody when another connection has written since the last look."""
         while True:
             with suppress(StoreUnavailable):
-                now = await self.write(_data_version)
+                now = await self.write(_data_version, brief=True)
                 if now != self._version:
                     self._bells.ring_all()
                 self._version = now
@@ -233,8 +270,19 @@ class SqliteDatabase:
 class Desk:
     """A thread with a connection to the file, and the queue of acts before it. None in the queue ends it."""
 
-    def __init__(self, name: str, open_file: Callable[[], SqliteFile], serve: Serve, most: int, tell: Tell) -> None:
+    def __init__(
+        self,
+        name: str,
+        open_file: Callable[[], SqliteFile],
+        serve: Serve,
+        most: int,
+        tell: Tell,
+        *,
+        tidies: bool = False,
+    ) -> None:
         self.queue: Queue = SimpleQueue()
+        self.file: SqliteFile | None = None
+        """Its file, once it is open."""
         self.asked = 0
         """How many acts were laid before it and are not answered yet; known on the loop."""
         self.others: Sequence[Desk] = ()
@@ -244,6 +292,8 @@ class Desk:
         self._serve = serve
         self._most = most
         self._tell = tell
+        self._tidies = tidies
+        """Whether it folds the log when that has become long; those who wait are answered first."""
         self._loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -255,6 +305,14 @@ class Desk:
         job.desk = self
         self.queue.put(job)
 
+    @contextmanager
+    def file_now(self) -> Iterator[SqliteFile]:
+        """On the loop: its file, for what does not wait; WouldWait if something was laid before it."""
+        if self.asked or self.file is None:
+            raise WouldWait
+        with self.file.without_waiting():
+            yield self.file
+
     def start(self) -> None:
         """Begin; `opened` says whether there is a file."""
         self.ended = self._loop.create_future()
@@ -262,7 +320,7 @@ class Desk:
 
     def _work(self) -> None:
         try:
-            file = self._open_file()
+            self.file = file = self._open_file()
         except BaseException as error:
             self._post(_settle, self.opened, error)
             self._post(_settle, self.ended, None)
@@ -280,6 +338,8 @@ class Desk:
             jobs, is_last = self._with_those_behind(job)
             self._serve(file, jobs)
             self._post(self._tell, jobs)
+            if self._tidies and file.has_long_log:
+                file.fold()
             if is_last:
                 return
             job = (self._of_others() if self.queue.empty() else None) or self.queue.get()
@@ -338,9 +398,9 @@ def read_all(file: SqliteFile, jobs: Sequence[Job]) -> None:
 
 
 def _do(job: Job, connection: sqlite3.Connection) -> None:
-    transaction = SqliteTransaction(connection)
-    job.result = _driven(job.act(transaction))
-    job.topics = transaction.topics
+    topics: list[str] = []
+    job.result = _driven(job.act(SqliteTransaction(connection, topics)))
+    job.topics = topics
 
 
 def _do_or_undo(file: SqliteFile, connection: sqlite3.Connection, job: Job) -> None:

@@ -69,14 +69,14 @@ class SqlApprovalStore:
             # Under the id it had, and as it is asked now: what is approved is what the run has in hand.
             return await _keep(transaction, replace(approval, id=known.id, owner=known.owner))
 
-        return await self._database.write(act)
+        return await self._database.write(act, brief=True)
 
     async def get(self, approval_id: str) -> ApprovalRecord | None:
         async def act(transaction: Transaction) -> ApprovalRecord | None:
             row = await transaction.row(f"{SELECT} WHERE id = ?", codec.sought(approval_id))
             return None if row is None else _record(row)
 
-        return await self._database.read(act)
+        return await self._database.read(act, brief=True)
 
     async def list(
         self,
@@ -119,7 +119,7 @@ class SqlApprovalStore:
                 return known
             raise Conflict(f"approval {approval_id!r} is {known.state} already: the first answer counts")
 
-        return await self._database.write(act)
+        return await self._database.write(act, brief=True)
 
     async def withdraw(self, run_id: str, epoch: int, *, now_ms: int) -> None:
         values = codec.number("now_ms", now_ms), codec.sought(run_id)
@@ -141,7 +141,7 @@ class SqlApprovalStore:
                 found += [_record(row) for row in await transaction.rows(statement, *some)]
             return {approval.id: approval for approval in found}
 
-        return await self._database.read(act) if ids else {}
+        return await self._database.read(act, brief=True) if ids else {}
 
     async def wait(self, approval_id: str, timeout_s: float) -> ApprovalRecord | None:
         loop = asyncio.get_running_loop()
@@ -178,7 +178,7 @@ class SqlCancelStore:
             row = await transaction.row(f"{SELECT_CANCELS} run_id = ?", intent.run_id)
             return intent if row is None else _intent(row)
 
-        return await self._database.write(act)
+        return await self._database.write(act, brief=True)
 
     async def find(self, run_ids: Collection[str], *, now_ms: int) -> Mapping[str, CancelIntent]:
         ids = sorted({codec.sought(run_id) for run_id in run_ids})
@@ -191,13 +191,13 @@ class SqlCancelStore:
                 found += [_intent(row) for row in await transaction.rows(statement, *some, now)]
             return {intent.run_id: intent for intent in found}
 
-        return await self._database.read(act) if ids else {}
+        return await self._database.read(act, brief=True) if ids else {}
 
     async def drop(self, run_id: str) -> None:
         async def act(transaction: Transaction) -> None:
             await transaction.run("DELETE FROM cancels WHERE run_id = ?", codec.sought(run_id))
 
-        await self._database.write(act)
+        await self._database.write(act, brief=True)
 
     async def prune(self, *, now_ms: int) -> int:
         now = codec.number("now_ms", now_ms)

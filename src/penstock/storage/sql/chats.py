@@ -14,7 +14,7 @@ from penstock.chat.message import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict
-from penstock.storage.databases.port import Database, Row, Transaction, Value, marks, portions
+from penstock.storage.databases.port import FEW, Database, Row, Transaction, Value, marks, portions
 from penstock.storage.memory.chats import new_messages
 from penstock.storage.sql import codec
 
@@ -62,14 +62,14 @@ class SqlChatStore:
                 raise Conflict(f"chat {chat.id!r} is another owner's; give this one an id of its own")
             return known
 
-        return await self._database.write(act)
+        return await self._database.write(act, brief=True)
 
     async def get(self, chat_id: str) -> ChatRecord | None:
         async def act(transaction: Transaction) -> ChatRecord | None:
             row = await transaction.row(f"{SELECT} WHERE id = ?", codec.sought(chat_id))
             return None if row is None else _record(row)
 
-        return await self._database.read(act)
+        return await self._database.read(act, brief=True)
 
     async def list(
         self, *, owner: str | None = None, before: str | None = None, limit: int = 50
@@ -99,7 +99,7 @@ class SqlChatStore:
             await transaction.run("UPDATE chats SET title = ?, updated_ms = ? WHERE id = ?", *values, known.id)
             return replace(known, title=title, updated_ms=now_ms)
 
-        return await self._database.write(act)
+        return await self._database.write(act, brief=True)
 
     async def add_messages(self, chat_id: str, messages: Sequence[ChatMessage], *, now_ms: int) -> None:
         codec.number("updated_ms", now_ms)
@@ -116,7 +116,7 @@ class SqlChatStore:
                 values = now_ms, leaf, chat_id
                 await transaction.run("UPDATE chats SET updated_ms = ?, leaf = ? WHERE id = ?", *values)
 
-        await self._database.write(act)
+        await self._database.write(act, brief=len(messages) <= FEW)
 
     async def finish_message(
         self, chat_id: str, message_id: str, content: str, data: Mapping[str, Any], *, now_ms: int
@@ -139,7 +139,7 @@ class SqlChatStore:
             await transaction.run("UPDATE chats SET updated_ms = ? WHERE id = ?", now_ms, chat_id)
             return after
 
-        return await self._database.write(act)
+        return await self._database.write(act, brief=True)
 
     async def message(self, chat_id: str, message_id: str) -> ChatMessage | None:
         asked = codec.sought(chat_id), codec.sought(message_id)
@@ -148,14 +148,14 @@ class SqlChatStore:
             row = await transaction.row(f"{SELECT_MESSAGES} AND id = ?", *asked)
             return None if row is None else _message(chat_id, row)
 
-        return await self._database.read(act)
+        return await self._database.read(act, brief=True)
 
     async def messages(self, chat_id: str) -> tuple[Sequence[ChatMessage], Sequence[str]]:
         async def act(transaction: Transaction) -> tuple[Sequence[ChatMessage], Sequence[str]]:
             rows = await transaction.rows(f"{SELECT_MESSAGES} ORDER BY number", codec.sought(chat_id))
             return [_message(chat_id, row) for row in rows], [row[0] for row in rows if row[-1]]
 
-        return await self._database.read(act)
+        return await self._database.read(act, brief=True)
 
     async def choose(self, chat_id: str, message_id: str) -> None:
         async def act(transaction: Transaction) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import HostedEvent
-from penstock.storage.databases.port import Database, Row, Transaction, Value
+from penstock.storage.databases.port import FEW, Database, Row, Transaction, Value
 from penstock.storage.sql import codec
 from penstock.storage.sql.runs import check_claim
 
@@ -38,7 +38,7 @@ class SqlEventStore:
             await transaction.run_many(INSERT, rows[known:])
             transaction.ring(f"run:{run_id}")
 
-        await self._database.write(act)
+        await self._database.write(act, brief=len(events) <= FEW)
 
     async def read(self, run_id: str, after_seq: int = 0, limit: int = 1_000) -> Sequence[HostedEvent]:
         values = codec.sought(run_id), _seq(after_seq), codec.limit(limit)
@@ -46,10 +46,10 @@ class SqlEventStore:
         async def act(transaction: Transaction) -> Sequence[HostedEvent]:
             return [_event(run_id, row) for row in await transaction.rows(SELECT, *values)]
 
-        return await self._database.read(act)
+        return await self._database.read(act, brief=True)
 
     async def last_seq(self, run_id: str) -> int:
-        return await self._database.read(lambda transaction: _last(transaction, codec.sought(run_id)))
+        return await self._database.read(lambda transaction: _last(transaction, codec.sought(run_id)), brief=True)
 
     async def wait(self, run_id: str, after_seq: int, timeout_s: float) -> bool:
         loop = asyncio.get_running_loop()

@@ -70,7 +70,7 @@ class SqlGraphStore:
             row = await transaction.row(statement, *asked)
             return None if row is None else _record(row)
 
-        return await self._database.read(act)
+        return await self._database.read(act, brief=True)
 
     async def list(
         self, *, owner: str | None = None, before: str | None = None, limit: int = 100

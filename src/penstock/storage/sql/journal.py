@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.runtime.durable.ports import JournalEntry
-from penstock.storage.databases.port import Database, Row, Transaction, Value, marks
+from penstock.storage.databases.port import FEW, Database, Row, Transaction, Value, marks
 from penstock.storage.sql import codec, once
 from penstock.storage.sql.runs import check_claim
 
@@ -29,7 +29,7 @@ class SqlJournalStore:
             values = await once.whole(transaction, [(run_id, row[2]) for row in rows])
             return [_entry(run_id, row, value) for row, value in zip(rows, values, strict=True)]
 
-        return await self._database.read(act)
+        return await self._database.read(act, brief=True)
 
     async def append(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
         codec.name("run_id", run_id)
@@ -39,7 +39,7 @@ class SqlJournalStore:
             await check_claim(transaction, run_id, epoch, transaction.dialect.share_lock)
             await transaction.run_many(INSERT, rows)
 
-        await self._database.write(act)
+        await self._database.write(act, brief=len(entries) <= FEW)
 
     async def shorten(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
         codec.name("run_id", run_id)
@@ -49,7 +49,7 @@ class SqlJournalStore:
             await check_claim(transaction, run_id, epoch, transaction.dialect.share_lock)
             await transaction.run_many(UPDATE, rows)
 
-        await self._database.write(act)
+        await self._database.write(act, brief=len(entries) <= FEW)
 
     async def forget(self, run_id: str) -> None:
         async def act(transaction: Transaction) -> None:

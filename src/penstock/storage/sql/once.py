@@ -29,6 +29,11 @@ LEAVE_OUT = "UPDATE journal SET value = replace(value, ?, ?) WHERE run_id = ? AN
 _end_of = json.JSONDecoder().raw_decode
 
 
+def is_short(output: object) -> bool:
+    """Whether it looks too short to be looked for in a journal; what is made of parts does not."""
+    return len(output) <= SHORT if isinstance(output, str) else output is None or isinstance(output, int | float)
+
+
 async def left_out(transaction: Transaction, run_id: str, output: str) -> str:
     """What is kept of the output of a run that is complete; it is left out of the run's journal, too."""
     row = await transaction.row(SELECT_LAST, run_id) if len(output) > SHORT else None

@@ -59,6 +59,8 @@ GIVEN_BACK: Mapping[str, Any] = {"worker": None, "lease_until_ms": 0}
 LEFT_BEHIND = (("events", "run_id"), ("journal", "run_id"), ("approvals", "run_id"), ("runs", "id"))
 """Where a run has left something, and by which column it is found there."""
 
+FEW_HAVE: frozenset[RunStatus] = frozenset({"queued", *CLAIMED})
+"""A host takes so many and no more; and there is an index of them."""
 OPEN = "coalesce(status, '') IN ('queued', 'running', 'waiting')"
 """As the index has it: a database uses the index for what says the same in the same words."""
 SELECT = f"SELECT {COLUMNS} FROM runs WHERE id = ?"
@@ -95,14 +97,14 @@ class SqlRunStore:
             _check_same(known, run)
             return known
 
-        return await self._database.write(act)
+        return await self._database.write(act, brief=True)
 
     async def get(self, run_id: str) -> RunRecord | None:
         async def act(transaction: Transaction) -> RunRecord | None:
             row = await transaction.row(SELECT, codec.sought(run_id))
             return None if row is None else await _read(transaction, row)
 
-        return await self._database.read(act)
+        return await self._database.read(act, brief=True)
 
     async def list(
         self,
@@ -134,7 +136,7 @@ class SqlRunStore:
             assert row is not None, "a count is one row"
             return int(row[0])
 
-        return await self._database.read(act)
+        return await self._database.read(act, brief=bool(statuses) and FEW_HAVE.issuperset(statuses))
 
     async def claim(self, worker: str, *, now_ms: int, lease_ms: int, run_id: str | None = None) -> RunRecord | None:
         until_ms = codec.number("lease_until_ms", now_ms + lease_ms)
@@ -147,7 +149,7 @@ class SqlRunStore:
             row = await transaction.row(claim, *values)
             return None if row is None else _record(row)
 
-        return await self._database.write(act)
+        return await self._database.write(act, brief=True)
 
     async def renew(self, worker: str, run_ids: Collection[str], *, now_ms: int, lease_ms: int) -> Collection[str]:
         until_ms = codec.number("lease_until_ms", now_ms + lease_ms)
@@ -174,7 +176,7 @@ class SqlRunStore:
             _check_way(known, after.status)
             return await _replaced(transaction, known, after, {} if after.status in CLAIMED else GIVEN_BACK)
 
-        return await self._database.write(act)
+        return await self._database.write(act, brief=once.is_short(changes.get("output")))
 
     async def requeue(self, run_id: str, epoch: int, *, limits: Mapping[str, Any] | None = None) -> RunRecord:
         changes: dict[str, Any] = {"status": "queued"} if limits is None else {"status": "queued", "limits": limits}
@@ -189,7 +191,7 @@ class SqlRunStore:
             _check_way(known, "queued")
             return await _replaced(transaction, known, after, CLEARED)
 
-        return await self._database.write(act)
+        return await self._database.write(act, brief=True)
 
     async def end(self, run_id: str, status: RunStatus, *, now_ms: int, **changes: Any) -> RunRecord:
         changes = {"ended_ms": now_ms, **changes, "status": status}
@@ -205,7 +207,7 @@ class SqlRunStore:
             _check_way(known, status)
             return await _replaced(transaction, known, after, {})
 
-        return await self._database.write(act)
+        return await self._database.write(act, brief=True)
 
     async def remove_ended(self, before_ms: int, *, limit: int = 1_000) -> Sequence[str]:
         values = codec.number("before_ms", before_ms), codec.limit(limit)
