@@ -24,7 +24,7 @@ import pytest
 PENSTOCK = [sys.executable, "-m", "penstock.cli"]
 
 GRAPH = """
-import asyncio, os, sys
+import asyncio, os, signal, sys, threading, time
 from penstock.flow.graph import Graph
 from penstock.flow.node import FunctionNode
 
@@ -46,6 +46,15 @@ async def stubborn(context):
         await asyncio.Event().wait()
 
 
+async def elsewhere(context):
+    def hear():
+        time.sleep(0.2)  # by then the loop sleeps
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    threading.Thread(target=hear, daemon=True).start()
+    await asyncio.Event().wait()
+
+
 async def noisy(context):
     os.write(1, b"to the descriptor\\\\n")
     os.system("echo from a program")
@@ -59,6 +68,7 @@ def made(step):
 
 
 graph, waiting, hanging, talking = made(quick), made(waits), made(stubborn), made(noisy)
+hearing = made(elsewhere)
 """
 
 
@@ -111,6 +121,13 @@ def test_a_cancelled_run_still_prints_its_document() -> None:
     read = json.loads(out)
     assert (process.returncode, read["status"]) == (130, "cancelled")
     assert (read["results"], read["stop"]["message"]) == ({"quick": "schnell ✓ 😀"}, "Ctrl-C")
+
+
+def test_a_signal_that_another_thread_received_is_heard_while_the_loop_sleeps() -> None:
+    with started("run", "flows.py:hearing") as process:
+        _, err = process.communicate()
+    assert process.returncode == 130
+    assert "cancelled: aborted: Ctrl-C" in err
 
 
 def test_a_second_ctrl_c_leaves_at_once() -> None:

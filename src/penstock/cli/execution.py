@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -49,12 +51,13 @@ async def execute(
     """Run the graph to its end, whatever that is; executors and services are for one that was not written in Python."""
     seen = Seen(dict.fromkeys(node.id for node in as_spec(graph).nodes))
     try:
-        async with run:
-            if isinstance(graph, Graph):
-                await _run_steps(graph, run, seen)
-            else:
-                within = FlowContext(run_id=run.run_id, services=services, execution=run)
-                await _run_nodes(graph, within, executors, max_parallel or MAX_PARALLEL, seen)
+        with _woken_by_signals():
+            async with run:
+                if isinstance(graph, Graph):
+                    await _run_steps(graph, run, seen)
+                else:
+                    within = FlowContext(run_id=run.run_id, services=services, execution=run)
+                    await _run_nodes(graph, within, executors, max_parallel or MAX_PARALLEL, seen)
     except (Halted, CancelledError) as stopped:
         return seen.outcome(_status_of(stopped.stop), stopped.stop)
     except asyncio.CancelledError:
@@ -132,6 +135,26 @@ def _status_of(stop: Stop) -> Status:
 
 
 @contextmanager
+def _woken_by_signals() -> Iterator[None]:
+    """A signal wakes the loop, also one that another thread received, or that came just before the loop fell asleep."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    heard, rung = socket.socketpair()
+    with heard, rung:
+        heard.setblocking(False)
+        rung.setblocking(False)
+        loop.add_reader(heard, heard.recv, 4_096)
+        before = signal.set_wakeup_fd(rung.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            loop.remove_reader(heard)
+
+
+@contextmanager
 def interruptible(run: ExecutionContext, leave: Callable[[], None]) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM cancels the run; a second one calls `leave` and ends the process at once."""
     asked = False
@@ -139,8 +162,10 @@ def interruptible(run: ExecutionContext, leave: Callable[[], None]) -> Iterator[
     def on_signal(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
-            leave()
-            os._exit(Exit.CANCELLED)
+            try:
+                leave()
+            finally:
+                os._exit(Exit.CANCELLED)
         asked = True
         run.abort(SIGNALS[signal.Signals(number)])
 
