@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -11,15 +15,17 @@ from penstock import (
     BudgetExceededError,
     CancelledError,
     DivergenceDetector,
+    ExecutionConfig,
     ExecutionContext,
+    Halted,
     ModelCallTrace,
     PriceBook,
     Usage,
 )
-from penstock.agents.messages import Message, Transcript
+from penstock.agents.messages import Message, ToolCall, Transcript
 from penstock.agents.model import ModelRequest, ModelResponse, ModelSettings, TextDelta, TruncatedResponse
 from penstock.agents.scripted import ScriptedModel
-from penstock.testing import explore
+from penstock.testing import explore, sim_run
 from tests.agents.scripts import PRICES, priced, use
 
 ASKED = [Message.user("How high is it?")]
@@ -227,6 +233,109 @@ async def test_a_failed_request_is_sent_again_as_often_as_the_model_says() -> No
     model.retries = 1
     assert (await model.generate(run, ASKED)).text == "60 m"
     assert [call.status for call in model_calls(run)] == ["fail", "success"]
+
+
+class BusyAtFirst(Exception):
+    """What a provider's client raises for a rate limit."""
+
+    status_code = 429
+
+    def __init__(self, retry_after_s: float = 0) -> None:
+        self.response = SimpleNamespace(status_code=429, headers={"retry-after": str(retry_after_s)})
+
+
+class Faltering(ScriptedModel):
+    """A model whose streams come to their piece, and fail behind it as often as it is told to."""
+
+    def __init__(self, piece: str | ToolCall | Usage, failures: int = 1) -> None:
+        super().__init__(["60 m"] * 9)
+        self.retries, self.piece, self.failures = 3, piece, failures
+
+    async def request_stream(self, request: ModelRequest) -> AsyncIterator[str | ToolCall | Usage | ModelResponse]:
+        if self.calls < self.failures:
+            await self.request(request)
+            yield self.piece
+            raise ConnectionResetError("gone")
+        async for piece in super().request_stream(request):
+            yield piece
+
+
+def streamed_retrying(*replies: object, retries: int = 1) -> ScriptedModel:
+    model = ScriptedModel(cast("list[Any]", replies))
+    model.retries = retries
+    return model
+
+
+async def test_a_streamed_request_that_fails_before_its_first_piece_is_sent_again_and_answered_once() -> None:
+    run, told = priced(), [TextDelta("")]
+    told.clear()
+    model = streamed_retrying(BusyAtFirst(), "60 m")
+    assert (await model.generate(run, ASKED, on_delta=told.append)).text == "60 m"
+    assert [delta.text for delta in told] == ["60 m"]
+    assert [call.status for call in model_calls(run)] == ["fail", "success"]
+    assert (run.balance.attempts, run.balance.retries) == (2, 1)
+
+
+@pytest.mark.parametrize("piece", ["60", use("find")], ids=["text", "a tool call"])
+async def test_a_streamed_request_is_not_sent_again_once_a_piece_was_told(piece: str | ToolCall) -> None:
+    run, told, model = priced(), [TextDelta("")], Faltering(piece)
+    told.clear()
+    with pytest.raises(ConnectionResetError):
+        await model.generate(run, ASKED, on_delta=told.append)
+    assert (len(told), model.calls) == (1, 1)
+
+
+async def test_what_a_stream_has_used_is_no_piece_of_its_answer() -> None:
+    run, told, model = priced(), [TextDelta("")], Faltering(Usage(100, 1))
+    told.clear()
+    assert (await model.generate(run, ASKED, on_delta=told.append)).text == "60 m"
+    assert (len(told), model.calls) == (1, 2)
+    assert model_calls(run)[0].cost_nanos == 110_000
+
+
+async def test_a_stream_is_not_sent_again_behind_a_piece_that_an_earlier_attempt_did_not_have() -> None:
+    run, model = priced(), Faltering("60")
+    model.retries = 5
+    request = ModelRequest(Transcript(ASKED))
+    with pytest.raises(ConnectionResetError):
+        await model.send(run, request, on_delta=lambda delta: None)
+    model.failures = 9
+    model.piece = Usage(1, 1)
+    with pytest.raises(ConnectionResetError):
+        await model.send(run, request, on_delta=lambda delta: None)
+    assert model.calls == 1 + 6
+
+
+async def test_a_stream_that_goes_on_failing_is_sent_as_often_as_the_model_says() -> None:
+    run = priced()
+    model = streamed_retrying(*[BusyAtFirst()] * 9, retries=2)
+    with pytest.raises(BusyAtFirst):
+        await model.generate(run, ASKED, on_delta=lambda delta: None)
+    assert model.calls == 3
+
+
+async def test_streamed_requests_draw_on_the_budget_for_retries() -> None:
+    run = ExecutionContext(ExecutionConfig(max_cost_usd=1, max_steps=9, max_retries_total=1), prices=PRICES)
+    model = streamed_retrying(*[BusyAtFirst()] * 9, retries=5)
+    with pytest.raises(Halted, match="the retry budget has nothing left"):
+        await model.generate(run, ASKED, on_delta=lambda delta: None)
+    assert (model.calls, run.balance.retries) == (2, 1)
+
+
+def test_a_stream_is_sent_again_when_the_provider_says_and_a_cancel_ends_that_pause() -> None:
+    async def ask(is_cancelled: bool) -> tuple[float, int]:
+        run, model = priced(), streamed_retrying(BusyAtFirst(30), "60 m")
+        asking = asyncio.create_task(model.generate(run, ASKED, on_delta=lambda delta: None))
+        await asyncio.sleep(10)
+        if is_cancelled:
+            run.abort("enough")
+        with pytest.raises(CancelledError) if is_cancelled else nullcontext():
+            assert (await asking).text == "60 m"
+        return asyncio.get_running_loop().time(), model.calls
+
+    for seed in range(5):
+        assert sim_run(lambda: ask(False), seed=seed) == (30.0, 2)
+        assert sim_run(lambda: ask(True), seed=seed) == (10.0, 1)
 
 
 async def test_turns_of_one_conversation_are_not_taken_for_repetition() -> None:

@@ -14,12 +14,33 @@ from penstock.chat.service import ChatService
 from penstock.hosting.host import RunHost
 from penstock.hosting.records import RunRecord
 from penstock.hosting.settings import HostSettings
+from penstock.kernel.values import DataValue
 from penstock.storage.memory import MemoryStores
+from penstock.testing import SimLoop
 from tests.nodes.graphs import Json, graph, node, registry
 
 ANN = "ann"
 ALONE = graph([node("start", "chat-start"), node("A", "agent", model="A", stream=True)], ["start > A"])
 """A graph that is one agent."""
+
+
+ECHOING = graph([node("start", "chat-start"), node("echo", "echo")], ["start > echo"])
+"""A graph that says again what is said, after a while."""
+
+
+class Echo:
+    """Answers after a while. No model is asked: what it costs is held on a thread, of which a seed knows nothing."""
+
+    async def execute(self, data: Any, inputs: Any, context: Any) -> DataValue:
+        await asyncio.sleep(0.1)
+        return DataValue("text", f"answer to {inputs['input'].value}")
+
+
+def loop() -> SimLoop:
+    """The simulated loop that a test runs on."""
+    running = asyncio.get_running_loop()
+    assert isinstance(running, SimLoop)
+    return running
 
 
 class WatchedHost(RunHost):
@@ -29,9 +50,9 @@ class WatchedHost(RunHost):
         super().__init__(*args, **options)
         self.submitted: list[dict[str, Any]] = []
 
-    async def submit(self, **asked: Any) -> RunRecord:
+    async def submit(self, *, first: Any = None, **asked: Any) -> RunRecord:
         self.submitted.append(asked)
-        return await super().submit(**asked)
+        return await super().submit(first=first, **asked)
 
 
 class Histories:

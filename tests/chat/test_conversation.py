@@ -64,6 +64,20 @@ def test_a_retry_is_a_sibling_and_the_first_answer_stays() -> None:
     assert [one.id for one in tree.before("a1b")] == ["q1"]
 
 
+@pytest.mark.parametrize(
+    ("beside", "seen"), [("q1", ["new"]), ("a1", ["q1", "new"]), ("a2", ["q1", "a1", "q2", "new"])]
+)
+def test_whoever_said_something_anybody_may_say_something_beside_it(beside: str, seen: list[str]) -> None:
+    tree = two_turns()
+    before = list(tree)
+    tree.beside(beside, "new", "user", "instead", at_ms=10)
+    assert in_view(tree) == seen
+    assert [one.id for one in tree.siblings("new")] == [beside, "new"]
+    assert list(tree)[:-1] == before
+    with pytest.raises(InvalidValue, match="message_id"):
+        tree.beside("nobody", "newer", "user", "instead", at_ms=11)
+
+
 def test_a_continuation_stands_below_the_answer_it_continues() -> None:
     tree = two_turns()
     more = tree.continue_from("a2", "a3", "and more", at_ms=10)

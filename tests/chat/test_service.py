@@ -16,7 +16,7 @@ from penstock.agents.scripted import ScriptedModel
 from penstock.chat.message import ChatMessage
 from penstock.chat.turn import ChatTurn
 from penstock.errors import InvalidValue
-from penstock.hosting.host import Overloaded, UnknownGraph
+from penstock.hosting.host import UnknownGraph
 from penstock.hosting.limits import RunLimits
 from penstock.hosting.ports import Conflict
 from penstock.hosting.settings import HostSettings
@@ -270,7 +270,7 @@ async def test_what_is_said_below_an_answer_that_is_being_written_waits_for_neit
         first = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
         await slow.begun.wait()
         models["A"] = histories.model
-        second = await chats.service.stream_chat(chats.chat_id, "two", owner=ANN)
+        second = await chats.service.stream_chat(chats.chat_id, "two", owner=ANN, parent_id=first.message_id)
         slow.may_end.set()
         await asyncio.gather(first.result(), second.result())
         assert [text for _, text in await shown(chats)] == ["one", "Hello whole", "two", "answer 1"]
@@ -290,6 +290,84 @@ async def test_two_turns_at_once_are_two_branches() -> None:
         assert {one.data["state"] for one in answers} == {"complete"}
         tree = await chats.service.tree(chats.chat_id)
         assert {one.content for one in tree.replies(answer.id)} == {"left", "right"}
+
+
+async def test_a_turn_that_begins_while_another_is_under_way_is_a_branch_beside_it() -> None:
+    slow, histories = Slow("1, 2"), Histories()
+    models: dict[str, Any] = {"A": histories.model}
+    async with chatting(models=models) as chats:
+        _, answer = await said(chats, "one")
+        models["A"] = slow
+        counting = await chats.service.stream_chat(chats.chat_id, "count to 60", owner=ANN)
+        await slow.begun.wait()
+        models["A"] = histories.model
+        greeting, hello = await said(chats, "hello")
+        tree = await chats.service.tree(chats.chat_id)
+        assert [one.content for one in tree.replies(answer.id)] == ["count to 60", "hello"]
+        assert await shown(chats) == [
+            ("user", "one"),
+            ("assistant", "answer 1"),
+            ("user", "hello"),
+            ("assistant", "answer 2"),
+        ]
+        slow.may_end.set()
+        await counting.result()
+        tree = await chats.service.tree(chats.chat_id)
+        assert tree[str(greeting.user_message_id)].parent_id == answer.id
+        assert tree.leaf == hello, "the newest turn is in view, also when an older one has ended"
+    assert histories.asked[-1] == [("user", "one"), ("assistant", "answer 1"), ("user", "hello")]
+
+
+async def test_a_first_turn_that_is_under_way_has_the_next_beside_it_at_the_beginning() -> None:
+    slow, histories = Slow("1, 2"), Histories()
+    models: dict[str, Any] = {"A": slow}
+    async with chatting(models=models) as chats:
+        counting = await chats.service.stream_chat(chats.chat_id, "count to 60", owner=ANN)
+        await slow.begun.wait()
+        models["A"] = histories.model
+        await said(chats, "hello")
+        slow.may_end.set()
+        await counting.result()
+        tree = await chats.service.tree(chats.chat_id)
+        assert [one.content for one in tree.replies(None)] == ["count to 60", "hello"]
+    assert histories.asked == [[("user", "hello")]]
+
+
+@pytest.mark.parametrize("again", ["retry", "continue"])
+async def test_what_is_said_while_an_answer_is_given_again_or_goes_on_follows_what_that_follows(again: str) -> None:
+    slow, histories = Slow("1, 2"), Histories()
+    models: dict[str, Any] = {"A": histories.model}
+    async with chatting(models=models) as chats:
+        turn, answer = await said(chats, "one")
+        models["A"] = slow
+        ask = chats.service.retry_message if again == "retry" else chats.service.continue_message
+        under_way = await ask(chats.chat_id, answer.id, owner=ANN)
+        await slow.begun.wait()
+        models["A"] = histories.model
+        then, _ = await said(chats, "two")
+        slow.may_end.set()
+        await under_way.result()
+        tree = await chats.service.tree(chats.chat_id)
+        follows = tree[str(then.user_message_id)].parent_id
+        assert follows == tree[under_way.message_id].parent_id
+        assert follows == (turn.user_message_id if again == "retry" else answer.id)
+
+
+async def test_turns_under_way_below_each_other_are_not_built_upon_either() -> None:
+    slow, histories = Slow("1, 2"), Histories()
+    models: dict[str, Any] = {"A": histories.model}
+    async with chatting(models=models) as chats:
+        _, answer = await said(chats, "one")
+        models["A"] = slow
+        first = await chats.service.stream_chat(chats.chat_id, "two", owner=ANN)
+        below = await chats.service.stream_chat(chats.chat_id, "three", owner=ANN, parent_id=first.message_id)
+        await slow.begun.wait()
+        models["A"] = histories.model
+        last, _ = await said(chats, "four")
+        slow.may_end.set()
+        await asyncio.gather(first.result(), below.result())
+        tree = await chats.service.tree(chats.chat_id)
+        assert tree[str(last.user_message_id)].parent_id == answer.id
 
 
 async def test_the_same_run_id_again_is_the_same_turn() -> None:
@@ -363,27 +441,6 @@ async def test_a_cancel_that_comes_before_the_turn_is_not_lost() -> None:
         await chats.host.cancel("mine", reason="too late", by=ANN)
         _, message = await said(chats, "one", run_id="mine")
         assert (message.content, message.data["state"], message.data["error"]) == ("", "partial", "too late")
-
-
-async def test_an_answer_that_no_run_was_taken_on_for_says_so() -> None:
-    slow = Slow("x")
-    settings = HostSettings(tick_s=0.05, drain_s=0, max_running=1, max_queued=1)
-    async with chatting(models={"A": slow}, settings=settings) as chats:
-        await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
-        await slow.begun.wait()
-        waits = await chats.service.stream_chat(chats.chat_id, "two", owner=ANN)
-        with pytest.raises(Overloaded, match="try again in"):
-            await chats.service.stream_chat(chats.chat_id, "three", owner=ANN)
-        tree = await chats.service.tree(chats.chat_id)
-        failed = [one for one in tree if one.data.get("state") == "failed"]
-        assert ["Overloaded" in one.data["error"] for one in failed] == [True]
-        before = len(await chats.stores.chats.list(owner=ANN))
-        with pytest.raises(Overloaded):
-            await chats.service.stream_agent_chat(ALONE["id"], "hello", owner=ANN)
-        assert len(await chats.stores.chats.list(owner=ANN)) == before  # a chat that nobody knows of helps nobody
-        await waits.cancel()
-        assert (await waits.result()).data["state"] == "partial"
-        slow.may_end.set()
 
 
 async def test_what_could_never_be_run_is_refused_before_anything_is_written() -> None:

@@ -40,7 +40,7 @@ class CountedStores:
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
         kept = MemoryStores()
-        self.ledger = kept.ledger
+        self.ledger, self.memories = kept.ledger, kept.memories
         for name in STORES:
             setattr(self, name, Counted(getattr(kept, name), name, self.asked))
 

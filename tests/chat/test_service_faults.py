@@ -15,36 +15,20 @@ from penstock.hosting.host import RunHost
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import ENDED
 from penstock.hosting.settings import HostSettings
-from penstock.kernel.values import DataValue
 from penstock.storage.memory import MemoryStores
-from penstock.testing import SimLoop, explore, sim_run
+from penstock.testing import explore, sim_run
 from penstock.testing.faulty import Fault, FaultKind, FaultyStores, ask_again, every_call
-from tests.chat.chats import ANN, Histories, chatting
-from tests.nodes.graphs import graph, node, registry
+from tests.chat.chats import ANN, ECHOING, Echo, Histories, chatting, loop
+from tests.nodes.graphs import registry
 
 SCHEDULES = 2_000 if os.environ.get("PENSTOCK_SOAK") else 60
-
-
-class Echo:
-    """Answers after a while. No model is asked: what it costs is held on a thread, of which a seed knows nothing."""
-
-    async def execute(self, data: Any, inputs: Any, context: Any) -> DataValue:
-        await asyncio.sleep(0.1)
-        return DataValue("text", f"answer to {inputs['input'].value}")
-
-
-def loop() -> SimLoop:
-    running = asyncio.get_running_loop()
-    assert isinstance(running, SimLoop)
-    return running
 
 
 async def behind(fault: Fault, **settings: Any) -> tuple[MemoryStores, RunHost, ChatService]:
     """A chat of ann's on stores that fail, and the stores that do not."""
     clock = loop().clock
     stores = MemoryStores(clock=clock)
-    document = graph([node("start", "chat-start"), node("echo", "echo")], ["start > echo"])
-    await stores.graphs.save("g", ANN, "g", document, now_ms=0)
+    await stores.graphs.save("g", ANN, "g", ECHOING, now_ms=0)
     faulty: Any = FaultyStores(stores, fault)
     faulty.ledger = stores.ledger
     host = RunHost(
@@ -187,6 +171,7 @@ async def test_a_caller_that_is_interrupted_leaves_no_answer_that_waits_for_noth
     async with chatting(models={"A": Histories().model}) as chats:
 
         async def interrupted(**asked: Any) -> Any:
+            await asked["first"]()
             raise asyncio.CancelledError
 
         chats.host.submit = interrupted  # type: ignore[method-assign]

@@ -98,3 +98,16 @@ def test_an_executor_that_gives_nonsense_is_a_failure_in_one_sentence(penstock: 
     assert ended.code == 2
     assert "✗ failed: " in ended.err
     assert "Traceback" not in ended.err
+
+
+def test_nodes_remember_for_as_long_as_the_run_lasts(penstock: Penstock) -> None:
+    write_flow(
+        node("said", "input"),
+        node("keep", "memory", action="remember", key="dam"),
+        node("find", "memory", action="recall", key="dam"),
+    )
+    ended = penstock("run", "flow.json", "--executors", "penstock.nodes:executors", "--input", '"Verzasca"')
+    assert (ended.code, "find: Verzasca" in ended.out) == (0, True), ended.err
+    write_flow(node("find", "memory", action="recall", key="dam"))
+    ended = penstock("run", "flow.json", "--executors", "penstock.nodes:executors")
+    assert (ended.code, "Verzasca" in ended.out) == (0, False), ended.err

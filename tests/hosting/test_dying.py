@@ -32,7 +32,7 @@ class Deadly:
         self.reached = asyncio.Event()
         for name in ("runs", "events", "graphs", "approvals", "cancels", "journal"):
             setattr(self, name, _Counted(self, getattr(stores, name)))
-        self.ledger = stores.ledger
+        self.ledger, self.memories = stores.ledger, stores.memories
 
 
 class _Counted:

@@ -50,7 +50,7 @@ class BetweenStores:
         self.memory = stores = MemoryStores(clock=clock)
         for name in ASYNC:
             setattr(self, name, Between(getattr(stores, name)))
-        self.ledger = stores.ledger
+        self.ledger, self.memories = stores.ledger, stores.memories
 
 
 def made() -> tuple[Any, Clock]:
@@ -121,6 +121,22 @@ def test_of_grants_to_a_run_that_nobody_takes_up_exactly_one_counts() -> None:
         left = await hosts[0].get("r")
         assert left is not None
         assert (left.status, left.limits) == ("queued", told.data["limits"])
+
+    explore(schedule, schedules=100)
+
+
+def test_of_grants_that_come_at_once_those_that_give_nothing_of_what_halted_the_run_never_count() -> None:
+    async def schedule(seed: int) -> None:
+        stores, clock = made()
+        run = await halted_run(stores, clock)
+        one, other = (host_at(stores, clock, worker) for worker in ("one", "other"))
+        useful = [host.grant("r", RunLimits(max_steps=9), by="eve") for host in (one, other)]
+        useless = [host.grant("r", RunLimits(timeout_s=9, max_cost_usd=9), by="bob") for host in (one, other)]
+        async with one:
+            assert await counted(*useless, *useful) == 1
+            left = await other.wait("r")
+        assert (left.status, left.limits) == ("completed", {**run.limits, "max_steps": 9})
+        assert [told.data["by"] for told in await granted_events(stores)] == ["eve"]
 
     explore(schedule, schedules=100)
 

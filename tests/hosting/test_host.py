@@ -10,11 +10,19 @@ import pytest
 
 from penstock.errors import InvalidValue
 from penstock.hosting.admission import Overloaded
-from penstock.hosting.host import HostSettings, Prepared, RunHost, RunLimits, UnknownGraph, UnknownRun
+from penstock.hosting.host import (
+    GraphArchived,
+    HostSettings,
+    Prepared,
+    RunHost,
+    RunLimits,
+    UnknownGraph,
+    UnknownRun,
+)
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import HostedEvent, RunRecord
 from penstock.hosting.work.told import MAX_DEPTH
-from penstock.storage.memory import MemoryStores
+from penstock.storage.memory import InProcessMemory, MemoryStores
 from tests.hosting.graphs import SETTINGS, Gate, Teller, graph, host_with
 
 
@@ -391,3 +399,48 @@ async def test_a_reader_near_a_run_sees_what_one_sees_who_asks_the_store() -> No
 
 async def _all(host: RunHost, run_id: str) -> list[HostedEvent]:
     return [event async for event in host.events(run_id)]
+
+
+async def test_an_archived_graph_begins_nothing_new_in_any_of_its_versions() -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        await stores.graphs.archive("echo")
+        for version in (None, 1):
+            with pytest.raises(GraphArchived, match="PUT /api/graphs/echo again"):
+                await host.submit(owner="ann", graph_id="echo", version=version, run_id="new")
+        assert await stores.runs.list() == []
+        await stores.graphs.archive("echo", is_archived=False)
+        assert (await host.wait((await host.submit(owner="ann", graph_id="echo")).id)).status == "completed"
+
+
+async def test_what_an_archived_graph_has_begun_is_found_resumed_forked_and_replayed() -> None:
+    stores, gate = MemoryStores(), Gate()
+    async with await host_with(stores, gate=gate) as host:
+        asked: dict[str, Any] = {"owner": "ann", "graph_id": "gate", "input": 1, "run_id": "r"}
+        await host.submit(**asked)
+        await gate.entered.wait()
+        await host.cancel("r")
+        await host.wait("r")
+        await stores.graphs.archive("gate")
+        assert (await host.submit(**asked)).status == "cancelled", "asked for again, it is the run that is there"
+        gate.opened.set()
+        await host.resume("r")
+        assert (await host.wait("r")).status == "completed"
+        again = [await host.fork("r", owner="ann", at="gate"), await host.replay("r", owner="ann")]
+        assert [(await host.wait(one.id)).status for one in again] == ["completed", "completed"]
+
+
+@pytest.mark.parametrize("own", [None, InProcessMemory()], ids=["of the stores", "of its own"])
+async def test_nodes_have_the_memory_of_the_stores_unless_the_host_is_given_another(
+    own: InProcessMemory | None,
+) -> None:
+    stores = MemoryStores()
+    keep = graph(("in", "input", {}), ("m", "memory", {"action": "remember", "scope": "owner"}), edges="in>m")
+    async with await host_with(stores, services=None if own is None else {"memory": own}) as host:
+        await stores.graphs.save("keep", "ann", "keep", keep, now_ms=0)
+        run = await host.submit(owner="ann", graph_id="keep", input="the dam is 221 m high")
+        left = await host.wait(run.id)
+        assert (left.status, left.error) == ("completed", None)
+        here, there = (stores.memories, own) if own is None else (own, stores.memories)
+        assert len(await here.search("owner:ann", "dam", 5)) == 1
+        assert there is None or not await there.search("owner:ann", "dam", 5)

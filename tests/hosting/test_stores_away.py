@@ -113,7 +113,7 @@ class Away:
         self.is_away = False
         for name in ("runs", "events", "graphs", "approvals", "cancels", "journal"):
             setattr(self, name, _Switched(self, getattr(stores, name)))
-        self.ledger = stores.ledger
+        self.ledger, self.memories = stores.ledger, stores.memories
 
 
 class _Switched:

@@ -153,22 +153,33 @@ async def test_a_refusal_keeps_its_status_and_costs_nothing(make: Make, streams:
 
 
 @each_api
-async def test_one_retry_policy_makes_exactly_its_attempts(make: Make) -> None:
+@streamed_or_not
+async def test_one_retry_policy_makes_exactly_its_attempts(make: Make, streams: bool) -> None:
     async with FakeProviderServer(script=lambda _: RefuseFree(429, retry_after_s=0.01)) as server:
         async with contain(max_cost_usd=1, prices=server.provider.prices) as run:
             with pytest.raises((openai.RateLimitError, anthropic.RateLimitError)):
-                await ask(make(server, retries=2), run, streams=False)
+                await ask(make(server, retries=2), run, streams)
             assert (run.balance.attempts, run.balance.unresolved_nanos) == (3, 0)
         assert len(server.requests) == 3
 
 
 @each_api
-async def test_a_retry_waits_as_long_as_the_server_asks(make: Make) -> None:
+@streamed_or_not
+async def test_a_retry_waits_as_long_as_the_server_asks(make: Make, streams: bool) -> None:
     async with FakeProviderServer(script=[RefuseFree(429, retry_after_s=0.3), "fine"]) as server:
         async with contain() as run:
-            assert (await ask(make(server, retries=1), run, streams=False)).text == "fine"
+            assert (await ask(make(server, retries=1), run, streams)).text == "fine"
         first, second = server.requests
         assert second.at_ns - first.at_ns >= 300_000_000
+
+
+@each_api
+async def test_a_stream_that_broke_off_behind_a_piece_is_not_asked_for_again(make: Make) -> None:
+    async with FakeProviderServer(script=[Say("sixty metres high", then=Cut(after=2)), "fine"]) as server:
+        async with contain() as run:
+            with pytest.raises((openai.APIError, anthropic.APIError, TruncatedResponse)):
+                await ask(make(server, retries=3), run, streams=True)
+        assert len(server.requests) == 1
 
 
 @each_api

@@ -21,7 +21,7 @@ from penstock.chat.service import ChatService
 from penstock.hosting.host import HostSettings, RunHost, RunLimits
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import HostedEvent, RunRecord
-from penstock.runtime.billing.prices import Price, default_prices
+from penstock.runtime.billing.prices import Price, PriceBook, default_prices
 from penstock.runtime.durable.keys import idempotency_key
 from penstock.storage import Stores, open_stores
 from penstock.testing import crash_points
@@ -110,8 +110,10 @@ async def attend(command: dict[str, Any]) -> None:
             log.write(recorded=[f"{run_id}/{one.key}" for one in await stores.journal.load(run_id)], run=run_id)
         model = Invoiced(log, command.get("stop_in"))
         services = {"models": {"thinker": model}, "tools": tools(log)}
-        host = model.host = RunHost(stores, executors=registry(), services=services, settings=SETTINGS)
-        chats, story = ChatService(host, stores.chats), command.get("story", "chat")
+        story = command.get("story", "chat")
+        prices = PriceBook() if story == "unpriced" else None
+        host = model.host = RunHost(stores, executors=registry(), services=services, settings=SETTINGS, prices=prices)
+        chats = ChatService(host, stores.chats)
         if story == "early":
             await _cancelled_before_it_is_there(host, chats)
         async with host:
@@ -173,7 +175,7 @@ async def _cancelled_while_it_waits(host: RunHost) -> None:
 async def left_of(stores: Stores, run: RunRecord) -> dict[str, Any]:
     """All that the stores have of a run."""
     events = await _all_events(stores, run.id)
-    *account, held = await asyncio.to_thread(_balance, stores, f"run:{run.id}")
+    *account, held, api_calls = await asyncio.to_thread(_balance, stores, f"run:{run.id}")
     messages, _ = await stores.chats.messages(CHAT)
     return {
         "left": run.id,
@@ -191,6 +193,8 @@ async def left_of(stores: Stores, run: RunRecord) -> dict[str, Any]:
         "record": [run.cost_nanos, run.unresolved_nanos, run.tokens_in, run.tokens_out],
         "account": account,
         "held": held,
+        "api_calls": api_calls,
+        "unknown_costs": run.unknown_costs,
     }
 
 
@@ -198,8 +202,9 @@ def _balance(stores: Stores, account: str) -> list[int]:
     try:
         found = stores.ledger.balance(account)
     except KeyError:  # it was stopped before it could spend anything
-        return [0] * 5
-    return [found.spent_nanos, found.unresolved_nanos, found.tokens_in, found.tokens_out, found.held_nanos]
+        return [0] * 6
+    used = [found.spent_nanos, found.unresolved_nanos, found.tokens_in, found.tokens_out]
+    return [*used, found.held_nanos, found.api_calls]
 
 
 async def _all_events(stores: Stores, run_id: str) -> Sequence[HostedEvent]:

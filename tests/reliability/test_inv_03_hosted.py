@@ -31,7 +31,7 @@ CEILING_NANOS = 5_000_000_000
 SAME = ("status", "output", "entries", "questions")
 """What a run comes to, whoever died on the way."""
 GOES_ON = ("run.granted", "run.queued")
-STORIES = ("chat", "grant", "fork", "cancel", "early")
+STORIES = ("chat", "grant", "fork", "cancel", "early", "unpriced")
 ENDS: dict[str, str] = {"cancel": "partial", "early": "partial"}
 """The state of the answer; else it is complete."""
 
@@ -94,14 +94,16 @@ class Scene(Place):
 
     def _of_bill(self, run: dict[str, Any]) -> list[str]:
         spent, unresolved, *_ = run["account"]
-        billed = sum(
-            line.get("billed", 0) for line in self.lines() if line.get("key", "").startswith(f"{run['left']}/")
-        )
+        bills = [line.get("billed", 0) for line in self.lines() if line.get("key", "").startswith(f"{run['left']}/")]
+        billed = 0 if self.story == "unpriced" else sum(bills)
         found = []
         if not billed <= spent + unresolved <= CEILING_NANOS:
             found.append(f"{billed} were billed; the ledger has {spent} and {unresolved} unresolved")
         if run["record"] != run["account"]:
             found.append(f"the record says {run['record']}, the ledger {run['account']}")
+        unknown = run["api_calls"] if self.story == "unpriced" else 0
+        if not run["unknown_costs"] == run["last"].get("unknown_costs", 0) == unknown:
+            found.append(f"{unknown} calls left without a price; the record says {run['unknown_costs']}")
         told = [round(run["last"].get(name, 0) * 1e9) for name in ("cost_usd", "unresolved_usd")]
         if told != run["record"][:2]:
             found.append(f"the last event says {told}, the record {run['record']}")
@@ -201,6 +203,22 @@ def test_a_chat_whose_worker_is_killed_at_a_named_point_is_answered_as_if_nobody
     assert scene.live(crash_at=point) == -signal.SIGKILL, f"nothing came by {point}: {scene.lines()[-1]}"
     scene.finish()
     assert scene.violations(uninterrupted[scene.story]) == []
+
+
+WITHOUT_PRICE = [f"{point}:{at}" for point in ("hold.after", "settle.before", "settle.after") for at in (1, 2, 7)]
+WITHOUT_PRICE += ["llm.before_call:2", "llm.before_append", "llm.after_append:3", "node.after_append:6", "end.decided"]
+PRICELESS = [("sqlite", point) for point in WITHOUT_PRICE] + [("postgresql", "settle.after:2")]
+
+
+@pytest.mark.parametrize(("scene", "point"), PRICELESS, indirect=["scene"])
+def test_each_call_of_a_model_without_a_price_is_counted_once_whoever_is_killed(
+    point: str, scene: Scene, uninterrupted: dict[str, dict[str, Any]]
+) -> None:
+    scene.story = "unpriced"
+    assert scene.live(crash_at=point) == -signal.SIGKILL, f"nothing came by {point}: {scene.lines()[-1]}"
+    scene.live(crash_at="llm.before_append:2")
+    scene.finish()
+    assert scene.violations(uninterrupted["unpriced"]) == []
 
 
 @pytest.mark.parametrize("scene", ["sqlite"], indirect=True)

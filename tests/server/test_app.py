@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import httpx2
 import pytest
 
+from penstock.server.auth import ACCESS
+from penstock.server.settings import ServerSettings
 from tests.server.served import ASK, CHAT, ECHO, GATE, SECRETS, happened, listening, served, told, wire
 
 
@@ -69,3 +72,31 @@ async def test_whether_it_is_there_is_said_to_everybody(path: str) -> None:
     async with served() as server, server.client() as nobody:
         answer = await nobody.get(path)
         assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_monitors_may_ask_for_the_head_alone(path: str) -> None:
+    async with served() as server, listening(server.app) as (host, port):
+        async with httpx2.AsyncClient(base_url=f"http://{host}:{port}") as monitor:
+            head, whole = await monitor.head(path), await monitor.get(path)
+        same = {"content-type", "content-length", "cache-control"}
+        assert (head.status_code, head.content) == (200, b"")
+        assert {name: head.headers[name] for name in same} == {name: whole.headers[name] for name in same}
+
+
+async def test_the_description_says_where_a_token_is_needed_and_how_errors_look() -> None:
+    async with served() as server, served(ServerSettings()) as unasked, server.client("ann") as ann:
+        description = (await ann.get("/api/openapi.json")).json()
+        assert description["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+        shown = {"/api": "#/components/schemas/ErrorShown", "/v1/": "#/components/schemas/ErrorAnswer"}
+        for path, operations in description["paths"].items():
+            for method, operation in operations.items():
+                is_open = ACCESS[path][method.upper()] == "open"
+                assert operation.get("security") == (None if is_open else [{"token": []}]), path
+                for status in ("4XX", "5XX"):
+                    schema = operation["responses"][status]["content"]["application/json"]["schema"]
+                    assert schema["$ref"] == shown.get(path[:4], shown["/api"])
+                assert "default" not in operation["responses"]
+        described = unasked.app.openapi()
+        assert described["paths"]["/api/me"]["get"]["security"] == [{"token": []}, {}]
+        assert unasked.app.openapi() is described

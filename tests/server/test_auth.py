@@ -20,6 +20,7 @@ from penstock.server.auth import (
     User,
     names_of,
     parse_tokens,
+    secret_in,
     token_of,
     written,
 )
@@ -31,8 +32,27 @@ def test_tokens_are_lines_of_name_role_and_secret() -> None:
     tokens = parse_tokens(["# who", "", f"ann:user:{SECRET}a", f"  root:admin:{SECRET}:with:colons  "])
     assert [token.user for token in tokens] == [User("ann", "user"), User("root", "admin")]
     ann, root = tokens
-    assert token_of(tokens, f"Bearer {SECRET}:with:colons".encode()) is root
-    assert token_of(tokens, f"bearer {SECRET}a".encode()) is ann
+    assert token_of(tokens, f"{SECRET}:with:colons".encode()) is root
+    assert token_of(tokens, f"{SECRET}a".encode()) is ann
+    assert token_of(tokens, SECRET.encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("header", "secret"),
+    [
+        (b"Bearer abc", b"abc"),
+        (b"bearer  abc ", b"abc"),
+        (b"BEARER a b", b"a b"),
+        (b"Bearer \xff\xfe", b"\xff\xfe"),
+        (b"Bearer", None),
+        (b"Bearer  ", None),
+        (b"Basic abc", None),
+        (b"abc", None),
+        (b"", None),
+    ],
+)
+def test_a_secret_is_what_stands_behind_bearer(header: bytes, secret: bytes | None) -> None:
+    assert secret_in(header) == secret
 
 
 @pytest.mark.parametrize(
@@ -203,7 +223,7 @@ def test_a_role_may_what_lesser_ones_may() -> None:
 def test_no_viewer_can_write_and_only_these_are_open() -> None:
     for path, methods in ACCESS.items():
         for method, access in methods.items():
-            assert access in {"user", "admin"} or method == "GET", path
+            assert access in {"user", "admin"} or method in {"GET", "HEAD"}, path
     assert {path for path, methods in ACCESS.items() if "open" in methods.values()} == {"/", "/health", "/ready"}
 
 

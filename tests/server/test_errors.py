@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import Halted, InvalidValue, LedgerUnavailable, PenstockError
 from penstock.hosting.admission import Overloaded
 from penstock.hosting.control import UnknownApproval, UnknownRun
-from penstock.hosting.host import UnknownGraph
+from penstock.hosting.host import GraphArchived, UnknownGraph
 from penstock.hosting.ports import Conflict, Fenced, StoreUnavailable
 from penstock.kernel.graph import GraphInvalid, Problem
 from penstock.server.errors import MAX_DETAILS, STATUS, ApiError, answer, api_error
@@ -24,6 +24,7 @@ from penstock.stops import Stop, StopReason
         (Fenced("r", 1), 409, "conflict", None),
         (InvalidValue("x", 1, "2"), 422, "invalid_value", None),
         (UnknownGraph("g", None), 404, "not_found", None),
+        (GraphArchived("g"), 409, "conflict", None),
         (UnknownRun("r"), 404, "not_found", None),
         (UnknownApproval("a"), 404, "not_found", None),
         (Halted(Stop(StopReason.TIMEOUT, "late")), 409, "halted", None),
@@ -51,7 +52,7 @@ def test_a_graph_that_is_wrong_is_told_place_by_place_up_to_a_bound() -> None:
 
 def test_under_v1_errors_have_the_shape_of_openai() -> None:
     error = ApiError(422, "no", path="$.model")
-    assert b'"param":"$.model"' in answer(error, "/v1/responses").body
+    assert b'"param":"model"' in answer(error, "/v1/responses").body
     assert b'"type":"invalid_request_error"' in answer(error, "/v1/responses").body
     assert answer(error, "/api/runs").body == b'{"error":{"code":"invalid_value","message":"no","path":"$.model"}}'
 

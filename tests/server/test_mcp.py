@@ -108,6 +108,7 @@ async def test_a_graph_that_was_just_saved_can_be_called() -> None:
         assert name in [tool.name for tool in (await client.list_tools()).tools]
         assert text(await client.call_tool(name, {"input": "x"})) == "x"
         await served.stores.graphs.archive("my.new")
+        assert name not in [tool.name for tool in (await client.list_tools()).tools]
         with pytest.raises(MCPError, match="there is no tool"):
             await client.call_tool(name, {"input": "x"})
 

@@ -75,13 +75,25 @@ async def test_a_model_that_is_not_there_is_not_found() -> None:
         assert await served.runs() == []
 
 
-async def test_an_archived_graph_is_no_model_unless_its_version_is_named() -> None:
+async def test_an_archived_graph_is_no_model_whatever_version_is_named() -> None:
     async with serving() as served, served.client() as client:
-        await served.stores.graphs.archive("plain")
-        with pytest.raises(openai.NotFoundError):
-            await client.models.retrieve("plain")
-        answer = await client.chat.completions.create(model="plain@1", messages=said("x"))
-        assert answer.choices[0].message.content == "x"
+        first = await client.responses.create(model="parrot", input="x")
+        for name in ("plain", "parrot"):
+            await served.stores.graphs.archive(name)
+        asked: list[Callable[[], Awaitable[Any]]] = [
+            lambda: client.models.retrieve("plain"),
+            lambda: client.models.retrieve("plain@1"),
+            lambda: client.chat.completions.create(model="plain", messages=said("x")),
+            lambda: client.chat.completions.create(model="plain@1", messages=said("x"), stream=True),
+            lambda: client.responses.create(model="parrot@1", input="x", background=True),
+            lambda: client.responses.create(model="parrot", input="x", previous_response_id=first.id),
+        ]
+        for ask in asked:
+            with pytest.raises(openai.NotFoundError, match="is archived") as refused:
+                await ask()
+            assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
+        assert not {"plain", "parrot"} & {model.id async for model in client.models.list()}
+        assert len(await served.runs()) == 1
 
 
 async def test_a_conversation_is_with_the_version_that_is_named() -> None:
@@ -329,9 +341,9 @@ async def test_limits_above_what_may_be_asked_for_are_refused() -> None:
     settings = HostSettings(ceilings=RunLimits(max_cost_usd="0.5"), drain_s=0)
     async with serving(settings) as served, served.client() as client:
         for limits, param in (
-            ({"max_cost_usd": 2}, "max_cost_usd"),
-            ({"max_money": 1}, "limits"),
-            (TOO_LONG, "timeout_s"),
+            ({"max_cost_usd": 2}, "penstock.limits.max_cost_usd"),
+            ({"max_money": 1}, "penstock.limits"),
+            (TOO_LONG, "penstock.limits.timeout_s"),
         ):
             with pytest.raises(openai.BadRequestError) as refused:
                 await client.chat.completions.create(
@@ -386,7 +398,7 @@ BAD: list[tuple[Any, str | None]] = [
     ({"model": "parrot", "messages": [{"role": "user", "content": "x"}], "n": 2}, "n"),
     ({"model": "parrot", "messages": [{"role": "user", "content": "x"}], "tool_choice": "required"}, "tool_choice"),
     ({"model": "parrot", "messages": [{"role": "user", "content": "x"}], "penstock": {"x": 1}}, "penstock.x"),
-    ({"model": "parrot", "messages": [{"role": "user", "content": ""}]}, "content"),
+    ({"model": "parrot", "messages": [{"role": "user", "content": ""}]}, "messages.0.content"),
     ([], None),
     (b"{nonsense", None),
 ]

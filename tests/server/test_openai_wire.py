@@ -402,6 +402,7 @@ def test_a_limit_that_cuts_an_answer_short_is_its_length() -> None:
         (HALTED, False, 402, "budget_exceeded"),
         (("run.halted", {"stop_reason": "provider_error"}), True, 503, "provider_error"),
         (FAILED, True, 500, "ValueError"),
+        (("run.failed", {"error": "ModelUnknown", "message": "there is no model"}), False, 400, "ModelUnknown"),
         (CANCELLED, True, 409, "cancelled"),
         (("run.parked", {}), True, 503, "parked"),
     ],

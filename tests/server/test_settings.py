@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidValue
-from penstock.server.auth import User
+from penstock.server.auth import TokensMissing, User
 from penstock.server.settings import ServerSettings, is_loopback
 
 SECRET = "0123456789abcdef"
@@ -24,6 +24,8 @@ SECRET = "0123456789abcdef"
         ("max_body_bytes", 0),
         ("max_body_bytes", 1.5),
         ("max_streams", None),
+        ("max_mcp_sessions_per_user", 0),
+        ("mcp_idle_s", 0),
         ("body_timeout_s", float("nan")),
         ("body_timeout_s", 0),
         ("heartbeat_s", float("inf")),
@@ -66,6 +68,35 @@ def test_an_environment_that_cannot_be_is_refused_by_name(environ: dict[str, str
     with pytest.raises(InvalidValue) as caught:
         ServerSettings.from_env(environ)
     assert caught.value.field == next(iter(environ))
+
+
+NO_TOKENS = ["", "\n \n", "# ann:user:canary-of-ann-01\n", "  # x"]
+
+
+@pytest.mark.parametrize("text", NO_TOKENS)
+def test_who_names_tokens_of_which_there_are_none_is_refused_instead_of_letting_everybody_in(
+    tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(text)
+    named = {"PENSTOCK_TOKENS": text, "PENSTOCK_TOKENS_FILE": str(file)}
+    for names in (["PENSTOCK_TOKENS"], ["PENSTOCK_TOKENS_FILE"], ["PENSTOCK_TOKENS", "PENSTOCK_TOKENS_FILE"]):
+        with pytest.raises(TokensMissing) as caught:
+            ServerSettings.from_env({name: named[name] for name in names})
+        where = " and ".join(name if name == "PENSTOCK_TOKENS" else repr(str(file)) for name in names)
+        assert str(caught.value).startswith(f"there is no token in {where}: write name:role:secret, one a line")
+        assert "canary" not in str(caught.value)
+    with pytest.raises(TokensMissing, match="there is no token in PENSTOCK_TOKENS_FILE: "):
+        ServerSettings.from_env({"PENSTOCK_TOKENS_FILE": ""})
+
+
+@pytest.mark.parametrize("text", NO_TOKENS)
+def test_one_place_with_tokens_is_enough(tmp_path: Path, text: str) -> None:
+    file, token = tmp_path / "tokens", f"ann:user:{SECRET}"
+    for said, written in ((text, token), (token, text)):
+        file.write_text(written)
+        found = ServerSettings.from_env({"PENSTOCK_TOKENS": said, "PENSTOCK_TOKENS_FILE": str(file)})
+        assert [one.user.name for one in found.tokens] == ["ann"]
 
 
 @pytest.mark.parametrize(

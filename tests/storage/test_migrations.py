@@ -11,6 +11,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from penstock.chat.ports import ChatRecord
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import StoreUnavailable
 from penstock.hosting.records import RunRecord
@@ -90,6 +91,52 @@ def test_an_older_database_is_upgraded_when_asked_and_never_by_opening_it(
     assert asyncio.run(migrate(url)) == older + 1 == asyncio.run(schema_version(url))
     _execute(url, "UPDATE runs SET colour = 'blue'")
     assert asyncio.run(_find(url)) == RUN
+
+
+def test_runs_of_version_2_are_there_after_the_upgrade_with_no_call_of_unknown_cost(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:2])
+        assert asyncio.run(migrate(url)) == 2
+    columns = "id, owner, graph_id, graph_version, input, limits, origin, status, created_ms, lease_until_ms, epoch"
+    figures = "output, cost_nanos, tokens_in, tokens_out, unresolved_nanos"
+    values = "'r', 'ann', 'g', 1, 'null', '{}', '{}', 'queued', 0, 0, 0, 'null', 7, 1, 2, 3"
+    _execute(url, f"INSERT INTO runs ({columns}, {figures}) VALUES ({values})")
+    with pytest.raises(StoreUnavailable, match="penstock db upgrade"):
+        asyncio.run(_find(url))
+    assert asyncio.run(migrate(url)) == newest_version() > 2
+    before = RUN._replace(cost_nanos=7, tokens_in=1, tokens_out=2, unresolved_nanos=3)
+    assert asyncio.run(_find(url)) == before == before._replace(unknown_costs=0)
+
+    async def count() -> RunRecord:
+        async with await open_stores(url) as stores:
+            await stores.runs.claim("w", now_ms=1, lease_ms=1)
+            return await stores.runs.update("r", 1, unknown_costs=4)
+
+    assert asyncio.run(count()).unknown_costs == 4
+
+
+def test_chats_of_version_2_are_somebodys_and_what_is_attached_there_stays(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:2])
+        asyncio.run(migrate(url))
+    content = "X'616263'" if url.startswith("sqlite") else r"'\x616263'"
+    data = """'{"attachments":[{"id":"f"}]}'"""
+    _execute(url, """INSERT INTO chats VALUES ('c', 'ann', '""', 'g', 0, 0, 'm')""")
+    columns = "chat_id, id, parent_id, role, content, at_ms, data, is_in_view"
+    _execute(url, f"""INSERT INTO messages ({columns}) VALUES ('c', 'm', '', 'user', '"q"', 0, {data}, 1)""")
+    _execute(url, f"""INSERT INTO attachments VALUES ('f', 'ann', '"a"', '"x/y"', 3, 0, {content})""")
+    asyncio.run(migrate(url))
+
+    async def look() -> None:
+        async with await open_stores(url) as stores:
+            assert await stores.chats.get("c") == ChatRecord("c", "ann", "", "g", 0, 0)
+            assert list(await stores.chats.remove_unused(9_000)) == []
+            await stores.chats.remove("c")
+            await stores.chats.detach("f")
+            assert await stores.chats.get("c") is None
+            assert await stores.chats.attachment("f") is not None, "who else refers to it was never written down"
+
+    asyncio.run(look())
 
 
 def test_a_newer_database_is_refused_and_left(url: str) -> None:

@@ -45,6 +45,23 @@ async def test_a_ledger_that_cannot_be_opened_closes_everything(tmp_path: Path) 
         await asyncio.get_running_loop().shutdown_default_executor()
 
 
+async def test_a_ledger_that_is_gone_is_not_made_again_once_runs_were_worked_on(tmp_path: Path) -> None:
+    path, ledger = tmp_path / "p.db", tmp_path / "p.db.ledger"
+    async with await open_stores(str(path)) as stores:
+        await stores.runs.add(RunRecord("r", "ann", "g", 1))
+    await asyncio.to_thread(ledger.unlink)
+    async with await open_stores(str(path)) as stores:  # a run that only waits has spent nothing
+        await stores.runs.claim("w", now_ms=1, lease_ms=1)
+    await asyncio.to_thread(ledger.unlink)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match=r"p\.db\.ledger' is gone.*put it back from a copy"):
+            await open_stores(str(path))
+    assert not await asyncio.to_thread(ledger.exists)
+    await asyncio.to_thread(ledger.touch)  # whoever has no copy, and says so
+    async with await open_stores(str(path)) as stores:
+        assert (await stores.runs.get("r")) is not None
+
+
 @pytest.mark.parametrize("turns", range(0, 40, 3))
 async def test_whoever_is_cancelled_while_stores_are_opened_leaves_nothing_open(tmp_path: Path, turns: int) -> None:
     async with census():

@@ -25,7 +25,7 @@ from penstock.runtime.call import Call, running_call
 from penstock.runtime.clamping import clamp
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable import points
-from penstock.runtime.durable.journal import Journal, must_be_json
+from penstock.runtime.durable.journal import COST_UNKNOWN, Journal, must_be_json
 from penstock.runtime.durable.keys import entered
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.runtime.durable.replay import paid, replay
@@ -68,6 +68,8 @@ class ModelRequest:
     """Whether the budget pays for less output than was wanted."""
     received: list[str] | None = None
     """The pieces of a streamed answer that have come."""
+    _is_told: bool = field(default=False, init=False)
+    """Whether somebody has had a piece of the streamed answer: then the request is not sent again."""
 
 
 @dataclass(slots=True)
@@ -209,6 +211,8 @@ class Model:
         response = cast(ModelResponse, made.result())
         record = made.record
         written = _written(self.name, request, response)
+        if record.cost_unknown:
+            written[COST_UNKNOWN] = True
         await journal.append(place.path, "llm", written, record.cost, record.tokens_in or 0, record.tokens_out or 0)
         return response
 
@@ -241,13 +245,17 @@ class Model:
         cost, tokens, output = clamp(context, name, self.count_input(request), wanted, min(self.floor, wanted))
         request.max_output_tokens = output
         request.is_clamped = output < wanted
-        work, retries = (self.request, self.retries) if told is None else (self._streamed(context, told), 0)
-        return door.acall(context, "llm", work, (request,), name, cost, name, None, retries, None, tokens)
+        retries = self.retries
+        if told is None:
+            return door.acall(context, "llm", self.request, (request,), name, cost, name, None, retries, None, tokens)
+        work, unless = self._streamed(context, told), (lambda: request._is_told) if retries else None
+        return door.acall(context, "llm", work, (request,), name, cost, name, None, retries, None, tokens, unless)
 
     def _streamed(self, context: ExecutionContext, told: Execution) -> Any:
         async def stream(request: ModelRequest) -> ModelResponse:
             source = context._source.path
             received = request.received = []
+            request._is_told = False
             calls_told = 0
             call = running_call.get()
             assert call is not None
@@ -262,9 +270,11 @@ class Model:
                         call.usage = piece
                     elif isinstance(piece, str):
                         received.append(piece)
+                        request._is_told = True
                         told.tell(context, TextDelta(piece, source))
                     elif calls_told < MAX_CALLS_PER_TURN:
                         calls_told += 1
+                        request._is_told = True
                         told.tell(context, ToolCallDelta(piece, source))
             raise TruncatedResponse(self.name, "".join(received))
 

@@ -33,7 +33,7 @@ from penstock.runtime.billing.usage import Reported
 from penstock.runtime.call import Call
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable import points
-from penstock.runtime.durable.journal import Journal, is_json
+from penstock.runtime.durable.journal import COST_UNKNOWN, Journal, is_json
 from penstock.runtime.durable.keys import entered
 from penstock.runtime.durable.replay import replay
 from penstock.runtime.options import must_be
@@ -358,6 +358,8 @@ async def _execute_once(
     written = {"name": result.name, "content": result.content, "is_error": result.is_error}
     written["value"] = result.value if is_json(result.value) else None
     record = bill[-1].record if bill else None
+    if record is not None and record.cost_unknown:
+        written[COST_UNKNOWN] = True
     cost, tokens_in, tokens_out = (0, 0, 0) if record is None else (record.cost, record.tokens_in, record.tokens_out)
     await journal.append(place.path, "tool", written, cost, tokens_in or 0, tokens_out or 0)
     return result

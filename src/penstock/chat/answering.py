@@ -57,11 +57,17 @@ class Answering:
                 del self._at_hand[next(iter(self._at_hand))]
 
     async def prepare(self, run: RunRecord) -> Prepared:
-        """The conversation on the way to the answer, and who in the graph is given it."""
+        """The conversation on the way to the answer, and who in the graph is given it.
+
+        A fork that was given an input where the chat enters the graph is given that as what the user said last.
+        """
         path = self._at_hand.pop(run.id, None) or await self._before_answer(run)
-        history = protocol.history_of(path)
+        history, of_graph = protocol.history_of(path), await self._of_graph(run.graph_id, run.graph_version)
+        for node_id, instead in (run.origin.get("inputs") or {}).items():
+            if node_id in of_graph["chat_scope"].entry_node_ids:
+                history = protocol.said_instead(history, instead)
         services: dict[str, Any] = {
-            **await self._of_graph(run.graph_id, run.graph_version),
+            **of_graph,
             "chat_input": {"messages": history},
             "user_tools": list(run.origin.get("user_tools") or ()),
             "attachments": self._loader(run.owner),

@@ -112,6 +112,19 @@ class MessageTree:
         parent = self._leaf if parent_id is None else self[parent_id].id
         return self._add(id, parent, role, content, at_ms, data)
 
+    def beside(
+        self,
+        message_id: str,
+        id: str,
+        role: Role,
+        content: str,
+        *,
+        at_ms: int,
+        data: Mapping[str, Any] | None = None,
+    ) -> ChatMessage:
+        """One more message where `message_id` stands, whoever said that: a sibling of it, and it is in view."""
+        return self._add(id, self[message_id].parent_id, role, content, at_ms, data)
+
     def edit(
         self, message_id: str, id: str, content: str, *, at_ms: int, data: Mapping[str, Any] | None = None
     ) -> ChatMessage:

@@ -23,6 +23,19 @@ class ChatRecord:
     """The graph that answers."""
     created_ms: int
     updated_ms: int
+    made_by: str = ""
+    """What made it of itself, so that it goes when its runs do; nothing for one that somebody made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """Where a key leads: a message, and what follows it."""
+
+    key: str
+    chat_id: str
+    message_id: str
+    replies: Sequence[ChatMessage]
+    """In the order they were added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +51,8 @@ class Attachment:
 
 
 class ChatStore(Protocol):
-    """Chats, their messages, and what is attached to them. Messages are never deleted."""
+    """Chats, their messages, and what is attached to them. Messages go with their chat; one that nobody was let
+    in to answer may be taken back."""
 
     async def create(self, chat: ChatRecord) -> ChatRecord:
         """Keep a new chat; one of that id and owner that is there already is given back. Conflict if another's."""
@@ -61,6 +75,13 @@ class ChatStore(Protocol):
         parent is missing; KeyError without such a chat.
         """
 
+    async def take_back(self, chat_id: str, message_ids: Sequence[str], *, in_view: str | None) -> None:
+        """Remove what was added a moment ago, because nobody was let in to answer it; what is not there is skipped.
+
+        Where it was in view, `in_view` comes into view again. Conflict if something that stays follows it; KeyError
+        without such a chat, or without the message that is to come into view.
+        """
+
     async def finish_message(
         self, chat_id: str, message_id: str, content: str, data: Mapping[str, Any], *, now_ms: int
     ) -> ChatMessage:
@@ -78,8 +99,29 @@ class ChatStore(Protocol):
     async def choose(self, chat_id: str, message_id: str) -> None:
         """Bring a message into view among its siblings; KeyError if it is not there."""
 
+    async def mark(self, key: str, chat_id: str, message_id: str) -> None:
+        """Have a key lead to a message, wherever it led before; KeyError if the message is not there."""
+
+    async def marked(self, keys: Sequence[str]) -> Marked | None:
+        """Where the first of the keys leads that leads anywhere."""
+
+    async def remove(self, chat_id: str) -> None:
+        """Remove a chat: what was said, its keys, what is remembered in it, and bytes that no other chat refers to.
+
+        Conflict while an answer is being written there, or a run of it has not ended. One that is not there is fine.
+        """
+
+    async def remove_unused(self, before_ms: int, *, limit: int = 1_000) -> Sequence[str]:
+        """Remove chats that nobody made (`made_by`), that were used last before then, and of which no run is kept.
+
+        Their ids, the one used longest ago first.
+        """
+
     async def attach(self, attachment: Attachment, content: bytes) -> Attachment:
-        """Keep bytes to refer to."""
+        """Keep bytes to refer to, in the `attachments` of a message's data, by `id`."""
+
+    async def detach(self, attachment_id: str) -> None:
+        """Remove bytes, unless a message refers to them."""
 
     async def attachment(self, attachment_id: str) -> tuple[Attachment, bytes] | None:
         """What was attached under that id."""

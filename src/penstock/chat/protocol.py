@@ -15,6 +15,7 @@ from penstock.chat.scope import CHAT_START_TYPES, services_for
 from penstock.hosting.records import HostedEvent, RunRecord, RunStatus
 from penstock.kernel.graph import GraphSpec
 from penstock.money import to_usd
+from penstock.nodes.chat_start import as_messages
 
 State = Literal["writing", "complete", "partial", "failed", "halted"]
 
@@ -46,6 +47,20 @@ def _said(message: ChatMessage) -> dict[str, Any]:
     if attached := message.data.get("attachments"):
         said["attachments"] = attached
     return said
+
+
+def said_instead(history: Sequence[Mapping[str, Any]], given: Any) -> list[dict[str, Any]]:
+    """The conversation with something else as the last thing that the user said, and nothing behind it.
+
+    What was attached to it stays. An object with `messages` stands for the whole conversation, as where there is none.
+    """
+    messages = [dict(one) for one in as_messages(given)]
+    if isinstance(given, Mapping) and "messages" in given:
+        return messages
+    said = [at for at, one in enumerate(history) if one["role"] == "user"]
+    if not said:
+        return [*map(dict, history), *messages]
+    return [*map(dict, history[: said[-1]]), {**history[said[-1]], **messages[0]}]
 
 
 def newest_text(history: Sequence[Mapping[str, Any]]) -> str:
@@ -110,6 +125,8 @@ def writing(run_id: str) -> dict[str, Any]:
 def written(run: RunRecord) -> dict[str, Any]:
     """The data of the answer of a run that has ended."""
     data = {"state": STATES[run.status], "run_id": run.id, "cost_usd": to_usd(run.cost_nanos), "attachments": []}
+    if run.unknown_costs:
+        data["unknown_costs"] = run.unknown_costs
     if run.error and run.status != "completed":
         data["error"] = as_content(run.error, MAX_ERROR)
     if run.stop_reason and run.status != "completed":

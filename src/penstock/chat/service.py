@@ -1,8 +1,9 @@
 """Chats: five ways to say something, and one way to be answered.
 
 The five entry points differ in the conversation they prepare and in nothing else: each adds to the tree what is said
-and an empty answer, and then `_answer` writes both down and submits a run, the same for all. The run belongs to the
-host, and what the graph does with the conversation is the graph's affair.
+and an empty answer, and then `_answer` submits a run, the same for all. Both are written down when the host has room
+for the run, and before the run is there: what is refused leaves the chat as it was, and a run finds what it answers.
+The run belongs to the host, and what the graph does with the conversation is the graph's affair.
 
 The answer is there from the beginning, in the state `writing`, and is finished when its run has ended, however it
 ended: what had been said by then is kept. Who owns a chat is checked here, also where a server has looked before.
@@ -11,7 +12,7 @@ ended: what had been said by then is kept. Who owns a chat is checked here, also
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -50,11 +51,12 @@ from penstock.chat.ports import Attachment, ChatRecord, ChatStore
 from penstock.chat.turn import ChatTurn
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InvalidValue
-from penstock.hosting.host import RunHost, UnknownGraph
+from penstock.hosting.host import Overloaded, RunHost, UnknownGraph
 from penstock.hosting.limits import RunLimits
 from penstock.hosting.points import passing
 from penstock.hosting.ports import Conflict, StoreUnavailable
 from penstock.hosting.records import RunRecord
+from penstock.hosting.work.patience import A_FEW, patiently
 from penstock.ids import new_run_id
 
 Limits = RunLimits | Mapping[str, Any] | None
@@ -103,8 +105,26 @@ class _Turn:
         return there == [*self.said] and self.user_id(len(ids)) not in tree
 
 
+def _said_for(answer_id: str) -> str:
+    """The id of what is said in the turn of an answer, where something is."""
+    return f"u-{answer_id.removeprefix('a-')}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Addition:
+    """What a turn adds to a chat."""
+
+    messages: Sequence[ChatMessage]
+    path: tuple[ChatMessage, ...]
+    """What leads to its answer."""
+    leaf_id: str | None
+    """What was the last in view before."""
+    begins_chat: bool
+
+
 Prepare = Callable[[MessageTree, _Turn], ChatMessage | None]
 """Adds to the tree what is said, if something is, and the empty answer; what was said."""
+Write = Callable[[], Awaitable[None]]
 
 
 class ChatService:
@@ -125,6 +145,7 @@ class ChatService:
         self._graphs: set[tuple[str, int | None]] = set()
         """Graphs and versions that were found here: what is there stays there."""
         self._answering = host.kinds[protocol.KIND] = Answering(chats, host.stores, clock)
+        host.forgetting[protocol.KIND] = chats.remove_unused
 
     # Chats.
 
@@ -132,13 +153,7 @@ class ChatService:
         self, *, owner: str, graph_id: str, title: str = "", chat_id: str | None = None
     ) -> ChatRecord:
         """A chat that `graph_id` answers in; one of that id that is the owner's already is given back."""
-        must_be_text("title", title, MAX_TITLE, "say it in fewer characters")
-        must_be_named("owner", owner)
-        must_be_named("graph_id", graph_id)
-        if chat_id is not None:
-            must_be_id("chat_id", chat_id)
-        now = self._now_ms()
-        return await self._chats.create(ChatRecord(chat_id or self._new_id(), owner, title, graph_id, now, now))
+        return await self._chats.create(self._new_chat(owner, graph_id, title, chat_id))
 
     async def get_chat(self, chat_id: str, *, owner: str | None = None) -> ChatRecord:
         """The chat; ChatUnknown if there is none, or it is another owner's."""
@@ -167,6 +182,14 @@ class ChatService:
         _must_have(await self.tree(chat_id, owner=owner), chat_id, message_id)
         await self._chats.choose(chat_id, message_id)
         return await self._tree(chat_id)
+
+    async def delete_chat(self, chat_id: str, *, owner: str | None = None) -> None:
+        """Remove a chat, what was said there, and what is attached there alone; its runs stay as long as runs do.
+
+        Conflict while an answer is being written there.
+        """
+        await self.tree(chat_id, owner=owner)  # an answer that nobody writes any more is closed there
+        await self._chats.remove(chat_id)
 
     async def attach(self, owner: str, name: str, media_type: str, content: bytes) -> Attachment:
         """Keep bytes that messages of this owner may refer to."""
@@ -206,7 +229,8 @@ class ChatService:
     ) -> ChatTurn:
         """Say something at the end of what is in view, or below `parent_id`, and be answered.
 
-        By the newest version of the graph, unless one is named; `about` is kept in the origin of the run, as JSON.
+        A turn that is under way there is not built upon, for nobody knows what it will say: this one goes beside it. By
+        the newest version of the graph, unless one is named; `about` is kept in the origin of the run, as JSON.
         """
         chat = await self.get_chat(chat_id, owner=owner)
         data = await self._said_with(content, attachments, owner)
@@ -214,7 +238,11 @@ class ChatService:
         def prepare(tree: MessageTree, turn: _Turn) -> ChatMessage:
             if parent_id is not None:
                 _must_have(tree, chat_id, parent_id)
-            said = tree.append(turn.user_id(), "user", content, at_ms=turn.at_ms, data=data, parent_id=parent_id)
+            beside = _first_under_way(tree) if parent_id is None else None
+            if beside is None:
+                said = tree.append(turn.user_id(), "user", content, at_ms=turn.at_ms, data=data, parent_id=parent_id)
+            else:
+                said = tree.beside(beside.id, turn.user_id(), "user", content, at_ms=turn.at_ms, data=data)
             _add_answer(tree, turn)
             return said
 
@@ -235,29 +263,35 @@ class ChatService:
         user_tools: Sequence[str] = (),
         version: int | None = None,
         about: Mapping[str, Any] | None = None,
+        parent_id: str | None = None,
+        made_by: str = "",
     ) -> ChatTurn:
-        """Say something to a graph, in a chat that is made for it, and be answered; `version` as for `stream_chat`."""
+        """Say something to a graph, in a chat that is made for it, and be answered; `version` as for `stream_chat`.
+
+        In one that is there already, below `parent_id`. One that is `made_by` something goes when its runs do.
+        """
         messages = _as_messages(said)
         data = await self._said_with(messages[-1][1], attachments, owner)
         said_here = [content for _, content in messages]
         turn = self._turn(limits, run_id, user_tools, *said_here, version=version, about=about)
         must_be_text("title", title, MAX_TITLE, "say it in fewer characters")
         title = title or protocol.as_content(" ".join(messages[-1][1].split())[:TITLE_CHARACTERS])
-        id = chat_id or (f"c-{turn.answer_id[2:]}" if turn.is_named else None)
-        if not turn.is_named:  # else it may be there already, and nothing is taken on
-            await self._host.must_have_room(owner)
-        chat = await self.create_chat(owner=owner, graph_id=graph_id, title=title, chat_id=id)
-        if chat.graph_id != graph_id:
-            raise Conflict(f"chat {chat.id!r} is one with graph {chat.graph_id!r}; leave its id out to begin another")
+        id = chat_id or (f"c-{turn.digest}" if turn.is_named else None)
+        chat = self._new_chat(owner, graph_id, title, id, made_by)
+        there = None if id is None else await self._chats.get(id)
+        if there is not None:
+            _must_be_with(there, chat)
 
         def prepare(tree: MessageTree, turn: _Turn) -> ChatMessage:
+            below = parent_id if parent_id is None else _must_have(tree, chat.id, parent_id).id
             for number, (role, content) in enumerate(messages[:-1], 1):
-                tree.append(turn.user_id(number), role, content, at_ms=turn.at_ms)
-            last = tree.append(turn.user_id(), "user", messages[-1][1], at_ms=turn.at_ms, data=data)
+                tree.append(turn.user_id(number), role, content, at_ms=turn.at_ms, parent_id=below)
+                below = None
+            last = tree.append(turn.user_id(), "user", messages[-1][1], at_ms=turn.at_ms, data=data, parent_id=below)
             _add_answer(tree, turn)
             return last
 
-        return await self._answer(chat, prepare, turn)
+        return await self._answer(there or chat, prepare, turn, begins=there is None)
 
     async def continue_message(
         self,
@@ -326,8 +360,8 @@ class ChatService:
 
     # The one path.
 
-    async def _answer(self, chat: ChatRecord, prepare: Prepare, turn: _Turn) -> ChatTurn:
-        """Write down what is said and an empty answer, and submit the run that fills it."""
+    async def _answer(self, chat: ChatRecord, prepare: Prepare, turn: _Turn, *, begins: bool = False) -> ChatTurn:
+        """Submit a run, and write down before it what is said and the empty answer that it fills."""
         if turn.is_named and (known := await self._host.get(turn.run_id)) is not None:
             there = self._known(chat, known)
             if turn.version not in (None, known.graph_version):
@@ -338,13 +372,41 @@ class ChatService:
         if turn.answer_id in tree:  # asked for before, and interrupted before its run was there
             _must_be_in(tree, turn)
             return await self._submit(chat, turn, turn.user_id() if turn.user_id() in tree else None)
-        before = len(tree)
+        before, leaf = len(tree), tree.leaf
         said = _prepared(tree, prepare, turn)
         await self._check(chat, turn)
-        await self._chats.add_messages(chat.id, [*islice(tree, before, None)], now_ms=turn.at_ms)
+        new = _Addition(
+            [*islice(tree, before, None)], tree.before(turn.answer_id), None if leaf is None else leaf.id, begins
+        )
+        return await self._add(chat, turn, new, None if said is None else said.id)
+
+    async def _add(self, chat: ChatRecord, turn: _Turn, new: _Addition, user_message_id: str | None) -> ChatTurn:
+        """Submit the run of a turn that is new; if it is refused, the chat is as it was."""
+        try:
+            return await self._submit(chat, turn, user_message_id, lambda: self._write(chat, turn, new))
+        except (Overloaded, Conflict):  # nothing was written, or it is another's
+            raise
+        except StoreUnavailable:
+            if turn.is_named:  # whoever named the run asks for it again, and finds the answer as it was
+                raise
+            run = await self._taken_back(chat.id, turn, new)
+            if run is None:
+                raise
+            return self._known(chat, run)
+        except BaseException as error:
+            await self._give_up(chat.id, turn, f"{type(error).__name__}: {error}")
+            raise
+
+    async def _write(self, chat: ChatRecord, turn: _Turn, new: _Addition) -> None:
+        """What a run will look for."""
+        if new.begins_chat:
+            _must_be_with(await self._chats.create(chat), chat)
+        try:
+            await self._chats.add_messages(chat.id, new.messages, now_ms=turn.at_ms)
+        except KeyError:  # it was removed meanwhile
+            raise ChatUnknown(chat.id) from None
         passing("chat.said")
-        self._answering.keep_at_hand(turn.run_id, tree.before(turn.answer_id))
-        return await self._submit(chat, turn, None if said is None else said.id)
+        self._answering.keep_at_hand(turn.run_id, new.path)
 
     async def _check(self, chat: ChatRecord, turn: _Turn) -> None:
         """What would keep the run from being taken on at any time is said before anything is written."""
@@ -358,7 +420,9 @@ class ChatService:
                 raise UnknownGraph(chat.graph_id, turn.version)
             self._graphs.add((chat.graph_id, turn.version))
 
-    async def _submit(self, chat: ChatRecord, turn: _Turn, user_message_id: str | None) -> ChatTurn:
+    async def _submit(
+        self, chat: ChatRecord, turn: _Turn, user_message_id: str | None, first: Write | None = None
+    ) -> ChatTurn:
         origin: dict[str, Any] = {
             "kind": protocol.KIND,
             "chat_id": chat.id,
@@ -369,26 +433,35 @@ class ChatService:
             origin["user_tools"] = list(turn.user_tools)
         if turn.about:
             origin["about"] = dict(turn.about)
-        try:
-            run = await self._host.submit(
-                owner=chat.owner,
-                graph_id=chat.graph_id,
-                version=turn.version,
-                limits=turn.limits,
-                run_id=turn.run_id,
-                origin=origin,
-            )
-        except BaseException as error:
-            await self._give_up(chat, turn, error)
-            raise
+        run = await self._host.submit(
+            owner=chat.owner,
+            graph_id=chat.graph_id,
+            version=turn.version,
+            limits=turn.limits,
+            run_id=turn.run_id,
+            origin=origin,
+            first=first,
+        )
         return self._known(chat, run)
 
-    async def _give_up(self, chat: ChatRecord, turn: _Turn, error: BaseException) -> None:
+    async def _taken_back(self, chat_id: str, turn: _Turn, new: _Addition) -> RunRecord | None:
+        """Take back what was said, for whoever is told to come back says it again; the run, if it is there after all.
+
+        If the store is still away, or somebody has said something below it by then, it stays, and `tree` closes it.
+        """
+        ids = [one.id for one in new.messages]
+        with suppress(StoreUnavailable, Conflict, KeyError):
+            if (run := await patiently(lambda: self._host.get(turn.run_id), A_FEW)) is not None:
+                return run
+            await patiently(lambda: self._chats.take_back(chat_id, ids, in_view=new.leaf_id), A_FEW)
+            if new.begins_chat:
+                await patiently(lambda: self._chats.remove(chat_id), A_FEW)
+        return None
+
+    async def _give_up(self, chat_id: str, turn: _Turn, why: str) -> None:
         """There may be no run that would ever finish the answer: then say why. If that fails too, `tree` does later."""
-        if turn.is_named and isinstance(error, StoreUnavailable):
-            return  # whoever named the run asks for it again, and finds the answer as it was
-        with suppress(StoreUnavailable, Conflict):
-            await self._closed(chat.id, turn.answer_id, turn.run_id, f"{type(error).__name__}: {error}")
+        with suppress(StoreUnavailable, Conflict, KeyError):  # it may not have been written yet
+            await self._closed(chat_id, turn.answer_id, turn.run_id, why)
 
     async def _closed(self, chat_id: str, message_id: str, run_id: str, why: str) -> bool:
         """Finish an answer that no run will; whether there is none."""
@@ -419,6 +492,15 @@ class ChatService:
         return MessageTree.of(*await self._chats.messages(chat_id))
 
     # What is given.
+
+    def _new_chat(self, owner: str, graph_id: str, title: str, chat_id: str | None, made_by: str = "") -> ChatRecord:
+        must_be_text("title", title, MAX_TITLE, "say it in fewer characters")
+        must_be_named("owner", owner)
+        must_be_named("graph_id", graph_id)
+        if chat_id is not None:
+            must_be_id("chat_id", chat_id)
+        now = self._now_ms()
+        return ChatRecord(chat_id or self._new_id(), owner, title, graph_id, now, now, made_by)
 
     def _turn(
         self,
@@ -466,8 +548,26 @@ def _prepared(tree: MessageTree, prepare: Prepare, turn: _Turn) -> ChatMessage |
         raise ChatLimitReached("messages of the chat", len(tree), most, "begin another one") from None
 
 
+def _first_under_way(tree: MessageTree) -> ChatMessage | None:
+    """Where a turn that is under way at the end of what is in view begins; None if nothing is being written there."""
+    first, last = None, tree.leaf
+    while last is not None and last.data.get("state") == "writing":
+        said = _said_for(last.id)
+        first = tree[said] if last.parent_id == said else last
+        last = None if first.parent_id is None else tree[first.parent_id]
+    return first
+
+
 def _add_answer(tree: MessageTree, turn: _Turn) -> None:
     tree.append(turn.answer_id, "assistant", "", at_ms=turn.at_ms, data=protocol.writing(turn.run_id))
+
+
+def _must_be_with(chat: ChatRecord, asked: ChatRecord) -> None:
+    """Conflict unless the chat of that id is the same owner's, and with the same graph."""
+    if chat.owner != asked.owner:
+        raise Conflict(f"chat {chat.id!r} is another owner's; give this one an id of its own")
+    if chat.graph_id != asked.graph_id:
+        raise Conflict(f"chat {chat.id!r} is one with graph {chat.graph_id!r}; leave its id out to begin another")
 
 
 def _must_be_in(tree: MessageTree, turn: _Turn) -> None:

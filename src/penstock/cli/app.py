@@ -50,7 +50,7 @@ def penstock(
     \b
     Exit codes:
       0 ok   2 failed, or the graph is not valid   3 halted by a limit
-      64 wrong command line   130 cancelled
+      4 a chat waits for an answer that nobody here can give   64 wrong command line   130 cancelled
     """
     if show_version:
         say(version())

@@ -137,7 +137,7 @@ class Terminal:
         lines += [[(f"  {printable(line)}", "")] for line in rest]
         lines += [[(f"  {line}", "")] for line in titled("value", request.value)]
         self._screen.show(*lines, whole=True)
-        _forget_what_was_typed(self._descriptor)
+        forget_what_was_typed(self._descriptor)
 
     async def _heard(self, request: ApprovalRequest) -> Answer:
         ends = 0
@@ -209,7 +209,8 @@ def _value(given: str) -> Any:
         return text
 
 
-def _forget_what_was_typed(descriptor: int) -> None:
+def forget_what_was_typed(descriptor: int) -> None:
+    """Drop what nobody has read yet: it was typed before the question could be seen."""
     import termios
 
     with suppress(termios.error):

@@ -16,6 +16,8 @@ class Exit(IntEnum):
     """The graph is not valid, or what it runs has failed."""
     HALTED = 3
     """A limit, a hook or a breaker stopped the run."""
+    WAITING = 4
+    """A run waits for an answer, and nobody can be asked here: it goes on waiting where it runs."""
     USAGE = 64
     """The command line itself is wrong."""
     CANCELLED = 130
@@ -37,6 +39,12 @@ class Unwritten(Refused):
     """What was asked for is there, and cannot be written to where it should go."""
 
     code = Exit.FAILED
+
+
+class Waiting(Refused):
+    """A run asks something that nobody here can answer; the message says how to."""
+
+    code = Exit.WAITING
 
 
 class Failed(Refused):

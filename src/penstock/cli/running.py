@@ -136,10 +136,13 @@ def _loaded(asked: Asked, max_parallel: int | None, screen: Screen, out: TextIO 
 
 
 def _with_nodes(graph: GraphSpec, asked: Asked, screen: Screen, out: TextIO | None) -> Loaded:
+    from penstock.storage.memory import InProcessMemory  # brings the stores, which a Graph can do without
+
     registry = load_executors(asked.executors, graph)
     _check(graph, registry)
     offers = load_offers(asked.named)
-    services = {**offers.services, **_answering(graph, registry, asked, screen, out)}
+    kept = {"memory": InProcessMemory()}  # for as long as the run lasts
+    services = {**kept, **offers.services, **_answering(graph, registry, asked, screen, out)}
     return Loaded(graph, registry, services, offers.prices)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.hosting.admission import Overloaded as Overloaded
     from penstock.hosting.control import UnknownApproval as UnknownApproval
     from penstock.hosting.control import UnknownRun as UnknownRun
+    from penstock.hosting.host import GraphArchived as GraphArchived
     from penstock.hosting.host import RunHost as RunHost
     from penstock.hosting.host import UnknownGraph as UnknownGraph
     from penstock.hosting.limits import RunLimits as RunLimits
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 LATER = {
     "Conflict": "ports",
     "Fenced": "ports",
+    "GraphArchived": "host",
     "HostSettings": "settings",
     "HostedEvent": "records",
     "Overloaded": "admission",
@@ -53,6 +55,7 @@ LATER = {
 __all__ = [
     "Conflict",
     "Fenced",
+    "GraphArchived",
     "HostSettings",
     "HostedEvent",
     "Overloaded",

@@ -7,6 +7,7 @@ on runs in the same moment may exceed a queue by what each of them let in.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from penstock.errors import PenstockError
@@ -39,20 +40,37 @@ class Admission:
     def __init__(self, at: Workplace) -> None:
         self._at = at
         self._lock = asyncio.Lock()
+        self._places: Counter[str] = Counter()
+        """What is let in and not in the queue yet, by owner: a place is kept for it."""
         self._takes_s = FIRST_GUESS_S
 
-    async def admit(self, owner: str, add: Callable[[], Awaitable[RunRecord]]) -> RunRecord:
-        """Add a run, or say that there is no room for it; one after the other, so that a count stays true."""
-        async with self._lock:
-            await self.must_have_room(owner)
-            return await add()
+    async def admit(
+        self, owner: str, add: Callable[[], Awaitable[RunRecord]], first: Callable[[], Awaitable[None]] | None = None
+    ) -> RunRecord:
+        """Add a run, or say that there is no room for it; one after the other, so that a count stays true.
 
-    async def must_have_room(self, owner: str) -> None:
+        What has to be done `first` is done when there is room, and the run has its place for as long as that takes.
+        """
+        async with self._lock:
+            await self._must_have_room(owner)
+            if first is None:
+                return await add()
+            self._places[owner] += 1
+        try:
+            await first()
+            return await add()
+        finally:
+            self._places[owner] -= 1
+            self._places += Counter()  # owners that have none are forgotten
+
+    async def _must_have_room(self, owner: str) -> None:
         """Raise Overloaded if nothing more may queue now."""
-        queued = await self._queued(None)
+        # Before the queue is counted: what moves there meanwhile is counted twice, and never not at all.
+        kept, own = self._places.total(), self._places[owner]
+        queued = kept + await self._queued(None)
         self._check(queued, None, self._at.settings.max_queued)
         if queued >= self._at.settings.max_queued_per_owner:  # else no owner can have that many
-            self._check(await self._queued(owner), owner, self._at.settings.max_queued_per_owner)
+            self._check(own + await self._queued(owner), owner, self._at.settings.max_queued_per_owner)
 
     def took(self, seconds: float) -> None:
         """A run took so long: what retrying later is told by."""

@@ -21,6 +21,7 @@ from penstock.hosting.records import CLAIMED, ENDED, PARKED, CancelIntent, Hoste
 from penstock.hosting.work.durable import copy_journal
 from penstock.hosting.work.execution import GraphGone, HostedRun
 from penstock.hosting.work.forking import check_input, inputs_of, nodes_from
+from penstock.hosting.work.halts import halt_of, why_no_grant
 from penstock.hosting.work.patience import A_FEW, patiently
 from penstock.hosting.work.told import ENDINGS, clean, spent
 from penstock.hosting.work.workplace import Workplace
@@ -149,11 +150,16 @@ class Control:
     async def grant(self, run_id: str, more: RunLimits, by: str, within: RunLimits) -> RunRecord:
         """Raise the ceilings of a run that was halted by `more`, and let it go on; Conflict if that does not count.
 
-        Of several that come at the same moment one counts: what was halted once is granted more once.
+        Of several that come at the same moment one counts: what was halted once is granted more once. One that gives
+        nothing of what has halted the run is refused: it would halt at the same place.
         """
         run = await self.found(run_id)
         if run.status != "halted":
             raise Conflict(f"run {run_id!r} is {run.status}: only a run that a limit has halted is granted more")
+        halt = halt_of(await self._last(run))
+        refusal = None if halt is None else why_no_grant(run, halt, more)
+        if refusal is not None:
+            raise Conflict(refusal)
         limits = RunLimits.from_dict(run.limits).plus(more).within(within).to_dict()
         grant = {"limits": limits, "by": clean(by), "grant_id": new_run_id()}
         queued, told = await self._go_on(run, "run.granted", grant)

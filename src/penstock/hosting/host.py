@@ -28,10 +28,18 @@ from penstock.hosting.limits import RunLimits
 from penstock.hosting.points import passing
 from penstock.hosting.ports import Conflict, Fenced, HostStores, StoreUnavailable
 from penstock.hosting.reading import Reading
-from penstock.hosting.records import PARKED, QUEUED, ApprovalRecord, ApprovalState, HostedEvent, RunRecord
+from penstock.hosting.records import (
+    PARKED,
+    QUEUED,
+    ApprovalRecord,
+    ApprovalState,
+    GraphRecord,
+    HostedEvent,
+    RunRecord,
+)
 from penstock.hosting.settings import NO_CEILINGS, HostSettings
 from penstock.hosting.work.execution import HostedRun
-from penstock.hosting.work.retention import remove_ended, sweep_accounts
+from penstock.hosting.work.retention import remove, remove_ended, sweep_accounts
 from penstock.hosting.work.workplace import Prepared, RunKind, SteadyClock, Workplace
 from penstock.ids import new_run_id
 from penstock.kernel.executor import ExecutorRegistry
@@ -41,6 +49,7 @@ from penstock.runtime.watching.registry import CancelResult
 __all__ = [
     "UNSET",
     "CancelResult",
+    "GraphArchived",
     "HostSettings",
     "Overloaded",
     "Prepared",
@@ -74,6 +83,15 @@ class UnknownGraph(PenstockError):
         super().__init__(f"there is no {which}; save it first")
 
 
+class GraphArchived(PenstockError):
+    """A graph that was archived begins nothing new; what it has begun goes on."""
+
+    def __init__(self, graph_id: str) -> None:
+        self.graph_id = graph_id
+        again = f"PUT /api/graphs/{graph_id} again, or put it back into the list of the store"
+        super().__init__(f"graph {graph_id!r} is archived, and begins nothing new; to bring it back, {again}")
+
+
 class RunHost:
     """Runs graphs for whoever asks, within what its settings allow."""
 
@@ -90,14 +108,16 @@ class RunHost:
     ) -> None:
         self.stores = stores
         self.settings = settings
+        self.services: Mapping[str, Any] = {"memory": stores.memories, **(services or {})}
+        """What nodes depend on, by name; their memory is that of the stores, unless another one is given."""
         self._usual_limits = settings.default_limits.clipped(settings.ceilings)
         name = worker or f"{socket.gethostname()}:{os.getpid()}:{new_run_id()[-12:]}"
-        self._at = Workplace(
-            stores, settings, _registry(executors), dict(services or {}), name, clock, SteadyClock(clock)
-        )
+        self._at = Workplace(stores, settings, _registry(executors), self.services, name, clock, SteadyClock(clock))
         self._at.prices = prices
         self.kinds = self._at.kinds
         """What is to be done around runs, by the kind that their origin names."""
+        self.forgetting = self._at.forgetting
+        """What is to be removed with runs that are not kept any more."""
         self._here: dict[str, HostedRun] = {}
         self._tasks: dict[HostedRun, asyncio.Task[None]] = {}
         self._admission = Admission(self._at)
@@ -188,15 +208,15 @@ class RunHost:
         limits: RunLimits | Mapping[str, Any] | None = None,
         run_id: str | None = None,
         origin: Mapping[str, Any] | None = None,
+        first: Callable[[], Awaitable[None]] | None = None,
     ) -> RunRecord:
         """Take a run on. Asked again with the same `run_id` and the same of everything, it is the run that is there.
 
-        Overloaded if too many wait, UnknownGraph, Conflict if the id is another run's, InvalidValue for limits above
-        what may be asked for.
+        Overloaded if too many wait, UnknownGraph, GraphArchived, Conflict if the id is another run's, InvalidValue for
+        limits above what may be asked for. What is to be written `first`, because the run will look for it, is written
+        when nothing of this stands in the way any more, and just before the run is there.
         """
-        graph = await self.stores.graphs.get(graph_id, version)
-        if graph is None:
-            raise UnknownGraph(graph_id, version)
+        graph = await self.graph_to_begin(graph_id, version, run_id)
         run = RunRecord(
             _checked_id("run_id", new_run_id() if run_id is None else run_id),
             _checked_owner(owner),
@@ -206,11 +226,16 @@ class RunHost:
             self._limits(limits).to_dict(),
             {"kind": "run"} if origin is None else dict(origin),
         )
-        return await self._add(run, is_new=run_id is None)
+        return await self._add(run, is_new=run_id is None, first=first)
 
-    async def must_have_room(self, owner: str) -> None:
-        """Raise Overloaded if a run of this owner would not be taken on now: before anything else is written for it."""
-        await self._admission.must_have_room(owner)
+    async def graph_to_begin(self, graph_id: str, version: int | None = None, run_id: str | None = None) -> GraphRecord:
+        """The graph that a run would be of; UnknownGraph, or GraphArchived unless the run is there already."""
+        graph = await self.stores.graphs.get(graph_id, version)
+        if graph is None:
+            raise UnknownGraph(graph_id, version)
+        if graph.is_archived and (run_id is None or await self.stores.runs.get(run_id) is None):
+            raise GraphArchived(graph_id)
+        return graph
 
     async def get(self, run_id: str) -> RunRecord | None:
         """The run as it stands; None if there is none of that id."""
@@ -221,6 +246,10 @@ class RunHost:
         run_id, reason, by = _checked_id("run_id", run_id), _checked_text("reason", reason), _checked_text("by", by)
         return await self._control.cancel(run_id, reason, by)
 
+    async def remove(self, run_id: str) -> None:
+        """Remove a run that has ended with all it has left, before its time; Conflict if it has not ended."""
+        await remove(self._at, _checked_id("run_id", run_id))
+
     async def resume(self, run_id: str) -> RunRecord:
         """Let a run that was parked, halted or cancelled, or that failed, go on from where it was."""
         return await self._control.resume(run_id)
@@ -230,8 +259,8 @@ class RunHost:
     ) -> RunRecord:
         """Raise the ceilings of a run that was halted by `more`, and let it go on.
 
-        Conflict if it is not halted, or somebody else was first: then this grant does not count. InvalidValue if they
-        would be above `within`.
+        Conflict if it is not halted, or somebody else was first: then this grant does not count; or if it gives nothing
+        of what has halted the run. InvalidValue if they would be above `within`.
         """
         return await self._control.grant(run_id, _as_limits(more), _checked_text("by", by), within)
 
@@ -289,14 +318,16 @@ class RunHost:
     def _limits(self, asked: RunLimits | Mapping[str, Any] | None) -> RunLimits:
         return _as_limits({} if asked is None else asked).within(self.settings.ceilings).or_else(self._usual_limits)
 
-    async def _add(self, run: RunRecord, *, is_new: bool = False) -> RunRecord:
+    async def _add(
+        self, run: RunRecord, *, is_new: bool = False, first: Callable[[], Awaitable[None]] | None = None
+    ) -> RunRecord:
         """Keep a run, and let it begin."""
         made = RunRecord(
             run.id, run.owner, run.graph_id, run.graph_version, run.input, run.limits, run.origin,
             created_ms=self._at.now_ms(),
         )  # fmt: skip
         try:
-            added = await self._admission.admit(run.owner, lambda: self.stores.runs.add(made))
+            added = await self._admission.admit(run.owner, lambda: self.stores.runs.add(made), first)
         except Overloaded:
             if is_new or await self.stores.runs.get(run.id) is None:
                 raise

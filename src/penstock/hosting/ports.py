@@ -8,7 +8,7 @@ that another worker has taken over is refused as Fenced: a worker that slept thr
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.containment.ledger import LedgerStore
 from penstock.errors import PenstockError
@@ -22,6 +22,9 @@ from penstock.hosting.records import (
     RunStatus,
 )
 from penstock.runtime.durable.ports import JournalStore
+
+if TYPE_CHECKING:
+    from penstock.nodes.memory import MemoryStore
 
 
 class StoreUnavailable(PenstockError):
@@ -92,6 +95,9 @@ class RunStore(Protocol):
 
     async def remove_ended(self, before_ms: int, *, limit: int = 1_000) -> Sequence[str]:
         """Forget runs that ended before then, with their events, journal and approvals; which ones."""
+
+    async def remove(self, run_id: str) -> None:
+        """Forget one run in the same way; Conflict if it has not ended, and one that is not there is fine."""
 
 
 class EventStore(Protocol):
@@ -216,3 +222,6 @@ class HostStores(Protocol):
 
     @property
     def ledger(self) -> LedgerStore: ...
+
+    @property
+    def memories(self) -> MemoryStore: ...

@@ -72,6 +72,8 @@ class RunRecord(NamedTuple):
     tokens_out: int = 0
     unresolved_nanos: int = 0
     """What calls held whose bill nobody knows."""
+    unknown_costs: int = 0
+    """How many of its calls cost something that nobody could tell; if there are any, `cost_nanos` is a lower bound."""
 
 
 class HostedEvent(NamedTuple):
@@ -98,7 +100,7 @@ class GraphRecord:
     """SHA-256 of the document as canonical JSON."""
     created_ms: int = 0
     is_archived: bool = False
-    """Archived graphs are not listed; their runs go on, and their versions can be read."""
+    """Archived graphs are not listed, and begin nothing new; their runs go on, and their versions can be read."""
 
 
 ApprovalState = Literal["waiting", "approved", "edited", "rejected", "withdrawn"]

@@ -44,7 +44,7 @@ class ChatStart(Checked[ChatStartData]):
     ) -> ExecutionResult:
         """The newest thing that the user said; all that was said, if an edge wants it."""
         self.settings.read(data)
-        said = messages_in(context) or _given(context.execution.input)
+        said = messages_in(context) or as_messages(context.execution.input)
         outputs = {"output": DataValue("text", newest(said))}
         if runtime_of(context).outgoing_edges(str(context.node_id), "flow", "messages"):
             # Only then: outputs are written down, and each turn would write down the whole conversation again.
@@ -52,8 +52,8 @@ class ChatStart(Checked[ChatStartData]):
         return ExecutionResult(outputs)
 
 
-def _given(input: Any) -> list[Mapping[str, Any]]:
-    """What a run was given that belongs to no chat, as messages."""
+def as_messages(input: Any) -> list[Mapping[str, Any]]:
+    """What a run was given where a chat enters, as messages."""
     if not isinstance(input, Mapping) or "messages" not in input:
         return [{"role": "user", "content": as_text(input)}]
     messages = input["messages"]

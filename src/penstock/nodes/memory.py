@@ -94,6 +94,11 @@ def space_of_run(run_id: str) -> str:
     return f"run:{run_id}"
 
 
+def space_of_chat(chat_id: str) -> str:
+    """Where everything that runs in a chat remembers; whoever removes the chat forgets it."""
+    return f"chat:{chat_id}"
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryData(Data):
     """Whose memory it is, and what the node does in the flow."""
@@ -170,7 +175,7 @@ def _space(data: MemoryData, context: FlowContext) -> str:
     run = context.services.get("run")
     owner = run.get("owner") if isinstance(run, Mapping) else None
     if data.scope == "chat" and context.chat_id is not None:
-        return f"chat:{context.chat_id}"
+        return space_of_chat(context.chat_id)
     if data.scope == "owner" and owner:
         return f"owner:{owner}"
     return space_of_run(context.execution.run_id if context.run_id is None else context.run_id)

@@ -94,6 +94,11 @@ class Call(Taken):
         return None if self.state is None else self
 
     @property
+    def is_unpriced(self) -> bool:
+        """Whether it may be billed although nothing is held for it: a model call that nobody knows the price of."""
+        return self.record.kind == "llm" and not self.hinted and self._held_cost == 0
+
+    @property
     def attempt(self) -> int:
         """The how-manieth attempt this is; its record says so too, from the second on."""
         attempt: int = (self.record.metadata or {}).get("attempt", 1)
@@ -134,14 +139,15 @@ class Call(Taken):
                 accounts.charge(self.context._account, cost, input_tokens, output_tokens, 0)
             else:
                 raise LedgerError(f"the bill of call {self.node_id} is not open")
-            if self.unknown:
-                self.unknown = False
-                run.unknown_costs -= 1
+            was_unknown, self.unknown = self.unknown, False
+            run.unknown_costs -= was_unknown
             run.graph.settle_late(self.record, now_ns, cost, input_tokens, output_tokens)
         if run.shared is not None:
-            from penstock.runtime.durable.holding import note_late_bill
+            from penstock.runtime.durable import holding
 
-            note_late_bill(run.shared, self, cost, input_tokens, output_tokens)
+            if was_unknown:
+                holding.note_unknown(run.shared, self)
+            holding.note_late_bill(run.shared, self, cost, input_tokens, output_tokens)
 
     def result(self) -> Any:
         """The value; or raise what kept the call from having one."""

@@ -185,12 +185,16 @@ def acall(
     retries: int,
     degraded: Work | None,
     tokens: int | None = None,
+    unless: Callable[[], bool] | None = None,
 ) -> Coroutine[Any, Any, Call]:
-    """Await `fn(*args)` as one recorded, contained call; again, if it fails and may be retried."""
+    """Await `fn(*args)` as one recorded, contained call; again, if it fails and may be retried.
+
+    `unless` is asked after a failure whether this one may not, such as because somebody has a part of its value.
+    """
     # Every coroutine between the caller and the function costs time in each call: without retries there is one.
     if not retries:
         return attempt(context, kind, fn, args, name, hint, model, timeout_s, degraded, 1, tokens)
-    return _attempts(context, kind, fn, args, name, hint, model, timeout_s, degraded, retries, tokens)
+    return _attempts(context, kind, fn, args, name, hint, model, timeout_s, degraded, retries, tokens, unless)
 
 
 async def _attempts(
@@ -205,11 +209,12 @@ async def _attempts(
     degraded: Work | None,
     retries: int,
     tokens: int | None,
+    unless: Callable[[], bool] | None,
 ) -> Call:
     number = 1
     while True:
         made = await attempt(context, kind, fn, args, name, hint, model, timeout_s, degraded, number, tokens)
-        if made.decision is not RETRY or number > retries:
+        if made.decision is not RETRY or number > retries or (unless is not None and unless()):
             return made
         pause_s = retry_pause(made)
         if pause_s:

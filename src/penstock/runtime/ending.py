@@ -6,13 +6,11 @@ import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.containment import accounts
 from penstock.containment.limits import UNLIMITED
 from penstock.errors import CancelledError, Halted
 from penstock.money import format_usd
-from penstock.runtime.call import Call
 from penstock.runtime.cancellation import Cancellation
-from penstock.runtime.durable import holding
+from penstock.runtime.settlement import leave_running
 from penstock.stops import LIMIT_REASONS, Stop, StopReason, TerminationReason
 from penstock.tracing.events import ChildCompleteTrace, RunCompleted
 from penstock.tracing.lifecycle import Status
@@ -108,17 +106,12 @@ def end_run(context: ExecutionContext, error: BaseException | None) -> None:
 
 def _abandon(context: ExecutionContext, open_calls: list[CallRecord], now_ns: int, why: str) -> None:
     """End what is still open, newest first, so that children end before their parents. Under the lock."""
-    graph, contexts = context._run.graph, {child._base.number: child for child in _below(context)}
+    run, contexts = context._run, {child._base.number: child for child in _below(context)}
     for record in open_calls:
-        graph.end(record, now_ns, "halt", stop_reason=f"{StopReason.ABORTED}: {why}", abandoned=True)
+        leave_running(run, record, now_ns, f"{StopReason.ABORTED}: {why}")
         child = contexts.get(record.number)
         if child is not None:
             _tell_parent(child, _reason_of(child.stop) if child.stop else TerminationReason.CONTEXT_CANCELED, now_ns)
-        call = record.owner
-        if isinstance(call, Call) and call.hold is not None and call.hold.state == "held":
-            accounts.leave_unresolved(call.hold)
-            if context._run.shared is not None:
-                holding.note_end(context._run.shared, call)
 
 
 def _below(context: ExecutionContext) -> Iterator[ExecutionContext]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.containment import accounts
 from penstock.containment.safety import Decision
@@ -29,7 +29,10 @@ from penstock.runtime.locking import unlock
 from penstock.stops import Stop, StopReason
 from penstock.tracing.events import DivergenceTrace
 from penstock.tracing.lifecycle import Status
-from penstock.tracing.record import OPEN, count_retry
+from penstock.tracing.record import OPEN, CallRecord, count_retry, mark_cost_unknown
+
+if TYPE_CHECKING:
+    from penstock.runtime.run import Run
 
 _FIELDS_OF_A_CANCEL = vars(CancelledError()).keys()
 
@@ -66,9 +69,8 @@ def succeed(call: Call, value: Any) -> None:
     try:  # in place of `with`: see `locking`
         lock.acquire()
         accounts.settle(call, cost, tokens_in, tokens_out, stop is None)
-        if not known:
-            run.unknown_costs += 1
-            call.unknown = True
+        if known is call.unknown:
+            _note_unknown(call, not known)
         used = cost or tokens_in or tokens_out
         if used and (tokens_in + tokens_out > call._held_tokens or (cost > call._held_cost and not call.hinted)):
             run.learn(record.kind, 0 if call.hinted else cost, tokens_in + tokens_out)
@@ -280,9 +282,9 @@ def settle_and_end(
             accounts.release(call)
         elif call.state == "held":
             accounts.leave_unresolved(call)
-        if not known or (bill is None and not free and _held_for_nothing(call) and error is not call.failed_below):
-            run.unknown_costs += 1
-            call.unknown = True
+        unknown = not known or (bill is None and not free and call.is_unpriced and error is not call.failed_below)
+        if unknown is not call.unknown:
+            _note_unknown(call, unknown)
         failed = type(error).__name__
         ended = run.graph.end(record, now_ns, status, cost, tokens_in or None, tokens_out or None, told, failed)
         if not ended and cost:
@@ -298,9 +300,31 @@ def settle_and_end(
     return ended
 
 
-def _held_for_nothing(call: Call) -> bool:
-    """Whether the call may have been billed although nothing was held for it."""
-    return call.record.kind == "llm" and not call.hinted and call._held_cost == 0
+def _note_unknown(call: Call, unknown: bool) -> None:
+    """Nobody can tell what the call costs; or, of one that was abandoned, somebody can after all.
+
+    To be written down before its end is; the caller holds the lock.
+    """
+    run = call.context._run
+    run.unknown_costs += 1 if unknown else -1
+    call.unknown = unknown
+    if unknown and call.record.end_seq == OPEN:
+        mark_cost_unknown(call.record)
+    if run.shared is not None:
+        holding.note_unknown(run.shared, call)
+
+
+def leave_running(run: Run, record: CallRecord, now_ns: int, why: str) -> None:
+    """End the record of a call whose function still runs; what it holds stays taken as unresolved. Under the lock."""
+    call = record.owner
+    held = call if isinstance(call, Call) and call.state == "held" else None
+    if held is not None and held.is_unpriced:
+        _note_unknown(held, True)
+    run.graph.end(record, now_ns, "halt", stop_reason=why, abandoned=True)
+    if held is not None:
+        accounts.leave_unresolved(held)
+        if run.shared is not None:
+            holding.note_end(run.shared, held)
 
 
 def abandon(call: Call, stop: Stop) -> bool:
@@ -317,12 +341,7 @@ def abandon(call: Call, stop: Stop) -> bool:
             return False
         below = [one for one in run.graph.open_calls() if one is record or one.is_under(record)]
         for one in below:
-            run.graph.end(one, now_ns, "halt", stop_reason=str(stop), abandoned=True)
-            left = one.owner
-            if isinstance(left, Call) and left.state == "held":
-                accounts.leave_unresolved(left)
-                if run.shared is not None:
-                    holding.note_end(run.shared, left)
+            leave_running(run, one, now_ns, str(stop))
     if run.shared is not None:
         run.shared.catch_up_soon()
     if run.breaker is not None:

@@ -26,6 +26,7 @@ from penstock.server.guards.origin import OriginGuard
 from penstock.server.mcp import create_mcp
 from penstock.server.metrics import Metrics
 from penstock.server.openai.router import create_openai_router
+from penstock.server.openapi import DescribedApp
 from penstock.server.parts import Parts
 from penstock.server.readiness import Readiness
 from penstock.server.routes import approvals, graphs, meta, runs
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 TITLE = "Penstock"
 DESCRIPTION = "An agent-graph runtime whose limits hold."
+ERROR = {"model": ErrorShown, "description": "What went wrong"}
 
 
 def create_app(
@@ -55,17 +57,17 @@ def create_app(
     """The whole server as one ASGI app; the host is its caller's to start and to close."""
     settings = settings or ServerSettings()
     metrics = Metrics()
-    graphs_to_run = Runnable(host.executors)
+    graphs_to_run = Runnable(host.executors, host.services)
     streams, readiness = Streams(settings, metrics), Readiness(stores, settings.ready_timeout_s, clock)
     parts = Parts(host, chats, stores, graphs_to_run, settings, metrics, streams, readiness, clock)
-    app = FastAPI(
+    app = DescribedApp(
         title=TITLE,
         description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        responses={"default": {"model": ErrorShown, "description": "What went wrong"}},
+        responses={"4XX": ERROR, "5XX": ERROR},
         exception_handlers=dict.fromkeys((PenstockError, RequestValidationError, HTTPException), on_error),
         middleware=[
             Middleware(Envelope, metrics=metrics, clock=clock),
@@ -76,11 +78,12 @@ def create_app(
         ],
         lifespan=_lifespan,
     )
+    app.needs_tokens = bool(settings.tokens)
     app.state.parts = parts
     for routes in (meta, graphs, runs, approvals, conversations):
         app.include_router(routes.router)
     app.include_router(create_openai_router(host, chats, stores, graphs_to_run, streams=parts.streams))
-    mcp = create_mcp(host, chats, stores, graphs_to_run, streams=parts.streams)
+    mcp = create_mcp(host, chats, stores, graphs_to_run, settings=settings, streams=parts.streams)
     app.router.routes.append(Route("/mcp", mcp, include_in_schema=False))
     app.state.living = (mcp,)  # what is entered when the server begins, and left when it ends
     return app

@@ -70,6 +70,16 @@ class TokensInvalid(PenstockError):
         super().__init__(f"token {line}: {expected}; a token is written {shape}")
 
 
+class TokensMissing(PenstockError):
+    """Tokens were named, and there are none: whoever names them wants them asked for."""
+
+    def __init__(self, *named: str) -> None:
+        self.named = named
+        where = " and ".join(named)
+        instead = "leave it out to let in everybody on this machine, as an admin"
+        super().__init__(f"there is no token in {where}: write name:role:secret, one a line, or {instead}")
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     """A user, and the SHA-256 of the secret that proves it; the secret itself is not kept."""
@@ -173,15 +183,20 @@ def _digest(secret: bytes) -> bytes:
     return hashlib.sha256(secret).digest()
 
 
-def token_of(tokens: Iterable[Token], authorization: bytes | None) -> Token | None:
-    """The token in an Authorization header, be it good or over; every one is compared, so the time says not which."""
-    scheme, _, secret = (authorization or b"").partition(b" ")
-    presented = _digest(secret.strip())
+def secret_in(authorization: bytes) -> bytes | None:
+    """What an Authorization header presents; None if it is nothing, or for another scheme."""
+    scheme, _, secret = authorization.partition(b" ")
+    return secret.strip() or None if scheme.lower() == b"bearer" else None
+
+
+def token_of(tokens: Iterable[Token], secret: bytes) -> Token | None:
+    """The token of that secret, be it good or over; every one is compared, so the time says not which."""
+    presented = _digest(secret)
     found: Token | None = None
     for token in tokens:
         if hmac.compare_digest(token.digest, presented):
             found = token
-    return found if scheme.lower() == b"bearer" else None
+    return found
 
 
 def current_user(request: Request) -> User:
@@ -195,8 +210,8 @@ WRITE: Mapping[str, Access] = {"POST": "user"}
 
 ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/": {"GET": "open"},
-    "/health": {"GET": "open"},
-    "/ready": {"GET": "open"},
+    "/health": {"GET": "open", "HEAD": "open"},
+    "/ready": {"GET": "open", "HEAD": "open"},
     "/metrics": {"GET": "admin"},
     "/api/openapi.json": READ,
     "/api/me": READ,
@@ -220,7 +235,7 @@ ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/api/approvals/{approval_id}/edit": WRITE,
     "/api/approvals/{approval_id}/reject": WRITE,
     "/api/chats": {"GET": "viewer", "POST": "user"},
-    "/api/chats/{chat_id}": {"GET": "viewer", "PATCH": "user"},
+    "/api/chats/{chat_id}": {"GET": "viewer", "PATCH": "user", "DELETE": "user"},
     "/api/chats/{chat_id}/messages": WRITE,
     "/api/chats/{chat_id}/messages/{message_id}/continue": WRITE,
     "/api/chats/{chat_id}/messages/{message_id}/retry": WRITE,
@@ -233,7 +248,7 @@ ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/v1/models/{model_id}": READ,
     "/v1/chat/completions": WRITE,
     "/v1/responses": WRITE,
-    "/v1/responses/{response_id}": READ,
+    "/v1/responses/{response_id}": {"GET": "viewer", "DELETE": "user"},
     "/v1/responses/{response_id}/cancel": WRITE,
     "/mcp": {"GET": "user", "POST": "user", "DELETE": "user"},
 }

@@ -20,7 +20,7 @@ from penstock.chat.limits import AttachmentUnknown, ChatUnknown, MessageUnknown
 from penstock.errors import Halted, InvalidValue, PenstockError, RunEnded
 from penstock.hosting.admission import Overloaded
 from penstock.hosting.control import UnknownApproval, UnknownRun
-from penstock.hosting.host import UnknownGraph
+from penstock.hosting.host import GraphArchived, UnknownGraph
 from penstock.hosting.ports import Conflict, Fenced
 from penstock.kernel.graph import GraphInvalid, Problem
 from penstock.server import outages
@@ -39,6 +39,7 @@ STATUS: Mapping[type[Exception], tuple[int, str]] = {
     ChatUnknown: (404, "not_found"),
     MessageUnknown: (404, "not_found"),
     AttachmentUnknown: (404, "not_found"),
+    GraphArchived: (409, "conflict"),
     Fenced: (409, "conflict"),
     Conflict: (409, "conflict"),
     RunEnded: (409, "conflict"),
@@ -172,7 +173,13 @@ def _shape(error: ApiError) -> dict[str, Any]:
 
 def _openai_shape(error: ApiError) -> dict[str, Any]:
     kind = OPENAI_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    return {"message": str(error), "type": kind, "param": error.path, "code": error.code}
+    return {"message": str(error), "type": kind, "param": param_of(error), "code": error.code}
+
+
+def param_of(error: ApiError) -> str | None:
+    """The field of the request that an error is about, as OpenAI's clients read it; None for the whole body."""
+    path = (error.path or "").removeprefix("$").removeprefix(".")
+    return path.replace("[", ".").replace("]", "") or None
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:

@@ -33,9 +33,11 @@ class Figure(NamedTuple):
 
 
 COST, TOKENS, EVENTS = "penstock_runs_cost_usd_total", "penstock_runs_tokens_total", "penstock_events_stored_total"
+UNKNOWN = "penstock_runs_unknown_costs_total"
 ENDED, SECONDS = "penstock_runs_ended_total", "penstock_run_seconds"
 FIGURES: Mapping[str, Figure] = {
     "cost_nanos": Figure(COST, per_unit=1_000_000_000),
+    "unknown_costs": Figure(UNKNOWN),
     "tokens_in": Figure(TOKENS, {"direction": "input"}),
     "tokens_out": Figure(TOKENS, {"direction": "output"}),
     "events_stored": Figure(EVENTS),
@@ -47,6 +49,7 @@ TOOK_KEY = "took_ms"
 """How long all runs that have ended took, from when they first began."""
 HELP: Mapping[str, str] = {
     COST: "US dollars that the runs of this host have cost",
+    UNKNOWN: "Calls of the runs of this host whose cost nobody could tell: what they cost is missing in the cost",
     TOKENS: "Tokens that the runs of this host have used",
     EVENTS: "Events of runs that this host has stored",
     ENDED: "Runs that have ended on this host, by status and stop reason",

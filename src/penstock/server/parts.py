@@ -42,10 +42,12 @@ class Parts:
     readiness: Readiness
     clock: Clock
 
-    async def version_to_run(self, graph_id: str, version: int | None = None, *, in_chat: bool = False) -> int | None:
-        """The version that a run would be of, None if there is none; GraphInvalid if that one cannot run."""
-        graph = await self.stores.graphs.get(graph_id, version)
-        return None if graph is None else (await self.graphs.must_run(graph, in_chat=in_chat)).version
+    async def version_to_run(
+        self, graph_id: str, version: int | None = None, *, run_id: str | None = None, in_chat: bool = False
+    ) -> int:
+        """The version that a run would be of; UnknownGraph, GraphArchived, or GraphInvalid if it cannot run."""
+        graph = await self.host.graph_to_begin(graph_id, version, run_id)
+        return (await self.graphs.must_run(graph, in_chat=in_chat)).version
 
     def executors(self) -> ExecutorRegistry:
         """What stands behind the node types of graphs here."""

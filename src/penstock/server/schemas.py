@@ -1,5 +1,7 @@
 """What goes in and out as JSON: every field bounded, none that nobody knows.
 
+A number is a number of JSON, and no text that looks like one; only money may be either, for the sake of its cents.
+
 A body cannot say whose a thing is, which role somebody has, or what the host allows at most: there are no such fields.
 """
 
@@ -16,6 +18,7 @@ from penstock.chat.message import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord
 from penstock.hosting.limits import MAX_COUNT, RunLimits
 from penstock.hosting.records import ApprovalRecord, ApprovalState, GraphRecord, RunRecord, RunStatus
+from penstock.hosting.work.halts import Whose
 from penstock.kernel.graph import Problem
 from penstock.money import to_usd
 from penstock.server.errors import problem_details
@@ -26,6 +29,7 @@ MAX_NAME = 200
 MAX_REASON = 2_000
 MAX_MONEY_USD = 1_000_000
 MAX_TIMEOUT_S = 30 * 86_400
+MAX_VERSION = 2**31 - 1
 
 Id = Annotated[str, Field(pattern=ID)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -33,8 +37,9 @@ Title = Annotated[str, Field(max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f]*$"
 Reason = Annotated[str, Field(max_length=MAX_REASON)]
 Content = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
-Version = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Version = Annotated[int, Field(ge=1, le=MAX_VERSION, strict=True)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S, allow_inf_nan=False, strict=True)]
 Money = Annotated[Decimal, Field(ge=0, le=MAX_MONEY_USD, decimal_places=9, allow_inf_nan=False)]
 
 
@@ -60,7 +65,7 @@ class Limits(Body):
     max_tokens: Count | None = None
     max_api_calls: Count | None = None
     max_retries: Count | None = None
-    timeout_s: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)] | None = None
+    timeout_s: Seconds | None = None
 
     def to_run_limits(self) -> RunLimits:
         """The same, as the host takes them."""
@@ -94,7 +99,7 @@ class GraphVersion(Body):
 
     name: Name | None = None
     document: dict[str, Any]
-    expected_version: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    expected_version: Annotated[int, Field(ge=0, le=MAX_VERSION, strict=True)] | None = None
 
 
 class GraphDocument(Body):
@@ -211,6 +216,7 @@ class RunSummary(Shown):
     cost_usd: float
     cost_nanos: int
     unresolved_usd: float
+    unknown_costs: int
     tokens_in: int
     tokens_out: int
 
@@ -220,17 +226,33 @@ class RunSummary(Shown):
         return cls(**{**_run_fields(run), "origin": {key: one for key, one in run.origin.items() if key != "about"}})
 
 
+class Halt(Shown):
+    """The limit that has halted a run: `whose` it is, in which budget, how high, and at which node it was met."""
+
+    whose: Whose
+    budget: str
+    unit: str | None = None
+    limit: float | None = None
+    used: float | None = None
+    node_id: str | None = None
+
+
 class RunShown(RunSummary):
-    """A run as it stands; `last_seq` is the newest event this is true for."""
+    """A run as it stands; `last_seq` is the newest event this is true for.
+
+    `halted_by` is null unless the run is halted by a limit, and it is known whose.
+    """
 
     input: Any
     output: Any
     last_seq: int
+    halted_by: Halt | None
 
     @classmethod
-    def whole(cls, run: RunRecord, last_seq: int) -> RunShown:
+    def whole(cls, run: RunRecord, last_seq: int, halt: Mapping[str, Any] | None) -> RunShown:
         """The record as it is shown."""
-        return cls(**_run_fields(run), input=run.input, output=run.output, last_seq=last_seq)
+        halted_by = None if halt is None else Halt.model_validate(halt)
+        return cls(**_run_fields(run), input=run.input, output=run.output, last_seq=last_seq, halted_by=halted_by)
 
 
 def _run_fields(run: RunRecord) -> dict[str, Any]:

@@ -56,8 +56,7 @@ async def serve(
     try:
         async with await open_stores(url) as stores:
             settled = host_settings or HostSettings()
-            offered = {"memory": stores.memories, **(services or {})}
-            host = RunHost(stores, executors=executors, services=offered, settings=settled, prices=prices)
+            host = RunHost(stores, executors=executors, services=services, settings=settled, prices=prices)
             app = create_app(host, ChatService(host, stores.chats), stores, settings)
             server = ServerProcess(app)
             # The table of prices takes a second to load: here, and not on the loop when the first model is asked.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import InvalidValue
-from penstock.server.auth import Token, parse_tokens
+from penstock.server.auth import Token, TokensMissing, parse_tokens
 
 MiB = 1024 * 1024
 HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?|\[[0-9a-f:.]{2,45}\]")
@@ -51,6 +51,10 @@ class ServerSettings:
     """All that are under way at once, streams among them; fewer than connections, so that it is said properly."""
     max_streams: int = 1_000
     max_streams_per_user: int = 100
+    max_mcp_sessions: int = 1_000
+    max_mcp_sessions_per_user: int = 100
+    mcp_idle_s: float = 1_800.0
+    """How long a session of MCP is kept in which nothing is under way."""
     heartbeat_s: float = 15.0
     """How long a stream is silent before it says that it is there, and goes without a look at its token."""
     ready_timeout_s: float = 2.0
@@ -61,7 +65,7 @@ class ServerSettings:
         for name in _LIMITS:
             if _whole(name, getattr(self, name)) < 1:
                 raise InvalidValue(name, getattr(self, name), "at least 1")
-        for name in ("body_timeout_s", "heartbeat_s", "ready_timeout_s"):
+        for name in ("body_timeout_s", "mcp_idle_s", "heartbeat_s", "ready_timeout_s"):
             if not _is_time(getattr(self, name)):
                 raise InvalidValue(name, getattr(self, name), "a number of seconds from 0.001 to 86400")
         _check_each("allowed_hosts", self.allowed_hosts, HOST, "names such as penstock.example, without a port")
@@ -81,6 +85,7 @@ class ServerSettings:
     def from_env(cls, environ: Mapping[str, str], **given: Any) -> ServerSettings:
         """The settings in PENSTOCK_HOST, PENSTOCK_PORT, PENSTOCK_ALLOWED_HOSTS, PENSTOCK_ALLOWED_ORIGINS (lists with
         commas), PENSTOCK_TOKENS (as `parse_tokens` reads lines) and PENSTOCK_TOKENS_FILE; what is `given` counts more.
+        TokensMissing if tokens are named, and there are none.
         """
         found: dict[str, Any] = {}
         if "PENSTOCK_HOST" in environ:
@@ -109,14 +114,18 @@ def is_loopback(host: str) -> bool:
 
 
 def tokens_in(environ: Mapping[str, str]) -> tuple[Token, ...]:
-    """The tokens in PENSTOCK_TOKENS, and those in the file that PENSTOCK_TOKENS_FILE names."""
+    """The tokens in PENSTOCK_TOKENS, and those in the file that PENSTOCK_TOKENS_FILE names; none if neither is set."""
     lines = environ.get("PENSTOCK_TOKENS", "").splitlines()
     if file := environ.get("PENSTOCK_TOKENS_FILE"):
         try:
             lines += Path(file).read_text("utf-8").splitlines()
         except (OSError, UnicodeError) as error:
             raise InvalidValue("PENSTOCK_TOKENS_FILE", file, f"a text file ({type(error).__name__})") from None
-    return parse_tokens(lines)
+    tokens = parse_tokens(lines)
+    named = [name for name in ("PENSTOCK_TOKENS", "PENSTOCK_TOKENS_FILE") if name in environ]
+    if named and not tokens:
+        raise TokensMissing(*(repr(file) if file and name == "PENSTOCK_TOKENS_FILE" else name for name in named))
+    return tokens
 
 
 def _number(name: str, text: str) -> int:

@@ -134,6 +134,27 @@ def sqlite_path(url: str) -> Path:
     return Path(path).absolute()
 
 
+def ledger_path(path: Path) -> Path:
+    """The file of the ledger that belongs to a database in that file."""
+    return path.with_name(f"{path.name}.ledger")
+
+
+async def check_ledger(url: str) -> None:
+    """StoreUnavailable if runs of a database have spent, and its ledger is gone: nobody knows how much.
+
+    It is not made again, for that would be one in which nothing was spent.
+    """
+    if scheme_of(url) != "sqlite":
+        return
+    path = sqlite_path(url)
+    ledger = ledger_path(path)
+    if await versions.sqlite_lacks(path, ledger):
+        raise StoreUnavailable(
+            f"{str(ledger)!r} is gone, which has what the runs in {path.name!r} have spent; put it back from a copy: "
+            "it is not made again. An empty file of that name would begin anew, as if nothing had been spent"
+        )
+
+
 def _in_memory(clock: Clock) -> Stores:
     kept = MemoryStores(clock=clock)
     return Stores(
@@ -155,7 +176,8 @@ async def _in_sqlite(url: str, clock: Clock, fsync: bool) -> Stores:
     async with AsyncExitStack() as opened:
         database = await versions.open_sqlite(path, fsync=fsync)
         opened.push_async_callback(database.close)
-        ledger = await _made(lambda: SqliteLedgerStore(f"{path}.ledger", clock=clock, fsync=fsync))
+        await check_ledger(url)
+        ledger = await _made(lambda: SqliteLedgerStore(ledger_path(path), clock=clock, fsync=fsync))
         opened.push_async_callback(asyncio.to_thread, ledger.close)
         return _over(database, f"sqlite:///{path}", ledger, opened.pop_all())
     raise AssertionError("unreachable")

@@ -46,6 +46,7 @@ class Rare(NamedTuple):
     error_class: str | None = None
     abandoned: bool = False
     folded_from: int | None = None
+    cost_unknown: bool = False
 
 
 NOTHING_RARE = Rare()
@@ -132,6 +133,11 @@ class CallRecord:
         return self.rare.abandoned
 
     @property
+    def cost_unknown(self) -> bool:
+        """Whether it was billed when it ended and nobody could tell how much: `cost` is what is known of it."""
+        return self.rare.cost_unknown
+
+    @property
     def folded_from(self) -> int | None:
         """The number of its parent when it was folded away; None while it is kept one by one."""
         return self.rare.folded_from
@@ -204,6 +210,11 @@ class Settlement:
         self.cost = cost
         self.tokens_in = tokens_in
         self.tokens_out = tokens_out
+
+
+def mark_cost_unknown(call: CallRecord) -> None:
+    """Nobody can tell what the call costs that is about to end. The caller holds the lock of its run."""
+    call.rare = call.rare._replace(cost_unknown=True)
 
 
 def count_retry(call: CallRecord) -> None:

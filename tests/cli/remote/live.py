@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from penstock.agents.model import Model
 from penstock.chat.service import ChatService
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.nodes import executors as standard_executors
@@ -89,15 +90,16 @@ def serving(
     tokens: Sequence[Token] = (),
     graphs: Mapping[str, Mapping[str, Any]] | None = None,
     port: int = 0,
+    model: Model | None = None,
 ) -> Iterator[Live]:
-    """A server with the example graphs, until the block ends."""
+    """A server with the example graphs and the example model, or another in its place, until the block ends."""
     starting = _Starting()
 
     async def serve() -> None:
         stores = MemoryStores()
         settings = ServerSettings(port=port, tokens=tuple(tokens))
         listener = listen(settings)
-        models = {"example": ExampleModel(words_per_second=words_per_second)}
+        models = {"example": model or ExampleModel(words_per_second=words_per_second)}
         quick = HostSettings(tick_s=0.05, drain_s=0)
         async with RunHost(stores, executors=standard_executors(), services={"models": models}, settings=quick) as host:
             given = example_graphs() if graphs is None else graphs

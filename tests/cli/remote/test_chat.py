@@ -65,6 +65,21 @@ def test_a_message_is_said_in_a_chat_that_is_there(live: Live, penstock: Penstoc
     assert "It is message 2 of our conversation." in ended.out
 
 
+def test_a_message_that_comes_while_another_is_answered_is_a_branch_beside_it(slow: Live, penstock: Penstock) -> None:
+    with Terminal("chat", "assistant", "-m", "count to 1000", "--url", slow.url) as first:
+        first.until("1, 2, 3,")
+        (chat,) = slow.do(slow.stores.chats.list(owner="local"))
+        ended = penstock("chat", "--chat", chat.id, "-m", "count to 2", "--url", slow.url)
+        assert (ended.code, ended.out.splitlines()[0]) == (0, "1, 2.")
+        first.type("\x03")
+        assert first.end() == 130
+    messages, _ = slow.do(slow.stores.chats.messages(chat.id))
+    assert {one.content: one.parent_id for one in messages if one.role == "user"} == {
+        "count to 1000": None,
+        "count to 2": None,
+    }
+
+
 def test_a_limit_ends_the_answer_with_3(live: Live, penstock: Penstock) -> None:
     ended = penstock("chat", "pipeline", "-m", "hello", "--max-cost", "0.000001", "--url", live.url)
     assert ended.code == 3
@@ -164,25 +179,32 @@ def test_tools_and_agents_that_are_told_again_are_shown_once(capsys: pytest.Capt
     assert capsys.readouterr().out == "I read.\nLet me see.\n· calls look\nIt is 5, I think.\n· calls look\n"
 
 
-def test_a_question_waits_for_somebody_elsewhere_where_nobody_sits(live: Live) -> None:
-    asking = subprocess.Popen(
-        [*PENSTOCK, "chat", "publish", "-m", "spring", "--url", live.url],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+@pytest.mark.parametrize("arguments", [["publish", "-m", "spring"], ["publish"]])
+def test_a_question_that_nobody_can_be_asked_is_left_to_others_with_4(live: Live, arguments: list[str]) -> None:
+    ended = subprocess.run(
+        [*PENSTOCK, "chat", *arguments, "--url", live.url],
+        input="spring\nand this is not said any more\n",
+        capture_output=True,
         text=True,
         encoding="utf-8",
+        check=False,
     )
-    with asking:
-        assert asking.stdout is not None
-        shown = ""
-        while "it waits: penstock runs answer " not in shown:
-            shown += asking.stdout.readline()
-        (asked,) = live.do(live.stores.approvals.list())
-        live.do(live.host.answer(asked.id, "approved", by="local"))
-        shown += asking.stdout.read()
-    assert asking.returncode == 0
-    assert "? Publish this? You said: “spring”" in shown
-    assert "\nPublished: You said: “spring”" in shown
+    (run,) = live.do(live.stores.runs.list())
+    assert (ended.returncode, run.status) == (4, "waiting")
+    assert "? Publish this? You said: “spring”" in ended.stdout
+    assert f"standard input is no terminal to ask at, and {run.id} goes on waiting on the server" in ended.stderr
+    assert f"penstock runs answer {run.id} yes lets it go on, and no does not" in ended.stderr
+    (asked,) = live.do(live.stores.approvals.list())
+    live.do(live.host.answer(asked.id, "approved", by="local"))
+    assert live.ended(run.id) == "completed"
+
+
+def test_a_chat_that_waits_is_not_followed_where_nobody_can_be_asked(live: Live, penstock: Penstock) -> None:
+    assert penstock("chat", "publish", "-m", "spring", "--url", live.url).code == 4
+    (chat,) = live.do(live.stores.chats.list())
+    ended = penstock("chat", "--chat", chat.id, "--url", live.url)
+    assert (ended.code, "goes on waiting on the server" in ended.err) == (4, True)
+    live.do(live.host.cancel(live.do(live.stores.runs.list())[0].id))
 
 
 def test_a_question_that_was_answered_before_is_not_put_again(live: Live, penstock: Penstock) -> None:
@@ -267,6 +289,32 @@ def test_on_a_terminal_a_question_is_answered(live: Live, keys: str, outcome: st
         terminal.until("approve? [y/N] ")
         terminal.type(keys)
         terminal.until(outcome)
+        assert terminal.end() == 0
+
+
+@pytest.mark.parametrize(("keys", "outcome"), [("yes\n", "Published: You said"), ("n\n", "Not published: rejected")])
+def test_on_a_terminal_what_is_neither_yes_nor_no_is_asked_for_again(live: Live, keys: str, outcome: str) -> None:
+    with Terminal("chat", "publish", "-m", "spring", "--url", live.url, NO_COLOR="1") as terminal:
+        terminal.until("approve? [y/N] ")
+        for word in ("maybe", "count to 3", "yes, but later", ""):  # nothing is a no only where nothing else was said
+            terminal.type(f"{word}\n")
+            terminal.until("that is no answer; yes or no? ")
+        (asked,) = live.do(live.stores.approvals.list())
+        assert asked.state == "waiting"
+        terminal.type(keys)
+        terminal.until(outcome)
+        assert terminal.end() == 0
+
+
+def test_on_a_terminal_what_was_typed_before_a_question_answers_nothing(slow: Live) -> None:
+    with Terminal("chat", "publish", "-m", "spring", "--url", slow.url, NO_COLOR="1") as terminal:
+        terminal.until("You said")  # it is being written, and the question comes after it
+        terminal.type("\nyes\n")
+        terminal.until("approve? [y/N] ")
+        terminal.type("perhaps\n")
+        terminal.until("that is no answer; yes or no? ")
+        terminal.type("yes\n")
+        terminal.until("Published: You said")
         assert terminal.end() == 0
 
 

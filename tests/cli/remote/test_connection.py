@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
 import pytest
 
 from penstock.cli.exits import Failed, Refused
@@ -51,6 +54,40 @@ def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
 def test_where_nobody_listens_is_said_with_what_to_do() -> None:
     with Connection("http://127.0.0.1:9") as server, pytest.raises(Failed, match="penstock serve"):
         server.get("/health")
+
+
+class Parking(BaseHTTPRequestHandler):
+    """A server whose first stream of events ends with a run that is parked, and has ended when somebody asks for it."""
+
+    TOLD = (("run.started", 1), ("run.parked", 2), ("run.resumed", 3), ("run.completed", 4))
+
+    def do_GET(self) -> None:
+        if self.path.endswith("/events"):
+            after = int(self.headers["last-event-id"])
+            told = self.TOLD[:2] if not after else self.TOLD[after:]
+            body = "".join(f'id: {seq}\nevent: {kind}\ndata: {{"data": {{}}}}\n\n' for kind, seq in told)
+        else:
+            body = '{"status": "completed", "last_seq": 4}'
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is written to the terminal of the tests."""
+
+
+def test_a_run_that_ends_while_nobody_streams_it_is_told_to_its_end() -> None:
+    with HTTPServer(("127.0.0.1", 0), Parking) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        try:
+            with Connection(f"http://127.0.0.1:{listening.server_port}") as server:
+                assert [(event.type, event.seq) for event in server.events("r")] == [*Parking.TOLD]
+                assert list(server.events("r", after=4)) == []
+        finally:
+            listening.shutdown()
+            thread.join()
 
 
 def test_an_id_stays_one_part_of_a_path() -> None:

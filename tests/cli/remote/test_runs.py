@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
 
+from penstock.cli.loading import values
 from penstock.cli.remote.telling import dollars, used_by
+from penstock.server import schemas
+from penstock.server.examples import example_graphs
 from tests.cli.conftest import Ended, Penstock
 from tests.cli.remote.live import ANN, BOB, PENSTOCK, TOKENS, Live, cutting, serving
 
@@ -151,6 +157,23 @@ def test_a_halted_run_says_what_to_grant_and_goes_on_with_it(live: Live, runs: A
     refused = runs("grant", run_id, "--max-steps", 50)
     assert refused.code == 2
     assert "only a run that a limit has halted" in refused.err
+
+
+def test_a_run_that_no_grant_can_help_says_so_and_so_does_the_server(penstock: Penstock) -> None:
+    document = deepcopy(dict(example_graphs()["assistant"]))
+    document["nodes"][1]["data"]["budget"] = {"max_api_calls": 0}
+    with serving(graphs={"small": document}) as live:
+        at = ("--url", live.url)
+        run_id = live.start("small", "hello")
+        assert live.ended(run_id) == "halted"
+        assert penstock("runs", "show", run_id, *at).out.endswith(
+            "→ no grant raises the 0 api calls of 'assistant': give it more in graph small, and start a new run\n"
+        )
+        halted_by = json.loads(penstock("runs", "show", run_id, *at, "--json").out)["halted_by"]
+        assert (halted_by["whose"], halted_by["node_id"]) == ("node", "assistant")
+        refused = penstock("runs", "grant", run_id, "--max-api-calls", 5, *at)
+        assert refused.code == 2
+        assert "a budget inside its graph (0 of the 0 api calls of 'assistant' used), which no grant" in refused.err
 
 
 def test_a_run_is_forked_replayed_exported_and_compared(live: Live, runs: Any) -> None:
@@ -299,3 +322,41 @@ def test_a_number_that_is_none_is_refused_before_the_server_is_asked(
     ended = penstock("runs", *arguments, "--url", "http://127.0.0.1:9")
     assert (ended.code, ended.out, ended.err.count("\n")) == (64, "", 1)
     assert said in ended.err
+
+
+@pytest.mark.parametrize("wrong", ["a/b", "", "ü", "-x", "\udcff", "x" * 101])
+@pytest.mark.parametrize("command", ["start", "show", "tail", "cancel", "resume", "replay", "export", "answer", "diff"])
+def test_what_is_no_id_is_refused_by_the_name_of_the_argument_before_anybody_is_asked(
+    command: str, wrong: str, penstock: Penstock
+) -> None:
+    more = {"answer": ["yes"], "diff": ["other"]}.get(command, [])
+    ended = penstock("runs", command, "--url", "http://127.0.0.1:1", "--", wrong, *more)
+    argument = "GRAPH" if command == "start" else "RUN"
+    assert ended.code == 64
+    assert f"invalid value for '{argument}': " in ended.err
+    assert "is no id: a letter or digit, then up to 99 letters, digits or any of ._:-" in ended.err
+
+
+def test_the_other_run_and_the_graph_of_a_list_are_called_by_their_names_too(penstock: Penstock) -> None:
+    assert "invalid value for 'OTHER': '../y' is no id" in penstock("runs", "diff", "one", "../y").err
+    assert "invalid value for '--graph': '' is no id" in penstock("runs", "ls", "--graph", "").err
+
+
+def test_ids_are_what_servers_take_for_them() -> None:
+    assert f"^{values.ID.pattern}$" == schemas.ID
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ("not json", "--edit is not JSON: "),
+        ("@nowhere.json", "--edit: there is no file 'nowhere.json'"),
+        ("-", "--edit - is not JSON: "),
+    ],
+)
+def test_what_is_to_go_on_instead_is_called_edit_where_it_is_wrong(
+    edit: str, said: str, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"not json")))
+    ended = penstock("runs", "answer", "R", "yes", "--edit", edit)
+    assert (ended.code, said in ended.err) == (64, True), ended.err

@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.remote.telling import about, advice_for, bill, differing, dollars, event_line, short, took, used_by
+from penstock.cli.remote.telling import (
+    about,
+    advice_for,
+    bill,
+    differing,
+    dollars,
+    event_line,
+    short,
+    table,
+    took,
+    used_by,
+)
 
 RUN: dict[str, Any] = {
     "id": "r1",
@@ -55,6 +66,42 @@ def test_a_run_is_told_with_what_it_used_of_what_it_may() -> None:
             {"status": "halted", "stop_reason": "price_unknown"},
             "penstock runs resume r1 tries again from what it has recorded",
         ),
+        (
+            {"stop_reason": "price_unknown", "halted_by": None},
+            "penstock runs resume r1 tries again from what it has recorded",
+        ),
+        (
+            {"stop_reason": "step_limit_exceeded", "halted_by": {"whose": "run", "budget": "main", "node_id": "a"}},
+            "penstock runs grant r1 --max-steps N lets it go on",
+        ),
+        (
+            {"halted_by": {"whose": "owner", "budget": "user:ann:2026-01-01", "node_id": "my writer"}},
+            "penstock runs resume r1 lets it go on when the server is started with more --user-daily; "
+            "or, on another day, penstock runs fork r1 --at 'my writer'",
+        ),
+        (
+            {"halted_by": {"whose": "all", "budget": "all:2026-01-01", "node_id": None}},
+            "penstock runs resume r1 lets it go on when the server is started with more --daily; "
+            "or, on another day, penstock runs fork r1 --at NODE",
+        ),
+        (
+            {"halted_by": {"whose": "node", "budget": "a", "unit": "usd", "limit": 0.05, "node_id": "a"}},
+            "no grant raises the $0.05 of 'a': give it more in graph g, and start a new run",
+        ),
+        (
+            {"halted_by": {"whose": "node", "budget": "Bot\x1b\ud800", "unit": "tokens", "limit": 1e6, "node_id": "a"}},
+            "no grant raises the 1,000,000 tokens of 'Bot\\x1b\\ud800' (node 'a'): "
+            "give it more in graph g, and start a new run",
+        ),
+        (
+            {"stop_reason": "timeout", "halted_by": {"whose": "node", "budget": "a", "unit": "seconds", "limit": 0.5}},
+            "penstock runs resume r1 tries again; no grant raises the 0.5 s of 'a': "
+            "give it more in graph g, and start a new run",
+        ),
+        (
+            {"halted_by": {"whose": "node", "budget": "a", "unit": None, "limit": None}},
+            "no grant raises the limit of 'a': give it more in graph g, and start a new run",
+        ),
     ],
 )
 def test_what_to_do_depends_on_how_it_stands(changed: dict[str, Any], advice: str) -> None:
@@ -82,11 +129,40 @@ def test_what_calls_have_used_leaves_out_what_was_paid_before() -> None:
         "cost_usd": 0.3,
         "tokens_in": 9,
         "tokens_out": 3,
+        "unknown_costs": 0,
     }
-    assert used_by([]) == {"cost_usd": 0, "tokens_in": 0, "tokens_out": 0}
+    assert used_by([]) == {"cost_usd": 0, "tokens_in": 0, "tokens_out": 0, "unknown_costs": 0}
     lines = ["".join(text for text, _ in line) for line in about({**RUN, "status": "waiting"}, (), used_by([call]))]
     assert "cost     $0.10 so far of $0.50, and $0.125 held for calls whose bill nobody knows" in lines
     assert "tokens   3 in, 1 out so far of 9" in lines
+
+
+def text_of(lines: Any) -> list[str]:
+    return ["".join(text for text, _ in line) for line in lines]
+
+
+def test_calls_whose_cost_nobody_can_tell_are_said_in_the_words_of_penstock_run() -> None:
+    run = {**RUN, "unknown_costs": 2, "unresolved_usd": 0}
+    assert text_of(about(run))[4:6] == [
+        "cost     known ≥ $0.25 of $0.50, unknown 2 calls",
+        "beware   no ceiling on money has seen what 2 calls cost",
+    ]
+    assert "known ≥ $0.25, unknown 2 calls" in text_of(table([run]))[1]
+    assert "known ≥ $0.25, unknown 1 call " in text_of(table([{**run, "status": "parked", "unknown_costs": 1}]))[1]
+    assert bill({**run, "tokens_in": 0}) == "known ≥ $0.25, unknown 2 calls · 1 token"
+    ended = {"kind": "llm", "name": "m", "status": "success", "cost_usd": None, "tokens_in": 4, "tokens_out": 1}
+    assert said("call.ended", **ended).endswith("llm m: success · cost unknown · 5 tokens")
+    assert said("run.completed", output="x", cost_usd=0, unknown_costs=1).endswith(
+        " x · known ≥ $0.00, unknown 1 call · 0 tokens"
+    )
+    so_far = used_by([ended, {**ended, "replayed": True}, {**ended, "cost_usd": 0.5}])
+    assert so_far == {"cost_usd": 0.5, "tokens_in": 8, "tokens_out": 2, "unknown_costs": 1}
+    assert text_of(about({**run, "status": "running"}, (), so_far))[4:6] == [
+        "cost     known ≥ $0.50 so far of $0.50, unknown 1 call",
+        "beware   no ceiling on money has seen what 1 call cost",
+    ]
+    same = {"run": {**run, "unknown_costs": 0}, "events": []}
+    assert list(differing(same, {**same, "run": run})) == [("cost", "$0.25", "known ≥ $0.25, unknown 2 calls")]
 
 
 def test_amounts_are_as_exact_as_they_are() -> None:

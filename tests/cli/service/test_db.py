@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -9,12 +11,24 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.service.db import without_password
-from penstock.storage import newest_version
+from penstock.hosting.records import RunRecord
+from penstock.storage import newest_version, open_stores
 from penstock.storage.databases import migrations
 from tests.cli.conftest import Ended, Penstock
 
 URL = "sqlite:///kept.db"
 NEWEST = newest_version()
+
+
+def work_on_a_run() -> None:
+    """One that a server has claimed."""
+
+    async def work() -> None:
+        async with await open_stores(URL) as stores:
+            await stores.runs.add(RunRecord("r", "ann", "g", 1))
+            await stores.runs.claim("w", now_ms=1, lease_ms=1)
+
+    asyncio.run(work())
 
 
 def set_version(version: int) -> None:
@@ -33,6 +47,44 @@ def test_a_new_database_is_made_and_is_then_as_it_should_be(penstock: Penstock) 
 def test_looking_at_a_database_that_is_not_there_makes_none(penstock: Penstock, directory: Path) -> None:
     penstock("db", "status", "--db", URL)
     assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["sqlite:///no/such/folder/x.db", "no/such/x.db", "sqlite:////nonexistent/x.db"])
+def test_a_folder_that_is_not_there_is_said_as_serve_would(penstock: Penstock, directory: Path, url: str) -> None:
+    status = penstock("db", "status", "--db", url)
+    assert (status.code, status.err, status.out.count("\n")) == (2, "", 1)
+    assert ": there is no folder /" in status.out
+    assert status.out.endswith("; make it, or name another file\n")
+    assert list(directory.iterdir()) == []
+
+
+def test_a_folder_that_is_a_file_or_cannot_be_written_is_said(
+    penstock: Penstock, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (directory / "text").write_text("x")
+    assert "there is no folder" in penstock("db", "status", "--db", "sqlite:///text/x.db").out
+    for name in (directory, directory / "kept.db", directory / "kept.db.ledger"):
+        name.is_dir() or name.touch()
+        monkeypatch.setattr(os, "access", lambda path, _, locked=name: Path(path) != locked)
+        status = penstock("db", "status", "--db", URL)
+        assert (status.code, f"{name} cannot be written; let this user" in status.out) == (2, True)
+
+
+def test_runs_without_their_ledger_are_said_and_a_new_database_without_one_is_not(
+    penstock: Penstock, directory: Path
+) -> None:
+    penstock("db", "upgrade", "--db", URL)
+    assert not (directory / "kept.db.ledger").exists()
+    assert penstock("db", "status", "--db", URL).code == 0
+    work_on_a_run()
+    (directory / "kept.db.ledger").unlink()
+    status = penstock("db", "status", "--db", URL)
+    assert (status.code, status.out, status.err.count("\n")) == (2, "", 1)
+    assert "kept.db.ledger' is gone" in status.err
+    assert "put it back from a copy" in status.err
+    served = penstock("serve", "--port", "0", "--db", URL)
+    assert (served.code, served.err) == (2, status.err)
+    assert not (directory / "kept.db.ledger").exists()
 
 
 def test_an_older_one_says_what_to_do_and_is_brought_up(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:

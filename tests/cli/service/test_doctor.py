@@ -20,6 +20,7 @@ from penstock.storage import newest_version
 from penstock.testing import ManualClock
 from tests.cli.conftest import Penstock
 from tests.cli.remote.live import Live, serving
+from tests.cli.service.test_db import work_on_a_run
 
 NOBODY = "http://127.0.0.1:9"
 URL = "sqlite:///kept.db"
@@ -134,6 +135,36 @@ def test_a_file_that_cannot_be_written_and_a_full_disk_are_broken(
     with monkeypatch.context() as rights:
         rights.setattr(os, "access", lambda *_: False)
         assert "cannot be written" in found("database", URL).found
+
+
+def test_where_no_database_could_be_made_is_broken(penstock: Penstock, directory: Path) -> None:
+    assert found("database", "sqlite:////nonexistent/x.db") == Finding(
+        "database", "broken", "there is no folder /nonexistent", "make it, or name another file"
+    )
+    assert penstock("doctor", "--db", "sqlite:////nonexistent/x.db", "--url", NOBODY).code == 2
+    (directory / "text").write_text("x")
+    assert found("database", "text/x.db").state == "broken"
+
+
+def test_a_ledger_that_is_gone_is_broken(directory: Path) -> None:
+    work_on_a_run()
+    assert found("database", URL).state == "ok"
+    (directory / "kept.db.ledger").unlink()
+    lost = found("database", URL)
+    assert (lost.state, "kept.db.ledger' is gone" in lost.found) == ("broken", True)
+    assert not (directory / "kept.db.ledger").exists()
+
+
+@pytest.mark.parametrize("text", ["", "# ann:user:canary-of-ann-01\n"])
+def test_tokens_that_are_named_and_not_there_are_broken(
+    penstock: Penstock, directory: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (directory / "none").write_text(text)
+    ended = penstock("doctor", "--tokens", "none", "--url", NOBODY)
+    assert (ended.code, "✗ tokens             there is no token in 'none': write" in ended.out) == (2, True)
+    assert "canary" not in ended.out
+    monkeypatch.setenv("PENSTOCK_TOKENS", text)
+    assert found("tokens").found.startswith("there is no token in PENSTOCK_TOKENS: ")
 
 
 def about_tokens(file: str | None, clock: ManualClock) -> Finding:

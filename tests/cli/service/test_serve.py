@@ -97,6 +97,34 @@ def test_it_says_how_to_use_it_answers_and_stops_in_order() -> None:
         assert server.stop(signal.SIGTERM) == (0, "")
 
 
+def test_an_example_that_was_saved_is_not_reverted_by_the_next_start_and_a_file_is_followed(directory: Path) -> None:
+    changed = {"nodes": [{"id": "a", "type": "agent", "data": {"model": "gpt-9"}}], "edges": []}
+    (directory / "flow.json").write_text(json.dumps({**example_graphs()["pipeline"], "id": "flow"}))
+    for arguments in (["--db", "sqlite:///kept.db"], ["flow.json", "--db", "sqlite:///kept.db"]):
+        with served(*arguments) as server:
+            name = "flow" if "flow.json" in arguments else "assistant"
+            body = json.dumps({"document": changed}).encode()
+            headers = {"content-type": "application/json"}
+            put = urllib.request.Request(f"{server.url}/api/graphs/{name}", body, headers, method="PUT")
+            urllib.request.urlopen(put).close()
+            assert server.stop(signal.SIGTERM) == (0, "")
+    with served("--db", "sqlite:///kept.db") as server, Connection(server.url) as to:
+        assert to.get("/api/graphs/assistant")["version"] == 2
+        assert "cannot run    assistant: $.nodes[0].data.model: there is no model 'gpt-9'" in server.greeting
+        assert server.stop(signal.SIGTERM) == (0, "")
+    with served("flow.json", "--db", "sqlite:///kept.db") as server, Connection(server.url) as to:
+        assert to.get("/api/graphs/flow")["version"] == 3
+        assert "follows       flow.json: flow is version 3 now" in server.greeting
+        assert server.stop(signal.SIGTERM) == (0, "")
+
+
+def test_a_graph_in_which_nothing_runs_is_refused(directory: Path, refused: Any) -> None:
+    (directory / "flow.json").write_text('{"nodes": [], "edges": []}')
+    code, said = refused("flow.json")
+    assert code == 2
+    assert "there is nothing in it that runs" in said
+
+
 def test_what_runs_when_it_is_stopped_is_parked_and_goes_on_with_the_next(directory: Path, penstock: Penstock) -> None:
     (directory / "slow.py").write_text(SLOW)
     options = ("--db", "sqlite:///kept.db", "--models", "slow.py:models")
@@ -210,6 +238,34 @@ def test_tokens_that_are_over_are_named_when_it_starts_and_let_nobody_in(directo
         assert server.stop(signal.SIGTERM) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "where"),
+    [
+        ("PENSTOCK_TOKENS", "", "PENSTOCK_TOKENS"),
+        ("PENSTOCK_TOKENS", "# later", "PENSTOCK_TOKENS"),
+        ("PENSTOCK_TOKENS_FILE", "none.txt", "'none.txt'"),
+        ("PENSTOCK_TOKENS_FILE", "", "PENSTOCK_TOKENS_FILE"),
+    ],
+)
+def test_an_environment_that_names_tokens_and_has_none_opens_the_door_to_nobody(
+    directory: Path, refused: Any, monkeypatch: pytest.MonkeyPatch, name: str, text: str, where: str
+) -> None:
+    (directory / "none.txt").write_text("# nobody yet\n")
+    monkeypatch.setenv(name, text)
+    code, said = refused("--port", "0", "--db", "memory:")
+    assert (code, said.count("\n")) == (2, 1)
+    assert said.startswith(f"penstock: there is no token in {where}: write name:role:secret")
+
+
+def test_a_token_that_nobody_knows_is_called_so(directory: Path, penstock: Penstock) -> None:
+    (directory / "tokens").write_text("ann:user:canary-of-ann-01\n")
+    with served("--db", "memory:", "--tokens", "tokens") as server:
+        ended = penstock("runs", "ls", "--url", server.url, "--token", "canary-of-ann-02")
+        assert (ended.code, "this token is not known here; ask whoever runs this server" in ended.err) == (2, True)
+        assert "canary" not in ended.err
+        assert server.stop(signal.SIGTERM) == (0, "")
+
+
 def test_a_server_whose_tokens_are_all_good_says_nothing_of_their_end(directory: Path) -> None:
     (directory / "tokens").write_text("ann:user:canary-of-ann-01 until=9999-12-31\n")
     with served("--db", "memory:", "--tokens", "tokens") as server:
@@ -280,6 +336,7 @@ def test_a_database_of_a_newer_penstock_is_left_alone(directory: Path, penstock:
     [
         (["--tokens", "nothing.txt"], 64, "--tokens: there is no file 'nothing.txt'"),
         (["--tokens", "short.txt"], 2, "token 1: the secret must be 16 to 512"),
+        (["--tokens", "none.txt"], 2, "there is no token in 'none.txt': write name:role:secret, one a line"),
         (["--models", "nothing:models"], 64, "there is no module 'nothing'"),
         (["--models", "models"], 64, "--models takes module:attribute"),
         (["--prices", "os:environ"], 64, "--prices: there is "),
@@ -299,6 +356,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_served(
     directory: Path, refused: Any, arguments: list[str], code: int, expected: str
 ) -> None:
     (directory / "short.txt").write_text("ann:user:short\n")
+    (directory / "none.txt").write_text("# ann:user:canary-of-ann-01\n\n")
     (directory / "empty").mkdir()
     ended, said = refused("--port", "0", "--db", "memory:", *arguments)
     assert (ended, said.count("\n")) == (code, 1)

@@ -222,6 +222,21 @@ async def test_a_replayed_answer_is_told_as_one_piece() -> None:
     assert (again.usage, again.finish_reason, again.raw) == (first.usage, first.finish_reason, None)
 
 
+async def test_a_streamed_answer_that_was_asked_for_twice_is_one_entry() -> None:
+    store, pieces = JsonJournals(), [TextDelta("")]
+
+    async def ask(*replies: str | Exception) -> str:
+        with context_for(await Journal.open(store, "r")) as context:
+            model = ScriptedModel(replies, name="thinker")
+            model.retries = 1
+            pieces.clear()
+            return (await model.generate(context, [], on_delta=pieces.append)).text
+
+    assert await ask(ConnectionRefusedError(), "60 m") == "60 m"
+    assert ([piece.text for piece in pieces], len(store.keys_of())) == (["60 m"], 1)
+    assert await ask() == "60 m"
+
+
 async def test_an_answer_that_the_budget_cut_short_is_cut_short_again() -> None:
     store, log = JsonJournals(), Log()
 

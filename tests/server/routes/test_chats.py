@@ -6,7 +6,8 @@ from typing import Any
 
 import httpx2
 
-from tests.server.served import CHAT, Served, served
+from penstock.hosting.settings import HostSettings
+from tests.server.served import CHAT, Served, edge, node, served
 
 
 async def answered(server: Served, client: httpx2.AsyncClient, path: str, body: Any = None) -> dict[str, Any]:
@@ -88,3 +89,104 @@ async def test_a_chat_with_a_graph_that_is_not_there_is_not_made() -> None:
         assert (await ann.get("/api/chats")).json()["chats"] == []
         await server.save("draft", {"nodes": [], "edges": []})
         assert (await ann.post("/api/chats", json={"graph_id": "draft"})).status_code == 201  # it may be mended
+
+
+GATED = {
+    "nodes": [node("start", "chat-start"), node("gate", "gate"), node("out", "output")],
+    "edges": [edge("start", "gate"), edge("gate", "out")],
+}
+
+
+async def test_a_message_that_is_refused_for_want_of_room_is_not_in_the_chat() -> None:
+    settings = HostSettings(tick_s=0.05, drain_s=0, max_running=1, max_queued=1)
+    async with served(host_settings=settings) as server, server.client("ann") as ann:
+        await server.save("chat", CHAT)
+        await server.save("gated", GATED)
+        for id, graph_id in (("full", "gated"), ("mine", "chat")):
+            await ann.post("/api/chats", json={"graph_id": graph_id, "chat_id": id})
+        first = await answered(server, ann, "/api/chats/mine/messages", {"content": "one"})
+        under_way = [(await ann.post("/api/chats/full/messages", json={"content": "runs"})).json()]
+        await server.gate.entered.wait()
+        under_way += [(await ann.post("/api/chats/full/messages", json={"content": "waits"})).json()]
+        before = (await ann.get("/api/chats/mine")).json()
+        said, answer = first["user_message_id"], first["message_id"]
+        ways = {
+            "/api/chats/mine/messages": {"content": "hello"},
+            f"/api/chats/mine/messages/{said}/edit": {"content": "hello"},
+            f"/api/chats/mine/messages/{answer}/retry": {},
+            f"/api/chats/mine/messages/{answer}/continue": {},
+            "/api/agents/chat/chat": {"content": "hello"},
+        }
+        for path, body in ways.items():
+            for named in ({}, {"run_id": "mine"}):
+                refused = await ann.post(path, json={**body, **named})
+                assert (refused.status_code, "retry-after" in refused.headers) == (429, True), path
+        assert (await ann.get("/api/chats/mine")).json() == before
+        assert len((await ann.get("/api/chats")).json()["chats"]) == 2
+        server.gate.opened.set()
+        for turn in under_way:
+            await server.host.wait(turn["run_id"])
+        await answered(server, ann, "/api/chats/mine/messages", {"content": "hello"})
+        shown = (await ann.get("/api/chats/mine")).json()
+        assert [one["content"] for one in shown["messages"] if one["role"] == "user"] == ["one", "hello"]
+
+
+async def test_a_message_that_comes_while_another_is_answered_is_a_branch_beside_it() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("gated", GATED)
+        await ann.post("/api/chats", json={"graph_id": "gated", "chat_id": "c"})
+        slow = (await ann.post("/api/chats/c/messages", json={"content": "count to 60"})).json()
+        await server.gate.entered.wait()
+        hello = (await ann.post("/api/chats/c/messages", json={"content": "hello"})).json()
+        server.gate.opened.set()
+        for turn in (slow, hello):
+            await server.host.wait(turn["run_id"])
+        shown = (await ann.get("/api/chats/c")).json()
+        parents = {one["content"]: one["parent_id"] for one in shown["messages"] if one["role"] == "user"}
+        assert parents == {"count to 60": None, "hello": None}
+        assert shown["active"] == [hello["user_message_id"], hello["message_id"]]
+
+
+async def test_a_fork_of_an_answer_is_given_what_the_user_should_have_said() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("chat", CHAT)
+        turn = await answered(server, ann, "/api/agents/chat/chat", {"content": "count to 5"})
+        body = {"at": "start", "input": "count to 8", "run_id": "fork"}
+        assert (await ann.post(f"/api/runs/{turn['run_id']}/fork", json=body)).status_code == 201
+        assert "count to 8" in str((await server.host.wait("fork")).output)
+
+
+async def test_a_chat_is_deleted_by_its_owner_or_an_admin_with_what_is_attached_there_alone() -> None:
+    async with served() as server, server.client("ann") as ann, server.client("root") as root:
+        await server.save("chat", CHAT)
+        files = []
+        for name in ("own", "shared"):
+            answer = await ann.post("/api/attachments", params={"name": name}, content=name.encode())
+            files.append(answer.json()["id"])
+        for id, attached in (("a", files), ("b", files[1:]), ("c", [])):
+            await ann.post("/api/chats", json={"graph_id": "chat", "chat_id": id})
+            await answered(server, ann, f"/api/chats/{id}/messages", {"content": "see", "attachments": attached})
+        async with server.client("bob") as bob:
+            assert (await bob.delete("/api/chats/a")).status_code == 404
+        assert (await ann.delete("/api/chats/a")).status_code == 204
+        assert (await root.delete("/api/chats/c")).status_code == 204
+        for method in ("GET", "DELETE"):
+            assert (await ann.request(method, "/api/chats/a")).status_code == 404
+        assert [one["id"] for one in (await ann.get("/api/chats")).json()["chats"]] == ["b"]
+        assert [(await ann.get(f"/api/attachments/{file}")).status_code for file in files] == [404, 200]
+        assert len((await ann.get("/api/runs")).json()["runs"]) == 3, "runs stay as long as runs do"
+
+
+async def test_a_chat_is_not_deleted_while_an_answer_is_being_written_there() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("gated", GATED)
+        await ann.post("/api/chats", json={"graph_id": "gated", "chat_id": "c"})
+        turn = (await ann.post("/api/chats/c/messages", json={"content": "wait"})).json()
+        await server.gate.entered.wait()
+        refused = await ann.delete("/api/chats/c")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+        assert "cancel it" in refused.json()["error"]["message"]
+        server.gate.opened.set()
+        await server.host.wait(turn["run_id"])
+        assert len((await ann.get("/api/chats/c")).json()["messages"]) == 2
+        assert (await ann.delete("/api/chats/c")).status_code == 204

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.agents.scripted import ScriptedModel
 from tests.server.served import CHAT, ECHO, GATE, Echo, edge, node, served
 
 
@@ -38,8 +39,47 @@ async def test_an_archived_graph_is_not_listed_can_be_read_and_comes_back_when_i
         assert (await ann.delete("/api/graphs/g")).status_code == 204
         assert (await ann.get("/api/graphs")).json()["graphs"] == []
         assert (await ann.get("/api/graphs/g")).json()["is_archived"] is True
-        assert (await ann.put("/api/graphs/g", json={"document": GATE})).status_code == 200
-        assert [one["id"] for one in (await ann.get("/api/graphs")).json()["graphs"]] == ["g"]
+        for save in (
+            lambda: ann.put("/api/graphs/g", json={"document": GATE}),
+            lambda: ann.post("/api/graphs", json={"id": "g", "name": "g", "document": GATE}),
+        ):
+            await ann.delete("/api/graphs/g")
+            assert (await save()).json()["is_archived"] is False
+            assert [one["id"] for one in (await ann.get("/api/graphs")).json()["graphs"]] == ["g"]
+
+
+async def test_an_archived_graph_begins_nothing_new_by_any_way_in() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("chatty", CHAT)
+        await ann.post("/api/chats", json={"graph_id": "chatty", "chat_id": "old"})
+        turn = (await ann.post("/api/chats/old/messages", json={"content": "x", "run_id": "r"})).json()
+        await server.host.wait("r")
+        await ann.delete("/api/graphs/chatty")
+        about = "/api/chats/old/messages"
+        asked: list[tuple[str, Any]] = [
+            ("/api/runs", {"graph_id": "chatty"}),
+            ("/api/runs?stream=true", {"graph_id": "chatty", "version": 1, "run_id": "s"}),
+            ("/api/agents/chatty/chat", {"content": "x"}),
+            ("/api/agents/chatty/chat", {"content": "x", "run_id": "t"}),
+            ("/api/chats", {"graph_id": "chatty"}),
+            ("/api/chats", {"graph_id": "chatty", "chat_id": "new"}),
+            (about, {"content": "x"}),
+            (f"{about}/{turn['message_id']}/retry", {}),
+            (f"{about}/{turn['message_id']}/continue", {"run_id": "u"}),
+            (f"{about}/{turn['user_message_id']}/edit", {"content": "y"}),
+        ]
+        for path, body in asked:
+            refused = await ann.post(path, json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict"), path
+            assert "PUT /api/graphs/chatty again" in refused.json()["error"]["message"]
+        assert len(await server.stores.runs.list()) == 1
+        assert [one.id for one in await server.stores.chats.list()] == ["old"]
+        assert len(await server.chats.tree("old")) == 2
+        again = (await ann.post(about, json={"content": "x", "run_id": "r"})).json()
+        assert again["message_id"] == turn["message_id"], "what was asked for before is there"
+        assert (await ann.post("/api/chats", json={"graph_id": "chatty", "chat_id": "old"})).status_code == 201
+        await ann.put("/api/graphs/chatty", json={"document": CHAT})
+        assert (await ann.post(about, json={"content": "x"})).status_code == 200
 
 
 async def test_a_list_comes_in_pages_that_follow_each_other() -> None:
@@ -84,7 +124,16 @@ DRAFT = {"nodes": [node("a", "no-such-type"), node("b", "output")], "edges": [ed
 CYCLE = {"nodes": [node("a", "echo"), node("b", "echo")], "edges": [edge("a", "b"), edge("b", "a")]}
 
 
-@pytest.mark.parametrize(("draft", "code"), [(DRAFT, "unknown_type"), (CYCLE, "cycle")])
+EMPTY: Any = {"nodes": [], "edges": []}
+PARTS = {"nodes": [node("t", "toolset")], "edges": []}
+STRANGE = {"nodes": [node("in", "input"), node("a", "agent", model="gpt-9")], "edges": [edge("in", "a")]}
+
+
+@pytest.mark.parametrize(
+    ("draft", "code"),
+    [(DRAFT, "unknown_type"), (CYCLE, "cycle"), (EMPTY, "empty"), (PARTS, "empty"), (STRANGE, "unknown_model")],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
 async def test_a_draft_is_kept_and_every_answer_says_that_it_cannot_run(draft: Any, code: str) -> None:
     async with served() as server, server.client("ann") as ann:
         checked = (await ann.post("/api/graphs/validate", json={"document": draft})).json()
@@ -172,3 +221,50 @@ async def test_a_draft_can_run_as_soon_as_its_types_are_there() -> None:
         assert (await ann.get("/api/graphs/g")).json()["valid"] is True
         run = (await ann.post("/api/runs", json={"graph_id": "g"})).json()
         assert (await server.host.wait(run["id"])).output == "echo"
+
+
+def around(inside: Any) -> Any:
+    return {"nodes": [node("in", "input"), node("sub", "subgraph", graph=inside)], "edges": [edge("in", "sub")]}
+
+
+async def test_a_graph_that_names_a_model_nobody_offers_is_refused_with_the_name_and_what_there_is() -> None:
+    async with served(models={"mine": ScriptedModel(["hm"])}) as server, server.client("ann") as ann:
+        for graph_id, document in (("g", STRANGE), ("deep", around(around(STRANGE)))):
+            await ann.put(f"/api/graphs/{graph_id}", json={"document": document})
+            asked = {"model": graph_id, "messages": [{"role": "user", "content": "x"}]}
+            refused = (await ann.post("/api/runs", json={"graph_id": graph_id})).json()["error"]
+            assert (refused["code"], refused["details"][0]["code"]) == ("graph_invalid", "unknown_model")
+            assert refused["details"][0]["path"].endswith("nodes[1].data.model")
+            assert "'gpt-9'; offered are: mine;" in refused["details"][0]["message"]
+            answer = await ann.post("/v1/chat/completions", json=asked)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "graph_invalid")
+            assert "gpt-9" in answer.json()["error"]["message"]
+        assert (await ann.get("/v1/models")).json()["data"] == []
+        assert await server.stores.runs.list() == []
+
+
+async def test_a_model_may_be_offered_later_or_be_a_providers_or_a_script() -> None:
+    models: dict[str, Any] = {}
+    async with served(models=models) as server, server.client("ann") as ann:
+        assert (await ann.put("/api/graphs/g", json={"document": STRANGE})).json()["valid"] is False
+        models["gpt-9"] = ScriptedModel(["hm"])
+        assert (await ann.get("/api/graphs/g")).json()["valid"] is True
+        run = (await ann.post("/api/runs", json={"graph_id": "g", "input": "x"})).json()
+        assert (await server.host.wait(run["id"])).output == "hm"
+        for model, is_valid in (
+            ("openai:gpt-4o", True),
+            ({"script": ["hm"]}, True),
+            ("openai:", False),
+            ("openai-compatible:http://127.0.0.1:1/v1:m", False),
+            ("nobody:m", False),
+            ("модель", False),
+        ):
+            document = {"nodes": [node("a", "agent", model=model)], "edges": []}
+            checked = (await ann.post("/api/graphs/validate", json={"document": document})).json()
+            assert (checked["valid"], len(checked["problems"])) == (is_valid, 0 if is_valid else 1), model
+
+
+async def test_executors_of_ones_own_may_call_anything_a_model() -> None:
+    async with served() as server, server.client("ann") as ann:
+        document = {"nodes": [node("a", "echo", model="T", graph={"nodes": 3})], "edges": []}
+        assert (await ann.put("/api/graphs/g", json={"document": document})).json()["valid"] is True

@@ -62,6 +62,28 @@ async def test_a_cancelled_run_is_resumed_and_a_completed_one_is_not() -> None:
         assert (await ann.post(f"/api/runs/{run['id']}/resume")).status_code == 409
 
 
+async def test_a_halted_run_says_whose_limit_it_was_and_a_grant_that_cannot_help_is_a_conflict_also_an_admins() -> None:
+    async with served() as server, server.client("ann") as ann, server.client("root") as root:
+        await server.save("echo", ECHO)
+        run = (await ann.post("/api/runs", json={"graph_id": "echo", "limits": {"max_steps": 1}})).json()
+        assert run["halted_by"] is None
+        await server.host.wait(run["id"])
+        path = f"/api/runs/{run['id']}"
+        halted = (await ann.get(path)).json()
+        limit = {"unit": "steps", "limit": 1.0, "used": 1.0, "node_id": None}
+        assert halted["halted_by"] == {"whose": "run", "budget": "main", **limit}
+        exported = json.loads((await ann.get(f"{path}/export")).text.splitlines()[0])
+        assert exported["run"]["halted_by"] == halted["halted_by"]
+        for client in (ann, root):
+            refused = await client.post(f"{path}/grant", json={"limits": {"timeout_s": 9, "max_cost_usd": "0.01"}})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+            assert refused.json()["error"]["message"].endswith("grant max_steps")
+        assert (await ann.get(path)).json() == halted
+        granted = await ann.post(f"{path}/grant", json={"limits": {"max_steps": 5}})
+        assert (granted.status_code, granted.json()["halted_by"]) == (200, None)
+        assert (await server.host.wait(run["id"])).status == "completed"
+
+
 async def test_a_run_is_forked_with_another_input_and_replayed_as_it_was() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("echo", ECHO)

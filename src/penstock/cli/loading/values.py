@@ -1,9 +1,10 @@
-"""Values as people write them: the input of a run (JSON, `@file`, or `-` for what comes in), and numbers."""
+"""Values as people write them: JSON (as it is, in an `@file`, or `-` for what comes in), numbers, and ids."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,18 +14,20 @@ from penstock.errors import InvalidValue
 from penstock.kernel.graph import shown
 from penstock.money import is_decimal, to_nanos
 
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
+"""What runs and graphs are called by, as servers take it."""
 MAX_INPUT_BYTES = 64 * 1024 * 1024
 
 
-def read_input(given: str | None) -> Any:
-    """The value that `--input` stands for; None if it was not given."""
+def read_input(given: str | None, option: str = "--input") -> Any:
+    """The value that an option stands for; None if it was not given."""
     if given is None:
         return None
     if given == "-":
-        return parsed(_from_stdin(), "--input -")
+        return parsed(_from_stdin(option), f"{option} -")
     if given.startswith("@"):
-        return parsed(read_bytes(Path(given[1:]), "--input"), f"--input {given}")
-    return parsed(given, "--input")
+        return parsed(read_bytes(Path(given[1:]), option), f"{option} {given}")
+    return parsed(given, option, "; quote text as '\"text\"', or name a file as @file")
 
 
 def read_bytes(path: Path, what: str) -> bytes:
@@ -61,6 +64,13 @@ def number(text: str) -> float:
     raise ValueError(f"{shown(text)} is not a number")
 
 
+def an_id(text: str) -> str:
+    """`text`, if servers take it for an id; ValueError says what one looks like."""
+    if ID.fullmatch(text):
+        return text
+    raise ValueError(f"{shown(text)} is no id: a letter or digit, then up to 99 letters, digits or any of ._:-")
+
+
 def amount(text: str) -> str:
     """`text`, if it is an amount of US dollars; ValueError says what one looks like."""
     try:
@@ -70,25 +80,24 @@ def amount(text: str) -> str:
     return text
 
 
-def _from_stdin() -> bytes:
+def _from_stdin(option: str) -> bytes:
     if sys.stdin is None:
-        raise Refused("--input - reads what comes in, and nothing does: standard input is closed")
+        raise Refused(f"{option} - reads what comes in, and nothing does: standard input is closed")
     if sys.stdin.isatty():
-        print("penstock: reading the input from this terminal; Ctrl-D ends it", file=sys.stderr)
+        print(f"penstock: reading {option} from this terminal; Ctrl-D ends it", file=sys.stderr)
     content = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
     if len(content) > MAX_INPUT_BYTES:
-        raise Refused(f"--input -: more than the {MAX_INPUT_BYTES} bytes that are read")
+        raise Refused(f"{option} -: more than the {MAX_INPUT_BYTES} bytes that are read")
     return content
 
 
-def parsed(text: str | bytes, what: str) -> Any:
+def parsed(text: str | bytes, what: str, hint: str = "") -> Any:
     """The JSON in `text`; Refused, in which it is called `what`, if there is none."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise Refused(f"{what} is nested too deeply") from None
     except ValueError as error:
-        hint = "" if what != "--input" else "; quote text as '\"text\"', or name a file as @file"
         raise Refused(f"{what} is not JSON: {error}{hint}") from None
 
 

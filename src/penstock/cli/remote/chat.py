@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.exits import Exit, Failed, Refused
+from penstock.cli.exits import Exit, Failed, Refused, Waiting
 from penstock.cli.options import URL, Token, Url, dollars
 from penstock.cli.remote.telling import EXITS, bill
 from penstock.cli.showing.screen import Line, Screen, encodable, printable, say, write
@@ -28,6 +28,8 @@ STOPPING_S = 10.0
 LOOK_S = 0.05
 ENDS = frozenset(f"run.{status}" for status in EXITS)
 PROMPT = "you › "
+APPROVE_PROMPT = "  approve? [y/N] "
+YES_OR_NO = "  that is no answer; yes or no? "
 SHOWN_GRAPHS = 10
 HELP = """\
 /retry           another answer to the last message
@@ -61,7 +63,7 @@ def chat(
 
     \b
     Exit codes:
-      0 ok   64 wrong command line; and with -m, as the answer ends:
+      0 ok   4 it waits for an answer, and nobody can be asked here   64 wrong command line; and with -m, as it ends:
       0 completed   2 failed   3 halted by a limit   130 cancelled
     """
     from penstock.cli.remote.connection import Connection
@@ -197,17 +199,21 @@ class Talk:
         return Exit.FAILED
 
     def _ask(self, run_id: str, approval: Mapping[str, Any]) -> None:
-        """Put a question of the run to whoever sits here; where nobody does, it waits for somebody elsewhere."""
+        """Put a question of the run to whoever sits here; Waiting, where nobody does."""
         path = f"/api/approvals/{_escaped(approval['id'])}"
         self._screen.show([("? ", "yellow"), (_plain(str(approval["question"])), "")], whole=True)
         now = self._server.get(path)
         if now["state"] != "waiting":
             self._screen.show([(f"  {now['state']} by {printable(str(now['answered_by']))}", "yellow")], whole=True)
             return
-        verdict = _verdict() if sys.stdin is not None and sys.stdin.isatty() else None
+        from penstock.cli.asking import nobody  # brings agents, which talking to a server can do without
+
+        elsewhere = f"penstock runs answer {run_id} yes lets it go on, and no does not"
+        if why := nobody(sys.stdout, as_json=False):
+            raise Waiting(f"{why}, and {run_id} goes on waiting on the server: {elsewhere}")
+        verdict = _verdict()
         if verdict is None:
-            elsewhere = f"  it waits: penstock runs answer {run_id} yes lets it go on, and no does not"
-            self._screen.show([(elsewhere, "yellow")], whole=True)
+            self._screen.show([(f"  it waits: {elsewhere}", "yellow")], whole=True)
             return
         try:
             if verdict:
@@ -349,12 +355,24 @@ def _line(prompt: str) -> str | None:
 
 
 def _verdict() -> bool | None:
-    """What somebody says to a question; None if they leave it to others. Ctrl-C is not an answer: it stops the run."""
+    """What somebody says to a question; None if they leave it to others. Ctrl-C is not an answer: it stops the run.
+
+    What is neither yes nor no is no answer, be it the next message that was typed too early. From then on nothing is
+    taken for a no that does not say so.
+    """
+    from penstock.cli.asking import forget_what_was_typed
+
+    forget_what_was_typed(sys.stdin.fileno())
+    verdicts = {"y": True, "yes": True, "n": False, "no": False, "": False}
+    prompt = APPROVE_PROMPT
     try:
-        return input("  approve? [y/N] ").strip().lower() in ("y", "yes")
+        while (typed := input(prompt).strip().lower()) not in verdicts:
+            verdicts.pop("", None)
+            prompt = YES_OR_NO
     except EOFError:
         say("")
         return None
+    return verdicts[typed]
 
 
 def _learn_to_edit_lines() -> None:

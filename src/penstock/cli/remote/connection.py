@@ -85,7 +85,7 @@ class Connection:
                 for event in self._stream(run_id, after, wanted):
                     after, last, broken = event.seq, event.type, 0
                     yield event
-                if last in ENDS or not wanted() or self._has_ended(run_id):
+                if last in ENDS or not wanted() or self._has_ended(run_id, after):
                     return
                 why = "the run is parked, and no server goes on with it" if last == PARKED else "the stream ended early"
             except httpx2.ConnectError as error:
@@ -102,10 +102,16 @@ class Connection:
                 raise Failed(f"the connection to {self.url} broke {broken} times, last: {why}{again}")
             time.sleep(PAUSES_S[min(broken, len(PAUSES_S)) - 1])
 
-    def _has_ended(self, run_id: str) -> bool:
-        """Whether a stream that is over without the run's last word is so because that was told before."""
+    def _has_ended(self, run_id: str, after: int) -> bool:
+        """Whether a stream that is over without the run's last word is so because that was told before.
+
+        A run that was parked when its stream ended may have come to its end since, and that is still to be told.
+        """
         response = self._client.get(f"/api/runs/{escaped(run_id)}")
-        return response.status_code == 200 and f"run.{response.json()['status']}" in ENDS
+        if response.status_code != 200:
+            return False
+        run = response.json()
+        return f"run.{run['status']}" in ENDS and after >= run["last_seq"]
 
     def log(self, run_id: str, size: int = PAGE) -> Iterator[Event]:
         """The events of a run up to now; nothing is waited for."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.exits import Exit, Refused
-from penstock.cli.loading.values import number, read_input, whole_number
+from penstock.cli.loading.values import an_id, number, read_input, whole_number
 from penstock.cli.options import URL, AsJson, Token, Url, dollars, numeric
 from penstock.cli.remote.telling import EXITS, about, differing, event_line, has_ended, short, table, used_by
 from penstock.cli.showing.screen import Line, Screen, is_left, printable, say, write
@@ -49,7 +49,8 @@ class Verdict(StrEnum):
     NO = "no"
 
 
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run.")]
+RunId = Annotated[str, typer.Argument(parser=an_id, metavar="RUN", help="The id of a run.")]
+GraphId = Annotated[str, typer.Argument(parser=an_id, metavar="GRAPH", help="The id of a graph.")]
 Input = Annotated[str | None, typer.Option(metavar="JSON|@FILE|-", help="JSON, @file, or - for standard input.")]
 Cost = Annotated[str | None, dollars("So many US dollars; for a grant, more.")]
 Steps = Annotated[int | None, numeric(whole_number, "N", "So many steps.")]
@@ -85,7 +86,7 @@ def runs(context: typer.Context) -> int:
 
 @app.command()
 def start(
-    graph: Annotated[str, typer.Argument(metavar="GRAPH", help="The id of a graph.")],
+    graph: GraphId,
     input: Input = None,
     max_cost: Cost = None,
     max_steps: Steps = None,
@@ -118,7 +119,7 @@ def start(
 @app.command()
 def ls(
     status: Annotated[Status | None, typer.Option(help="Only those in this state.")] = None,
-    graph: Annotated[str | None, typer.Option(metavar="GRAPH", help="Only those of this graph.")] = None,
+    graph: Annotated[str | None, typer.Option(parser=an_id, metavar="GRAPH", help="Only those of this graph.")] = None,
     limit: Annotated[int, numeric(whole_number, "N", "At most so many.", least=1, most=500)] = 20,
     url: Url = URL,
     token: Token = None,
@@ -304,7 +305,9 @@ def answer(
 
     if edit is not None and verdict is Verdict.NO:
         raise Refused("--edit says what to go on with, and no says that it may not")
-    said: dict[str, Any] = {"reason": reason} if edit is None else {"reason": reason, "answer": read_input(edit)}
+    said: dict[str, Any] = (
+        {"reason": reason} if edit is None else {"reason": reason, "answer": read_input(edit, "--edit")}
+    )
     act = "reject" if verdict is Verdict.NO else "approve" if edit is None else "edit"
     with _server(url, token) as server:
         server.get(f"/api/runs/{_escaped(run_id)}")
@@ -377,7 +380,7 @@ def export(run_id: RunId, url: Url = URL, token: Token = None) -> int:
 @app.command()
 def diff(
     run_id: RunId,
-    other: Annotated[str, typer.Argument(metavar="OTHER", help="The run to compare it with.")],
+    other: Annotated[str, typer.Argument(parser=an_id, metavar="OTHER", help="The run to compare it with.")],
     url: Url = URL,
     token: Token = None,
     as_json: AsJson = False,

@@ -6,6 +6,7 @@ Pure: given what a server answered, says how it looks. Prints nothing and asks n
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -41,7 +42,9 @@ GRANTS = {
     "retry_budget_exceeded": "--max-retries N",
     "timeout": "--timeout SECONDS",
 }
-"""What to grant a run that was halted for this."""
+"""What to grant a run that its own limit has halted for this."""
+DAILY = {"owner": "--user-daily", "all": "--daily"}
+"""What a server is started with, to allow more a day."""
 SHOWN_CHARACTERS = 160
 
 
@@ -65,7 +68,9 @@ def about(
     yield [(f"graph    {run['graph_id']}, version {run['graph_version']}", "")]
     yield [(f"owner    {printable(str(run.get('owner', '')))}", "")]
     yield [(f"took     {took(run)}", "")]
-    yield [(f"cost     {dollars(used['cost_usd'])}{yet}{_of(run, 'max_cost_usd', '$')}{_unresolved(run)}", "")]
+    yield [(f"cost     {cost(used, yet + _of(run, 'max_cost_usd', '$'))}{_unresolved(run)}", "")]
+    if unknown := _unknown(used):
+        yield [(f"beware   no ceiling on money has seen what {_calls(unknown)} cost", "yellow")]
     yield [(f"tokens   {used['tokens_in']:,} in, {used['tokens_out']:,} out{yet}{_of(run, 'max_tokens')}", "")]
     if run.get("stop_reason"):
         yield [(f"stopped  {run['stop_reason']}: {printable(str(run.get('error') or ''))}", "red")]
@@ -85,6 +90,7 @@ def used_by(calls: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     used: dict[str, Any] = {
         name: sum(int(call.get(name) or 0) for call in paid) for name in ("tokens_in", "tokens_out")
     }
+    used["unknown_costs"] = sum(call.get("cost_usd", 0) is None for call in paid)
     return {"cost_usd": to_usd(sum(to_nanos(float(call.get("cost_usd") or 0)) for call in paid)), **used}
 
 
@@ -96,11 +102,23 @@ def has_ended(run: Mapping[str, Any]) -> bool:
 def advice_for(run: Mapping[str, Any]) -> str:
     """What can be done with a run as it stands; nothing, if it is complete."""
     if run["status"] == "halted":
-        granted = GRANTS.get(str(run.get("stop_reason")))
-        if granted is None:
-            return f"penstock runs resume {run['id']} tries again from what it has recorded"
-        return f"penstock runs grant {run['id']} {granted} lets it go on"
+        return _advice_for_halted(run, run.get("halted_by") or {})
     return ADVICE.get(run["status"], "").format(id=run["id"])
+
+
+def _advice_for_halted(run: Mapping[str, Any], halt: Mapping[str, Any]) -> str:
+    """What lets it go on; a server that does not say whose limit it was means the run's own."""
+    granted, again = GRANTS.get(str(run.get("stop_reason"))), f"penstock runs resume {run['id']}"
+    if granted is None:
+        return f"{again} tries again from what it has recorded"
+    whose, node = halt.get("whose", "run"), halt.get("node_id")
+    if whose in DAILY:
+        fork = f"penstock runs fork {run['id']} --at {'NODE' if node is None else shlex.quote(printable(str(node)))}"
+        return f"{again} lets it go on when the server is started with more {DAILY[whose]}; or, on another day, {fork}"
+    if whose == "node":
+        retry = f"{again} tries again; " if halt.get("unit") == "seconds" else ""
+        return f"{retry}no grant raises {_inside(halt)}: give it more in graph {run['graph_id']}, and start a new run"
+    return f"penstock runs grant {run['id']} {granted} lets it go on"
 
 
 def event_line(seq: int, kind: str, data: Mapping[str, Any]) -> Line:
@@ -113,10 +131,17 @@ def dollars(amount: object) -> str:
     return format_usd(to_nanos(float(amount or 0)))  # type: ignore[arg-type]  # JSON: a number, or nothing
 
 
+def cost(data: Mapping[str, Any], of: str = "") -> str:
+    """What a run has cost, as `penstock run` says it: if nobody can tell of some calls, the rest is a lower bound."""
+    known, unknown = f"{dollars(data.get('cost_usd'))}{of}", _unknown(data)
+    return f"known ≥ {known}, unknown {_calls(unknown)}" if unknown else known
+
+
 def bill(data: Mapping[str, Any]) -> str:
-    """What it has cost, and how many tokens it took."""
+    """What a run or a call has cost, and how many tokens it took."""
     tokens = int(data.get("tokens_in") or 0) + int(data.get("tokens_out") or 0)
-    return f"{dollars(data.get('cost_usd'))} · {tokens:,} token{'' if tokens == 1 else 's'}"
+    money = "cost unknown" if data.get("cost_usd", 0) is None else cost(data)
+    return f"{money} · {tokens:,} token{'' if tokens == 1 else 's'}"
 
 
 def took(run: Mapping[str, Any]) -> str:
@@ -136,11 +161,11 @@ def short(value: Any, most: int = SHOWN_CHARACTERS) -> str:
 
 def differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """What two exported runs do not have in common: what it is, and how it stands in each."""
-    compared = ("graph_id", "graph_version", "input", "limits", "status", "stop_reason", "error", "cost_usd", "output")
+    compared = ("graph_id", "graph_version", "input", "limits", "status", "stop_reason", "error", "cost", "output")
     for field in compared:
-        left, right = one["run"].get(field), two["run"].get(field)
+        left, right = ((cost(run) if field == "cost" else run.get(field)) for run in (one["run"], two["run"]))
         if left != right:
-            yield (field, left, right) if field != "cost_usd" else ("cost", dollars(left), dollars(right))
+            yield field, left, right
     first, second = _nodes(one["events"]), _nodes(two["events"])
     for node in dict.fromkeys([*first, *second]):
         if first.get(node) != second.get(node):
@@ -189,16 +214,41 @@ def _said(kind: str, data: Mapping[str, Any]) -> str:
 
 
 def _cost(run: Mapping[str, Any]) -> str:
-    return dollars(run["cost_usd"]) if has_ended(run) else f"≥ {dollars(run['cost_usd'])}"
+    return cost(run) if has_ended(run) or _unknown(run) else f"≥ {cost(run)}"
 
 
 def _graph(run: Mapping[str, Any]) -> str:
     return f"{run['graph_id']}@{run['graph_version']}"
 
 
+def _unknown(used: Mapping[str, Any]) -> int:
+    return int(used.get("unknown_costs") or 0)
+
+
+def _calls(count: int) -> str:
+    return f"{count:,} call{'' if count == 1 else 's'}"
+
+
 def _unresolved(run: Mapping[str, Any]) -> str:
     held = float(run.get("unresolved_usd") or 0)
     return f", and {dollars(held)} held for calls whose bill nobody knows" if held else ""
+
+
+def _inside(halt: Mapping[str, Any]) -> str:
+    """A budget inside a run: how high, whose, and at which node of the graph, if that is called otherwise."""
+    budget, node = halt.get("budget"), halt.get("node_id")
+    where = "" if node in (None, budget) else f" (node {printable(repr(node))})"
+    return f"the {_figure(halt)} of {printable(repr(budget))}{where}"
+
+
+def _figure(halt: Mapping[str, Any]) -> str:
+    """How high a limit is, in its unit."""
+    limit, unit = halt.get("limit"), str(halt.get("unit") or "")
+    if not isinstance(limit, int | float):
+        return "limit"
+    if unit == "usd":
+        return dollars(limit)
+    return f"{limit:g} s" if unit == "seconds" else f"{limit:,.0f} {unit}"
 
 
 def _of(run: Mapping[str, Any], limit: str, unit: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine
 from typing import Any
 
@@ -43,14 +44,12 @@ def status(db: Database = None) -> int:
 
     \b
     Exit codes:
-      0 they are the same   2 they are not, or the database cannot be read   64 wrong command line
+      0 they are the same   2 they are not, or the database cannot be used   64 wrong command line
     """
-    from penstock.storage.stores import newest_version, schema_version
-
     url = _named(db)
-    found, newest = _done(schema_version(url)), newest_version()
-    say(f"{without_password(url)}: {standing(found, newest, url)}")
-    return Exit.OK if found == newest else Exit.FAILED
+    said, is_well = _done(_looked_at(url))
+    say(f"{without_password(url)}: {said}")
+    return Exit.OK if is_well else Exit.FAILED
 
 
 @app.command()
@@ -75,6 +74,33 @@ def upgrade(db: Database = None) -> int:
     how = "was so before" if before == after else "made" if before == 0 else f"was version {before}"
     say(f"{without_password(url)}: version {after}; {how}")
     return Exit.OK
+
+
+async def _looked_at(url: str) -> tuple[str, bool]:
+    """How a database stands, and whether it is as it should be."""
+    from penstock.storage.stores import check_ledger, newest_version, schema_version
+
+    if hindered := hindrance(url):
+        return "; ".join(hindered), False
+    found, newest = await schema_version(url), newest_version()
+    if found == newest:
+        await check_ledger(url)
+    return standing(found, newest, url), found == newest
+
+
+def hindrance(url: str) -> tuple[str, str] | None:
+    """What keeps a server from writing where a database is, or would be, and what to do; None if nothing is seen."""
+    from penstock.storage.stores import ledger_path, scheme_of, sqlite_path
+
+    if scheme_of(url) != "sqlite":
+        return None
+    path = sqlite_path(url)
+    if not os.path.isdir(path.parent):
+        return f"there is no folder {path.parent}", "make it, or name another file"
+    for one in (path.parent, path, ledger_path(path)):
+        if os.path.exists(one) and not os.access(one, os.W_OK):
+            return f"{one} cannot be written", "let this user write there, or name another file"
+    return None
 
 
 def standing(found: int, newest: int, url: str) -> str:

@@ -20,7 +20,7 @@ from typing import Literal
 from penstock.cli import version
 from penstock.cli.exits import Exit, Failed, Refused
 from penstock.cli.options import URL, AsJson, Database, TokensFile, Url
-from penstock.cli.service.db import standing
+from penstock.cli.service.db import hindrance, standing
 from penstock.cli.showing.screen import Line, Screen, printable, say
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
@@ -173,10 +173,12 @@ def _prices() -> Finding:
 
 
 def _database(url: str | None) -> Finding:
-    from penstock.storage.stores import newest_version, schema_version, scheme_of, sqlite_path
+    from penstock.storage.stores import check_ledger, newest_version, schema_version, scheme_of, sqlite_path
 
     if url is None:
         return Finding("database", "missing", "none was named", "--db sqlite:///penstock.db looks at one")
+    if hindered := hindrance(url):
+        return Finding("database", "broken", *hindered)
     path = sqlite_path(url) if scheme_of(url) == "sqlite" else None
     if path is not None and not path.exists():
         return Finding("database", "missing", f"{path} is not there yet", "penstock serve makes it")
@@ -186,16 +188,13 @@ def _database(url: str | None) -> Finding:
         return Finding("database", "broken", said, advice)
     if found == 0:
         return Finding("database", "missing", "no tables yet", "penstock serve makes them")
+    asyncio.run(check_ledger(url))
     if path is not None:
         return _disk(path, found)
     return Finding("database", "ok", f"version {found}")
 
 
 def _disk(path: Path, version: int) -> Finding:
-    if not os.access(path, os.W_OK):
-        return Finding(
-            "database", "broken", f"{path} cannot be written", "give this user the right to, or name another"
-        )
     free_mb = shutil.disk_usage(path.parent).free // 1_000_000
     if free_mb < LOW_DISK_MB:
         return Finding(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sys
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from penstock.cli.loading.offers import Given, Named, NotAGraph, Offers, load_do
 from penstock.cli.loading.values import read_bytes
 from penstock.cli.options import URL, UnknownPrices
 from penstock.cli.service.collecting import collected_seldom, set_apart
-from penstock.cli.showing.screen import say
+from penstock.cli.service.keeping import Kept, keep_examples, keep_files
+from penstock.cli.showing.screen import printable, say, write
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import InvalidValue, PenstockError
 from penstock.hosting.host import HostSettings, RunHost
@@ -26,15 +28,12 @@ from penstock.hosting.limits import RunLimits
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphSpec
-from penstock.kernel.validate import validate
 from penstock.server.auth import names_of
 from penstock.server.examples import EXAMPLES, example_graphs
+from penstock.server.runnable import problems_in
 from penstock.server.serve import serve
 from penstock.server.settings import ServerSettings
 from penstock.storage import Stores, open_stores
-
-OWNER = "server"
-"""Whose the graphs are that the server is given when it starts; everybody may use them."""
 
 ADVICE = {
     "address": "; --port names another, and 0 takes any that is free",
@@ -70,8 +69,11 @@ class Loaded:
     """What there is to serve."""
 
     given: list[Given]
+    keep: Callable[[RunHost, list[Given]], Awaitable[Kept]]
     executors: ExecutorRegistry
     offers: Offers
+    kept: Kept = field(default_factory=Kept)
+    """What became of what is given, once the host has it."""
 
     async def begin(self, host: RunHost) -> None:
         """All is there that there will be from now on."""
@@ -79,12 +81,10 @@ class Loaded:
         set_apart()
 
     async def save(self, host: RunHost) -> None:
-        """Keep the graphs where the host finds them; what is there already as it is makes no new version."""
-        now_ms = SYSTEM_CLOCK.time_ns() // 1_000_000
-        for one in self.given:
-            known = await host.stores.graphs.get(one.id)
-            owner = OWNER if known is None else known.owner
-            await host.stores.graphs.save(one.id, owner, one.name, one.document, now_ms=now_ms)
+        """Keep the graphs where the host finds them."""
+        kept = await self.keep(host, self.given)
+        self.kept.ids.extend(kept.ids)
+        self.kept.notes.extend(kept.notes)
 
 
 def serve_graphs(asked: Asked) -> int:
@@ -104,9 +104,9 @@ def _served(asked: Asked, how: Callable[[Asked, Loaded], Coroutine[Any, Any, Non
         return tell_problems(wrong.where, wrong.problems, sys.stderr)
     executors = load_executors(asked.executors, _all_nodes(given))
     for one in given:
-        if problems := validate(parse_graph(one.document), executors):
+        if problems := problems_in(one.document, executors):
             return tell_problems(one.where, problems, sys.stderr)
-    loaded = Loaded(given, executors, load_offers(asked.named))
+    loaded = Loaded(given, keep_files if asked.graphs else keep_examples, executors, load_offers(asked.named))
     try:
         with collected_seldom():
             asyncio.run(how(asked, loaded))
@@ -128,7 +128,7 @@ async def _serve_http(asked: Asked, loaded: Loaded) -> None:
         prices=loaded.offers.prices,
         prepare=loaded.begin,
         announce=lambda greeting: say(
-            "\n".join((greeting, *_how(greeting, loaded.given), *_beware(asked), *_expired(settings)))
+            "\n".join((greeting, *_how(greeting, loaded.kept), *_beware(asked), *_expired(settings)))
         ),
     )
 
@@ -138,6 +138,8 @@ async def _serve_stdio(asked: Asked, loaded: Loaded) -> None:
 
     async with await open_stores(asked.db) as stores, _host(stores, asked, loaded) as host:
         await loaded.save(host)
+        for note in loaded.kept.notes:
+            write(note, sys.stderr)
         await serve_stdio(host, ChatService(host, stores.chats), stores)
 
 
@@ -145,7 +147,7 @@ def _host(stores: Stores, asked: Asked, loaded: Loaded) -> RunHost:
     return RunHost(
         stores,
         executors=loaded.executors,
-        services={"memory": stores.memories, **loaded.offers.services},
+        services=loaded.offers.services,
         settings=_host_settings(asked),
         prices=loaded.offers.prices,
     )
@@ -199,9 +201,11 @@ def _expired(settings: ServerSettings) -> list[str]:
     return [f"  expired       tokens of {names_of(expired)}: renew these lines, or take them out"] if expired else []
 
 
-def _how(greeting: str, given: list[Given]) -> list[str]:
-    """What there is to talk to, and the command that does."""
+def _how(greeting: str, kept: Kept) -> list[str]:
+    """What there is to talk to, what is to be known of it, and the command that does."""
     address = greeting.partition("\n")[0].rpartition(" ")[2]  # it knows the port, be it any that was free
     where = "" if address == URL else f" --url {address}"
-    ids = ", ".join(one.id for one in given)
-    return [f"  graphs        {ids}", f"  try it        penstock chat {given[0].id}{where}"]
+    if not kept.ids:
+        return ["  graphs        those that come with the package are archived; what was saved is there"]
+    ids, first = printable(", ".join(kept.ids)), shlex.quote(printable(kept.ids[0]))
+    return [f"  graphs        {ids}", *kept.notes, f"  try it        penstock chat {first}{where}"]

@@ -30,8 +30,9 @@ from penstock.runtime.durable.shared import SharedBudget, ignore
 
 T = TypeVar("T")
 
-RUNS, OWNERS, ALL = "run:", "user:", "all:"
-"""What the accounts of hosts begin with: of a run by its id, of an owner by name and day, and of everybody by day."""
+RUNS, OWNERS, ALL, UNKNOWN = "run:", "user:", "all:", "unknown:"
+"""What the accounts of hosts begin with: of a run by its id, of an owner by name and day, of everybody by day, and of
+the calls of a run, by its id, whose cost nobody can tell."""
 MAX_ACCOUNTS = 10_000
 """So many accounts of days are remembered as open."""
 LAST_TRIES = 10
@@ -63,7 +64,7 @@ class Durable:
         self.shared.on_fault = None
 
 
-NOTHING = {"cost_nanos": 0, "tokens_in": 0, "tokens_out": 0, "unresolved_nanos": 0}
+NOTHING = {"cost_nanos": 0, "tokens_in": 0, "tokens_out": 0, "unresolved_nanos": 0, "unknown_costs": 0}
 
 
 async def paid(at: Workplace, run: RunRecord) -> Mapping[str, int]:
@@ -76,15 +77,14 @@ async def paid(at: Workplace, run: RunRecord) -> Mapping[str, int]:
         return NOTHING
     if run.epoch == 1 and "of" not in run.origin:
         return {}
-    ledger, account = at.stores.ledger, RUNS + run.id
-    shared = SharedBudget(ledger, account, prefix=f"{run.id}/{run.epoch}")
+    shared = _shared(at, run)
 
-    def look() -> Balance:
+    def look() -> tuple[Balance, int]:
         shared.adopt()
-        return ledger.balance(account)
+        return at.stores.ledger.balance(shared.account), shared.unknown_costs()
 
     try:
-        balance = await ask_ledger(at, look)
+        balance, unknown_costs = await ask_ledger(at, look)
     except (LedgerUnavailable, KeyError):  # nobody knows more than this process; or it never came to have an account
         return {}
     return {
@@ -92,7 +92,14 @@ async def paid(at: Workplace, run: RunRecord) -> Mapping[str, int]:
         "tokens_in": balance.tokens_in,
         "tokens_out": balance.tokens_out,
         "unresolved_nanos": balance.unresolved_nanos + balance.held_nanos,  # what could not be told in time
+        "unknown_costs": unknown_costs,
     }
+
+
+def _shared(at: Workplace, run: RunRecord) -> SharedBudget:
+    """The accounts of a run under the claim that it is worked on with."""
+    prefix = f"{run.id}/{run.epoch}"
+    return SharedBudget(at.stores.ledger, RUNS + run.id, prefix=prefix, unknown=UNKNOWN + run.id)
 
 
 class PatientJournal:
@@ -139,8 +146,8 @@ async def durable_parts(at: Workplace, run: RunRecord, on_lost: Callable[[], Non
     ceilings = with_time_left(_ceilings(journal, run), worked)
     if is_replay:
         return Durable(journal, None, ceilings, worked)
-    account = await patiently(lambda: _blocking(at.stores.ledger, lambda: open_accounts(at, run), brief=True))
-    shared = SharedBudget(at.stores.ledger, account, prefix=f"{run.id}/{run.epoch}")
+    await patiently(lambda: _blocking(at.stores.ledger, lambda: open_accounts(at, run), brief=True))
+    shared = _shared(at, run)
     if run.epoch > 1:
         await patiently(lambda: _blocking(at.stores.ledger, shared.adopt))
         passing("claim.adopted")
@@ -160,14 +167,14 @@ def _ceilings(journal: Journal, run: RunRecord) -> Ceilings:
     return ceilings_of(RunLimits.from_dict(run.limits).plus(inherited).to_dict())
 
 
-def open_accounts(at: Workplace, run: RunRecord) -> str:
-    """Open the run's account, below those of the day on which it was submitted; its name."""
+def open_accounts(at: Workplace, run: RunRecord) -> None:
+    """Open the run's account, below those of the day on which it was submitted."""
     ledger, name, limits = at.stores.ledger, RUNS + run.id, ceilings_of(run.limits).in_ledger
     try:
-        return _opened(ledger, name, limits, _open_day_accounts(at, run))
+        _open(ledger, name, limits, _open_day_accounts(at, run))
     except KeyError:  # what was opened before is not there any more
         at.accounts.clear()
-        return _opened(ledger, name, limits, _open_day_accounts(at, run))
+        _open(ledger, name, limits, _open_day_accounts(at, run))
 
 
 def _open_day_accounts(at: Workplace, run: RunRecord) -> str | None:
@@ -177,7 +184,7 @@ def _open_day_accounts(at: Workplace, run: RunRecord) -> str | None:
     for name, most in zip(day_accounts(run), budgets, strict=True):
         if most is not None:
             if name not in at.accounts:
-                _opened(at.stores.ledger, name, Budget(max_cost_dollars=most).limits(), parent)
+                _open(at.stores.ledger, name, Budget(max_cost_dollars=most).limits(), parent)
                 if len(at.accounts) >= MAX_ACCOUNTS:
                     at.accounts.clear()
                 at.accounts.add(name)
@@ -185,14 +192,13 @@ def _open_day_accounts(at: Workplace, run: RunRecord) -> str | None:
     return parent
 
 
-def _opened(ledger: LedgerStore, account: str, limits: Limits, parent: str | None) -> str:
+def _open(ledger: LedgerStore, account: str, limits: Limits, parent: str | None) -> None:
     try:
         ledger.open_account(account, limits, parent=parent)
     except LedgerUnavailable:
         raise
     except LedgerError:  # it is there, and more was granted since, or the settings are others
         ledger.grant(account, limits)
-    return account
 
 
 def day_accounts(run: RunRecord) -> tuple[str, str]:

@@ -28,6 +28,7 @@ from penstock.hosting.records import ENDED, ApprovalRecord, HostedEvent, RunReco
 from penstock.hosting.work.approvals import RunApprovals
 from penstock.hosting.work.durable import Durable, durable_parts, paid, shorten_journal
 from penstock.hosting.work.forking import plan_of
+from penstock.hosting.work.halts import whose_limit
 from penstock.hosting.work.log import RunLog
 from penstock.hosting.work.patience import patiently
 from penstock.hosting.work.tap import TraceTap
@@ -58,7 +59,7 @@ from penstock.runtime.graphs.graph_runtime import tell_flow
 from penstock.runtime.graphs.node_events import NodeEvent
 from penstock.runtime.scheduling.listener import Audience
 from penstock.runtime.watching.registry import CancelResult
-from penstock.stops import StopReason
+from penstock.stops import Stop, StopReason
 
 journal_of_failures = logging.getLogger("penstock.hosting")
 
@@ -123,6 +124,8 @@ class HostedRun:
         self._journal: Journal | None = None
         self._has_asked = False
         self._deaths = 0
+        self._halted_at: str | None = None
+        """The first node that a stop has ended; the graph ends with it."""
         self._paid: Mapping[str, int] = {}
         """As the ledger has it, where this process does not know it all."""
 
@@ -294,12 +297,12 @@ class HostedRun:
 
     def _decide(self, context: ExecutionContext | None, error: BaseException | None, output: Any) -> Outcome:
         """What it ends as. Nothing is awaited here: who cancels comes before or after."""
-        outcome = self._judged(error, output)
+        outcome = self._judged(context, error, output)
         self.decided = outcome.status
         used = {**_used(context), **self._paid}
         return Outcome(outcome.status, {**used, **outcome.changes}, {**outcome.data, **spent(self.run, used)})
 
-    def _judged(self, error: BaseException | None, output: Any) -> Outcome:
+    def _judged(self, context: ExecutionContext | None, error: BaseException | None, output: Any) -> Outcome:
         cancelled = self.token.cancellation
         if cancelled is not None and cancelled.cause == "user":
             return _cancelled(cancelled.stop.message, cancelled.cause)
@@ -312,8 +315,14 @@ class HostedRun:
             if stop.reason is StopReason.ABORTED:
                 return _cancelled(stop.message, "limit")
             changes = {"stop_reason": str(stop.reason), "error": safe(stop.message)}
-            return Outcome("halted", changes, stop_data(stop))
+            return Outcome("halted", changes, {**stop_data(stop), **self._where(context, stop)})
         return _failed(error)
+
+    def _where(self, context: ExecutionContext | None, stop: Stop) -> dict[str, Any]:
+        """Whose limit a stop is of, and at which node it came; as far as that is known."""
+        whose = whose_limit(stop, self.run, None if context is None else context._account)
+        found = {"whose": whose, "node_id": plain(self._halted_at)}
+        return {name: one for name, one in found.items() if one is not None}
 
     async def _end(self, outcome: Outcome) -> RunRecord:
         log = self.log
@@ -371,6 +380,8 @@ class HostedRun:
 
     def tell(self, event: NodeEvent) -> None:
         """Say it in the log."""
+        if self._halted_at is None and isinstance(event.data, Halted):
+            self._halted_at = event.node_id
         told = of_node(event)
         if told is not None:
             self._say(*told)
@@ -480,6 +491,7 @@ def _used(context: ExecutionContext | None) -> dict[str, Any]:
         "tokens_in": balance.tokens_in,
         "tokens_out": balance.tokens_out,
         "unresolved_nanos": balance.unresolved_nanos,
+        "unknown_costs": context._run.unknown_costs,
     }
 
 
@@ -491,6 +503,7 @@ def _as_told(last: HostedEvent) -> Outcome:
         "tokens_in": data.get("tokens_in", 0),
         "tokens_out": data.get("tokens_out", 0),
         "unresolved_nanos": to_nanos(data.get("unresolved_usd", 0)),
+        "unknown_costs": data.get("unknown_costs", 0),
     }
     status = STATUS_OF[last.type]
     if status == "completed":

@@ -1,4 +1,4 @@
-"""What is removed when nobody needs it any more: runs that ended long ago, cancels, and accounts at the ledger.
+"""What is removed when nobody needs it any more: old runs, what goes with them, cancels, and accounts.
 
 The account of a run goes with the run, in another act: whoever dies in between leaves it, and accounts of days go with
 nothing. So from time to time the oldest accounts are looked at, those alone that are older than what is kept. All of it
@@ -13,9 +13,20 @@ from collections.abc import Sequence
 from datetime import date
 
 from penstock.hosting.records import CLAIMED, PARKED, QUEUED
-from penstock.hosting.work.durable import ALL, OWNERS, RUNS, ask_ledger, day_accounts, day_of, forget_accounts
+from penstock.hosting.work.durable import (
+    ALL,
+    OWNERS,
+    RUNS,
+    UNKNOWN,
+    ask_ledger,
+    day_accounts,
+    day_of,
+    forget_accounts,
+)
 from penstock.hosting.work.workplace import Workplace
 
+OF_RUNS = (RUNS, UNKNOWN)
+"""The accounts that a run has to itself begin so, and go on with its id."""
 DAY_S = 86_400
 DAYS_KEPT = 2
 """So long at the least are the accounts of a day kept: what it cost can be read, also if its runs are gone sooner."""
@@ -30,14 +41,22 @@ async def remove_ended(at: Workplace) -> None:
     before_ms = at.now_ms() - round(at.settings.keep_days * DAY_S * 1_000)
     removed = await at.stores.runs.remove_ended(before_ms)
     at.counted["removed"] += len(removed)
-    await forget_accounts(at, [RUNS + run_id for run_id in removed])
+    await forget_accounts(at, [prefix + run_id for run_id in removed for prefix in OF_RUNS])
+    for forget in at.forgetting.values():
+        await forget(before_ms)
     await at.stores.cancels.prune(now_ms=at.now_ms())
+
+
+async def remove(at: Workplace, run_id: str) -> None:
+    """Remove one run that has ended, with all it has left; Conflict if it has not."""
+    await at.stores.runs.remove(run_id)
+    await forget_accounts(at, [prefix + run_id for prefix in OF_RUNS])
 
 
 async def sweep_accounts(at: Workplace) -> None:
     """Forget the accounts of runs that are not there any more, then those of days that are not kept."""
     names = await _aged(at)
-    of_runs = [name for name in names if name.startswith(RUNS)]
+    of_runs = [name for name in names if name.startswith(OF_RUNS)]
     for first in range(0, len(of_runs), PORTION):
         await forget_accounts(at, await _without_run(at, of_runs[first : first + PORTION]))
     days = [name for name in names if _is_past(at, name)]
@@ -61,7 +80,7 @@ async def _aged(at: Workplace) -> list[str]:
 
 
 async def _without_run(at: Workplace, names: Sequence[str]) -> list[str]:
-    return [name for name in names if await at.stores.runs.get(name.removeprefix(RUNS)) is None]
+    return [name for name in names if await at.stores.runs.get(name.partition(":")[2]) is None]
 
 
 async def _wanted_days(at: Workplace) -> set[str]:

@@ -40,7 +40,7 @@ ENDINGS: Mapping[RunStatus, str] = {
 """The last event of a run that is in this status."""
 STATUS_OF: Mapping[str, RunStatus] = {event: status for status, event in ENDINGS.items()}
 
-FIGURES = ("cost_nanos", "tokens_in", "tokens_out", "unresolved_nanos")
+FIGURES = ("cost_nanos", "tokens_in", "tokens_out", "unresolved_nanos", "unknown_costs")
 """The fields of a run that say what it has used."""
 
 _REDACTION = Redaction()
@@ -137,7 +137,7 @@ def of_ended(replayed: set[int], call: CallRecord) -> Told:
     about = _of_call(replayed, call)
     replayed.discard(call.number)
     about["status"] = call.status
-    about["cost_usd"] = to_usd(call.cost)
+    about["cost_usd"] = None if call.cost_unknown else to_usd(call.cost)
     about["tokens_in"] = call.tokens_in or 0
     about["tokens_out"] = call.tokens_out or 0
     about["duration_ms"] = round((call.ended_ns - call.started_ns) / 1_000_000, 3)
@@ -179,4 +179,8 @@ def spent(run: RunRecord, used: Mapping[str, int] | None = None) -> dict[str, An
     figures = {**{name: getattr(run, name) for name in FIGURES}, **(used or {})}
     told: dict[str, Any] = {"cost_usd": to_usd(figures["cost_nanos"])}
     told |= {"tokens_in": figures["tokens_in"], "tokens_out": figures["tokens_out"]}
-    return told | ({"unresolved_usd": to_usd(figures["unresolved_nanos"])} if figures["unresolved_nanos"] else {})
+    if figures["unresolved_nanos"]:
+        told["unresolved_usd"] = to_usd(figures["unresolved_nanos"])
+    if figures["unknown_costs"]:
+        told["unknown_costs"] = figures["unknown_costs"]
+    return told

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from penstock.clock import Clock
 from penstock.hosting.ports import HostStores
 from penstock.hosting.records import ENDED, GraphRecord, RunRecord
 from penstock.hosting.settings import HostSettings
+from penstock.hosting.work.forking import inputs_of
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.runtime.billing.prices import PriceBook
@@ -69,6 +70,8 @@ class Workplace:
     clock: Clock
     steady: SteadyClock
     kinds: dict[str, RunKind] = field(default_factory=dict)
+    forgetting: dict[str, Callable[[int], Awaitable[object]]] = field(default_factory=dict)
+    """What else goes with runs, by whose it is: called with the moment before which those that ended are not kept."""
     counted: Counter[str] = field(default_factory=Counter)
     """What has happened here since the start, for metrics."""
 
@@ -103,7 +106,7 @@ class Workplace:
 
     def count_left(self, before: RunRecord, left: RunRecord) -> None:
         """Count what a run has used since it was claimed and, if it has ended, how, and after how long."""
-        for figure in ("cost_nanos", "tokens_in", "tokens_out"):
+        for figure in ("cost_nanos", "tokens_in", "tokens_out", "unknown_costs"):
             self.counted[figure] += max(0, getattr(left, figure) - getattr(before, figure))
         self.counted[left.status] += 1
         if left.status in ENDED:
@@ -112,9 +115,12 @@ class Workplace:
             self.counted["took_ms"] += max(0, ended_ms - (left.started_ms or ended_ms))
 
     async def prepare(self, run: RunRecord) -> Prepared:
-        """What the run begins with; a fork or a replay, with what the run had that it takes up."""
+        """What the run begins with; a fork or a replay, with what the run had that it takes up.
+
+        Its kind finds what it was given instead, by the ids of nodes, as `inputs` of the origin.
+        """
         taken_up = run.origin.get("of")
         if isinstance(taken_up, Mapping):
-            run = run._replace(origin=taken_up)
+            run = run._replace(origin={**taken_up, "inputs": inputs_of(run)})
         kind = self.kind_of(run)
         return Prepared(run.input) if kind is None else await kind.prepare(run)

@@ -6,6 +6,7 @@ A script is a list of replies, for examples and tests: text, or a tool call. It 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,8 +14,11 @@ from penstock.agents.messages import ToolCall
 from penstock.agents.model import Model, ModelSettings
 from penstock.agents.scripted import ScriptedModel
 from penstock.errors import PenstockError
+from penstock.kernel.document import parse_graph
+from penstock.kernel.executor import ExecutorRegistry
+from penstock.kernel.graph import GraphInvalid, GraphSpec
 from penstock.nodes.parts.services import named, usual
-from penstock.nodes.parts.settings import Data, Json, Name, Sized, Text, Within
+from penstock.nodes.parts.settings import Checked, Data, Finding, Json, Name, Sized, Text, Within
 from penstock.runtime.graphs.flow_context import FlowContext
 
 MAX_REPLIES = 1_000
@@ -62,6 +66,27 @@ async def model_for(data: ModelData, context: FlowContext) -> Model:
     if not isinstance(found, Model):
         raise ModelUnknown(data, sorted(map(str, offered))[:20], f"what there is, is a {type(found).__name__}")
     return found
+
+
+def named_models(graph: GraphSpec, executors: ExecutorRegistry, at: str = "$") -> Iterator[Finding]:
+    """Where nodes name a model, and which; graphs inside nodes are looked into, and data that is wrong is passed over.
+
+    By the settings that all node types here have in common: a model is `model`, a graph inside is `graph`.
+    """
+    naming = [(number, node) for number, node in enumerate(graph.nodes) if "model" in node.data or "graph" in node.data]
+    by_type = {one: executors[one] for one in {node.type for _, node in naming} if one in executors}
+    for number, node in naming:
+        executor = by_type.get(node.type)
+        read = executor.settings.read_or_none(node.data) if isinstance(executor, Checked) else None
+        place = f"{at}.nodes[{number}].data"
+        if isinstance(name := getattr(read, "model", None), str):
+            yield f"{place}.model", name
+        if isinstance(inside := getattr(read, "graph", None), dict):
+            try:
+                nested = parse_graph(inside)
+            except GraphInvalid:
+                continue
+            yield from named_models(nested, executors, f"{place}.graph")
 
 
 def settings(max_output_tokens: int | None, temperature: float | None) -> ModelSettings:

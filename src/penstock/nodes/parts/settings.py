@@ -136,6 +136,10 @@ class Settings(Generic[D]):
             raise DataInvalid(findings)
         return read
 
+    def read_or_none(self, data: Mapping[str, Any]) -> D | None:
+        """The data as its dataclass; None if something is wrong with it."""
+        return self._looked_at(data)[0]
+
     def findings(self, data: Mapping[str, Any]) -> list[Finding]:
         """All that is wrong with the data."""
         return self._looked_at(data)[1]

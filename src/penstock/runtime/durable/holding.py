@@ -53,7 +53,7 @@ class _Asking:
     def __init__(self, shared: SharedBudget, call: Call) -> None:
         self.shared = shared
         self.call = call
-        self.key = shared.key(call.record.node_id)
+        self.key = _key(shared, call)
 
     def ask(self) -> Stop | None:
         call = self.call
@@ -155,7 +155,7 @@ def note_end(shared: SharedBudget, call: Call) -> None:
     The bill of a call whose record had ended before is told by `note_late_bill`, for the record does not know it.
     """
     record = call.record
-    key = shared.key(record.node_id)
+    key = _key(shared, call)
     if not shared.is_open(key):
         return
     if record.retries:
@@ -172,9 +172,15 @@ def note_end(shared: SharedBudget, call: Call) -> None:
         shared.unresolved(key)
 
 
+def note_unknown(shared: SharedBudget, call: Call) -> None:
+    """Write down for the store whether nobody can tell what the call cost, before it is told how the call ended."""
+    note = shared.unknown if call.unknown else shared.known
+    note(_key(shared, call))
+
+
 def note_late_bill(shared: SharedBudget, call: Call, cost: int, tokens_in: int, tokens_out: int) -> None:
     """Write down for the store what a call has cost whose record had ended before."""
-    key = shared.key(call.record.node_id)
+    key = _key(shared, call)
     actual = Amounts(cost, tokens_in, tokens_out)
     if shared.is_open(key):
         if call.state == "released":
@@ -236,6 +242,10 @@ async def aend(shared: SharedBudget, call: Call) -> None:
         return
     finally:
         remove()
+
+
+def _key(shared: SharedBudget, call: Call) -> str:
+    return shared.key(call.record.node_id, unpriced=call.is_unpriced)
 
 
 def _billed(record: CallRecord) -> Amounts:

@@ -31,6 +31,8 @@ from penstock.runtime.options import must_be_name
 MAX_DEPTH = 90
 """So deep may a recorded value be nested; stores take a little more."""
 MAX_INT_BITS = 4_096
+COST_UNKNOWN = "cost_unknown"
+"""What the entry of a call says, as true, if nobody could tell what it cost."""
 SHORT_CHARACTERS = 500
 """So much is kept of what a tool that failed has said."""
 MAX_SHORT = 1_000
@@ -270,7 +272,7 @@ def _short(value: Any) -> Any:
     """What a replay asks of an entry that is only counted."""
     if not isinstance(value, dict):
         return None
-    kept = {name: value[name] for name in ("name", "model", "state", "is_error") if name in value}
+    kept = {name: value[name] for name in ("name", "model", "state", "is_error", COST_UNKNOWN) if name in value}
     if value.get("is_error"):
         kept["content"] = str(value.get("content"))[:SHORT_CHARACTERS]
     return kept

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.containment import accounts
 from penstock.runtime.call import Call, running_call
-from penstock.runtime.durable.journal import Journal, NotRecordable, must_be_json
+from penstock.runtime.durable.journal import COST_UNKNOWN, Journal, NotRecordable, must_be_json
 from penstock.runtime.durable.ports import EntryKind, JournalEntry
 from penstock.tracing.lifecycle import CallKind, Status
-from penstock.tracing.record import OPEN, CallRecord
+from penstock.tracing.record import OPEN, CallRecord, mark_cost_unknown
 
 if TYPE_CHECKING:
     from penstock.runtime.handle import Handle
@@ -83,6 +83,9 @@ def _write(
     steps = 1 if failed is None else 0
     accounts.charge(context._account, entry.cost_nanos, entry.tokens_in, entry.tokens_out, api_calls, steps)
     _learn(context, entry, kind)
+    if _is_cost_unknown(entry):
+        context._run.unknown_costs += 1
+        mark_cost_unknown(record)
     status: Status = "success" if failed is None else "fail"
     tokens, error = (entry.tokens_in or None, entry.tokens_out or None), None if failed is None else "ToolFailed"
     graph.end(record, now_ns, status, entry.cost_nanos, *tokens, failed, error)
@@ -100,6 +103,11 @@ def _failure(entry: JournalEntry) -> str | None:
     """What the model was told of a tool that failed; such a call takes no step."""
     said = entry.value if entry.kind == "tool" and isinstance(entry.value, dict) else {}
     return str(said.get("content"))[:500] if said.get("is_error") else None
+
+
+def _is_cost_unknown(entry: JournalEntry) -> bool:
+    """Whether nobody could tell what it cost."""
+    return isinstance(entry.value, dict) and entry.value.get(COST_UNKNOWN) is True and entry.kind in ("llm", "tool")
 
 
 def _name(entry: JournalEntry) -> str:

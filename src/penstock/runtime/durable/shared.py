@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.containment.ledger import Amounts, LedgerStore, WouldWait
-from penstock.containment.limits import Budget
+from penstock.containment.limits import Budget, Limits
 from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
 from penstock.runtime import worker
 from penstock.runtime.durable import points
@@ -29,6 +29,8 @@ from penstock.stops import LIMIT_REASONS, Stop, StopReason
 
 T = TypeVar("T")
 
+UNPRICED = "/unpriced"
+"""What the key of a call ends with that leaves without anybody knowing its price."""
 A_FEW = 8
 """So many acts that wait may be told at once; more would keep an event loop."""
 
@@ -44,9 +46,10 @@ class SharedBudget:
     """An account of `store` that a run pays from as well; `prefix` is `run id/claim`, and no two claims share one.
 
     `ExecutionContext(shared_budget=…)` takes it to the door. The account has to be open. One run uses it at a time.
+    `unknown` names another account, which is opened when it is needed: it counts the calls whose cost nobody can tell.
     """
 
-    def __init__(self, store: LedgerStore, account: str, *, prefix: str) -> None:
+    def __init__(self, store: LedgerStore, account: str, *, prefix: str, unknown: str | None = None) -> None:
         must_be_name("account", account, "the name of an account that is open at the store")
         must_be_text("prefix", prefix)
         if not all(prefix.rpartition("/")):
@@ -57,6 +60,9 @@ class SharedBudget:
         self._at_once: Callable[[Callable[[], Any]], Any] | None = getattr(store, "at_once", None)
         """How the store is asked by who cannot wait, if it can be."""
         self.account = account
+        self.unknown_account = unknown
+        """Each call whose cost nobody can tell is an api call there, and a token too once somebody can; None for no
+        such account."""
         self.prefix = prefix
         self.on_fault: Callable[[str], None] | None = None
         """Told what could not be told to the store: once when that begins, and each time something is given up."""
@@ -76,19 +82,26 @@ class SharedBudget:
         """How many acts the store is still to be told of."""
         return len(self._waiting)
 
-    def key(self, node_id: str) -> str:
-        """Under what the call of that id is known at the store."""
-        return f"{self.prefix}/{node_id}"
+    def key(self, node_id: str, *, unpriced: bool = False) -> str:
+        """Under what the call of that id is known at the store.
+
+        Where such calls are counted, that says of one whose price nobody knows that this is so: should its process die,
+        nobody else can tell that from a call which costs nothing.
+        """
+        is_told = unpriced and self.unknown_account is not None
+        return f"{self.prefix}/{node_id}{UNPRICED if is_told else ''}"
 
     def adopt(self) -> tuple[str, ...]:
         """Whatever an earlier claim of this run left held becomes unresolved: nobody knows whether it was billed.
 
         The keys of it. Of a claim that is still at work this takes nothing away: what it held stays taken, and can
-        still be settled.
+        still be settled. Calls among them whose price nobody knows are counted as of unknown cost.
         """
         run, _, _ = self.prefix.rpartition("/")
         left = tuple(key for key in self.store.held(f"{run}/") if not key.startswith(f"{self.prefix}/"))
         for key in left:
+            if key.endswith(UNPRICED):
+                self._count_unknown(self.store, key)
             try:
                 self.store.leave_unresolved(key)
             except LedgerUnavailable:
@@ -187,6 +200,31 @@ class SharedBudget:
     def charged(self, key: str, actual: Amounts) -> None:
         """Something was spent for which nothing was held."""
         self._later(key, lambda store: store.charge(key, self.account, actual))
+
+    def unknown(self, key: str) -> None:
+        """Nobody can tell what the call under that key cost."""
+        if self.unknown_account is not None:
+            self._later(key, lambda store: self._count_unknown(store, key))
+
+    def known(self, key: str) -> None:
+        """Somebody can tell after all what that call cost."""
+        account = self.unknown_account
+        if account is not None:
+            self._later(key, lambda store: store.charge(f"{key}/known", account, Amounts(tokens_in=1)))
+
+    def unknown_costs(self) -> int:
+        """How many calls the store knows of whose cost nobody can tell, over all claims."""
+        try:
+            balance = self.store.balance(self.unknown_account or "")
+        except KeyError:  # no call came to open it
+            return 0
+        return balance.api_calls - balance.tokens_in
+
+    def _count_unknown(self, store: LedgerStore, key: str) -> None:
+        account = self.unknown_account
+        if account is not None:
+            store.open_account(account, Limits())
+            store.charge(f"{key}/unknown", account, Amounts(api_calls=1))
 
     def retry_drawn(self, key: str) -> None:
         """The call under that key has failed, and drawn a retry of the run."""

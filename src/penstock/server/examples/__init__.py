@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.server.examples.graphs import EXAMPLES, example_graphs
+from penstock.server.examples.graphs import EXAMPLES, SHIPPED, example_graphs
 from penstock.server.examples.model import EXAMPLE_PRICE, ExampleModel
 
-__all__ = ["EXAMPLES", "EXAMPLE_PRICE", "ExampleModel", "example_graphs"]
+__all__ = ["EXAMPLES", "EXAMPLE_PRICE", "SHIPPED", "ExampleModel", "example_graphs"]

@@ -10,7 +10,7 @@ import asyncio
 from contextlib import suppress
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.server.auth import LOCAL, Rules, Token, token_of, written
+from penstock.server.auth import LOCAL, Rules, Token, secret_in, token_of, written
 from penstock.server.errors import ApiError, not_found
 from penstock.server.guards.asgi import App, Message, Receive, Scope, Send, headers_named, refuse
 from penstock.server.settings import ServerSettings, is_loopback
@@ -49,7 +49,8 @@ class Gate:
             await visit.end()
 
     def _let_in(self, scope: Scope) -> None:
-        token = self._token(scope)
+        secret = _presented(scope)
+        token = self._token(scope, secret)
         is_good = token is not None and not token.has_expired(self._clock.time_ns())
         found = self._rules.find(scope["path"])
         state = scope.setdefault("state", {})
@@ -61,7 +62,7 @@ class Gate:
             if access == "open":
                 return
         if token is None:
-            raise ApiError(401, "send a token: Authorization: Bearer <secret>", headers={"WWW-Authenticate": "Bearer"})
+            raise _no_token() if secret is None else _unknown()
         if not is_good:
             raise _expired(token)
         if found is None:
@@ -72,20 +73,37 @@ class Gate:
         if not token.user.may(access):
             raise ApiError(403, f"this needs the role {access}, and {token.user.name} is a {token.user.role}")
 
-    def _token(self, scope: Scope) -> Token | None:
-        sent = headers_named(scope, b"authorization")
+    def _token(self, scope: Scope, secret: bytes | None) -> Token | None:
         if self._tokens:
-            return token_of(self._tokens, sent[0]) if len(sent) == 1 else None
+            return None if secret is None else token_of(self._tokens, secret)
         client = scope.get("client")
         return UNASKED if client and is_loopback(client[0]) else None
+
+
+def _presented(scope: Scope) -> bytes | None:
+    """The secret that was sent; None without one, and where there is no telling which of several is meant."""
+    sent = headers_named(scope, b"authorization")
+    return secret_in(sent[0]) if len(sent) == 1 else None
 
 
 def _expired(token: Token) -> ApiError:
     """What only somebody is told who has the right secret."""
     assert token.until_ns is not None, "what is always good does not expire"
     message = f"this token was good until {written(token.until_ns)}; ask whoever runs this server for a new one"
+    return _invalid("token_expired", message)
+
+
+def _no_token() -> ApiError:
+    return ApiError(401, "send a token: Authorization: Bearer <secret>", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _unknown() -> ApiError:
+    return _invalid("token_unknown", "this token is not known here; ask whoever runs this server for one")
+
+
+def _invalid(code: str, message: str) -> ApiError:
     challenge = f'Bearer error="invalid_token", error_description="{message}"'
-    return ApiError(401, message, code="token_expired", headers={"WWW-Authenticate": challenge})
+    return ApiError(401, message, code=code, headers={"WWW-Authenticate": challenge})
 
 
 class _Visit:

@@ -1,7 +1,7 @@
 """Graphs as tools of an MCP server.
 
-tools      a graph as a tool, a run as its result       calls   what clients ask, answered
-endpoint   streamable HTTP, stdin and stdout
+tools      a graph as a tool, a run as its result       calls      what clients ask, answered
+endpoint   streamable HTTP, stdin and stdout            sessions   how many are open, and which one gives way
 
 Each graph is a tool: whoever calls it starts a run of their own, under the host's limits, and gets what it comes to.
 What the nodes do is told as progress; a call that is cancelled cancels its run. A run that fails, is halted or

@@ -86,7 +86,9 @@ class Calls:
     async def _begin(self, user: User, graph: GraphRecord, given: Any, asked: Any) -> str:
         limits = limits_in(asked)
         if converses(graph):
-            turn = await self._chats.stream_agent_chat(graph.id, str(given), owner=user.name, limits=limits)
+            turn = await self._chats.stream_agent_chat(
+                graph.id, str(given), owner=user.name, limits=limits, made_by="mcp"
+            )
             return turn.run_id
         run = await self._host.submit(owner=user.name, graph_id=graph.id, input=given, limits=limits)
         return run.id

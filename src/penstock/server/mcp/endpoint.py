@@ -1,7 +1,12 @@
-"""The ways to reach the MCP server: streamable HTTP at /mcp, and stdin and stdout."""
+"""The ways to reach the MCP server: streamable HTTP at /mcp, and stdin and stdout.
+
+The protocol's own server keeps the sessions, and ends those that are idle. Which requests open one, use one and end one
+is seen here, from outside: by the headers that go in and come out.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -11,11 +16,15 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from starlette.types import Receive, Scope, Send
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from penstock.server.auth import LOCAL, User, current_user
+from penstock.server.errors import ApiError
+from penstock.server.guards.asgi import Message, Receive, Scope, Send, headers_named, refuse
 from penstock.server.mcp.calls import Calls, server_of
+from penstock.server.mcp.sessions import Session, Sessions
 from penstock.server.runnable import Runnable
+from penstock.server.settings import ServerSettings
 from penstock.server.sse import Streams
 
 if TYPE_CHECKING:
@@ -24,11 +33,16 @@ if TYPE_CHECKING:
     from penstock.storage import Stores
 
 
+SESSION = b"mcp-session-id"
+PROTOCOL = b"mcp-protocol-version"
+
+
 class McpEndpoint:
     """The ASGI app at /mcp; an async context manager, in which it must be to answer."""
 
-    def __init__(self, calls: Calls, streams: Streams | None = None) -> None:
+    def __init__(self, calls: Calls, settings: ServerSettings, streams: Streams | None = None) -> None:
         self.server = server_of(calls)
+        self._settings = settings
         self._streams = streams
         self._is_closing = False
         self._manager: StreamableHTTPSessionManager | None = None
@@ -36,8 +50,12 @@ class McpEndpoint:
         calls.is_closing = self._closes
 
     async def __aenter__(self) -> McpEndpoint:
+        settings = self._settings
         self._is_closing = False
-        self._manager = StreamableHTTPSessionManager(self.server)
+        self._sessions = Sessions(settings.max_mcp_sessions, settings.max_mcp_sessions_per_user)
+        self._manager = StreamableHTTPSessionManager(
+            self.server, session_idle_timeout=settings.mcp_idle_s, max_sessions=None
+        )
         await self._stack.enter_async_context(self._manager.run())
         return self
 
@@ -49,20 +67,104 @@ class McpEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; a session is its user's, and to others as if it were not there."""
-        assert self._manager is not None, "the endpoint is entered before it is asked"
         user: User = scope["state"]["user"]
-        token = AccessToken(token="", client_id=user.name, scopes=[])
-        await self._manager.handle_request({**scope, "user": AuthenticatedUser(token)}, receive, send)
+        if not _has_sessions(scope):
+            await self._answer(user.name, scope, receive, send)
+        elif not (ids := headers_named(scope, SESSION)):
+            await self._open(user, scope, receive, send)
+        elif session := self._sessions.find(user.name, ids[0].decode("latin-1")):
+            await self._use(session, scope, receive, send)
+        else:
+            await self._answer(user.name, scope, receive, send)
+
+    async def _open(self, user: User, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what can only be the beginning of a session, if there is a place for one."""
+        try:
+            session, given_up = self._sessions.open(user.name)
+        except ApiError as error:
+            await refuse(error, scope, receive, send)
+            return
+
+        async def seen(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                session.id = next((id.decode() for name, id in message["headers"] if name == SESSION), None)
+            await send(message)
+
+        try:
+            if given_up is not None:
+                await self._end(given_up)
+            await self._answer(user.name, scope, receive, seen)
+        except BaseException:  # the protocol's server gives up what was not answered to its end
+            self._sessions.forget(session)
+            raise
+        self._sessions.rest(session, _now_s())
+        if session.id is None:
+            self._sessions.forget(session)
+
+    async def _use(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what is asked in a session that is open."""
+
+        async def seen(message: Message) -> None:
+            if message["type"] == "http.response.start" and _ends(scope["method"], message["status"]):
+                self._sessions.forget(session)
+            await send(message)
+
+        session.under_way += 1
+        try:
+            await self._answer(session.owner, scope, receive, seen)
+        finally:
+            self._sessions.rest(session, _now_s())
+
+    async def _end(self, session: Session) -> None:
+        """End a session as its client would."""
+        assert session.id is not None, "one that is only being opened is not idle"
+        headers = [(SESSION, session.id.encode())]
+        scope = {"type": "http", "method": "DELETE", "path": "/mcp", "query_string": b"", "headers": headers}
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            """Nobody waits for the answer."""
+
+        await self._answer(session.owner, scope, receive, send)
+
+    async def _answer(self, owner: str, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._manager is not None, "the endpoint is entered before it is asked"
+        user = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
+        await self._manager.handle_request({**scope, "user": user}, receive, send)
 
     def _closes(self) -> bool:
         return self._is_closing or (self._streams is not None and self._streams.closing().is_set())
 
 
+def _has_sessions(scope: Scope) -> bool:
+    """Whether the request is of a version of the protocol that has them; one that does not say is."""
+    said = headers_named(scope, PROTOCOL)
+    return not said or said[0].decode("latin-1") in HANDSHAKE_PROTOCOL_VERSIONS
+
+
+def _ends(method: str, status: int) -> bool:
+    """Whether an answer says that the session is over."""
+    return status == 404 or (method == "DELETE" and status < 400)
+
+
+def _now_s() -> float:
+    """By the clock that the protocol's server has for what is idle."""
+    return asyncio.get_running_loop().time()
+
+
 def create_mcp(
-    host: RunHost, chats: ChatService, stores: Stores, graphs: Runnable, *, streams: Streams | None = None
+    host: RunHost,
+    chats: ChatService,
+    stores: Stores,
+    graphs: Runnable,
+    *,
+    settings: ServerSettings | None = None,
+    streams: Streams | None = None,
 ) -> McpEndpoint:
     """The endpoint for /mcp, behind the server's gate; enter it before it is asked."""
-    return McpEndpoint(Calls(host, chats, stores, graphs, current_user), streams)
+    return McpEndpoint(Calls(host, chats, stores, graphs, current_user), settings or ServerSettings(), streams)
 
 
 def server_for(host: RunHost, chats: ChatService, stores: Stores, *, user: User = LOCAL) -> Server[Any]:
@@ -71,7 +173,7 @@ def server_for(host: RunHost, chats: ChatService, stores: Stores, *, user: User 
     def always(_: Any) -> User:
         return user
 
-    return server_of(Calls(host, chats, stores, Runnable(host.executors), always))
+    return server_of(Calls(host, chats, stores, Runnable(host.executors, host.services), always))
 
 
 async def serve_stdio(host: RunHost, chats: ChatService, stores: Stores, *, user: User = LOCAL) -> None:

@@ -107,4 +107,5 @@ def _about(run: RunRecord | None) -> dict[str, Any] | None:
     if run is None:
         return None
     spent = {"cost_usd": to_usd(run.cost_nanos), "tokens_in": run.tokens_in, "tokens_out": run.tokens_out}
+    spent |= {"unknown_costs": run.unknown_costs} if run.unknown_costs else {}
     return {RUN: {"id": run.id, "status": run.status, "stop_reason": run.stop_reason, **spent}}

@@ -31,7 +31,7 @@ async def complete(service: Service, user: User, body: ChatCompletionBody, reque
     except ClientLeft:
         await on_leave(begun, user, body.penstock)()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return _whole(answer, _completion(begun, body))
+    return _whole(answer, begun, _completion(begun, body))
 
 
 async def _begin(service: Service, user: User, body: ChatCompletionBody) -> Started:
@@ -43,7 +43,8 @@ async def _begin(service: Service, user: User, body: ChatCompletionBody) -> Star
 
 def _completion(begun: Started, body: ChatCompletionBody) -> Completion:
     include_usage = body.stream_options is not None and body.stream_options.include_usage
-    return Completion(begun.run.id, body.model, begun.created, body.ignored(), include_usage, body.metadata)
+    ignored = body.ignored(is_heard=begun.is_heard)
+    return Completion(begun.run.id, body.model, begun.created, ignored, include_usage, body.metadata)
 
 
 async def _streamed(service: Service, user: User, body: ChatCompletionBody) -> RunStream:
@@ -52,9 +53,9 @@ async def _streamed(service: Service, user: User, body: ChatCompletionBody) -> R
     return RunStream(frames, service.streams, user.name, on_leave(begun, user, body.penstock))
 
 
-def _whole(answer: Answer, completion: Completion) -> Response:
+def _whole(answer: Answer, begun: Started, completion: Completion) -> Response:
     assert answer.ended is not None, "what is followed to its end has one"
-    if failure := failure_of(answer.ended, completion.run_id, has_text=bool(answer.said)):
+    if failure := _failure(answer.ended, answer, begun):
         raise failure
     return Response(written(completion.whole(answer)), media_type="application/json")
 
@@ -80,4 +81,4 @@ async def _frames(begun: Started, completion: Completion) -> AsyncGenerator[byte
 def _failure(piece: object, answer: Answer, begun: Started) -> Refused | None:
     if not isinstance(piece, Ended):
         return None
-    return failure_of(piece, begun.run.id, has_text=bool(answer.said))
+    return failure_of(piece, begun.run.id, has_text=bool(answer.said), asked=begun.asked)

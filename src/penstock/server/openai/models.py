@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.chat.scope import CHAT_START_TYPES
+from penstock.hosting.host import GraphArchived
 from penstock.hosting.records import GraphRecord
 from penstock.server.openai.refusals import model_not_found
 from penstock.server.runnable import Runnable
@@ -21,13 +22,15 @@ MAX_LISTED = 10_000
 
 
 async def find(graphs: GraphStore, model: str) -> GraphRecord:
-    """The graph behind a model; Refused if it is not there, or was archived and its version is not named."""
+    """The graph behind a model; Refused if it is not there, or was archived."""
     graph_id, at, version = model.partition("@")
     if at and not (version.isascii() and version.isdigit() and len(version) < 10):
         raise model_not_found(model)
     record = await graphs.get(graph_id, int(version) if at else None)
-    if record is None or (record.is_archived and not at):
+    if record is None:
         raise model_not_found(model)
+    if record.is_archived:
+        raise model_not_found(model, str(GraphArchived(graph_id)))
     return record
 
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from starlette.responses import Response
 
 from penstock.errors import PenstockError
-from penstock.server.errors import api_error
+from penstock.hosting.work.halts import RAISED_BY
+from penstock.kernel.graph import GraphInvalid
+from penstock.nodes.parts.models import ModelUnknown
+from penstock.server.errors import api_error, param_of
 from penstock.server.openai.wire.answer import Ended
+from penstock.server.openai.wire.bodies import ImageUrl
 
 LOG = logging.getLogger("penstock.server")
 
@@ -80,14 +84,11 @@ def written(data: Any) -> bytes:
     return json.dumps(data, separators=(",", ":")).encode("ascii")
 
 
-def model_not_found(model: str) -> Refused:
-    """The graph is not there, or not this user's."""
-    return Refused(
-        404,
-        f"the model {model!r} does not exist or you have no access to it; GET /v1/models lists yours",
-        param="model",
-        code="model_not_found",
-    )
+def model_not_found(model: str, why: str = "") -> Refused:
+    """The graph is not there, or not this user's, or what `why` says."""
+    is_not = f"the model {model!r} does not exist or you have no access to it"
+    message = f"{is_not}; {why or 'GET /v1/models lists yours'}"
+    return Refused(404, message, param="model", code="model_not_found")
 
 
 def refusal_of(error: Exception) -> Refused | None:
@@ -103,7 +104,8 @@ def refusal_of(error: Exception) -> Refused | None:
     status = 400 if known.status == 422 else known.status
     code = known.code if status != 404 else CODES[404]
     may_retry = status != 409
-    return Refused(status, str(known), param=known.path, code=code, headers=known.headers, may_retry=may_retry)
+    param = "model" if isinstance(error, GraphInvalid) else param_of(known)
+    return Refused(status, str(known), param=param, code=code, headers=known.headers, may_retry=may_retry)
 
 
 def unknown_end(run_id: str) -> Refused:
@@ -122,12 +124,33 @@ def broken_off(error: Exception, run_id: str) -> Refused:
     )
 
 
-def failure_of(ended: Ended, run_id: str, *, has_text: bool) -> Refused | None:
-    """What a run that did not come to an answer is told as; None if it did, or a limit cut its answer short."""
+def failure_of(ended: Ended, run_id: str, *, has_text: bool, asked: Collection[str] = ()) -> Refused | None:
+    """What a run that did not come to an answer is told as; None if it did, or a limit cut its answer short.
+
+    `asked` are the limits that the request set itself.
+    """
     if ended.status == "completed" or (ended.is_limit and has_text):
         return None
     status, code = _status_of(ended)
-    return Refused(status, _told(ended, run_id), code=code, may_retry=False, run_id=run_id)
+    helps = _what_helps(ended, run_id, asked) if ended.is_limit else None
+    message = "; ".join(filter(None, (_told(ended, run_id), helps)))
+    return Refused(status, message, code=code, may_retry=False, run_id=run_id)
+
+
+def _what_helps(ended: Ended, run_id: str, asked: Collection[str]) -> str | None:
+    """Where the limit was set that has halted a run, and how to have more of it."""
+    name = RAISED_BY.get(str(ended.reason))
+    if ended.whose == "node":
+        return "a node of the graph sets that limit: give it more there, in a new version of the graph"
+    if ended.whose in ("owner", "all"):
+        payer = "you" if ended.whose == "owner" else "everybody together"
+        return f"the server sets what {payer} may spend in a day: ask on another day, or ask whoever runs it for more"
+    if name is None:
+        return None
+    field = f"penstock.limits.{name}"
+    again = f"the request sets it, in {field}" if name in asked else f"the server sets it, unless a request has {field}"
+    grant = f'POST /api/runs/{run_id}/grant with {{"limits": {{"{name}": …}}}}'
+    return f"{again}: ask again with more, or let this run go on: {grant}"
 
 
 def _status_of(ended: Ended) -> tuple[int, str]:
@@ -137,6 +160,8 @@ def _status_of(ended: Ended) -> tuple[int, str]:
         return 503, "parked"
     if ended.is_limit:
         return 402, str(ended.reason)
+    if ended.reason == ModelUnknown.__name__:  # the graph is wrong, and not the server
+        return 400, ended.reason
     return (503 if ended.status == "halted" else 500), ended.reason or ended.status
 
 
@@ -148,10 +173,24 @@ def _told(ended: Ended, run_id: str) -> str:
 
 
 def _of_validation(errors: Sequence[Any]) -> Refused:
-    first = errors[0] if errors else {}
-    # Where a field may be one of several things, which of them was tried is said in brackets: that is no field.
-    place = [str(part) for part in first.get("loc", ()) if part != "body" and "[" not in str(part)]
-    param = ".".join(place) or None
+    first = _nearest(errors) if errors else {}
+    place = _place(first)
+    is_read = first.get("type") != "json_invalid"  # else the place is one in the text, and no field
+    param = ".".join(place) if place and is_read else None
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    what = f"{param}: " if param and first.get("type") != "json_invalid" else ""
+    what = f"{param}: " if param else ""
     return Refused(400, f"{what}{first.get('msg', 'not a valid request')}{more}", param=param, code="invalid_request")
+
+
+def _nearest(errors: Sequence[Any]) -> Any:
+    """The first error; where a field may be one of several things, the one that was nearest to what was sent."""
+    within = _place(errors[0])
+    return max((one for one in errors if _place(one)[: len(within)] == within), key=lambda one: len(_place(one)))
+
+
+def _place(error: Any) -> list[str]:
+    """The field that an error is about, and those that it stands in."""
+    # The first part says where it stood, in the body or in the query. Where a field may be one of several things, which
+    # of them was tried is said, by its class or in brackets: that is no field.
+    parts = error.get("loc", ())[1:]
+    return [str(part) for part in parts if "[" not in str(part) and part != ImageUrl.__name__]

@@ -12,7 +12,9 @@ from starlette.responses import Response
 
 from penstock.hosting.records import ENDED, RunRecord
 from penstock.server.auth import User
+from penstock.server.openai.conversing import forget_chat_of
 from penstock.server.openai.leaving import CLIENT_CLOSED_REQUEST, ClientLeft, RunStream, unless_left, with_heartbeats
+from penstock.server.openai.models import converses
 from penstock.server.openai.refusals import Refused, broken_off, written
 from penstock.server.openai.running import Service, Started, events_so_far, go_on, on_leave, start, streaming
 from penstock.server.openai.wire.answer import Answer, fold, speakers
@@ -72,6 +74,13 @@ async def cancel(service: Service, user: User, response_id: str) -> Response:
     return await retrieve(service, user, response_id, None, stream=False)
 
 
+async def delete(service: Service, user: User, response_id: str) -> None:
+    """Remove a response that is over, with its run, and with its chat if nothing else is there."""
+    run = await _run_of(service, user, response_id, "response_id")
+    await service.host.remove(run.id)
+    await forget_chat_of(service, run)
+
+
 async def _until_ended(service: Service, run_id: str) -> None:
     """Most runs end at once; one whose worker has died ends when another takes it over, which nobody waits for."""
     try:
@@ -86,9 +95,9 @@ async def _begin(service: Service, user: User, body: ResponseBody) -> Started:
     turns = of_response(body)
     graph = await service.graph_of(body.model)
     if body.previous_response_id is None:
-        return await start(service, user, graph, turns, body, _asked(body).kept())
+        return await start(service, user, graph, turns, body, _asked(body, is_heard=converses(graph)).kept())
     before = await _run_of(service, user, body.previous_response_id, "previous_response_id")
-    return await go_on(service, user, graph, before, turns, body, _asked(body).kept())
+    return await go_on(service, user, graph, before, turns, body, _asked(body, is_heard=True).kept())
 
 
 async def _run_of(service: Service, user: User, response_id: str, param: str) -> RunRecord:
@@ -159,13 +168,14 @@ async def _let_it_go_on() -> None:
 
 
 def _under_way(begun: Started, body: ResponseBody) -> ResponseUnderWay:
-    return ResponseUnderWay(begun.run.id, begun.created, _asked(body))
+    return ResponseUnderWay(begun.run.id, begun.created, _asked(body, is_heard=begun.is_heard))
 
 
-def _asked(body: ResponseBody) -> Asked:
+def _asked(body: ResponseBody, *, is_heard: bool) -> Asked:
+    ignored = body.ignored(is_heard=is_heard)
     return Asked(
         body.model,
-        body.instructions,
+        None if "instructions" in ignored else body.instructions,
         body.previous_response_id,
         body.metadata or {},
         bool(body.background),
@@ -173,7 +183,7 @@ def _asked(body: ResponseBody) -> Asked:
         body.top_p,
         body.max_output_tokens,
         body.user,
-        body.ignored(),
+        ignored,
     )
 
 

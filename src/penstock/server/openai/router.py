@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from penstock.hosting.host import RunHost
     from penstock.storage import Stores
 
-ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorAnswer, "description": "What went wrong"}}
+ERROR = {"model": ErrorAnswer, "description": "What went wrong"}
+ERRORS: dict[int | str, dict[str, Any]] = {"4XX": ERROR, "5XX": ERROR}
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 """What is answered in one, or as a stream, as the request says."""
 
@@ -102,6 +103,12 @@ def _add_responses(router: APIRouter, service: Service, user_of: Callable[[Reque
     ) -> Response:
         """A response as it stands, or its stream, from the beginning or after some event."""
         return await responses.retrieve(service, user_of(request), response_id, starting_after, stream=stream)
+
+    @router.delete("/responses/{response_id}")
+    async def delete_response(response_id: str, request: Request) -> Response:
+        """Remove a response that is over, and its run; what was said stays as long as other responses go on from it."""
+        await responses.delete(service, user_of(request), response_id)
+        return _json({"id": response_id, "object": "response", "deleted": True})
 
     @router.post("/responses/{response_id}/cancel")
     async def cancel_response(response_id: str, request: Request) -> Response:

@@ -11,21 +11,21 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.chat.ports import Attachment
 from penstock.chat.protocol import KIND
 from penstock.errors import InvalidValue
 from penstock.hosting.records import GraphRecord, HostedEvent, RunRecord
 from penstock.server.auth import User
+from penstock.server.errors import ApiError
+from penstock.server.openai.conversing import converse, limits_of, say_next
 from penstock.server.openai.leaving import RunStream
-from penstock.server.openai.models import converses, find, named_version
-from penstock.server.openai.refusals import unknown_end
+from penstock.server.openai.models import converses, find
+from penstock.server.openai.refusals import Refused, unknown_end
 from penstock.server.openai.wire.answer import Answer, Piece, speakers
 from penstock.server.openai.wire.bodies import ChatCompletionBody, Extension, ResponseBody
-from penstock.server.openai.wire.conversation import File, Turn, text_to_add
+from penstock.server.openai.wire.conversation import Turn
 from penstock.server.outages import public
 from penstock.server.parts import check_new_id
 from penstock.server.runnable import Runnable
-from penstock.server.schemas import limits_in
 from penstock.server.sse import Streams
 
 if TYPE_CHECKING:
@@ -59,6 +59,10 @@ class Started:
     service: Service
     run: RunRecord
     speaking: frozenset[str]
+    asked: frozenset[str] = frozenset()
+    """The limits that the request set."""
+    is_heard: bool = True
+    """Whether the graph was given the whole conversation."""
 
     @property
     def created(self) -> int:
@@ -117,9 +121,9 @@ async def start(
     about: Mapping[str, Any] | None = None,
 ) -> Started:
     """Begin a run on a conversation; `about` is kept with it."""
-    check_new_id(body.penstock.run_id, user)
-    begin = _converse if converses(graph) else _run_plainly
-    return await started(service, await begin(service, user, graph, turns, body, about), graph)
+    _check_run_id(body, user)
+    begin = converse if converses(graph) else _run_plainly
+    return await _started(service, await begin(service, user, graph, turns, body, about), graph, body)
 
 
 async def go_on(
@@ -132,31 +136,22 @@ async def go_on(
     about: Mapping[str, Any] | None = None,
 ) -> Started:
     """Begin a run that goes on with the conversation of an earlier one; `about` is kept with it."""
-    check_new_id(body.penstock.run_id, user)
+    _check_run_id(body, user)
     if graph.id != before.graph_id:
         raise InvalidValue("model", graph.id, f"{before.graph_id}, which gave the response before")
     if before.origin.get("kind") != KIND:
         raise InvalidValue("previous_response_id", before.id, "a response of a graph that has a chat-start")
-    text, files = text_to_add(turns, "input")
-    turn = await service.chats.stream_chat(
-        before.origin["chat_id"],
-        text,
-        owner=before.owner,
-        parent_id=before.origin["message_id"],
-        attachments=await _attached(service, before.owner, files),
-        limits=limits_in(body.penstock.limits),
-        run_id=body.penstock.run_id,
-        version=named_version(graph, body.model),
-        about=about,
-    )
-    return await started(service, turn.run_id, graph)
+    run_id = await say_next(service, graph, before, turns, body, about)
+    return await _started(service, run_id, graph, body)
 
 
-async def started(service: Service, run_id: str, graph: GraphRecord) -> Started:
+async def _started(
+    service: Service, run_id: str, graph: GraphRecord, body: ChatCompletionBody | ResponseBody
+) -> Started:
     """The run, to be followed."""
     run = await service.host.get(run_id)
     assert run is not None, "a run that was just begun is there"
-    return Started(service, run, speakers(graph.document))
+    return Started(service, run, speakers(graph.document), frozenset(body.penstock.limits or ()), converses(graph))
 
 
 async def events_so_far(service: Service, run_id: str) -> list[HostedEvent]:
@@ -165,28 +160,6 @@ async def events_so_far(service: Service, run_id: str) -> list[HostedEvent]:
     while page := await service.stores.events.read(run_id, found[-1].seq if found else 0):
         found.extend(map(public, page))
     return found
-
-
-async def _converse(
-    service: Service,
-    user: User,
-    graph: GraphRecord,
-    turns: Sequence[Turn],
-    body: ChatCompletionBody | ResponseBody,
-    about: Mapping[str, Any] | None,
-) -> str:
-    files = [file for turn in turns for file in turn.files]
-    turn = await service.chats.stream_agent_chat(
-        graph.id,
-        [{"role": turn.role, "content": turn.text} for turn in turns],
-        owner=user.name,
-        attachments=await _attached(service, user.name, files),
-        limits=limits_in(body.penstock.limits),
-        run_id=body.penstock.run_id,
-        version=named_version(graph, body.model),
-        about=about,
-    )
-    return turn.run_id
 
 
 async def _run_plainly(
@@ -204,12 +177,15 @@ async def _run_plainly(
         graph_id=graph.id,
         version=graph.version,
         input=turns[-1].text,
-        limits=limits_in(body.penstock.limits),
+        limits=limits_of(service, body),
         run_id=body.penstock.run_id,
         origin={"kind": "run", "about": dict(about)} if about else None,
     )
     return run.id
 
 
-async def _attached(service: Service, owner: str, files: Sequence[File]) -> list[Attachment]:
-    return [await service.chats.attach(owner, file.name, file.media_type, file.content) for file in files]
+def _check_run_id(body: ChatCompletionBody | ResponseBody, user: User) -> None:
+    try:
+        check_new_id(body.penstock.run_id, user)
+    except ApiError as error:
+        raise Refused(400, str(error), param="penstock.run_id", code=error.code) from None

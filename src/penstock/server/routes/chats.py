@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.chat.ports import ChatRecord
-from penstock.hosting.host import UnknownGraph
+from penstock.hosting.host import GraphArchived, UnknownGraph
 from penstock.server.auth import User
 from penstock.server.errors import ApiError, not_found
 from penstock.server.parts import (
@@ -69,8 +69,7 @@ async def list_chats(
 async def create_chat(body: NewChat, service: Service, user: Asker) -> ChatShown:
     """A new chat with a graph; the same `chat_id` again is the same chat."""
     check_new_id(body.chat_id, user)
-    if await service.stores.graphs.get(body.graph_id) is None:
-        raise UnknownGraph(body.graph_id, None)
+    await _must_answer_in(service, body.graph_id, body.chat_id)
     chat = await service.chats.create_chat(
         owner=user.name, graph_id=body.graph_id, title=body.title, chat_id=body.chat_id
     )
@@ -96,6 +95,13 @@ async def rename_chat(chat_id: PathId, body: ChatTitle, service: Service, user: 
     return ChatShown.of(await service.stores.chats.rename(chat_id, body.title, now_ms=service.now_ms()))
 
 
+@router.delete("/chats/{chat_id}", status_code=204)
+async def delete_chat(chat_id: PathId, service: Service, user: Asker) -> None:
+    """Remove it with all that was said, and what is attached there alone; 409 while an answer is being written."""
+    await _own(service, chat_id, user)
+    await service.chats.delete_chat(chat_id)
+
+
 @router.post("/chats/{chat_id}/messages", response_model=TurnShown, responses=STREAMED)
 async def say(
     chat_id: PathId,
@@ -106,9 +112,12 @@ async def say(
     stream: Stream = False,
     on_leave: OnLeave = "continue",
 ) -> Any:
-    """Say something, below the last message in view or below another one; the graph answers."""
+    """Say something, at the end of what is in view or below another message; the graph answers.
+
+    A turn that is under way at the end is not built upon: this one is a branch beside it.
+    """
     chat = await _own(service, chat_id, user)
-    await service.version_to_run(chat.graph_id, in_chat=True)
+    await service.version_to_run(chat.graph_id, run_id=body.run_id, in_chat=True)
     turn = await service.chats.stream_chat(
         chat_id, body.content, owner=chat.owner, parent_id=body.parent_id, **_spoken(body, user)
     )
@@ -128,8 +137,7 @@ async def chat_with_agent(
     """Say something to a graph in a chat that begins with it."""
     if body.parent_id is not None:
         raise ApiError(422, "a chat that begins has no message to answer below", path="$.parent_id")
-    if await service.version_to_run(graph_id, in_chat=True) is None:
-        raise UnknownGraph(graph_id, None)  # before there is a chat that nobody answers in
+    await service.version_to_run(graph_id, run_id=body.run_id, in_chat=True)  # before there is a chat nobody answers in
     turn = await service.chats.stream_agent_chat(graph_id, body.content, owner=user.name, **_spoken(body, user))
     return _answered(service, user, request, turn, stream, on_leave)
 
@@ -239,8 +247,18 @@ def _spoken(body: Say, user: User) -> dict[str, Any]:
 
 async def _again(service: Parts, user: User, chat_id: str, message_id: str, body: Again | None) -> dict[str, Any]:
     chat = await _own_message(service, chat_id, message_id, user)
-    await service.version_to_run(chat.graph_id, in_chat=True)
-    return {"owner": chat.owner, **_given(body or Again(), user)}
+    asked = body or Again()
+    await service.version_to_run(chat.graph_id, run_id=asked.run_id, in_chat=True)
+    return {"owner": chat.owner, **_given(asked, user)}
+
+
+async def _must_answer_in(service: Parts, graph_id: str, chat_id: str | None) -> None:
+    """A new chat needs a graph that begins something; one that is there needs nothing."""
+    graph = await service.stores.graphs.get(graph_id)
+    if graph is None:
+        raise UnknownGraph(graph_id, None)
+    if graph.is_archived and (chat_id is None or await service.stores.chats.get(chat_id) is None):
+        raise GraphArchived(graph_id)
 
 
 def _answered(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Query
@@ -74,15 +75,15 @@ async def put_graph(graph_id: PathId, body: GraphVersion, service: Service, user
     record = await service.stores.graphs.get(graph_id)
     owner = user.name if record is None else _changeable(record, user).owner
     name = body.name or (graph_id if record is None else record.name)
-    saved = await _saved(service, graph_id, owner, name, document, body.expected_version)
-    if saved.is_archived:
-        await service.stores.graphs.archive(graph_id, is_archived=False)
-    return await _shown(service, saved)
+    return await _shown(service, await _saved(service, graph_id, owner, name, document, body.expected_version))
 
 
 @router.delete("/{graph_id}", status_code=204)
 async def archive_graph(graph_id: PathId, service: Service, user: Asker) -> None:
-    """Take it out of the list. Its versions can still be read, and its runs go on."""
+    """Take it out of the list: it begins nothing new, until it is saved again.
+
+    Its versions can still be read; the runs that it has go on, and can be resumed and forked.
+    """
     record = await service.stores.graphs.get(graph_id)
     if record is None:
         raise not_found("graph")
@@ -106,11 +107,14 @@ async def _shown(service: Parts, record: GraphRecord) -> GraphShown:
 async def _saved(
     service: Parts, graph_id: str, owner: str, name: str, document: dict[str, Any], expected: int | None
 ) -> GraphRecord:
+    """The graph as it is kept; one that was archived is back."""
     now_ms = service.now_ms()
     saved: GraphRecord = await service.stores.graphs.save(
         graph_id, owner, name, document, now_ms=now_ms, expected_version=expected
     )
-    return saved
+    if saved.is_archived:
+        await service.stores.graphs.archive(graph_id, is_archived=False)
+    return replace(saved, is_archived=False)
 
 
 def _changeable(record: GraphRecord, user: User) -> GraphRecord:

@@ -22,12 +22,14 @@ router = APIRouter(tags=["server"])
 SHOWN_GRAPHS = 50
 
 
+@router.head("/health")
 @router.get("/health")
 async def health() -> Health:
     """That the process answers."""
     return Health(status="ok")
 
 
+@router.head("/ready")
 @router.get("/ready")
 async def ready(service: Service) -> Readiness:
     """Whether the stores can be read and written to, and so the server can do its work; 503 if not."""

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from penstock.hosting.control import UNSET
 from penstock.hosting.records import RunRecord, RunStatus
 from penstock.hosting.settings import NO_CEILINGS
+from penstock.hosting.work.halts import halt_of
 from penstock.server.auth import User
 from penstock.server.errors import ApiError, not_found
 from penstock.server.parts import (
@@ -82,11 +83,11 @@ async def list_runs(
 async def start_run(body: NewRun, request: Request, service: Service, user: Asker, stream: Stream = False) -> Any:
     """Start a run of a graph; it goes on whether or not anybody watches."""
     check_new_id(body.run_id, user)
-    version = await service.version_to_run(body.graph_id, body.version)
+    version = await service.version_to_run(body.graph_id, body.version, run_id=body.run_id)
     run = await service.host.submit(
         owner=user.name,
         graph_id=body.graph_id,
-        version=version or body.version,
+        version=version,
         input=body.input,
         limits=run_limits(body.limits),
         run_id=body.run_id,
@@ -157,7 +158,10 @@ async def resume_run(run_id: PathId, service: Service, user: Asker) -> RunShown:
 
 @router.post("/{run_id}/grant")
 async def grant_run(run_id: PathId, body: Grant, service: Service, user: Asker) -> RunShown:
-    """Raise a run's ceilings, no further than the host allows, unless an admin does; a halted run goes on."""
+    """Raise a run's ceilings, no further than the host allows, unless an admin does; a halted run goes on.
+
+    409 if it gives nothing of what has halted the run, which would halt at the same place; the message says what helps.
+    """
     await _own(service, run_id, user)
     more, most = body.limits.to_run_limits(), NO_CEILINGS if user.is_admin else service.host.settings.ceilings
     return await _shown(service, await service.host.grant(run_id, more, by=user.name, within=most))
@@ -220,7 +224,10 @@ def _no_run() -> CancelShown:
 
 
 async def _shown(service: Parts, run: RunRecord) -> RunShown:
-    return RunShown.whole(run, await service.stores.events.last_seq(run.id))
+    events = service.stores.events
+    last_seq = await events.last_seq(run.id)
+    newest = await events.read(run.id, last_seq - 1, 1) if run.status == "halted" and last_seq else ()
+    return RunShown.whole(run, last_seq, halt_of(newest[0] if newest else None))
 
 
 async def _page(service: Parts, run: RunRecord, after: int, limit: int) -> JSONResponse:
@@ -231,7 +238,7 @@ async def _page(service: Parts, run: RunRecord, after: int, limit: int) -> JSONR
 
 
 async def _exported(service: Parts, run: RunRecord) -> AsyncGenerator[bytes, None]:
-    yield _line({"run": RunShown.whole(run, await service.stores.events.last_seq(run.id)).model_dump(mode="json")})
+    yield _line({"run": (await _shown(service, run)).model_dump(mode="json")})
     graph = await service.stores.graphs.get(run.graph_id, run.graph_version)
     if graph is not None:
         yield _line({"graph": {"id": graph.id, "version": graph.version, "document": dict(graph.document)}})

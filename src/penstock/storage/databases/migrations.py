@@ -172,10 +172,30 @@ MEMORIES = (
     ) WITHOUT ROWID""",
     "CREATE INDEX memory_words_by_memory ON memory_words (number)",
 )
+UNUSED_CHATS = (
+    "ALTER TABLE chats ADD COLUMN made_by TEXT NOT NULL DEFAULT ''",
+    "CREATE INDEX chats_nobody_made ON chats (updated_ms, id) WHERE made_by <> ''",
+    """CREATE TABLE chat_marks (
+        key TEXT NOT NULL PRIMARY KEY,
+        chat_id TEXT NOT NULL,
+        message_id TEXT NOT NULL
+    ) WITHOUT ROWID""",
+    "CREATE INDEX chat_marks_by_chat ON chat_marks (chat_id)",
+    # Beside the chats that refer to it, each attachment has a row without one. Those older than this table have none,
+    # and are never removed: who refers to them is not known.
+    """CREATE TABLE attachment_uses (
+        attachment_id TEXT NOT NULL,
+        chat_id TEXT NOT NULL,
+        PRIMARY KEY (attachment_id, chat_id)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX attachment_uses_by_chat ON attachment_uses (chat_id) WHERE chat_id <> ''",
+)
+UNKNOWN_COSTS = ("ALTER TABLE runs ADD COLUMN unknown_costs BIGINT NOT NULL DEFAULT 0",)
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (*RUNS, *EVENTS, *JOURNAL, *GRAPHS, *APPROVALS, *CHATS),
     MEMORIES,
+    (*UNUSED_CHATS, *UNKNOWN_COSTS),
 )
 """The statements that make version 1, 2, …"""
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,9 +79,28 @@ async def migrate_sqlite(path: Path) -> int:
 def _sqlite_version(path: Path) -> int:
     if not path.exists():
         return 0
+    with _opened(path) as file:
+        return _header_version(path, file)
+
+
+async def sqlite_lacks(path: Path, ledger: Path) -> bool:
+    """Whether runs in the file were worked on, and the ledger that has what they spent is not there."""
+    return await asyncio.to_thread(_sqlite_lacks, path, ledger)
+
+
+def _sqlite_lacks(path: Path, ledger: Path) -> bool:
+    if ledger.exists() or not path.exists():
+        return False
+    with _opened(path) as file:
+        (has_worked,) = file.execute("SELECT EXISTS (SELECT 1 FROM runs WHERE epoch > 0)").fetchone()
+        return bool(has_worked)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=BUSY_TIMEOUT_S)) as file:
-            return _header_version(path, file)
+            yield file
     except sqlite3.Error as error:
         raise fault(f"{str(path)!r} cannot be read: {error} ({getattr(error, 'sqlite_errorname', '?')})") from error
 

@@ -42,8 +42,8 @@ class MemoryStores:
         self.approvals = MemoryApprovalStore(self.runs)
         self.cancels = MemoryCancelStore()
         self.journal = MemoryJournalStore(self.runs)
-        self.chats = MemoryChatStore()
-        self.memories = InProcessMemory(self.runs)
+        self.chats = MemoryChatStore(self.runs)
+        self.memories = InProcessMemory(self.runs, self.chats)
         self.ledger = MemoryLedgerStore(clock=clock)
 
     async def close(self) -> None:

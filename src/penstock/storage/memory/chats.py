@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.chat.message import ChatMessage
-from penstock.chat.ports import Attachment, ChatRecord
+from penstock.chat.ports import Attachment, ChatRecord, Marked
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict
+from penstock.hosting.records import CLAIMED, PARKED, QUEUED, RunStatus
+from penstock.storage.memory.runs import MemoryRunStore
 from penstock.storage.memory.shapes import Shape, is_same
 from penstock.storage.sql import codec
 
-CHAT = Shape(ChatRecord, names=("id", "owner", "graph_id"), texts=("title",), numbers=("created_ms", "updated_ms"))
+CHAT = Shape(
+    ChatRecord,
+    names=("id", "owner", "graph_id", "made_by"),
+    texts=("title",),
+    numbers=("created_ms", "updated_ms"),
+)
 MESSAGE = Shape(ChatMessage, names=("id", "parent_id"), texts=("content",), numbers=("at_ms",), optional=("parent_id",))
 ATTACHMENT = Shape(Attachment, names=("id", "owner"), texts=("name", "media_type"), numbers=("size", "created_ms"))
+
+UNFINISHED: frozenset[RunStatus] = QUEUED | CLAIMED | PARKED
 
 
 @dataclass(slots=True)
@@ -25,6 +34,10 @@ class _Chat:
     """By id, in the order they were added."""
     in_view: dict[str | None, str] = field(default_factory=dict)
     """Of the replies to each message, and of what begins the chat, the one in view."""
+    keys: set[str] = field(default_factory=set)
+    """Those that lead to a message here."""
+    attached: set[str] = field(default_factory=set)
+    """What its messages refer to."""
 
     def bring_into_view(self, message: ChatMessage) -> None:
         for one in self._upwards(message):
@@ -38,11 +51,20 @@ class _Chat:
 
 
 class MemoryChatStore:
-    """Chats by id."""
+    """Chats by id; one that has runs in `runs` is in use."""
 
-    def __init__(self) -> None:
+    def __init__(self, runs: MemoryRunStore | None = None) -> None:
+        self._runs = MemoryRunStore() if runs is None else runs
         self._chats: dict[str, _Chat] = {}
+        self._marks: dict[str, tuple[str, str]] = {}
         self._attachments: dict[str, tuple[Attachment, bytes]] = {}
+        self._uses: dict[str, int] = {}
+        """How many chats refer to each attachment."""
+        self._forgetting: list[Callable[[str], None]] = []
+
+    def on_forget(self, forget: Callable[[str], None]) -> None:
+        """Have `forget(chat_id)` called for every chat that is removed."""
+        self._forgetting.append(forget)
 
     async def create(self, chat: ChatRecord) -> ChatRecord:
         kept = CHAT.kept(chat)
@@ -80,6 +102,27 @@ class MemoryChatStore:
             chat.messages.update((message.id, message) for message in new)
             for message in new:
                 chat.bring_into_view(message)
+            for id in referred(new) - chat.attached:
+                chat.attached.add(id)
+                self._uses[id] = self._uses.get(id, 0) + 1
+
+    async def take_back(self, chat_id: str, message_ids: Sequence[str], *, in_view: str | None) -> None:
+        chat = self._chat(chat_id)
+        going = {id: chat.messages[id] for id in message_ids if id in chat.messages}
+        back = None if in_view is None else self._message(chat, in_view)
+        for message in chat.messages.values():
+            if message.parent_id in going and message.id not in going:
+                raise Conflict(followed(message.id, str(message.parent_id)))
+        seen = [message for message in going.values() if chat.in_view.get(message.parent_id) == message.id]
+        for message in seen:
+            del chat.in_view[message.parent_id]
+        for id in going:
+            del chat.messages[id]
+        for id in (referred(going.values()) - referred(chat.messages.values())) & chat.attached:
+            chat.attached.discard(id)
+            self._uses[id] -= 1
+        if seen and back is not None and back.id not in going:
+            chat.bring_into_view(back)
 
     async def finish_message(
         self, chat_id: str, message_id: str, content: str, data: Mapping[str, Any], *, now_ms: int
@@ -111,6 +154,41 @@ class MemoryChatStore:
         chat = self._chat(chat_id)
         chat.bring_into_view(self._message(chat, message_id))
 
+    async def mark(self, key: str, chat_id: str, message_id: str) -> None:
+        chat = self._chat(chat_id)
+        self._message(chat, message_id)
+        codec.name("key", key)
+        if key in self._marks:
+            self._chats[self._marks[key][0]].keys.discard(key)
+        self._marks[key] = (chat_id, message_id)
+        chat.keys.add(key)
+
+    async def marked(self, keys: Sequence[str]) -> Marked | None:
+        key = next((key for key in keys if key in self._marks), None)
+        if key is None:
+            return None
+        chat_id, message_id = self._marks[key]
+        said = self._chats[chat_id].messages.values()
+        below = [message.copied() for message in said if message.parent_id == message_id]
+        return Marked(key, chat_id, message_id, below)
+
+    async def remove(self, chat_id: str) -> None:
+        chat = self._chats.get(chat_id)
+        if chat is None:
+            return
+        check_rests(chat_id, chat.messages.values(), has_runs=chat_id in self._runs.chats(UNFINISHED))
+        self._forget(chat)
+
+    async def remove_unused(self, before_ms: int, *, limit: int = 1_000) -> Sequence[str]:
+        codec.number("before_ms", before_ms), codec.limit(limit)
+        made = [chat for chat in self._chats.values() if chat.record.made_by]
+        old = sorted([chat for chat in made if chat.record.updated_ms < before_ms], key=lambda one: _use(one.record))
+        with_runs = self._runs.chats() if old else set()
+        removed = [chat for chat in old if chat.record.id not in with_runs][:limit]
+        for chat in removed:
+            self._forget(chat)
+        return [chat.record.id for chat in removed]
+
     async def attach(self, attachment: Attachment, content: bytes) -> Attachment:
         kept = ATTACHMENT.kept(attachment)
         if not isinstance(content, bytes):
@@ -123,6 +201,24 @@ class MemoryChatStore:
 
     async def attachment(self, attachment_id: str) -> tuple[Attachment, bytes] | None:
         return self._attachments.get(attachment_id)
+
+    async def detach(self, attachment_id: str) -> None:
+        if not self._uses.get(attachment_id):
+            self._attachments.pop(attachment_id, None)
+
+    def _forget(self, chat: _Chat) -> None:
+        record = chat.record
+        del self._chats[record.id]
+        for key in chat.keys:
+            del self._marks[key]
+        for id in chat.attached:
+            self._uses[id] -= 1
+            if not self._uses[id]:
+                del self._uses[id]
+                if id in self._attachments and self._attachments[id][0].owner == record.owner:
+                    del self._attachments[id]
+        for forget in self._forgetting:
+            forget(record.id)
 
     def _chat(self, chat_id: str) -> _Chat:
         try:
@@ -150,6 +246,28 @@ def new_messages(known: Mapping[str, ChatMessage], messages: Sequence[ChatMessag
     for message in new.values():
         _check_place(message, known, new)
     return [*new.values()]
+
+
+def referred(messages: Iterable[ChatMessage]) -> set[str]:
+    """The ids of what the messages have attached."""
+    found: set[str] = set()
+    for message in messages:
+        attached = message.data.get("attachments")
+        for one in attached if isinstance(attached, Sequence) else ():
+            if isinstance(one, Mapping) and isinstance(id := one.get("id"), str):
+                found.add(id)
+    return found
+
+
+def check_rests(chat_id: str, messages: Iterable[ChatMessage], *, has_runs: bool) -> None:
+    """Conflict while somebody is being answered in a chat."""
+    if has_runs or any(message.data.get("state") == "writing" for message in messages):
+        raise Conflict(f"an answer is being written in chat {chat_id!r}: wait for its run, or cancel it")
+
+
+def followed(message_id: str, by_id: str) -> str:
+    """Why a message is not taken back."""
+    return f"message {message_id!r} follows {by_id!r}, which therefore stays"
 
 
 def _check_place(message: ChatMessage, known: Mapping[str, ChatMessage], new: Mapping[str, ChatMessage]) -> None:

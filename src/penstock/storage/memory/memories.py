@@ -10,6 +10,7 @@ from typing import Any
 from penstock.errors import InvalidValue
 from penstock.nodes import memory
 from penstock.nodes.memory import Memory
+from penstock.storage.memory.chats import MemoryChatStore
 from penstock.storage.memory.runs import MemoryRunStore
 from penstock.storage.sql import codec
 
@@ -30,9 +31,11 @@ class Kept:
 class InProcessMemory:
     """Memories by space and key, the newest last."""
 
-    def __init__(self, runs: MemoryRunStore | None = None) -> None:
+    def __init__(self, runs: MemoryRunStore | None = None, chats: MemoryChatStore | None = None) -> None:
         if runs is not None:
-            runs.on_forget(self._forget)
+            runs.on_forget(lambda run_id: self._forget(memory.space_of_run(run_id)))
+        if chats is not None:
+            chats.on_forget(lambda chat_id: self._forget(memory.space_of_chat(chat_id)))
         self._spaces: dict[str, dict[str, Kept]] = {}
 
     async def get(self, space: str, key: str) -> Memory | None:
@@ -57,8 +60,8 @@ class InProcessMemory:
             found = sorted((one for one in found if shared[one[0]]), key=lambda one: -shared[one[0]])
         return [_given(key, kept) for key, kept in found[:limit]]
 
-    def _forget(self, run_id: str) -> None:
-        self._spaces.pop(memory.space_of_run(run_id), None)
+    def _forget(self, space: str) -> None:
+        self._spaces.pop(space, None)
 
 
 def to_keep(space: str, key: str, value: Any) -> Kept:

@@ -18,7 +18,7 @@ RUN = Shape(
     texts=("error",),
     numbers=(
         *("graph_version", "created_ms", "started_ms", "ended_ms", "lease_until_ms", "epoch"),
-        *("cost_nanos", "tokens_in", "tokens_out", "unresolved_nanos"),
+        *("cost_nanos", "tokens_in", "tokens_out", "unresolved_nanos", "unknown_costs"),
     ),
     documents=("input", "limits", "origin", "output"),
     objects=("limits", "origin"),
@@ -30,7 +30,7 @@ ASKED = ("owner", "graph_id", "graph_version", "input", "limits")
 """What makes a run another run."""
 CHANGEABLE = (
     *("status", "limits", "started_ms", "ended_ms", "stop_reason", "error", "output"),
-    *("cost_nanos", "tokens_in", "tokens_out", "unresolved_nanos"),
+    *("cost_nanos", "tokens_in", "tokens_out", "unresolved_nanos", "unknown_costs"),
 )
 """What a worker may change; who has a run changes by claims alone."""
 CLEARED: Mapping[str, Any] = {"ended_ms": None, "stop_reason": None, "error": None, "output": None}
@@ -53,6 +53,10 @@ class MemoryRunStore:
     def on_forget(self, forget: Callable[[str], None]) -> None:
         """Have `forget(run_id)` called for every run that is removed."""
         self._forgetting.append(forget)
+
+    def chats(self, statuses: Collection[RunStatus] = ()) -> set[str]:
+        """The chats that have runs in one of these statuses, or in any."""
+        return {str(RUN.given(run).origin.get("chat_id")) for run in self._matching(None, statuses)}
 
     def fence(self, run_id: str, epoch: int) -> None:
         """Fenced unless this is the newest claim; a run that is not there was claimed 0 times."""
@@ -154,10 +158,19 @@ class MemoryRunStore:
         old = sorted((run.ended_ms, run.id) for run in ended if run.ended_ms is not None and run.ended_ms < before_ms)
         removed = [id for _, id in old[:limit]]
         for id in removed:
-            del self._by_status[self._runs.pop(id).status][id]
-            for forget in self._forgetting:
-                forget(id)
+            self._forget(id)
         return removed
+
+    async def remove(self, run_id: str) -> None:
+        run = self._runs.get(run_id)
+        if run is not None:
+            check_ended(run)
+            self._forget(run_id)
+
+    def _forget(self, run_id: str) -> None:
+        del self._by_status[self._runs.pop(run_id).status][run_id]
+        for forget in self._forgetting:
+            forget(run_id)
 
     def _run(self, run_id: str) -> RunRecord:
         try:
@@ -207,6 +220,12 @@ def _changed(run: RunRecord, changes: Mapping[str, Any], besides: Mapping[str, A
         if field not in CHANGEABLE:
             raise InvalidValue("changes", field, f"one of {', '.join(CHANGEABLE)}")
     return RUN.changed(run, {**changes, **besides} if besides else changes)
+
+
+def check_ended(run: RunRecord) -> None:
+    """Conflict for a run that may still be worked on."""
+    if run.status not in ENDED:
+        raise Conflict(f"run {run.id!r} is {run.status} and has not ended: cancel it first, or wait for its end")
 
 
 def _check_way(run: RunRecord, status: RunStatus) -> None:

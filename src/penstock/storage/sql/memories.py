@@ -82,6 +82,12 @@ async def forget_runs(transaction: Transaction, run_ids: Iterable[str]) -> None:
     await transaction.run_many("DELETE FROM memory_spaces WHERE space = ?", spaces)
 
 
+async def forget_chats(transaction: Transaction, chat_ids: Iterable[str]) -> None:
+    """Forget what was remembered in chats."""
+    spaces = [(memory.space_of_chat(id),) for id in chat_ids]
+    await transaction.run_many("DELETE FROM memory_spaces WHERE space = ?", spaces)
+
+
 def _nearest(words: int) -> str:
     """The statement for those that have most of so many words, the newer of two first."""
     nearest = (

@@ -13,6 +13,7 @@ from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict, Fenced
 from penstock.hosting.records import CLAIMED, ENDED, TRANSITIONS, RunRecord, RunStatus
 from penstock.storage.databases.port import Database, Row, Transaction, Value, marks, portions
+from penstock.storage.memory.runs import check_ended
 from penstock.storage.sql import codec, once
 from penstock.storage.sql.memories import forget_runs
 
@@ -42,6 +43,7 @@ WRITTEN: Mapping[str, Callable[[str, object], Value]] = {
     "tokens_in": codec.number,
     "tokens_out": codec.number,
     "unresolved_nanos": codec.number,
+    "unknown_costs": codec.number,
 }
 """How each field becomes a column."""
 
@@ -50,7 +52,7 @@ ASKED = ("owner", "graph_id", "graph_version", "input", "limits")
 """What makes a run another run."""
 CHANGEABLE = (
     *("status", "limits", "started_ms", "ended_ms", "stop_reason", "error", "output"),
-    *("cost_nanos", "tokens_in", "tokens_out", "unresolved_nanos"),
+    *("cost_nanos", "tokens_in", "tokens_out", "unresolved_nanos", "unknown_costs"),
 )
 """What a worker may change; who has a run changes by claims alone."""
 CLEARED: Mapping[str, Any] = {"ended_ms": None, "stop_reason": None, "error": None, "output": None}
@@ -215,14 +217,29 @@ class SqlRunStore:
         async def act(transaction: Transaction) -> Sequence[str]:
             rows = await transaction.rows(f"{SELECT_ENDED}{transaction.dialect.skip_locked}", *values)
             removed = [str(row[0]) for row in rows]
-            for table, column in LEFT_BEHIND:
-                await transaction.run_many(f"DELETE FROM {table} WHERE {column} = ?", [(id,) for id in removed])
-            await forget_runs(transaction, removed)
-            for id in removed:
-                transaction.ring(f"run:{id}")
+            await _forget(transaction, removed)
             return removed
 
         return await self._database.write(act)
+
+    async def remove(self, run_id: str) -> None:
+        async def act(transaction: Transaction) -> None:
+            try:
+                check_ended(await _there(transaction, run_id))
+            except KeyError:
+                return
+            await _forget(transaction, [run_id])
+
+        await self._database.write(act)
+
+
+async def _forget(transaction: Transaction, run_ids: Sequence[str]) -> None:
+    """Remove runs with all they left, and wake who reads of them."""
+    for table, column in LEFT_BEHIND:
+        await transaction.run_many(f"DELETE FROM {table} WHERE {column} = ?", [(id,) for id in run_ids])
+    await forget_runs(transaction, run_ids)
+    for id in run_ids:
+        transaction.ring(f"run:{id}")
 
 
 async def check_claim(transaction: Transaction, run_id: str, epoch: int, lock: str) -> None:

@@ -77,6 +77,16 @@ class Ended:
     tokens_in: int = 0
     tokens_out: int = 0
     at_ms: int = 0
+    unknown_costs: int = 0
+    """So many calls cost something that nobody could tell: the cost is then a lower bound."""
+
+    whose: str | None = None
+    """Whose limit has halted it: the run's own, that of a node, or what an owner or all may spend in a day."""
+
+    @property
+    def cost(self) -> dict[str, Any]:
+        """What `usage` says of money: what all of it cost, or that this is not known, and of how many calls."""
+        return {"cost": None, "unknown_costs": self.unknown_costs} if self.unknown_costs else {"cost": self.cost_usd}
 
     @property
     def is_limit(self) -> bool:
@@ -284,4 +294,6 @@ def _ended(status: Ending, at_ms: int, data: Mapping[str, Any]) -> Ended:
         int(data.get("tokens_in") or 0),
         int(data.get("tokens_out") or 0),
         at_ms,
+        int(data.get("unknown_costs") or 0),
+        data.get("whose"),
     )

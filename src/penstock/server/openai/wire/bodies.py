@@ -6,9 +6,10 @@ accepted and named in `ignored`, so that a client can see what had no effect. Kn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, StrictBool, StringConstraints
 
 MAX_MESSAGES = 10_000
 MAX_METADATA = 16
@@ -97,7 +98,7 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    include_usage: bool = False
+    include_usage: StrictBool = False
 
 
 class ResponseFormat(BaseModel):
@@ -115,7 +116,7 @@ class _Body(BaseModel):
 
     model: Annotated[Text, StringConstraints(min_length=1, max_length=200)]
     """The id of a graph; `graph@3` for its third version."""
-    stream: bool = False
+    stream: StrictBool = False
     temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] | None = None
     top_p: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -124,8 +125,11 @@ class _Body(BaseModel):
     user: Text | None = None
     penstock: Extension = Extension()
 
-    def ignored(self) -> list[str]:
-        """The fields that were given and have no effect here, by name."""
+    def ignored(self, *, is_heard: bool = True) -> list[str]:
+        """The fields that were given and have no effect here, by name.
+
+        Of a conversation that is not heard, because the graph has no part in one, only the last message has any.
+        """
         given = {name for name in self.model_fields_set if getattr(self, name) is not None}
         return sorted(given & NO_EFFECT | set(self.model_extra or ()))
 
@@ -146,6 +150,10 @@ class ChatCompletionBody(_Body):
     max_completion_tokens: Count | None = None
     response_format: ResponseFormat | None = None
 
+    def ignored(self, *, is_heard: bool = True) -> list[str]:
+        """The fields that have no effect."""
+        return sorted([*super().ignored(), *(() if is_heard else _all_but_last("messages", self.messages))])
+
 
 class InputItem(BaseModel):
     """One item of what /v1/responses is given: a message, or something an earlier response held."""
@@ -158,6 +166,10 @@ class InputItem(BaseModel):
     name: Text | None = None
     arguments: Text | None = None
     output: Any = None
+
+
+UNHEARD = frozenset({"reasoning"})
+"""Items that an earlier response held and that say nothing to anybody here."""
 
 
 class TextOptions(BaseModel):
@@ -174,15 +186,26 @@ class ResponseBody(_Body):
     input: Text | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: Text | None = None
     previous_response_id: Annotated[Text, StringConstraints(min_length=1, max_length=200)] | None = None
-    store: bool | None = None
-    background: bool | None = None
+    store: StrictBool | None = None
+    background: StrictBool | None = None
+    conversation: Any = None
     max_output_tokens: Count | None = None
     text: TextOptions | None = None
 
-    def ignored(self) -> list[str]:
+    def ignored(self, *, is_heard: bool = True) -> list[str]:
         """The fields that have no effect; `instructions` among them, if the conversation has begun before."""
-        has_begun = self.previous_response_id is not None and self.instructions
-        return sorted([*super().ignored(), *(["instructions"] if has_begun else [])])
+        counts = is_heard and self.previous_response_id is None
+        ignored = [*super().ignored(), *(["instructions"] if self.instructions and not counts else [])]
+        if isinstance(self.input, list):
+            unheard = [f"input.{at}" for at, item in enumerate(self.input) if item.type in UNHEARD]
+            ignored += unheard if is_heard else _all_but_last("input", self.input)
+        return sorted(ignored)
+
+
+def _all_but_last(where: str, said: Sequence[object]) -> list[str]:
+    """The messages before the last one, by their place; of many, from the first to the last of them."""
+    before = len(said) - 1
+    return [] if not before else [f"{where}.0"] if before == 1 else [f"{where}.0-{before - 1}"]
 
 
 class ErrorFacts(BaseModel):

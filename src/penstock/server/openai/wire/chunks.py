@@ -93,6 +93,8 @@ def facts(run_id: str, ignored: Sequence[str], ended: Ended | None) -> Json:
     if ended is not None:
         stop_reason = ended.reason if ended.status != "completed" else None
         known |= {"status": ended.status, "cost_usd": ended.cost_usd, "stop_reason": stop_reason}
+        if ended.unknown_costs:
+            known["unknown_costs"] = ended.unknown_costs
         if ended.message and ended.status != "completed":
             known["message"] = ended.message
     return known
@@ -109,5 +111,5 @@ def usage(ended: Ended) -> Json:
         "prompt_tokens": ended.tokens_in,
         "completion_tokens": ended.tokens_out,
         "total_tokens": ended.tokens_in + ended.tokens_out,
-        "cost": ended.cost_usd,
+        **ended.cost,
     }

@@ -15,11 +15,20 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from penstock.agents.messages import Role
+from penstock.chat.limits import MAX_ATTACHMENT_BYTES, MAX_CHARACTERS, must_fit
 from penstock.chat.protocol import answer_text
 from penstock.errors import InvalidValue
-from penstock.server.openai.wire.bodies import ChatCompletionBody, ChatMessageBody, InputItem, Part, ResponseBody
+from penstock.server.openai.wire.bodies import (
+    UNHEARD,
+    ChatCompletionBody,
+    ChatMessageBody,
+    InputItem,
+    Part,
+    ResponseBody,
+)
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+OWN_TOOLS = "this server runs its tools itself, and calls in an answer are told when they are done; say what is next"
 DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)((?:;[\w-]+=[^;,]*)*)(;base64)?,(.*)", re.DOTALL)
 
 
@@ -30,6 +39,8 @@ class File:
     name: str
     media_type: str
     content: bytes
+    where: str = field(default="", compare=False)
+    """The field of the request that it came in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,10 @@ class Turn:
     role: Role
     text: str
     files: tuple[File, ...] = field(default=())
+    where: str = field(default="", compare=False)
+    """The field of the request that says it."""
+    is_of_tool: bool = field(default=False, compare=False)
+    """Whether it is what a tool gave."""
 
 
 def of_chat_completion(body: ChatCompletionBody) -> list[Turn]:
@@ -50,12 +65,22 @@ def of_chat_completion(body: ChatCompletionBody) -> list[Turn]:
 def of_response(body: ResponseBody) -> list[Turn]:
     """The conversation in `instructions` and `input`; one that goes on keeps the instructions it began with."""
     begins = body.previous_response_id is None
-    turns = [Turn("system", body.instructions)] if body.instructions and begins else []
+    turns = [Turn("system", body.instructions, where="instructions")] if body.instructions and begins else []
     if isinstance(body.input, str):
-        turns.append(Turn("user", body.input))
+        turns.append(Turn("user", body.input, where="input"))
     else:
-        turns.extend(_of_item(item, f"input.{at}") for at, item in enumerate(body.input))
+        turns.extend(_of_item(item, f"input.{at}") for at, item in enumerate(body.input) if item.type not in UNHEARD)
     return _must_ask(turns, "input")
+
+
+def check_lengths(turns: Sequence[Turn]) -> None:
+    """InvalidValue names what is longer than a chat takes, and the last message if it says nothing."""
+    for turn in turns:
+        must_fit(turn.where, len(turn.text), MAX_CHARACTERS, "say it in fewer characters")
+        for file in turn.files:
+            must_fit(file.where, len(file.content), MAX_ATTACHMENT_BYTES, "send a smaller one, in bytes")
+    if not turns[-1].text and not turns[-1].files:
+        raise InvalidValue(turns[-1].where, turns[-1].text, "something to say, or a picture or a file")
 
 
 def check_supported(body: ChatCompletionBody | ResponseBody) -> None:
@@ -66,6 +91,9 @@ def check_supported(body: ChatCompletionBody | ResponseBody) -> None:
             raise InvalidValue("n", body.n, "1: a graph answers once")
     else:
         form = body.text.format if body.text else None
+        if body.conversation is not None:
+            hint = "left out, for there are no conversations here by id: go on with previous_response_id"
+            raise InvalidValue("conversation", body.conversation, hint)
     if form is not None and form.type != "text":
         where = "response_format" if isinstance(body, ChatCompletionBody) else "text.format"
         raise InvalidValue(where, form.type, "text: the graph says in what form it answers")
@@ -76,14 +104,21 @@ def check_supported(body: ChatCompletionBody | ResponseBody) -> None:
 def text_to_add(turns: Sequence[Turn], where: str) -> tuple[str, tuple[File, ...]]:
     """What is said next in a conversation that is kept here: by the user alone, in as many messages as they like."""
     for turn in turns:
+        if turn.is_of_tool:
+            raise InvalidValue(where, "the result of a tool", f"what the user says next: {OWN_TOOLS}")
         if turn.role != "user":
             raise InvalidValue(where, turn.role, "what the user says next: the rest of the conversation is kept here")
     return "\n\n".join(turn.text for turn in turns), tuple(file for turn in turns for file in turn.files)
 
 
 def _must_ask(turns: list[Turn], where: str) -> list[Turn]:
+    if not turns:
+        raise InvalidValue(where, None, "something that the user says")
+    asks = "a conversation whose last message is the user's"
+    if turns[-1].is_of_tool:
+        raise InvalidValue(where, "the result of a tool", f"{asks}: {OWN_TOOLS}")
     if turns[-1].role != "user":
-        raise InvalidValue(where, turns[-1].role, "a conversation whose last message is the user's")
+        raise InvalidValue(where, turns[-1].role, asks)
     return turns
 
 
@@ -91,10 +126,10 @@ def _of_message(message: ChatMessageBody, where: str) -> Turn:
     text, files = _of_content(message.content, f"{where}.content")
     if message.role in ("tool", "function"):
         named = message.name or message.tool_call_id or "a tool"
-        return Turn("assistant", _result_text(named, text), files)
+        return Turn("assistant", _result_text(named, text), files, f"{where}.content", is_of_tool=True)
     calls = [_call_text(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
     text = "\n".join(part for part in (text, *calls) if part)
-    return Turn(_role(message.role), text, files)
+    return Turn(_role(message.role), text, files, f"{where}.content")
 
 
 def _of_item(item: InputItem, where: str) -> Turn:
@@ -102,11 +137,15 @@ def _of_item(item: InputItem, where: str) -> Turn:
         if item.role is None:
             raise InvalidValue(f"{where}.role", None, "user, assistant, system or developer")
         text, files = _of_content(item.content, f"{where}.content")
-        return Turn(_role(item.role), text, files)
+        return Turn(_role(item.role), text, files, f"{where}.content")
     if item.type in ("function_call", "custom_tool_call", "mcp_call"):
-        return Turn("assistant", _call_text(item.name or "", item.arguments or ""))
+        return Turn("assistant", _call_text(item.name or "", item.arguments or ""), where=f"{where}.arguments")
     if item.type in ("function_call_output", "custom_tool_call_output"):
-        return Turn("assistant", _result_text(item.name or "a tool", answer_text(item.output)))
+        told = _result_text(item.name or "a tool", answer_text(item.output))
+        return Turn("assistant", told, where=f"{where}.output", is_of_tool=True)
+    if item.type == "item_reference":
+        hint = "the item itself, for items are not kept by id: go on with previous_response_id, or send the message"
+        raise InvalidValue(f"{where}.type", item.type, hint)
     raise InvalidValue(f"{where}.type", item.type, "message, function_call or function_call_output")
 
 
@@ -166,4 +205,4 @@ def _of_data_url(url: object, where: str, name: str) -> File:
         content = base64.b64decode(payload, validate=True) if is_base64 else unquote_to_bytes(payload)
     except (binascii.Error, ValueError):
         raise InvalidValue(where, payload[:40], "base64 that can be read") from None
-    return File(name, media_type.lower(), content)
+    return File(name, media_type.lower(), content, where)

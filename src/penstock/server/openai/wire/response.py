@@ -233,7 +233,7 @@ class ResponseUnderWay:
             "output_tokens": self.ended.tokens_out,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": self.ended.tokens_in + self.ended.tokens_out,
-            "cost": self.ended.cost_usd,
+            **self.ended.cost,
         }
 
     def _item_id(self, kind: str) -> str:

@@ -84,6 +84,7 @@ def _run_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
         "runs.requeue now": lambda stores: _requeue_now(stores, id, _limits(epoch)),
         "runs.end": lambda stores: stores.runs.end(id, status, now_ms=now_ms),
         "runs.remove_ended": lambda stores: stores.runs.remove_ended(now_ms - 50, limit=1),
+        "runs.remove": lambda stores: stores.runs.remove(id),
         "runs.list": lambda stores: stores.runs.list(owner=owner, before=only, statuses=[status], limit=epoch),
         "runs.list page": lambda stores: stores.runs.list(before=only, limit=epoch),
         "runs.count": lambda stores: stores.runs.count(owner=owner, statuses=[status, "queued"]),
@@ -171,13 +172,15 @@ def _chat_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
     chat_id, owner = rng.choice(("c", "c", "d")), rng.choice(("ann", "ann", "bob"))
     message_id, state = f"m{rng.randint(0, 6)}", rng.choice(("writing", "complete"))
     batch = [_some_message(rng) for _ in range(rng.randint(0, 3))]
-    content = rng.choice((b"abc", b"xyz"))
+    content, in_view = rng.choice((b"abc", b"xyz")), rng.choice((None, message_id, "m0", "m2"))
+    made = a_chat(chat_id, owner=owner, updated_ms=now_ms, made_by=rng.choice(("", "it")))
     return {
-        "chats.create": lambda stores: stores.chats.create(a_chat(chat_id, owner=owner, updated_ms=now_ms)),
+        "chats.create": lambda stores: stores.chats.create(made),
         "chats.list": lambda stores: stores.chats.list(owner=owner, before=chat_id),
         "chats.rename": lambda stores: stores.chats.rename(chat_id, state, now_ms=now_ms),
         "chats.add_messages": lambda stores: stores.chats.add_messages(chat_id, batch, now_ms=now_ms),
         "chats.add_messages too": lambda stores: stores.chats.add_messages(chat_id, batch[:1], now_ms=now_ms),
+        "chats.take_back": lambda stores: stores.chats.take_back(chat_id, [message_id, "m1"], in_view=in_view),
         "chats.finish_message": lambda stores: stores.chats.finish_message(
             chat_id, message_id, "done", {"state": state}, now_ms=now_ms
         ),
@@ -185,6 +188,11 @@ def _chat_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
         "chats.choose": lambda stores: stores.chats.choose(chat_id, message_id),
         "chats.attach": lambda stores: stores.chats.attach(an_attachment(owner=owner), content),
         "chats.attachment": lambda stores: stores.chats.attachment("f"),
+        "chats.detach": lambda stores: stores.chats.detach("f"),
+        "chats.mark": lambda stores: stores.chats.mark(state, chat_id, message_id),
+        "chats.marked": lambda stores: stores.chats.marked(["writing", "complete"]),
+        "chats.remove": lambda stores: stores.chats.remove(chat_id),
+        "chats.remove_unused": lambda stores: stores.chats.remove_unused(now_ms - 100, limit=1),
     }
 
 
@@ -201,7 +209,8 @@ def _memory_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
 def _some_message(rng: random.Random) -> Any:
     number = rng.randint(0, 6)
     parent = rng.choice((None, f"m{rng.randint(0, 6)}", f"m{max(0, number - 1)}"))
-    return a_message(f"m{number}", parent, "", state=rng.choice(("writing", "complete")))
+    attached = rng.choice(([], [], [{"id": "f"}]))
+    return a_message(f"m{number}", parent, "", state=rng.choice(("writing", "complete")), attachments=attached)
 
 
 async def _view(stores: StoreBundle) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from penstock.chat.conversation import MessageTree
 from penstock.chat.message import ChatMessage
+from penstock.chat.ports import Marked
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict
 from penstock.testing.contracts.stores.suite import (
@@ -20,6 +21,8 @@ from penstock.testing.contracts.stores.suite import (
     a_chat,
     a_message,
     an_attachment,
+    brought_to,
+    claimed,
     fresh,
     raises,
     until_nothing,
@@ -213,6 +216,47 @@ class ChatStoreContract(StoreContract):
         assert await self.view(stores) == ["q", "2"], "what is there already changes nothing"
 
     @fresh
+    async def test_what_was_just_said_is_taken_back_and_the_chat_is_as_it_was(self, stores: StoreBundle) -> None:
+        await stores.chats.create(a_chat())
+        kept = [a_message("q"), a_message("1", "q"), a_message("2", "q"), a_message("3", "1")]
+        await stores.chats.add_messages("c", kept, now_ms=1)
+        await stores.chats.choose("c", "3")
+        said = [a_message("new"), a_message("answer", "new", "", state="writing")]
+        for first in ("q", "1", "3"):
+            batch = [replace(said[0], parent_id=first), said[1]]
+            await stores.chats.add_messages("c", batch, now_ms=2)
+            assert (await self.view(stores))[-2:] == ["new", "answer"]
+            for _ in range(2):
+                await stores.chats.take_back("c", ["new", "answer", "nobody"], in_view="3")
+            assert list((await stores.chats.messages("c"))[0]) == kept
+            assert await self.view(stores) == ["q", "1", "3"]
+        await stores.chats.add_messages("c", said, now_ms=3)
+        assert await self.view(stores) == ["new", "answer"], "an id that was taken back can be said again"
+
+    @fresh
+    async def test_what_is_taken_back_out_of_view_leaves_the_view_alone(self, stores: StoreBundle) -> None:
+        await stores.chats.create(a_chat())
+        await stores.chats.add_messages("c", [a_message("q"), a_message("1", "q"), a_message("2", "q")], now_ms=1)
+        await stores.chats.take_back("c", ["1"], in_view="q")
+        assert await self.view(stores) == ["q", "2"]
+        await stores.chats.take_back("c", ["q", "2"], in_view=None)
+        assert (await self.view(stores), list((await stores.chats.messages("c"))[0])) == ([], [])
+
+    @fresh
+    async def test_what_something_follows_is_not_taken_back(self, stores: StoreBundle) -> None:
+        await stores.chats.create(a_chat())
+        kept = [a_message("q"), a_message("a", "q"), a_message("below", "a")]
+        await stores.chats.add_messages("c", kept, now_ms=1)
+        for ids in (["q"], ["a"], ["q", "a"]):
+            with raises(Conflict):
+                await stores.chats.take_back("c", ids, in_view=None)
+        for chat_id, in_view in (("nobody", None), ("c", "nobody")):
+            with raises(KeyError):
+                await stores.chats.take_back(chat_id, ["below"], in_view=in_view)
+        assert list((await stores.chats.messages("c"))[0]) == kept
+        assert await self.view(stores) == ["q", "a", "below"]
+
+    @fresh
     async def test_what_is_not_there_cannot_be_chosen(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
         await stores.chats.create(a_chat("d"))
@@ -314,6 +358,103 @@ class ChatStoreContract(StoreContract):
             with raises(InvalidValue):
                 await stores.chats.attach(wrong, b"abc")
         assert await stores.chats.attachment("f") is None
+
+    @fresh
+    async def test_bytes_that_no_message_refers_to_are_detached(self, stores: StoreBundle) -> None:
+        await stores.chats.create(a_chat())
+        for id in ("used", "unused"):
+            await stores.chats.attach(an_attachment(id), b"abc")
+        await stores.chats.add_messages("c", [a_message("m", attachments=[{"id": "used"}])], now_ms=1)
+        for id in ("used", "unused", "unused", "nobody"):
+            await stores.chats.detach(id)
+        assert await stores.chats.attachment("unused") is None
+        assert await stores.chats.attachment("used") == (an_attachment("used"), b"abc")
+        await stores.chats.attach(an_attachment("unused", 1), b"x")
+        await stores.chats.take_back("c", ["m"], in_view=None)
+        await stores.chats.detach("used")
+        assert await stores.chats.attachment("used") is None
+
+    @fresh
+    async def test_a_key_leads_to_a_message_and_what_follows_it(self, stores: StoreBundle) -> None:
+        for id in ("c", "d"):
+            await stores.chats.create(a_chat(id))
+            said = [a_message("q"), a_message("1", "q", f"in {id}"), a_message("2", "q"), a_message("3", "1")]
+            await stores.chats.add_messages(id, said, now_ms=1)
+        assert await stores.chats.marked([]) is await stores.chats.marked(["k", *NOT_NAMES]) is None
+        await stores.chats.mark("k", "c", "q")
+        await stores.chats.mark("l", "c", "3")
+        assert await stores.chats.marked(["nobody", "l", "k"]) == Marked("l", "c", "3", [])
+        found = await stores.chats.marked(["k", "l"])
+        assert found == Marked("k", "c", "q", [a_message("1", "q", "in c"), a_message("2", "q")])
+        await stores.chats.mark("k", "d", "1")
+        assert await stores.chats.marked(["k"]) == Marked("k", "d", "1", [a_message("3", "1")])
+        for chat_id, message_id in (("c", "nobody"), ("nobody", "q")):
+            with raises(KeyError):
+                await stores.chats.mark("k", chat_id, message_id)
+        for name in NOT_NAMES:
+            with raises(InvalidValue):
+                await stores.chats.mark(name, "c", "q")
+
+    @fresh
+    async def test_a_chat_is_removed_with_all_that_is_its_own(self, stores: StoreBundle) -> None:
+        files = {"own": ["c"], "both": ["c", "d"], "bob's": ["c"], "other": ["d"]}
+        for id in ("c", "d"):
+            await stores.chats.create(a_chat(id))
+            await stores.memories.put(f"chat:{id}", "k", "a dam")
+        for file, chats in files.items():
+            await stores.chats.attach(an_attachment(file, owner="bob" if file == "bob's" else "ann"), b"abc")
+            for id in chats:
+                odd = [{"id": name} for name in ("nobody", "\x00", "x" * 1_001)]
+                named = a_message(file, attachments=[{"id": file}, *odd, {}, {"id": 7}, 7])
+                await stores.chats.add_messages(id, [named], now_ms=1)
+                await stores.chats.mark(f"{file} {id}", id, file)
+        for _ in range(2):
+            await stores.chats.remove("c")
+        await stores.chats.remove("nobody")
+        assert [chat.id for chat in await stores.chats.list()] == ["d"]
+        assert await stores.chats.get("c") is None
+        assert await stores.chats.message("c", "own") is None
+        assert await stores.chats.marked(["own c"]) is None
+        assert await stores.chats.marked(["both d"]) is not None
+        assert [file for file in files if await stores.chats.attachment(file)] == ["both", "bob's", "other"]
+        assert await stores.memories.get("chat:c", "k") is None
+        assert await stores.memories.get("chat:d", "k") is not None
+        await stores.chats.create(a_chat())
+        assert await stores.chats.messages("c") == ([], []), "nothing is left for one of the same id"
+
+    @fresh
+    async def test_a_chat_is_not_removed_while_somebody_is_answered_there(self, stores: StoreBundle) -> None:
+        await stores.chats.create(a_chat())
+        said = [a_message("q"), a_message("a", "q", "", state="writing")]
+        await stores.chats.add_messages("c", said, now_ms=1)
+        with raises(Conflict):
+            await stores.chats.remove("c")
+        await stores.chats.finish_message("c", "a", "so", {"state": "halted"}, now_ms=2)
+        run = await claimed(stores, origin={"kind": "chat", "chat_id": "c"})
+        with raises(Conflict):
+            await stores.chats.remove("c")
+        assert len((await stores.chats.messages("c"))[0]) == 2
+        await stores.runs.update("r", run.epoch, status="halted", ended_ms=2_000)
+        await stores.chats.remove("c")
+        assert await stores.chats.get("c") is None
+
+    @fresh
+    async def test_chats_that_nobody_made_go_when_they_are_not_used(self, stores: StoreBundle) -> None:
+        made = {"new": 3_000, "b": 1_000, "a": 1_000, "oldest": 500, "with a run": 500}
+        for id, at_ms in made.items():
+            await stores.chats.create(a_chat(id, made_by="it", updated_ms=at_ms))
+            await stores.chats.add_messages(id, [a_message("m", attachments=[{"id": id}])], now_ms=at_ms)
+            await stores.chats.attach(an_attachment(id), b"abc")
+        await stores.chats.create(a_chat("somebody's", updated_ms=0))
+        await brought_to(stores, "completed", origin={"kind": "chat", "chat_id": "with a run"})
+        assert list(await stores.chats.remove_unused(3_000, limit=0)) == []
+        assert list(await stores.chats.remove_unused(3_000, limit=2)) == ["oldest", "a"]
+        assert list(await stores.chats.remove_unused(3_000)) == ["b"]
+        assert list(await stores.chats.remove_unused(3_000)) == []
+        assert [id for id in made if await stores.chats.attachment(id)] == ["new", "with a run"]
+        await stores.runs.remove_ended(9_000)
+        assert list(await stores.chats.remove_unused(3_000)) == ["with a run"]
+        assert sorted([chat.id for chat in await stores.chats.list()]) == ["new", "somebody's"]
 
     async def view(self, stores: StoreBundle) -> Sequence[str]:
         messages, in_view = await stores.chats.messages("c")

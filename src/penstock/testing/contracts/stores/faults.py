@@ -112,6 +112,9 @@ async def a_resumed_run(faulty: StoreBundle, stores: StoreBundle) -> None:
     await ask_again(lambda: faulty.runs.end("s", "cancelled", now_ms=9_000, error="by ann"))
     await ask_again(lambda: faulty.journal.forget("r"))
     await ask_again(lambda: faulty.runs.remove_ended(9_000))
+    await claimed(stores, "new")
+    await stores.runs.update("new", 1, status="halted", ended_ms=10_000)
+    await ask_again(lambda: faulty.runs.remove("new"))
     assert await ask_again(faulty.runs.count) == 2
 
 
@@ -145,6 +148,15 @@ async def a_conversation(faulty: StoreBundle, stores: StoreBundle) -> None:
     await ask_again(lambda: faulty.chats.choose("c", "1"))
     await ask_again(lambda: faulty.chats.rename("c", "title", now_ms=5))
     await ask_again(lambda: faulty.chats.attach(an_attachment(), b"abc"))
+    await ask_again(lambda: faulty.chats.attach(an_attachment("g"), b"abc"))
+    await ask_again(lambda: faulty.chats.detach("g"))
+    await ask_again(lambda: faulty.chats.mark("k", "c", "q"))
+    assert await ask_again(lambda: faulty.chats.marked(["k"])) is not None
+    for id in ("d", "e"):
+        await stores.chats.create(a_chat(id, made_by="it"))
+        await stores.chats.add_messages(id, [a_message("m", attachments=[{"id": "f"}])], now_ms=1)
+    await ask_again(lambda: faulty.chats.remove("d"))
+    await ask_again(lambda: faulty.chats.remove_unused(9_000))
 
 
 async def some_memories(faulty: StoreBundle, stores: StoreBundle) -> None:
@@ -171,6 +183,7 @@ async def kept(stores: StoreBundle) -> dict[str, Any]:
         "chats": list(await stores.chats.list()),
         "messages": list(messages),
         "in view": set(in_view),
-        "attachment": await stores.chats.attachment("f"),
+        "attachments": [await stores.chats.attachment(id) for id in "fg"],
+        "marked": await stores.chats.marked(["k"]),
         "memories": [list(await stores.memories.search(space, text)) for space in "st" for text in ("", "dam", "lake")],
     }

@@ -47,6 +47,7 @@ class RunStoreContract(StoreContract):
             tokens_in=2,
             tokens_out=3,
             unresolved_nanos=4,
+            unknown_costs=5,
         )
         assert await stores.runs.add(whole) == whole
         assert await stores.runs.get("r") == whole
@@ -342,9 +343,9 @@ class RunStoreContract(StoreContract):
     @fresh
     async def test_the_worker_changes_what_it_has_claimed(self, stores: StoreBundle) -> None:
         run = await claimed(stores)
-        changes = {"cost_nanos": 5, "tokens_in": 1, "tokens_out": 2, "unresolved_nanos": 3, "limits": {"max_steps": 9}}
-        changed = await stores.runs.update("r", 1, **changes)
-        assert changed == run._replace(**changes)  # type: ignore[arg-type]
+        used = {"cost_nanos": 5, "tokens_in": 1, "tokens_out": 2, "unresolved_nanos": 3, "unknown_costs": 4}
+        changed = await stores.runs.update("r", 1, limits={"max_steps": 9}, **used)
+        assert changed == run._replace(limits={"max_steps": 9}, **used)  # type: ignore[arg-type]
         assert await stores.runs.get("r") == await stores.runs.update("r", 1) == changed
         ended = await stores.runs.update("r", 1, status="completed", output={"\u00fc": [1]}, ended_ms=2_000)
         assert ended == changed._replace(
@@ -366,7 +367,7 @@ class RunStoreContract(StoreContract):
         for change in (
             *({"id": "s"}, {"owner": "bob"}, {"graph_id": "h"}, {"graph_version": 2}, {"input": 1}, {"origin": {}}),
             *({"worker": "v"}, {"lease_until_ms": 9}, {"created_ms": 9}, {"nothing": 1}),
-            *({"status": "lost"}, {"cost_nanos": 2**63}, {"cost_nanos": "1"}),
+            *({"status": "lost"}, {"cost_nanos": 2**63}, {"cost_nanos": "1"}, {"unknown_costs": None}),
             *({"limits": value} for value in NOT_OBJECTS),
             *({"output": value} for value in NOT_JSON),
         ):
@@ -552,6 +553,25 @@ class RunStoreContract(StoreContract):
         assert list(await stores.runs.remove_ended(1_000, limit=2)) == ["r4", "r3"]
         assert list(await stores.runs.remove_ended(1_000, limit=0)) == []
         assert list(await stores.runs.remove_ended(1_000, limit=100)) == ["r2", "r1", "r0"]
+
+    @fresh
+    async def test_one_run_that_has_ended_is_forgotten_with_all_it_left(self, stores: StoreBundle) -> None:
+        for id in ("one", "other"):
+            await claimed(stores, id)
+            await stores.events.append(id, 1, [an_event(1)])
+            await stores.journal.append(id, [an_entry("k")], epoch=1)
+            await stores.approvals.ask(an_approval(f"a {id}", run_id=id))
+            await stores.runs.update(id, 1, status="halted", ended_ms=2_000)
+        for status in ("queued", "parked", *CLAIMED):
+            await brought_to(stores, status, status)
+            with raises(Conflict):
+                await stores.runs.remove(status)
+        for id in ("one", "one", "nobody"):
+            await stores.runs.remove(id)
+        assert {run.id for run in await stores.runs.list()} == {"other", "queued", "parked", *CLAIMED}
+        assert await stores.approvals.get("a one") is None
+        assert (await stores.events.last_seq("one"), await stores.events.last_seq("other")) == (0, 1)
+        assert (len(await stores.journal.load("one")), len(await stores.journal.load("other"))) == (0, 1)
 
     @fresh
     async def test_an_id_that_was_forgotten_can_be_used_anew(self, stores: StoreBundle) -> None:

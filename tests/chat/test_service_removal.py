@@ -1,0 +1,78 @@
+"""Chats that are deleted: by whom, when not, and while somebody is speaking."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from penstock.chat.limits import ChatUnknown
+from penstock.chat.message import ChatMessage
+from penstock.hosting.ports import Conflict
+from penstock.testing import explore
+from penstock.testing.faulty import Fault
+from tests.chat.chats import ANN, Histories, Slow, chatting
+from tests.chat.test_service_faults import SCHEDULES, behind
+
+
+async def test_a_chat_is_deleted_by_its_owner() -> None:
+    async with chatting(models={"A": Histories().model}) as chats:
+        await (await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)).result()
+        with pytest.raises(ChatUnknown):
+            await chats.service.delete_chat(chats.chat_id, owner="bob")
+        await chats.service.delete_chat(chats.chat_id, owner=ANN)
+        for again in (chats.service.delete_chat(chats.chat_id), chats.service.tree(chats.chat_id)):
+            with pytest.raises(ChatUnknown):
+                await again
+
+
+async def test_an_answer_that_is_being_written_keeps_its_chat() -> None:
+    slow = Slow("so far")
+    async with chatting(models={"A": slow}) as chats:
+        turn = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
+        await slow.begun.wait()
+        with pytest.raises(Conflict, match="being written"):
+            await chats.service.delete_chat(chats.chat_id)
+        await turn.cancel()
+        await turn.result()
+        await chats.service.delete_chat(chats.chat_id)
+
+
+async def test_an_answer_that_nobody_writes_keeps_no_chat() -> None:
+    async with chatting() as chats:
+        unfinished = {"state": "writing", "run_id": "never"}
+        said = [ChatMessage("u", None, "user", "one", 0), ChatMessage("a", "u", "assistant", "", 0, unfinished)]
+        await chats.stores.chats.add_messages(chats.chat_id, said, now_ms=0)
+        await chats.service.delete_chat(chats.chat_id)
+        assert await chats.stores.chats.get(chats.chat_id) is None
+
+
+async def deleted_while_somebody_speaks(seed: int) -> None:
+    """Either the chat is gone and what is said is refused, or it stays and is answered."""
+    stores, host, service = await behind(Fault("io", None))
+    async with host:
+
+        async def says(text: str) -> None:
+            with suppress(ChatUnknown):
+                turn = await service.stream_chat("c", text, owner=ANN, run_id=text)
+                assert (await turn.result()).content == f"answer to {text}"
+
+        async def deletes() -> None:
+            await asyncio.sleep(seed % 4 * 0.05)
+            with suppress(Conflict):
+                await service.delete_chat("c", owner=ANN)
+
+        async with asyncio.TaskGroup() as tasks:
+            for work in (says("one"), deletes(), says("two")):
+                tasks.create_task(work)
+    runs = await stores.runs.list()
+    assert {run.status for run in runs} <= {"completed"}
+    messages, _ = await stores.chats.messages("c")
+    is_there = await stores.chats.get("c") is not None
+    assert len(messages) == (2 * len(runs) if is_there else 0)
+
+
+@pytest.mark.reliability
+def test_a_chat_that_is_deleted_while_somebody_speaks_is_gone_or_answers() -> None:
+    explore(deleted_while_somebody_speaks, schedules=SCHEDULES)

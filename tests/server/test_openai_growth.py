@@ -1,0 +1,355 @@
+"""What /v1 keeps: as much as is said, however often clients tell it again, and for as long as its runs are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from penstock.agents.scripted import ScriptedModel
+from penstock.chat.message import ChatMessage
+from penstock.chat.ports import ChatRecord
+from penstock.chat.service import ChatService
+from penstock.hosting.host import HostSettings, RunHost
+from penstock.hosting.work.retention import DAY_S, remove_ended
+from penstock.nodes import executors
+from penstock.server.app import create_app
+from penstock.storage import Stores
+from penstock.storage.memory import MemoryStores
+from penstock.testing.clock import ManualClock
+from tests.server.openai_service import BERT, GRAPHS, Served, chat_with, serving
+
+PNG = b"\x89PNG of a dam"
+PICTURE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(PNG).decode()}"}}
+
+
+def user(text: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+async def said(client: openai.AsyncOpenAI, messages: list[Any], model: str = "listener", **more: Any) -> str:
+    """Ask as clients do, with everything that was said before; the history has the answer afterwards."""
+    answer = await client.chat.completions.create(model=model, messages=messages, **more)
+    text = str(answer.choices[0].message.content)
+    messages.append(assistant(text))
+    return text
+
+
+async def all_chats(served: Served) -> list[ChatRecord]:
+    return list(await served.stores.chats.list(limit=1_000))
+
+
+async def everything_said(served: Served) -> list[ChatMessage]:
+    return [one for chat in await all_chats(served) for one in (await served.stores.chats.messages(chat.id))[0]]
+
+
+def kept_beside_events(path: Path) -> tuple[int, int]:
+    """The rows of all tables but that of events, and the bytes in them."""
+    rows = size = 0
+    with closing(sqlite3.connect(path)) as file:
+        tables = file.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+        for (table,) in tables.fetchall():
+            columns = [row[1] for row in file.execute(f"PRAGMA table_info({table})")]
+            lengths = " + ".join(f"coalesce(length(CAST({column} AS BLOB)), 0)" for column in columns)
+            found = file.execute(f"SELECT count(*), coalesce(sum({lengths}), 0) FROM {table}").fetchone()
+            if table != "events":
+                rows, size = rows + found[0], size + found[1]
+    return rows, size
+
+
+# Growth
+
+
+async def test_a_conversation_that_is_told_again_with_each_turn_grows_by_what_is_new(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.db"
+    async with serving(url=f"sqlite:///{path}") as served, served.client() as client:
+        messages: list[Any] = [{"role": "system", "content": "Repeat."}]
+        figures = {0: kept_beside_events(path)}
+        for number in range(1, 81):
+            messages.append(user(f"{number:04d} " * 200))
+            assert await said(client, messages, "parrot") == messages[-2]["content"]
+            if number in (20, 40, 80):
+                figures[number] = kept_beside_events(path)
+        assert len(await all_chats(served)) == 1
+        assert [one.content for one in await everything_said(served)] == [one["content"] for one in messages]
+    (rows, size), (rows_40, size_40), (rows_80, size_80) = figures[20], figures[40], figures[80]
+    assert rows_80 - rows_40 == 2 * (rows_40 - rows)
+    assert size_80 - size_40 <= 2.05 * (size_40 - size)
+    assert size_80 - figures[0][1] < 2 * (80 * 2 * 1_000)
+
+
+async def test_what_the_model_is_told_is_what_the_client_tells() -> None:
+    async with serving() as served, served.client() as client:
+        messages: list[Any] = [{"role": "system", "content": "Be kind."}, user("One")]
+        assert await said(client, messages) == "system: Be kind. | user: One"
+        messages[-1] = assistant("Edited by the client.")
+        messages.append(user("Two"))
+        expected = "system: Be kind. | user: One | assistant: Edited by the client. | user: Two"
+        assert await said(client, messages) == expected
+        messages.append(user("Three"))
+        assert await said(client, messages) == f"{expected} | assistant: {expected} | user: Three"
+        assert len(await all_chats(served)) == 1
+        assert len(await everything_said(served)) == 8, "what was answered, and what the client made of it"
+
+
+async def test_what_is_asked_again_is_another_branch_of_the_same_chat() -> None:
+    async with serving() as served, served.client() as client:
+        messages = [user("One")]
+        await said(client, messages, "parrot")
+        history = [*messages, user("Two")]
+        await asyncio.gather(*(said(client, [*history], "parrot") for _ in range(5)))
+        (chat,) = await all_chats(served)
+        assert len(await everything_said(served)) == 2 + 5 * 2
+        await said(client, [*history, assistant("Two"), user("Three")], "parrot")
+        assert [one.id for one in await all_chats(served)] == [chat.id]
+        assert len(await everything_said(served)) == 2 + 5 * 2 + 2
+
+
+async def test_a_history_that_was_never_asked_here_begins_a_chat_of_its_own() -> None:
+    async with serving() as served, served.client() as client:
+        examples = [user("1+1"), assistant("2"), user("2+2"), assistant("4")]
+        for _ in range(3):
+            assert await said(client, [*examples, user("3+3")], "parrot") == "3+3"
+        assert len(await all_chats(served)) == 3
+        assert await said(client, [*examples[2:], user("3+3")], "parrot") == "3+3"
+        assert len(await all_chats(served)) == 4, "a history without its beginning is another one"
+
+
+async def test_nobody_goes_on_in_the_chat_of_another_owner_or_with_another_graph() -> None:
+    async with serving() as served, served.client() as anna, served.client(BERT) as bert:
+        messages = [user("One")]
+        await said(anna, messages, "parrot")
+        for client, model in ((bert, "parrot"), (anna, "quiet"), (anna, "parrot")):
+            assert await said(client, [*messages, user("Two")], model) == "Two"
+        chats = await all_chats(served)
+        whose = sorted((chat.owner, chat.graph_id) for chat in chats)
+        assert whose == [("anna", "parrot"), ("anna", "quiet"), ("bert", "parrot")]
+        for chat in chats:
+            assert {run.owner for run in await served.stores.runs.list(chat_id=chat.id)} == {chat.owner}
+
+
+async def test_streams_and_responses_find_what_is_kept_too() -> None:
+    async with serving() as served, served.client() as client:
+        messages: list[Any] = [user("One")]
+        await said(client, messages, "parrot")
+        messages.append(user("Two"))
+        stream = await client.chat.completions.create(model="parrot", messages=messages, stream=True)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]) == "Two"
+        told = [*messages, assistant("Two"), user("Three")]
+        response = await client.responses.create(model="parrot", input=told)
+        assert response.output_text == "Three"
+        second: Any = [*told, *[item.model_dump() for item in response.output], user("Four")]
+        assert (await client.responses.create(model="parrot", input=second)).output_text == "Four"
+        later = await client.responses.create(model="parrot", input="Five", previous_response_id=response.id)
+        assert later.output_text == "Five"
+        assert len(await all_chats(served)) == 1
+        assert len(await everything_said(served)) == 2 * 5
+
+
+async def test_a_named_run_is_found_again_wherever_its_conversation_went_on() -> None:
+    async with serving() as served, served.client() as client:
+        messages = [user("One")]
+        await said(client, messages, "parrot")
+        messages.append(user("Two"))
+        named = {"penstock": {"run_id": "anna:two"}}
+        await said(client, [*messages], "parrot", extra_body=named)
+        await said(client, [user("One")], "parrot")  # from now on this is where "One" was asked last
+        await said(client, [*messages], "parrot", extra_body=named)
+        assert len(await served.runs()) == 3
+        for other in ([user("Two")], [user("Uno"), *messages[1:]], [*messages[:-1], user("Zwei")]):
+            with pytest.raises(openai.ConflictError, match="answers something else"):
+                await said(client, other, "parrot", extra_body=named)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_a_conversation_that_was_removed_in_between_is_begun_anew(is_whole: bool) -> None:
+    async with serving() as served, served.client() as client:
+        messages = [user("One")]
+        await said(client, messages)
+        (chat,) = await all_chats(served)
+        if is_whole:
+            await served.stores.chats.remove(chat.id)
+        else:  # as when it is removed after it was found
+            ids = [one.id for one in await everything_said(served)]
+            await served.stores.chats.take_back(chat.id, ids, in_view=None)
+        messages.append(user("Two"))
+        assert (await said(client, messages)).endswith("user: Two")
+        assert len(await everything_said(served)) == 4
+
+
+# Pictures
+
+
+async def test_a_picture_that_is_sent_with_every_turn_is_kept_once() -> None:
+    async with serving() as served, served.client() as client:
+        messages: list[Any] = [user([{"type": "text", "text": "One"}, PICTURE])]
+        await said(client, messages, "parrot")
+        for text in ("Two", "Three"):
+            messages.append(user(text))
+            await said(client, messages, "parrot")
+        attached = [one.data.get("attachments") for one in await everything_said(served) if one.role == "user"]
+        assert [len(one or ()) for one in attached] == [1, 0, 0]
+        messages[0] = user([{"type": "text", "text": "One"}, {**PICTURE, "image_url": {"url": "data:image/png,other"}}])
+        messages.append(user("Four"))
+        await said(client, messages, "parrot")
+        assert len(await all_chats(served)) == 2, "with another picture it is another conversation"
+
+
+async def test_a_picture_of_a_named_run_that_is_asked_for_again_is_kept_once(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.db"
+    async with serving(url=f"sqlite:///{path}") as served, served.client() as client:
+        shown: Any = user([{"type": "input_text", "text": "See"}, {**PICTURE, "type": "input_image"}])
+        shown["content"][1]["image_url"] = PICTURE["image_url"]["url"]  # type: ignore[index]
+        first = await client.responses.create(model="parrot", input="One")
+        for before in (None, first.id):
+            for _ in range(2):
+                named = {"penstock": {"run_id": f"anna:{before}"}}
+                await client.responses.create(
+                    model="parrot", input=[shown], previous_response_id=before, extra_body=named
+                )
+        assert len(await served.runs()) == 3
+        (one, other) = [one.data["attachments"] for one in await everything_said(served) if one.data.get("attachments")]
+        for attached in (*one, *other):
+            assert await served.stores.chats.attachment(attached["id"]) is not None
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("SELECT count(*) FROM attachments").fetchone() == (2,)
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "responses", "next response"])
+async def test_a_request_that_is_refused_leaves_nothing_behind(endpoint: str, tmp_path: Path) -> None:
+    path = tmp_path / "penstock.db"
+    settings = HostSettings(max_running=1, max_queued=1, drain_s=0)
+    async with serving(settings, f"sqlite:///{path}") as served, served.client(max_retries=0) as client:
+        first = await client.responses.create(model="slow", input="x", background=True)
+        await served.gate.reached.wait()
+        await client.responses.create(model="slow", input="x", background=True)
+        before = kept_beside_events(path)
+        shown = {"type": "input_image", "image_url": PICTURE["image_url"]["url"]}  # type: ignore[index]
+        item: Any = user([{"type": "input_text", "text": "See"}, shown])
+        for _ in range(5):
+            with pytest.raises(openai.RateLimitError):
+                if endpoint == "completions":
+                    await said(client, [user([{"type": "text", "text": "See"}, PICTURE])], "slow")
+                elif endpoint == "responses":
+                    await client.responses.create(model="slow", input=[item])
+                else:
+                    await client.responses.create(model="slow", input=[item], previous_response_id=first.id)
+        assert kept_beside_events(path) == before
+
+
+# Retention
+
+
+@asynccontextmanager
+async def kept_for(days: int, clock: ManualClock) -> AsyncIterator[tuple[RunHost, Any, openai.AsyncOpenAI]]:
+    """A service whose runs are kept for so many days of this clock, and a client of it."""
+    stores: Any = MemoryStores(clock=clock)
+    models = {"parrot": ScriptedModel(lambda request: request.messages[-1].text, name="parrot")}
+    settings = HostSettings(keep_days=days, drain_s=0)
+    host = RunHost(stores, executors=executors(), services={"models": models}, settings=settings, clock=clock)
+    chats = ChatService(host, stores.chats, clock=clock)
+    await stores.graphs.save("parrot", "local", "Parrot", chat_with("parrot"), now_ms=0)
+    inside = httpx2.AsyncClient(transport=httpx2.ASGITransport(create_app(host, chats, stores)))
+    client = openai.AsyncOpenAI(api_key="-", base_url="http://127.0.0.1/v1", http_client=inside)
+    async with host, client:
+        yield host, chats, client
+
+
+async def test_what_requests_made_goes_when_their_runs_do_and_what_people_made_stays() -> None:
+    clock = ManualClock(start_ns=1_000)
+    async with kept_for(3, clock) as (host, chats, client):
+        stores: Stores = host.stores  # type: ignore[assignment]
+        picture = await chats.attach("local", "dam.png", "image/png", PNG)
+        theirs = await chats.stream_agent_chat("parrot", "Mine", owner="local", attachments=[picture.id])
+        await theirs.result()
+        messages: list[Any] = [user([{"type": "text", "text": "One"}, PICTURE])]
+        await said(client, messages, "parrot")
+        (made,) = [chat for chat in await stores.chats.list() if chat.id != theirs.chat_id]
+        (attached,) = (await stores.chats.messages(made.id))[0][0].data["attachments"]
+        clock.advance(2 * DAY_S)
+        await said(client, [*messages, user("Two")], "parrot")
+        clock.advance(2 * DAY_S)
+        await remove_ended(host._at)
+        assert len(await stores.runs.list()) == 1, "the first two are gone"
+        assert len((await stores.chats.messages(made.id))[0]) == 4, "the chat is in use"
+        clock.advance(2 * DAY_S)
+        await remove_ended(host._at)
+        assert list(await stores.runs.list()) == []
+        assert [chat.id for chat in await stores.chats.list()] == [theirs.chat_id]
+        assert await stores.chats.attachment(attached["id"]) is None
+        assert await stores.chats.attachment(picture.id) is not None
+        await said(client, [*messages, user("Three")], "parrot")
+
+
+async def test_a_chat_stays_as_long_as_a_run_of_it_may_still_go_on() -> None:
+    clock = ManualClock(start_ns=1_000)
+    async with kept_for(3, clock) as (host, _, client):
+        stores: Stores = host.stores  # type: ignore[assignment]
+        await stores.graphs.save("question", "local", "Question", GRAPHS["question"], now_ms=0)
+        begun = await client.responses.create(model="question", input="Shall I?", background=True)
+        run_id = begun.id.removeprefix("resp_")
+        async for event in host.events(run_id):
+            if event.type == "run.waiting":
+                break
+        clock.advance(40 * DAY_S)
+        await remove_ended(host._at)
+        (chat,) = await stores.chats.list()
+        assert [one.data["state"] for one in (await stores.chats.messages(chat.id))[0]] == ["complete", "writing"]
+        await client.responses.cancel(begun.id)
+        assert [one.data["state"] for one in (await stores.chats.messages(chat.id))[0]] == ["complete", "partial"]
+
+
+# Deleting
+
+
+async def test_a_response_that_is_deleted_is_gone_with_its_chat_once_nothing_else_is_there() -> None:
+    async with serving() as served, served.client() as client:
+        first = await client.responses.create(model="parrot", input="One")
+        second = await client.responses.create(model="parrot", input="Two", previous_response_id=first.id)
+        async with httpx2.AsyncClient(base_url=str(client.base_url), headers=client.auth_headers) as http:
+            deleted = await http.delete(f"responses/{first.id}")
+        assert deleted.json() == {"id": first.id, "object": "response", "deleted": True}
+        for again in (client.responses.retrieve, client.responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                await again(first.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.create(model="parrot", input="Else", previous_response_id=first.id)
+        third = await client.responses.create(model="listener", input="x")
+        assert len(await everything_said(served)) == 4 + 2, "what the second went on from stays"
+        for one in (second, third):
+            await client.responses.delete(one.id)
+        assert await all_chats(served) == await served.runs() == []
+
+
+async def test_a_response_is_not_deleted_by_others_nor_before_it_is_over() -> None:
+    async with serving() as served, served.client() as client, served.client(BERT) as bert:
+        begun = await client.responses.create(model="slow", input="x", background=True)
+        await served.gate.reached.wait()
+        with pytest.raises(openai.ConflictError, match="cancel it first"):
+            await client.responses.delete(begun.id)
+        await client.responses.cancel(begun.id)
+        with pytest.raises(openai.NotFoundError):
+            await bert.responses.delete(begun.id)
+        await client.responses.delete(begun.id)
+        assert await served.runs() == []
+
+
+async def test_the_chat_that_somebody_made_stays_when_a_response_of_it_is_deleted() -> None:
+    async with serving() as served, served.client() as client:
+        chats = served.app.state.parts.chats
+        turn = await chats.stream_agent_chat("parrot", "Mine", owner="anna")
+        await turn.result()
+        await client.responses.delete(f"resp_{turn.run_id}")
+        assert [chat.id for chat in await all_chats(served)] == [turn.chat_id]

@@ -1,0 +1,160 @@
+"""What /v1 does not do is said: which field, what it was, and what to do instead."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from penstock.hosting.host import HostSettings, RunLimits
+from penstock.server.openai.refusals import failure_of
+from penstock.server.openai.wire.answer import Ended
+from tests.nodes.graphs import graph, node
+from tests.server.openai_service import ANNA, Served, serving
+
+SAID = [{"role": "user", "content": "x"}]
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "bright"}
+REASONING = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}]}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+BROKEN = {"type": "image_url", "image_url": {"url": 3}}
+
+
+async def posted(served: Served, path: str, body: dict[str, Any], method: str = "POST") -> httpx2.Response:
+    headers = {"Authorization": f"Bearer {ANNA}", "Content-Type": "application/json"}
+    async with httpx2.AsyncClient(base_url=served.url, headers=headers, timeout=30) as client:
+        return await client.request(method, path, content=json.dumps({"model": "parrot", **body}).encode())
+
+
+WRONG: list[tuple[str, dict[str, Any], str, str]] = [
+    (CHAT, {"messages": [*SAID, {"role": "user", "content": ""}]}, "messages.1.content", "something to say"),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 1_000_001}]}, "messages.0.content", "at most 1,000,000"),
+    (CHAT, {"messages": [{"role": "user", "content": [PICTURE] * 21}]}, "messages", "at most 20"),
+    (CHAT, {"messages": [{"role": "user", "content": [BROKEN]}]}, "messages.0.content.0.image_url.url", "string"),
+    (CHAT, {"messages": [*SAID, {"role": "tool", "content": "3"}]}, "messages", "runs its tools itself"),
+    (CHAT, {"messages": SAID, "stream": "yes"}, "stream", "boolean"),
+    (CHAT, {"messages": SAID, "stream": 1}, "stream", "boolean"),
+    (CHAT, {"messages": SAID, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage", "boolean"),
+    (CHAT, {"messages": SAID, "penstock": {"limits": {"max_steps": -1}}}, "penstock.limits.max_steps", "whole number"),
+    (CHAT, {"messages": SAID, "penstock": {"limits": {"max_tokens": 9}}}, "penstock.limits.max_tokens", "at most 5"),
+    (CHAT, {"messages": SAID, "penstock": {"limits": {"money": 1}}}, "penstock.limits", "max_cost_usd"),
+    (CHAT, {"messages": SAID, "penstock": {"run_id": "bert:1"}}, "penstock.run_id", "anna:"),
+    (CHAT, {"messages": SAID, "model": "draft"}, "model", "no-such-type"),
+    (RESPONSES, {"input": ""}, "input", "something to say"),
+    (RESPONSES, {"input": "x" * 1_000_001}, "input", "at most 1,000,000"),
+    (RESPONSES, {"input": "x", "instructions": "x" * 1_000_001}, "instructions", "at most 1,000,000"),
+    (RESPONSES, {"input": [{"role": "user", "content": ""}]}, "input.0.content", "something to say"),
+    (RESPONSES, {"input": [*SAID, CALL, OUTPUT]}, "input", "runs its tools itself"),
+    (RESPONSES, {"input": [REASONING]}, "input", "something that the user says"),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_1"}, *SAID]}, "input.0.type", "previous_response_id"),
+    (RESPONSES, {"input": "x", "conversation": "conv_1"}, "conversation", "previous_response_id"),
+    (RESPONSES, {"input": "x", "conversation": {"id": "conv_1"}}, "conversation", "previous_response_id"),
+    (RESPONSES, {"input": "x", "background": "no"}, "background", "boolean"),
+    (RESPONSES, {"input": "x", "penstock": {"limits": {"timeout_s": "soon"}}}, "penstock.limits.timeout_s", "number"),
+]
+
+
+async def test_what_cannot_be_done_is_refused_by_the_name_it_has_in_the_request() -> None:
+    settings = HostSettings(ceilings=RunLimits(max_tokens=5), drain_s=0)
+    async with serving(settings, max_body_bytes=4_000_000) as served:
+        draft = graph([node("start", "chat-start"), node("odd", "no-such-type")], ["start > odd"])
+        await served.stores.graphs.save("draft", "anna", "Draft", draft, now_ms=1)
+        for path, body, param, says in WRONG:
+            answer = await posted(served, path, body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, param), (param, says, error)
+            assert says in error["message"], error
+        assert await served.runs() == []
+        assert list(await served.stores.chats.list()) == []
+
+
+async def test_a_place_in_the_query_has_its_own_name_and_what_is_no_json_has_none() -> None:
+    async with serving() as served, served.client() as client:
+        given = await client.responses.create(model="parrot", input="x")
+        answer = await posted(served, f"{RESPONSES}/{given.id}?starting_after=soon", {}, "GET")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "starting_after")
+        async with httpx2.AsyncClient(base_url=served.url, headers={"Authorization": f"Bearer {ANNA}"}) as http:
+            answer = await http.post(CHAT, content=b'{"model": nonsense', headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, None)
+
+
+async def test_the_result_of_a_tool_does_not_go_on_with_a_response() -> None:
+    async with serving() as served, served.client() as client:
+        given = await client.responses.create(model="looker", input="x")
+        for items in ([OUTPUT], [OUTPUT, *SAID]):
+            answer = await posted(
+                served, RESPONSES, {"model": "looker", "input": items, "previous_response_id": given.id}
+            )
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, "input")
+            assert "runs its tools itself" in error["message"]
+            assert "the result of a tool" in error["message"]
+        again: Any = [item.model_dump() for item in given.output]
+        later = await client.responses.create(model="looker", input=[*SAID, *again, OUTPUT, *SAID])  # type: ignore[list-item]
+        assert later.output_text == "Bright."
+
+
+async def test_reasoning_that_is_sent_back_is_not_heard_and_named() -> None:
+    async with serving() as served:
+        answer = (await posted(served, RESPONSES, {"model": "listener", "input": [*SAID, REASONING, *SAID]})).json()
+        assert answer["penstock"]["ignored"] == ["input.1"]
+        assert answer["output"][0]["content"][0]["text"] == "user: x | user: x"
+
+
+async def test_of_a_conversation_that_a_graph_has_no_part_in_what_is_not_heard_is_named() -> None:
+    system = {"role": "system", "content": "Be kind."}
+    asked = {"model": "plain", "instructions": "Be short."}
+    async with serving() as served, served.client() as client:
+        for body, ignored in (
+            ({"messages": SAID}, []),
+            ({"messages": [system, *SAID]}, ["messages.0"]),
+            ({"messages": [system, *SAID, *SAID, *SAID]}, ["messages.0-2"]),
+        ):
+            answer = (await posted(served, CHAT, {"model": "plain", **body})).json()
+            assert (answer["penstock"]["ignored"], answer["choices"][0]["message"]["content"]) == (ignored, "x")
+        for said, ignored in (("x", ["instructions"]), ([system, *SAID], ["input.0", "instructions"])):
+            answer = (await posted(served, RESPONSES, {**asked, "input": said})).json()
+            assert (answer["penstock"]["ignored"], answer["instructions"]) == (ignored, None)
+            later = await client.responses.retrieve(answer["id"])
+            assert later.instructions is None
+            assert (later.model_extra or {})["penstock"]["ignored"] == ignored
+        heard = (await posted(served, RESPONSES, {**asked, "model": "listener", "input": [system, *SAID]})).json()
+        assert (heard["penstock"]["ignored"], heard["instructions"]) == ([], "Be short.")
+
+
+# Limits
+
+
+async def test_a_limit_says_where_it_was_set_and_how_to_have_more() -> None:
+    settings = HostSettings(default_limits=RunLimits(max_steps=0), drain_s=0)
+    async with serving(settings) as served:
+        asked = {"messages": SAID, "penstock": {"limits": {"max_steps": 1}}}
+        error = (await posted(served, CHAT, asked)).json()["error"]
+        assert error["code"] == "step_limit_exceeded"
+        assert "the request sets it, in penstock.limits.max_steps: ask again with more" in error["message"]
+        grant = f'POST /api/runs/{error["run_id"]}/grant with {{"limits": {{"max_steps": …}}}}'
+        assert grant in error["message"]
+        error = (await posted(served, CHAT, {"messages": SAID})).json()["error"]
+        assert "the server sets it, unless a request has penstock.limits.max_steps" in error["message"]
+        streamed = (await posted(served, CHAT, {**asked, "stream": True})).text
+        assert "the request sets it" in streamed
+
+
+@pytest.mark.parametrize(
+    ("whose", "says"),
+    [
+        ("node", "a node of the graph sets that limit"),
+        ("owner", "what you may spend in a day"),
+        ("all", "what everybody together may spend in a day"),
+        ("run", "penstock.limits.max_cost_usd"),
+        (None, "penstock.limits.max_cost_usd"),
+    ],
+)
+def test_what_helps_depends_on_whose_limit_it_was(whose: str | None, says: str) -> None:
+    refused = failure_of(Ended("halted", reason="budget_exceeded", whose=whose), "r1", has_text=False)
+    assert refused is not None
+    assert says in refused.message

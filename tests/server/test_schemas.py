@@ -1,0 +1,74 @@
+"""What clients send: a number is a number of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from penstock.server import schemas
+from penstock.server.schemas import Body, Grant, Limits
+from tests.server.served import ECHO, served
+
+BODIES = sorted((one for one in vars(schemas).values() if isinstance(one, type) and issubclass(one, Body)), key=repr)
+FILLED: dict[str, Any] = {"graph_id": "g", "document": {}}
+
+
+def number_fields() -> Iterator[tuple[type[Body], str]]:
+    """Every field of every body whose description says that a number goes there, and nothing but one."""
+    for body in BODIES:
+        for name, field in body.model_json_schema()["properties"].items():
+            kinds = {one.get("type") for one in field.get("anyOf", [field])}
+            if kinds & {"integer", "number"} and "string" not in kinds:
+                yield body, name
+
+
+@pytest.mark.parametrize(("body", "name"), list(number_fields()))
+@pytest.mark.parametrize("value", ["1", "1.0", " 1 ", "", True, False, [1], {"value": 1}], ids=repr)
+def test_a_number_is_neither_a_text_nor_a_truth_nor_a_list(body: type[Body], name: str, value: Any) -> None:
+    needed = {one: FILLED[one] for one, field in body.model_fields.items() if field.is_required()}
+    body.model_validate({**needed, name: 1})
+    with pytest.raises(ValidationError) as caught:
+        body.model_validate({**needed, name: value})
+    assert {one["loc"][0] for one in caught.value.errors()} == {name}
+
+
+def test_every_number_was_looked_at() -> None:
+    assert {name for _, name in number_fields()} == {
+        "version", "expected_version", "timeout_s", "max_steps", "max_tokens", "max_api_calls", "max_retries"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["0.50", 0.5, "5e-1"])
+def test_money_is_a_number_or_a_text_of_one(value: Any) -> None:
+    assert Limits.model_validate({"max_cost_usd": value}).max_cost_usd == Decimal("0.5")
+    for wrong in (True, "", "much", "NaN", [1]):
+        with pytest.raises(ValidationError):
+            Limits.model_validate({"max_cost_usd": wrong})
+
+
+def test_seconds_may_have_a_fraction_and_need_none() -> None:
+    for seconds in (0, 1, 0.25, None):
+        assert Grant.model_validate({"limits": {"timeout_s": seconds}}).limits.timeout_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "where"),
+    [
+        ("POST", "/api/runs", {"graph_id": "echo", "version": "1"}, "$.version"),
+        ("POST", "/api/runs", {"graph_id": "echo", "limits": {"timeout_s": "1"}}, "$.limits.timeout_s"),
+        ("POST", "/api/runs", {"graph_id": "echo", "limits": {"max_steps": "5"}}, "$.limits.max_steps"),
+        ("PUT", "/api/graphs/echo", {"document": ECHO, "expected_version": "1"}, "$.expected_version"),
+        ("POST", "/api/agents/echo/chat", {"content": "x", "limits": {"timeout_s": True}}, "$.limits.timeout_s"),
+    ],
+)
+async def test_a_text_where_a_number_belongs_is_refused_by_its_place(
+    method: str, path: str, body: Any, where: str
+) -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("echo", ECHO)
+        answer = await ann.request(method, path, json=body)
+        assert (answer.status_code, answer.json()["error"]["path"]) == (422, where)
