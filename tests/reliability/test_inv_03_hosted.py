@@ -182,8 +182,8 @@ TWICE = [
 ]
 """Points that the next worker comes by as well."""
 LATER = [
-    "events.before_append:4",
-    "events.after_append:6",
+    "events.before_append:3",
+    "events.after_append:3",
     "llm.before_append:5",
     "node.after_append:6",
     "hold.after:9",

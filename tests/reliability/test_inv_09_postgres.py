@@ -93,11 +93,22 @@ def locked(url: str, is_locked: Callable[[str], bool]) -> AbstractAsyncContextMa
     async def keeping() -> AsyncIterator[None]:
         async with operator(url) as connection:
             names = ", ".join(name for name in await tables(connection) if is_locked(name))
-            async with connection.transaction():
-                await connection.execute(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")
-                yield
+            await _locked(connection, names)
+            yield
+            await connection.execute("ROLLBACK")
 
     return keeping()
+
+
+async def _locked(connection: Any, names: str) -> None:
+    """Lock them all; whoever is at work there may have them in another order, and then one of us is turned away."""
+    while True:
+        await connection.execute("BEGIN")
+        try:
+            await connection.execute(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")
+            return
+        except asyncpg.DeadlockDetectedError:
+            await connection.execute("ROLLBACK")
 
 
 async def test_a_service_whose_tables_somebody_keeps_locked(postgres_url: str) -> None:

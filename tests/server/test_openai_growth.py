@@ -127,6 +127,32 @@ async def test_a_history_that_was_never_asked_here_begins_a_chat_of_its_own() ->
         assert len(await all_chats(served)) == 4, "a history without its beginning is another one"
 
 
+async def test_people_who_share_a_token_and_say_the_same_do_not_come_into_one_chat() -> None:
+    async with serving() as served, served.client() as client:
+        one, two, three = [user("Hello")], [user("Hello")], [user("Hello")]
+        for history in (one, two, three):
+            await said(client, history)
+        for name, history in (("ann", one), ("bob", two), ("cid", three)):
+            for turn in range(3):
+                history.append(user(f"I am {name}, {turn}"))
+                await said(client, history)
+        whose = [
+            {name for name in ("ann", "bob", "cid") for one in said_there if f"I am {name}" in one.content}
+            for said_there in [(await served.stores.chats.messages(chat.id))[0] for chat in await all_chats(served)]
+        ]
+        assert sorted(map(sorted, whose)) == [[], [], [], ["ann"], ["bob"], ["cid"]]
+
+
+async def test_people_whom_the_client_names_have_chats_of_their_own() -> None:
+    async with serving() as served, served.client() as client:
+        one, two = [user("Hello")], [user("Hello")]
+        for name, history in (("ann", one), ("bob", two), ("ann", one), ("bob", two)):
+            if len(history) > 1:
+                history.append(user(f"I am {name}"))
+            await said(client, history, user=name)
+        assert len(await all_chats(served)) == 2
+
+
 async def test_nobody_goes_on_in_the_chat_of_another_owner_or_with_another_graph() -> None:
     async with serving() as served, served.client() as anna, served.client(BERT) as bert:
         messages = [user("One")]
@@ -232,7 +258,8 @@ async def test_a_request_that_is_refused_leaves_nothing_behind(endpoint: str, tm
     path = tmp_path / "penstock.db"
     settings = HostSettings(max_running=1, max_queued=1, drain_s=0)
     async with serving(settings, f"sqlite:///{path}") as served, served.client(max_retries=0) as client:
-        first = await client.responses.create(model="slow", input="x", background=True)
+        first = await client.responses.create(model="parrot", input="x")
+        await client.responses.create(model="slow", input="x", background=True)
         await served.gate.reached.wait()
         await client.responses.create(model="slow", input="x", background=True)
         before = kept_beside_events(path)
@@ -245,7 +272,7 @@ async def test_a_request_that_is_refused_leaves_nothing_behind(endpoint: str, tm
                 elif endpoint == "responses":
                     await client.responses.create(model="slow", input=[item])
                 else:
-                    await client.responses.create(model="slow", input=[item], previous_response_id=first.id)
+                    await client.responses.create(model="parrot", input=[item], previous_response_id=first.id)
         assert kept_beside_events(path) == before
 
 
@@ -309,6 +336,15 @@ async def test_a_chat_stays_as_long_as_a_run_of_it_may_still_go_on() -> None:
         assert [one.data["state"] for one in (await stores.chats.messages(chat.id))[0]] == ["complete", "writing"]
         await client.responses.cancel(begun.id)
         assert [one.data["state"] for one in (await stores.chats.messages(chat.id))[0]] == ["complete", "partial"]
+
+
+async def test_what_follows_a_response_waits_until_that_is_over() -> None:
+    async with serving() as served, served.client() as client:
+        first = await client.responses.create(model="slow", input="x", background=True)
+        await served.gate.reached.wait()
+        with pytest.raises(openai.BadRequestError, match="previous_response_id must be a response that is over"):
+            await client.responses.create(model="slow", input="y", previous_response_id=first.id)
+        assert len(await served.runs()) == 1
 
 
 # Deleting

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.hosting.ports import Conflict, StoreUnavailable
 from penstock.storage.databases.port import FEW, Transaction
-from penstock.storage.databases.sqlite import SqliteDatabase
+from penstock.storage.databases.sqlite import LITTLE, SqliteDatabase
 from penstock.storage.sqlite_file import LOG_BYTES, Schema
 
 SCHEMA = Schema(1234, 1, ("CREATE TABLE notes (id INTEGER PRIMARY KEY, said TEXT NOT NULL)",))
@@ -483,6 +483,33 @@ async def test_a_look_that_finds_more_than_a_few_rows_is_begun_anew_on_a_thread(
         assert at_once(database.read(where, brief=True)) == threading.get_ident()
 
 
+async def test_what_is_not_brief_after_all_is_undone_and_begun_anew_on_a_thread(path: Path) -> None:
+    async def many(transaction: Transaction) -> int:
+        await transaction.run("INSERT INTO notes (said) VALUES ('first')")
+        await transaction.run_many("INSERT INTO notes (said) VALUES (?)", [("many",)] * (FEW + 1))
+        return threading.get_ident()
+
+    async def long(transaction: Transaction) -> int:
+        await transaction.run("INSERT INTO notes (said) VALUES ('first')")
+        await transaction.run("INSERT INTO notes (said) VALUES (?)", "x" * (LITTLE + 1))
+        return threading.get_ident()
+
+    async with opened(path) as database:
+        for act in (many, long):
+            assert await database.write(act, brief=True) != threading.get_ident()
+        there = await database.read(said)
+        assert (there.count("first"), there.count("many"), len(there)) == (2, FEW + 1, FEW + 4)
+
+
+async def test_what_begins_a_log_waits_for_the_disk_and_is_not_done_on_the_loop(path: Path) -> None:
+    async with opened(path) as database:
+        await database.write(saying("a"))
+    async with opened(path) as database:  # the last to close it has folded its log
+        assert await database.write(where, brief=True) != threading.get_ident()
+        await database.write(saying("b"), brief=True)
+        assert at_once(database.write(where, brief=True)) == threading.get_ident()
+
+
 async def test_what_is_brief_waits_for_another_process_without_keeping_the_loop(path: Path) -> None:
     async with opened(path, busy_timeout_s=60) as database:
         other = await asyncio.to_thread(sqlite3.connect, path, isolation_level=None, check_same_thread=False)
@@ -582,11 +609,11 @@ async def test_a_log_that_has_become_long_is_folded_by_the_writer_and_begun_anew
     Watched.folded.clear()
     async with opened(path, factory=Watched) as database:
         sizes = []
-        for _ in range(60):
-            await database.write(saying("x" * 200_000), brief=True)
+        for _ in range(200):
+            await database.write(saying("x" * LITTLE), brief=True)
             sizes.append(await asyncio.to_thread(longest))
         assert max(sizes) < 2 * LOG_BYTES
         assert any(later < earlier for earlier, later in pairwise(sizes)), "it has become shorter again"
-        assert len(await database.read(said)) == 60
+        assert len(await database.read(said)) == 200
     assert set(Watched.folded) == {"penstock-sqlite-writer"}
     assert len(Watched.folded) < 30, "and not after every act"

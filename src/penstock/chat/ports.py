@@ -100,7 +100,10 @@ class ChatStore(Protocol):
         """Bring a message into view among its siblings; KeyError if it is not there."""
 
     async def mark(self, key: str, chat_id: str, message_id: str) -> None:
-        """Have a key lead to a message, wherever it led before; KeyError if the message is not there."""
+        """Have a key lead to a message; KeyError if the message is not there.
+
+        One that leads to another chat leads nowhere from then on, for nobody knows which of the two is meant.
+        """
 
     async def marked(self, keys: Sequence[str]) -> Marked | None:
         """Where the first of the keys leads that leads anywhere."""

@@ -453,6 +453,8 @@ class ChatService:
         with suppress(StoreUnavailable, Conflict, KeyError):
             if (run := await patiently(lambda: self._host.get(turn.run_id), A_FEW)) is not None:
                 return run
+            # A commit whose answer was lost may still come: then the run finds that it is not wanted.
+            await self._host.cancel(turn.run_id, reason="it could not be said whether it was taken on", by="server")
             await patiently(lambda: self._chats.take_back(chat_id, ids, in_view=new.leaf_id), A_FEW)
             if new.begins_chat:
                 await patiently(lambda: self._chats.remove(chat_id), A_FEW)
@@ -465,7 +467,8 @@ class ChatService:
 
     async def _closed(self, chat_id: str, message_id: str, run_id: str, why: str) -> bool:
         """Finish an answer that no run will; whether there is none."""
-        if await self._host.get(run_id) is not None:
+        run = await self._host.get(run_id)
+        if run is not None and run.chat_id in (None, chat_id):  # else it answers elsewhere
             return False
         error = protocol.as_content(why, protocol.MAX_ERROR)
         data = {**protocol.writing(run_id), "state": "failed", "error": error}

@@ -75,6 +75,11 @@ class RunRecord(NamedTuple):
     unknown_costs: int = 0
     """How many of its calls cost something that nobody could tell; if there are any, `cost_nanos` is a lower bound."""
 
+    @property
+    def chat_id(self) -> Any:
+        """The chat that it answers in, or that it looks into because what it was forked from did; None for none."""
+        return self.origin.get("chat_id") or (self.origin.get("of") or NO_DATA).get("chat_id")
+
 
 class HostedEvent(NamedTuple):
     """One thing that happened to a run; `seq` counts from 1 without gaps, over all workers that had it."""

@@ -16,8 +16,9 @@ Four things about SQLite shape it:
   ledger in which nothing was spent.
 - With a write-ahead log, what was committed survives the process however it ends. It survives a power cut only if each
   commit waits for the disk, which `fsync` asks for.
-- Without `fsync`, only folding the log into the file waits for the disk, and SQLite does that in the commit that finds
-  the log long. So SQLite is told to leave it, and it is done here, by those who can wait.
+- Without `fsync`, two things wait for the disk: to fold the log into the file, which SQLite does in the commit that
+  finds the log long, and the first commit of a log that is begun anew. So SQLite is told to leave the one, and it is
+  done here; and both are for those who can wait.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ class SqliteFile:
         self._factory = factory
         self._log_path = f"{self.path}-wal"
         self._folds = folds
+        self._long_bytes = LOG_BYTES
+        """How long a log is folded; longer, while somebody who reads there keeps it from becoming shorter."""
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
@@ -120,9 +123,11 @@ class SqliteFile:
             return self._once_free(lambda: _rolled_back(connection, act))
 
     @contextmanager
-    def without_waiting(self) -> Iterator[None]:
+    def without_waiting(self, *, to_write: bool = True) -> Iterator[None]:
         """What the block does with the file waits for nobody: WouldWait if others are in the way, or the disk is."""
-        if self._synchronous == "FULL" or self.has_long_log or self._connection is None or _hurry.is_on:
+        if self._synchronous == "FULL" or self._connection is None or _hurry.is_on:
+            raise WouldWait
+        if to_write and not 0 < self._log_size() <= self._long_bytes:
             raise WouldWait
         _hurry.is_on = True
         try:
@@ -133,19 +138,24 @@ class SqliteFile:
     @property
     def has_long_log(self) -> bool:
         """Whether the log is to be folded."""
-        try:
-            return os.stat(self._log_path).st_size > LOG_BYTES
-        except OSError:
-            return False
+        return self._log_size() > self._long_bytes
 
     def fold(self) -> None:
-        """Fold the log into the file and empty it, as far as nobody uses it; waits for the disk, and for nobody else.
+        """Fold a long log into the file and empty it, as far as nobody reads there; waits for the disk alone.
 
-        What cannot be folded stays in the log, where nothing is lost.
+        What cannot be folded stays in the log, where nothing is lost, and is tried again when the log has grown.
         """
-        with self._lock, suppress(sqlite3.Error):
-            if self._connection is not None:
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        with self._lock:
+            if self._connection is not None and self.has_long_log:  # else somebody else has done it
+                _fold(self._connection)
+            size = self._log_size()
+            self._long_bytes = LOG_BYTES if size <= LOG_BYTES else size + LOG_BYTES
+
+    def _log_size(self) -> int:
+        try:
+            return os.stat(self._log_path).st_size
+        except OSError:
+            return 0
 
     def close(self) -> None:
         """Give the file back; whatever comes after is a fault. Closing twice is closing once."""
@@ -303,6 +313,14 @@ def _number(connection: sqlite3.Connection, statement: str) -> int:
     (number,) = connection.execute(statement).fetchone()
     assert isinstance(number, int)
     return number
+
+
+def _fold(connection: sqlite3.Connection) -> None:
+    """Others may write while the log is folded; it is emptied, which they have to wait for, if that is all there is."""
+    with suppress(sqlite3.Error):
+        is_busy, pages, folded = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if not is_busy and pages == folded:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
 
 def _rolled_back(connection: sqlite3.Connection, act: Callable[[sqlite3.Connection], T]) -> T:

@@ -191,6 +191,42 @@ def test_who_cannot_wait_does_not_wait_for_whoever_tells_the_store() -> None:
     assert shared.at_once(shared.catch_up) == 0
 
 
+def test_a_retry_that_was_not_drawn_at_the_store_is_not_drawn_when_it_is_asked_about_again() -> None:
+    class Busy(Prompt):
+        def hold(self, *args: Any, **options: Any) -> Any:
+            self.is_free = not self.is_free
+            if self.is_free:
+                return super().hold(*args, **options)
+            raise WouldWait  # at the first time of each
+
+    store = Busy(retries=0)
+    shared = shared_with(store)
+    shared.retry_drawn("run/1/a")
+    assert shared.catch_up() == 0, "the store had none to draw"
+    with pytest.raises(WouldWait):
+        shared.at_once(lambda: shared.take("run/1/b", Amounts(1), True))
+    stop = shared.take("run/1/b", Amounts(1), True)
+    assert stop is not None
+    assert stop.reason is StopReason.RETRY_BUDGET_EXCEEDED
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_interrupt_while_the_store_is_asked_at_once_leaves_nothing_held(is_async: bool) -> None:
+    class Interrupted(Prompt):
+        def hold(self, *args: Any, **options: Any) -> Any:
+            super().hold(*args, **options)
+            raise KeyboardInterrupt
+
+    store = Interrupted()
+    shared = shared_with(store)
+    with ExecutionContext(shared_budget=shared) as run:
+        with pytest.raises(KeyboardInterrupt):
+            ask(run, is_async)
+        assert shared.catch_up() == 0
+        assert store.figures == (0, 0, 0)
+        assert accounts.balance(run._account).held_nanos == 0
+
+
 def test_who_cannot_wait_does_not_tell_the_store_all_that_has_gathered() -> None:
     shared = shared_with(Prompt())
     for number in range(A_FEW + 1):

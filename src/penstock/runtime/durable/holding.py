@@ -70,6 +70,16 @@ class _Asking:
             _refuse(self.call, stop)
         return stop is None
 
+    def at_once(self) -> bool | None:
+        """Whether the store lets it through; None if whoever asks would have to wait for that."""
+        try:
+            return self.answered(self.shared.at_once(self.ask))
+        except WouldWait:
+            return None
+        except BaseException as error:
+            _turn_away(self.call, interruption(error))
+            raise
+
     def left(self, job: worker.Job, stop: Stop) -> None:
         if not job.leave():
             self.give_back(job.value, job.error)
@@ -79,8 +89,8 @@ class _Asking:
 def hold(shared: SharedBudget, call: Call) -> bool:
     """Hold at the store what the call holds here; False if it was refused there, and so it is here."""
     asking, token = _Asking(shared, call), call.token
-    with suppress(WouldWait):
-        return asking.answered(shared.at_once(asking.ask))
+    if (said := asking.at_once()) is not None:
+        return said
     job = worker.Job(asking.ask, asking.give_back)
     remove = token.add_callback(job.wake)
     try:
@@ -108,8 +118,8 @@ def hold(shared: SharedBudget, call: Call) -> bool:
 async def ahold(shared: SharedBudget, call: Call) -> bool:
     """Hold at the store what the call holds here; False if it was refused there, and so it is here."""
     asking, token = _Asking(shared, call), call.token
-    with suppress(WouldWait):
-        return asking.answered(shared.at_once(asking.ask))
+    if (said := asking.at_once()) is not None:
+        return said
     task = asyncio.current_task()
     assert task is not None
     requested = task.cancelling()

@@ -138,11 +138,18 @@ class SharedBudget:
         self.catch_up()
         if points.hook is not None:
             points.hook("hold.before")
+        is_drawn = retried and self._is_drawn()
         try:
-            stop = self.store.hold(key, self.account, ask, retry_drawn=retried and self._is_drawn())
-        except Exception as error:
+            stop = self.store.hold(key, self.account, ask, retry_drawn=is_drawn)
+        except WouldWait:  # it is asked again, and is not drawn then either
+            if retried and not is_drawn:
+                self._was_not_drawn()
+            raise
+        except BaseException as error:
             # Only the answer may have been lost.
             self._later(key, _never_ran(key))
+            if not isinstance(error, Exception):
+                raise
             return self.unavailable(error)
         if points.hook is not None:
             points.hook("hold.after")
@@ -170,6 +177,10 @@ class SharedBudget:
                 return True
             self._undrawn -= 1
             return False
+
+    def _was_not_drawn(self) -> None:
+        with self._lock:
+            self._undrawn += 1
 
     # After it; these only write down what is to be told.
 
@@ -231,8 +242,7 @@ class SharedBudget:
 
         def draw(store: LedgerStore) -> None:
             if not store.draw_retry(self.account, key):
-                with self._lock:
-                    self._undrawn += 1
+                self._was_not_drawn()
 
         self._later(key, draw)
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from penstock.chat.answering import newest_of
 from penstock.chat.limits import ChatLimitReached, ChatUnknown, MessageUnknown
 from penstock.chat.ports import Attachment
 from penstock.chat.protocol import KIND
@@ -46,7 +47,7 @@ async def converse(
     check_lengths(turns)
     if await _is_known(service, user, graph, turns, body):
         return str(body.penstock.run_id)
-    keys = keys_of(user.name, graph.id, turns)
+    keys = keys_of(user.name, body.user, graph.id, turns)
     place = await find(service.stores.chats, turns, keys)
     with _naming("messages" if isinstance(body, ChatCompletionBody) else "input", *OF_CHATS):
         try:
@@ -72,14 +73,15 @@ async def say_next(
     """Say what the user says next, below the answer of an earlier run; the run that answers."""
     check_lengths(turns)
     text, files = text_to_add(turns, "input")
-    limits = limits_of(service, body)
+    limits, chat_id = limits_of(service, body), before.origin["chat_id"]
+    answer = newest_of(await service.chats.tree(chat_id), before.origin["message_id"], before.id)
     with _naming("input", *OF_CHATS):
         async with _attached(service, before.owner, files, body) as attached:
             turn = await service.chats.stream_chat(
-                before.origin["chat_id"],
+                chat_id,
                 text,
                 owner=before.owner,
-                parent_id=before.origin["message_id"],
+                parent_id=answer.id,
                 attachments=attached,
                 limits=limits,
                 run_id=body.penstock.run_id,

@@ -3,9 +3,10 @@
 Every question that is asked over /v1 is marked in its chat with a key that follows from whose it is, which graph is
 asked, and all that was said up to it, files and all. A request whose history has such a question goes on in that chat,
 below the answer that was given there if the client tells the same, so that only what is new is kept. A history that was
-changed, or was never asked here, begins a chat of its own.
+changed, or was never asked here, begins a chat of its own; so does one that was asked in two, for people who share a
+token may say the same, and what is remembered in a chat is not the others'.
 
-The owner is in the key: nobody comes upon what is another's.
+The owner is in the key, and the `user` that the client names: nobody comes upon what is another's.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class Retold:
     parent_id: str | None = None
 
 
-def keys_of(owner: str, graph_id: str, turns: Sequence[Turn]) -> list[str]:
+def keys_of(owner: str, user: str | None, graph_id: str, turns: Sequence[Turn]) -> list[str]:
     """A key for each turn; two are the same if everything up to there is."""
     keys = []
-    digest = _digest(owner, graph_id)
+    digest = _digest(owner, graph_id, *([] if user is None else [user]))
     for turn in turns:
         digest = _digest(digest, turn.role, turn.text, *(part for file in turn.files for part in _parts(file)))
         keys.append(digest[:32])
@@ -61,7 +62,8 @@ async def find(chats: ChatStore, turns: Sequence[Turn], keys: Sequence[str]) -> 
 def _is_told(answer: ChatMessage, turn: Turn) -> bool:
     """Whether the client tells what was answered; what is still being written was not told yet."""
     is_same = (answer.role, answer.content) == (turn.role, turn.text)
-    return is_same and not turn.files and answer.data.get("state") != "writing"
+    has_files = bool(turn.files or answer.data.get("attachments"))
+    return is_same and not has_files and answer.data.get("state") != "writing"
 
 
 def _parts(file: File) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.chat.protocol import KIND
 from penstock.errors import InvalidValue
-from penstock.hosting.records import GraphRecord, HostedEvent, RunRecord
+from penstock.hosting.records import ENDED, GraphRecord, HostedEvent, RunRecord
 from penstock.server.auth import User
 from penstock.server.errors import ApiError
 from penstock.server.openai.conversing import converse, limits_of, say_next
@@ -141,6 +141,8 @@ async def go_on(
         raise InvalidValue("model", graph.id, f"{before.graph_id}, which gave the response before")
     if before.origin.get("kind") != KIND:
         raise InvalidValue("previous_response_id", before.id, "a response of a graph that has a chat-start")
+    if before.status not in ENDED:
+        raise InvalidValue("previous_response_id", before.id, f"a response that is over; this one is {before.status}")
     run_id = await say_next(service, graph, before, turns, body, about)
     return await _started(service, run_id, graph, body)
 

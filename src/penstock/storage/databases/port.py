@@ -60,7 +60,8 @@ class Database(Protocol):
     async def write(self, act: Act[T], *, brief: bool = False) -> T:
         """Run the act in a transaction; when this returns, it is committed.
 
-        An act is brief if it finds and makes but a FEW rows, by keys: it may be done at once, on the event loop.
+        An act is brief if it finds and makes but a FEW rows, by keys: it may be done at once, on the event loop. One
+        that turns out not to be is undone, and begun anew elsewhere.
 
         It may run more than once before it is, so it does nothing but read and write. A caller that is cancelled
         meanwhile may find the act done or not done, and never half done.
@@ -69,7 +70,7 @@ class Database(Protocol):
     async def read(self, act: Act[T], *, brief: bool = False) -> T:
         """Run an act that changes nothing; all it reads is of one instant.
 
-        One that looks by keys is brief, however many rows there may be: it is begun anew elsewhere if they are not few.
+        One that looks by keys, and has nothing sorted, is brief: if the rows are not few, it is begun anew elsewhere.
         """
 
     @property

@@ -39,6 +39,8 @@ DIALECT = Dialect("sqlite", update_lock="", share_lock="", skip_locked="")
 READERS = 2
 LOOK_S = 0.2
 """How long something that another process has written may go unnoticed."""
+LITTLE = 64_000
+"""So many characters or bytes a value of a brief act may have."""
 MOST_AT_ONCE = 1_000
 """So many acts share a transaction; more would keep the first ones waiting."""
 
@@ -85,14 +87,37 @@ class SqliteTransaction:
         self._topics.append(topic)
 
 
-class BriefLook(SqliteTransaction):
-    """The view of a look that is brief; WouldWait where it would not be."""
+class BriefTransaction(SqliteTransaction):
+    """The view of an act that is brief; WouldWait, and nothing done, where it turns out not to be."""
 
     async def rows(self, statement: str, *values: Value) -> Sequence[Row]:
+        _must_be_little(values)
         rows: list[Row] = self._connection.execute(statement, values).fetchmany(FEW + 1)
         if len(rows) > FEW:
             raise WouldWait
         return rows
+
+    async def row(self, statement: str, *values: Value) -> Row | None:
+        _must_be_little(values)
+        return await super().row(statement, *values)
+
+    async def run(self, statement: str, *values: Value) -> int:
+        _must_be_little(values)
+        return await super().run(statement, *values)
+
+    async def run_many(self, statement: str, values: Iterable[Sequence[Value]]) -> None:
+        rows = [*values]
+        if len(rows) > FEW:
+            raise WouldWait
+        for row in rows:
+            _must_be_little(row)
+        await super().run_many(statement, rows)
+
+
+def _must_be_little(values: Sequence[Value]) -> None:
+    for value in values:
+        if isinstance(value, str | bytes) and len(value) > LITTLE:
+            raise WouldWait
 
 
 @dataclass(slots=True, eq=False)
@@ -222,14 +247,14 @@ class SqliteDatabase:
     def _written_now(self, act: Act[T]) -> T:
         topics: list[str] = []
         with self._writer.file_now() as file, file.writing() as connection:
-            done = _driven(act(SqliteTransaction(connection, topics)))
+            done = _driven(act(BriefTransaction(connection, topics)))
         for topic in topics:
             self._bells.ring(topic)
         return done
 
     def _read_now(self, act: Act[T]) -> T:
-        with self._readers[0].file_now() as file:
-            return file.look(lambda connection: _driven(act(BriefLook(connection, []))))
+        with self._readers[0].file_now(to_write=False) as file:
+            return file.look(lambda connection: _driven(act(BriefTransaction(connection, []))))
 
     async def _ask(self, desk: Desk, act: Act[T]) -> T:
         answer: asyncio.Future[T] = self._loop.create_future()
@@ -306,11 +331,11 @@ class Desk:
         self.queue.put(job)
 
     @contextmanager
-    def file_now(self) -> Iterator[SqliteFile]:
+    def file_now(self, *, to_write: bool = True) -> Iterator[SqliteFile]:
         """On the loop: its file, for what does not wait; WouldWait if something was laid before it."""
         if self.asked or self.file is None:
             raise WouldWait
-        with self.file.without_waiting():
+        with self.file.without_waiting(to_write=to_write):
             yield self.file
 
     def start(self) -> None:

@@ -56,7 +56,8 @@ class MemoryChatStore:
     def __init__(self, runs: MemoryRunStore | None = None) -> None:
         self._runs = MemoryRunStore() if runs is None else runs
         self._chats: dict[str, _Chat] = {}
-        self._marks: dict[str, tuple[str, str]] = {}
+        self._marks: dict[str, tuple[str, str | None]] = {}
+        """Where each key leads, in the chat that was marked with it last; nowhere, if that was not the only one."""
         self._attachments: dict[str, tuple[Attachment, bytes]] = {}
         self._uses: dict[str, int] = {}
         """How many chats refer to each attachment."""
@@ -158,16 +159,16 @@ class MemoryChatStore:
         chat = self._chat(chat_id)
         self._message(chat, message_id)
         codec.name("key", key)
-        if key in self._marks:
-            self._chats[self._marks[key][0]].keys.discard(key)
-        self._marks[key] = (chat_id, message_id)
+        known = self._marks.get(key, (chat_id, message_id))
+        self._chats[known[0]].keys.discard(key)
+        self._marks[key] = (chat_id, message_id if known[0] == chat_id and known[1] is not None else None)
         chat.keys.add(key)
 
     async def marked(self, keys: Sequence[str]) -> Marked | None:
-        key = next((key for key in keys if key in self._marks), None)
-        if key is None:
+        leading = ((key, *self._marks[key]) for key in keys if key in self._marks)
+        key, chat_id, message_id = next((one for one in leading if one[2] is not None), (None, "", None))
+        if key is None or message_id is None:
             return None
-        chat_id, message_id = self._marks[key]
         said = self._chats[chat_id].messages.values()
         below = [message.copied() for message in said if message.parent_id == message_id]
         return Marked(key, chat_id, message_id, below)

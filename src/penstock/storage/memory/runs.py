@@ -56,7 +56,7 @@ class MemoryRunStore:
 
     def chats(self, statuses: Collection[RunStatus] = ()) -> set[str]:
         """The chats that have runs in one of these statuses, or in any."""
-        return {str(RUN.given(run).origin.get("chat_id")) for run in self._matching(None, statuses)}
+        return {str(RUN.given(run).chat_id) for run in self._matching(None, statuses)}
 
     def fence(self, run_id: str, epoch: int) -> None:
         """Fenced unless this is the newest claim; a run that is not there was claimed 0 times."""
@@ -94,7 +94,7 @@ class MemoryRunStore:
             run
             for run in sorted(self._matching(owner, statuses), key=_age, reverse=True)
             if (graph_id is None or run.graph_id == graph_id)
-            and (chat_id is None or RUN.given(run).origin.get("chat_id") == chat_id)
+            and (chat_id is None or RUN.given(run).chat_id == chat_id)
             and self._is_before(run, before)
         )
         return [RUN.given(run) for run in islice(listed, limit)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from penstock.chat.message import ChatMessage
@@ -32,9 +33,14 @@ SELECT_UNUSED = (
 UNFINISHED = f"SELECT 1 FROM runs WHERE chat_id = ? AND status NOT IN ({marks(len(ENDED))}) LIMIT 1"
 MARK = (
     "INSERT INTO chat_marks (key, chat_id, message_id) VALUES (?, ?, ?) "
-    "ON CONFLICT (key) DO UPDATE SET chat_id = excluded.chat_id, message_id = excluded.message_id"
+    "ON CONFLICT (key) DO UPDATE SET chat_id = excluded.chat_id, message_id = "
+    "CASE WHEN chat_marks.chat_id = excluded.chat_id AND chat_marks.message_id <> '' "
+    "THEN excluded.message_id ELSE '' END"
 )
+"""A key that has led to two chats leads nowhere, for as long as the newer of them is there."""
 SELECT_MESSAGES = "SELECT id, parent_id, role, content, at_ms, data, is_in_view FROM messages WHERE chat_id = ?"
+SELECT_ALL = SELECT_MESSAGES.replace(" FROM ", ", number FROM ")
+"""In no order: to sort them, a database would read them all before it gives the first."""
 INSERT_MESSAGE = (
     "INSERT INTO messages (chat_id, id, parent_id, role, content, at_ms, data, is_in_view) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, 1)"
@@ -199,7 +205,8 @@ class SqlChatStore:
 
     async def messages(self, chat_id: str) -> tuple[Sequence[ChatMessage], Sequence[str]]:
         async def act(transaction: Transaction) -> tuple[Sequence[ChatMessage], Sequence[str]]:
-            rows = await transaction.rows(f"{SELECT_MESSAGES} ORDER BY number", codec.sought(chat_id))
+            found = await transaction.rows(SELECT_ALL, codec.sought(chat_id))
+            rows = [row[:-1] for row in sorted(found, key=itemgetter(-1))]
             return [_message(chat_id, row) for row in rows], [row[0] for row in rows if row[-1]]
 
         return await self._database.read(act, brief=True)
@@ -230,7 +237,7 @@ class SqlChatStore:
             places: dict[str, Row] = {}
             for some in portions(sought):
                 found = f"SELECT key, chat_id, message_id FROM chat_marks WHERE key IN ({marks(len(some))})"
-                places.update((row[0], row) for row in await transaction.rows(found, *some))
+                places.update((row[0], row) for row in await transaction.rows(found, *some) if row[2])
             place = next((places[key] for key in sought if key in places), None)
             if place is None:
                 return None
@@ -397,8 +404,9 @@ async def _removed(transaction: Transaction, owners: Mapping[str, str]) -> None:
         rows = await transaction.rows(f"{SELECT_USED} AND chat_id IN ({marks(len(some))})", *some)
         used.update((attachment_id, owners[chat_id]) for attachment_id, chat_id in rows)
     ids = [(id,) for id in owners]
-    for table in ("attachment_uses", "chat_marks", "messages"):
-        await transaction.run_many(f"DELETE FROM {table} WHERE chat_id = ?", ids)
+    # As the index of uses has it: a database uses the index for what says the same in the same words.
+    for table in ("attachment_uses WHERE chat_id <> '' AND", "chat_marks WHERE", "messages WHERE"):
+        await transaction.run_many(f"DELETE FROM {table} chat_id = ?", ids)
     for attachment_id, owner in sorted(used):
         await _detached(transaction, attachment_id, owner)
     await transaction.run_many("DELETE FROM chats WHERE id = ?", ids)

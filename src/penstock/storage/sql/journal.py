@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage.databases.port import FEW, Database, Row, Transaction, Value, marks
@@ -14,7 +15,8 @@ COLUMNS = "key, kind, value, cost_nanos, tokens_in, tokens_out, at_ms"
 INSERT = f"INSERT INTO journal (run_id, {COLUMNS}) VALUES ({marks(8)}) ON CONFLICT (run_id, key) DO NOTHING"
 FIGURES = ("kind", "value", "cost_nanos", "tokens_in", "tokens_out", "at_ms")
 UPDATE = f"UPDATE journal SET {', '.join(f'{name} = ?' for name in FIGURES)} WHERE run_id = ? AND key = ?"
-SELECT = f"SELECT {COLUMNS} FROM journal WHERE run_id = ? ORDER BY number"
+SELECT = f"SELECT {COLUMNS}, number FROM journal WHERE run_id = ?"
+"""In no order: to sort them, a database would read them all before it gives the first."""
 
 
 class SqlJournalStore:
@@ -25,7 +27,7 @@ class SqlJournalStore:
 
     async def load(self, run_id: str) -> Sequence[JournalEntry]:
         async def act(transaction: Transaction) -> Sequence[JournalEntry]:
-            rows = await transaction.rows(SELECT, codec.sought(run_id))
+            rows = sorted(await transaction.rows(SELECT, codec.sought(run_id)), key=itemgetter(-1))
             values = await once.whole(transaction, [(run_id, row[2]) for row in rows])
             return [_entry(run_id, row, value) for row, value in zip(rows, values, strict=True)]
 
@@ -72,7 +74,7 @@ def _written(run_id: str, entry: JournalEntry) -> tuple[Value, ...]:
 
 
 def _entry(run_id: str, row: Row, value: str) -> JournalEntry:
-    key, kind, _, *figures = row
+    key, kind, _, *figures, _ = row
     which = f"{run_id}/{key}"
     known = codec.read_one_of("journal", which, KINDS, kind)
     return JournalEntry(key, known, codec.read_document("journal", which, value), *figures)

@@ -30,8 +30,10 @@ _end_of = json.JSONDecoder().raw_decode
 
 
 def is_short(output: object) -> bool:
-    """Whether it looks too short to be looked for in a journal; what is made of parts does not."""
-    return len(output) <= SHORT if isinstance(output, str) else output is None or isinstance(output, int | float)
+    """Whether no journal is looked through for it; of what is made of parts, nobody knows without writing it down."""
+    if isinstance(output, str):
+        return len(output) <= SHORT and len(json.dumps(output)) <= SHORT
+    return output is None or isinstance(output, int | float)
 
 
 async def left_out(transaction: Transaction, run_id: str, output: str) -> str:

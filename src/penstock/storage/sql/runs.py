@@ -280,7 +280,7 @@ def _record(row: Row) -> RunRecord:
 
 
 def _chat_id(run: RunRecord) -> str | None:
-    chat_id = run.origin.get("chat_id")
+    chat_id = run.chat_id
     return None if chat_id is None or codec.sought(chat_id) != chat_id else chat_id
 
 

@@ -386,8 +386,12 @@ class ChatStoreContract(StoreContract):
         assert await stores.chats.marked(["nobody", "l", "k"]) == Marked("l", "c", "3", [])
         found = await stores.chats.marked(["k", "l"])
         assert found == Marked("k", "c", "q", [a_message("1", "q", "in c"), a_message("2", "q")])
-        await stores.chats.mark("k", "d", "1")
-        assert await stores.chats.marked(["k"]) == Marked("k", "d", "1", [a_message("3", "1")])
+        await stores.chats.mark("l", "c", "q")
+        assert await stores.chats.marked(["l"]) == replace(found, key="l")
+        for chat_id, message_id in (("d", "1"), ("d", "1"), ("c", "q")):
+            await stores.chats.mark("k", chat_id, message_id)
+            assert await stores.chats.marked(["k"]) is None, "it has led to two chats"
+            assert (await stores.chats.marked(["k", "l"])) is not None
         for chat_id, message_id in (("c", "nobody"), ("nobody", "q")):
             with raises(KeyError):
                 await stores.chats.mark("k", chat_id, message_id)
@@ -430,7 +434,7 @@ class ChatStoreContract(StoreContract):
         with raises(Conflict):
             await stores.chats.remove("c")
         await stores.chats.finish_message("c", "a", "so", {"state": "halted"}, now_ms=2)
-        run = await claimed(stores, origin={"kind": "chat", "chat_id": "c"})
+        run = await claimed(stores, origin={"kind": "fork", "of": {"kind": "chat", "chat_id": "c"}})
         with raises(Conflict):
             await stores.chats.remove("c")
         assert len((await stores.chats.messages("c"))[0]) == 2
