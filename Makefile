@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 UV := $(BIN)/uv
 LOCK_FLAGS ?=
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help env run example test lint types format requirements bench soak lock clean
@@ -20,7 +21,7 @@ example: env ## run an example graph here: parallel branches, a retry, a fallbac
 	$(BIN)/penstock run examples/research.py:graph --input '"dams"' --max-cost 0.50
 
 test: lint types ## run every check: style, types, import layers, tests
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses=$(JOBS) --dist=loadfile
 
 lint: env ## check style, formatting and import layers
 	$(BIN)/ruff check .

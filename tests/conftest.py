@@ -21,7 +21,7 @@ from tests import requirements
 pytest.register_assert_rewrite("penstock.testing.contracts")
 
 MARKED = pytest.StashKey[set[str]]()
-PASSES = pytest.StashKey[dict[str, bool]]()
+PROOFS = pytest.StashKey["Proofs"]()
 DESELECTED = pytest.StashKey[bool]()
 
 
@@ -81,14 +81,17 @@ def pytest_configure(config: pytest.Config) -> None:
         # As in a shell's background job: programs that tests start would inherit that, and could not be interrupted.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[MARKED] = set()
-    config.stash[PASSES] = {}
+    config.stash[PROOFS] = Proofs()
+    config.pluginmanager.register(config.stash[PROOFS])
     config.stash[DESELECTED] = False
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     marked = config.stash[MARKED]
-    marked.update(i for item in items for i in _ids(item))
+    for item in items:
+        marked.update(_ids(item))
+        item.user_properties.extend(("requirement", i) for i in _ids(item))  # its reports have them, in any process
     if unknown := requirements.unknown(marked):
         raise pytest.UsageError(f"tests/requirements.py has no {', '.join(unknown)}")
 
@@ -98,10 +101,18 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
         item.config.stash[DESELECTED] = True
 
 
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    passes = item.config.stash[PASSES]
-    for i in _ids(item):
-        passes[i] = passes.get(i, False) or (call.when == "call" and call.excinfo is None)
+class Proofs:
+    """Which requirements had a test, and which of them had one that passed."""
+
+    def __init__(self) -> None:
+        self.passes: dict[str, bool] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        has_passed = report.when == "call" and report.passed
+        for name, value in report.user_properties:
+            if name == "requirement":
+                i = str(value)
+                self.passes[i] = self.passes.get(i, False) or has_passed
 
 
 def is_whole_run(config: pytest.Config) -> bool:
@@ -122,8 +133,10 @@ def marked(request: pytest.FixtureRequest) -> set[str]:
 
 
 def _unproven(config: pytest.Config) -> list[str]:
-    passes = config.stash[PASSES]
-    return requirements.unproven(passes) if is_whole_run(config) else []
+    is_one_of_several = hasattr(config, "workerinput")  # and has seen its own share only
+    if is_one_of_several or not is_whole_run(config):
+        return []
+    return requirements.unproven(config.stash[PROOFS].passes)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

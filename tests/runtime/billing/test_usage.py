@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -25,6 +26,11 @@ from penstock.runtime.billing.usage import (
     retry_after_s,
     usage_of_failure,
 )
+
+
+def as_written(case: Any) -> str:
+    """The case as it is written, without addresses, which are others in each process."""
+    return re.sub(r" at 0x[0-9a-f]+| id='\d+'", "", repr(case))
 
 
 def as_object(value: Any) -> Any:
@@ -148,7 +154,7 @@ def test_input_tokens_are_all_input_tokens_whether_the_provider_counts_the_cache
         {"prompt_tokens": 100, "completion_tokens": 20},
         SimpleNamespace(usage=lambda: {"input_tokens": 1, "output_tokens": 1}),
     ],
-    ids=repr,
+    ids=as_written,
 )
 def test_what_does_not_say_its_usage_has_none(value: object) -> None:
     assert read_usage(value) is None
@@ -414,7 +420,7 @@ def test_a_request_that_may_have_been_worked_on_was_not(status: int) -> None:
     assert not is_free_failure(failure(status_code=status))
 
 
-@pytest.mark.parametrize("status", [True, "429", 429.0, None, 42, 4290, -429, MagicMock()], ids=repr)
+@pytest.mark.parametrize("status", [True, "429", 429.0, None, 42, 4290, -429, MagicMock()], ids=as_written)
 def test_what_is_no_status_says_nothing(status: object) -> None:
     assert not is_free_failure(failure(status_code=status))
 
@@ -434,7 +440,7 @@ def test_what_is_no_status_says_nothing(status: object) -> None:
         failure(penstock_free=True),
         failure(penstock_free=True, status_code=500),
     ],
-    ids=repr,
+    ids=as_written,
 )
 def test_a_connection_that_never_opened_was_free(error: Exception) -> None:
     assert is_free_failure(error)
@@ -459,7 +465,7 @@ def test_a_connection_that_never_opened_was_free(error: Exception) -> None:
         KeyboardInterrupt(),
         SystemExit(404),
     ],
-    ids=repr,
+    ids=as_written,
 )
 def test_a_failure_that_does_not_say_so_is_not_taken_for_free(error: BaseException) -> None:
     assert not is_free_failure(error)
