@@ -376,7 +376,7 @@ def test_what_a_report_leaves_out_is_read_from_what_it_wraps() -> None:
         ({"model": ""}, "model"),
         ({"model": 4}, "model"),
     ],
-    ids=str,
+    ids=as_written,
 )
 def test_a_wrong_figure_is_refused_by_name(figures: dict[str, Any], field: str) -> None:
     for make in (Usage.of, lambda **given: Reported.of(None, **given)):
@@ -518,7 +518,7 @@ def test_errors_that_cause_each_other_come_to_an_end() -> None:
         ({"cost_usd": MagicMock()}, None),
         ({"usage": 5}, None),
     ],
-    ids=str,
+    ids=as_written,
 )
 def test_a_failed_call_can_say_what_it_used(facts: dict[str, Any], expected: Usage | None) -> None:
     assert usage_of_failure(failure(**facts)) == expected
@@ -556,7 +556,7 @@ NOW = datetime(2026, 11, 5, 12, 0, 0, tzinfo=UTC)
         ({"response": Unanswering()}, None),
         ({}, None),
     ],
-    ids=lambda given: str(given)[:60],
+    ids=lambda given: as_written(given)[:60],
 )
 def test_how_long_the_server_asks_to_wait(facts: dict[str, Any], expected: float | None) -> None:
     assert retry_after_s(failure(**facts), NOW) == expected
