@@ -76,8 +76,9 @@ class Loaded:
     """What became of what is given, once the host has it."""
 
     async def begin(self, host: RunHost) -> None:
-        """All is there that there will be from now on."""
+        """All is there that there will be from now on, also the list of prices: the first call does not wait for it."""
         await self.save(host)
+        _ = self.offers.prices.available
         set_apart()
 
     async def save(self, host: RunHost) -> None:
