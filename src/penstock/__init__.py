@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.agents.messages import ToolCall as ToolCall
     from penstock.agents.messages import ToolResult as ToolResult
     from penstock.agents.messages import Transcript as Transcript
+    from penstock.agents.model import AnswerCut as AnswerCut
     from penstock.agents.model import Model as Model
     from penstock.agents.model import ModelRequest as ModelRequest
     from penstock.agents.model import ModelResponse as ModelResponse
@@ -232,6 +233,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "Transcript",
     ),
     "penstock.agents.model": (
+        "AnswerCut",
         "Model",
         "ModelRequest",
         "ModelResponse",
@@ -456,6 +458,7 @@ __all__ = [
     "AgentLoopResult",
     "AgentResult",
     "Amounts",
+    "AnswerCut",
     "Approval",
     "Balance",
     "Budget",

@@ -6,16 +6,34 @@ The cores never read a clock; whoever composes them passes one in, so that a tes
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 
 class Clock(Protocol):
-    """Monotonic time for durations and deadlines, wall time for showing."""
+    """Monotonic time for durations and deadlines, wall time for showing.
+
+    One that also has `passed_ns()`, monotonic time that goes on while the machine is suspended, has that read where
+    machines have to agree on how much time has passed.
+    """
 
     def monotonic_ns(self) -> int: ...
 
     def time_ns(self) -> int: ...
+
+
+def _with_suspends() -> Callable[[], int]:
+    """The clock that goes on while this machine is suspended, and that nobody can set."""
+    # Linux has one of its own, macOS its monotonic one, which `time.monotonic` does not read, Windows `time.monotonic`.
+    clock: Any = getattr(time, "CLOCK_BOOTTIME", None) or getattr(time, "CLOCK_MONOTONIC", None)
+    try:
+        read: Callable[[], int] = partial(time.clock_gettime_ns, clock)
+        read()
+    except (AttributeError, TypeError, OSError):  # this system has neither, or does not let us read it
+        return time.monotonic_ns
+    return read
 
 
 class SystemClock:
@@ -23,6 +41,7 @@ class SystemClock:
 
     monotonic_ns = staticmethod(time.monotonic_ns)
     time_ns = staticmethod(time.time_ns)
+    passed_ns = staticmethod(_with_suspends())
 
 
 SYSTEM_CLOCK: Clock = SystemClock()

@@ -6,6 +6,7 @@
         ├── RunEnded (RuntimeError)            a call or a mark after the end of its run
         ├── DeadlockError                      a turn at a persistent node did not come, or never could
         ├── LedgerError                        a hold used twice, or one that was never taken
+        │   ├── KeyTaken                       a key at the ledger is another call's, so this one may not leave
         │   └── LedgerUnavailable              the ledger cannot record, so no call may leave
         ├── StepTimeout (TimeoutError)         an attempt of a step took longer than its policy allows
         └── Halted                             a call was refused or stopped; carries the stop
@@ -75,6 +76,14 @@ class DeadlockError(PenstockError):
 
 class LedgerError(PenstockError):
     """The ledger was used in a way that would make its figures wrong."""
+
+
+class KeyTaken(LedgerError):
+    """What a call is to be held under stands for another one: nothing was taken, and what that one took is its own."""
+
+    def __init__(self, key: str, why: str) -> None:
+        self.key = key
+        super().__init__(why)
 
 
 class LedgerUnavailable(LedgerError):

@@ -1,9 +1,15 @@
-"""Names for runs and calls."""
+"""Names for runs and calls, and what people may call runs, graphs and chats by."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
+
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
+"""What runs, graphs and chats are called by, wherever they are named from outside."""
+AN_ID = "a letter or digit, then up to 99 letters, digits or any of ._:-, all of them ASCII"
+"""The same in words."""
 
 
 def new_run_id() -> str:

@@ -67,6 +67,8 @@ class Stop:
     used: float | None = None
     held: float | None = None
     asked: float | None = None
+    momentary: bool = False
+    """Whether only calls under way hold what is missing: as they end, what they do not use is free again."""
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.message}"

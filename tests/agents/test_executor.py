@@ -359,9 +359,8 @@ async def test_an_answer_that_the_budget_cut_is_no_success() -> None:
     run = priced(Budget(max_cost_dollars=0.001), data=Conversation("go"))
     cut = ModelResponse("sixty", usage=Usage(10, 20), finish_reason="length")
     result = await Executor(loop(cut)).execute(run)
-    assert isinstance(result.error, TruncatedResponse)
-    assert "the budget paid for no more" in str(result.error)
-    assert result.partial == "sixty"
+    assert isinstance(result.error, BudgetExceededError)
+    assert (result.termination_reason, result.result, result.partial) == ("limit_exceeded", None, "sixty")
 
 
 async def test_nonsense_is_refused() -> None:

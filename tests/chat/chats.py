@@ -11,6 +11,7 @@ from typing import Any
 from penstock.agents.model import Model, ModelRequest, ModelResponse
 from penstock.agents.scripted import ScriptedModel
 from penstock.chat.service import ChatService
+from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.hosting.host import RunHost
 from penstock.hosting.records import RunRecord
 from penstock.hosting.settings import HostSettings
@@ -101,7 +102,12 @@ class Chats:
 
 @asynccontextmanager
 async def hosted(
-    stores: Any, models: Json | None = None, *, settings: HostSettings | None = None, **services: Any
+    stores: Any,
+    models: Json | None = None,
+    *,
+    settings: HostSettings | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    **services: Any,
 ) -> AsyncIterator[Chats]:
     """A service on a host over these stores."""
     host = WatchedHost(
@@ -110,7 +116,7 @@ async def hosted(
         services={"models": models or {}, **services},
         settings=settings or HostSettings(tick_s=0.05, drain_s=0),
     )
-    service = ChatService(host, stores.chats)
+    service = ChatService(host, stores.chats, clock=clock)
     async with host:
         yield Chats(service, host, stores)
 

@@ -1,4 +1,4 @@
-"""Forks of runs that answer somebody: what the model is told, and that nothing of it comes into the chat."""
+"""Runs that answer somebody: what their forks are told, and what is kept when one ends more than once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from penstock.chat.answering import PAGE
+from penstock.chat.message import ChatMessage
+from penstock.chat.protocol import KIND
 from penstock.hosting.host import UNSET
-from penstock.hosting.records import RunRecord
+from penstock.hosting.records import HostedEvent, RunRecord
 from tests.chat.chats import ALONE, ANN, Chats, Histories, Slow, chatting
 from tests.nodes.graphs import graph, node
 
@@ -80,3 +83,51 @@ async def test_an_input_behind_the_start_comes_into_its_node_and_leaves_what_was
         await turn.result()
         await forked(chats, turn.run_id, "in other words", at="A")
     assert histories.asked[-1] == [("user", "hello"), ("user", "in other words")]
+
+
+async def test_a_whole_answer_is_not_taken_back_by_a_cancel_that_another_worker_finds() -> None:
+    async with chatting(models={"A": Histories().model}) as chats:
+        turn = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
+        assert (await turn.result()).data["state"] == "complete"
+        before = [*await chats.service.tree(chats.chat_id)]
+        run = await chats.host.wait(turn.run_id)
+        for status in ("cancelled", "failed", "halted", "completed"):  # by workers that came after one that died
+            await chats.host.kinds[KIND].ended(run._replace(status=status, epoch=run.epoch + 1))
+            assert [*await chats.service.tree(chats.chat_id)] == before
+        assert (await turn.result()).content == "answer 1"
+
+
+async def test_of_a_long_answer_that_is_cancelled_every_piece_is_kept() -> None:
+    pieces = [f"{number} " for number in range(2 * PAGE + 10)]
+    told = [HostedEvent(at, 0, "text.delta", {"node_id": "A", "text": piece}) for at, piece in enumerate(pieces, 1)]
+    async with chatting() as chats:
+        await chats.host.close()
+        writing = ChatMessage("a", None, "assistant", "", 0, {"state": "writing", "run_id": "r"})
+        await chats.stores.chats.add_messages(chats.chat_id, [writing], now_ms=0)
+        await chats.stores.runs.add(
+            RunRecord("r", ANN, "g", 1, origin={"kind": KIND, "chat_id": chats.chat_id, "message_id": "a"})
+        )
+        await chats.stores.runs.claim("w", now_ms=0, lease_ms=1_000)
+        await chats.stores.events.append("r", 1, told)
+        await chats.host.kinds[KIND].ended(await chats.stores.runs.update("r", 1, status="cancelled"))
+        (answer,) = await chats.service.tree(chats.chat_id)
+    assert (answer.data["state"], answer.content) == ("partial", "".join(pieces))
+
+
+async def test_what_a_run_comes_to_after_its_answer_was_cut_short_stands_beside_it_once() -> None:
+    slow = Slow("Hel")
+    async with chatting(models={"A": slow}) as chats:
+        turn = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
+        await slow.begun.wait()
+        await chats.host.cancel(turn.run_id)
+        assert (await turn.result()).content == "Hel"
+        slow.may_end.set()
+        await chats.host.resume(turn.run_id)
+        run = await chats.host.wait(turn.run_id)
+        for again in (run, run._replace(epoch=run.epoch + 1), run._replace(status="cancelled", epoch=run.epoch + 2)):
+            await chats.host.kinds[KIND].ended(again)
+            answers = [one for one in await chats.service.tree(chats.chat_id) if one.role == "assistant"]
+            assert [(one.content, one.data["state"]) for one in answers] == [
+                ("Hel", "partial"),
+                ("Hel whole", "complete"),
+            ]

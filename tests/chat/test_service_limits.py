@@ -55,6 +55,26 @@ async def test_what_another_has_attached_cannot_be_named() -> None:
         assert len(await chats.service.tree(chats.chat_id)) == 0
 
 
+async def test_a_history_names_only_what_is_ones_own_and_no_more_than_a_message_takes() -> None:
+    async with chatting() as chats:
+        own, secret = [await chats.service.attach(who, "x", "text/plain", b"x") for who in (ANN, BOB)]
+        asks = {"role": "user", "content": "?"}
+        wrong: list[tuple[type[Exception], str, Any]] = [
+            (AttachmentUnknown, secret.id, {"attachments": [secret.id]}),
+            (AttachmentUnknown, secret.id, {"attachments": [secret]}),
+            (ChatLimitReached, r"messages\[0\].attachments must be at most 20", {"attachments": [own] * 21}),
+            (InvalidValue, r"messages\[0\].attachments must be a list", {"attachments": own.id}),
+            (InvalidValue, r"messages\[0\].attachments must be a list", {"attachments": None}),
+        ]
+        for kind, why, said in wrong:
+            with pytest.raises(kind, match=why):
+                await chats.service.stream_agent_chat("g", [{**asks, **said}, asks], owner=ANN)
+        last = {**asks, "attachments": [own] * 11}
+        with pytest.raises(ChatLimitReached, match="attachments must be at most 20"):
+            await chats.service.stream_agent_chat("g", [asks, last], owner=ANN, attachments=[own] * 10)
+        assert [chat.id for chat in await chats.stores.chats.list()] == [chats.chat_id]
+
+
 async def test_a_message_that_is_not_there_is_named() -> None:
     async with chatting() as chats:
         service, id = chats.service, chats.chat_id

@@ -18,6 +18,7 @@ from penstock.chat.message import ChatMessage
 from penstock.chat.service import ChatService
 from penstock.hosting.host import Overloaded, RunHost
 from penstock.hosting.ports import Conflict, StoreUnavailable
+from penstock.hosting.records import RunRecord
 from penstock.hosting.settings import HostSettings
 from penstock.storage.memory import MemoryStores
 from penstock.testing import explore
@@ -91,7 +92,7 @@ async def test_a_turn_that_was_refused_for_want_of_room_is_taken_on_later_and_sa
 
 async def test_a_turn_that_was_interrupted_and_finds_no_room_stays_to_be_asked_for_again() -> None:
     async with full() as chats:
-        turn = chats.service._turn(None, "mine", ())
+        turn = chats.service._asked(None, "mine", ())
         unfinished = [
             ChatMessage(turn.user_id(), None, "user", "two", turn.at_ms, {"state": "complete", "attachments": []}),
             ChatMessage(turn.answer_id, turn.user_id(), "assistant", "", turn.at_ms, {"state": "writing"}),
@@ -282,6 +283,29 @@ async def test_a_run_that_is_there_after_all_is_the_turn_and_nothing_is_taken_ba
         turn = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
         assert (await turn.result()).content == "answer 1"
         assert [one.content for one in await chats.service.tree(chats.chat_id)] == ["one", "answer 1"]
+
+
+async def test_a_run_that_comes_after_its_turn_was_taken_back_is_not_wanted_and_asks_nobody() -> None:
+    stores: Any = MemoryStores()
+    histories, add, late = Histories(), stores.runs.add, []
+
+    async def add_later(run: RunRecord, *args: Any) -> RunRecord:
+        late.append(run)
+        raise StoreUnavailable("no answer came in time, it may have been done; ask again")
+
+    async with chatting(models={"A": histories.model}, stores=stores) as chats:
+        stores.runs.add = add_later
+        with pytest.raises(StoreUnavailable):
+            await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
+        assert [*await chats.service.tree(chats.chat_id)] == []
+        for run in late:
+            await add(run)
+        assert [(await chats.host.wait(run.id)).status for run in late] == ["cancelled"]
+        assert [*await chats.service.tree(chats.chat_id)] == []
+        stores.runs.add = add
+        again = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
+        assert (await again.result()).content == "answer 1"
+    assert histories.asked == [[("user", "one")]]
 
 
 async def test_what_somebody_has_built_upon_is_not_taken_back() -> None:

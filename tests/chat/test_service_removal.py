@@ -48,6 +48,28 @@ async def test_an_answer_that_nobody_writes_keeps_no_chat() -> None:
         assert await chats.stores.chats.get(chats.chat_id) is None
 
 
+async def test_runs_of_a_chat_that_was_deleted_neither_go_on_nor_are_taken_up() -> None:
+    async with chatting(models={"A": Histories().model}) as chats:
+        halted = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN, limits={"max_api_calls": 0})
+        assert (await halted.result()).data["state"] == "halted"
+        turn = await chats.service.stream_chat(chats.chat_id, "two", owner=ANN)
+        await turn.result()
+        fork = await chats.host.fork(turn.run_id, owner=ANN, at="A")
+        await chats.host.wait(fork.id)
+        await chats.service.delete_chat(chats.chat_id)
+        before = await chats.stores.runs.list()
+        for again in (
+            chats.host.grant(halted.run_id, {"max_api_calls": 5}, by="root"),
+            chats.host.resume(halted.run_id),
+            chats.host.fork(turn.run_id, owner=ANN, at="A"),
+            chats.host.fork(fork.id, owner=ANN, at="A"),
+            chats.host.replay(turn.run_id, owner=ANN),
+        ):
+            with pytest.raises(Conflict, match=f"the chat '{chats.chat_id}' that it answers in was deleted"):
+                await again
+        assert await chats.stores.runs.list() == before
+
+
 async def deleted_while_somebody_speaks(seed: int) -> None:
     """Either the chat is gone and what is said is refused, or it stays and is answered."""
     stores, host, service = await behind(Fault("io", None))

@@ -58,8 +58,8 @@ class Person:
     def type(self, keys: str | bytes) -> None:
         os.write(self._ours, keys if isinstance(keys, bytes) else keys.encode())
 
-    async def answer(self, question: str = "Blast?", value: Any = VALUE) -> Answer:
-        async with self.asked.ask("r", "ok", question, value) as put:
+    async def answer(self, question: str = "Blast?", value: Any = VALUE, expects: Any = None) -> Answer:
+        async with self.asked.ask("r", "ok", question, value, expects) as put:
             assert (put.request.question, put.request.value) == (question, value)
             return await put.answer()
 
@@ -173,6 +173,16 @@ async def test_what_is_no_answer_is_asked_again(person: Person, typed: str, said
         person.type(f"{typed}\n")
         assert said in await person.until(CHOICES)
         assert not task.done()
+
+
+async def test_an_edit_that_the_tool_cannot_take_is_told_and_asked_again(person: Person) -> None:
+    expects = {"tool": "pay", "parameters": {"type": "object", "properties": {"amount": {"type": "integer"}}}}
+    async with asking(person, "May pay run?", {"tool": "pay", "arguments": {"amount": 5}}, expects) as task:
+        await person.until(CHOICES)
+        person.type('edit {"amount": "seven"}\n')
+        assert "amount: expected integer, not string" in " ".join((await person.until(CHOICES)).split())
+        person.type('edit {"amount": 7}\n')
+        assert await task == Answer(True, {"amount": 7}, edited=True)
 
 
 async def test_nothing_to_go_on_with_is_no_edit(person: Person) -> None:

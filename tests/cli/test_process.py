@@ -191,6 +191,25 @@ def test_results_that_cannot_be_written_are_2_and_a_sentence(command: list[str])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.parametrize("command", ["--help", "serve --help", "runs -h", "runs ls --help", "runs", "--version"])
+def test_help_that_cannot_be_written_is_2_and_a_sentence(command: str) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [*PENSTOCK, *command.split()], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    said = "penstock: standard output cannot be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (2, said)
+
+
+@pytest.mark.parametrize(("closed", "name"), [("<&-", "standard input"), (">&-", "standard output")])
+def test_an_mcp_server_without_a_stream_to_speak_on_is_64_and_a_sentence(closed: str, name: str) -> None:
+    command = f"{sys.executable} -m penstock.cli mcp {closed}"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.count("\n")) == (64, 1)
+    assert f"and {name} is closed" in ended.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 def test_progress_that_cannot_be_written_changes_nothing() -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(

@@ -559,6 +559,47 @@ def test_a_hold_moves_only_along_its_table() -> None:
                     ENDINGS[other](hold)
 
 
+def test_a_refusal_is_momentary_if_only_calls_under_way_hold_what_is_missing() -> None:
+    account = Account("research", Limits(cost_nanos=100, tokens=100))
+    held = take(account, cost=60, tokens=60)
+    assert refusal(account, cost=50).momentary
+    assert refusal(account, tokens=50).momentary
+    assert not refusal(account, cost=101).momentary, "it would not fit if nothing were held"
+    assert not refusal(account, tokens=101).momentary
+    accounts.leave_unresolved(held)
+    assert not refusal(account, cost=50).momentary, "nobody gives that back"
+    assert not refusal(account, tokens=50).momentary
+    accounts.settle(held, 100, 50, 50, True)
+    assert not refusal(account).momentary
+
+
+def test_a_call_that_does_with_less_gives_the_rest_back_at_every_level() -> None:
+    above = Account("run", Limits(cost_nanos=100, tokens=100))
+    account = Account("node", Limits(), above)
+    held = take(account, cost=80, tokens=70)
+    accounts.shrink(held, 30, 70)
+    accounts.shrink(held, 30, 20)
+    for level in (account, above):
+        assert (level.committed, level.held, level.tokens_committed, level.tokens_held) == (30, 30, 20, 20)
+    with pytest.raises(LedgerError, match="cannot be made to be of 31 and 20 tokens"):
+        accounts.shrink(held, 31, 20)
+    with pytest.raises(LedgerError, match="cannot be made to be of 30 and 21 tokens"):
+        accounts.shrink(held, 30, 21)
+    accounts.settle(held, 10, 3, 4, True)
+    for level in (account, above):
+        assert (level.committed, level.held, level.tokens_committed, level.tokens_held) == (10, 0, 7, 0)
+    with pytest.raises(LedgerError, match="a hold that is settled cannot"):
+        accounts.shrink(held, 0, 0)
+
+
+def test_the_level_with_the_least_left_is_the_tightest_and_of_several_the_nearest() -> None:
+    above = Account("run", Limits(cost_nanos=100, tokens=50))
+    account = Account("node", Limits(cost_nanos=100), above)
+    assert (accounts.tightest(account, "usd").name, accounts.tightest(account, "tokens").name) == ("node", "run")
+    take(above, cost=1)
+    assert accounts.tightest(account, "usd").name == "run"
+
+
 def test_a_refusal_reads_as_figures_and_whose_they_are() -> None:
     account = Account("research", Limits(cost_nanos=1_000_000_000, steps=9, tokens=1_000_000, api_calls=9))
     accounts.settle(take(account, cost=250_000_000), 250_000_000, 0, 0, True)
@@ -573,6 +614,7 @@ def test_a_refusal_reads_as_figures_and_whose_they_are() -> None:
         used=0.25,
         held=0.625,
         asked=0.2,
+        momentary=True,
     )
     assert refusal(account, tokens=900_000).message == (
         "0 and 200000 held of the 1000000 tokens of 'research' used; the call would take 900000"

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.agents.messages import ToolCall
+from penstock.agents.scripted import ScriptedModel
+from penstock.agents.tools import Tool
+from penstock.errors import InvalidValue
 from penstock.hosting.host import RunHost, UnknownApproval
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import ApprovalRecord
 from penstock.storage.memory import MemoryStores
-from penstock.testing import ManualClock
+from penstock.storage.stores import open_stores
+from penstock.testing import ManualClock, SimLoop, sim_run
 from tests.hosting.graphs import ASK, SETTINGS, Gate, graph, host_with, killed
 from tests.hosting.test_host import types_of
 
@@ -161,3 +169,137 @@ async def test_an_answer_to_a_question_that_nobody_put_says_so(approval_id: str)
     with pytest.raises(UnknownApproval, match="there is no approval") as raised:
         await host.answer(approval_id, "approved", by="eve")
     assert raised.value.approval_id == approval_id
+
+
+# The time a question has, over restarts.
+
+
+TIMED = graph(
+    ("in", "input", {}),
+    ("ask", "approval", {"timeout_s": 60}),
+    ("yes", "output", {}),
+    ("no", "output", {}),
+    edges="in>ask ask.approved>yes ask.rejected>no",
+)
+
+
+def timed(story: Callable[[SimLoop, MemoryStores], Awaitable[None]]) -> None:
+    """A story on a simulated loop, in whose stores is a graph that asks, and waits for a minute."""
+
+    async def told() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        stores = MemoryStores(clock=loop.clock)
+        await stores.graphs.save("timed", "ann", "timed", TIMED, now_ms=0)
+        await story(loop, stores)
+
+    sim_run(told, seed=1)
+
+
+def test_the_time_of_a_question_is_over_at_the_same_moment_however_often_its_host_dies() -> None:
+    async def story(loop: SimLoop, stores: MemoryStores) -> None:
+        host = await host_with(stores, clock=loop.clock)
+        await host.start()
+        run = await host.submit(owner="ann", graph_id="timed", input="it")
+        approval, after = await asked(host, run.id), 0
+        began = loop.time()
+        for number in range(4):
+            await asyncio.sleep(10)
+            await (host.close() if number == 2 else killed(host))
+            host, after = await host_with(stores, clock=loop.clock), await stores.events.last_seq(run.id)
+            await host.start()
+            assert (await asked(host, run.id, after)).id == approval.id
+        left = await host.wait(run.id)
+        assert left.output == {"value": "it", "reason": "nobody answered within 60 s"}
+        assert 59 < loop.time() - began < 61
+        await host.close()
+
+    timed(story)
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_question_whose_time_was_up_while_nobody_worked_is_not_waited_for_again(is_answered: bool) -> None:
+    async def story(loop: SimLoop, stores: MemoryStores) -> None:
+        first = await host_with(stores, clock=loop.clock)
+        await first.start()
+        run = await first.submit(owner="ann", graph_id="timed", input="it")
+        approval = await asked(first, run.id)
+        await killed(first)
+        await asyncio.sleep(61)
+        second = await host_with(stores, clock=loop.clock)
+        if is_answered:
+            await second.answer(approval.id, "approved", by="bob")
+        began = loop.time()
+        await second.start()
+        left = await second.wait(run.id)
+        late = {"value": "it", "reason": "nobody answered within 60 s"}
+        assert left.output == ("it" if is_answered else late)
+        assert loop.time() - began < 1
+        await second.close()
+
+    timed(story)
+
+
+def test_a_question_that_was_withdrawn_has_all_its_time_when_it_is_put_again() -> None:
+    async def story(loop: SimLoop, stores: MemoryStores) -> None:
+        async with await host_with(stores, clock=loop.clock) as host:
+            run = await host.submit(owner="ann", graph_id="timed", input="it")
+            await asked(host, run.id)
+            await host.cancel(run.id)
+            await host.wait(run.id)
+            await asyncio.sleep(1_000)
+            after = await stores.events.last_seq(run.id)
+            await host.resume(run.id)
+            approval = await asked(host, run.id, after)
+            await asyncio.sleep(55)
+            await host.answer(approval.id, "approved", by="bob")
+            assert (await host.wait(run.id)).output == "it"
+
+    timed(story)
+
+
+# Questions about tools.
+
+
+PAYER = graph(
+    ("in", "input", {}), ("payer", "agent", {"model": "m", "tools": ["pay"]}), ("out", "output", {}),
+    edges="in>payer payer>out",
+)  # fmt: skip
+
+
+def paying() -> dict[str, Any]:
+    """A model that pays once, and says what it was told."""
+
+    async def pay(amount: int) -> str:
+        return f"paid {amount}"
+
+    def answer(request: Any) -> Any:
+        told = request.messages[-1]
+        return told.text if told.role == "tool" else ToolCall("call_0", "pay", {"amount": 5})
+
+    return {"models": {"m": ScriptedModel(answer)}, "tools": {"pay": Tool(pay, needs_approval=True)}}
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_an_edit_that_a_tool_cannot_take_is_refused_by_whoever_is_answered_and_the_question_waits(
+    kind: str, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        stores: Any = MemoryStores()
+        if kind == "sqlite":
+            stores = await stack.enter_async_context(await open_stores(str(tmp_path / "runs.db")))
+        await stores.graphs.save("payer", "ann", "payer", PAYER, now_ms=0)
+        host = await stack.enter_async_context(await host_with(stores, services=paying()))
+        run = await host.submit(owner="ann", graph_id="payer", input="go")
+        approval = await asked(host, run.id)
+        assert approval.value == {"tool": "pay", "arguments": {"amount": 5}}
+        elsewhere = await host_with(stores)  # it has no tools
+        for wrong in ("seven", [1], None, {}, {"amount": "seven"}, {"tool": "mail", "arguments": {"amount": 7}}):
+            with pytest.raises(InvalidValue, match="pay"):
+                await elsewhere.answer(approval.id, "edited", answer=wrong, by="bob")
+        assert await stores.approvals.get(approval.id) == approval
+        edit = {"tool": "pay", "arguments": {"amount": 7}}
+        kept = await elsewhere.answer(approval.id, "edited", answer=edit, by="bob")
+        assert (kept.state, kept.answer) == ("edited", {"amount": 7})
+        left = await host.wait(run.id)
+        assert (left.status, left.output) == ("completed", "paid 7")

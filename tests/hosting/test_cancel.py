@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.errors import InvalidValue
 from penstock.hosting.host import CancelResult, RunHost
-from penstock.hosting.records import ENDED
+from penstock.hosting.records import ENDED, CancelIntent
 from penstock.storage.memory import MemoryStores
-from penstock.testing import ManualClock
+from penstock.testing import ManualClock, SimLoop, sim_run
 from tests.hosting.graphs import SETTINGS, Gate, host_with, killed
 from tests.hosting.test_host import Kind, types_of
 
@@ -23,6 +24,7 @@ async def ended(host: RunHost, run_id: str) -> tuple[str, str | None, str | None
 
 
 CANCELLED = ("cancelled", "aborted", "enough")
+NEVER_TICKS = replace(SETTINGS, tick_s=1_000)
 
 
 async def test_a_cancel_before_the_run_is_there_is_remembered_and_strikes_when_it_comes() -> None:
@@ -35,6 +37,64 @@ async def test_a_cancel_before_the_run_is_there_is_remembered_and_strikes_when_i
         assert await types_of(host, "r") == ["run.queued", "run.cancelled"]
         assert await host.cancel("r") is CancelResult.ENDED
     assert gate.came == 0
+
+
+async def test_a_cancel_ahead_that_is_meant_for_ones_own_run_leaves_anothers_alone() -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        assert await host.cancel("r", reason="enough", by="bob", owner="bob") is CancelResult.REMEMBERED
+        await host.submit(owner="ann", graph_id="echo", run_id="r", input="x")
+        run = await host.wait("r")
+        assert (run.status, run.output, run.error) == ("completed", "x", None)
+        assert await host.cancel("r", by="bob", owner="bob") is CancelResult.REMEMBERED, "as if it were not there"
+
+
+async def test_a_cancel_ahead_of_ones_own_run_strikes_whatever_another_has_wished_before() -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as first:
+        for name, reason in (("bob", "mine now"), ("ann", "enough")):
+            assert await first.cancel("r", reason=reason, by=name, owner=name) is CancelResult.REMEMBERED
+    async with await host_with(stores) as host:
+        assert (await host.submit(owner="ann", graph_id="echo", run_id="r")).status == "cancelled"
+        assert await ended(host, "r") == CANCELLED
+
+
+def test_a_cancel_that_is_meant_for_ones_own_run_does_not_reach_anothers_wherever_it_is() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        clock = loop.clock
+        stores, gate = MemoryStores(clock=clock), Gate()
+        async with await host_with(stores, gate=gate, clock=clock) as here:
+            elsewhere = await host_with(stores, clock=clock)
+            await elsewhere.cancel("r", by="bob", owner="bob")
+            await here.submit(owner="ann", graph_id="gate", run_id="r", input="x")
+            await gate.entered.wait()
+            for host in (here, elsewhere):
+                assert await host.cancel("r", by="bob", owner="bob") is CancelResult.REMEMBERED
+            await asyncio.sleep(60)  # a thousand ticks, in no time
+            assert (await stores.runs.get("r")).status == "running"  # type: ignore[union-attr]
+            assert await elsewhere.cancel("r", reason="enough", by="root") is CancelResult.CANCELLED, "it is the first"
+            assert await ended(here, "r") == CANCELLED
+            assert await here.cancel("r", owner="ann") is CancelResult.ENDED
+
+    sim_run(main, seed=1)
+
+
+async def test_a_cancel_that_is_meant_for_ones_own_run_leaves_anothers_that_waits_in_the_queue() -> None:
+    stores = MemoryStores()
+    host = await host_with(stores)
+    await host.submit(owner="ann", graph_id="echo", run_id="r")
+    assert await host.cancel("r", by="bob", owner="bob") is CancelResult.REMEMBERED
+    assert await host.cancel("r", reason="enough", by="ann", owner="ann") is CancelResult.CANCELLED
+    assert await ended(host, "r") == CANCELLED
+
+
+@pytest.mark.parametrize("owner", ["", 7, b"ann"])
+async def test_an_owner_that_is_no_name_is_refused(owner: object) -> None:
+    host = await host_with(MemoryStores())
+    with pytest.raises(InvalidValue, match="owner must be"):
+        await host.cancel("r", owner=owner)  # type: ignore[arg-type]
 
 
 async def test_a_cancel_that_came_too_long_before_is_forgotten() -> None:
@@ -54,6 +114,8 @@ async def test_a_run_in_the_queue_is_cancelled_where_it_is_and_its_kind_is_told(
     assert await host.cancel("r", reason="enough") is CancelResult.CANCELLED
     assert await ended(host, "r") == CANCELLED
     assert kind.ends == [("cancelled", None)]
+    totals = host.stats()["totals"]
+    assert (totals["cancelled"], totals["ended:cancelled:aborted"]) == (1, 1)
     await host.start()
     assert await types_of(host, "r") == ["run.queued", "run.cancelled"]
     await host.close()
@@ -130,6 +192,50 @@ async def test_a_run_that_is_parked_can_be_cancelled_and_does_not_come_back() ->
     assert gate.came == 1
 
 
+def wished(run_id: str) -> CancelIntent:
+    """A cancel that was kept by somebody who died before doing more."""
+    return CancelIntent(run_id, "enough", "bob", at_ms=0, until_ms=1 << 52)
+
+
+async def test_a_cancel_of_a_parked_run_whose_asker_died_is_done_by_the_next_host() -> None:
+    stores, gate = MemoryStores(), Gate()
+    host = await host_with(stores, gate=gate)
+    await host.start()
+    await host.submit(owner="ann", graph_id="gate", run_id="r")
+    await gate.entered.wait()
+    await host.close()
+    await stores.cancels.put(wished("r"))
+    gate.opened.set()
+    async with await host_with(stores, gate=gate) as next_host:
+        assert await ended(next_host, "r") == CANCELLED
+    assert gate.came == 1
+
+
+async def test_a_worker_looks_for_a_cancel_before_anything_of_the_run_is_done() -> None:
+    stores, gate, clock = MemoryStores(), Gate(), ManualClock()
+    gate.opened.set()
+    async with await host_with(stores, gate=gate, clock=clock, settings=NEVER_TICKS) as host:
+        await host.wait((await host.submit(owner="ann", graph_id="echo")).id)  # its first tick is over
+        elsewhere = await host_with(stores, clock=clock)
+        await elsewhere.submit(owner="ann", graph_id="gate", run_id="r")
+        await stores.cancels.put(wished("r"))
+        clock.advance(1)
+        await host.submit(owner="ann", graph_id="echo")  # it looks at the queue, and claims the older one first
+        assert await ended(host, "r") == CANCELLED
+        assert await types_of(host, "r") == ["run.queued", "run.cancelled"]
+    assert gate.came == 0
+
+
+async def test_a_worker_looks_for_a_cancel_once_more_when_all_is_done() -> None:
+    stores, gate = MemoryStores(), Gate()
+    async with await host_with(stores, gate=gate, settings=NEVER_TICKS) as host:
+        await host.submit(owner="ann", graph_id="gate", run_id="r")
+        await gate.entered.wait()
+        await stores.cancels.put(wished("r"))
+        gate.opened.set()
+        assert await ended(host, "r") == CANCELLED
+
+
 async def test_a_cancelled_run_that_is_resumed_is_not_cancelled_again() -> None:
     stores, gate = MemoryStores(), Gate()
     async with await host_with(stores, gate=gate) as host:
@@ -149,6 +255,41 @@ async def test_a_cancelled_run_that_is_resumed_is_not_cancelled_again() -> None:
             "run.resumed",
             "run.completed",
         ]
+
+
+async def test_a_cancel_is_forgotten_once_its_run_has_ended_by_it_wherever_that_was() -> None:
+    stores, gate = MemoryStores(), Gate()
+    host = await host_with(stores, gate=gate)
+    await host.submit(owner="ann", graph_id="gate", run_id="queued")
+    await host.cancel("queued")
+    async with host:
+        await host.submit(owner="ann", graph_id="gate", run_id="here")
+        await gate.entered.wait()
+        await host.cancel("here")
+        await host.wait("here")
+    assert not await stores.cancels.find({"queued": "ann", "here": "ann"}, now_ms=0)
+
+
+async def test_a_cancel_that_comes_too_late_is_not_kept() -> None:
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        await host.wait((await host.submit(owner="ann", graph_id="echo", run_id="r")).id)
+    assert await host.cancel("r") is CancelResult.ENDED
+    assert not await stores.cancels.find({"r": "ann"}, now_ms=0)
+
+
+async def test_a_cancel_that_was_kept_after_the_end_does_not_strike_when_the_run_is_resumed() -> None:
+    stores, gate = MemoryStores(), Gate()
+    async with await host_with(stores, gate=gate) as host:
+        await host.submit(owner="ann", graph_id="gate", run_id="r", input="x")
+        await gate.entered.wait()
+        await host.cancel("r")
+        await host.wait("r")
+    await stores.cancels.put(wished("r"))
+    gate.opened.set()
+    async with host:
+        await host.resume("r")
+        assert (await host.wait("r")).status == "completed"
 
 
 @pytest.mark.parametrize("reason", ["", "\0\ud800 ünï", "x" * 100_000])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from penstock.agents.scripted import ScriptedModel
 from penstock.errors import InvalidValue
 from penstock.hosting.host import HostSettings, Overloaded, RunHost, RunLimits, UnknownRun
 from penstock.hosting.ports import Conflict
+from penstock.hosting.records import RunRecord
 from penstock.kernel.executor import ExecutionResult, Handle
 from penstock.kernel.values import DataValue
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.billing.usage import Usage
+from penstock.runtime.durable.ports import JournalEntry
 from penstock.runtime.graphs.flow_context import FlowContext
-from penstock.storage.memory import MemoryStores
+from penstock.storage.memory import MemoryJournalStore, MemoryStores
+from penstock.testing import crash_points
 from tests.hosting.graphs import SETTINGS, graph, host_with
 from tests.hosting.test_host import types_of
 
@@ -195,6 +199,36 @@ async def test_a_fork_has_its_limits_for_itself_and_says_what_it_paid_itself() -
     assert stores.ledger.balance(f"run:{fork.id}").spent_nanos == 400_000_000
 
 
+@pytest.mark.parametrize(
+    "limits", [{"max_cost_usd": "0.5"}, {"max_api_calls": 2}, {"max_tokens": 29}, {"max_steps": 4}]
+)
+async def test_a_fork_of_a_run_that_has_used_its_limits_up_does_not_pay_for_what_it_finds(limits: Any) -> None:
+    host, model = await with_model(MemoryStores())
+    async with host:
+        run = await host.submit(owner="ann", graph_id="two", input="hi", limits=limits)
+        assert (await host.wait(run.id)).status == "halted"
+        calls = model.calls
+        fork = await host.wait((await host.fork(run.id, owner="ann", at="b")).id)
+    assert (fork.status, fork.output, model.calls) == ("completed", "hi!!", calls + 1)
+
+
+async def test_a_fork_of_a_run_that_was_granted_more_than_the_ceiling_is_given_the_ceiling() -> None:
+    stores = MemoryStores()
+    host, model = await with_model(stores, settings=replace(SETTINGS, ceilings=RunLimits(max_cost_usd="0.5")))
+    async with host:
+        run = await host.submit(owner="ann", graph_id="two", input="hi")
+        assert (await host.wait(run.id)).status == "halted"
+        await host.grant(run.id, RunLimits(max_cost_usd="9"), by="root")
+        assert (await host.wait(run.id)).limits["max_cost_usd"] == "9.5"
+        for _ in range(2):  # the same fork again is the same
+            fork = await host.fork(run.id, owner="ann", at="in", run_id_new="f")
+        assert (fork.limits["max_cost_usd"], fork.limits["max_steps"]) == ("0.5", 1_000)
+        assert (await host.wait("f")).status == "halted"
+        replay = await host.wait((await host.replay(run.id, owner="ann")).id)
+        assert (replay.status, replay.cost_nanos) == ("completed", 0), "a replay pays nothing, and goes the whole way"
+    assert model.calls == 3
+
+
 async def test_a_fork_says_what_comes_into_each_handle_where_several_edges_arrive() -> None:
     stores = MemoryStores()
     host, _ = await with_model(stores)
@@ -247,6 +281,82 @@ async def test_the_id_of_a_fork_that_goes_another_way_is_another_runs() -> None:
             await host.fork(run.id, owner="ann", at="a", run_id_new="f")
         with pytest.raises(Conflict, match="another origin"):
             await host.fork(run.id, owner="ann", at="b", input="yo", run_id_new="f")
+
+
+class MeanwhileJournals(MemoryJournalStore):
+    """Journals in memory; while one is read, something else happens."""
+
+    def __init__(self, stores: MemoryStores) -> None:
+        super().__init__(stores.runs)
+        self.before: Callable[[], Awaitable[object]] | None = None
+        self.after: Callable[[], Awaitable[object]] | None = None
+
+    async def load(self, run_id: str) -> Sequence[JournalEntry]:
+        if self.before is not None:
+            await self.before()
+        entries = await super().load(run_id)
+        if self.after is not None:
+            await self.after()
+        return entries
+
+
+async def taken_up_meanwhile() -> tuple[RunHost, ScriptedModel, MeanwhileJournals, RunRecord]:
+    """A host with a run of ann's that is complete."""
+    stores = MemoryStores()
+    stores.journal = journals = MeanwhileJournals(stores)
+    host, model = await with_model(stores)
+    async with host:
+        run = await host.wait((await host.submit(owner="ann", graph_id="two", input="hi")).id)
+    return host, model, journals, run
+
+
+@pytest.mark.requirement("X-3")
+async def test_a_fork_leaves_nothing_in_an_id_that_becomes_another_users_meanwhile() -> None:
+    host, model, journals, run = await taken_up_meanwhile()
+    journals.after = lambda: host.submit(owner="bob", graph_id="two", input="yo", run_id="f")
+    with pytest.raises(Conflict, match="another owner"):
+        await host.fork(run.id, owner="ann", at="b", run_id_new="f")
+    journals.after = None
+    assert not await journals.load("f")
+    async with host:
+        assert (await host.wait("f")).output == "yo!!"
+    assert model.calls == 4
+
+
+async def test_a_fork_that_died_before_it_was_there_has_left_nothing_for_the_next_of_its_id() -> None:
+    host, model, journals, run = await taken_up_meanwhile()
+
+    def die() -> None:
+        raise EOFError
+
+    crash_points.arm("fork.read", die=die)
+    try:
+        with pytest.raises(EOFError):
+            await host.fork(run.id, owner="ann", at="b", run_id_new="f")
+    finally:
+        crash_points.disarm()
+    assert not await journals.load("f")
+    async with host:
+        left = await host.wait((await host.fork(run.id, owner="ann", at="a", input="yo", run_id_new="f")).id)
+    assert (left.output, model.calls) == ("yo!!", 4)
+
+
+@pytest.mark.parametrize("again", ["fork", "replay"])
+async def test_a_run_that_is_removed_while_it_is_taken_up_is_unknown(again: str) -> None:
+    host, _, journals, run = await taken_up_meanwhile()
+    journals.before = lambda: host.remove(run.id)
+    with pytest.raises(UnknownRun):
+        await (host.fork(run.id, owner="ann", at="b") if again == "fork" else host.replay(run.id, owner="ann"))
+    assert await host.stores.runs.count() == 0
+
+
+async def test_a_run_that_is_removed_once_it_was_taken_up_is_gone_on_with_all_the_same() -> None:
+    host, model, _, run = await taken_up_meanwhile()
+    fork = await host.fork(run.id, owner="ann", at="b")
+    await host.remove(run.id)
+    async with host:
+        assert (await host.wait(fork.id)).output == "hi!!"
+    assert model.calls == 3
 
 
 async def test_what_a_fork_was_given_is_given_to_those_that_take_it_up() -> None:

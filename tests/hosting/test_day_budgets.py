@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable
+from datetime import timedelta
 
 import pytest
 
 from penstock.agents.model import Model, ModelRequest, ModelResponse
+from penstock.containment.ledger import MemoryLedgerStore
 from penstock.hosting.host import HostSettings, RunHost
+from penstock.hosting.ports import HostStores
+from penstock.hosting.records import RunRecord
+from penstock.hosting.work.durable import day_accounts, day_of
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
+from penstock.storage.memory import MemoryStores
 from penstock.storage.stores import open_stores
+from penstock.testing import ManualClock
 from tests.hosting.graphs import graph, host_with
 from tests.hosting.test_on_databases import url
 from tests.storage.postgres import postgres_server, postgres_url
@@ -76,3 +84,142 @@ async def test_hosts_that_share_a_database_share_the_budget_of_each_user_and_of_
     assert max(answered.values()) <= 6
     assert answered.total() == 10
     assert penny.billed_nanos == 10 * CALL_NANOS
+
+
+async def test_a_run_is_paid_from_the_day_on_which_it_was_submitted_whenever_it_begins() -> None:
+    clock = ManualClock()
+    stores = MemoryStores(clock=clock)
+    await stores.graphs.save("penny", "ann", "penny", ASK, now_ms=0)
+    services = {"models": {"m": Penny()}}
+    host = await host_with(stores, clock=clock, settings=SETTINGS, prices=PRICES, services=services)
+    clock.advance(86_400 - 60)  # it began at midnight
+    run = await host.submit(owner="ann", graph_id="penny", input="x")
+    clock.advance(120)
+    async with host:
+        left = await host.wait(run.id)
+    assert left.started_ms is not None
+    assert (left.status, day_of(left.started_ms) - day_of(run.created_ms)) == ("completed", timedelta(days=1))
+    first = day_of(run.created_ms)
+    assert {name for name in stores.ledger.aged(0) if not name.startswith("run:")} == {
+        f"all:{first}",
+        f"user:ann:{first}",
+    }
+    assert stores.ledger.balance(f"user:ann:{first}").spent_nanos == CALL_NANOS
+
+
+class Days:
+    """A service that is started again and again on the same stores, with other budgets for the day."""
+
+    def __init__(self, stores: HostStores) -> None:
+        self.stores = stores
+        self.penny = Penny()
+
+    def host(self, **budgets: str) -> Awaitable[RunHost]:
+        settings = HostSettings(tick_s=0.05, drain_s=0, **budgets)  # type: ignore[arg-type]
+        return host_with(self.stores, settings=settings, prices=PRICES, services={"models": {"m": self.penny}})
+
+    async def runs(self, host: RunHost, times: int, owner: str = "ann", **limits: object) -> list[RunRecord]:
+        """So many runs, one after the other, as they were left."""
+        await self.stores.graphs.save("penny", "ann", "penny", ASK, now_ms=0)
+        left = []
+        for _ in range(times):
+            run = await host.submit(owner=owner, graph_id="penny", input="x", limits=limits)
+            left.append(await host.wait(run.id))
+        return left
+
+    def spent_cents(self, run: RunRecord) -> list[int | None]:
+        """What is counted for everybody on the day of a run, and for its owner; None for no account."""
+        return [self._spent(name) for name in day_accounts(run)]
+
+    def _spent(self, name: str) -> int | None:
+        try:
+            return self.stores.ledger.balance(name).spent_nanos // CALL_NANOS
+        except KeyError:
+            return None
+
+
+def statuses(runs: list[RunRecord]) -> str:
+    """c for each that is complete, h for each that was halted."""
+    return "".join(run.status[0] for run in runs)
+
+
+async def test_a_budget_of_all_that_comes_during_the_day_holds_for_those_who_have_spent_before() -> None:
+    days = Days(MemoryStores())
+    async with await days.host(owner_daily_usd="1") as host:
+        (run, *_) = await days.runs(host, 2)
+    async with await days.host(owner_daily_usd="1", daily_usd="0.04") as host:
+        assert statuses(await days.runs(host, 3)) == "cch"
+        assert statuses(await days.runs(host, 1, "bob")) == "h"
+    assert days.spent_cents(run) == [4, 4]
+
+
+async def test_a_budget_of_users_that_comes_during_the_day_counts_below_that_of_all() -> None:
+    days = Days(MemoryStores())
+    async with await days.host(daily_usd="1") as host:
+        await days.runs(host, 2)
+    async with await days.host(daily_usd="1", owner_daily_usd="0.02") as host:
+        assert statuses(await days.runs(host, 3)) == "cch"
+        (run,) = await days.runs(host, 1, "bob")
+    assert days.spent_cents(run) == [5, 1]
+
+
+async def test_a_run_that_began_before_there_was_a_budget_counts_in_it_once_it_goes_on(url: str) -> None:
+    async with await open_stores(url) as stores:
+        days = Days(stores)
+        async with await days.host() as host:
+            (run,) = await days.runs(host, 1, max_api_calls=0)
+            assert run.status == "halted"
+        async with await days.host(owner_daily_usd="0.03", daily_usd="1") as host:
+            assert statuses(await days.runs(host, 3)) == "ccc"
+            await host.grant(run.id, {"max_api_calls": 5}, by="eve")
+            assert (await host.wait(run.id)).status == "halted"
+            assert await asyncio.to_thread(days.spent_cents, run) == [3, 3]
+    assert days.penny.billed_nanos == 3 * CALL_NANOS
+
+
+async def test_a_budget_that_is_taken_back_halts_nobody_any_more_and_goes_on_counting() -> None:
+    days = Days(MemoryStores())
+    async with await days.host(owner_daily_usd="0.02") as host:
+        *_, run = await days.runs(host, 3)
+        assert run.status == "halted"
+    async with await days.host() as host:
+        await host.resume(run.id)
+        assert (await host.wait(run.id)).status == "completed"
+        assert statuses(await days.runs(host, 2)) == "cc"
+    assert days.spent_cents(run) == [None, 5]
+    async with await days.host(owner_daily_usd="0.06") as host:
+        assert statuses(await days.runs(host, 2)) == "ch"
+
+
+async def test_hosts_with_other_budgets_that_take_over_from_each_other_leave_one_tree_with_exact_figures() -> None:
+    days = Days(MemoryStores())
+    async with await days.host(owner_daily_usd="1") as of_users:
+        await days.runs(of_users, 1)
+        async with await days.host(daily_usd="1") as of_all:
+            (run,) = await days.runs(of_all, 1, "bob", max_api_calls=0)
+            await days.runs(of_all, 1, "bob")
+        await of_users.grant(run.id, {"max_api_calls": 5}, by="eve")
+        assert (await of_users.wait(run.id)).status == "completed"
+    assert days.spent_cents(run) == [2, 1]
+
+
+async def test_without_budgets_there_are_no_accounts_of_days() -> None:
+    days = Days(MemoryStores())
+    async with await days.host() as host:
+        (run, *_) = await days.runs(host, 2)
+    assert days.spent_cents(run) == [None, None]
+
+
+async def test_a_run_that_is_done_again_from_an_older_copy_of_the_stores_is_paid_for_again() -> None:
+    ledger = MemoryLedgerStore()
+    for again in range(1, 5):
+        stores = MemoryStores()
+        stores.ledger = ledger
+        days = Days(stores)
+        await stores.graphs.save("penny", "ann", "penny", ASK, now_ms=0)
+        async with await days.host(owner_daily_usd="0.03") as host:
+            await host.submit(owner="ann", graph_id="penny", input="x", run_id="r")
+            left = await host.wait("r")
+        assert left.status == ("completed" if again <= 3 else "halted")
+        assert days.spent_cents(left) == [None, min(again, 3)]
+        assert days.penny.billed_nanos == (CALL_NANOS if again <= 3 else 0)

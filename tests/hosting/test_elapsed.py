@@ -12,7 +12,7 @@ import pytest
 from penstock.clock import Clock
 from penstock.hosting.host import HostSettings, RunHost, RunLimits
 from penstock.hosting.records import HostedEvent, RunRecord
-from penstock.hosting.work import elapsed
+from penstock.hosting.work.claims import PAGE
 from penstock.hosting.work.elapsed import worked_ms
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop, sim_run
@@ -147,7 +147,7 @@ def _log(*told: tuple[str, int] | tuple[str, int, dict[str, Any]]) -> list[Hoste
 
 
 STARTED = ("run.started", 1_000)
-LONG_CLAIM = (("node.progress", 2_000),) * (2 * elapsed.PAGE)
+LONG_CLAIM = (("node.progress", 2_000),) * (2 * PAGE)
 
 
 @pytest.mark.parametrize(

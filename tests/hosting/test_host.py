@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidValue
-from penstock.hosting.admission import Overloaded
+from penstock.hosting.admission import MAX_WAITING, Overloaded
 from penstock.hosting.host import (
     GraphArchived,
     HostSettings,
@@ -23,6 +23,7 @@ from penstock.hosting.ports import Conflict
 from penstock.hosting.records import HostedEvent, RunRecord
 from penstock.hosting.work.told import MAX_DEPTH
 from penstock.storage.memory import InProcessMemory, MemoryStores
+from penstock.testing import SimLoop, sim_run
 from tests.hosting.graphs import SETTINGS, Gate, Teller, graph, host_with
 
 
@@ -204,6 +205,26 @@ async def test_no_more_runs_are_worked_on_at_once_than_may_be_and_an_owner_has_n
     assert gate.came == 6
 
 
+def test_runs_that_wait_for_answers_leave_room_for_others_up_to_a_bound() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        stores = MemoryStores(clock=loop.clock)
+        settings = HostSettings(max_running=1, drain_s=0)
+        async with await host_with(stores, settings=settings, clock=loop.clock) as host:
+            for _ in range(MAX_WAITING + 1):
+                await host.submit(owner="ann", graph_id="ask", input="it")
+            await asyncio.sleep(60)
+            assert (host.stats()["waiting"], host.stats()["running"], host.stats()["queued"]) == (MAX_WAITING, 0, 1)
+            (first, *_) = await stores.approvals.list()
+            await host.answer(first.id, "approved", by="bob")
+            await host.wait(first.run_id)
+            await asyncio.sleep(60)
+            assert (host.stats()["waiting"], host.stats()["queued"]) == (MAX_WAITING, 0)
+
+    sim_run(main, seed=1)
+
+
 async def test_limits_that_are_not_asked_for_are_the_usual_ones_and_none_is_above_its_ceiling() -> None:
     settings = HostSettings(default_limits=RunLimits(max_cost_usd="5", max_steps=9), ceilings=RunLimits(max_cost_usd=2))
     host = await host_with(MemoryStores(), settings=settings)
@@ -291,6 +312,9 @@ async def test_pieces_of_a_text_are_joined_and_nothing_of_it_is_lost() -> None:
 # Kinds of runs.
 
 
+MINE = {"kind": "mine"}
+
+
 class Kind:
     """Writes down what it is told."""
 
@@ -301,6 +325,9 @@ class Kind:
 
     async def prepare(self, run: RunRecord) -> Prepared:
         return Prepared(f"prepared {run.input}", {"models": {}})
+
+    async def again(self, run: RunRecord) -> None:
+        """It may."""
 
     async def ended(self, run: RunRecord) -> None:
         self.ends.append((run.status, run.output))
@@ -316,6 +343,58 @@ async def test_a_kind_prepares_its_runs_and_is_told_of_their_end_before_the_last
     assert left.output == "prepared x"
     assert kind.ends == [("completed", "prepared x")]
     assert kind.told_by_then[-1] == "node.completed"
+
+
+async def test_a_kind_whose_runs_cannot_begin_again_has_that_refused_before_anything_is_written() -> None:
+    class Gone(Kind):
+        async def again(self, run: RunRecord) -> None:
+            assert run.origin["kind"] == "mine", "also of a fork of one"
+            raise Conflict("gone")
+
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        kind = host.kinds["mine"] = Kind(stores)
+        run = await host.submit(owner="ann", graph_id="echo", input="x", limits={"max_steps": 1}, origin=MINE)
+        assert (await host.wait(run.id)).status == "halted"
+        fork = await host.fork(run.id, owner="ann", at="in")
+        assert (await host.wait(fork.id)).status == "halted"
+        host.kinds["mine"] = Gone(stores)
+        before = await stores.runs.list(), await stores.events.read(run.id)
+        for ended in (run, fork):
+            for again in (
+                host.grant(ended.id, {"max_steps": 5}, by="root"),
+                host.resume(ended.id),
+                host.fork(ended.id, owner="ann", at="in"),
+                host.replay(ended.id, owner="ann"),
+            ):
+                with pytest.raises(Conflict, match="gone"):
+                    await again
+        assert (await stores.runs.list(), await stores.events.read(run.id)) == before
+        host.kinds["mine"] = kind
+        await host.grant(run.id, {"max_steps": 5}, by="root")
+        assert (await host.wait(run.id)).output == "prepared x"
+
+
+async def test_a_run_that_is_parked_comes_to_its_end_also_if_its_kind_would_refuse_it() -> None:
+    class Gone(Kind):
+        async def prepare(self, run: RunRecord) -> Prepared:
+            raise Conflict("gone")
+
+        async def again(self, run: RunRecord) -> None:
+            raise Conflict("gone")
+
+    stores, gate = MemoryStores(), Gate()
+    first = await host_with(stores, gate=gate)
+    first.kinds["mine"] = Kind(stores)
+    await first.start()
+    run = await first.submit(owner="ann", graph_id="gate", origin=MINE)
+    await gate.has_come(1)
+    await first.close()
+    second = await host_with(stores, gate=gate)
+    second.kinds["mine"] = Gone(stores)
+    async with second:
+        left = await second.wait(run.id)
+    assert (left.status, left.error) == ("failed", "Conflict: gone")
 
 
 async def test_a_kind_that_cannot_take_the_end_does_not_keep_the_run_from_ending(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidValue
-from penstock.hosting.ports import Fenced, StoreUnavailable
+from penstock.hosting.ports import Conflict, Fenced, StoreUnavailable
 from penstock.hosting.records import HostedEvent
 from penstock.hosting.work import log as log_module
 from penstock.hosting.work.log import RunLog
@@ -134,9 +134,10 @@ async def test_a_store_that_is_away_is_asked_again_and_nothing_is_lost() -> None
         assert [type for _, type, _ in await here.written()] == ["one", "two"]
 
 
-async def test_a_log_that_was_taken_over_says_so_and_writes_nothing_more() -> None:
+@pytest.mark.parametrize("refusal", [Fenced("r", 0), Conflict("there is another event 1")])
+async def test_a_log_that_was_taken_over_says_so_and_writes_nothing_more(refusal: Exception) -> None:
     async with Open() as here:
-        here.slow.failure = Fenced("r", 0)
+        here.slow.failure = refusal
         here.slow.let.set()
         here.log.tell("one")
         with pytest.raises(Fenced):

@@ -101,6 +101,26 @@ async def test_a_halted_run_is_granted_more_and_pays_for_nothing_twice(url: str)
     assert model.calls == 3
 
 
+async def test_of_two_forks_that_want_one_id_at_once_one_gets_it_and_does_what_it_was_asked(url: str) -> None:
+    services = {"models": {"m": ScriptedModel(lambda request: f"{request.messages[-1].text}!")}}
+    async with (
+        await opened(url) as stores,
+        await opened(url) as others,
+        await host_with(stores, settings=SETTINGS, services=services) as host,
+    ):
+        other = await host_with(others, settings=SETTINGS, services=services)
+        run = await host.wait((await host.submit(owner="ann", graph_id="two", input="hi")).id)
+        for number in range(3):
+            asked = [
+                one.fork(run.id, owner="ann", at=at, input="yo", run_id_new=f"f{number}")
+                for one, at in ((host, "a"), (other, "b"))
+            ]
+            forks = await asyncio.gather(*asked, return_exceptions=True)
+            assert sum(isinstance(one, Conflict) for one in forks) == 1
+            left = await host.wait(f"f{number}")
+            assert left.output == {"a": "yo!!", "b": "yo!"}[left.origin["at"]]
+
+
 async def test_of_grants_that_come_from_two_hosts_at_once_one_counts(url: str) -> None:
     async with await opened(url) as stores, await opened(url) as others:
         async with await host_with(stores, settings=SETTINGS) as host:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import LedgerUnavailable
 from penstock.hosting.host import CancelResult, HostSettings, RunHost
 from penstock.hosting.ports import StoreUnavailable
 from penstock.hosting.records import ENDED
+from penstock.hosting.work.durable import day_accounts
 from penstock.hosting.work.told import STATUS_OF
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop, sim_run
@@ -201,9 +203,46 @@ async def test_a_ledger_that_cannot_record_lets_no_call_leave() -> None:
 
 
 def _unable(*args: Any, **kwargs: Any) -> Any:
-    from penstock.errors import LedgerUnavailable
-
     raise LedgerUnavailable("the disk is full")
+
+
+def test_a_ledger_that_is_away_when_the_last_call_ends_is_told_its_cost_before_the_run_is_over() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        stores = MemoryStores(clock=loop.clock)
+        settings = HostSettings(drain_s=0, owner_daily_usd="5")
+        host, _ = await with_model(stores, clock=loop.clock, settings=settings)
+        settle, back_at = stores.ledger.settle, loop.time() + 1
+
+        def settle_later(*args: Any, **kwargs: Any) -> Any:
+            return _unable() if loop.time() < back_at else settle(*args, **kwargs)
+
+        stores.ledger.settle = settle_later  # type: ignore[method-assign]
+        async with host:
+            run = await host.submit(owner="ann", graph_id="two", input="hi")
+            assert (await host.wait(run.id)).cost_nanos == 800_000_000
+        for name in (f"run:{run.id}", day_accounts(run)[1]):
+            account = stores.ledger.balance(name)
+            assert (account.spent_nanos, account.held_nanos, account.unresolved_nanos) == (800_000_000, 0, 0)
+
+    sim_run(main, seed=1)
+
+
+def test_what_a_ledger_could_not_be_told_in_time_is_unresolved_in_the_record() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        stores = MemoryStores(clock=loop.clock)
+        host, _ = await with_model(stores, clock=loop.clock)
+        async with host:
+            run = await host.wait((await host.submit(owner="ann", graph_id="two", input="hi")).id)
+            stores.ledger.settle = _unable  # type: ignore[method-assign]
+            fork = await host.wait((await host.fork(run.id, owner="ann", at="b")).id)
+        assert (fork.status, fork.cost_nanos, fork.unresolved_nanos) == ("completed", 0, 400_000_000)
+        assert stores.ledger.balance(f"run:{fork.id}").held_nanos == 400_000_000
+
+    sim_run(main, seed=1)
 
 
 async def _all(host: RunHost, run_id: str) -> list[Any]:

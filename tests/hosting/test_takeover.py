@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from penstock.agents.scripted import ScriptedModel
+from penstock.containment.ledger import LedgerStore
 from penstock.hosting.host import RunHost
 from penstock.hosting.ports import Fenced
-from penstock.hosting.records import HostedEvent
+from penstock.hosting.records import CancelIntent, HostedEvent
+from penstock.hosting.work.execution import HostedRun
 from penstock.kernel.executor import ExecutionResult, Handle
 from penstock.kernel.values import DataValue
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.graphs.flow_context import FlowContext
 from penstock.storage.memory import MemoryStores
-from penstock.testing import ManualClock
+from penstock.testing import ManualClock, SimLoop, sim_run
 from tests.hosting.graphs import SETTINGS, Gate, graph, host_with, killed
+from tests.hosting.test_approvals import asked
 from tests.hosting.test_control import TWO_CALLS
 from tests.hosting.test_host import Kind, types_of
 
@@ -72,6 +76,14 @@ class Scene:
         self.clock.advance(SETTINGS.lease_s + 1)
 
 
+async def written(host: RunHost) -> HostedRun:
+    """The run here once all that it told is in the store, so that no refused event says that it was lost."""
+    hosted = host._here["r"]
+    assert hosted.log is not None
+    await hosted.log.flush()
+    return hosted
+
+
 async def test_a_run_whose_host_died_goes_on_elsewhere_from_what_it_had_done() -> None:
     scene = Scene()
     await killed(await scene.begun())
@@ -87,7 +99,7 @@ async def test_a_run_whose_host_died_goes_on_elsewhere_from_what_it_had_done() -
     assert (scene.counter.times, scene.gate.came) == (1, 2)
     assert [event.seq for event in events] == [*range(1, len(events) + 1)]
     (resumed,) = [event for event in events if event.type == "run.resumed"]
-    assert resumed.data == {"epoch": 2, "replayed": 1, "worked_ms": 0}
+    assert resumed.data == {"epoch": 2, "replayed": 1, "worked_ms": 0, "lost": 1}
 
 
 async def test_a_host_that_lost_a_run_stops_it_and_writes_nothing_more() -> None:
@@ -112,12 +124,13 @@ async def test_a_host_that_lost_a_run_stops_it_and_writes_nothing_more() -> None
 async def test_a_host_learns_from_its_renewal_that_a_run_is_not_its_own() -> None:
     scene = Scene()
     first = await scene.begun(lease_s=0.05)
+    hosted = await written(first)
     scene.clock.advance(1)
     taken = await scene.stores.runs.claim("thief", now_ms=scene.clock.time_ns() // 1_000_000, lease_ms=60_000)
     assert taken is not None
-    hosted = first._here["r"]
     scene.clock.advance(1)
-    await hosted.gone.wait()
+    async with asyncio.timeout(10):
+        await hosted.gone.wait()
     await first.close()
     assert first.stats()["totals"]["lost"] == 1
     assert (await scene.stores.runs.get("r")).worker == "thief"  # type: ignore[union-attr]
@@ -133,6 +146,43 @@ async def test_a_host_that_claims_its_own_lost_run_again_works_on_it_once() -> N
     left = await host.wait("r")
     await host.close()
     assert (left.status, left.epoch, scene.counter.times) == ("completed", 2, 1)
+
+
+async def test_a_host_that_claims_its_own_lost_run_again_begins_when_what_it_had_begun_is_over() -> None:
+    class Lingering(Gate):
+        """A gate that whoever is stopped before it does not leave at once."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stopped, self.let_go = asyncio.Event(), asyncio.Event()
+
+        async def execute(self, *args: Any) -> ExecutionResult:
+            try:
+                return await super().execute(*args)
+            except asyncio.CancelledError:
+                self.stopped.set()
+                await self.let_go.wait()
+                raise
+
+    scene = Scene()
+    gate = scene.gate = Lingering()
+    host = await scene.begun(tick_s=1_000)
+    await written(host)
+    scene.lease_runs_out()
+    host._wake()
+    try:
+        async with asyncio.timeout(10):
+            await gate.stopped.wait()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        came = gate.came
+    finally:
+        gate.let_go.set()
+    await gate.has_come(2)
+    gate.opened.set()
+    assert (await host.wait("r")).output == "x"
+    await host.close()
+    assert (came, host.stats()["totals"]["lost"]) == (1, 1)
 
 
 async def test_a_host_that_closes_lets_runs_end_and_parks_the_others() -> None:
@@ -169,6 +219,24 @@ async def test_a_host_that_closes_waits_for_runs_that_end_in_time() -> None:
     scene.gate.opened.set()
     await closing
     assert (await scene.stores.runs.get("r")).status == "completed"  # type: ignore[union-attr]
+
+
+def test_a_host_that_closes_does_not_wait_for_answers() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        stores, a_day = MemoryStores(clock=loop.clock), 86_400
+        host = await host_with(stores, clock=loop.clock, settings=replace(SETTINGS, drain_s=a_day))
+        await host.start()
+        await host.submit(owner="ann", graph_id="ask", run_id="r")
+        await asked(host, "r")
+        await asyncio.sleep(1)
+        assert host.stats()["waiting"] == 1
+        await host.close()
+        assert (await stores.runs.get("r")).status == "parked"  # type: ignore[union-attr]
+        assert loop.time() < a_day
+
+    sim_run(main, seed=1)
 
 
 async def test_a_reader_on_a_host_that_closes_comes_to_an_end() -> None:
@@ -229,33 +297,73 @@ async def test_many_hosts_on_many_runs_do_each_run_once() -> None:
     assert len([host for host in hosts if host.stats()["totals"].get("completed")]) > 1
 
 
-async def test_a_call_that_was_under_way_when_its_host_died_stays_in_the_bill() -> None:
-    clock = ManualClock()
-    stores = MemoryStores(clock=clock)
-    asked = asyncio.Event()
+class Mute:
+    """The ledger of a host that dies: from then on it is told nothing."""
+
+    def __init__(self, ledger: LedgerStore) -> None:
+        self._ledger = ledger
+        self.is_mute = False
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda *args, **kwargs: None) if self.is_mute else getattr(self._ledger, name)
+
+
+async def died_in_a_call(clock: ManualClock, stores: MemoryStores, also: Callable[[], None]) -> dict[str, Any]:
+    """Run `r` of two calls at $0.40, whose host has died in the second; the services of the next host.
+
+    `also` is called with each call after that one.
+    """
+    in_call = asyncio.Event()
 
     def reply(request: Any) -> Any:
         text = request.messages[-1].text
-        if text.endswith("!") and not asked.is_set():
-            asked.set()
+        if text.endswith("!") and not in_call.is_set():
+            in_call.set()
             return asyncio.sleep(3_600)
+        if in_call.is_set():
+            also()
         return f"{text}!"
 
     model = ScriptedModel(reply, usage=Usage.of(cost_usd="0.4", input_tokens=10, output_tokens=5))
     services = {"models": {"m": model}}
-    first = await host_with(stores, clock=clock, services=services)
+    dying: Any = copy(stores)
+    dying.ledger = Mute(stores.ledger)
+    first = await host_with(dying, clock=clock, services=services)
     await stores.graphs.save("two", "ann", "two", TWO_CALLS, now_ms=0)
     await first.start()
-    run = await first.submit(owner="ann", graph_id="two", input="hi", limits={"max_cost_usd": "2"})
-    await asked.wait()
+    await first.submit(owner="ann", graph_id="two", run_id="r", input="hi", limits={"max_cost_usd": "2"})
+    await in_call.wait()
+    dying.ledger.is_mute = True
     await killed(first)
     clock.advance(SETTINGS.lease_s + 1)
+    return services
+
+
+async def test_a_call_that_was_under_way_when_its_host_died_stays_in_the_bill() -> None:
+    clock = ManualClock()
+    stores, seen = MemoryStores(clock=clock), []
+    services = await died_in_a_call(clock, stores, lambda: seen.append(stores.ledger.balance("run:r").unresolved_nanos))
     async with await host_with(stores, clock=clock, services=services) as second:
-        left = await second.wait(run.id)
-        (*_, last) = [event async for event in second.events(run.id)]
-    assert (left.status, left.output, model.calls) == ("completed", "hi!!", 3)
+        left = await second.wait("r")
+        (*_, last) = [event async for event in second.events("r")]
+    assert (left.status, left.output, services["models"]["m"].calls) == ("completed", "hi!!", 3)
     assert (left.cost_nanos, left.unresolved_nanos) == (800_000_000, 400_000_000)
     assert (last.data["cost_usd"], last.data["unresolved_usd"]) == (0.8, 0.4)
+    assert seen == [400_000_000], "it is nobody's before the next call leaves"
+    account = stores.ledger.balance("run:r")
+    assert (account.spent_nanos, account.held_nanos, account.unresolved_nanos) == (800_000_000, 0, 400_000_000)
+
+
+async def test_a_call_that_was_under_way_stays_in_the_bill_of_a_run_that_nobody_goes_on_with() -> None:
+    clock = ManualClock()
+    stores = MemoryStores(clock=clock)
+    services = await died_in_a_call(clock, stores, lambda: pytest.fail("a call left"))
+    await stores.cancels.put(CancelIntent("r", "enough", "bob", at_ms=0, until_ms=1 << 52))
+    async with await host_with(stores, clock=clock, services=services) as second:
+        left = await second.wait("r")
+    assert (left.status, left.cost_nanos, left.unresolved_nanos) == ("cancelled", 400_000_000, 400_000_000)
+    account = stores.ledger.balance("run:r")
+    assert (account.held_nanos, account.unresolved_nanos) == (0, 400_000_000)
 
 
 async def test_a_run_that_loses_every_worker_fails_after_ten_and_can_be_resumed() -> None:

@@ -14,6 +14,7 @@ from penstock.agents.model import ModelRequest, TruncatedResponse
 from penstock.agents.scripted import ScriptedModel
 from penstock.containment.limits import Budget
 from penstock.errors import BudgetExceededError, CancelledError, InvalidValue
+from penstock.kernel.values import DataValue, PartialValue
 from penstock.nodes.parts.models import ModelUnknown
 from penstock.nodes.parts.services import NotOffered
 from penstock.runtime.billing.prices import Price, PriceBook
@@ -178,7 +179,7 @@ async def test_a_budget_that_pays_for_less_cuts_the_answer_and_says_so(type: str
     model = ScriptedModel(_cut)
     document = alone(type, model="m", budget={"max_cost_usd": 0.001})
     with ExecutionContext(input="x", prices=PRICES) as run:
-        with pytest.raises(TruncatedResponse, match="because the budget paid for no more"):
+        with pytest.raises(BudgetExceededError, match=r"of the \$0.001 of 'a': it paid for 9\d of the 4096 tokens"):
             await output_of(document, run=run, services={"models": {"m": model}})
         assert 0 < run.stats.total_cost <= 0.001
 
@@ -187,6 +188,24 @@ def _cut(request: ModelRequest) -> Any:
     from penstock.agents.model import ModelResponse
 
     return ModelResponse("cut", usage=Usage(10, request.max_output_tokens), finish_reason="length")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("type", ["agent", "llm-completion"])
+async def test_an_answer_that_came_to_its_own_limit_goes_on_as_one_that_is_not_whole(type: str, stream: bool) -> None:
+    nodes = [node("in", "input"), node("a", type, model="m", stream=stream, max_output_tokens=5), node("out", "output")]
+    document = graph(nodes, ["in > a", "a > out"])
+    told, result = await events_of(document, "x", services={"models": {"m": ScriptedModel(_cut)}})
+    assert result.outputs["output"] == PartialValue("text", "cut", "length")
+    assert [one.data["output"] for one in told if (one.node_id, one.event_type) == ("a", "completed")] == [
+        PartialValue("text", "cut", "length")
+    ]
+    _, whole = await events_of(document, "x", services={"models": {"m": ScriptedModel(["whole"])}})
+    assert type_of(whole.outputs["output"]) is DataValue
+
+
+def type_of(value: object) -> Any:
+    return value.__class__
 
 
 async def test_an_agent_that_never_ends_stops_at_its_iterations_or_its_steps() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import asynccontextmanager
 from threading import Thread
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from penstock.agents.messages import ToolCall
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import Tool
-from penstock.errors import CancelledError
+from penstock.errors import CancelledError, InvalidValue
 from penstock.nodes import ApprovalGone, ApprovalRequest, Approvals
+from penstock.nodes.approval import Answer, as_edited
 from penstock.nodes.parts.services import ServiceMissing
 from penstock.runtime.context import ExecutionContext
 from penstock.testing import sim_run
@@ -157,7 +159,7 @@ BLAST = Tool(lambda where: f"boom at {where}", name="blast", description="", nee
     [
         (lambda a, id: a.approve(id), "boom at here"),
         (lambda a, id: a.edit(id, {"where": "there"}), "boom at there"),
-        (lambda a, id: a.edit(id, 3), "not run: what it was changed to is no object of arguments"),
+        (lambda a, id: a.edit(id, {"tool": "blast", "arguments": {"where": "there"}}), "boom at there"),
         (lambda a, id: a.reject(id, "on Monday"), "not run: on Monday"),
     ],
 )
@@ -168,3 +170,112 @@ async def test_an_agent_asks_about_tools_that_need_approval(
     model = ScriptedModel(lambda request: next(coming, None) or request.messages[-1].text)
     document = graph([node("a", "agent", model="m", tools=["blast"])])
     assert await answered(document, "go", answer, models={"m": model}, tools={"blast": BLAST}) == said
+
+
+def pays(amount: int, to: str = "ann") -> str:
+    return f"paid {amount} to {to}"
+
+
+PAY = Tool(pays, name="pay", description="", needs_approval=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "wrong"),
+    [
+        ("seven", "an object with the arguments of pay by name, not 'seven'"),
+        ([1], "an object with the arguments"),
+        (None, "an object with the arguments"),
+        ({}, "amount: missing"),
+        ({"amount": "seven"}, "amount: expected integer, not string"),
+        ({"amount": None}, "amount: expected integer, not null"),
+        ({"amount": 7, "\ud83d": 1}, "not a known name; known are amount, to"),
+        ({"tool": "pay", "arguments": {"amount": "seven"}}, "amount: expected integer, not string"),
+        ({"tool": "pay", "arguments": None}, "an object with the arguments"),
+        ({"tool": "blast", "arguments": {"amount": 7}}, "the arguments of pay alone"),
+        ({"tool": "pay", "arguments": {"amount": 7}, "more": 1}, "tool: not a known name"),
+    ],
+)
+async def test_an_edit_that_the_tool_could_not_take_is_refused_and_the_question_still_waits(
+    value: Any, wrong: str
+) -> None:
+    def answer(approvals: Approvals, id: str) -> None:
+        with pytest.raises(InvalidValue, match="answer must be") as refused:
+            approvals.edit(id, value)
+        assert wrong in str(refused.value)
+        assert [request.id for request in approvals.list()] == [id]
+        approvals.edit(id, {"amount": 7})
+
+    assert await answered(PAYS, "go", answer, **paying()) == "paid 7 to ann"
+
+
+PAYS = graph([node("a", "agent", model="m", tools=["pay"])])
+
+
+def paying() -> Json:
+    """A model that pays once, and says what it was told."""
+    coming = iter([ToolCall("1", "pay", {"amount": 5})])
+    model = ScriptedModel(lambda request: next(coming, None) or request.messages[-1].text)
+    return {"models": {"m": model}, "tools": {"pay": PAY}}
+
+
+async def test_the_question_of_an_agent_inside_knows_the_tool_as_well() -> None:
+    coming = iter([ToolCall("1", "payer", {"task": "pay"}), ToolCall("2", "pay", {"amount": 5})])
+    model = ScriptedModel(lambda request: next(coming, None) or request.messages[-1].text)
+    inner = node("payer", "agent", model="m", tools=["pay"], description="pays")
+    document = graph([inner, node("boss", "agent", model="m")], link=["payer.tool > boss.tools"])
+
+    def answer(approvals: Approvals, id: str) -> None:
+        with pytest.raises(InvalidValue, match="amount: expected integer"):
+            approvals.edit(id, {"amount": "seven"})
+        approvals.approve(id)
+
+    services = {"models": {"m": model}, "tools": {"pay": PAY}}
+    assert await answered(document, "go", answer, **services) == "paid 5 to ann"
+
+
+def test_a_tool_that_takes_a_tool_and_arguments_is_given_what_was_sent() -> None:
+    words = {"tool": {"type": "string"}, "arguments": {"type": "object"}}
+    expects = {"tool": "call", "parameters": {"type": "object", "properties": words}}
+    sent = {"tool": "other", "arguments": {"tool": "call", "arguments": {}}}
+    assert as_edited(expects, sent) == sent
+
+
+async def test_an_edit_that_somebody_elses_questions_let_pass_is_no_call() -> None:
+    class Careless(Approvals):
+        def edit(self, id: str, value: Any) -> None:
+            self._answer(id, Answer(True, value, edited=True))
+
+    approvals = Careless()
+    services = {"approvals": approvals, **paying()}
+    running = asyncio.ensure_future(output_of(PAYS, "go", services=services))
+    approvals.edit((await first(approvals)).id, 3)
+    assert await running == "not run: what it was changed to is no object of arguments"
+
+
+def test_a_question_that_has_waited_before_is_given_the_rest_of_its_time() -> None:
+    class Kept:
+        """Questions that were put some time ago, by somebody who is gone."""
+
+        def __init__(self, waited_s: float, is_answered: bool = False) -> None:
+            self.waited_s = waited_s
+            self.is_answered = is_answered
+
+        @asynccontextmanager
+        async def ask(self, run_id: str, node_id: str, question: str, value: Any, expects: Any = None) -> Any:
+            self.request = ApprovalRequest("q", run_id, node_id, question, value, expects, self.waited_s)
+            yield self
+
+        async def answer(self) -> Answer:
+            return Answer(True) if self.is_answered else await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def story(kept: Kept) -> tuple[Any, float]:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        return await output_of(asks(timeout_s=6), 3, services={"approvals": kept}), loop.time() - began
+
+    late = {"rejected": {"value": 3, "reason": "nobody answered within 6 s"}}
+    for waited_s, takes_s in ((0, 6), (4.5, 1.5), (6, 0), (10**9, 0)):
+        asked = sim_run(lambda waited_s=waited_s: story(Kept(waited_s)), seed=1)  # type: ignore[misc]
+        assert asked == (late, pytest.approx(takes_s))
+        there = sim_run(lambda waited_s=waited_s: story(Kept(waited_s, True)), seed=1)  # type: ignore[misc]
+        assert there[0] == {"approved": 3}, "an answer that was given counts"

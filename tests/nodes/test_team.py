@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from penstock.agents.messages import ToolCall
-from penstock.agents.model import ModelRequest
+from penstock.agents.model import ModelRequest, ModelResponse, TruncatedResponse
 from penstock.agents.scripted import ScriptedModel
 from penstock.chat.scope import ChatScope
 from penstock.errors import BudgetExceededError, InvalidValue
 from penstock.kernel.document import parse_graph
+from penstock.kernel.values import PartialValue
 from penstock.nodes.team import MemberFailed
+from penstock.runtime.billing.usage import Usage
 from penstock.runtime.context import ExecutionContext
 from tests.nodes.graphs import Json, events_of, graph, node, output_of, problems
 
@@ -64,6 +66,21 @@ async def test_a_routing_lead_that_errs_is_told_and_one_that_calls_nobody_has_an
     services = models(call("nobody", "?"), call("high", "h?"))
     assert await output_of(team(model="lead", mode="route"), "Tell me", services=services) == "high: h?"
     assert await output_of(team(model="lead", mode="route"), "Hello", services=models("Hello!")) == "Hello!"
+
+
+@pytest.mark.parametrize("mode", ["coordinate", "route", "parallel"])
+async def test_an_answer_of_a_lead_that_came_to_its_limit_is_not_whole(mode: str) -> None:
+    services = models(ModelResponse("Hel", usage=Usage(1, 1), finish_reason="length"))
+    _, result = await events_of(team(model="lead", mode=mode), "Hello", services=services)
+    assert result.outputs["output"] == PartialValue("text", "Hel", "length")
+
+
+async def test_a_routing_lead_that_is_cut_in_its_call_hands_nothing_on() -> None:
+    cut = ModelResponse("", (ToolCall("1", "high", '{"ta'),), Usage(1, 1), "length")
+    services = models(cut)
+    with pytest.raises(TruncatedResponse, match="in the middle of a tool call"):
+        await output_of(team(model="lead", mode="route"), "Hello", services=services)
+    assert services["models"]["high"].calls == 0
 
 
 @pytest.mark.requirement("K-16")

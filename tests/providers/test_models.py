@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from penstock import CancelledError, Halted, contain, contained
+from penstock import AnswerCut, CancelledError, Halted, StopReason, contain, contained
 from penstock.agents import (
     Agent,
     Media,
@@ -68,11 +68,13 @@ async def test_the_request_says_how_much_output_the_budget_pays_for(make: Make, 
         ceiling_nanos = price.worst_case_nanos("fake-1", 60, 100)
         assert ceiling_nanos is not None
         async with contain(max_cost_usd=ceiling_nanos / 1e9, prices=price) as run:
-            answer = await ask(make(server), run, streams)
+            with pytest.raises(AnswerCut) as cut:
+                await ask(make(server), run, streams)
         cap = server.requests[0].max_tokens
         assert cap is not None
         assert 16 < cap < 160
-        assert answer.finish_reason == "length"
+        assert cut.value.text
+        assert cut.value.stop_reason is StopReason.BUDGET_EXCEEDED
         assert server.invoice.total_nanos <= ceiling_nanos
 
 

@@ -169,8 +169,8 @@ def story_of(point: str) -> str:
 
 ONLY_BEHIND_OTHERS = ("claim.adopted", "node.replayed")
 """Points that only a process comes by that takes over."""
-ELSEWHERE = ("value.before_append", "value.after_append")
-"""Points that no graph comes by."""
+ELSEWHERE = ("value.before_append", "value.after_append", "fork.before_append", "fork.after_append")
+"""Points that no graph comes by, and those of `fork_journal`: a hosted fork has its journal from its beginning."""
 WHERE = [one for one in (*POINTS, *HOSTED_POINTS) if one not in ELSEWHERE]
 TWICE = [
     "claim.taken",

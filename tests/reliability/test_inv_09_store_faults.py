@@ -131,6 +131,8 @@ async def follow(client: httpx2.AsyncClient, run_id: str) -> list[dict[str, Any]
     while True:
         after = {"Last-Event-ID": events[-1]["id"]} if events else {}
         answer = await ask(client, "GET", f"/api/runs/{run_id}/events", headers=after)
+        if answer.status_code == 204:  # the stream broke off behind the end
+            return events
         assert answer.status_code == 200, answer.text
         came = told(answer.text)
         events += [one for one in came if one["event"] != "error"]

@@ -21,9 +21,11 @@ from penstock.chat.service import ChatService
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.records import RunRecord
 from penstock.nodes import executors
+from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.server.app import create_app
 from penstock.server.auth import Token
+from penstock.server.examples import EXAMPLE_PRICE, ExampleModel
 from penstock.server.settings import ServerSettings
 from penstock.storage import Stores, open_stores
 from tests.nodes.graphs import graph, node
@@ -96,6 +98,8 @@ GRAPHS: dict[str, Json] = {
         ],
         ["start > first", "first > agent"],
     ),
+    "example": chat_with("example"),
+    "short": chat_with("example", max_output_tokens=5),
     "plain": graph([node("in", "input"), node("out", "output")], ["in > out"]),
     "question": graph(
         [node("start", "chat-start"), node("ask", "approval", question="Really?"), node("out", "output")],
@@ -151,8 +155,9 @@ async def serving(settings: HostSettings | None = None, url: str = "memory:", **
 async def _serving(stores: Stores, settings: HostSettings | None, server: ServerSettings) -> AsyncIterator[Served]:
     gate = Gate(asyncio.Event(), asyncio.Event())
     models = _models(gate)
-    services = {"models": models, "tools": {"look": look}}
-    host = RunHost(stores, executors=executors(), services=services, settings=settings or HostSettings(drain_s=0))
+    services = {"models": {**models, "example": ExampleModel(words_per_second=0)}, "tools": {"look": look}}
+    settings, prices = settings or HostSettings(drain_s=0), PriceBook(registered={"example": EXAMPLE_PRICE})
+    host = RunHost(stores, executors=executors(), services=services, settings=settings, prices=prices)
     chats = ChatService(host, stores.chats)
     for id, document in GRAPHS.items():
         await stores.graphs.save(id, "anna", f"The {id}", document, now_ms=1_700_000_000_000)

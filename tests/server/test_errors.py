@@ -12,6 +12,7 @@ from penstock.hosting.ports import Conflict, Fenced, StoreUnavailable
 from penstock.kernel.graph import GraphInvalid, Problem
 from penstock.server.errors import MAX_DETAILS, STATUS, ApiError, answer, api_error
 from penstock.stops import Stop, StopReason
+from tests.server.served import served
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,21 @@ def test_a_message_is_short_and_without_secrets() -> None:
 def test_a_graph_that_is_wrong_is_told_place_by_place_up_to_a_bound() -> None:
     found = api_error(GraphInvalid([Problem("bad", f"$.nodes[{at}]", "wrong") for at in range(200)]))
     assert (found.status, found.path, len(found.details)) == (422, "$.nodes[0]", MAX_DETAILS)
+
+
+async def test_what_is_no_id_is_told_in_words_wherever_it_stands() -> None:
+    words = "must be an id: a letter or digit, then up to 99 letters, digits or any of ._:-, all of them ASCII"
+    async with served() as server, server.client("ann") as ann:
+        asked = {
+            "path.graph_id": ann.get("/api/graphs/my report"),
+            "query.before": ann.get("/api/runs", params={"before": "größe"}),
+            "$.graph_id": ann.post("/api/runs", json={"graph_id": "my report"}),
+        }
+        for path, request in asked.items():
+            error = (await request).json()["error"]
+            assert (error["path"], error["message"]) == (path, f"{path}: {words}")
+        name = (await ann.post("/api/attachments?name=a&media_type=no", content=b"x")).json()["error"]
+        assert "pattern" in name["message"], "of other patterns there are no such words"
 
 
 def test_under_v1_errors_have_the_shape_of_openai() -> None:

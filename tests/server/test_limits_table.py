@@ -114,7 +114,7 @@ SIDES: dict[str, tuple[int, Callable[[int], Any]]] = {
     "streams": (1_000, streams("all", 1_000)),
     "streams of a user": (100, streams("ann", 1_000)),
     "depth of a graph": (64, lambda n: parse_graph({"nodes": [], "edges": [], "data": nested(n - 1)})),
-    "messages one after the other": (10_000, lambda n: tree(n, 1)),
+    "messages one after the other": (10_100, lambda n: tree(n, 1)),
     "messages in all": (100_000, lambda n: tree(1, n)),
     "messages for OpenAI": (
         10_000,
@@ -234,10 +234,16 @@ async def test_a_graph_that_asks_a_node_for_more_than_there_is_does_not_run(type
         assert {one["path"] for one in answer.json()["error"]["details"]} == {f"$.nodes[1].data.{list(data)[-1]}"}
 
 
-async def test_too_many_messages_for_openais_api_are_a_bad_request() -> None:
+@pytest.mark.parametrize(("path", "field"), [("chat/completions", "messages"), ("responses", "input")])
+async def test_as_many_messages_for_openais_api_as_may_be_are_answered_and_one_more_is_a_bad_request(
+    path: str, field: str
+) -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("chat", CHAT)
-        said = [{"role": "user", "content": "x"}] * (bodies.MAX_MESSAGES + 1)
-        answer = await ann.post("/v1/chat/completions", json={"model": "chat", "messages": said})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
-        assert answer.json()["error"]["param"] == "messages"
+        body = {"model": "chat", **({"instructions": "Be short."} if field == "input" else {})}
+        said = [{"role": "user", "content": "x"}] * bodies.MAX_MESSAGES
+        most = await ann.post(f"/v1/{path}", json={**body, field: said})
+        assert most.status_code == 200, most.text
+        more = await ann.post(f"/v1/{path}", json={**body, field: [*said, *said[:1]]})
+        assert (more.status_code, more.json()["error"]["code"]) == (400, "invalid_request")
+        assert more.json()["error"]["param"] == field

@@ -216,23 +216,29 @@ async def test_a_route_that_nobody_declared_cannot_be_reached() -> None:
         assert (await nobody.get("/api/forgotten")).status_code == 401
 
 
-async def test_lists_show_ones_own_things_whoever_else_is_asked_for() -> None:
+async def test_lists_show_ones_own_things_and_only_an_admin_may_ask_for_others() -> None:
     async with served() as server, server.client("ann") as ann, server.client("root") as root:
         things = await prepared(server)
         for path, key in (("/api/runs", "runs"), ("/api/chats", "chats"), ("/api/approvals", "approvals")):
-            for query in ({}, {"owner": "bob"}):
+            for query in ({}, {"owner": "ann"}):
                 found = (await ann.get(path, params=query)).json()[key]
                 assert {one["owner"] for one in found} == {"ann"}, path
+            for other in ("bob", "nobody"):
+                refused = await ann.get(path, params={"owner": other})
+                error = refused.json()["error"]
+                assert (refused.status_code, error["code"], error["path"]) == (403, "forbidden", "query.owner")
+                assert "only an admin" in error["message"]
             found = (await root.get(path, params={"owner": "bob"})).json()[key]
             assert {one["owner"] for one in found} == {"bob"}, path
         filtered = await ann.get("/api/approvals", params={"run_id": things["bob"]["run_id"]})
-        assert filtered.json() == {"approvals": []}
+        assert filtered.json() == {"approvals": [], "next": None}
 
 
 async def test_a_page_behind_what_is_not_there_or_not_theirs_is_refused_in_the_same_words() -> None:
     async with served() as server, server.client("ann") as ann, server.client("root") as root:
         things = await prepared(server)
-        for path, key in (("/api/runs", "run_id"), ("/api/chats", "chat_id")):
+        places = (("/api/runs", "run_id"), ("/api/chats", "chat_id"), ("/api/approvals", "approval_id"))
+        for path, key in places:
             refused = [await ann.get(path, params={"before": id}) for id in ("nonsense", things["bob"][key])]
             assert [one.status_code for one in refused] == [422, 422], path
             assert refused[0].json() == refused[1].json()
@@ -248,7 +254,7 @@ async def test_a_cancel_of_anothers_run_changes_nothing() -> None:
         run = await server.host.submit(owner="bob", graph_id="ask", input=1)
         await happened(server, run.id, "run.waiting")
         assert (await ann.post(f"/api/runs/{run.id}/cancel")).json() == {"result": "remembered"}
-        assert await server.stores.cancels.find([run.id], now_ms=0) == {}
+        assert await server.stores.cancels.find({run.id: "bob"}, now_ms=0) == {}
         assert (await server.stores.runs.get(run.id)).status == "waiting"  # type: ignore[union-attr]
 
 
@@ -259,8 +265,33 @@ async def test_a_cancel_of_anothers_run_changes_nothing() -> None:
 async def test_a_cancel_ahead_is_remembered_only_for_ids_that_cannot_be_anothers(run_id: str, status: int) -> None:
     async with served() as server, server.client("ann") as ann:
         assert (await ann.post(f"/api/runs/{run_id}/cancel")).status_code == status
-        remembered = await server.stores.cancels.find([run_id], now_ms=0)
+        remembered = await server.stores.cancels.find({run_id: "ann"}, now_ms=0)
         assert bool(remembered) == (status == 200)
+
+
+async def test_nobody_cancels_ahead_what_another_will_start() -> None:
+    run_id = "01890000-0000-7000-8000-0000000000aa"
+    async with served() as server, server.client("ann") as ann, server.client("bob") as bob:
+        await server.save("echo", ECHO)
+        ahead = await bob.post(f"/api/runs/{run_id}/cancel", json={"reason": "because I can"})
+        assert ahead.json() == {"result": "remembered"}
+        await ann.post("/api/runs", json={"graph_id": "echo", "input": "x", "run_id": run_id})
+        run = await server.host.wait(run_id)
+        assert (run.status, run.output, run.error) == ("completed", "x", None)
+        assert (await bob.post(f"/api/runs/{run_id}/cancel")).json() == {"result": "remembered"}, "as it was before"
+
+
+@pytest.mark.parametrize("canceller", ["ann", "root"])
+async def test_ones_own_cancel_ahead_and_an_admins_strike_whatever_another_has_sent_before(canceller: str) -> None:
+    run_id = "01890000-0000-7000-8000-0000000000aa"
+    async with served() as server, server.client("ann") as ann, server.client("bob") as bob:
+        await server.save("echo", ECHO)
+        await bob.post(f"/api/runs/{run_id}/cancel", json={"reason": "because I can"})
+        async with server.client(canceller) as asker:
+            said = await asker.post(f"/api/runs/{run_id}/cancel", json={"reason": "not needed"})
+        assert said.json() == {"result": "remembered"}
+        run = (await ann.post("/api/runs", json={"graph_id": "echo", "run_id": run_id})).json()
+        assert (run["status"], run["error"]) == ("cancelled", "not needed")
 
 
 async def test_nobody_takes_an_id_that_is_named_after_another() -> None:

@@ -17,16 +17,23 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from penstock.chat.service import ChatService
+from penstock.errors import InvalidValue
 from penstock.hosting.records import GraphRecord
 from penstock.server.auth import User
 from penstock.server.mcp import server_for
 from penstock.server.mcp.calls import LIMITS
-from penstock.server.mcp.tools import RUN, tool_name, tool_of
+from penstock.server.mcp.tools import RUN, input_of, tool_name, tool_of
 from penstock.server.schemas import MAX_MONEY_USD
 from tests.nodes.graphs import graph, node
 from tests.server.openai_service import ANNA, BERT, GRAPHS, Served, serving
 
 MODES = ["legacy", "auto"]
+HELLO: dict[str, Any] = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+}
 
 
 @asynccontextmanager
@@ -97,6 +104,30 @@ def test_a_tool_is_described_by_its_graph() -> None:
     assert tool_of(record({}, description=3)).title == "The graph"
 
 
+@pytest.mark.parametrize(
+    ("kind", "taken", "refused", "called"),
+    [
+        ("text", ["", "5"], [5, True, {}, []], "text"),
+        ("number", [5, 0.5], ["5", True, {}, []], "a number"),
+        ("boolean", [True, False], [1, "true", [], {}], "true or false"),
+        ("object", [{}, {"a": 1}], ["{}", 1, True, []], "an object"),
+        ("list", [[], [1]], [1, "x", True, {}], "a list"),
+        ("any", [1, "x", True, [], {}], [], ""),
+    ],
+)
+def test_a_tool_takes_what_its_schema_says_and_nothing_else(
+    kind: str, taken: list[Any], refused: list[Any], called: str
+) -> None:
+    needed, with_default = (record(graph([node("in", "input", type=kind, **more)])) for more in ({}, {"default": 1}))
+    for value in taken:
+        assert input_of(needed, {"input": value}) is value
+    for value in refused:
+        for one in (needed, with_default):
+            with pytest.raises(InvalidValue, match=f"input must be {called}"):
+                input_of(one, {"input": value})
+    assert input_of(with_default, {"input": None}) is input_of(with_default, {}) is None
+
+
 # Calls
 
 
@@ -136,6 +167,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("parrot", {"input": None}, "input must be given"),
     ("parrot", {"input": 3}, "input must be text"),
     ("parrot", {"input": "x", "more": 1}, "nothing else"),
+    ("plain", {"input": 3}, "input must be text, not 3"),
+    ("plain", {"input": {"a": 1}}, "input must be text"),
     ("broken", {"input": "x"}, "the model fell over"),
 ]
 
@@ -190,22 +223,42 @@ async def test_a_call_that_is_cancelled_cancels_its_run(mode: str, tmp_path: Pat
 
 
 async def test_a_session_is_its_users_alone() -> None:
-    hello = {
-        "jsonrpc": "2.0",
-        "id": 1,
-        "method": "initialize",
-        "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
-    }
     async with serving() as served, httpx2.AsyncClient(base_url=served.url, timeout=30) as http:
         headers = {"Accept": "application/json, text/event-stream"}
         mine = {**headers, "Authorization": f"Bearer {ANNA}"}
-        answer = await http.post("/mcp", json=hello, headers=mine)
+        answer = await http.post("/mcp", json=HELLO, headers=mine)
         session = {"Mcp-Session-Id": answer.headers["mcp-session-id"], "MCP-Protocol-Version": "2025-06-18"}
         ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
         theirs = {**headers, **session, "Authorization": f"Bearer {BERT}"}
         assert (await http.post("/mcp", json=ping, headers=theirs)).status_code == 404
         assert (await http.post("/mcp", json=ping, headers={**mine, **session})).status_code == 200
         assert (await http.post("/mcp", json=ping, headers={**headers, **session})).status_code == 401
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_who_waits_for_a_run_when_the_server_closes_is_told_that_it_was_parked(mode: str) -> None:
+    async with serving() as served, over_http(served, mode=mode) as client:
+        calling = asyncio.ensure_future(client.call_tool("slow", {"input": "x"}))
+        await served.gate.reached.wait()
+        served.app.state.parts.streams.close()
+        await served.host.close(0)
+        result = await calling
+        (run,) = await served.runs()
+        assert (result.is_error, run.status) == (True, "parked")
+        assert text(result).startswith(f"run {run.id} was parked: the server is closing")
+        assert (result.meta or {})[RUN]["status"] == "parked"
+
+
+async def test_a_stream_that_a_client_listens_to_ends_in_order_when_the_server_closes() -> None:
+    headers = {"Accept": "application/json, text/event-stream", "Authorization": f"Bearer {ANNA}"}
+    async with serving() as served, httpx2.AsyncClient(base_url=served.url, headers=headers, timeout=30) as http:
+        session = (await http.post("/mcp", json=HELLO)).headers["mcp-session-id"]
+        async with http.stream("GET", "/mcp", headers={"Mcp-Session-Id": session}) as listening:
+            assert listening.status_code == 200
+            served.app.state.parts.streams.close()
+            assert [piece async for piece in listening.aiter_bytes()] == [], "and not broken off"
+        ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+        assert (await http.post("/mcp", json=ping, headers={"Mcp-Session-Id": session})).status_code == 200
 
 
 async def test_a_server_that_closes_does_not_cancel_what_was_called() -> None:

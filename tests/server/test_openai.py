@@ -11,12 +11,21 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionChunk
 
 from penstock import Agent, ExecutionContext
 from penstock.hosting.host import HostSettings, RunLimits
 from penstock.providers.models import model
 from penstock.providers.models.connections import close_connections
+from penstock.server.openai.wire.described import (
+    CompletionAnswer,
+    Described,
+    ModelFacts,
+    ModelList,
+    ResponseAnswer,
+    ResponseDeleted,
+)
 from penstock.server.schemas import MAX_TIMEOUT_S
 from tests.server.openai_service import ANNA, BERT, GRAPHS, VERA, Served, serving
 
@@ -52,6 +61,30 @@ async def test_graphs_are_models() -> None:
         one = await client.models.retrieve("parrot")
         assert (one.id, one.object, one.owned_by, one.created) == ("parrot", "model", "anna", 1_700_000_000)
         assert one.model_extra == {"penstock": {"name": "The parrot", "version": 1, "chat": True}}
+
+
+async def test_every_answer_is_as_the_description_of_the_api_says() -> None:
+    asked: list[tuple[str, str, dict[str, Any] | None, type[Described]]] = [
+        ("GET", "/v1/models", None, ModelList),
+        ("GET", "/v1/models/parrot", None, ModelFacts),
+        ("POST", "/v1/chat/completions", {"model": "parrot", "messages": said("x")}, CompletionAnswer),
+        ("POST", "/v1/responses", {"model": "parrot", "input": "x"}, ResponseAnswer),
+        ("POST", "/v1/responses", {"model": "broken", "input": "x"}, ResponseAnswer),
+        ("POST", "/v1/responses", {"model": "slow", "input": "x", "background": True}, ResponseAnswer),
+        ("GET", "/v1/responses/{response_id}", None, ResponseAnswer),
+        ("POST", "/v1/responses/{response_id}/cancel", None, ResponseAnswer),
+        ("DELETE", "/v1/responses/{response_id}", None, ResponseDeleted),
+    ]
+    headers = {"Authorization": f"Bearer {ANNA}"}
+    async with serving() as served, httpx2.AsyncClient(base_url=served.url, headers=headers, timeout=30) as client:
+        id, paths = "", served.app.openapi()["paths"]
+        for method, path, body, model in asked:
+            answer = await client.request(method, path.replace("{response_id}", id), json=body)
+            assert answer.status_code == 200, answer.text
+            model.model_validate(answer.json(), strict=True)
+            id = answer.json().get("id", "")
+            described = paths[path.replace("/parrot", "/{model_id}")][method.lower()]["responses"]["200"]["content"]
+            assert described["application/json"]["schema"] == {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
 async def test_a_version_of_a_graph_is_a_model() -> None:
@@ -276,7 +309,7 @@ async def test_a_quiet_stream_says_that_it_is_there() -> None:
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
-async def test_a_stream_that_waits_for_an_approval_says_that_it_is_there(path: str) -> None:
+async def test_a_stream_that_waits_for_an_approval_says_so_and_that_it_is_there(path: str) -> None:
     async with serving(heartbeat_s=0.01) as served, httpx2.AsyncClient() as client:
         headers = {"Authorization": f"Bearer {ANNA}"}
         body = {"model": "question", "messages": said("do it"), "input": "do it", "stream": True}
@@ -287,8 +320,14 @@ async def test_a_stream_that_waits_for_an_approval_says_that_it_is_there(path: s
                 waiting = await served.stores.approvals.list(states=("waiting",))
                 beats += line.startswith(":") and bool(waiting)
                 if beats == 2 and waiting:
-                    await served.host.answer(waiting[0].id, "approved", by="anna")
+                    run_id, approval_id = waiting[0].run_id, waiting[0].id
+                    later = await client.get(f"{served.url}/v1/responses/resp_{run_id}", headers=headers)
+                    (asked,) = later.json()["penstock"]["approvals"]
+                    assert (asked["id"], asked["question"]) == (approval_id, "Really?")
+                    await client.post(f"{served.url}{asked['answer'][0].removeprefix('POST ')}", headers=headers)
         assert beats >= 2
+        assert f"POST /api/approvals/{approval_id}/approve" in told
+        assert f'"run_id":"{run_id}"' in told
         assert "do it" in told
 
 
@@ -335,6 +374,58 @@ async def test_an_answer_that_a_limit_cuts_short_is_kept_and_says_why() -> None:
 
 
 TOO_LONG = {"timeout_s": MAX_TIMEOUT_S + 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_the_graph_cuts_short_says_so(stream: bool) -> None:
+    async with serving() as served, served.client() as client:
+        text, finish, facts = await _counted(client, "short", stream)
+        assert (text, finish) == ("1, 2, 3, 4, 5, ", "length")
+        assert (facts["status"], facts["stop_reason"]) == ("completed", None)
+        response = await client.responses.create(model="short", input="count to 9")
+        assert (response.status, response.output_text) == ("incomplete", "1, 2, 3, 4, 5, ")
+        assert response.incomplete_details is not None
+        assert response.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [({"max_tokens": 40}, "token_limit_exceeded"), ({"max_cost_usd": "0.00002"}, "budget_exceeded")],
+)
+async def test_an_answer_that_money_or_tokens_end_in_the_middle_is_kept_and_goes_on_with_more(
+    stream: bool, limits: dict[str, Any], reason: str
+) -> None:
+    async with serving() as served, served.client() as client:
+        text, finish, facts = await _counted(client, "example", stream, limits)
+        assert text.startswith("1, 2, 3, ")
+        assert "9." not in text
+        assert (finish, facts["status"], facts["stop_reason"]) == ("length", "halted", reason)
+        more = {"max_tokens": 1_000} if "max_tokens" in limits else {"max_cost_usd": "1"}
+        await served.host.grant(facts["run_id"], more, by="anna")
+        await served.run(facts["run_id"])
+        later = await client.responses.retrieve(f"resp_{facts['run_id']}")
+        assert (later.status, later.output_text) == ("completed", COUNTED)
+
+
+COUNTED = ", ".join(map(str, range(1, 40))) + "."
+
+
+async def _counted(
+    client: AsyncOpenAI, model: str, stream: bool, limits: dict[str, Any] | None = None
+) -> tuple[str, str | None, dict[str, Any]]:
+    """The text, why it ended, and what is known of the run."""
+    extra = {"penstock": {"limits": limits or {}}}
+    if not stream:
+        whole = await client.chat.completions.create(model=model, messages=said("count to 39"), extra_body=extra)
+        (choice,) = whole.choices
+        return choice.message.content or "", choice.finish_reason, (whole.model_extra or {})["penstock"]
+    chunks = await client.chat.completions.create(
+        model=model, messages=said("count to 39"), stream=True, extra_body=extra
+    )
+    read = [chunk async for chunk in chunks]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in read)
+    return text, read[-1].choices[0].finish_reason, (read[-1].model_extra or {})["penstock"]
 
 
 async def test_limits_above_what_may_be_asked_for_are_refused() -> None:
@@ -577,6 +668,26 @@ async def test_a_run_that_is_parked_is_told_so() -> None:
         assert (parked.value.status_code, parked.value.code) == (503, "parked")
         with pytest.raises(openai.APIError):
             await stream
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+async def test_streams_end_and_nothing_is_begun_when_the_server_closes(path: str) -> None:
+    async with serving() as served, httpx2.AsyncClient(timeout=30) as client:
+        url, headers = f"{served.url}/v1/{path}", {"Authorization": f"Bearer {ANNA}"}
+        body = {"model": "slow", "messages": said("x"), "input": "x"}
+        async with client.stream("POST", url, json={**body, "stream": True}, headers=headers) as answer:
+            await served.gate.reached.wait()
+            served.app.state.parts.streams.close()
+            told = (await answer.aread()).decode()
+        (run,) = await served.runs()
+        assert '"code":"parked"' in told
+        assert f"GET /v1/responses/resp_{run.id}" in told
+        assert run.status == "running"  # it goes on, whoever listens
+        for stream in (False, True):
+            refused = await client.post(url, json={**body, "stream": stream}, headers=headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+            assert "x-should-retry" not in refused.headers
+        assert len(await served.runs()) == 1
 
 
 async def test_a_question_is_waited_for() -> None:

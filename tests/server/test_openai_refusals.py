@@ -33,11 +33,16 @@ async def posted(served: Served, path: str, body: dict[str, Any], method: str = 
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": [*SAID, {"role": "user", "content": ""}]}, "messages.1.content", "something to say"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 1_000_001}]}, "messages.0.content", "at most 1,000,000"),
-    (CHAT, {"messages": [{"role": "user", "content": [PICTURE] * 21}]}, "messages", "at most 20"),
+    (CHAT, {"messages": [{"role": "user", "content": [PICTURE] * 21}]}, "messages.0.content", "at most 20"),
     (CHAT, {"messages": [{"role": "user", "content": [BROKEN]}]}, "messages.0.content.0.image_url.url", "string"),
     (CHAT, {"messages": [*SAID, {"role": "tool", "content": "3"}]}, "messages", "runs its tools itself"),
     (CHAT, {"messages": SAID, "stream": "yes"}, "stream", "boolean"),
     (CHAT, {"messages": SAID, "stream": 1}, "stream", "boolean"),
+    (CHAT, {"messages": SAID, "n": "1"}, "n", "integer"),
+    (CHAT, {"messages": SAID, "n": True}, "n", "integer"),
+    (CHAT, {"messages": SAID, "max_tokens": "5"}, "max_tokens", "integer"),
+    (CHAT, {"messages": SAID, "temperature": "0.5"}, "temperature", "number"),
+    (RESPONSES, {"input": [{**OUTPUT, "output": {"a": 1}}, *SAID]}, "input.0.output", "string"),
     (CHAT, {"messages": SAID, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage", "boolean"),
     (CHAT, {"messages": SAID, "penstock": {"limits": {"max_steps": -1}}}, "penstock.limits.max_steps", "whole number"),
     (CHAT, {"messages": SAID, "penstock": {"limits": {"max_tokens": 9}}}, "penstock.limits.max_tokens", "at most 5"),
@@ -80,6 +85,29 @@ async def test_a_place_in_the_query_has_its_own_name_and_what_is_no_json_has_non
         async with httpx2.AsyncClient(base_url=served.url, headers={"Authorization": f"Bearer {ANNA}"}) as http:
             answer = await http.post(CHAT, content=b'{"model": nonsense', headers={"Content-Type": "application/json"})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b'{"model": "parrot", "input": "a\\u0000b"}', "bad_text", "input"),
+        (b'{"model": "parrot", "input": "\\ud800"}', "bad_text", "input"),
+        (b'{"model": "parrot", "input": "x", "temperature": NaN}', "bad_number", None),
+        (b'{"model": "parrot", "input": "x", "top_p": 1e999}', "bad_number", "top_p"),
+        (b'{"model": "parrot", "input": "x", "tools": ' + b"[" * 200 + b"]" * 200 + b"}", "too_deep", None),
+        (b'{"model": "parrot", "model": "plain", "input": "x"}', "duplicate_key", None),
+    ],
+    ids=["NUL", "half a pair", "NaN", "too large", "too deep", "twice"],
+)
+async def test_json_that_nobody_can_work_with_is_400_as_every_fault_of_a_request(
+    body: bytes, code: str, param: str | None
+) -> None:
+    async with serving() as served, httpx2.AsyncClient(base_url=served.url) as client:
+        headers = {"Authorization": f"Bearer {ANNA}", "Content-Type": "application/json"}
+        answer = await client.post(RESPONSES, content=body, headers=headers)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["code"]) == (400, "invalid_request_error", code)
+        assert param is None or error["param"] == param
 
 
 async def test_the_result_of_a_tool_does_not_go_on_with_a_response() -> None:

@@ -12,6 +12,7 @@ import pytest
 from openai.types.responses import Response
 
 from penstock.hosting.host import RunLimits
+from penstock.hosting.records import HostedEvent, RunRecord
 from tests.server.openai_service import ANNA, BERT, GRAPHS, Served, serving
 
 
@@ -153,6 +154,19 @@ async def test_a_thousand_pieces_come_in_order() -> None:
         assert "".join(pieces) == final.output_text == " ".join(str(number) for number in range(1000))
 
 
+async def test_of_a_long_answer_that_was_cut_short_every_piece_is_there_when_it_is_looked_at_again() -> None:
+    pieces = [f"{number} " for number in range(2_500)]
+    said = [HostedEvent(at, 0, "text.delta", {"node_id": "agent", "text": piece}) for at, piece in enumerate(pieces, 1)]
+    async with serving() as served, served.client() as client:
+        await served.host.close()
+        await served.stores.runs.add(RunRecord("r", "anna", "parrot", 1))
+        await served.stores.runs.claim("w", now_ms=0, lease_ms=1_000)
+        await served.stores.events.append("r", 1, [*said, HostedEvent(2_501, 0, "run.cancelled")])
+        await served.stores.runs.update("r", 1, status="cancelled")
+        later = await client.responses.retrieve("resp_r")
+        assert (later.status, later.output_text) == ("cancelled", "".join(pieces))
+
+
 async def test_a_response_goes_on_from_an_earlier_one() -> None:
     async with serving() as served, served.client() as client:
         first = await client.responses.create(model="listener", input="One")
@@ -193,6 +207,15 @@ async def test_what_cannot_go_on_is_said() -> None:
                 input=[{"role": "system", "content": "New rules."}, {"role": "user", "content": "y"}],
                 previous_response_id=parrot.id,
             )
+        again = await served.host.replay(parrot.id.removeprefix("resp_"), owner="anna")
+        await served.run(again.id)
+        with pytest.raises(openai.BadRequestError, match=f"this one is a replay of run .*not 'resp_{again.id}'"):
+            await client.responses.create(model="parrot", input="y", previous_response_id=f"resp_{again.id}")
+        (chat,) = await served.stores.chats.list(owner="anna")
+        await served.stores.chats.remove(chat.id)
+        with pytest.raises(openai.NotFoundError, match=f"conversation of response '{parrot.id}' was deleted") as gone:
+            await client.responses.create(model="parrot", input="y", previous_response_id=parrot.id)
+        assert gone.value.param == "previous_response_id"
         for id in ("resp_nothing", "nonsense", "resp_"):
             with pytest.raises(openai.NotFoundError) as refused:
                 await client.responses.create(model="parrot", input="y", previous_response_id=id)
@@ -228,7 +251,8 @@ async def test_a_response_can_be_cancelled() -> None:
         await served.gate.reached.wait()
         cancelled = await client.responses.cancel(response.id)
         assert cancelled.status == "cancelled"
-        assert cancelled.error is not None
+        assert cancelled.error is None
+        assert (cancelled.model_extra or {})["penstock"]["message"] == "cancelled over /v1/responses"
         assert (await client.responses.cancel(response.id)).status == "cancelled"
 
 
@@ -266,6 +290,19 @@ async def test_a_client_that_leaves_cancels_its_run_unless_it_is_in_the_backgrou
         if background:
             served.gate.opened.set()
         assert (await served.run(run.id)).status == ("completed" if background else "cancelled")
+
+
+async def test_who_looks_at_a_response_again_and_leaves_cancels_nothing() -> None:
+    async with serving() as served, served.client() as client:
+        response = await client.responses.create(model="slow", input="x", background=True)
+        await served.gate.reached.wait()
+        again = await client.responses.retrieve(response.id, stream=True)
+        assert (await anext(aiter(again))).type == "response.created"
+        await again.close()
+        await served.nobody_reads()
+        served.gate.opened.set()
+        ended = await until(served, client, response)
+        assert (ended.status, ended.output_text) == ("completed", "After all: x")
 
 
 async def test_a_client_that_leaves_before_its_answer_cancels_its_run() -> None:

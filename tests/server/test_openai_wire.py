@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from penstock.errors import InvalidValue
 from penstock.hosting.records import HostedEvent
 from penstock.server.openai.refusals import failure_of, refusal_of
-from penstock.server.openai.wire.answer import Answer, Ended, Piece, Said, Used, Withdrawn, fold, speakers
+from penstock.server.openai.wire.answer import Answer, Ended, Piece, Said, Used, Waits, Withdrawn, fold, speakers
 from penstock.server.openai.wire.bodies import ChatCompletionBody, ResponseBody
 from penstock.server.openai.wire.chunks import Completion
 from penstock.server.openai.wire.conversation import (
@@ -371,6 +371,111 @@ def test_a_tool_is_told_beside_the_protocol() -> None:
     assert chunk["penstock"]["tool_call"] == {"id": "call_look", "name": "look", "arguments": '{"at": 1}'}
 
 
+def asks(id: str, node_id: str = "ask") -> tuple[str, dict[str, Any]]:
+    approval = {"id": id, "run_id": "r1", "node_id": node_id, "question": "Really?", "value": 1, "state": "waiting"}
+    return "approval.requested", {"approval": approval}
+
+
+def answers(id: str) -> tuple[str, dict[str, Any]]:
+    return "approval.answered", {"approval_id": id, "state": "approved", "by": "ann"}
+
+
+ASKED_AP = {
+    "id": "ap-1",
+    "node_id": "ask",
+    "question": "Really?",
+    "answer": [f"POST /api/approvals/ap-1/{verdict}" for verdict in ("approve", "edit", "reject")],
+}
+
+
+def test_what_a_run_asks_people_is_told_beside_the_protocol() -> None:
+    pieces, _ = told(asks("ap-1"), ("run.waiting", {}), answers("ap-1"), completes("x"))
+    _, first, then, *_ = streamed(pieces)
+    ChatCompletionChunk.model_validate(first)
+    assert first["choices"][0]["delta"] == {}
+    assert first["penstock"] == {"run_id": "r1", "approvals": [ASKED_AP]}
+    assert then["penstock"] == {"run_id": "r1", "approvals": []}
+
+
+def test_a_response_says_what_it_waits_for_as_long_as_it_does() -> None:
+    under_way, stream = response_of(told(asks("ap-1"))[0])
+    assert STREAM_EVENT.validate_python(stream[-1]).type == "response.in_progress"
+    assert stream[-1]["response"]["penstock"]["approvals"] == [ASKED_AP]
+    assert under_way.to_dict()["penstock"]["approvals"] == [ASKED_AP]
+    under_way, stream = response_of(told(asks("ap-1"), answers("ap-1"), says("So."), completes("So."))[0])
+    assert stream[3]["response"]["penstock"]["approvals"] == []
+    assert "approvals" not in under_way.to_dict()["penstock"]
+    assert [event["sequence_number"] for event in stream] == list(range(len(stream)))
+
+
+@pytest.mark.parametrize(
+    ("what", "waiting"),
+    [
+        ([asks("a"), asks("b")], [["a"], ["a", "b"]]),
+        ([asks("a"), asks("b"), answers("a")], [["a"], ["a", "b"], ["b"]]),
+        ([asks("a"), ("run.parked", {}), RESUMED, asks("a")], [["a"]]),
+        ([asks("a"), ("node.completed", {"node_id": "ask"})], [["a"], []]),
+        ([asks("a"), ("node.failed", {"node_id": "other"}), answers("c")], [["a"]]),
+    ],
+    ids=["two", "one of two answered", "asked again after a takeover", "nobody answered in time", "others"],
+)
+def test_what_it_waits_for_is_told_when_it_changes(what: Any, waiting: list[list[str]]) -> None:
+    pieces, _ = told(*what)
+    assert [[one.id for one in piece.questions] for piece in pieces if isinstance(piece, Waits)] == waiting
+
+
+@pytest.mark.parametrize(("cut", "detail"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
+def test_an_answer_that_the_model_did_not_finish_says_so(cut: str, detail: str) -> None:
+    what = completes("1, 2, ")
+    pieces, answer = told(says("1, 2, "), (what[0], {**what[1], "finish_reason": cut}))
+    assert streamed(pieces)[-1]["choices"][0]["finish_reason"] == cut
+    whole = ChatCompletion.model_validate(completion().whole(answer))
+    assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == ("1, 2, ", cut)
+    under_way, stream = response_of(pieces)
+    assert STREAM_EVENT.validate_python(stream[-1]).type == "response.incomplete"
+    body = under_way.to_dict()
+    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": detail})
+    assert (body["completed_at"], body["output"][-1]["status"]) == (None, "incomplete")
+    assert body["penstock"]["status"] == "completed"
+
+
+def test_an_error_says_what_the_run_has_used() -> None:
+    ended = told(says("So"), FAILED)[1].ended
+    assert ended is not None
+    refused = failure_of(ended, "r1", has_text=True)
+    assert refused is not None
+    assert refused.to_dict()["error"]["penstock"] == {
+        "run_id": "r1",
+        "status": "failed",
+        "cost_usd": 0.25,
+        "stop_reason": "ValueError",
+        "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, "cost": 0.25},
+    }
+
+
+def test_that_a_model_has_no_price_is_told_for_whoever_asks_and_not_for_whoever_programs() -> None:
+    words = "no price is known for model 'gpt-9'; register one, or pass a cost hint"
+    pieces, answer = told(("run.halted", {"stop_reason": "price_unknown", "message": words}))
+    assert answer.ended is not None
+    refused = failure_of(answer.ended, "r1", has_text=False)
+    assert refused is not None
+    assert (refused.status, refused.code, refused.param) == (503, "price_unknown", "model")
+    for message in (refused.message, response_of(pieces)[0].to_dict()["error"]["message"]):
+        assert "no price is known for model 'gpt-9'" in message
+        assert "whoever runs the server has to register it" in message
+        assert "cost hint" not in message
+
+
+def test_what_only_calls_under_way_hold_is_asked_for_again_in_a_moment() -> None:
+    halted = {"stop_reason": "budget_exceeded", "message": "held", "whose": "owner", "momentary": True}
+    ended = told(("run.halted", halted))[1].ended
+    assert ended is not None
+    refused = failure_of(ended, "r1", has_text=False)
+    assert refused is not None
+    assert "ask again in a moment" in refused.message
+    assert "another day" not in refused.message
+
+
 def test_a_completion_says_what_it_cost_and_what_it_did_not_do() -> None:
     _, answer = told(says("First."), uses("t", {}), says("Then."), completes("Then."))
     body = completion(ignored=["temperature"]).whole(answer)
@@ -460,7 +565,8 @@ def test_the_events_of_a_response_are_those_of_the_official_types() -> None:
 
 
 def test_the_official_stream_helper_puts_the_same_response_together() -> None:
-    pieces, _ = told(says("Let me see."), uses("look", {"at": 1}), says("It is"), completes("It is 5."))
+    asked = (asks("ap-1"), answers("ap-1"))
+    pieces, _ = told(says("Let me see."), uses("look", {"at": 1}), *asked, says("It is"), completes("It is 5."))
     _, stream = response_of(pieces)
     state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[], text_format=omit)
     for event in stream:
@@ -489,7 +595,7 @@ def test_every_end_of_a_run_is_a_status(end: tuple[str, dict[str, Any]], status:
     STREAM_EVENT.validate_python(stream[-1])
     read = Response.model_validate(under_way.to_dict())
     assert read.status == status
-    assert (read.error is not None) == (status in {"failed", "cancelled"})
+    assert (read.error is not None) == (status == "failed")
     assert (read.incomplete_details is not None) == (status == "incomplete")
     if end is not None and status == "incomplete":
         assert under_way.output[-1]["status"] == "incomplete"
@@ -548,6 +654,53 @@ def test_every_role_is_understood() -> None:
         Turn("assistant", "No."),
         Turn("user", "Why? 🙂"),
     ]
+
+
+def test_whatever_way_a_tool_call_is_told_its_name_and_what_it_was_given_are_kept() -> None:
+    custom = {"id": "c2", "type": "custom", "custom": {"name": "shell", "input": "ls -l"}}
+    plain = {"id": "c3", "type": "function", "function": {"name": "now", "arguments": ""}}
+    turns = of_chat_completion(
+        chat(
+            [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": None, "tool_calls": [custom, plain]},
+                {"role": "assistant", "content": None, "function_call": {"name": "old", "arguments": '{"a":1}'}},
+                {"role": "function", "name": "old", "content": "1"},
+                {"role": "assistant", "content": None, "refusal": "I will not."},
+                {"role": "user", "content": "y"},
+            ]
+        )
+    )
+    assert [turn.text for turn in turns[1:5]] == [
+        "[called shell with ls -l]\n[called now with {}]",
+        '[called old with {"a":1}]',
+        "[old gave: 1]",
+        "I will not.",
+    ]
+
+
+def test_whatever_a_tool_gave_is_told_as_text_and_pictures_are_taken() -> None:
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,eA=="}
+    said = [{"type": "input_text", "text": "It is"}, {"type": "input_text", "text": "bright."}]
+    turns = of_response(
+        respond(
+            [
+                {"type": "custom_tool_call", "call_id": "c1", "name": "shell", "input": "ls -l"},
+                {"type": "custom_tool_call_output", "call_id": "c1", "output": [*said, picture]},
+                {"type": "function_call_output", "call_id": "c2", "output": said},
+                {"type": "mcp_call", "id": "m", "name": "look", "arguments": "{}", "server_label": "s", "output": "☀"},
+                {"role": "user", "content": "And?"},
+            ]
+        )
+    )
+    assert [turn.text for turn in turns[:-1]] == [
+        "[called shell with ls -l]",
+        "[a tool gave: It is\nbright.]",
+        "[a tool gave: It is\nbright.]",
+        "[called look with {}]\n[look gave: ☀]",
+    ]
+    assert [file.content for file in turns[1].files] == [b"x"]
+    assert [turn.is_of_tool for turn in turns] == [False, True, True, False, False]
 
 
 def test_items_of_a_response_are_understood() -> None:
@@ -664,6 +817,54 @@ def test_what_has_no_effect_is_listed() -> None:
     assert body.ignored() == ["max_tokens", "seed", "stop", "temperature", "tools"]
 
 
+def test_what_has_no_effect_inside_of_a_field_is_listed_by_its_place() -> None:
+    named = [{"role": "user", "name": "Ann", "content": "x"}, {"role": "tool", "name": "look", "content": "3"}]
+    answered = {"role": "assistant", "content": "x", "audio": {"id": "a1"}, "annotations": [], "refusal": None}
+    body = chat([*named, answered, *named[:1]], stream_options={"include_obfuscation": False})
+    assert body.ignored() == ["messages.*.audio", "messages.*.name", "stream_options.include_obfuscation"]
+    asked = respond("x", text={"verbosity": "low", "format": {"type": "text"}})
+    assert asked.ignored() == ["text.verbosity"]
+
+
+def test_who_the_user_is_matters_where_a_conversation_begins() -> None:
+    said = [{"role": "user", "content": "x"}]
+    assert chat(said, user="ann").ignored() == []
+    assert chat(said, user="ann").ignored(is_heard=False) == ["user"]
+    assert respond("x", user="ann").ignored() == []
+    assert respond("x", user="ann", previous_response_id="resp_1").ignored() == ["user"]
+
+
+NULLED = [
+    "stream",
+    "stream_options",
+    "penstock",
+    "temperature",
+    "n",
+    "stop",
+    "metadata",
+    "tools",
+    "user",
+    "store",
+    "text",
+]
+
+
+@pytest.mark.parametrize("kind", [chat, respond])
+def test_what_is_null_was_not_given(kind: Any) -> None:
+    said = [{"role": "user", "content": "x", "name": None, "audio": None, "tool_calls": None}]
+    given_body = kind(said, **dict.fromkeys([*NULLED, "background", "previous_response_id", "instructions"]))
+    assert given_body == kind([{"role": "user", "content": "x"}])
+    assert given_body.ignored() == []
+    inside = kind(said, stream_options={"include_usage": None}, penstock={"run_id": None, "on_disconnect": None})
+    assert inside.penstock == kind(said).penstock
+
+
+@pytest.mark.parametrize("name", ["model", "messages"])
+def test_what_has_to_be_given_cannot_be_null(name: str) -> None:
+    with pytest.raises(ValidationError, match="required"):
+        ChatCompletionBody.model_validate({"model": "g", "messages": [{"role": "user", "content": "x"}], name: None})
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -671,6 +872,14 @@ def test_what_has_no_effect_is_listed() -> None:
         {"temperature": 3},
         {"max_tokens": 0},
         {"max_tokens": "many"},
+        {"max_tokens": "5"},
+        {"max_completion_tokens": 5.5},
+        {"temperature": "0.5"},
+        {"temperature": True},
+        {"top_p": "1"},
+        {"n": "1"},
+        {"n": True},
+        {"n": 1.5},
         {"messages": []},
         {"messages": [{"role": "alien", "content": "x"}]},
         {"messages": [{"role": "user", "content": "\ud800"}]},
@@ -729,13 +938,25 @@ def test_any_input_is_taken_or_refused_and_never_breaks(input: Any) -> None:
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["text.delta", "tool.call", "run.completed", "run.halted", "run.parked", "run.resumed", "x"]),
+        st.sampled_from(
+            [
+                "text.delta",
+                "tool.call",
+                "run.completed",
+                "run.halted",
+                "run.parked",
+                "run.resumed",
+                "approval.requested",
+                "x",
+            ]
+        ),
         st.fixed_dictionaries(
             {
                 "node_id": st.sampled_from(["agent", "other"]),
                 "source": st.sampled_from(["main", "main/a"]),
                 "text": st.text(max_size=4),
                 "call": JSON,
+                "approval": st.fixed_dictionaries({"id": st.sampled_from(["a", "b"])}) | JSON,
                 "output": st.text(max_size=6) | JSON.filter(lambda one: not isinstance(one, float)),
             }
         ),

@@ -85,7 +85,7 @@ async def test_a_server_whose_file_is_read_only_is_not_ready(tmp_path: Path, suf
 async def test_asking_leaves_nothing_that_anybody_could_find(tmp_path: Path) -> None:
     async with serving(tmp_path / "data.db") as (stores, client):
         assert (await client.get("/ready")).status_code == 200
-        assert await stores.cancels.find([NOBODY], now_ms=ManualClock().time_ns() // 1_000_000) == {}
+        assert await stores.cancels.find({NOBODY: NOBODY}, now_ms=ManualClock().time_ns() // 1_000_000) == {}
         with pytest.raises(KeyError):
             await asyncio.to_thread(stores.ledger.balance, NOBODY)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -14,15 +15,20 @@ from typing import Any
 
 import httpx2
 import pytest
+from openai import AsyncOpenAI, InternalServerError
 
 from penstock.errors import InvalidValue
-from penstock.server.serve import greeting, listen
+from penstock.server.guards.asgi import Message, Receive, Scope, Send
+from penstock.server.serve import Answered, ServerProcess, greeting, listen
 from penstock.server.settings import ServerSettings
-from tests.server.served import TOKENS
+from tests.server.served import SECRETS, TOKENS, eventually, served, wire
+from tests.server.test_mcp_sessions import ACCEPT, HELLO
 
 PROGRAM = """
 import asyncio, sys
+from pathlib import Path
 from penstock.hosting.host import HostSettings
+from penstock.nodes import executors
 from penstock.server.serve import serve
 from penstock.server.settings import ServerSettings
 from penstock.kernel.executor import ExecutionResult
@@ -32,16 +38,21 @@ class Wait:
     async def execute(self, data, inputs, context):
         if sys.argv[2] == "wait":
             await asyncio.Event().wait()
+        elif sys.argv[2] != "go on":
+            await asyncio.to_thread(Path(sys.argv[2]).read_text)
         return ExecutionResult(outputs={"output": DataValue("text", "done")})
 
 async def prepare(host):
-    document = {"nodes": [{"id": "w", "type": "wait", "position": {"x": 0, "y": 0}, "data": {}}], "edges": []}
-    await host.stores.graphs.save("wait", "local", "wait", document, now_ms=1)
+    waits, asks = ({"id": type, "type": type, "data": {}} for type in ("wait", "approval"))
+    begins = {"id": "in", "type": "input", "data": {}}
+    edge = {"id": "e", "source": "in", "target": "approval", "data": {"channel": "flow"}}
+    for id, nodes, edges in (("wait", [waits], []), ("approval", [begins, asks], [edge])):
+        await host.stores.graphs.save(id, "local", id, {"nodes": nodes, "edges": edges}, now_ms=1)
 
 settings = HostSettings(drain_s=float(sys.argv[3]), tick_s=0.05)
 asyncio.run(serve(
-    ServerSettings(port=0), url="sqlite:///" + sys.argv[1], host_settings=settings, executors={"wait": Wait()},
-    prepare=prepare, announce=lambda text: print(text, flush=True),
+    ServerSettings(port=0), url="sqlite:///" + sys.argv[1], host_settings=settings,
+    executors={**executors(), "wait": Wait()}, prepare=prepare, announce=lambda text: print(text, flush=True),
 ))
 print("closed", flush=True)
 """
@@ -99,6 +110,163 @@ async def test_what_runs_is_parked_at_the_end_and_goes_on_at_the_next_beginning(
         assert types[-1] == "run.completed"
         second.send_signal(signal.SIGTERM)
         assert "closed" in await ended(second)
+
+
+# Whoever waits for a run when the server stops
+
+
+Given = list[tuple[str, dict[str, Any]]]
+SAID = [{"role": "user", "content": "x"}]
+CALL = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "wait", "arguments": {"input": "x"}}}
+ASKED: Given = [
+    ("/v1/chat/completions", {"model": "wait", "messages": SAID}),
+    ("/v1/chat/completions", {"model": "approval", "messages": SAID}),
+    ("/v1/responses", {"model": "wait", "input": "x"}),
+    ("/v1/responses", {"model": "approval", "input": "x"}),
+]
+
+
+async def under_way(client: httpx2.AsyncClient, number: int) -> list[dict[str, Any]]:
+    """So many runs, once they have all begun and those that ask have asked."""
+    while True:
+        runs = (await client.get("/api/runs")).json()["runs"]
+        states = ["waiting" if run["graph_id"] == "approval" else "running" for run in runs]
+        if len(runs) == number and [run["status"] for run in runs] == states:
+            return list(runs)
+
+
+async def listens_no_more(client: httpx2.AsyncClient) -> None:
+    while True:
+        try:
+            await client.get("/health")
+        except httpx2.TransportError:
+            return
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+async def test_whoever_waits_for_a_run_that_is_parked_is_told_so_and_where_it_is(tmp_path: Path, signals: int) -> None:
+    drain_s = "0" if signals == 1 else "600"
+    async with (
+        process(str(tmp_path / "data.db"), "wait", drain_s) as (server, address),
+        httpx2.AsyncClient(base_url=address, headers=ACCEPT, timeout=60) as client,
+    ):
+        session = (await client.post("/mcp", json=HELLO)).headers["mcp-session-id"]
+        called = asyncio.ensure_future(client.post("/mcp", json=CALL, headers={"Mcp-Session-Id": session}))
+        waiting = [asyncio.ensure_future(client.post(path, json=body)) for path, body in ASKED]
+        await under_way(client, len(ASKED) + 1)
+        server.send_signal(signal.SIGTERM)
+        if signals == 2:
+            await listens_no_more(client)
+            server.send_signal(signal.SIGTERM)
+        for answer in await asyncio.gather(*waiting):
+            assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "false"), answer.text
+            error = answer.json()["error"]
+            assert (error["type"], error["code"]) == ("service_unavailable_error", "parked")
+            assert f"GET /v1/responses/resp_{error['run_id']}" in error["message"]
+            assert f"GET /api/runs/{error['run_id']}" in error["message"]
+        *_, told = [line[6:] for line in (await called).text.splitlines() if line.startswith("data: {")]
+        result = json.loads(told)["result"]
+        assert (result["isError"], " was parked: " in result["content"][0]["text"]) == (True, True)
+        assert "closed" in await ended(server)
+
+
+async def test_the_sdk_does_not_ask_again_for_a_run_that_is_parked(tmp_path: Path) -> None:
+    database = str(tmp_path / "data.db")
+    async with (
+        process(database, "wait", "0") as (first, address),
+        httpx2.AsyncClient(base_url=address, timeout=60) as http,
+        AsyncOpenAI(api_key="-", base_url=f"{address}/v1") as client,
+    ):
+        asked = asyncio.ensure_future(client.responses.create(model="wait", input="x"))
+        (run,) = await under_way(http, 1)
+        first.send_signal(signal.SIGTERM)
+        with pytest.raises(InternalServerError) as parked:
+            await asked
+        assert (parked.value.code, parked.value.body["run_id"]) == ("parked", run["id"])  # type: ignore[index]
+        assert "closed" in await ended(first)
+    async with (
+        process(database, "go on", "0") as (second, address),
+        httpx2.AsyncClient(base_url=address, timeout=60) as http,
+        AsyncOpenAI(api_key="-", base_url=f"{address}/v1") as client,
+    ):
+        await http.get(f"/api/runs/{run['id']}/events")  # up to its end
+        later = await client.responses.retrieve(f"resp_{run['id']}")
+        assert (later.status, later.output_text) == ("completed", "done")
+        assert len((await http.get("/api/runs")).json()["runs"]) == 1
+        second.send_signal(signal.SIGTERM)
+        assert "closed" in await ended(second)
+
+
+async def test_an_answer_that_comes_while_the_server_lets_runs_end_is_given(tmp_path: Path) -> None:
+    let_go = tmp_path / "let go"
+    os.mkfifo(let_go)
+    async with (
+        process(str(tmp_path / "data.db"), str(let_go), "600") as (server, address),
+        httpx2.AsyncClient(base_url=address, timeout=60) as client,
+    ):
+        asked = asyncio.ensure_future(client.post("/v1/chat/completions", json={"model": "wait", "messages": SAID}))
+        await under_way(client, 1)
+        server.send_signal(signal.SIGTERM)
+        await listens_no_more(client)
+        await asyncio.to_thread(let_go.write_text, "now")
+        answer = await asked
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"]["content"] == "done"
+        assert "closed" in await ended(server)
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_an_answer_that_is_cancelled_is_refused_in_the_shape_of_its_route_unless_it_has_begun(
+    has_begun: bool,
+) -> None:
+    sent: list[Message] = []
+    reached = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if has_begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        reached.set()
+        await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        raise AssertionError("nobody reads the body")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    answering = asyncio.ensure_future(Answered(app)({"type": "http", "path": "/v1/responses"}, receive, send))
+    await reached.wait()
+    answering.cancel()
+    await answering
+    start, *body = sent
+    if has_begun:
+        assert (start["status"], body) == (200, [])
+        return
+    assert start["status"] == 503
+    assert (b"x-should-retry", b"false") in start["headers"]
+    assert json.loads(body[0]["body"])["error"]["type"] == "server_error"
+
+
+async def test_whoever_is_still_sending_when_the_server_has_closed_is_refused_in_the_shape_of_the_route() -> None:
+    listener = listen(ServerSettings(port=0))
+    async with served() as it, wire(listener.getsockname()) as client:
+        server = ServerProcess(it.app, timeout_graceful_shutdown=0)
+        serving = asyncio.ensure_future(server.serve([listener]))
+        head = {
+            "Content_Type": "application/json",
+            "Content_Length": "100",
+            "Authorization": f"Bearer {SECRETS['ann']}",
+        }
+        client.send("POST", "/v1/responses", b"{", **head)
+        await eventually(lambda: server.started and bool(server.server_state.tasks))
+        server.stop()
+        assert await client.status() == 503
+        assert b'"type":"server_error"' in await client.until(b"}}")
+        await serving
+    listener.close()
+
+
+# Where it listens
 
 
 def test_an_address_that_is_taken_is_said_by_name() -> None:

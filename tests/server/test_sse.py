@@ -15,11 +15,12 @@ from penstock.hosting.records import HostedEvent, RunRecord
 from penstock.server.auth import User
 from penstock.server.metrics import Metrics
 from penstock.server.settings import ServerSettings
-from penstock.server.sse import CHUNK_BYTES, HEARTBEAT, EventStream, Streams, follow, frame, framed
+from penstock.server.sse import CHUNK_BYTES, HEARTBEAT, EventStream, Streams, _chunk, follow, frame, framed, is_over
 from penstock.storage.memory import MemoryStores
 from tests.server.served import GATE, SECRETS, TOKENS, happened, listening, served, told, wire
 
 ANN = User("ann", "user")
+PAGE = {"Accept": "application/json"}
 HOSTILE = "a\r\nevent: run.completed\ndata: {}\n\nid: 9\r\r\0\u2028\u2029\x0b😀"
 
 
@@ -47,13 +48,14 @@ def test_a_type_that_is_no_name_is_left_out() -> None:
     assert framed(1, event="a\nb") == b"data: 1\n\n"
 
 
-async def log_of(*types: str, status: str = "completed") -> MemoryStores:
+async def log_of(*types: str, status: str = "completed", text: str = "") -> MemoryStores:
     """A run that has told these events, and stands so."""
     stores = MemoryStores()
     await stores.runs.add(RunRecord("r", "ann", "g", 1))
     run = await stores.runs.claim("w", now_ms=0, lease_ms=1_000_000_000)
     assert run is not None
-    await stores.events.append("r", run.epoch, [HostedEvent(at, 0, type) for at, type in enumerate(types, 1)])
+    events = [HostedEvent(at, 0, type, {"text": text}) for at, type in enumerate(types, 1)]
+    await stores.events.append("r", run.epoch, events)
     if status != "running":
         await stores.runs.update("r", run.epoch, status=status)
     return stores
@@ -113,6 +115,30 @@ async def test_a_chunk_is_small_whatever_the_events_are() -> None:
         await anext(frames)
         sizes = [len(await anext(frames)) for _ in range(10)]
     assert max(sizes) <= CHUNK_BYTES
+
+
+@pytest.mark.parametrize("size", [1_000, CHUNK_BYTES // 3, CHUNK_BYTES - 100, 2 * CHUNK_BYTES])
+async def test_what_did_not_go_out_with_the_chunk_before_is_the_first_of_the_next(size: int) -> None:
+    types = ["run.queued", *["text.delta"] * 70, "run.completed"]
+    stores = await log_of(*types, text="x" * size)
+    for after in (0, 1, 40, 71):
+        assert [int(one["id"]) for one in await frames_of(stores, after)] == list(range(after + 1, 73))
+
+
+@pytest.mark.parametrize("spare", [-1, 0, 1])
+async def test_each_chunk_ends_with_the_event_that_its_place_names(spare: int) -> None:
+    """Also where two events fill a chunk to the byte, or are a byte too long for one."""
+    empty = len(frame(HostedEvent(10, 0, "text.delta", {"text": ""})))
+    text = "x" * (CHUNK_BYTES // 2 - empty)
+    events = [HostedEvent(at, 0, "text.delta", {"text": text}) for at in range(10, 15)]
+    events[1] = HostedEvent(11, 0, "text.delta", {"text": text[: len(text) - spare] + "x" * -spare})
+    seen, place = [], 9
+    while rest := [event for event in events if event.seq > place]:
+        chunk, place = _chunk(rest, place)
+        seen.append([int(one["id"]) for one in told(chunk.decode())])
+        assert place == seen[-1][-1]
+    assert seen == ([[10, 11], [12, 13], [14]] if spare >= 0 else [[10], [11], [12, 13], [14]])
+    assert _chunk([], 14) == (b"", 14)
 
 
 class Client:
@@ -330,6 +356,35 @@ async def test_who_is_refused_goes_on_from_the_place_that_is_named() -> None:
         place = refused["details"][0]["last_seq"]
         assert told((await ann.get(f"/api/runs/r/events?after={place}")).text) == []
         assert len(told((await ann.get("/api/runs/r/events")).text)) == newest
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "halted", "cancelled"])
+async def test_behind_the_event_that_ended_a_run_nothing_is_said_and_a_browser_does_not_come_back(status: str) -> None:
+    async with served() as server, server.client("ann") as ann:
+        newest = await standing(server, status)
+        for query, place in ((f"?after={newest}", {}), ("", {"Last-Event-ID": str(newest)})):
+            over = await ann.get(f"/api/runs/r/events{query}", headers={"Accept": "text/event-stream", **place})
+            assert (over.status_code, over.content, over.headers["x-run-id"]) == (204, b"", "r")
+        one_before = await ann.get(f"/api/runs/r/events?after={newest - 1}")
+        assert [one["event"] for one in told(one_before.text)] == [f"run.{status}"]
+        page = await ann.get(f"/api/runs/r/events?after={newest}", headers=PAGE)
+        assert (page.status_code, page.json()["events"], page.json()["last_seq"]) == (200, [], newest)
+
+
+async def test_a_run_that_is_parked_or_goes_on_is_not_over_behind_its_newest_event() -> None:
+    settings = ServerSettings(tokens=TOKENS, heartbeat_s=0.001)
+    async with served(settings) as server, server.client("ann") as ann:
+        newest = await standing(server, "parked")
+        parked = await ann.get(f"/api/runs/r/events?after={newest}")
+        assert (parked.status_code, told(parked.text)) == (200, []), "come back: another server will go on with it"
+    async with served(settings) as server, server.client("ann") as ann:
+        newest = await standing(server, "failed")
+        await server.host.resume("r")
+        assert (await ann.get(f"/api/runs/r/events?after={newest}", headers=PAGE)).json()["last_seq"] == newest + 1
+        run = await server.stores.runs.get("r")
+        assert run is not None
+        assert not await is_over(server.stores, run, newest)
+        assert not await is_over(server.stores, run, newest + 1)
 
 
 async def test_another_is_not_told_how_far_a_run_has_come() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict, StoreUnavailable
+from penstock.storage.databases import postgres
 from penstock.storage.databases.port import Transaction
 from penstock.storage.databases.postgres import FAULTS, PostgresDatabase, fault, numbered, shown
 from tests.storage.postgres import postgres_schemas, postgres_server
@@ -202,6 +203,48 @@ async def test_whoever_waits_hears_what_another_process_tells_also_after_its_con
                     await other.write(saying(id))
                 await database.wait("said", seen, 60)
             await cut_all(url)
+
+
+async def test_whoever_waits_is_told_and_need_not_look_also_of_what_nobody_heard(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "LOOK_S", 600)
+    async with opened(url) as database, opened(url) as other:
+        await database.wait("said", database.rung, 600)  # it listens from now on
+        for id in (1, 2):
+            seen = database.rung
+            await other.write(saying(id))
+            await database.wait("said", seen, 600)
+            assert (await database.read(said))[-1] == id
+        seen = database.rung
+        await cut_all(url)
+        await other.write(saying(3))
+        await database.wait("said", seen, 600)
+        assert (await database.read(said))[-1] == 3
+
+
+async def test_an_act_whose_commit_was_not_answered_is_told_of_and_not_run_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, times = asyncpg.transaction.Transaction.commit, 0
+
+    async def commit_unheard(transaction: Any) -> None:
+        await commit(transaction)
+        raise ConnectionResetError("the answer was lost")
+
+    async def act(transaction: Transaction) -> None:
+        nonlocal times
+        times += 1
+        await saying(times)(transaction)
+
+    async with opened(url) as database:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncpg.transaction.Transaction, "commit", commit_unheard)
+            with pytest.raises(StoreUnavailable, match=r"the answer was lost .* then ask again"):
+                await database.write(act)
+        assert (times, await database.read(said)) == (1, [1])
+        await database.write(act)
+        assert await database.read(said) == [1, 2]
 
 
 async def test_a_closed_database_says_so_and_wakes_who_waits(url: str) -> None:

@@ -232,7 +232,7 @@ async def test_a_file_is_made_for_its_owner_alone_and_one_that_is_there_is_left_
 
 
 async def test_a_place_where_no_file_can_be_is_said(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match=r"SQLITE_CANTOPEN.*make its folder"):
+    with pytest.raises(StoreUnavailable, match=r"there is no folder /.*/no; make it, or name another file$"):
         await SqliteDatabase.open(tmp_path / "no" / "folder.db", SCHEMA)
 
 
@@ -464,6 +464,31 @@ async def test_what_is_brief_keeps_its_turn_behind_what_was_asked_for_before(pat
         gate.open()
         await asyncio.gather(*asked)
         assert at_once(database.read(said, brief=True)) == ["gate", "a", "b", "c"]
+
+
+async def test_what_is_brief_does_not_overtake_what_the_writer_has_not_begun(path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    tell, may_go_on = loop.call_soon_threadsafe, threading.Event()
+
+    def tell_and_stay(*args: Any, **options: Any) -> asyncio.Handle:
+        handle = tell(*args, **options)
+        if threading.current_thread().name == "penstock-sqlite-writer":
+            may_go_on.wait()
+        return handle
+
+    async with opened(path) as database:
+        loop.call_soon_threadsafe = tell_and_stay  # type: ignore[method-assign]
+        await database.write(saying("a"))
+        asked = [asyncio.ensure_future(database.write(saying("b")))]  # the writer has answered, and stays there
+        await asyncio.sleep(0)
+        asked += [asyncio.ensure_future(database.write(saying(text), brief=True)) for text in "cd"]
+        await asyncio.sleep(0)
+        try:
+            assert await database.read(said) == ["a"]
+        finally:
+            may_go_on.set()
+        await asyncio.gather(*asked)
+        assert await database.read(said) == ["a", "b", "c", "d"]
 
 
 async def test_a_look_that_finds_more_than_a_few_rows_is_begun_anew_on_a_thread(path: Path) -> None:

@@ -135,3 +135,45 @@ def test_four_processes_that_are_killed_anywhere_stay_inside_one_budget(share: f
         for figure in ("spent_nanos", "unresolved_nanos", "steps", "attempts", "api_calls"):
             assert getattr(run, figure) == getattr(narrow, figure) + getattr(wide, figure), figure
         assert narrow.spent_nanos + narrow.unresolved_nanos <= narrow.limits.cost_nanos
+
+
+def put_under_while_it_is_used(path: Path, slot: int) -> None:
+    """Put the accounts of two runs under the day, and spend from them and below them, before and after."""
+    with SqliteLedgerStore(path, busy_timeout_s=PATIENCE_S) as store:
+        for number in range(CALLS // 10):
+            run, key = f"run {number % 2}", f"{slot}:{number}"
+            if number == 2 + slot:
+                store.put_under("run 0", "day")
+                store.put_under("run 1", "owner")
+            store.open_account(f"{run} step {number}", Limits(), parent=run)
+            store.hold(key, f"{run} step {number}" if number % 3 else run, Amounts(WORST, api_calls=1))
+            if number % 4 == 1:
+                store.settle(key, Amounts(WORST // 2))
+            elif number % 4 == 2:
+                store.leave_unresolved(key)
+
+
+@pytest.mark.requirement("X-1")
+def test_accounts_that_processes_put_under_a_budget_while_others_use_them_leave_exact_figures(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with SqliteLedgerStore(path) as store:
+        for name, parent in (("day", None), ("owner", "day"), ("run 0", None), ("run 1", None)):
+            store.open_account(name, Limits(), parent=parent)
+    pids = []
+    for slot in range(PROCESSES):
+        pid = os.fork()
+        if not pid:
+            status = 99
+            try:
+                put_under_while_it_is_used(path, slot)
+                status = 0
+            finally:
+                os._exit(status)
+        pids.append(pid)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * PROCESSES
+    with SqliteLedgerStore(path) as store:
+        day, owner, *runs = (store.balance(name) for name in ("day", "owner", "run 0", "run 1"))
+        for figure in ("spent_nanos", "held_nanos", "unresolved_nanos", "steps", "attempts", "api_calls"):
+            assert getattr(day, figure) == sum(getattr(run, figure) for run in runs), figure
+            assert getattr(owner, figure) == getattr(runs[1], figure), figure
+        assert day.attempts == PROCESSES * (CALLS // 10)

@@ -17,8 +17,8 @@ from tests.storage.ledger_postgres import dsn, ledger_database, postgres_server
 
 __all__ = ["dsn", "ledger_database", "postgres_server"]
 
-ACCOUNTS = ("run", "graph", "step", "sibling", "nobody")
-PARENTS = {"run": None, "graph": "run", "step": "graph", "sibling": "run"}
+ACCOUNTS = ("run", "graph", "step", "sibling", "later", "nobody")
+PARENTS = {"run": None, "graph": "run", "step": "graph", "sibling": "run", "later": None}
 Act = Callable[[LedgerStore], object]
 
 
@@ -34,6 +34,7 @@ def some_amounts(rng: random.Random) -> Amounts:
 
 def some_act(rng: random.Random) -> Act:
     limits = some_limits(rng)
+    other = rng.choice(ACCOUNTS)
     key, account, amounts, yes = str(rng.randint(0, 12)), rng.choice(ACCOUNTS), some_amounts(rng), rng.random() < 0.5
     acts: list[Act] = [
         lambda store: store.settle(key, amounts, succeeded=yes),
@@ -45,6 +46,7 @@ def some_act(rng: random.Random) -> Act:
         lambda store: store.charge(key, account, amounts),
         lambda store: store.grant(account, limits),
         lambda store: store.open_account(account, Limits(steps=1), parent="run"),
+        lambda store: store.put_under(account, other),
     ]
     hold: Act = lambda store: store.hold(key, account, amounts, retry_drawn=yes)  # noqa: E731 - as the others
     return hold if rng.random() < 0.5 else rng.choice(acts)

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import asyncpg
@@ -14,9 +15,9 @@ import pytest
 from penstock.chat.ports import ChatRecord
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.records import RunRecord
+from penstock.hosting.records import ApprovalRecord, CancelIntent, RunRecord
 from penstock.storage import migrate, newest_version, open_stores, schema_version
-from penstock.storage.databases import migrations
+from penstock.storage.databases import migrations, postgres
 from penstock.storage.stores import sqlite_path
 from tests.storage.postgres import postgres_schemas, postgres_server
 
@@ -139,6 +140,41 @@ def test_chats_of_version_2_are_somebodys_and_what_is_attached_there_stays(url: 
     asyncio.run(look())
 
 
+def test_cancels_of_version_3_count_for_anybodys_run_as_they_did(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:3])
+        assert asyncio.run(migrate(url)) == 3
+    _execute(url, """INSERT INTO cancels VALUES ('r', '"enough"', 'bob', 1, 2)""")
+    assert asyncio.run(migrate(url)) == newest_version() > 3
+
+    async def look() -> None:
+        async with await open_stores(url) as stores:
+            before = CancelIntent("r", "enough", "bob", 1, 2)
+            assert dict(await stores.cancels.find({"r": "ann"}, now_ms=2)) == {"r": before}
+            of_bob = replace(before, owner="bob")
+            assert await stores.cancels.put(of_bob) == of_bob
+            assert await stores.cancels.prune(now_ms=3) == 2
+
+    asyncio.run(look())
+
+
+def test_of_questions_of_version_4_nobody_knows_what_they_expect(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:4])
+        assert asyncio.run(migrate(url)) == 4
+    values = """'a', 'r', 'ann', 'k', 'n', '"Send it?"', '1', 'waiting', 'null', '""', 5, NULL, NULL"""
+    _execute(url, f"INSERT INTO approvals VALUES ({values})")
+    assert asyncio.run(migrate(url)) == newest_version() > 4
+
+    async def look() -> None:
+        async with await open_stores(url) as stores:
+            asked = ApprovalRecord("a", "r", "ann", "k", "n", "Send it?", 1, asked_ms=5)
+            assert await stores.approvals.get("a") == asked
+            assert (await stores.approvals.answer("a", "edited", answer=2, by="bob", now_ms=6)).answer == 2
+
+    asyncio.run(look())
+
+
 def test_a_newer_database_is_refused_and_left(url: str) -> None:
     asyncio.run(_keep(url))
     _set_version(url, 99)
@@ -173,6 +209,39 @@ def test_many_who_open_a_new_database_at_once_make_it_once(url: str) -> None:
         return await asyncio.gather(*(_keep(url) for _ in range(4)))
 
     asyncio.run(all_at_once())
+    assert asyncio.run(_find(url)) == RUN
+
+
+async def _waiting_for_locks(url: str, count: int) -> None:
+    """Return once so many of ours wait for what somebody else has."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'penstock'"
+    connection = await asyncpg.connect(url)  # in a transaction, every look would find what the first one did
+    while await connection.fetchval(waiting) < count:
+        continue
+    await connection.close()
+
+
+def test_of_two_that_upgrade_a_server_at_once_the_second_waits_and_finds_it_done(
+    postgres_schemas: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = postgres_schemas()
+    asyncio.run(_keep(url))
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, NEXT))
+    monkeypatch.setattr(postgres, "LOCKED_S", 60)
+
+    async def both_while_somebody_reads() -> list[int]:
+        reader = await asyncpg.connect(url)
+        try:
+            await reader.execute("BEGIN; LOCK TABLE runs IN ACCESS SHARE MODE")
+            upgrades = asyncio.gather(migrate(url), migrate(url))
+            await _waiting_for_locks(url, 2)
+            await reader.execute("COMMIT")
+            return await upgrades
+        finally:
+            await reader.close()
+
+    assert asyncio.run(both_while_somebody_reads()) == [newest_version()] * 2
+    _execute(url, "UPDATE runs SET colour = 'blue'")
     assert asyncio.run(_find(url)) == RUN
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -165,6 +166,32 @@ def test_a_connection_that_is_lost_is_replaced_and_nothing_is_counted_twice(
     assert (store.balance("run").spent_nanos, store.balance("run").attempts) == (50, 5)
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_retry_whose_answer_was_lost_is_drawn_again_only_by_its_key(
+    dsn: str, store: PostgresLedgerStore, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    fetch, lost = asyncpg.Connection.fetch, 0
+
+    async def fetch_unheard(connection: Any, statement: str, *args: Any) -> Any:
+        nonlocal lost
+        rows = await fetch(connection, statement, *args)
+        if "draw_retry" in statement and not lost:
+            lost += 1
+            raise ConnectionResetError("the answer was lost")
+        return rows
+
+    store.open_account("run", Limits(retries=3))
+    monkeypatch.setattr(asyncpg.Connection, "fetch", fetch_unheard)
+    if key is None:
+        with pytest.raises(LedgerUnavailable, match="the answer was lost"):
+            store.draw_retry("run", key)
+    else:
+        assert store.draw_retry("run", key)
+    assert (lost, store.balance("run").retries) == (1, 1)
+    assert store.draw_retry("run")
+    assert store.balance("run").retries == 2
+
+
 def test_connections_that_are_lost_in_the_middle_of_many_acts_leave_exact_figures(
     dsn: str, store: PostgresLedgerStore
 ) -> None:
@@ -233,6 +260,54 @@ def test_one_that_settles_and_one_that_releases_do_not_both_end_a_hold(dsn: str,
         refused = [one for one in ends if isinstance(one.exception(), LedgerError)]
     assert len(refused) == 1
     assert (store.balance("run").held_nanos, store.balance("run").attempts) == (0, 1)
+
+
+ACTS_BELOW: dict[str, Callable[[PostgresLedgerStore], object]] = {
+    "hold": lambda store: store.hold("new", "run", ASK),
+    "settle": lambda store: store.settle("k", ASK),
+    "release": lambda store: store.release("k"),
+    "charge": lambda store: store.charge("new", "run", ASK),
+    "draw_retry": lambda store: store.draw_retry("run", "k"),
+    "open_account": lambda store: store.open_account("below", NO_LIMITS, parent="run"),
+}
+
+
+@pytest.mark.parametrize("name", ACTS_BELOW)
+def test_an_act_that_waits_while_its_account_is_put_under_another_counts_there(
+    name: str, dsn: str, store: PostgresLedgerStore
+) -> None:
+    for account in ("run", "day"):
+        store.open_account(account, NO_LIMITS)
+    store.hold("k", "run", ASK)
+    with ThreadPoolExecutor(2) as pool:
+        with locked(dsn):
+            put = pool.submit(store.put_under, "run", "day")
+            wait_for_waiting(dsn, 1)
+            act = pool.submit(ACTS_BELOW[name], store)
+            wait_for_waiting(dsn, 2)
+        put.result()
+        act.result()
+    if name == "open_account":
+        store.hold("below it", "below", ASK)
+    assert replace(store.balance("day"), name="run") == store.balance("run")
+
+
+def test_a_hold_that_waits_while_its_account_is_put_under_a_budget_that_is_used_up_is_refused(
+    dsn: str, store: PostgresLedgerStore
+) -> None:
+    store.open_account("run", NO_LIMITS)
+    store.open_account("day", Limits(steps=1))
+    store.hold("k", "run", ASK)
+    with ThreadPoolExecutor(2) as pool:
+        with locked(dsn):
+            put = pool.submit(store.put_under, "run", "day")
+            wait_for_waiting(dsn, 1)
+            hold = pool.submit(store.hold, "k2", "run", ASK)
+            wait_for_waiting(dsn, 2)
+        put.result()
+        stop = hold.result()
+    assert stop is not None
+    assert (stop.reason, stop.budget) == (StopReason.STEP_LIMIT_EXCEEDED, "day")
 
 
 def wait_for_waiting(dsn: str, count: int) -> None:
@@ -342,9 +417,28 @@ def test_tables_of_another_version_are_left_as_they_are(dsn: str) -> None:
     with PostgresLedgerStore(dsn) as store:
         store.ensure()
     run(dsn, "UPDATE penstock_ledger_about SET version = 7")
-    said = "its tables are of version 7, and this Penstock knows version 1"
+    said = "its tables are of version 7, and this Penstock knows version 2"
     with PostgresLedgerStore(dsn) as store, pytest.raises(LedgerUnavailable, match=said):
         store.open_account("run", NO_LIMITS)
+
+
+def test_tables_of_the_version_before_are_given_the_functions_of_this_one(dsn: str) -> None:
+    with PostgresLedgerStore(dsn) as store:
+        store.open_account("run", NO_LIMITS)
+        store.hold("k", "run", ASK)
+        store.settle("k", ASK)
+    run(
+        dsn,
+        "DROP FUNCTION penstock_ledger_put_under",
+        "DROP FUNCTION penstock_ledger_draw_retry",
+        "UPDATE penstock_ledger_about SET version = 1",
+    )
+    with PostgresLedgerStore(dsn) as store:
+        store.open_account("day", NO_LIMITS)
+        store.put_under("run", "day")
+        assert store.draw_retry("run")
+        assert replace(store.balance("day"), name="run") == store.balance("run")
+    assert run(dsn, "SELECT version FROM penstock_ledger_about")[0]["version"] == 2
 
 
 def test_figures_that_cannot_be_are_refused_by_the_database_itself(dsn: str, store: PostgresLedgerStore) -> None:

@@ -37,7 +37,7 @@ CASES: list[tuple[str, str, str, Ask]] = [
     ("approvals", "a", "state = 'perhaps'", lambda stores: stores.approvals.wait("a", 0)),
     ("approvals", "a", "question = '7'", lambda stores: stores.approvals.list()),
     ("approvals", "a", "value = ''", lambda stores: stores.approvals.answer("a", "approved", by="b", now_ms=1)),
-    ("cancels", "r", "reason = '7'", lambda stores: stores.cancels.find(["r"], now_ms=1)),
+    ("cancels", "r", "reason = '7'", lambda stores: stores.cancels.find({"r": "ann"}, now_ms=1)),
     ("chats", "c", "title = 'plain'", lambda stores: stores.chats.get("c")),
     ("messages", "c/m", "role = 'nobody'", lambda stores: stores.chats.messages("c")),
     ("messages", "c/m", "content = '7'", lambda stores: stores.chats.message("c", "m")),

@@ -483,10 +483,10 @@ def make_newer(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (make_garbage, "file is not a database"),
+        (make_garbage, "file is not a database .*; name another file, or restore it from a backup"),
         (make_half_garbage, "malformed"),
         (make_read_only, "readonly"),
-        (make_a_folder, "unable to open"),
+        (make_a_folder, "is a folder; name a file in it"),
         (make_somebody_elses, "it is a database of something else"),
         (make_newer, "its tables are of version 3, and this Penstock knows version 2; open it with"),
     ],
@@ -507,7 +507,7 @@ def use(path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_not_made(path: Path) -> None:
-    with pytest.raises(LedgerUnavailable, match="unable to open"):
+    with pytest.raises(LedgerUnavailable, match=r"there is no folder /"):
         SqliteLedgerStore(path / "deeper" / "ledger.db")
 
 

@@ -31,9 +31,20 @@ def test_a_jump_moves_the_wall_clock_alone(seconds: float) -> None:
     assert clock.time_ns() == wall + seconds * 1_000_000_000
 
 
+def test_a_suspended_machine_finds_its_monotonic_clock_where_it_was() -> None:
+    clock = ManualClock(start_ns=5, wall_start_ns=100)
+    clock.suspend(2)
+    assert (clock.monotonic_ns(), clock.passed_ns(), clock.time_ns()) == (5, 2_000_000_005, 2_000_000_100)
+    clock.jump_wall(-1)
+    clock.advance_ns(1)
+    assert (clock.monotonic_ns(), clock.passed_ns(), clock.time_ns()) == (6, 2_000_000_006, 1_000_000_101)
+
+
 def test_time_cannot_pass_backwards() -> None:
     with pytest.raises(ValueError, match="jump_wall"):
         ManualClock().advance(-1)
+    with pytest.raises(ValueError, match="suspended for -1 s"):
+        ManualClock().suspend(-1)
 
 
 def test_no_advance_is_lost_between_threads() -> None:

@@ -236,6 +236,6 @@ async def test_a_cancel_is_remembered_once_whichever_call_fails() -> None:
             cancels = MemoryCancelStore()
             faulty = FaultyStore(cancels, fault)
             assert await ask_again(lambda: faulty.put(intent)) == intent
-            assert await cancels.find(["r"], now_ms=100) == {"r": intent}
+            assert await cancels.find({"r": "ann"}, now_ms=100) == {"r": intent}
 
         assert await every_call(scenario, kind) == 1

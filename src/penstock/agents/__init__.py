@@ -32,6 +32,7 @@ from penstock.agents.loop import (
 )
 from penstock.agents.messages import Media, Message, ToolCall, ToolResult, Transcript
 from penstock.agents.model import (
+    AnswerCut,
     Model,
     ModelRequest,
     ModelResponse,
@@ -50,6 +51,7 @@ __all__ = [
     "AgentLoop",
     "AgentLoopResult",
     "AgentResult",
+    "AnswerCut",
     "Approval",
     "Compaction",
     "Conversation",

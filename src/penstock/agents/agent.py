@@ -29,7 +29,7 @@ from penstock.stops import TerminationReason
 class AgentResult:
     """What came of one run of an agent."""
 
-    __slots__ = ("_value", "context", "error", "partial", "termination_reason")
+    __slots__ = ("_value", "context", "error", "finish_reason", "partial", "termination_reason")
 
     def __init__(self, result: ExecutorResult) -> None:
         self._value = result.result
@@ -39,7 +39,9 @@ class AgentResult:
         """What kept it from an answer; None if nothing did."""
         self.termination_reason: TerminationReason = result.termination_reason
         self.partial = result.partial
-        """What had come of a streamed answer that broke off."""
+        """What had come of an answer that broke off."""
+        self.finish_reason = result.finish_reason
+        """Why the output is not whole, such as `length`: the answer came to what it may have at most; None if it is."""
 
     @property
     def output(self) -> Any:

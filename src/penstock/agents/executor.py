@@ -34,6 +34,7 @@ YIELDS_EVERY = 32
 """After so many iterations others get their turn on the event loop, whether or not the loop waits for anything."""
 
 CONTINUED, TERMINATED = LoopAction.CONTINUE, LoopAction.TERMINATE
+NOTHING = AgentLoopResult(TERMINATED)
 
 
 class MaxIterationsReached(PenstockError):
@@ -58,7 +59,9 @@ class ExecutorResult:
     """What kept it from having a result."""
     termination_reason: TerminationReason
     partial: str = ""
-    """What had come of a streamed answer that broke off."""
+    """What had come of an answer that broke off."""
+    finish_reason: str | None = None
+    """Why the result is not whole, such as `length`: the answer came to what it may have at most; None if it is."""
 
     def unwrap(self) -> Any:
         """The result; or raise what kept it from having one."""
@@ -121,10 +124,10 @@ class Executor:
         requested, outside = task.cancelling(), running_execution.set(execution)
         # A cancel reaches the loop's own code and the hooks too, not only the calls they make.
         watching = token.watch(task)
-        value, failed = None, None
+        ended, failed = NOTHING, None
         around = None if context._run.journal is None else here.set(here.get())
         try:
-            value = await self._iterate(context, execution)
+            ended = await self._iterate(context, execution)
         except BaseException as error:
             failed = taken_back(token, task, error, requested)
         finally:
@@ -136,13 +139,14 @@ class Executor:
             await absorb(task, requested)
         partial = execution.partial or getattr(failed, "partial", "")
         reason = _reason(context, failed)
-        result = ExecutorResult(value, context, failed, reason, partial if isinstance(partial, str) else "")
+        partial = partial if isinstance(partial, str) else ""
+        result = ExecutorResult(ended.result, context, failed, reason, partial, ended.finish_reason)
         await self._tell_after(context, execution, result)
         if failed is not None and not isinstance(failed, Exception | CancelledError):
             raise failed
         return result
 
-    async def _iterate(self, context: ExecutionContext, execution: Execution) -> Any:
+    async def _iterate(self, context: ExecutionContext, execution: Execution) -> AgentLoopResult:
         data, loop, hooked, token = data_of(context), self.loop, self._listeners, context._token
         journal = context._run.journal
         place = None if journal is None else journal.here().next("agent", context._source.name.partition("#")[0])
@@ -169,7 +173,9 @@ class Executor:
             if execution.abort is not None:
                 raise execution.abort
             if action is not CONTINUED:
-                return _ended(result)
+                if result.error is not None:
+                    raise result.error
+                return result
             if result.next_prompt:
                 remember(data, [Message.user(result.next_prompt)])
         raise MaxIterationsReached(self.max_iterations)
@@ -193,12 +199,6 @@ class Executor:
             finally:
                 with suppress(ValueError):
                     running_execution.reset(outside)
-
-
-def _ended(result: AgentLoopResult) -> Any:
-    if result.error is not None:
-        raise result.error
-    return result.result
 
 
 def _reason(context: ExecutionContext, error: BaseException | None) -> TerminationReason:

@@ -35,6 +35,8 @@ class AgentLoopResult:
     """What the loop was for; for TERMINATE."""
     error: BaseException | None = None
     """What kept the loop from having a result; for TERMINATE."""
+    finish_reason: str | None = None
+    """Why the result is not whole, such as `length`; for TERMINATE."""
 
 
 CONTINUE = AgentLoopResult(LoopAction.CONTINUE)

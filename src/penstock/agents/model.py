@@ -5,7 +5,8 @@ in the run's tree, contained like any other. A provider implements `request`, an
 never looks at budgets.
 
 The worst case of a call is its input, estimated from above, and as much output as it may give. If the budget cannot
-pay for that much output, the call asks for less, down to `floor`; below that it is refused.
+pay for that much output, the call asks for less, down to `floor`; below that it is refused. An answer that was cut
+there is a halt by that budget: it is paid, what came of it is kept, and a run that goes on with more asks again.
 """
 
 from __future__ import annotations
@@ -13,22 +14,25 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, cast
 
 from penstock.agents.hooks import Execution, OnDelta, running_execution
 from penstock.agents.messages import Message, ToolCall, Transcript, bytes_of
 from penstock.agents.tools import MAX_CALLS_PER_TURN, ToolSpec
-from penstock.errors import PenstockError
+from penstock.errors import BudgetExceededError, PenstockError
 from penstock.runtime import door
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.call import Call, running_call
-from penstock.runtime.clamping import clamp
+from penstock.runtime.clamping import Limit, can_be_less, clamp, clamp_to, cut
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable import points
 from penstock.runtime.durable.journal import COST_UNKNOWN, Journal, must_be_json
 from penstock.runtime.durable.keys import entered
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.runtime.durable.replay import paid, replay
+from penstock.stops import Stop
+from penstock.tracing.record import NOT_WHOLE
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -68,6 +72,8 @@ class ModelRequest:
     """Whether the budget pays for less output than was wanted."""
     received: list[str] | None = None
     """The pieces of a streamed answer that have come."""
+    _limit: Limit | None = field(default=None, init=False)
+    """What pays for no more, if it is clamped."""
     _is_told: bool = field(default=False, init=False)
     """Whether somebody has had a piece of the streamed answer: then the request is not sent again."""
 
@@ -90,6 +96,18 @@ class ModelResponse:
     def message(self) -> Message:
         """The answer as a message of the conversation."""
         return Message("assistant", self.text, self.tool_calls)
+
+    @property
+    def not_whole(self) -> FinishReason | None:
+        """Why it ended before its own end; None if it came to that."""
+        return self.finish_reason if self.finish_reason in NOT_WHOLE else None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it ended where it may have no more, in its text or in the middle of a tool call."""
+        if self.finish_reason != "length":
+            return False
+        return not self.tool_calls or any(isinstance(call.arguments, str) for call in self.tool_calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +141,20 @@ class TruncatedResponse(PenstockError):
         super().__init__(f"the answer of {model} broke off after {len(partial)} characters, {why}")
 
 
+class AnswerCut(BudgetExceededError):
+    """A budget paid for a part of an answer only: it is cut there, and nothing more is asked until there is more."""
+
+    def __init__(self, context: ExecutionContext, stop: Stop, text: str, is_told: bool) -> None:
+        behind, partial = context._budget_behind(stop), context.partial_results
+        super().__init__(context.usage, behind, stop.message, stop=stop, partial=partial)
+        self.text = text
+        """What came of the answer."""
+        self.is_told = is_told
+        """Whether somebody was told it while it came."""
+        self.source = context._source.path
+        """Which context it comes from: `main`, `main/researcher`."""
+
+
 class Model:
     """A language model. Subclass it, and implement `request`."""
 
@@ -151,8 +183,8 @@ class Model:
     ) -> ModelResponse:
         """Ask the model; the call is contained and recorded. With `on_delta` the answer is streamed to it as well.
 
-        Raises Halted or CancelledError like every call, TruncatedResponse for an answer that broke off, and what the
-        provider raised.
+        Raises Halted or CancelledError like every call, AnswerCut if the budget paid for a part of the answer only,
+        TruncatedResponse for an answer that broke off, and what the provider raised.
         """
         transcript = messages if isinstance(messages, Transcript) else Transcript(messages)
         request = ModelRequest(transcript, tools, settings or DEFAULT_SETTINGS)
@@ -194,6 +226,8 @@ class Model:
             return await self._ask_once(journal, context, request, told)
         made = await self._call(context, request, told)
         response: ModelResponse = made.value if made.stop is None and made.error is None else made.result()
+        if request.is_clamped and response.is_cut:
+            raise self._cut(context, request, response, made, told is not None)
         return response
 
     async def _ask_once(
@@ -201,9 +235,12 @@ class Model:
     ) -> ModelResponse:
         """The answer that the run has had here before; or ask, and write the answer down before anybody has it."""
         place = journal.here().next("llm", self.name)
-        found = journal.find(place.path)
-        if found is not None:
-            return self._answered(journal, context, request, told, found)
+        while (found := journal.find(place.path)) is not None:
+            if not _was_cut(found):
+                return self._answered(journal, context, request, told, found)
+            # It was paid, and is no answer: the run goes on because there is more to pay with, and so it asks again.
+            replay(journal, context, found, self.name, _read(found.value))
+            place = journal.here().next("llm", self.name)
         if points.hook is not None:
             points.hook("llm.before_call")
         with entered(place):
@@ -214,6 +251,8 @@ class Model:
         if record.cost_unknown:
             written[COST_UNKNOWN] = True
         await journal.append(place.path, "llm", written, record.cost, record.tokens_in or 0, record.tokens_out or 0)
+        if request.is_clamped and response.is_cut:
+            raise self._cut(context, request, response, made, told is not None)
         return response
 
     def _answered(
@@ -241,15 +280,43 @@ class Model:
 
     def _call(self, context: ExecutionContext, request: ModelRequest, told: Execution | None) -> Asking:
         wanted = request.settings.max_output_tokens or self.max_output_tokens
-        name = self.name
-        cost, tokens, output = clamp(context, name, self.count_input(request), wanted, min(self.floor, wanted))
+        name, given, floor = self.name, self.count_input(request), min(self.floor, wanted)
+        cost, tokens, output, limit = clamp(context, name, given, wanted, floor)
         request.max_output_tokens = output
         request.is_clamped = output < wanted
-        retries = self.retries
-        if told is None:
-            return door.acall(context, "llm", self.request, (request,), name, cost, name, None, retries, None, tokens)
-        work, unless = self._streamed(context, told), (lambda: request._is_told) if retries else None
-        return door.acall(context, "llm", work, (request,), name, cost, name, None, retries, None, tokens, unless)
+        request._limit = limit
+        retries, work, unless = self.retries, self.request, None
+        if told is not None:
+            work, unless = self._streamed(context, told), (lambda: request._is_told) if retries else None
+        less = None if context._run.shared is None else partial(self._with_less, context, request, given, floor)
+        return door.acall(context, "llm", work, (request,), name, cost, name, None, retries, None, tokens, unless, less)
+
+    def _with_less(
+        self, context: ExecutionContext, request: ModelRequest, given: int, floor: int, refusal: Stop
+    ) -> tuple[int | None, int] | None:
+        """Let a request that a shared budget has refused ask for no more output than can be paid there.
+
+        What it may cost and use then; None if that would not help.
+        """
+        if not can_be_less(refusal):
+            return None
+        asked = request.max_output_tokens
+        worst = clamp_to(context, self.name, given, asked, floor, refusal)
+        if worst.output_tokens < asked:
+            request.max_output_tokens, request.is_clamped, request._limit = worst.output_tokens, True, refusal
+        return worst.cost_nanos, worst.tokens
+
+    def _cut(
+        self, context: ExecutionContext, request: ModelRequest, response: ModelResponse, made: Call, is_told: bool
+    ) -> AnswerCut:
+        """The halt by the budget that has cut an answer; what came is kept where that of a broken stream is."""
+        wanted = request.settings.max_output_tokens or self.max_output_tokens
+        assert request._limit is not None, "what is clamped is clamped by something"
+        stop = cut(context, made.record, request._limit, request.max_output_tokens, wanted)
+        request.received = [response.text] if response.text else []
+        if (execution := running_execution.get()) is not None:
+            execution.partial = response.text
+        return AnswerCut(context, stop, response.text, is_told)
 
     def _streamed(self, context: ExecutionContext, told: Execution) -> Any:
         async def stream(request: ModelRequest) -> ModelResponse:
@@ -307,6 +374,11 @@ class Model:
 
 
 # Answers in a journal.
+
+
+def _was_cut(entry: JournalEntry) -> bool:
+    """Whether the budget paid for a part of the answer only."""
+    return entry.value["is_clamped"] and _read(entry.value).is_cut
 
 
 def _written(name: str, request: ModelRequest, response: ModelResponse) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from penstock.agents.formats import FormatError, ReActFormat, Step, TextOutputFo
 from penstock.agents.loop import CONTINUE, AgentLoopResult, LoopAction, LoopData, data_of, remember, transcript_of
 from penstock.agents.messages import Message, ToolCall
 from penstock.agents.model import DEFAULT_SETTINGS, Model, ModelRequest, ModelResponse, ModelSettings
-from penstock.agents.tool_calling import MAX_FORMAT_RETRIES, ask
+from penstock.agents.tool_calling import MAX_FORMAT_RETRIES, ask, cut_in
 from penstock.agents.tools import ToolChain, ToolSpec, as_chain, execute_one
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.options import must_be, must_be_at_least, must_be_text
@@ -81,6 +81,8 @@ class ReActLoop:
                     return await self._act(context, data, response, step)
                 result = step.answer if self.output is None else self.output.parse(step.answer, context)
             except FormatError as error:
+                if response.is_cut:
+                    raise cut_in(self.model, data, request, response, "a step") from error
                 if not tries_left:
                     remember(data, [response.message])
                     return AgentLoopResult(LoopAction.TERMINATE, error=error)
@@ -88,7 +90,7 @@ class ReActLoop:
                 remember(data, [response.message, Message.user(str(error))])
             else:
                 remember(data, [response.message])
-                return AgentLoopResult(LoopAction.TERMINATE, result=result)
+                return AgentLoopResult(LoopAction.TERMINATE, result=result, finish_reason=response.not_whole)
 
     async def _act(
         self, context: ExecutionContext, data: LoopData, response: ModelResponse, step: Step

@@ -81,8 +81,10 @@ class ToolCallingLoop:
             response = await ask(self.model, context, data, request)
             calls = response.tool_calls
             if calls:
+                if response.finish_reason == "length" and response.is_cut:
+                    raise cut_in(self.model, data, request, response, "a tool call")
                 break
-            answered = self._answer(context, data, response, tries_left)
+            answered = self._answer(context, data, request, response, tries_left)
             if answered is not None:
                 return answered
             tries_left -= 1
@@ -103,7 +105,12 @@ class ToolCallingLoop:
         return CONTINUE
 
     def _answer(
-        self, context: ExecutionContext, data: LoopData, response: ModelResponse, tries_left: int
+        self,
+        context: ExecutionContext,
+        data: LoopData,
+        request: ModelRequest,
+        response: ModelResponse,
+        tries_left: int,
     ) -> AgentLoopResult | None:
         """What a reply without tool calls comes to; None if it did not keep to the format, and the model may try again.
 
@@ -115,24 +122,32 @@ class ToolCallingLoop:
             try:
                 value = self.output.parse(response.text, context)
             except FormatError as error:
+                if response.is_cut:
+                    raise cut_in(self.model, data, request, response, "its format") from error
                 if tries_left:
                     remember(data, (response.message, Message.user(str(error))))
                     return None
                 value, failed = None, error
         remember(data, (response.message,))
-        return AgentLoopResult(LoopAction.TERMINATE, result=value, error=failed)
+        return AgentLoopResult(LoopAction.TERMINATE, result=value, error=failed, finish_reason=response.not_whole)
 
 
 async def ask(model: Model, context: ExecutionContext, data: LoopData, request: ModelRequest) -> ModelResponse:
     """Ask; what had come of an answer that broke off is remembered."""
     try:
-        response = await model.send(context, request)
+        return await model.send(context, request)
     except BaseException:
         if request.received:
             remember(data, (Message.assistant("".join(request.received)),), is_complete=False)
         raise
-    if request.is_clamped and response.finish_reason == "length" and not response.tool_calls:
-        remember(data, (response.message,), is_complete=False)
-        why = f"because the budget paid for no more than {request.max_output_tokens} tokens of it"
-        raise TruncatedResponse(model.name, response.text, why)
-    return response
+
+
+def cut_in(
+    model: Model, data: LoopData, request: ModelRequest, response: ModelResponse, what: str
+) -> TruncatedResponse:
+    """What is said of an answer of which a part is of no use, and that would be cut there again; it is remembered."""
+    if response.text:
+        remember(data, (Message.assistant(response.text),), is_complete=False)
+    most = request.max_output_tokens
+    why = f"in the middle of {what}: it may have {most} tokens (max_output_tokens), so allow it more"
+    return TruncatedResponse(model.name, response.text, why)

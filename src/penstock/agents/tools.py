@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
+from hashlib import sha256
 from typing import Any, Protocol, cast, overload, runtime_checkable
 
 from penstock.agents.blocking import call_on_worker
@@ -50,6 +51,8 @@ MAX_CALLS_PER_TURN = 128
 MAX_PARALLEL_TOOLS = 8
 MAX_PLAIN = 1 << 64
 MAX_NAME = 64
+DIGEST = 16
+"""So many characters of a digest tell the calls under one id apart."""
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What every provider accepts."""
 
@@ -337,9 +340,11 @@ async def _execute_once(
 ) -> ToolResult:
     """The result that the run has had here before; or run it, and write the result down before anybody has it.
 
-    A failure is a result too: the model is told of it, and what it says next depends on that.
+    A failure is a result too: the model is told of it, and what it says next depends on that. What is asked for is part
+    of the place: providers number the calls of each answer anew, and a model that answers otherwise than before, being
+    another one or asked again, has not had this result, nor was anybody asked about this call.
     """
-    place = journal.here().next("tool", at, call.id)
+    place = journal.here().next("tool", at, call.id, _digest(call))
     found = journal.find(place.path)
     if found is not None:
         said = found.value
@@ -363,6 +368,16 @@ async def _execute_once(
     cost, tokens_in, tokens_out = (0, 0, 0) if record is None else (record.cost, record.tokens_in, record.tokens_out)
     await journal.append(place.path, "tool", written, cost, tokens_in or 0, tokens_out or 0)
     return result
+
+
+def _digest(call: ToolCall) -> str:
+    """Which tool is asked for with which arguments, in whatever order those were written."""
+    said = dict(call.arguments) if isinstance(call.arguments, Mapping) else call.arguments
+    try:
+        text = json.dumps([call.name, said], sort_keys=True)
+    except (TypeError, ValueError):  # no JSON: somebody's code has made the call
+        text = repr([call.name, said])
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST]
 
 
 def _note(made: Call) -> None:
@@ -403,6 +418,10 @@ def _cut(name: object) -> str:
     return str(name)[:MAX_NAME]
 
 
+asked_about: ContextVar[ToolSpec | None] = ContextVar("penstock_asked_about", default=None)
+"""The tool that somebody is being asked about, for whoever asks: other arguments must be such as it takes."""
+
+
 async def _ask(
     context: ExecutionContext, found: Tool, call: ToolCall, arguments: dict[str, Any]
 ) -> tuple[ToolCall, dict[str, Any], Problems, str | None]:
@@ -410,7 +429,12 @@ async def _ask(
     execution = running_execution.get()
     if execution is None or execution.approve is None:
         return call, arguments, [], "it needs approval, and there is nobody to ask"
-    approval = await execution.approve(context, call)
+    outside = asked_about.set(found.spec)
+    try:
+        approval = await execution.approve(context, call)
+    finally:
+        with suppress(ValueError):  # closed from elsewhere, where there is nothing to reset
+            asked_about.reset(outside)
     if not approval.allowed:
         return call, arguments, [], approval.reason or "denied"
     if approval.arguments is None:

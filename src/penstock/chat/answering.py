@@ -7,7 +7,6 @@ and come to the same.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -25,6 +24,8 @@ from penstock.kernel.document import parse_graph
 
 PAGE = 1_000
 MAX_AT_HAND = 100
+OF_ANSWERS = ("text.delta", "run.started", "run.resumed")
+"""The events that tell what of an answer was told."""
 MAX_GRAPHS = 256
 
 
@@ -35,6 +36,15 @@ class Stores(Protocol):
     def events(self) -> EventStore: ...
     @property
     def graphs(self) -> GraphStore: ...
+
+
+class ChatGone(Conflict):
+    """The chat that a run answers in was deleted."""
+
+    def __init__(self, run_id: str, chat_id: str) -> None:
+        self.run_id = run_id
+        self.chat_id = chat_id
+        super().__init__(f"run {run_id!r} cannot begin again: the chat {chat_id!r} that it answers in was deleted")
 
 
 class Answering:
@@ -74,6 +84,12 @@ class Answering:
         }
         return Prepared(protocol.newest_text(history), services)
 
+    async def again(self, run: RunRecord) -> None:
+        """ChatGone if there is no conversation any more."""
+        chat_id = str(run.origin["chat_id"])
+        if await self._chats.get(chat_id) is None:
+            raise ChatGone(run.id, chat_id)
+
     async def _of_graph(self, graph_id: str, version: int) -> dict[str, Any]:
         known = self._of_graphs.get((graph_id, version))
         if known is not None:
@@ -104,6 +120,7 @@ class Answering:
     async def _before_answer(self, run: RunRecord) -> tuple[ChatMessage, ...]:
         tree = MessageTree.of(*await self._chats.messages(str(run.origin["chat_id"])))
         if run.origin["message_id"] not in tree:
+            await self.again(run)
             raise MessageUnknown(str(run.origin["chat_id"]), str(run.origin["message_id"]))
         return tree.before(str(run.origin["message_id"]))
 
@@ -119,15 +136,12 @@ class Answering:
             await self._chats.add_messages(chat_id, [beside], now_ms=self._now_ms())
 
     async def _partial(self, run: RunRecord) -> str:
-        return protocol.partial_text([event async for event in self._told(run.id)])
-
-    async def _told(self, run_id: str) -> AsyncIterator[HostedEvent]:
+        told: list[HostedEvent] = []
         after = 0
-        while page := await self._stores.events.read(run_id, after, PAGE):
-            for event in page:
-                if event.type in ("text.delta", "run.started", "run.resumed"):
-                    yield event
+        while page := await self._stores.events.read(run.id, after, PAGE):
+            told.extend(event for event in page if event.type in OF_ANSWERS)
             after = page[-1].seq
+        return protocol.partial_text(told)
 
     def _loader(self, owner: str) -> Any:
         async def load(attachment_id: str) -> bytes | None:

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from penstock.chat.limits import must_fit
 from penstock.chat.message import MAX_ID
 from penstock.errors import InvalidValue
-from penstock.hosting.host import ID
-
-AN_ID = "a letter or digit, then up to 99 letters, digits or any of ._:-"
+from penstock.ids import AN_ID, ID
 
 
 def must_be_text(field: str, text: object, most: int, to_do: str) -> None:

@@ -21,8 +21,8 @@ from penstock.errors import InvalidValue, PenstockError
 from penstock.kernel.graph import Problem, shown
 
 MAX_MESSAGES = 100_000
-MAX_DEPTH = 10_000
-"""So many messages may follow each other."""
+MAX_DEPTH = 10_100
+"""So many messages may follow each other: a history of 10,000, instructions before it, its answer, and some turns."""
 MAX_PROBLEMS = 1_000
 SHOWN_PROBLEMS = 10
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -30,6 +30,7 @@ from penstock.chat.arguments import (
     must_be_text,
     must_be_version,
 )
+from penstock.chat.asked import Asked, Limits, Spoken, said_for, without_ids
 from penstock.chat.conversation import MessageTree
 from penstock.chat.limits import (
     MAX_ATTACHMENT_BYTES,
@@ -47,6 +48,7 @@ from penstock.chat.limits import (
     must_fit,
 )
 from penstock.chat.message import ChatMessage
+from penstock.chat.pauses import pause_at
 from penstock.chat.ports import Attachment, ChatRecord, ChatStore
 from penstock.chat.turn import ChatTurn
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -59,55 +61,18 @@ from penstock.hosting.records import RunRecord
 from penstock.hosting.work.patience import A_FEW, patiently
 from penstock.ids import new_run_id
 
-Limits = RunLimits | Mapping[str, Any] | None
 Said = str | Sequence[Mapping[str, Any]]
-"""What somebody says: a text, or a conversation of `role` and `content` that ends with what the user says."""
+"""What somebody says: a text, or a conversation of `role`, `content` and `attachments` that ends with the user."""
+Attached = Sequence[str | Attachment]
 
 SAID_BY: tuple[Role, ...] = ("system", "user", "assistant")
 TITLE_CHARACTERS = 60
 """So much of what was said first is the title of a chat that was given none."""
 LONG = "say it in fewer characters, or attach it"
+FEWER = "attach fewer to one message"
 INTERRUPTED_MS = 60_000
 """An answer that has waited so long for its run to be there waits in vain."""
 INTERRUPTED = "interrupted before its run began: ask again"
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """What is asked for, beside what is said; the ids of its messages follow from that of its run."""
-
-    run_id: str
-    digest: str
-    """Of the run's id."""
-    at_ms: int
-    limits: Limits
-    user_tools: tuple[str, ...]
-    is_named: bool
-    """Whether the caller named the run, and may be asking for it again."""
-    said: tuple[str, ...] = ()
-    """What the caller says, the newest last; nothing where an answer is wanted and nothing is said."""
-    version: int | None = None
-    """Of the graph; None is the newest."""
-    about: Mapping[str, Any] | None = None
-    """What else is to be kept with the run."""
-
-    @property
-    def answer_id(self) -> str:
-        return f"a-{self.digest}"
-
-    def user_id(self, number: int = 0) -> str:
-        return f"u-{self.digest}" if not number else f"u-{self.digest}-{number}"
-
-    def is_in(self, tree: MessageTree) -> bool:
-        """Whether what the tree has of this turn is what is asked for now."""
-        ids = [*map(self.user_id, range(1, max(len(self.said), 1))), self.user_id()]
-        there = [tree[id].content for id in ids if id in tree]
-        return there == [*self.said] and self.user_id(len(ids)) not in tree
-
-
-def _said_for(answer_id: str) -> str:
-    """The id of what is said in the turn of an answer, where something is."""
-    return f"u-{answer_id.removeprefix('a-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +87,7 @@ class _Addition:
     begins_chat: bool
 
 
-Prepare = Callable[[MessageTree, _Turn], ChatMessage | None]
+Prepare = Callable[[MessageTree, Asked], Awaitable[ChatMessage | None]]
 """Adds to the tree what is said, if something is, and the empty answer; what was said."""
 Write = Callable[[], Awaitable[None]]
 
@@ -211,6 +176,17 @@ class ChatService:
             raise AttachmentUnknown(attachment_id)
         return found
 
+    async def must_be_within(self, run: RunRecord, limits: Limits) -> None:
+        """Conflict if a run is asked for again within other limits."""
+        await self._host.submit(
+            owner=run.owner,
+            graph_id=run.graph_id,
+            version=run.graph_version,
+            limits=limits,
+            run_id=run.id,
+            origin=run.origin,
+        )
+
     # The five entry points.
 
     async def stream_chat(
@@ -220,7 +196,7 @@ class ChatService:
         *,
         owner: str,
         parent_id: str | None = None,
-        attachments: Sequence[str | Attachment] = (),
+        attachments: Attached = (),
         limits: Limits = None,
         run_id: str | None = None,
         user_tools: Sequence[str] = (),
@@ -233,9 +209,10 @@ class ChatService:
         the newest version of the graph, unless one is named; `about` is kept in the origin of the run, as JSON.
         """
         chat = await self.get_chat(chat_id, owner=owner)
-        data = await self._said_with(content, attachments, owner)
+        spoken = await self._spoken(content, attachments, owner)
+        data = spoken.data
 
-        def prepare(tree: MessageTree, turn: _Turn) -> ChatMessage:
+        async def prepare(tree: MessageTree, turn: Asked) -> ChatMessage:
             if parent_id is not None:
                 _must_have(tree, chat_id, parent_id)
             beside = _first_under_way(tree) if parent_id is None else None
@@ -246,7 +223,8 @@ class ChatService:
             _add_answer(tree, turn)
             return said
 
-        turn = self._turn(limits, run_id, user_tools, content, version=version, about=about)
+        below = None if parent_id is None else lambda _: parent_id
+        turn = self._asked(limits, run_id, user_tools, spoken, version=version, about=about, below=below)
         return await self._answer(chat, prepare, turn)
 
     async def stream_agent_chat(
@@ -257,7 +235,7 @@ class ChatService:
         owner: str,
         title: str = "",
         chat_id: str | None = None,
-        attachments: Sequence[str | Attachment] = (),
+        attachments: Attached = (),
         limits: Limits = None,
         run_id: str | None = None,
         user_tools: Sequence[str] = (),
@@ -268,28 +246,29 @@ class ChatService:
     ) -> ChatTurn:
         """Say something to a graph, in a chat that is made for it, and be answered; `version` as for `stream_chat`.
 
-        In one that is there already, below `parent_id`. One that is `made_by` something goes when its runs do.
+        In one that is there already, below `parent_id`. One that is `made_by` something goes when its runs do. What is
+        in `attachments` belongs to what is said last; the messages before it have their own.
         """
-        messages = _as_messages(said)
-        data = await self._said_with(messages[-1][1], attachments, owner)
-        said_here = [content for _, content in messages]
-        turn = self._turn(limits, run_id, user_tools, *said_here, version=version, about=about)
+        *before, last = messages = await self._conversation(said, attachments, owner)
+        turn = self._asked(limits, run_id, user_tools, *messages, version=version, about=about)
         must_be_text("title", title, MAX_TITLE, "say it in fewer characters")
-        title = title or protocol.as_content(" ".join(messages[-1][1].split())[:TITLE_CHARACTERS])
+        title = title or protocol.as_content(" ".join(last.content.split())[:TITLE_CHARACTERS])
         id = chat_id or (f"c-{turn.digest}" if turn.is_named else None)
         chat = self._new_chat(owner, graph_id, title, id, made_by)
         there = None if id is None else await self._chats.get(id)
         if there is not None:
             _must_be_with(there, chat)
 
-        def prepare(tree: MessageTree, turn: _Turn) -> ChatMessage:
-            below = parent_id if parent_id is None else _must_have(tree, chat.id, parent_id).id
-            for number, (role, content) in enumerate(messages[:-1], 1):
-                tree.append(turn.user_id(number), role, content, at_ms=turn.at_ms, parent_id=below)
+        async def prepare(tree: MessageTree, turn: Asked) -> ChatMessage:
+            below, at_ms = None if parent_id is None else _must_have(tree, chat.id, parent_id).id, turn.at_ms
+            for number, one in enumerate(before, 1):
+                await pause_at(number)
+                data = one.data if one.attached else None
+                tree.append(turn.user_id(number), one.role, one.content, at_ms=at_ms, data=data, parent_id=below)
                 below = None
-            last = tree.append(turn.user_id(), "user", messages[-1][1], at_ms=turn.at_ms, data=data, parent_id=below)
+            newest = tree.append(turn.user_id(), "user", last.content, at_ms=at_ms, data=last.data, parent_id=below)
             _add_answer(tree, turn)
-            return last
+            return newest
 
         return await self._answer(there or chat, prepare, turn, begins=there is None)
 
@@ -306,13 +285,14 @@ class ChatService:
         """Have an answer go on where it stopped, in a message below it."""
         chat = await self.get_chat(chat_id, owner=owner)
 
-        def prepare(tree: MessageTree, turn: _Turn) -> None:
+        async def prepare(tree: MessageTree, turn: Asked) -> None:
             message = _must_have(tree, chat_id, message_id)
             if message.data.get("state") == "writing":
                 raise Conflict(f"message {message_id!r} is still being written: wait for its run, or cancel it")
             tree.continue_from(message_id, turn.answer_id, "", at_ms=turn.at_ms, data=protocol.writing(turn.run_id))
 
-        return await self._answer(chat, prepare, self._turn(limits, run_id, user_tools))
+        turn = self._asked(limits, run_id, user_tools, below=lambda _: message_id)
+        return await self._answer(chat, prepare, turn)
 
     async def retry_message(
         self,
@@ -327,11 +307,12 @@ class ChatService:
         """Be answered again: a sibling of the answer, which stays."""
         chat = await self.get_chat(chat_id, owner=owner)
 
-        def prepare(tree: MessageTree, turn: _Turn) -> None:
+        async def prepare(tree: MessageTree, turn: Asked) -> None:
             _must_have(tree, chat_id, message_id)
             tree.retry(message_id, turn.answer_id, "", at_ms=turn.at_ms, data=protocol.writing(turn.run_id))
 
-        return await self._answer(chat, prepare, self._turn(limits, run_id, user_tools))
+        turn = self._asked(limits, run_id, user_tools, below=_above(chat_id, message_id))
+        return await self._answer(chat, prepare, turn)
 
     async def edit_user_message(
         self,
@@ -340,47 +321,72 @@ class ChatService:
         content: str,
         *,
         owner: str,
-        attachments: Sequence[str | Attachment] | None = None,
+        attachments: Attached | None = None,
         limits: Limits = None,
         run_id: str | None = None,
         user_tools: Sequence[str] = (),
     ) -> ChatTurn:
         """Say something else in place of a message, and be answered; without `attachments` it keeps those it had."""
         chat = await self.get_chat(chat_id, owner=owner)
-        data = await self._said_with(content, attachments or (), owner)
+        given = await self._spoken(content, attachments or (), owner)
+        spoken = given if attachments is not None else replace(given, attached=None)
 
-        def prepare(tree: MessageTree, turn: _Turn) -> ChatMessage:
-            before = _must_have(tree, chat_id, message_id)
+        async def prepare(tree: MessageTree, turn: Asked) -> ChatMessage:
+            before, data = _must_have(tree, chat_id, message_id), spoken.data
             kept = data if attachments is not None else {**data, "attachments": before.data.get("attachments") or []}
             said = tree.edit(message_id, turn.user_id(), content, at_ms=turn.at_ms, data=kept)
             _add_answer(tree, turn)
             return said
 
-        return await self._answer(chat, prepare, self._turn(limits, run_id, user_tools, content))
+        turn = self._asked(limits, run_id, user_tools, spoken, below=_above(chat_id, message_id))
+        return await self._answer(chat, prepare, turn)
 
     # The one path.
 
-    async def _answer(self, chat: ChatRecord, prepare: Prepare, turn: _Turn, *, begins: bool = False) -> ChatTurn:
+    async def _answer(self, chat: ChatRecord, prepare: Prepare, turn: Asked, *, begins: bool = False) -> ChatTurn:
         """Submit a run, and write down before it what is said and the empty answer that it fills."""
         if turn.is_named and (known := await self._host.get(turn.run_id)) is not None:
             there = self._known(chat, known)
-            if turn.version not in (None, known.graph_version):
-                raise _another(turn)
-            _must_be_in(await self._tree(chat.id), turn)
+            await self._must_be_same(chat, turn, known)
             return there
         tree = await self._tree(chat.id)
         if turn.answer_id in tree:  # asked for before, and interrupted before its run was there
-            _must_be_in(tree, turn)
+            await self._must_be_in(tree, turn)
             return await self._submit(chat, turn, turn.user_id() if turn.user_id() in tree else None)
         before, leaf = len(tree), tree.leaf
-        said = _prepared(tree, prepare, turn)
+        said = await _prepared(tree, prepare, turn)
         await self._check(chat, turn)
         new = _Addition(
             [*islice(tree, before, None)], tree.before(turn.answer_id), None if leaf is None else leaf.id, begins
         )
         return await self._add(chat, turn, new, None if said is None else said.id)
 
-    async def _add(self, chat: ChatRecord, turn: _Turn, new: _Addition, user_message_id: str | None) -> ChatTurn:
+    async def _must_be_same(self, chat: ChatRecord, turn: Asked, known: RunRecord) -> None:
+        """Conflict unless a run that is there is what is asked for now."""
+        tools = tuple(known.origin.get("user_tools") or ())
+        if turn.version not in (None, known.graph_version) or turn.user_tools != tools:
+            raise turn.is_another()
+        await self._must_be_in(await self._tree(chat.id), turn)
+        await self.must_be_within(known, turn.limits)
+
+    async def _must_be_in(self, tree: MessageTree, turn: Asked) -> None:
+        """Conflict unless what the tree has of a turn is what is asked for now."""
+        for spoken, message in turn.found_in(tree):
+            there, now = message.data.get("attachments") or [], spoken.data["attachments"]
+            if spoken.attached is not None and there != now and not await self._are_same(there, now):
+                raise turn.is_another()
+
+    async def _are_same(self, there: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the same bytes are attached, by the same names."""
+        if without_ids(there) != without_ids(now):
+            return False
+        for one, other in zip(there, now, strict=True):
+            was, is_now = await self._chats.attachment(one["id"]), await self._chats.attachment(other["id"])
+            if was is None or is_now is None or was[1] != is_now[1]:
+                return False
+        return True
+
+    async def _add(self, chat: ChatRecord, turn: Asked, new: _Addition, user_message_id: str | None) -> ChatTurn:
         """Submit the run of a turn that is new; if it is refused, the chat is as it was."""
         try:
             return await self._submit(chat, turn, user_message_id, lambda: self._write(chat, turn, new))
@@ -397,7 +403,7 @@ class ChatService:
             await self._give_up(chat.id, turn, f"{type(error).__name__}: {error}")
             raise
 
-    async def _write(self, chat: ChatRecord, turn: _Turn, new: _Addition) -> None:
+    async def _write(self, chat: ChatRecord, turn: Asked, new: _Addition) -> None:
         """What a run will look for."""
         if new.begins_chat:
             _must_be_with(await self._chats.create(chat), chat)
@@ -405,10 +411,16 @@ class ChatService:
             await self._chats.add_messages(chat.id, new.messages, now_ms=turn.at_ms)
         except KeyError:  # it was removed meanwhile
             raise ChatUnknown(chat.id) from None
+        except Conflict:
+            tree = await self._tree(chat.id)
+            if turn.answer_id not in tree:
+                raise
+            await self._must_be_in(tree, turn)  # then the same was asked for at the same time, and that was quicker
+            return
         passing("chat.said")
         self._answering.keep_at_hand(turn.run_id, new.path)
 
-    async def _check(self, chat: ChatRecord, turn: _Turn) -> None:
+    async def _check(self, chat: ChatRecord, turn: Asked) -> None:
         """What would keep the run from being taken on at any time is said before anything is written."""
         must_be_version("version", turn.version)
         if turn.about is not None and not isinstance(turn.about, Mapping):
@@ -421,7 +433,7 @@ class ChatService:
             self._graphs.add((chat.graph_id, turn.version))
 
     async def _submit(
-        self, chat: ChatRecord, turn: _Turn, user_message_id: str | None, first: Write | None = None
+        self, chat: ChatRecord, turn: Asked, user_message_id: str | None, first: Write | None = None
     ) -> ChatTurn:
         origin: dict[str, Any] = {
             "kind": protocol.KIND,
@@ -444,7 +456,7 @@ class ChatService:
         )
         return self._known(chat, run)
 
-    async def _taken_back(self, chat_id: str, turn: _Turn, new: _Addition) -> RunRecord | None:
+    async def _taken_back(self, chat_id: str, turn: Asked, new: _Addition) -> RunRecord | None:
         """Take back what was said, for whoever is told to come back says it again; the run, if it is there after all.
 
         If the store is still away, or somebody has said something below it by then, it stays, and `tree` closes it.
@@ -460,7 +472,7 @@ class ChatService:
                 await patiently(lambda: self._chats.remove(chat_id), A_FEW)
         return None
 
-    async def _give_up(self, chat_id: str, turn: _Turn, why: str) -> None:
+    async def _give_up(self, chat_id: str, turn: Asked, why: str) -> None:
         """There may be no run that would ever finish the answer: then say why. If that fails too, `tree` does later."""
         with suppress(StoreUnavailable, Conflict, KeyError):  # it may not have been written yet
             await self._closed(chat_id, turn.answer_id, turn.run_id, why)
@@ -505,15 +517,16 @@ class ChatService:
         now = self._now_ms()
         return ChatRecord(chat_id or self._new_id(), owner, title, graph_id, now, now, made_by)
 
-    def _turn(
+    def _asked(
         self,
         limits: Limits,
         run_id: str | None,
         user_tools: Sequence[str],
-        *said: str,
+        *said: Spoken,
         version: int | None = None,
         about: Mapping[str, Any] | None = None,
-    ) -> _Turn:
+        below: Callable[[MessageTree], str | None] | None = None,
+    ) -> Asked:
         if run_id is not None:
             must_be_id("run_id", run_id)
         must_be_list("user_tools", user_tools, "names of tools")
@@ -524,26 +537,53 @@ class ChatService:
                 raise InvalidValue("user_tools", name, "names of tools that the service offers")
         id = self._new_id() if run_id is None else run_id
         digest = hashlib.sha256(id.encode()).hexdigest()[:32]
-        return _Turn(id, digest, self._now_ms(), limits, tools, run_id is not None, said, version, about)
+        return Asked(id, digest, self._now_ms(), limits, tools, run_id is not None, said, version, about, below)
 
-    async def _said_with(self, content: str, attachments: Sequence[str | Attachment], owner: str) -> dict[str, Any]:
-        """The data of what somebody says, if it may be said: bytes are named, never copied."""
+    async def _conversation(self, said: Said, attachments: Attached, owner: str) -> list[Spoken]:
+        """What somebody says, with what was said before it."""
+        if isinstance(said, str):
+            return [await self._spoken(said, attachments, owner)]
+        given: object = said
+        if not isinstance(given, Sequence) or not given:
+            raise InvalidValue("messages", said, "a text, or a list of messages that ends with the user's")
+        must_fit("messages of the chat", len(said) + 1, MAX_DEPTH, "leave the oldest out")
+        messages = []
+        for at, one in enumerate(said):
+            await pause_at(at)
+            messages.append(await self._heard(one, f"messages[{at}]", owner))
+        last = messages[-1]
+        if last.role != "user":
+            raise InvalidValue(f"messages[{len(said) - 1}].role", last.role, "user: the last message is answered")
+        more = await self._attached("attachments", attachments, owner)
+        return [*messages[:-1], _asking(last.content, (*(last.attached or ()), *more))]
+
+    async def _heard(self, one: Any, where: str, owner: str) -> Spoken:
+        """A message of a conversation that is told."""
+        if not isinstance(one, Mapping) or one.get("role") not in SAID_BY:
+            raise InvalidValue(where, one, f"an object with content and a role of {', '.join(SAID_BY)}")
+        must_be_text(f"{where}.content", one.get("content"), MAX_CHARACTERS, LONG)
+        attached = one.get("attachments", ())
+        return Spoken(one["role"], one["content"], await self._attached(f"{where}.attachments", attached, owner))
+
+    async def _spoken(self, content: str, attachments: Attached, owner: str) -> Spoken:
+        """What the user says, if it may be said."""
         must_be_text("content", content, MAX_CHARACTERS, LONG)
-        must_be_list("attachments", attachments, "attachments, or their ids")
-        must_fit("attachments", len(attachments), MAX_ATTACHMENTS, "attach fewer to one message")
-        if not content and not attachments:
-            raise InvalidValue("content", content, "something to say, or something that is attached")
+        return _asking(content, await self._attached("attachments", attachments, owner))
+
+    async def _attached(self, field: str, attachments: Attached, owner: str) -> tuple[Attachment, ...]:
+        """What is attached to a message, by what is there."""
+        must_be_list(field, attachments, "attachments, or their ids")
+        must_fit(field, len(attachments), MAX_ATTACHMENTS, FEWER)
         ids = [one.id if isinstance(one, Attachment) else one for one in attachments]
-        found = [(await self.attachment(one, owner=owner))[0] for one in ids]
-        return {"state": "complete", "attachments": [_reference(one) for one in found]}
+        return tuple([(await self.attachment(one, owner=owner))[0] for one in ids])
 
     def _now_ms(self) -> int:
         return self._clock.time_ns() // 1_000_000
 
 
-def _prepared(tree: MessageTree, prepare: Prepare, turn: _Turn) -> ChatMessage | None:
+async def _prepared(tree: MessageTree, prepare: Prepare, turn: Asked) -> ChatMessage | None:
     try:
-        return prepare(tree, turn)
+        return await prepare(tree, turn)
     except InvalidValue as error:
         if error.field != "conversation":
             raise
@@ -555,13 +595,21 @@ def _first_under_way(tree: MessageTree) -> ChatMessage | None:
     """Where a turn that is under way at the end of what is in view begins; None if nothing is being written there."""
     first, last = None, tree.leaf
     while last is not None and last.data.get("state") == "writing":
-        said = _said_for(last.id)
+        said = said_for(last.id)
         first = tree[said] if last.parent_id == said else last
         last = None if first.parent_id is None else tree[first.parent_id]
     return first
 
 
-def _add_answer(tree: MessageTree, turn: _Turn) -> None:
+def _asking(content: str, attached: Sequence[Attachment]) -> Spoken:
+    """What the user says last, if it may be said."""
+    must_fit("attachments", len(attached), MAX_ATTACHMENTS, FEWER)
+    if not content and not attached:
+        raise InvalidValue("content", content, "something to say, or something that is attached")
+    return Spoken("user", content, attached)
+
+
+def _add_answer(tree: MessageTree, turn: Asked) -> None:
     tree.append(turn.answer_id, "assistant", "", at_ms=turn.at_ms, data=protocol.writing(turn.run_id))
 
 
@@ -573,13 +621,9 @@ def _must_be_with(chat: ChatRecord, asked: ChatRecord) -> None:
         raise Conflict(f"chat {chat.id!r} is one with graph {chat.graph_id!r}; leave its id out to begin another")
 
 
-def _must_be_in(tree: MessageTree, turn: _Turn) -> None:
-    if not turn.is_in(tree):
-        raise _another(turn)
-
-
-def _another(turn: _Turn) -> Conflict:
-    return Conflict(f"run {turn.run_id!r} answers something else; give this one an id of its own")
+def _above(chat_id: str, message_id: str) -> Callable[[MessageTree], str | None]:
+    """What a message follows, and what stands beside it too."""
+    return lambda tree: _must_have(tree, chat_id, message_id).parent_id
 
 
 def _must_have(tree: MessageTree, chat_id: str, message_id: str) -> ChatMessage:
@@ -587,27 +631,3 @@ def _must_have(tree: MessageTree, chat_id: str, message_id: str) -> ChatMessage:
     if message_id not in tree:
         raise MessageUnknown(chat_id, message_id)
     return tree[message_id]
-
-
-def _as_messages(said: Said) -> list[tuple[Role, str]]:
-    given: object = said
-    if isinstance(said, str):
-        return [("user", said)]
-    if not isinstance(given, Sequence) or not given:
-        raise InvalidValue("messages", said, "a text, or a list of messages that ends with the user's")
-    must_fit("messages of the chat", len(said) + 1, MAX_DEPTH, "leave the oldest out")
-    messages = [_as_message(one, at) for at, one in enumerate(said)]
-    if messages[-1][0] != "user":
-        raise InvalidValue(f"messages[{len(said) - 1}].role", messages[-1][0], "user: the last message is answered")
-    return messages
-
-
-def _as_message(one: Any, at: int) -> tuple[Role, str]:
-    if not isinstance(one, Mapping) or one.get("role") not in SAID_BY:
-        raise InvalidValue(f"messages[{at}]", one, f"an object with content and a role of {', '.join(SAID_BY)}")
-    must_be_text(f"messages[{at}].content", one.get("content"), MAX_CHARACTERS, LONG)
-    return one["role"], one["content"]
-
-
-def _reference(attached: Attachment) -> dict[str, Any]:
-    return {"id": attached.id, "name": attached.name, "media_type": attached.media_type, "size": attached.size}

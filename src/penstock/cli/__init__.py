@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 NEEDED = {"typer", "rich"}
 
@@ -16,8 +17,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command of the command line; its exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given == ["--version"]:
-        print(version())
-        return 0
+        with suppress(OSError):  # what cannot be written is said by who knows how
+            print(version(), flush=True)
+            return 0
     try:
         from penstock.cli.app import invoke
 

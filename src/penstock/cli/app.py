@@ -15,7 +15,7 @@ from penstock.cli import completion, graph, run, version
 from penstock.cli.exits import Exit, Refused
 from penstock.cli.remote import chat, runs
 from penstock.cli.service import db, doctor, mcp, serve
-from penstock.cli.showing.screen import complain, flush, prepare_streams, say
+from penstock.cli.showing.screen import complain, flush, prepare_streams, printing, say
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Everything typer finds wrong with a command line; it has no public name of its own."""
@@ -50,7 +50,8 @@ def penstock(
     \b
     Exit codes:
       0 ok   2 failed, or the graph is not valid   3 halted by a limit
-      4 a chat waits for an answer that nobody here can give   64 wrong command line   130 cancelled
+      4 a chat waits for an answer that nobody here can give   64 wrong command line
+      75 a server that was followed has gone   130 cancelled
     """
     if show_version:
         say(version())
@@ -65,7 +66,8 @@ def invoke(arguments: Sequence[str]) -> int:
     prepare_streams()
     completion.know_the_shells()
     try:
-        code = app(arguments, prog_name="penstock", standalone_mode=False)
+        with printing():
+            code = app(arguments, prog_name="penstock", standalone_mode=False)
     except UsageError as wrong:
         complain(_sentence(wrong))
         code = Exit.USAGE

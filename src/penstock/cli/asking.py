@@ -22,11 +22,11 @@ from penstock.cli.loading.values import parsed, read_bytes
 from penstock.cli.options import Approve
 from penstock.cli.showing.outcome import titled
 from penstock.cli.showing.screen import Line, Screen, printable, write
-from penstock.errors import PenstockError
+from penstock.errors import InvalidValue, PenstockError
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorBroken, ExecutorRegistry
 from penstock.kernel.graph import GraphInvalid, GraphSpec
-from penstock.nodes.approval import Answer, ApprovalNode, ApprovalRequest
+from penstock.nodes.approval import Answer, ApprovalNode, ApprovalRequest, as_edited
 
 CHOICES = "  approve, edit or reject › "
 INSTEAD = "  what goes on instead: JSON, text or @file › "
@@ -57,10 +57,12 @@ class Questions:
         self._numbers = count(1)
 
     @asynccontextmanager
-    async def ask(self, run_id: str, node_id: str, question: str, value: Any) -> AsyncIterator[Put]:
+    async def ask(
+        self, run_id: str, node_id: str, question: str, value: Any, expects: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[Put]:
         """A question; it is asked when its answer is waited for."""
         id = f"{run_id}/{node_id}/{next(self._numbers)}"
-        yield Put(ApprovalRequest(id, run_id, node_id, question, value), self._answer)
+        yield Put(ApprovalRequest(id, run_id, node_id, question, value, expects), self._answer)
 
 
 @dataclass(slots=True)
@@ -143,26 +145,28 @@ class Terminal:
         ends = 0
         while ends < MAX_ENDS:
             try:
-                answer = await self._verdict()
+                answer = await self._verdict(request)
                 ends = 0
             except _NoAnswer:
                 answer, ends = None, ends + 1
                 self._tell("that is no answer; Ctrl-C ends the run")
-            except Refused as refused:
+            except (Refused, InvalidValue) as refused:
                 answer = None
                 self._tell(str(refused))
             if answer is not None:
                 return answer
         raise Unanswered(request.question)
 
-    async def _verdict(self) -> Answer | None:
-        """What was said; None if it is neither of the three."""
+    async def _verdict(self, request: ApprovalRequest) -> Answer | None:
+        """What was said; None if it is neither of the three, InvalidValue if it is nothing that can go on instead."""
         word, _, rest = (await self._line(CHOICES)).partition(" ")
         if word in APPROVE and not rest:
             return Answer(True)
         if word in EDIT:
             given = rest.strip() or await self._line(INSTEAD)
-            return Answer(True, await asyncio.to_thread(_value, given), edited=True) if given else None
+            if not given:
+                return None
+            return Answer(True, as_edited(request.expects, await asyncio.to_thread(_value, given)), edited=True)
         if word in REJECT:
             return Answer(False, reason=rest.strip() or await self._line(WHY) or "rejected")
         return None

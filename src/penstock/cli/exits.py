@@ -20,6 +20,8 @@ class Exit(IntEnum):
     """A run waits for an answer, and nobody can be asked here: it goes on waiting where it runs."""
     USAGE = 64
     """The command line itself is wrong."""
+    LOST = 75
+    """A server that was there is gone, and did not come back for long; what becomes of the run, nobody here knows."""
     CANCELLED = 130
 
 
@@ -51,3 +53,9 @@ class Failed(Refused):
     """A server or a database could not, or would not; the message says why."""
 
     code = Exit.FAILED
+
+
+class Lost(Failed):
+    """A server was waited for in vain; the message says how to take up what was followed there."""
+
+    code = Exit.LOST

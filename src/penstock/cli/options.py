@@ -87,10 +87,15 @@ TokensFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")]
 
 
-def dollars(help: str) -> OptionInfo:
+def dollars(help: str, envvar: str | None = None) -> OptionInfo:
     """An option that is an amount of US dollars; what is none is refused."""
-    option: OptionInfo = typer.Option(parser=amount, metavar="USD", help=help)
+    option: OptionInfo = typer.Option(parser=amount, metavar="USD", envvar=envvar, help=help)
     return option
+
+
+MaxCost = Annotated[str, dollars("What a run may spend where nobody says otherwise.")]
+MostCost = Annotated[str | None, dollars("What a run may be given at most, whoever asks for it.", "PENSTOCK_MOST_COST")]
+UserDaily = Annotated[str | None, dollars("What one user may spend in a day.", "PENSTOCK_USER_DAILY")]
 
 
 def numeric(

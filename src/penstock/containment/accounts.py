@@ -12,7 +12,7 @@ What holds at every moment, at every level: committed = spent + held + unresolve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.containment.limits import NO_LIMITS, UNLIMITED, Limits
@@ -22,6 +22,9 @@ from penstock.stops import Stop, StopReason
 
 HoldState = Literal["held", "settled", "released", "withdrawn", "unresolved"]
 
+Unit = Literal["usd", "tokens"]
+"""What a call may do with less of."""
+
 HOLD_TRANSITIONS: dict[HoldState, frozenset[HoldState]] = {
     "held": frozenset({"settled", "released", "withdrawn", "unresolved"}),
     "unresolved": frozenset({"settled", "released"}),
@@ -29,6 +32,24 @@ HOLD_TRANSITIONS: dict[HoldState, frozenset[HoldState]] = {
     "released": frozenset(),
     "withdrawn": frozenset(),
 }
+
+
+FIGURES = (
+    "committed",
+    "held",
+    "unresolved",
+    "steps_taken",
+    "steps_done",
+    "steps_given_back",
+    "tokens_committed",
+    "tokens_held",
+    "tokens_unresolved",
+    "tokens_in",
+    "tokens_out",
+    "api_calls",
+    "retries",
+)
+"""What is counted of an account, and so of every one above it."""
 
 
 class Account:
@@ -251,6 +272,21 @@ def settle(held: Taken, cost: int, tokens_in: int, tokens_out: int, succeeded: b
         level = level.parent
 
 
+def shrink(held: Taken, cost: int, tokens: int) -> None:
+    """The call, which has not begun, does with less than it took; it was to be held, and to be no more than that."""
+    less_cost, less_tokens = held._held_cost - cost, held._held_tokens - tokens
+    if held._state != "held" or less_cost < 0 or less_tokens < 0:
+        raise LedgerError(f"a hold that is {held._state} cannot be made to be of {cost} and {tokens} tokens")
+    held._held_cost, held._held_tokens = cost, tokens
+    level: Account | None = held._account
+    while level is not None:
+        level.committed -= less_cost
+        level.held -= less_cost
+        level.tokens_committed -= less_tokens
+        level.tokens_held -= less_tokens
+        level = level.parent
+
+
 def release(held: Taken) -> None:
     """The call failed and is known to have cost nothing."""
     _give_back(held, _advance(held, "released"), ran=True)
@@ -287,6 +323,20 @@ def charge(account: Account, cost: int, tokens_in: int, tokens_out: int, api_cal
         level.steps_taken += steps
         level.steps_done += steps
         level = level.parent
+
+
+def put_under(account: Account, parent: Account) -> None:
+    """Count what the account has taken, and takes from now on, at `parent` and above it as well.
+
+    The account is not above `parent`, and what it was under is: nothing that was counted anywhere is taken back. As a
+    charge does, it may pass a ceiling.
+    """
+    already = _levels(account)
+    for level in _levels(parent):
+        if level not in already:
+            for name in FIGURES:
+                setattr(level, name, getattr(level, name) + getattr(account, name))
+    account.parent = parent
 
 
 def draw_retry(account: Account) -> bool:
@@ -333,6 +383,24 @@ def tokens_left(account: Account) -> int:
             left = here
         level = level.parent
     return left if left > 0 else 0
+
+
+def tightest(account: Account, unit: Unit) -> Account:
+    """The level that has least left of it; of several, the nearest."""
+    return min(_levels(account), key=_cost_left_here if unit == "usd" else _tokens_left_here)
+
+
+def _cost_left_here(level: Account) -> int:
+    return level.max_cost - level.committed
+
+
+def _tokens_left_here(level: Account) -> int:
+    return level.max_tokens - level.tokens_committed
+
+
+def reached(level: Account, unit: Unit) -> Stop:
+    """The stop of a ceiling that left a call less than it wanted, by what is used of it now."""
+    return _cost_stop(level, 0) if unit == "usd" else _token_stop(level, 0)
 
 
 def used_up(account: Account, now_ns: int, retry_drawn: bool = False) -> Stop | None:
@@ -397,6 +465,7 @@ def _cost_stop(level: Account, cost: int) -> Stop:
         used=to_usd(spent),
         held=to_usd(level.held + level.unresolved),
         asked=to_usd(cost),
+        momentary=level.held > 0 and level.committed - level.held + (cost or 1) <= level.max_cost,
     )
 
 
@@ -433,7 +502,9 @@ def _tokens_used_up(level: Account, now_ns: int) -> Stop | None:
 def _token_stop(level: Account, tokens: int) -> Stop:
     held = level.tokens_held + level.tokens_unresolved
     used = level.tokens_in + level.tokens_out
-    return _count_stop(StopReason.TOKEN_LIMIT_EXCEEDED, "tokens", level, level.max_tokens, used, held, tokens)
+    stop = _count_stop(StopReason.TOKEN_LIMIT_EXCEEDED, "tokens", level, level.max_tokens, used, held, tokens)
+    is_momentary = level.tokens_held > 0 and used + level.tokens_unresolved + (tokens or 1) <= level.max_tokens
+    return replace(stop, momentary=True) if is_momentary else stop
 
 
 def _api_calls_used_up(level: Account, now_ns: int) -> Stop | None:
@@ -457,7 +528,7 @@ def _does_not_fit(level: Account, cost: int, tokens: int, api_calls: int) -> Sto
 
 def _count_stop(reason: StopReason, unit: str, level: Account, limit: int, used: int, held: int, asked: int) -> Stop:
     open_part = f" and {held} held" if held else ""
-    asking = f"; the call would take {asked}" if used + held < limit else ""
+    asking = f"; the call would take {asked}" if asked and used + held < limit else ""
     message = f"{used}{open_part} of the {limit} {unit} of {level.name!r} used{asking}"
     return Stop(reason, message, level.name, unit, float(limit), float(used), float(held), float(asked))
 

@@ -17,7 +17,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment import accounts
 from penstock.containment.accounts import Account, Balance, Hold
 from penstock.containment.limits import NO_LIMITS, Ceilings, Limits, as_limits, seconds_to_ns
-from penstock.errors import InvalidValue, LedgerError
+from penstock.errors import InvalidValue, KeyTaken, LedgerError
 from penstock.stops import Stop
 
 MAX_PAGE = 10_000
@@ -127,12 +127,21 @@ class LedgerStore(Protocol):
     def grant(self, account: str, limits: Limits) -> None:
         """Replace the ceilings of the account; what was taken stays taken, also where it is more than they allow."""
 
+    def put_under(self, account: str, parent: str) -> None:
+        """Count what the account has taken, and takes from now on, at `parent` and all above it as well.
+
+        For a budget that comes later than what it is for. It is never refused: it may pass a ceiling, and then nothing
+        starts. An account that is under `parent` already stays where it is. LedgerError if it is above `parent`, or
+        under one that is not: what was counted somewhere stays counted there.
+        """
+
     def hold(self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False) -> Stop | None:
         """Take `ask` from the account and every ancestor, or say what refuses.
 
-        A key is taken once: asking again answers None and takes nothing, also after the call has ended. LedgerError
-        if it is asked again of another account or with other amounts, for then one of the two calls is not the one
-        that was admitted. What was refused or withdrawn has left nothing behind, so its key may be asked for again.
+        A key is taken once: asking again while it is held answers None and takes nothing. KeyTaken if it is asked
+        again of another account or with other amounts, for then one of the two calls is not the one that was admitted;
+        and once the call has ended, for then it is another call that asks. What was refused or withdrawn has left
+        nothing behind, so its key may be asked for again.
         """
 
     def settle(self, key: str, actual: Amounts, *, succeeded: bool = True) -> None:
@@ -150,7 +159,7 @@ class LedgerStore(Protocol):
     def charge(self, key: str, account: str, actual: Amounts) -> None:
         """Count what was spent outside any hold. It is never refused: it may pass a ceiling, and then nothing starts.
 
-        A key is charged once: again, it changes nothing. LedgerError if it is another account's, is charged with other
+        A key is charged once: again, it changes nothing. KeyTaken if it is another account's, is charged with other
         amounts, or was held; and a key that was charged cannot be held.
         """
 
@@ -219,6 +228,17 @@ class MemoryLedgerStore:
         with self._lock:
             accounts.set_limits(self._account(account), limits)
 
+    def put_under(self, account: str, parent: str) -> None:
+        with self._lock:
+            target, above = self._account(account), self._account(parent)
+            if accounts.is_under(above, target):
+                raise above_already(account, parent)
+            if accounts.is_under(target, above):
+                return
+            if target.parent is not None and not accounts.is_under(above, target.parent):
+                raise under_another(account, parent, target.parent.name)
+            accounts.put_under(target, above)
+
     def hold(self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False) -> Stop | None:
         with self._lock:
             target = self._account(account)
@@ -226,6 +246,7 @@ class MemoryLedgerStore:
                 raise charged_not_held(key)
             known, asked = self._holds.get(key, (None, None))
             if known is not None and known.state != "withdrawn":
+                check_held(key, known.state)
                 check_same("hold", key, (known.account.name, asked), (account, ask))
                 return None
             tokens, now_ns = ask.tokens_in + ask.tokens_out, self._clock.monotonic_ns()
@@ -350,22 +371,40 @@ def no_hold(key: str) -> LedgerError:
     return LedgerError(f"no hold {key!r}: it was refused, or never asked for")
 
 
-def charged_not_held(key: str) -> LedgerError:
+def charged_not_held(key: str) -> KeyTaken:
     """What a store says if a key that was charged is used as that of a hold."""
-    return LedgerError(f"{key!r} was charged, not held; a hold needs a key of its own")
+    return KeyTaken(key, f"{key!r} was charged, not held; a hold needs a key of its own")
 
 
-def held_not_charged(key: str) -> LedgerError:
+def above_already(account: str, parent: str) -> LedgerError:
+    """What a store says if an account is to be put under itself, or one that is under it."""
+    return LedgerError(f"account {account!r} cannot be put under {parent!r}, which is under it")
+
+
+def under_another(account: str, parent: str, above: str) -> LedgerError:
+    """What a store says if an account is to leave the one it is under."""
+    return LedgerError(
+        f"account {account!r} cannot be put under {parent!r}: it is under {above!r}; put {parent!r} under that first"
+    )
+
+
+def check_held(key: str, state: str | None) -> None:
+    """KeyTaken if what was taken under a key is not held any more: nobody would pay for a call that leaves now."""
+    if state != "held":
+        raise KeyTaken(key, f"hold {key!r} is {state}: its call has ended, and another call needs a key of its own")
+
+
+def held_not_charged(key: str) -> KeyTaken:
     """What a store says if a key that was held is to be charged."""
-    return LedgerError(f"{key!r} was held, not charged; settle it, or charge under a key of its own")
+    return KeyTaken(key, f"{key!r} was held, not charged; settle it, or charge under a key of its own")
 
 
 def check_same(what: str, key: str, known: tuple[str, Amounts | None], asked: tuple[str, Amounts | None]) -> None:
-    """LedgerError if a key that a store knows is used for another account, or with other amounts."""
+    """KeyTaken if a key that a store knows is used for another account, or with other amounts."""
     if known[0] != asked[0]:
-        raise LedgerError(f"{what} {key!r} was taken from {known[0]!r}, not from {asked[0]!r}")
+        raise KeyTaken(key, f"{what} {key!r} was taken from {known[0]!r}, not from {asked[0]!r}")
     if known[1] != asked[1]:
-        raise LedgerError(f"{what} {key!r} was taken for {known[1]}, not for {asked[1]}")
+        raise KeyTaken(key, f"{what} {key!r} was taken for {known[1]}, not for {asked[1]}")
 
 
 def _check_amounts(**amounts: int) -> None:

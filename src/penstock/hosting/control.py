@@ -8,17 +8,16 @@ over.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.hosting.admission import Overloaded
 from penstock.hosting.limits import RunLimits
 from penstock.hosting.points import passing
 from penstock.hosting.ports import Conflict, Fenced, StoreUnavailable
 from penstock.hosting.records import CLAIMED, ENDED, PARKED, CancelIntent, HostedEvent, RunRecord
-from penstock.hosting.work.durable import copy_journal
+from penstock.hosting.work.durable import journal_without
 from penstock.hosting.work.execution import GraphGone, HostedRun
 from penstock.hosting.work.forking import check_input, inputs_of, nodes_from
 from penstock.hosting.work.halts import halt_of, why_no_grant
@@ -26,6 +25,7 @@ from penstock.hosting.work.patience import A_FEW, patiently
 from penstock.hosting.work.told import ENDINGS, clean, spent
 from penstock.hosting.work.workplace import Workplace
 from penstock.ids import new_run_id
+from penstock.runtime.durable.ports import JournalEntry
 from penstock.runtime.watching.registry import CancelResult
 from penstock.stops import StopReason
 
@@ -61,7 +61,7 @@ class Unset(Enum):
 
 UNSET = Unset.UNSET
 
-Submit = Callable[[RunRecord], Awaitable[RunRecord]]
+Submit = Callable[[RunRecord, Sequence[JournalEntry]], Awaitable[RunRecord]]
 
 
 class Control:
@@ -75,33 +75,34 @@ class Control:
 
     # Cancel.
 
-    async def cancel(self, run_id: str, reason: str, by: str) -> CancelResult:
-        """Stop a run, wherever it is, or remember to."""
+    async def cancel(self, run_id: str, reason: str, by: str, owner: str | None) -> CancelResult:
+        """Stop a run, wherever it is, or remember to; with an `owner`, only one of theirs."""
         at, cancels = self._at, self._at.stores.cancels
         now_ms = at.now_ms()
         until_ms = now_ms + round(at.settings.early_cancel_s * 1_000)
-        intent = CancelIntent(run_id, clean(reason), clean(by)[:MAX_BY], now_ms, until_ms)
+        intent = CancelIntent(run_id, clean(reason), clean(by)[:MAX_BY], now_ms, until_ms, owner or "")
         try:
-            before = await cancels.find([run_id], now_ms=now_ms)
+            run = await at.stores.runs.get(run_id)
+            before = await cancels.find({run_id: intent.owner if run is None else run.owner}, now_ms=now_ms)
             await cancels.put(intent)
             passing("cancel.kept")
         except StoreUnavailable:
             hosted = self._here.get(run_id)
-            if hosted is None:
+            if hosted is None or not _is_meant(owner, hosted.run):
                 raise
             return hosted.cancel(reason)
-        return await self._strike(run_id, reason, is_first=not before)
+        return await self._strike(run_id, reason, owner, is_first=not before)
 
-    async def _strike(self, run_id: str, reason: str, *, is_first: bool) -> CancelResult:
+    async def _strike(self, run_id: str, reason: str, owner: str | None, *, is_first: bool) -> CancelResult:
         done = CancelResult.CANCELLED if is_first else CancelResult.ALREADY_CANCELLED
         was_open = False
         for _ in range(LOOKS):
             hosted = self._here.get(run_id)
-            if hosted is not None and hosted.decided is None and not hosted.is_lost:
+            if hosted is not None and hosted.decided is None and not hosted.is_lost and _is_meant(owner, hosted.run):
                 hosted.cancel(reason)
                 return done
             run = await self._at.stores.runs.get(run_id)
-            if run is None:
+            if run is None or not _is_meant(owner, run):
                 return CancelResult.REMEMBERED
             if run.status in ENDED:
                 await self._at.stores.cancels.drop(run_id)
@@ -144,6 +145,8 @@ class Control:
         run = await self.found(run_id)
         if run.status not in ENDED | PARKED or run.status == "completed":
             raise Conflict(f"run {run.id!r} is {run.status}: there is nothing to resume")
+        if run.status in ENDED:  # one that is parked comes to its end, whatever that is
+            await self._at.check_again(run)
         queued, _ = await self._go_on(run, "run.queued", {})
         return queued
 
@@ -160,6 +163,7 @@ class Control:
         refusal = None if halt is None else why_no_grant(run, halt, more)
         if refusal is not None:
             raise Conflict(refusal)
+        await self._at.check_again(run)
         limits = RunLimits.from_dict(run.limits).plus(more).within(within).to_dict()
         grant = {"limits": limits, "by": clean(by), "grant_id": new_run_id()}
         queued, told = await self._go_on(run, "run.granted", grant)
@@ -207,7 +211,10 @@ class Control:
     # Taking it up elsewhere.
 
     async def fork(self, run_id: str, owner: str, at: str, input: Any, new_id: str) -> RunRecord:
-        """A new run that has what the old one did before `at`, and does the rest itself."""
+        """A new run that has what the old one did before `at`, and does the rest itself.
+
+        It may use what that one might, up to the ceilings: what an admin has granted one run is not everyone's to copy.
+        """
         run = await self.found(run_id)
         record = await self._at.stores.graphs.get(run.graph_id, run.graph_version)
         if record is None:
@@ -220,7 +227,8 @@ class Control:
             origin["input"] = input
         behind = again - {at}  # they get what comes now
         origin |= _inputs({node: one for node, one in inputs_of(run).items() if node not in behind})
-        return await self._again(run, owner, new_id, origin, again)
+        limits = RunLimits.from_dict(run.limits).clipped(self._at.settings.ceilings)
+        return await self._again(run._replace(limits=limits.to_dict()), owner, new_id, origin, again)
 
     async def replay(self, run_id: str, owner: str, new_id: str) -> RunRecord:
         """A new run that goes the way of the old one by its journal alone: nothing is called, nothing is charged."""
@@ -231,19 +239,15 @@ class Control:
     async def _again(
         self, run: RunRecord, owner: str, new_id: str, origin: Mapping[str, Any], without: Collection[str]
     ) -> RunRecord:
-        """A run with the journal of another; the journal first, for the run may be claimed as soon as it is there."""
+        """A run with the journal of another, which it has from the moment it is there: nobody else can have the id."""
+        await self._at.check_again(run)
+        journal = await journal_without(self._at, run.id, without)
+        await self.found(run.id)  # else it was removed, and what was read of it may not be all
+        passing("fork.read")
         asked = RunRecord(new_id, owner, run.graph_id, run.graph_version, run.input, run.limits, origin)
-        journal = self._at.stores.journal
-        there = await self._at.stores.runs.get(new_id)
-        if there is not None:
-            return await self._submit(_same_way(asked, there))
-        await copy_journal(self._at, run.id, new_id, without)
-        passing("fork.copied")
-        try:
-            return await self._submit(asked)
-        except Overloaded:
-            await journal.forget(new_id)
-            raise
+        fork = await self._submit(asked, journal)
+        passing("fork.added")
+        return fork
 
     # Inside.
 
@@ -270,6 +274,11 @@ class Control:
         return told[-1]
 
 
+def _is_meant(owner: str | None, run: RunRecord) -> bool:
+    """Whether a cancel of that owner's run is one of this run."""
+    return owner is None or owner == run.owner
+
+
 def _goes_on(last: HostedEvent | None) -> bool:
     """Whether somebody has said that a run goes on, and it is not so yet, or was not when it was looked at."""
     return last is not None and last.type in GOES_ON and last.seq > 1
@@ -291,10 +300,3 @@ def _first_origin(run: RunRecord) -> dict[str, Any]:
 def _inputs(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a run that takes up another was given there already, as its origin has it."""
     return {"inputs": dict(given)} if given else {}
-
-
-def _same_way(asked: RunRecord, there: RunRecord) -> RunRecord:
-    """What is asked for; Conflict if the run of that id goes another way."""
-    if asked.owner == there.owner and asked.origin != there.origin:
-        raise Conflict(f"run {asked.id!r} is there with another origin; give this one an id of its own")
-    return asked

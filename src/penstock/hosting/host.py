@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -26,7 +25,7 @@ from penstock.hosting.admission import MAX_WAITING, Admission, Overloaded
 from penstock.hosting.control import UNSET, Control, UnknownApproval, UnknownRun
 from penstock.hosting.limits import RunLimits
 from penstock.hosting.points import passing
-from penstock.hosting.ports import Conflict, Fenced, HostStores, StoreUnavailable
+from penstock.hosting.ports import AnotherRun, Conflict, Fenced, HostStores, StoreUnavailable
 from penstock.hosting.reading import Reading
 from penstock.hosting.records import (
     PARKED,
@@ -38,12 +37,15 @@ from penstock.hosting.records import (
     RunRecord,
 )
 from penstock.hosting.settings import NO_CEILINGS, HostSettings
+from penstock.hosting.work.claims import was_granted
 from penstock.hosting.work.execution import HostedRun
 from penstock.hosting.work.retention import remove, remove_ended, sweep_accounts
 from penstock.hosting.work.workplace import Prepared, RunKind, SteadyClock, Workplace
-from penstock.ids import new_run_id
+from penstock.ids import AN_ID, ID, new_run_id
 from penstock.kernel.executor import ExecutorRegistry
+from penstock.nodes.approval import as_edited
 from penstock.runtime.billing.prices import PriceBook
+from penstock.runtime.durable.ports import JournalEntry
 from penstock.runtime.watching.registry import CancelResult
 
 __all__ = [
@@ -63,7 +65,6 @@ __all__ = [
 
 journal_of_failures = logging.getLogger("penstock.hosting")
 
-ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 TIDY_S = 5.0
 PARKING_S = 2.0
 """How long a host that closes waits for the stores to take what it parks."""
@@ -210,7 +211,8 @@ class RunHost:
         origin: Mapping[str, Any] | None = None,
         first: Callable[[], Awaitable[None]] | None = None,
     ) -> RunRecord:
-        """Take a run on. Asked again with the same `run_id` and the same of everything, it is the run that is there.
+        """Take a run on. Asked again with the same `run_id` and the same of everything, it is the run that is there,
+        whatever it was granted since.
 
         Overloaded if too many wait, UnknownGraph, GraphArchived, Conflict if the id is another run's, InvalidValue for
         limits above what may be asked for. What is to be written `first`, because the run will look for it, is written
@@ -241,10 +243,15 @@ class RunHost:
         """The run as it stands; None if there is none of that id."""
         return await self.stores.runs.get(run_id)
 
-    async def cancel(self, run_id: str, *, reason: str = "cancelled", by: str = "") -> CancelResult:
-        """Stop a run wherever it is; one that is not there yet is stopped when it comes, if that is not too late."""
+    async def cancel(
+        self, run_id: str, *, reason: str = "cancelled", by: str = "", owner: str | None = None
+    ) -> CancelResult:
+        """Stop a run wherever it is; one that is not there yet is stopped when it comes, if that is not too late.
+
+        With an `owner` only a run of theirs is meant: another's is left alone, as if it were not there.
+        """
         run_id, reason, by = _checked_id("run_id", run_id), _checked_text("reason", reason), _checked_text("by", by)
-        return await self._control.cancel(run_id, reason, by)
+        return await self._control.cancel(run_id, reason, by, None if owner is None else _checked_owner(owner))
 
     async def remove(self, run_id: str) -> None:
         """Remove a run that has ended with all it has left, before its time; Conflict if it has not ended."""
@@ -288,8 +295,12 @@ class RunHost:
     ) -> ApprovalRecord:
         """Answer a question: approved, edited (with the `answer`) or rejected.
 
-        Conflict if it waits no more, UnknownApproval if there is none of that id.
+        Conflict if it waits no more, UnknownApproval if there is none of that id, InvalidValue for an edit that whoever
+        asked could not go on with; then the question still waits.
         """
+        if state == "edited":
+            asked = await self.stores.approvals.get(approval_id)
+            answer = answer if asked is None else as_edited(asked.expects, answer)
         try:
             approval = await self.stores.approvals.answer(
                 approval_id, state, answer=answer, reason=reason, by=by, now_ms=self._at.now_ms()
@@ -319,19 +330,24 @@ class RunHost:
         return _as_limits({} if asked is None else asked).within(self.settings.ceilings).or_else(self._usual_limits)
 
     async def _add(
-        self, run: RunRecord, *, is_new: bool = False, first: Callable[[], Awaitable[None]] | None = None
+        self,
+        run: RunRecord,
+        journal: Sequence[JournalEntry] = (),
+        *,
+        is_new: bool = False,
+        first: Callable[[], Awaitable[None]] | None = None,
     ) -> RunRecord:
-        """Keep a run, and let it begin."""
+        """Keep a run with the journal it begins with, and let it begin."""
         made = RunRecord(
             run.id, run.owner, run.graph_id, run.graph_version, run.input, run.limits, run.origin,
             created_ms=self._at.now_ms(),
         )  # fmt: skip
         try:
-            added = await self._admission.admit(run.owner, lambda: self.stores.runs.add(made), first)
+            added = await self._admission.admit(run.owner, lambda: self._taken_on(made, journal), first)
         except Overloaded:
             if is_new or await self.stores.runs.get(run.id) is None:
                 raise
-            return await self.stores.runs.add(run)  # one that is there needs no room: the same again, or Conflict
+            return await self._taken_on(run, journal)  # one that is there needs no room: the same again, or Conflict
         if (added.created_ms, added.status) != (made.created_ms, made.status):
             return added  # it was there
         passing("submit.added")
@@ -339,12 +355,20 @@ class RunHost:
         if not self._begins_at_once(run.owner):  # else it is told with its beginning
             await self._tell_queued(added)
         passing("submit.told")
-        intent = (await self.stores.cancels.find([run.id], now_ms=self._at.now_ms())).get(run.id)
+        intent = (await self.stores.cancels.find({run.id: run.owner}, now_ms=self._at.now_ms())).get(run.id)
         if intent is not None and await self._control.end_unclaimed(added, intent.reason):
             return await self._control.found(run.id)
         self._coming[run.id] = self._looks
         self._wanted.set()
         return added
+
+    async def _taken_on(self, run: RunRecord, journal: Sequence[JournalEntry]) -> RunRecord:
+        try:
+            return await self.stores.runs.add(run, journal)
+        except AnotherRun as error:
+            if error.fields == ("limits",) and await was_granted(self.stores.events, run.id):
+                return error.known
+            raise
 
     async def _tell_queued(self, run: RunRecord) -> None:
         with suppress(Conflict, Fenced):  # a worker was quicker, and has told it
@@ -457,11 +481,14 @@ class RunHost:
         here = dict(self._here)
         if not here:
             return
-        now_ns = self._at.clock.monotonic_ns()
+        for hosted in here.values():
+            hosted.notice_idle()
+        now_ns = self._at.steady.time_ns()  # after a suspend, the leases have to be looked after at once
         if now_ns >= self._next_renew_ns:
             await self._renew(here)
             self._next_renew_ns = now_ns + round(self.settings.lease_s / 3 * NANOS_PER_S)
-        intents = await self.stores.cancels.find(list(here), now_ms=self._at.now_ms())
+        owners = {run_id: hosted.run.owner for run_id, hosted in here.items()}
+        intents = await self.stores.cancels.find(owners, now_ms=self._at.now_ms())
         for run_id, intent in intents.items():
             here[run_id].cancel(intent.reason)
         asked = {id: hosted for hosted in here.values() for id in hosted.asks}
@@ -517,7 +544,7 @@ def _checked_text(field: str, value: object) -> str:
 
 def _checked_id(field: str, value: object) -> str:
     if not isinstance(value, str) or ID.fullmatch(value) is None:
-        raise InvalidValue(field, value, "an id: a letter or digit, then up to 99 letters, digits or any of ._:-")
+        raise InvalidValue(field, value, f"an id: {AN_ID}")
     return value
 
 

@@ -68,7 +68,8 @@ class RunLimits:
         for name in NAMES:
             asked, most = getattr(self, name), getattr(ceilings, name)
             if asked is not None and most is not None and _amount(name, asked) > _amount(name, most):
-                raise InvalidValue(name, asked, f"at most {most}")
+                ceiling = f"at most {_shown(name, most)}, which is the ceiling of a run here"
+                raise InvalidValue(name, _shown(name, asked), ceiling)
         return self
 
     def clipped(self, ceilings: RunLimits) -> RunLimits:
@@ -126,6 +127,11 @@ def _check_count(name: str, value: object) -> None:
 
 def _amount(name: str, value: Any) -> float | int:
     return to_nanos(value, name) if name == "max_cost_usd" else value
+
+
+def _shown(name: str, value: Any) -> Any:
+    """The value as people write it, whatever number it came as."""
+    return _as_text(to_nanos(value)) if name == "max_cost_usd" else value
 
 
 def _first(value: Any, other: Any) -> Any:

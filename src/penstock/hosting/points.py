@@ -29,7 +29,8 @@ POINTS = (
     "answer.after_finish",
     "grant.told",
     "grant.requeued",
-    "fork.copied",
+    "fork.read",
+    "fork.added",
     "cancel.kept",
     "cancel.told",
 )

@@ -21,7 +21,7 @@ from penstock.hosting.records import (
     RunRecord,
     RunStatus,
 )
-from penstock.runtime.durable.ports import JournalStore
+from penstock.runtime.durable.ports import JournalEntry, JournalStore
 
 if TYPE_CHECKING:
     from penstock.nodes.memory import MemoryStore
@@ -44,12 +44,22 @@ class Conflict(PenstockError):
     """What was asked contradicts what is there: an id that is taken, a version that is not the newest, a state."""
 
 
+class AnotherRun(Conflict):
+    """The id is that of a run that is `known` and not what is asked for: they differ in these fields."""
+
+    def __init__(self, known: RunRecord, fields: Sequence[str]) -> None:
+        self.known = known
+        self.fields = tuple(fields)
+        super().__init__(f"run {known.id!r} is there with another {', '.join(fields)}; give this one an id of its own")
+
+
 class RunStore(Protocol):
     """Runs by id."""
 
-    async def add(self, run: RunRecord) -> RunRecord:
-        """Keep a new run. One that is there already with the same owner, graph, input and limits is given back as it
-        is; Conflict if it differs."""
+    async def add(self, run: RunRecord, journal: Sequence[JournalEntry] = ()) -> RunRecord:
+        """Keep a new run and, in the same act, the `journal` it begins with. One that is there already with the same
+        owner, graph, input, limits and origin (but for what it says `about` the run) is given back as it is, with its
+        own journal; AnotherRun if it differs."""
 
     async def get(self, run_id: str) -> RunRecord | None:
         """The run; None if there is none of that id."""
@@ -164,9 +174,12 @@ class ApprovalStore(Protocol):
         run_id: str | None = None,
         owner: str | None = None,
         states: Collection[ApprovalState] = (),
+        before: str | None = None,
         limit: int = 100,
     ) -> Sequence[ApprovalRecord]:
-        """Questions, the oldest first; in any state, if none is named."""
+        """Questions, the oldest first (by asked_ms, then id); in any state, if none is named.
+
+        `before` is the id of the last one of the page before, in whichever state that is by now."""
 
     async def answer(
         self, approval_id: str, state: ApprovalState, *, answer: Any = None, reason: str = "", by: str, now_ms: int
@@ -187,13 +200,13 @@ class CancelStore(Protocol):
     """Who is to stop, also before it is there."""
 
     async def put(self, intent: CancelIntent) -> CancelIntent:
-        """Remember it; the first one for a run counts until it is dropped or forgotten, and is given back."""
+        """Remember it; the first for a run and an owner counts until it is dropped or forgotten, and is given back."""
 
-    async def find(self, run_ids: Collection[str], *, now_ms: int) -> Mapping[str, CancelIntent]:
-        """Those for these runs that are not forgotten."""
+    async def find(self, owners: Mapping[str, str], *, now_ms: int) -> Mapping[str, CancelIntent]:
+        """Those that are not forgotten and count for these runs, whose owners are known; of several the first."""
 
     async def drop(self, run_id: str) -> None:
-        """It has been done, or is not wanted any more."""
+        """What was wished for the run, by whomever, has been done, or is not wanted any more."""
 
     async def prune(self, *, now_ms: int) -> int:
         """Forget those whose time is over; how many."""

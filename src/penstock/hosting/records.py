@@ -131,6 +131,8 @@ class ApprovalRecord:
     asked_ms: int = 0
     answered_ms: int | None = None
     answered_by: str | None = None
+    expects: Any = None
+    """What may go on instead, as `ApprovalRequest.expects` says it; None if anything may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +145,5 @@ class CancelIntent:
     at_ms: int
     until_ms: int
     """After that it is forgotten."""
+    owner: str = ""
+    """Whose run it is meant for: another's of the same id is left alone. Empty, it is for anybody's."""

@@ -26,6 +26,14 @@ class DataValue:
     value: Any
 
 
+@dataclass(frozen=True, slots=True)
+class PartialValue(DataValue):
+    """A value that is not whole, such as an answer that came to its limit; stays one where it is handed on as it is."""
+
+    finish_reason: str
+    """Why it ends before its own end, in a word, such as `length`."""
+
+
 class ConversionFailed(PenstockError):
     """A value could not become what the handle it arrived at takes."""
 

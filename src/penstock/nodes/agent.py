@@ -67,7 +67,8 @@ class AgentNode(Checked[AgentData]):
         async def answering(place: ExecutionContext, on_delta: OnDelta | None) -> DataValue:
             agent = await _made(read, context, on_delta)
             asked = await question(inputs, context)
-            return typed((await agent.run(asked.prompt, place, history=asked.history)).output)
+            result = await agent.run(asked.prompt, place, history=asked.history)
+            return typed(result.output, result.finish_reason)
 
         return streamed(context.execution, answering) if read.stream else answering(context.execution, None)
 

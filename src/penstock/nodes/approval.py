@@ -17,7 +17,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from penstock.agents.hooks import Approval, Approve
 from penstock.agents.messages import ToolCall
-from penstock.errors import PenstockError
+from penstock.agents.schema import check
+from penstock.agents.tools import asked_about
+from penstock.errors import InvalidValue, PenstockError
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
 from penstock.kernel.values import DataValue
 from penstock.nodes.parts.services import ServiceMissing
@@ -47,6 +49,11 @@ class ApprovalRequest:
     question: str
     value: Any
     """What goes on if it is approved: a value, or the name and arguments of a tool call."""
+    expects: Mapping[str, Any] | None = None
+    """What may go on instead: of a tool call its `tool`, and as `parameters` the JSON Schema of the arguments; None if
+    anything may."""
+    waited_s: float = 0.0
+    """How long it had waited already when whoever asks came to it: a question may outlive its asker."""
 
     def to_dict(self) -> dict[str, Any]:
         """The question as JSON data."""
@@ -83,8 +90,13 @@ class Question(Protocol):
 class AsksPeople(Protocol):
     """What puts questions to people and waits for their answers."""
 
-    def ask(self, run_id: str, node_id: str, question: str, value: Any) -> AbstractAsyncContextManager[Question]:
-        """The question is put on entering; on leaving, nobody waits for the answer any more."""
+    def ask(
+        self, run_id: str, node_id: str, question: str, value: Any, expects: Mapping[str, Any] | None = None
+    ) -> AbstractAsyncContextManager[Question]:
+        """The question is put on entering; on leaving, nobody waits for the answer any more.
+
+        An edit is taken as `as_edited` makes it of what the question `expects`.
+        """
 
 
 class Asked:
@@ -142,18 +154,24 @@ class Approvals:
         self._answer(id, Answer(True))
 
     def edit(self, id: str, value: Any) -> None:
-        """This may go on instead."""
-        self._answer(id, Answer(True, value, edited=True))
+        """This may go on instead; InvalidValue if it cannot, and the question still waits."""
+        with self._lock:
+            asked = self._waiting.get(id)
+        if asked is None:
+            raise ApprovalGone(id)
+        self._answer(id, Answer(True, as_edited(asked.request.expects, value), edited=True))
 
     def reject(self, id: str, reason: str = "rejected") -> None:
         """It may not go on."""
         self._answer(id, Answer(False, reason=reason))
 
-    def ask(self, run_id: str, node_id: str, question: str, value: Any) -> Asked:
+    def ask(
+        self, run_id: str, node_id: str, question: str, value: Any, expects: Mapping[str, Any] | None = None
+    ) -> Asked:
         """Put a question; it waits until it is answered or withdrawn. On the event loop of whoever waits."""
         with self._lock:
             id = f"{run_id}/{node_id}/{next(self._numbers)}"
-            asked = self._waiting[id] = Asked(self, ApprovalRequest(id, run_id, node_id, question, value))
+            asked = self._waiting[id] = Asked(self, ApprovalRequest(id, run_id, node_id, question, value, expects))
         return asked
 
     def _answer(self, id: str, answer: Answer) -> None:
@@ -166,6 +184,31 @@ class Approvals:
     def _forget(self, asked: Asked) -> None:
         with self._lock:
             self._waiting.pop(asked.request.id, None)
+
+
+def as_edited(expects: Mapping[str, Any] | None, value: Any) -> Any:
+    """What goes on instead, by an edit of a question; InvalidValue if whoever asked could not go on with it.
+
+    Of a tool call, these are its arguments. The tool with its arguments, as the question shows them, are taken too.
+    """
+    if expects is None:
+        return value
+    tool, parameters = expects["tool"], expects["parameters"]
+    arguments = value["arguments"] if _is_as_shown(value, parameters) else value
+    if arguments is not value and value["tool"] != tool:
+        raise InvalidValue("answer", value, f"the arguments of {tool} alone, for another tool cannot run instead")
+    if not isinstance(arguments, Mapping):
+        raise InvalidValue("answer", value, f"an object with the arguments of {tool} by name")
+    problems = check(dict(arguments), parameters)
+    if problems:
+        raise InvalidValue("answer", value, f"arguments that {tool} takes ({'; '.join(problems)})")
+    return arguments
+
+
+def _is_as_shown(value: Any, parameters: Mapping[str, Any]) -> bool:
+    """Whether it has the shape in which the question shows a tool call, and is not what a tool of such words takes."""
+    shown = {"tool", "arguments"}
+    return isinstance(value, Mapping) and value.keys() == shown and not shown <= {*parameters.get("properties", ())}
 
 
 def approvals_in(context: FlowContext, needed_for: str) -> AsksPeople:
@@ -184,8 +227,9 @@ def approve_with(context: FlowContext) -> Approve | None:
 
     async def approve(execution: ExecutionContext, call: ToolCall) -> Approval:
         value = {"tool": call.name, "arguments": call.arguments}
-        question = f"May {call.name} run?"
-        async with approvals.ask(str(context.run_id), str(context.node_id), question, value) as asked:
+        question, spec = f"May {call.name} run?", asked_about.get()
+        expects = None if spec is None else {"tool": spec.name, "parameters": spec.parameters}
+        async with approvals.ask(str(context.run_id), str(context.node_id), question, value, expects) as asked:
             answer = await asked.answer()
         if not answer.approved:
             return Approval.deny(answer.reason)
@@ -242,8 +286,10 @@ class ApprovalNode(Checked[ApprovalData]):
 
 
 async def _answered(asked: Question, timeout_s: float | None) -> Answer:
+    """The answer that comes in time; the time began when the question was put, by whichever process that was."""
+    left_s = None if timeout_s is None else max(0.0, timeout_s - asked.request.waited_s)
     try:
-        async with asyncio.timeout(timeout_s) as limit:
+        async with asyncio.timeout(left_s) as limit:
             return await asked.answer()
     except TimeoutError:
         if not limit.expired():

@@ -8,14 +8,14 @@ from typing import Any
 
 from penstock.agents.hooks import OnDelta
 from penstock.agents.messages import Message, Transcript
-from penstock.agents.model import ModelRequest, TruncatedResponse
+from penstock.agents.model import ModelRequest
 from penstock.kernel.executor import Handle
 from penstock.kernel.values import DataValue
 from penstock.nodes.parts.models import MaxOutputTokens, ModelData, Temperature, model_for, settings
 from penstock.nodes.parts.nested import place_of
 from penstock.nodes.parts.settings import BudgetData, Checked, Data, Flag, Settings, Text
 from penstock.nodes.parts.streaming import streamed
-from penstock.nodes.parts.values import as_text
+from penstock.nodes.parts.values import as_text, typed
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.flow_context import FlowContext
 
@@ -59,7 +59,4 @@ async def _answer(
     asked = Transcript([Message.user(prompt)])
     request = ModelRequest(asked, (), settings(data.max_output_tokens, data.temperature), data.instructions)
     response = await model.send(place, request, on_delta)
-    if response.finish_reason == "length" and request.is_clamped:
-        why = f"because the budget paid for no more than {request.max_output_tokens} tokens of it"
-        raise TruncatedResponse(model.name, response.text, why)
-    return DataValue("text", response.text)
+    return typed(response.text, response.not_whole)

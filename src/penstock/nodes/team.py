@@ -23,7 +23,7 @@ from penstock.agents.hooks import OnDelta
 from penstock.agents.loop import CONTINUE, AgentLoopResult, LoopAction, data_of, remember, transcript_of
 from penstock.agents.messages import Message, ToolCall, ToolResult
 from penstock.agents.model import DEFAULT_SETTINGS, Model, ModelRequest
-from penstock.agents.tool_calling import ask
+from penstock.agents.tool_calling import ask, cut_in
 from penstock.agents.tools import MAX_PARALLEL_TOOLS, Tool, ToolChain, execute_all
 from penstock.errors import InvalidValue, PenstockError
 from penstock.kernel.executor import ExecutorRegistry, Handle
@@ -115,7 +115,7 @@ class TeamNode(Checked[TeamData]):
 
         async def answering(place: ExecutionContext, on_delta: OnDelta | None) -> DataValue:
             asked = await question(inputs, context)
-            return typed(await _answer(read, asked, context, place, on_delta))
+            return await _answer(read, asked, context, place, on_delta)
 
         place = place_of(context, read.budget)
         return streamed(place, answering) if read.stream else answering(place, None)
@@ -127,7 +127,7 @@ class TeamNode(Checked[TeamData]):
 
         async def run(task: str, ctx: ExecutionContext) -> Any:
             with ctx.spawn_child(name, budget=None if read.budget is None else read.budget.budget()) as place:
-                return await _answer(read, Question(task), context, place, None)
+                return (await _answer(read, Question(task), context, place, None)).value
 
         told = read.description or f"Ask the team {name!r} to do a task, described in words, and get its answer."
         return Tool(run, name=tool_name(name), description=told)
@@ -135,7 +135,7 @@ class TeamNode(Checked[TeamData]):
 
 async def _answer(
     data: TeamData, asked: Question, context: FlowContext, place: ExecutionContext, on_delta: OnDelta | None
-) -> Any:
+) -> DataValue:
     members = gathered(await runtime_of(context).resolve_links(str(context.node_id), "members"))
     if not members.specs:
         raise InvalidValue(f"members of team {context.node_id!r}", [], "at least one agent that is linked")
@@ -144,10 +144,11 @@ async def _answer(
         if data.model is None or all(one.is_error for one in answers):
             _must_have_answered(answers)
         if data.model is None:
-            return {one.name: _value(one) for one in answers}
+            return typed({one.name: _value(one) for one in answers})
         asked = _with(asked, answers)
     lead = await _lead(data, members, context, on_delta)
-    return (await lead.run(asked.prompt, place, history=asked.history)).output
+    result = await lead.run(asked.prompt, place, history=asked.history)
+    return typed(result.output, result.finish_reason)
 
 
 async def _lead(data: TeamData, members: ToolChain, context: FlowContext, on_delta: OnDelta | None) -> Agent:
@@ -186,7 +187,9 @@ class Routing:
         response = await ask(self.model, context, data, request)
         if not response.tool_calls:
             remember(data, [response.message])
-            return AgentLoopResult(LoopAction.TERMINATE, result=response.text)
+            return AgentLoopResult(LoopAction.TERMINATE, result=response.text, finish_reason=response.not_whole)
+        if response.is_cut:
+            raise cut_in(self.model, data, request, response, "a tool call")
         call = response.tool_calls[0]
         result = await self.members.execute(context, call)
         remember(data, [Message.assistant(response.text, [call]), Message.tool(result)])

@@ -39,6 +39,7 @@ from penstock.tracing.lifecycle import CallKind
 from penstock.tracing.record import OPEN
 
 if TYPE_CHECKING:
+    from penstock.runtime.durable.holding import Less
     from penstock.runtime.durable.shared import SharedBudget
     from penstock.runtime.handle import Handle
 
@@ -186,15 +187,17 @@ def acall(
     degraded: Work | None,
     tokens: int | None = None,
     unless: Callable[[], bool] | None = None,
+    less: Less | None = None,
 ) -> Coroutine[Any, Any, Call]:
     """Await `fn(*args)` as one recorded, contained call; again, if it fails and may be retried.
 
-    `unless` is asked after a failure whether this one may not, such as because somebody has a part of its value.
+    `unless` is asked after a failure whether this one may not, such as because somebody has a part of its value. `less`
+    is asked, when a shared budget refuses the call, how much it can do with.
     """
     # Every coroutine between the caller and the function costs time in each call: without retries there is one.
     if not retries:
-        return attempt(context, kind, fn, args, name, hint, model, timeout_s, degraded, 1, tokens)
-    return _attempts(context, kind, fn, args, name, hint, model, timeout_s, degraded, retries, tokens, unless)
+        return attempt(context, kind, fn, args, name, hint, model, timeout_s, degraded, 1, tokens, less)
+    return _attempts(context, kind, fn, args, name, hint, model, timeout_s, degraded, retries, tokens, unless, less)
 
 
 async def _attempts(
@@ -210,10 +213,11 @@ async def _attempts(
     retries: int,
     tokens: int | None,
     unless: Callable[[], bool] | None,
+    less: Less | None,
 ) -> Call:
     number = 1
     while True:
-        made = await attempt(context, kind, fn, args, name, hint, model, timeout_s, degraded, number, tokens)
+        made = await attempt(context, kind, fn, args, name, hint, model, timeout_s, degraded, number, tokens, less)
         if made.decision is not RETRY or number > retries or (unless is not None and unless()):
             return made
         pause_s = retry_pause(made)
@@ -234,6 +238,7 @@ async def attempt(
     degraded: Work | None,
     number: int = 1,
     tokens: int | None = None,
+    less: Less | None = None,
 ) -> Call:
     """Await `fn(*args)` as one recorded, contained call, once; `number` says which attempt it is."""
     token = context._token if timeout_s is None else context._token.child(name, deadline_s=timeout_s)
@@ -241,7 +246,7 @@ async def attempt(
     if made.stop is not None:
         return made
     shared = context._run.shared
-    if shared is not None and kind != "system" and not await holding.ahold(shared, made):
+    if shared is not None and kind != "system" and not await holding.ahold(shared, made, less):
         return made
     if made.degraded is not None and degraded is not None:
         fn = degraded

@@ -70,11 +70,14 @@ class Handle:
     def _remember(self, stop: Stop) -> None:
         """A limit refused something here: that is why this context stops, and those above it that share the budget.
 
-        A sub-budget at the same place stops what it was given to, and not the context.
+        A sub-budget at the same place stops what it was given to, and not the context. What refuses at the store
+        refuses everywhere in the run.
         """
-        refusing = accounts.refusing(self._account, stop)
+        refusing, shared = accounts.refusing(self._account, stop), self._run.shared
+        if refusing is None and (shared is None or not shared.has_refused(stop)):
+            return
         place: Handle | None = self
-        while refusing is not None and place is not None and accounts.is_under(place._own_account, refusing):
+        while place is not None and (refusing is None or accounts.is_under(place._own_account, refusing)):
             self._run.stops.setdefault(place._source, stop)
             place = place.parent
 

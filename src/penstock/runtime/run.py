@@ -42,7 +42,7 @@ from penstock.tracing.events import (
 )
 from penstock.tracing.execution_graph import ExecutionGraph
 from penstock.tracing.lifecycle import KINDS, TERMINAL, CallKind
-from penstock.tracing.record import RUN_BEGINS, CallRecord, Source
+from penstock.tracing.record import NOT_WHOLE, RUN_BEGINS, CallRecord, Source, mark_not_whole
 
 SyncCalls = Literal["auto", "inline", "thread"]
 UnknownBill = Literal["hold", "release"]
@@ -292,6 +292,8 @@ class Run:
         with self.lock:
             call = self.graph.begin(parent, event.call_kind, event.name, event.model, source, now_ns - duration_ns)
             accounts.charge(account, cost, tokens_in, tokens_out, self.worst_case[event.call_kind].api_calls)
+            if isinstance(event.finish_reason, str) and event.finish_reason in NOT_WHOLE:
+                mark_not_whole(call, event.finish_reason)
             status = "fail" if error else event.status
             self.graph.end(call, now_ns, status, cost, tokens_in, tokens_out, event.stop_reason, error)
         if self.shared is not None:

@@ -29,7 +29,7 @@ from penstock.runtime.locking import unlock
 from penstock.stops import Stop, StopReason
 from penstock.tracing.events import DivergenceTrace
 from penstock.tracing.lifecycle import Status
-from penstock.tracing.record import OPEN, CallRecord, count_retry, mark_cost_unknown
+from penstock.tracing.record import NOT_WHOLE, OPEN, CallRecord, count_retry, mark_cost_unknown, mark_not_whole
 
 if TYPE_CHECKING:
     from penstock.runtime.run import Run
@@ -43,10 +43,15 @@ def succeed(call: Call, value: Any) -> None:
     cost = call._held_cost if call.hinted else 0
     tokens_in = tokens_out = 0
     known = True
+    finish_reason = None
     if type(value) not in WITHOUT_USAGE or call.usage is not None:
         cost, tokens_in, tokens_out, known = _bill(call, _usage_of(call, value), cost)
         if type(value) is Reported:
             value = value.value
+        if record.kind == "llm":
+            said = getattr(value, "finish_reason", None)  # as our models say it; what else a function gives may not
+            if type(said) is str and said in NOT_WHOLE:
+                finish_reason = said
     elif not call.hinted and record.kind == "llm":
         known = False
     token, now_ns = call.token, run.now()
@@ -74,6 +79,8 @@ def succeed(call: Call, value: Any) -> None:
         used = cost or tokens_in or tokens_out
         if used and (tokens_in + tokens_out > call._held_tokens or (cost > call._held_cost and not call.hinted)):
             run.learn(record.kind, 0 if call.hinted else cost, tokens_in + tokens_out)
+        if finish_reason is not None and record.end_seq == OPEN:
+            mark_not_whole(record, finish_reason)
         if stop is None:
             ended = run.graph.end(record, now_ns, "success", cost, tokens_in or None, tokens_out or None)
             if ended:

@@ -67,7 +67,7 @@ class TokensInvalid(PenstockError):
         self.line = line
         self.expected = expected
         shape = "name:role:secret, or name:role:secret until=2026-12-31"
-        super().__init__(f"token {line}: {expected}; a token is written {shape}")
+        super().__init__(f"line {line} of the tokens: {expected}; a token is written {shape}")
 
 
 class TokensMissing(PenstockError):
@@ -177,6 +177,11 @@ def names_of(tokens: Iterable[Token]) -> str:
     names = list(dict.fromkeys(token.user.name for token in tokens))
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(names[:NAMES_SHOWN]) + more
+
+
+def spenders(tokens: Iterable[Token], now_ns: int) -> set[str]:
+    """Who may start runs now, and so spend money, by name."""
+    return {token.user.name for token in tokens if token.user.may("user") and not token.has_expired(now_ns)}
 
 
 def _digest(secret: bytes) -> bytes:

@@ -22,6 +22,7 @@ from penstock.hosting.admission import Overloaded
 from penstock.hosting.control import UnknownApproval, UnknownRun
 from penstock.hosting.host import GraphArchived, UnknownGraph
 from penstock.hosting.ports import Conflict, Fenced
+from penstock.ids import AN_ID, ID
 from penstock.kernel.graph import GraphInvalid, Problem
 from penstock.server import outages
 from penstock.tracing.redaction import redact
@@ -141,9 +142,15 @@ def problem_details(problems: Sequence[Problem]) -> Iterator[dict[str, str]]:
 
 def _invalid_request(error: RequestValidationError) -> ApiError:
     # Only where and why, never what was sent: that may be anything, a secret among it.
-    found = [{"path": _place(one["loc"]), "message": str(one["msg"])} for one in error.errors()[:MAX_DETAILS]]
+    found = [{"path": _place(one["loc"]), "message": _why(one)} for one in error.errors()[:MAX_DETAILS]]
     first = found[0] if found else {"path": "$", "message": "it cannot be read"}
     return ApiError(422, f"{first['path']}: {first['message']}", path=first["path"], details=found)
+
+
+def _why(problem: Mapping[str, Any]) -> str:
+    """What is wrong, in words; a pattern says nothing to people."""
+    pattern = (problem.get("ctx") or {}).get("pattern")
+    return f"must be an id: {AN_ID}" if pattern == f"^{ID.pattern}$" else str(problem["msg"])
 
 
 def _place(loc: Sequence[int | str]) -> str:
@@ -158,8 +165,10 @@ def _of_starlette(error: HTTPException) -> ApiError:
 
 def answer(error: ApiError, path: str) -> JSONResponse:
     """The error as a response, in the shape that callers of `path` read."""
-    shape = _openai_shape if path.startswith("/v1/") else _shape
-    return JSONResponse({"error": shape(error)}, error.status, error.headers)
+    if not path.startswith("/v1/"):
+        return JSONResponse({"error": _shape(error)}, error.status, error.headers)
+    status = 400 if error.status == 422 else error.status  # all that OpenAI's clients take for a fault of the request
+    return JSONResponse({"error": _openai_shape(error)}, status, error.headers)
 
 
 def _shape(error: ApiError) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from penstock.server.errors import ApiError, not_found
 from penstock.server.metrics import Metrics
 from penstock.server.readiness import Readiness
 from penstock.server.runnable import Runnable
-from penstock.server.schemas import ID
+from penstock.server.schemas import AN_ID
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import Streams
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.kernel.executor import ExecutorRegistry
 
 MAX_PAGE = 500
-UNGUESSABLE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+MADE_BY_PROGRAMS = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ async def _asker(request: Request) -> User:
 
 Service = Annotated[Parts, Depends(_parts)]
 Asker = Annotated[User, Depends(_asker)]
-PathId = Annotated[str, Path(pattern=ID)]
-QueryId = Annotated[str | None, Query(pattern=ID)]
+PathId = Annotated[str, Path(pattern=AN_ID)]
+QueryId = Annotated[str | None, Query(pattern=AN_ID)]
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
@@ -90,8 +90,16 @@ def check_place(what: str, record: Any, user: User) -> None:
 
 
 def whose(user: User, owner: str | None) -> str | None:
-    """Whose things a list shows: one's own; an admin sees everybody's, or those of whom they name."""
-    return owner if user.is_admin else user.name
+    """Whose things a list shows: one's own; an admin sees everybody's, or those of whom they name.
+
+    403 for whoever names another and is no admin: one's own would look like the other's.
+    """
+    if user.is_admin:
+        return owner
+    if owner not in (None, user.name):
+        message = f"only an admin may list what is others'; you are {user.name}, and get your own without an owner"
+        raise ApiError(403, message, path="query.owner")
+    return user.name
 
 
 def check_new_id(id: str | None, user: User) -> None:
@@ -100,6 +108,9 @@ def check_new_id(id: str | None, user: User) -> None:
         raise ApiError(422, f"an id with a colon begins with your own name, {user.name}:", path="$.run_id")
 
 
-def is_surely_own(id: str, user: User) -> bool:
-    """Whether an id that nothing has yet can only become theirs: named after them, or too random to be guessed."""
-    return user.is_admin or id.startswith(f"{user.name}:") or UNGUESSABLE.fullmatch(id) is not None
+def may_come(id: str, user: User) -> bool:
+    """Whether a run of that id, which is not there, may be about to come from them, and is no mere slip of the pen.
+
+    They are named after whose they are, or made by a program that says beforehand how its run will be called.
+    """
+    return user.is_admin or id.startswith(f"{user.name}:") or MADE_BY_PROGRAMS.fullmatch(id) is not None

@@ -19,19 +19,20 @@ from penstock.chat.ports import Attachment, ChatRecord
 from penstock.hosting.limits import MAX_COUNT, RunLimits
 from penstock.hosting.records import ApprovalRecord, ApprovalState, GraphRecord, RunRecord, RunStatus
 from penstock.hosting.work.halts import Whose
+from penstock.ids import ID
 from penstock.kernel.graph import Problem
 from penstock.money import to_usd
 from penstock.server.errors import problem_details
 from penstock.server.outages import public_error, public_message
 
-ID = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,99}$"
+AN_ID = f"^{ID.pattern}$"
 MAX_NAME = 200
 MAX_REASON = 2_000
 MAX_MONEY_USD = 1_000_000
 MAX_TIMEOUT_S = 30 * 86_400
 MAX_VERSION = 2**31 - 1
 
-Id = Annotated[str, Field(pattern=ID)]
+Id = Annotated[str, Field(pattern=AN_ID)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Title = Annotated[str, Field(max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Reason = Annotated[str, Field(max_length=MAX_REASON)]
@@ -331,10 +332,11 @@ class ApprovalShown(Shown):
         return cls.model_validate(record)
 
 
-class ApprovalList(Shown):
-    """Questions, the oldest first."""
+class ApprovalPage(Shown):
+    """Questions, the oldest first; `next` is what to send as `before` for those behind, None if there are none."""
 
     approvals: list[ApprovalShown]
+    next: str | None
 
 
 class NewChat(Body):

@@ -1,7 +1,8 @@
 """The process that serves: stores, host and app opened in order, and closed in the other.
 
 On a first interrupt it listens no more, ends the streams, lets runs come to their end for a while and parks the rest;
-on a second one it parks them at once. Parked runs go on when the next server starts.
+on a second one it parks them at once. Parked runs go on when the next server starts. Whoever waits for the end of a run
+is answered when it has ended or is parked, so the runs come first and the answers after them.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.chat.service import ChatService
+from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import InvalidValue
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.runtime.billing.prices import PriceBook, default_prices
 from penstock.server.app import create_app, parts_of
+from penstock.server.errors import ApiError
+from penstock.server.guards.asgi import App, Message, Receive, Scope, Send, refuse
 from penstock.server.settings import ServerSettings
 from penstock.storage import open_stores
 from penstock.tracing.redaction import redact
@@ -32,7 +36,9 @@ if TYPE_CHECKING:
     from penstock.kernel.executor import ExecutorRegistry
 
 CLOSING_S = 5
-"""How long answers that are under way may take when the server closes."""
+"""How long answers may take that are under way when the runs have ended or are parked."""
+HURRIED_S = 1
+"""How long they may take if somebody is in a hurry."""
 HEADERS_S = 15.0
 """How long a client may take to say what it wants."""
 MAX_CONNECTIONS = 2_000
@@ -49,8 +55,12 @@ async def serve(
     prices: PriceBook | None = None,
     prepare: Callable[[RunHost], Awaitable[None]] | None = None,
     announce: Callable[[str], None] = print,
+    tell: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until interrupted. `prepare` is awaited before anybody is let in, such as to save graphs to begin with."""
+    """Serve until interrupted. `prepare` is awaited before anybody is let in, such as to save graphs to begin with.
+
+    What becomes of the runs that are under way when it stops, it may `tell`.
+    """
     settings = settings or ServerSettings()
     listener = listen(settings)
     try:
@@ -58,7 +68,7 @@ async def serve(
             settled = host_settings or HostSettings()
             host = RunHost(stores, executors=executors, services=services, settings=settled, prices=prices)
             app = create_app(host, ChatService(host, stores.chats), stores, settings)
-            server = ServerProcess(app)
+            server = ServerProcess(app, host, tell)
             # The table of prices takes a second to load: here, and not on the loop when the first model is asked.
             await asyncio.to_thread((prices or default_prices()).is_priced, "gpt-4o")
             with server.heeding_signals():
@@ -69,7 +79,7 @@ async def serve(
                     announce(greeting(settings, listener.getsockname()[1], stores.url))
                     await server.serve([listener])
                 finally:
-                    await _close(host, server.hurry)
+                    await host.close(0)  # after a stop in order there is nothing left to park
     finally:
         listener.close()
 
@@ -97,7 +107,8 @@ def greeting(settings: ServerSettings, port: int, url: str) -> str:
     name = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{name}:{port}"
     kept = "in memory: everything is gone when the server ends" if url == "memory:" else f"in {redact(url)}"
-    who = f"{len(settings.tokens)} tokens" if settings.tokens else "anybody on this machine, nobody else"
+    good = sum(not token.has_expired(SYSTEM_CLOCK.time_ns()) for token in settings.tokens)
+    who = _number(good, "token") if settings.tokens else "anybody on this machine, nobody else"
     return "\n".join(
         (
             f"Penstock listens at {address}",
@@ -110,26 +121,23 @@ def greeting(settings: ServerSettings, port: int, url: str) -> str:
     )
 
 
-async def _close(host: RunHost, hurry: asyncio.Event) -> None:
-    """Let runs come to their end, or park them as soon as somebody is in a hurry."""
-    draining = asyncio.ensure_future(host.close())
-    hurrying = asyncio.ensure_future(hurry.wait())
-    await asyncio.wait({draining, hurrying}, return_when=asyncio.FIRST_COMPLETED)
-    hurrying.cancel()
-    if not draining.done():
-        draining.cancel()
-        await asyncio.wait({draining})
-        await host.close(0)
-    else:
-        draining.result()
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 class ServerProcess(uvicorn.Server):
-    """Uvicorn, that ends streams before it waits for them, and leaves the signals to us until the host is closed."""
+    """Uvicorn, that ends streams and runs before it waits for answers, and leaves the signals to us until then.
 
-    def __init__(self, app: FastAPI, **given: Any) -> None:
-        super().__init__(configured(app, **given))
-        self.hurry = asyncio.Event()
+    The runs are those of `host`; without one, somebody else brings them to an end.
+    """
+
+    def __init__(
+        self, app: FastAPI, host: RunHost | None = None, tell: Callable[[str], None] | None = None, **given: Any
+    ) -> None:
+        super().__init__(configured(Answered(app), **given))
+        self._host = host
+        self._tell = tell
+        self._hurry = asyncio.Event()
         self._streams = parts_of(app).streams
 
     @contextmanager
@@ -152,18 +160,85 @@ class ServerProcess(uvicorn.Server):
                 loop.remove_signal_handler(one)
 
     def stop(self) -> None:
-        """Come to an end; asked again, without waiting for anything."""
+        """Come to an end; asked again, without waiting for runs."""
         if self.should_exit:
-            self.force_exit = True
-            self.hurry.set()
+            self._hurry.set()
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen no more, end the streams, and wait for answers that are under way."""
+        """Listen no more, end the streams, then the runs, and wait for answers that are under way."""
+        self._listen_no_more(sockets or [])
         self._streams.close()
-        await super().shutdown(sockets)
-        if self.force_exit:  # then uvicorn leaves out what the app has to close
-            await self.lifespan.shutdown()
+        try:
+            if self._host is not None:
+                await self._told(self._host)
+        finally:
+            if self._hurry.is_set():
+                self.config.timeout_graceful_shutdown = HURRIED_S
+            await super().shutdown(sockets)
+
+    def _listen_no_more(self, sockets: list[socket.socket]) -> None:
+        """As uvicorn does it itself, but before the runs end: nobody new is to wait for them."""
+        for server in self.servers:
+            server.close()
+        for listener in sockets:
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
+    async def _told(self, host: RunHost) -> None:
+        """Close the host, and tell of the runs that are under way, if there are any."""
+        tell, before = self._tell, host.stats()
+        runs = before["running"] + before["waiting"]
+        if tell is None or not runs:
+            await self._close(host)
+            return
+        time = f"up to {host.settings.drain_s:g} s to end"
+        tell(f"stopping: {_number(runs, 'run')} under way, with {time}; a second Ctrl-C parks what runs at once")
+        await self._close(host)
+        parked = host.stats()["totals"].get("parked", 0) - before["totals"].get("parked", 0)
+        tell(f"stopped: {_number(parked, 'run')} parked, for the next server to go on with" if parked else "stopped")
+
+    async def _close(self, host: RunHost) -> None:
+        """Let runs come to their end, or park them as soon as somebody is in a hurry."""
+        draining = asyncio.ensure_future(host.close())
+        hurrying = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait({draining, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+        hurrying.cancel()
+        if draining.done():
+            draining.result()
+            return
+        draining.cancel()
+        await asyncio.wait({draining})
+        await host.close(0)
+
+
+class Answered:
+    """The app, whose answers are uvicorn's to cancel when the server closes: what has not begun by then is refused."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def seen(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, seen)
+        except asyncio.CancelledError:
+            if scope["type"] != "http":
+                raise
+            if not has_begun:  # else the connection is closed in the middle, which is all that can be said
+                await refuse(_closed(), scope, receive, send)
+
+
+def _closed() -> ApiError:
+    message = "the server has closed before it could answer; what was begun is kept, and is in the list of runs"
+    return ApiError(503, message, headers={"x-should-retry": "false"})
 
 
 class PatientProtocol(H11Protocol):
@@ -192,7 +267,7 @@ class PatientProtocol(H11Protocol):
         self._look = self.loop.call_later(self.headers_s, self._look_again, cycle if waits_for_head else None)
 
 
-def configured(app: FastAPI, **given: Any) -> uvicorn.Config:
+def configured(app: App, **given: Any) -> uvicorn.Config:
     """How uvicorn is to serve the app: nothing is believed of proxies, nothing is said of what it is."""
     bounds = {"limit_concurrency": MAX_CONNECTIONS, "timeout_keep_alive": 15, "timeout_graceful_shutdown": CLOSING_S}
     quiet = {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}

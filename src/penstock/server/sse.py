@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from penstock.errors import PenstockError
 from penstock.hosting.ports import EventStore, RunStore
-from penstock.hosting.records import ENDED, HostedEvent
+from penstock.hosting.records import ENDED, HostedEvent, RunRecord
 from penstock.server.auth import User
 from penstock.server.errors import ApiError, answer, api_error
 from penstock.server.guards.asgi import Receive, Scope, Send
@@ -96,6 +96,11 @@ async def follow(stores: LogStores, run_id: str, after: int, heartbeat_s: float)
         pause_s = heartbeat_s if standing == "going" else min(pause_s * 2, heartbeat_s)
         if not await stores.events.wait(run_id, place, pause_s) and pause_s == heartbeat_s:
             yield HEARTBEAT
+
+
+async def is_over(stores: LogStores, run: RunRecord, place: int) -> bool:
+    """Whether a run has ended with that event; nothing comes behind it, unless somebody lets the run go on."""
+    return run.status in ENDED and await _standing(stores, run.id, place) == "over"
 
 
 def _chunk(page: Sequence[HostedEvent], place: int) -> tuple[bytes, int]:

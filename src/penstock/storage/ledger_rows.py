@@ -12,28 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.containment import accounts
-from penstock.containment.accounts import Account
+from penstock.containment.accounts import FIGURES, Account
 from penstock.containment.ledger import Amounts
 from penstock.containment.limits import Limits
 from penstock.stops import Stop
 
 CEILINGS = ("cost_nanos", "steps", "tokens", "api_calls", "retries", "time_ns")
-FIGURES = (
-    "committed",
-    "held",
-    "unresolved",
-    "steps_taken",
-    "steps_done",
-    "steps_given_back",
-    "tokens_committed",
-    "tokens_held",
-    "tokens_unresolved",
-    "tokens_in",
-    "tokens_out",
-    "api_calls",
-    "retries",
-)
-"""The figures of an account, each a column by the name it has in `accounts.Account`."""
 
 
 class Moment(NamedTuple):

@@ -30,12 +30,15 @@ from penstock.containment import accounts
 from penstock.containment.accounts import Balance
 from penstock.containment.ledger import (
     Amounts,
+    above_already,
     charged_not_held,
+    check_held,
     check_page,
     check_same,
     held_not_charged,
     no_account,
     no_hold,
+    under_another,
 )
 from penstock.containment.limits import Limits, seconds_to_ns
 from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
@@ -146,6 +149,16 @@ class PostgresLedgerStore:
         """Replace the ceilings of the account; what was taken stays taken."""
         _found(account, self._act("grant_limits", account, *_ceilings(limits)))
 
+    def put_under(self, account: str, parent: str) -> None:
+        """Count what the account has taken, and takes from now on, at `parent` and all above it as well."""
+        said = _found(account, self._act("put_under", account, parent))
+        if said["outcome"] == "no parent":
+            raise no_account(parent)
+        if said["outcome"] == "above":
+            raise above_already(account, parent)
+        if said["outcome"] == "other":
+            raise under_another(account, parent, said["name"])
+
     def hold(self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False) -> Stop | None:
         """Take `ask` from the account and every ancestor, or say what refuses; a key is taken once."""
         now, fits = self._now(), fits_anywhere(ask)
@@ -154,6 +167,7 @@ class PostgresLedgerStore:
         if said["outcome"] == "charged":
             raise charged_not_held(key)
         if said["outcome"] == "known":
+            check_held(key, said["state"])
             check_same("hold", key, (said["name"], asked_of(said)), (account, ask))
         return refusal_of(said["levels"], ask, retry_drawn, now) if said["outcome"] == "refused" else None
 
@@ -351,6 +365,10 @@ class _Line:
                 for statement in schema.STATEMENTS:
                     await connection.execute(statement)
             version = await connection.fetchval(f"SELECT version FROM {schema.LEDGER}_about")
+            if version == 1:  # the same tables, with other functions
+                for statement in (*schema.FUNCTIONS, f"UPDATE {schema.LEDGER}_about SET version = {schema.VERSION}"):
+                    await connection.execute(statement)
+                version = schema.VERSION
             if version != schema.VERSION:
                 raise self._fault(
                     f"its tables are of version {version}, and this Penstock knows version {schema.VERSION}; "

@@ -1,31 +1,45 @@
 """The ledger in PostgreSQL: its tables, and one function for each act.
 
 An act is one call of one function, so that it is one statement: recorded whole or not at all, with one journey to the
-server. Each function locks the account and all of its ancestors first, in the order of their ids, which is the order
-they were made in; then the key. Two acts can therefore wait for each other, and never in a circle. Because the locks
-come first, each later statement of a function sees what was there when it had them.
+server. Each function locks the account and all of its ancestors first, in the order of their ids; then the key. Two
+acts can therefore wait for each other, and hardly ever in a circle. Because the locks come first, each later statement
+of a function sees what was there when it had them. Should the account have been put under others while a function
+waited for its locks, it gives up with a serialization failure, and is asked again.
+
+Whoever puts an account under another locks all that are under it as well, and so that no more can be opened there: what
+is opened below takes its ancestors from its parent.
 
 The arithmetic is that of `containment.accounts`; `tests/storage` compares the two on random acts.
 """
 
 from __future__ import annotations
 
-from penstock.storage.ledger_rows import CEILINGS, FIGURES
+from penstock.containment.accounts import FIGURES
+from penstock.containment.limits import UNLIMITED
+from penstock.storage.ledger_rows import CEILINGS
 
 LEDGER = "penstock_ledger"
 """What everything here begins with; it stands in the schema that the connection works in."""
-VERSION = 1
+VERSION = 2
 
 COLUMNS = ", ".join(
     ("name", "opened_boot", "opened_monotonic_ns", "opened_wall_ns", *(f"max_{name}" for name in CEILINGS), *FIGURES)
 )
 LEVELS_OF = f"SELECT level FROM {LEDGER}_levels WHERE account = v_target"
+LOCK_LEVELS = f"""
+    SELECT array_agg(id) INTO v_levels FROM (
+        SELECT id FROM {LEDGER}_accounts WHERE id IN ({LEVELS_OF}) ORDER BY id FOR NO KEY UPDATE) AS locked;
+    IF v_levels <> ARRAY({LEVELS_OF} ORDER BY level) THEN
+        RAISE serialization_failure USING MESSAGE = 'the account was put under others meanwhile';
+    END IF;"""
 LOCK = f"""
     SELECT id INTO v_target FROM {LEDGER}_accounts WHERE name = p_account;
     IF v_target IS NULL THEN RETURN jsonb_build_object('outcome', 'no account'); END IF;
-    PERFORM 1 FROM {LEDGER}_accounts WHERE id IN ({LEVELS_OF}) ORDER BY id FOR NO KEY UPDATE;"""
+    {LOCK_LEVELS}"""
+TOUCHED = f"""SELECT level FROM {LEDGER}_levels WHERE account IN (v_target, v_parent)
+                UNION SELECT account FROM {LEDGER}_levels WHERE level = v_target"""
 KNOWN = f"""jsonb_build_object('outcome', CASE v_known.state WHEN 'charged' THEN 'charged' ELSE 'known' END,
-        'name', (SELECT name FROM {LEDGER}_accounts WHERE id = v_known.account),
+        'state', v_known.state, 'name', (SELECT name FROM {LEDGER}_accounts WHERE id = v_known.account),
         'cost_nanos', v_known.cost_nanos, 'tokens_in', v_known.tokens_in, 'tokens_out', v_known.tokens_out,
         'api_calls', v_known.api_calls)"""
 
@@ -85,7 +99,7 @@ CREATE TRIGGER within_ceilings BEFORE UPDATE OF steps_taken, retries ON {LEDGER}
 """
 
 OPEN_ACCOUNT = f"""
-CREATE FUNCTION {LEDGER}_open_account(
+CREATE OR REPLACE FUNCTION {LEDGER}_open_account(
     p_account text, p_parent text, p_boot text, p_monotonic_ns bigint, p_wall_ns bigint,
     {", ".join(f"p_{name} bigint" for name in CEILINGS)}
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -116,9 +130,9 @@ END $$;
 """
 
 GRANT = f"""
-CREATE FUNCTION {LEDGER}_grant_limits(p_account text, {", ".join(f"p_{name} bigint" for name in CEILINGS)})
+CREATE OR REPLACE FUNCTION {LEDGER}_grant_limits(p_account text, {", ".join(f"p_{name} bigint" for name in CEILINGS)})
 RETURNS jsonb LANGUAGE plpgsql AS $$
-DECLARE v_target bigint;
+DECLARE v_target bigint; v_levels bigint[];
 BEGIN
     {LOCK}
     UPDATE {LEDGER}_accounts SET {", ".join(f"max_{name} = p_{name}" for name in CEILINGS)} WHERE id = v_target;
@@ -126,19 +140,64 @@ BEGIN
 END $$;
 """
 
+PUT_UNDER = f"""
+CREATE OR REPLACE FUNCTION {LEDGER}_put_under(p_account text, p_parent text) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    v_target bigint; v_parent bigint; v_locked bigint[]; v_own bigint[]; v_new bigint[];
+    v_known {LEDGER}_accounts%ROWTYPE; v_level record;
+BEGIN
+    SELECT id INTO v_target FROM {LEDGER}_accounts WHERE name = p_account;
+    IF v_target IS NULL THEN RETURN jsonb_build_object('outcome', 'no account'); END IF;
+    SELECT id INTO v_parent FROM {LEDGER}_accounts WHERE name = p_parent;
+    IF v_parent IS NULL THEN RETURN jsonb_build_object('outcome', 'no parent'); END IF;
+    IF v_target <> v_parent AND v_parent IN ({LEVELS_OF}) THEN RETURN jsonb_build_object('outcome', 'done'); END IF;
+    LOOP
+        SELECT array_agg(id) INTO v_locked FROM (
+            SELECT id FROM {LEDGER}_accounts WHERE id IN ({TOUCHED}) ORDER BY id FOR UPDATE) AS locked;
+        EXIT WHEN v_locked @> ARRAY({TOUCHED});
+    END LOOP;
+    v_own := ARRAY({LEVELS_OF});
+    v_new := ARRAY(SELECT level FROM {LEDGER}_levels WHERE account = v_parent);
+    SELECT * INTO v_known FROM {LEDGER}_accounts WHERE id = v_target;
+    IF v_target = ANY (v_new) THEN RETURN jsonb_build_object('outcome', 'above'); END IF;
+    IF v_parent = ANY (v_own) THEN RETURN jsonb_build_object('outcome', 'done'); END IF;
+    IF v_known.parent <> ALL (v_new) THEN
+        RETURN jsonb_build_object('outcome', 'other', 'name', (
+            SELECT name FROM {LEDGER}_accounts WHERE id = v_known.parent));
+    END IF;
+    FOR v_level IN SELECT id, max_steps, max_retries FROM {LEDGER}_accounts
+                   WHERE id = ANY (v_new) AND id <> ALL (v_own) LOOP
+        UPDATE {LEDGER}_accounts SET max_steps = {UNLIMITED}, max_retries = {UNLIMITED},
+            {", ".join(f"{name} = {name} + v_known.{name}" for name in FIGURES)} WHERE id = v_level.id;
+        UPDATE {LEDGER}_accounts SET max_steps = v_level.max_steps, max_retries = v_level.max_retries
+            WHERE id = v_level.id;
+    END LOOP;
+    DELETE FROM {LEDGER}_levels WHERE level = ANY (v_own) AND level <> v_target
+        AND account IN (SELECT account FROM {LEDGER}_levels WHERE level = v_target);
+    INSERT INTO {LEDGER}_levels (account, distance, level)
+        SELECT below.account, below.distance + 1 + above.distance, above.level
+        FROM {LEDGER}_levels AS below, {LEDGER}_levels AS above
+        WHERE below.level = v_target AND above.account = v_parent;
+    UPDATE {LEDGER}_accounts SET parent = v_parent WHERE id = v_target;
+    RETURN jsonb_build_object('outcome', 'done');
+END $$;
+"""
+
 HOLD = f"""
-CREATE FUNCTION {LEDGER}_hold(
+CREATE OR REPLACE FUNCTION {LEDGER}_hold(
     p_key text, p_account text, p_fits boolean, p_retry_drawn boolean,
     p_cost bigint, p_tokens_in bigint, p_tokens_out bigint, p_api_calls bigint,
     p_boot text, p_monotonic_ns bigint, p_wall_ns bigint
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
-DECLARE v_target bigint; v_known {LEDGER}_holds%ROWTYPE; v_tokens bigint := p_tokens_in + p_tokens_out;
+DECLARE
+    v_target bigint; v_levels bigint[]; v_known {LEDGER}_holds%ROWTYPE;
+    v_tokens bigint := p_tokens_in + p_tokens_out;
 BEGIN
     {LOCK}
     SELECT * INTO v_known FROM {LEDGER}_holds WHERE key = p_key FOR UPDATE;
     IF FOUND AND v_known.state <> 'withdrawn' THEN RETURN {KNOWN}; END IF;
     IF NOT p_fits OR EXISTS (
-        SELECT 1 FROM {LEDGER}_accounts AS here WHERE here.id IN ({LEVELS_OF}) AND (
+        SELECT 1 FROM {LEDGER}_accounts AS here WHERE here.id = ANY (v_levels) AND (
             here.committed::numeric + greatest(p_cost, 1) > here.max_cost_nanos
             OR here.steps_taken >= here.max_steps
             OR here.tokens_committed::numeric + greatest(v_tokens, 1) > here.max_tokens
@@ -155,7 +214,7 @@ BEGIN
         committed = committed + p_cost, held = held + p_cost, steps_taken = steps_taken + 1,
         tokens_committed = tokens_committed + v_tokens, tokens_held = tokens_held + v_tokens,
         api_calls = api_calls + p_api_calls
-        WHERE id IN ({LEVELS_OF});
+        WHERE id = ANY (v_levels);
     INSERT INTO {LEDGER}_holds AS here
         VALUES (p_key, v_target, 'held', p_cost, p_tokens_in, p_tokens_out, p_api_calls)
         ON CONFLICT (key) DO UPDATE SET account = excluded.account, state = 'held', cost_nanos = excluded.cost_nanos,
@@ -167,18 +226,18 @@ END $$;
 """
 
 END = f"""
-CREATE FUNCTION {LEDGER}_end_hold(
+CREATE OR REPLACE FUNCTION {LEDGER}_end_hold(
     p_key text, p_to text, p_cost bigint, p_tokens_in bigint, p_tokens_out bigint, p_succeeded boolean
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
-    v_target bigint; v_known {LEDGER}_holds%ROWTYPE; v_tokens bigint; v_was_held integer;
+    v_target bigint; v_levels bigint[]; v_known {LEDGER}_holds%ROWTYPE; v_tokens bigint; v_was_held integer;
     v_committed bigint := 0; v_unresolved bigint := 0;
     v_tokens_committed bigint := 0; v_tokens_unresolved bigint := 0; v_tokens_in bigint := 0; v_tokens_out bigint := 0;
     v_steps_taken integer := -1; v_steps_done integer := 0; v_given_back integer := 1; v_api_calls bigint := 0;
 BEGIN
     SELECT account INTO v_target FROM {LEDGER}_holds WHERE key = p_key;
     IF v_target IS NULL THEN RETURN jsonb_build_object('outcome', 'no hold'); END IF;
-    PERFORM 1 FROM {LEDGER}_accounts WHERE id IN ({LEVELS_OF}) ORDER BY id FOR NO KEY UPDATE;
+    {LOCK_LEVELS}
     SELECT * INTO v_known FROM {LEDGER}_holds WHERE key = p_key FOR UPDATE;
     IF v_known.account <> v_target THEN
         RAISE serialization_failure USING MESSAGE = 'the key was taken elsewhere meanwhile';
@@ -221,17 +280,17 @@ BEGIN
         tokens_in = tokens_in + v_tokens_in,
         tokens_out = tokens_out + v_tokens_out,
         api_calls = api_calls + v_api_calls
-        WHERE id IN ({LEVELS_OF});
+        WHERE id = ANY (v_levels);
     UPDATE {LEDGER}_holds SET state = p_to WHERE key = p_key;
     RETURN jsonb_build_object('outcome', 'done');
 END $$;
 """
 
 CHARGE = f"""
-CREATE FUNCTION {LEDGER}_charge(
+CREATE OR REPLACE FUNCTION {LEDGER}_charge(
     p_key text, p_account text, p_cost bigint, p_tokens_in bigint, p_tokens_out bigint, p_api_calls bigint
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
-DECLARE v_target bigint; v_known {LEDGER}_holds%ROWTYPE;
+DECLARE v_target bigint; v_levels bigint[]; v_known {LEDGER}_holds%ROWTYPE;
 BEGIN
     {LOCK}
     SELECT * INTO v_known FROM {LEDGER}_holds WHERE key = p_key FOR UPDATE;
@@ -242,24 +301,24 @@ BEGIN
     UPDATE {LEDGER}_accounts SET
         committed = committed + p_cost, tokens_committed = tokens_committed + p_tokens_in + p_tokens_out,
         tokens_in = tokens_in + p_tokens_in, tokens_out = tokens_out + p_tokens_out, api_calls = api_calls + p_api_calls
-        WHERE id IN ({LEVELS_OF});
+        WHERE id = ANY (v_levels);
     RETURN jsonb_build_object('outcome', 'made');
 END $$;
 """
 
 DRAW_RETRY = f"""
-CREATE FUNCTION {LEDGER}_draw_retry(p_account text, p_key text) RETURNS jsonb LANGUAGE plpgsql AS $$
-DECLARE v_target bigint; v_known bigint;
+CREATE OR REPLACE FUNCTION {LEDGER}_draw_retry(p_account text, p_key text) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE v_target bigint; v_levels bigint[]; v_known bigint;
 BEGIN
     {LOCK}
     SELECT account INTO v_known FROM {LEDGER}_draws WHERE key = p_key;
     IF FOUND THEN
         RETURN jsonb_build_object('outcome', 'drawn', 'name', (SELECT name FROM {LEDGER}_accounts WHERE id = v_known));
     END IF;
-    IF EXISTS (SELECT 1 FROM {LEDGER}_accounts WHERE id IN ({LEVELS_OF}) AND retries >= max_retries) THEN
+    IF EXISTS (SELECT 1 FROM {LEDGER}_accounts WHERE id = ANY (v_levels) AND retries >= max_retries) THEN
         RETURN jsonb_build_object('outcome', 'none left');
     END IF;
-    UPDATE {LEDGER}_accounts SET retries = retries + 1 WHERE id IN ({LEVELS_OF});
+    UPDATE {LEDGER}_accounts SET retries = retries + 1 WHERE id = ANY (v_levels);
     IF p_key IS NOT NULL THEN
         INSERT INTO {LEDGER}_draws VALUES (p_key, v_target) ON CONFLICT (key) DO NOTHING;
         IF NOT FOUND THEN RAISE serialization_failure USING MESSAGE = 'the key was taken elsewhere meanwhile'; END IF;
@@ -268,7 +327,8 @@ BEGIN
 END $$;
 """
 
-STATEMENTS = (TABLES, WITHIN_CEILINGS, OPEN_ACCOUNT, GRANT, HOLD, END, CHARGE, DRAW_RETRY)
+FUNCTIONS = (OPEN_ACCOUNT, GRANT, PUT_UNDER, HOLD, END, CHARGE, DRAW_RETRY)
+STATEMENTS = (TABLES, WITHIN_CEILINGS, *FUNCTIONS)
 
 SELECT_ACCOUNT = f"SELECT {COLUMNS} FROM {LEDGER}_accounts WHERE name = $1"
 SELECT_OPEN_HOLDS = f"""SELECT key, cost_nanos, tokens_in, tokens_out, api_calls FROM {LEDGER}_holds

@@ -46,6 +46,23 @@ LOG_BYTES = 4_000 * PAGE_SIZE
 PAUSE_S = 0.001
 """How long to wait before a lock is asked for again. SQLite's own way is to wait longer each time, up to 100 ms, while
 newcomers take the lock: of four busy processes, one waited for seconds. Asking evenly treats all alike."""
+BESIDE = ("-wal", "-shm")
+"""How the names of the files end that SQLite has beside one. They are parts of it, and have its mode."""
+
+ADVICE = {
+    "SQLITE_BUSY": "another process keeps it locked; find out which, and ask again",
+    "SQLITE_LOCKED": "another process keeps it locked; find out which, and ask again",
+    "SQLITE_FULL": "free space on its disk",
+    "SQLITE_READONLY": "let this user write to the file and its folder",
+    "SQLITE_CANTOPEN": "make its folder, and let this user write there",
+    "SQLITE_PERM": "let this user write to the file and its folder",
+    "SQLITE_IOERR": "look after its disk, and ask again",
+    "SQLITE_CORRUPT": "restore it from a backup",
+    "SQLITE_NOTADB": "name another file, or restore it from a backup",
+    "SQLITE_TOOBIG": "keep less in one row",
+    "the file is gone": "put it back and open it anew; it is not made again, for that would forget everything",
+}
+"""What to do about a fault, by what is said of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +206,7 @@ class SqliteFile:
             raise self._told(str(error)) from error
 
     def _told(self, why: str) -> Exception:
-        return self._fault(f"{str(self.path)!r} cannot record: {why}")
+        return self._fault(advised(f"{str(self.path)!r} cannot record: {why}"))
 
     def _fail(self, why: str) -> NoReturn:
         raise self._told(why)
@@ -214,6 +231,8 @@ class SqliteFile:
             self._fail("another file has taken its place; open that one anew if it is meant")
 
     def _connect(self, mode: str) -> sqlite3.Connection:
+        if found := hindrance(self.path):
+            self._fail("; ".join(found))
         connection = sqlite3.connect(
             f"{self.path.as_uri()}?mode={mode}",
             timeout=0,  # see PAUSE_S
@@ -266,16 +285,10 @@ class SqliteFile:
 
     def _is_made(self, connection: sqlite3.Connection) -> bool:
         """Whether the tables are there; a fault if they are somebody else's, or of a version unknown here."""
-        if not _number(connection, "SELECT count(*) FROM sqlite_schema"):
+        if not has_tables(connection):
             return False
-        if _number(connection, "PRAGMA application_id") != self._schema.application_id:
-            self._fail("it is a database of something else")
-        version = _number(connection, "PRAGMA user_version")
-        if version != self._schema.version:
-            self._fail(
-                f"its tables are of version {version}, and this Penstock knows version {self._schema.version}; "
-                "open it with the Penstock that wrote it, or a newer one"
-            )
+        if why := strangeness(connection, self._schema):
+            self._fail(why)
         return True
 
     def _use_wal(self, connection: sqlite3.Connection) -> None:
@@ -295,6 +308,57 @@ class SqliteFile:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+def hindrance(path: Path) -> tuple[str, str] | None:
+    """What keeps this user from writing to a database in that file, and what to do; None if nothing is seen.
+
+    It is to be asked before SQLite is: that opens what it may only read, makes the files beside it as unwritable as it
+    is, and leaves them there.
+    """
+    parts = [path, *(path.with_name(path.name + end) for end in BESIDE)]
+    if not os.path.isdir(path.parent):
+        return f"there is no folder {path.parent}", "make it, or name another file"
+    if os.path.isdir(path):
+        return f"{path} is a folder", "name a file in it"
+    if not all(map(os.path.exists, parts)) and not _is_writable(path.parent):
+        return f"{path.parent} cannot be written", "let this user write there, or name another file"
+    for one in parts:
+        if _is_locked(one):
+            other = "or name another file" if one == path else f"for it is a part of {path.name}"
+            return f"{one} cannot be written", f"let this user write there, {other}"
+    return None
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a file is there that may not be written; others make and remove those beside one at any time."""
+    return not _is_writable(path) and os.path.exists(path) and not _is_writable(path)
+
+
+def _is_writable(path: Path) -> bool:
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def advised(why: str) -> str:
+    """What is said of a fault, with what to do about it."""
+    advice = next((told for name, told in ADVICE.items() if name in why), None)
+    return why if advice is None or advice in why else f"{why}; {advice}"
+
+
+def has_tables(connection: sqlite3.Connection) -> bool:
+    """Whether there is anything in the file."""
+    return bool(_number(connection, "SELECT count(*) FROM sqlite_schema"))
+
+
+def strangeness(connection: sqlite3.Connection, schema: Schema) -> str:
+    """Why the tables in a file are not those of the schema; nothing, if they are."""
+    if _number(connection, "PRAGMA application_id") != schema.application_id:
+        return "it is a database of something else"
+    version = _number(connection, "PRAGMA user_version")
+    if version != schema.version:
+        known = f"its tables are of version {version}, and this Penstock knows version {schema.version}"
+        return f"{known}; open it with the Penstock that wrote it, or a newer one"
+    return ""
 
 
 def _checked(path: str | os.PathLike[str]) -> Path:

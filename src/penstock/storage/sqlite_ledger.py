@@ -22,22 +22,24 @@ from typing import Any, Self, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment import accounts
-from penstock.containment.accounts import Account, Balance, Hold, HoldState
+from penstock.containment.accounts import FIGURES, Account, Balance, Hold, HoldState
 from penstock.containment.ledger import (
     Amounts,
+    above_already,
     charged_not_held,
+    check_held,
     check_page,
     check_same,
     held_not_charged,
     no_account,
     no_hold,
+    under_another,
 )
-from penstock.containment.limits import Limits, seconds_to_ns
+from penstock.containment.limits import UNLIMITED, Limits, seconds_to_ns
 from penstock.errors import LedgerError, LedgerUnavailable
 from penstock.stops import Stop
 from penstock.storage.ledger_rows import (
     CEILINGS,
-    FIGURES,
     Moment,
     account_of,
     asked_of,
@@ -123,6 +125,14 @@ INSERT_ACCOUNT = f"""INSERT INTO accounts
 INSERT_LEVELS = """INSERT INTO levels (account, distance, level)
     SELECT :account, 0, :account
     UNION ALL SELECT :account, distance + 1, level FROM levels WHERE account = :parent"""
+LEAVE_LEVELS = """DELETE FROM levels WHERE level IN (SELECT value FROM json_each(:levels))
+    AND account IN (SELECT account FROM levels WHERE level = :account)"""
+JOIN_LEVELS = """INSERT INTO levels (account, distance, level)
+    SELECT below.account, below.distance + 1 + above.distance, above.level FROM levels AS below, levels AS above
+    WHERE below.level = :account AND above.account = :parent"""
+COUNT_ABOVE = f"""UPDATE accounts SET max_steps = {UNLIMITED}, max_retries = {UNLIMITED},
+    {", ".join(f"{name} = {name} + :{name}" for name in FIGURES)} WHERE id = :level"""
+"""It may pass a ceiling, and is to be followed by a grant of what the account may use."""
 SELECT_HOLD = """SELECT account, state, cost_nanos, tokens_in, tokens_out, api_calls,
     (SELECT name FROM accounts WHERE id = account) AS name FROM holds WHERE key = ?"""
 INSERT_HOLD = "INSERT OR REPLACE INTO holds VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -239,6 +249,25 @@ class SqliteLedgerStore:
             target = _account_id(connection, account)
             connection.execute(GRANT, (*(getattr(limits, name) for name in CEILINGS), target))
 
+    def put_under(self, account: str, parent: str) -> None:
+        """Count what the account has taken, and takes from now on, at `parent` and all above it as well."""
+        with self._file.writing() as connection:
+            target, above = _row(connection, SELECT_ACCOUNT, account), _account_id(connection, parent)
+            own, new = (
+                {row["id"]: row for row in _rows(connection, SELECT_LEVELS, id)} for id in (target["id"], above)
+            )
+            if target["id"] in new:
+                raise above_already(account, parent)
+            if above in own:
+                return
+            if target["parent"] is not None and target["parent"] not in new:
+                raise under_another(account, parent, own[target["parent"]]["name"])
+            for id, level in new.items():
+                if id not in own:
+                    connection.execute(COUNT_ABOVE, {"level": id, **{name: target[name] for name in FIGURES}})
+                    connection.execute(GRANT, (*(level[f"max_{name}"] for name in CEILINGS), id))
+            _move(connection, target["id"], [*own][1:], above)
+
     def hold(self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False) -> Stop | None:
         """Take `ask` from the account and every ancestor, or say what refuses; a key is taken once."""
         with self._file.writing() as connection:
@@ -247,6 +276,7 @@ class SqliteLedgerStore:
             if known is not None and known["state"] == "charged":
                 raise charged_not_held(key)
             if known is not None and known["state"] != "withdrawn":
+                check_held(key, known["state"])
                 check_same("hold", key, (known["name"], asked_of(known)), (account, ask))
                 return None
             now = self._now()
@@ -345,6 +375,13 @@ class SqliteLedgerStore:
 
     def _now(self) -> Moment:
         return Moment(self._boot, self._clock.monotonic_ns(), self._clock.time_ns())
+
+
+def _move(connection: sqlite3.Connection, account: int, leaving: Sequence[int], parent: int) -> None:
+    """Put the account, and all under it, under `parent` and what is above that, and under nothing else."""
+    connection.execute(LEAVE_LEVELS, {"account": account, "levels": json.dumps(leaving)})
+    connection.execute(JOIN_LEVELS, {"account": account, "parent": parent})
+    connection.execute("UPDATE accounts SET parent = ? WHERE id = ?", (parent, account))
 
 
 def _take(connection: sqlite3.Connection, account: int, ask: Amounts, retry_drawn: bool, now: Moment) -> bool:

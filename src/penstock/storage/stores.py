@@ -24,6 +24,7 @@ from penstock.errors import InvalidValue, LedgerUnavailable
 from penstock.hosting.ports import ApprovalStore, CancelStore, EventStore, GraphStore, RunStore, StoreUnavailable
 from penstock.nodes.memory import MemoryStore
 from penstock.runtime.durable.ports import JournalStore
+from penstock.storage import sqlite_file
 from penstock.storage.databases import versions
 from penstock.storage.databases.port import Database
 from penstock.storage.memory import MemoryStores
@@ -34,6 +35,7 @@ from penstock.storage.sql.graphs import SqlGraphStore
 from penstock.storage.sql.journal import SqlJournalStore
 from penstock.storage.sql.memories import SqlMemoryStore
 from penstock.storage.sql.runs import SqlRunStore
+from penstock.storage.sqlite_ledger import SCHEMA as LEDGER_SCHEMA
 from penstock.storage.sqlite_ledger import SqliteLedgerStore
 
 if TYPE_CHECKING:
@@ -139,8 +141,16 @@ def ledger_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.ledger")
 
 
+def hindrance(url: str) -> tuple[str, str] | None:
+    """What keeps a server from writing where a database is, or would be, and what to do; None if nothing is seen."""
+    if scheme_of(url) != "sqlite":
+        return None
+    path = sqlite_path(url)
+    return sqlite_file.hindrance(path) or sqlite_file.hindrance(ledger_path(path))
+
+
 async def check_ledger(url: str) -> None:
-    """StoreUnavailable if runs of a database have spent, and its ledger is gone: nobody knows how much.
+    """StoreUnavailable if the ledger of a database cannot be opened, or runs have spent, and it is gone.
 
     It is not made again, for that would be one in which nothing was spent.
     """
@@ -153,6 +163,7 @@ async def check_ledger(url: str) -> None:
             f"{str(ledger)!r} is gone, which has what the runs in {path.name!r} have spent; put it back from a copy: "
             "it is not made again. An empty file of that name would begin anew, as if nothing had been spent"
         )
+    await versions.check_sqlite(ledger, LEDGER_SCHEMA)
 
 
 def _in_memory(clock: Clock) -> Stores:

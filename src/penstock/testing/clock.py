@@ -14,18 +14,26 @@ WALL_START_NS = 1_767_225_600 * NANOS_PER_S
 
 
 class ManualClock:
-    """A `penstock.clock.Clock` held in the hand: `advance` for time passing, `jump_wall` for a clock being set."""
+    """A `penstock.clock.Clock` held in the hand.
+
+    `advance` is time passing, `jump_wall` a clock being set, `suspend` a machine that sleeps.
+    """
 
     def __init__(self, start_ns: int = 0, wall_start_ns: int = WALL_START_NS) -> None:
         self._lock = threading.Lock()
         self._monotonic_ns = start_ns
         self._wall_ns = wall_start_ns
+        self._suspended_ns = 0
 
     def monotonic_ns(self) -> int:
         return self._monotonic_ns  # one read of one int: no lock needed
 
     def time_ns(self) -> int:
         return self._wall_ns
+
+    def passed_ns(self) -> int:
+        with self._lock:
+            return self._monotonic_ns + self._suspended_ns
 
     def advance(self, seconds: float) -> None:
         """Let `seconds` pass, on both clocks."""
@@ -43,3 +51,12 @@ class ManualClock:
         """Set the wall clock forward or, if negative, back, as an administrator or NTP would; no time passes."""
         with self._lock:
             self._wall_ns += round(seconds * NANOS_PER_S)
+
+    def suspend(self, seconds: float) -> None:
+        """Let `seconds` pass as on a machine that is suspended: its monotonic clock stands still meanwhile."""
+        nanos = round(seconds * NANOS_PER_S)
+        if nanos < 0:
+            raise ValueError(f"a machine cannot be suspended for {seconds} s")
+        with self._lock:
+            self._wall_ns += nanos
+            self._suspended_ns += nanos

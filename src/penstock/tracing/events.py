@@ -95,6 +95,8 @@ class CallEnded(TraceEvent):
     retries_used: int = 0
     stop_reason: str | None = None
     error: str | None = None
+    finish_reason: str | None = None
+    """Why the answer of a model is not whole: `length` or `content_filter`; None if it is, or nobody said."""
     abandoned: bool = False
     """The caller was let go while the work went on; what it still costs is settled later."""
 

@@ -113,6 +113,8 @@ def _ending(call: CallRecord, status: Status) -> list[str]:
     elif call.stop_reason:
         # The calls below a context say what refused them; the context itself only needs the word.
         parts.append(call.stop_reason if call.kind != "system" else call.stop_reason.partition(":")[0])
+    if call.finish_reason is not None:
+        parts.append(f"not whole: {call.finish_reason}")
     if call.abandoned:
         parts.append("abandoned" + (", settled late" if late else ""))
     return parts

@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 from penstock.ids import call_id
 from penstock.tracing.lifecycle import CallKind, Status
 
+NOT_WHOLE = frozenset({"length", "content_filter"})
+"""Finish reasons of an answer that ended before its own end."""
+
 OPEN = 1 << 62
 """The `end_seq` of a call that has not ended: larger than any seq."""
 
@@ -47,6 +50,7 @@ class Rare(NamedTuple):
     abandoned: bool = False
     folded_from: int | None = None
     cost_unknown: bool = False
+    finish_reason: str | None = None
 
 
 NOTHING_RARE = Rare()
@@ -138,6 +142,11 @@ class CallRecord:
         return self.rare.cost_unknown
 
     @property
+    def finish_reason(self) -> str | None:
+        """Why the answer of a model is not whole, one of NOT_WHOLE; None if it is, or nobody said."""
+        return self.rare.finish_reason
+
+    @property
     def folded_from(self) -> int | None:
         """The number of its parent when it was folded away; None while it is kept one by one."""
         return self.rare.folded_from
@@ -215,6 +224,11 @@ class Settlement:
 def mark_cost_unknown(call: CallRecord) -> None:
     """Nobody can tell what the call costs that is about to end. The caller holds the lock of its run."""
     call.rare = call.rare._replace(cost_unknown=True)
+
+
+def mark_not_whole(call: CallRecord, finish_reason: str) -> None:
+    """The answer of a call that is about to end is not whole. The caller holds the lock of its run."""
+    call.rare = call.rare._replace(finish_reason=finish_reason)
 
 
 def count_retry(call: CallRecord) -> None:

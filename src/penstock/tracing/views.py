@@ -79,6 +79,8 @@ def node(call: CallRecord, seq: int, wall_offset_ns: int, folded: Folded | None)
     }
     if ended and call.abandoned:
         fields["metadata"]["abandoned"] = True
+    if ended and call.finish_reason is not None:
+        fields["metadata"]["finish_reason"] = call.finish_reason
     if folded is not None:
         fields["metadata"]["folded"] = {
             "calls": folded.calls,
@@ -180,6 +182,7 @@ def _ended(graph: ExecutionGraph, call: CallRecord, seq: int) -> CallEnded:
         retries_used=call.retries,
         stop_reason=call.stop_reason,
         error=call.error_class,
+        finish_reason=call.finish_reason,
         abandoned=call.abandoned,
     )
 

@@ -193,7 +193,7 @@ def test_a_question_that_nobody_can_be_asked_is_left_to_others_with_4(live: Live
     assert (ended.returncode, run.status) == (4, "waiting")
     assert "? Publish this? You said: “spring”" in ended.stdout
     assert f"standard input is no terminal to ask at, and {run.id} goes on waiting on the server" in ended.stderr
-    assert f"penstock runs answer {run.id} yes lets it go on, and no does not" in ended.stderr
+    assert f"penstock runs answer {run.id} yes --url {live.url} lets it go on, and no does not" in ended.stderr
     (asked,) = live.do(live.stores.approvals.list())
     live.do(live.host.answer(asked.id, "approved", by="local"))
     assert live.ended(run.id) == "completed"
@@ -209,7 +209,7 @@ def test_a_chat_that_waits_is_not_followed_where_nobody_can_be_asked(live: Live,
 
 def test_a_question_that_was_answered_before_is_not_put_again(live: Live, penstock: Penstock) -> None:
     with Terminal("chat", "publish", "-m", "spring", "--url", live.url) as first:
-        first.until("approve? [y/N] ")
+        first.until("approve? [y/n] ")
         (asked,) = live.do(live.stores.approvals.list())
         live.do(live.host.answer(asked.id, "approved", by="somebody else"))
         first.type("n\n")
@@ -282,11 +282,11 @@ def test_on_a_terminal_ctrl_c_at_the_prompt_leaves(live: Live) -> None:
     assert "Traceback" not in terminal.shown
 
 
-@pytest.mark.parametrize(("keys", "outcome"), [("y\n", "Published: You said"), ("\n", "Not published: rejected")])
+@pytest.mark.parametrize(("keys", "outcome"), [("y\n", "Published: You said"), ("n\n", "Not published: rejected")])
 def test_on_a_terminal_a_question_is_answered(live: Live, keys: str, outcome: str) -> None:
     with Terminal("chat", "publish", "-m", "spring", "--url", live.url, NO_COLOR="1") as terminal:
         terminal.until("? Publish this?")
-        terminal.until("approve? [y/N] ")
+        terminal.until("approve? [y/n] ")
         terminal.type(keys)
         terminal.until(outcome)
         assert terminal.end() == 0
@@ -295,8 +295,8 @@ def test_on_a_terminal_a_question_is_answered(live: Live, keys: str, outcome: st
 @pytest.mark.parametrize(("keys", "outcome"), [("yes\n", "Published: You said"), ("n\n", "Not published: rejected")])
 def test_on_a_terminal_what_is_neither_yes_nor_no_is_asked_for_again(live: Live, keys: str, outcome: str) -> None:
     with Terminal("chat", "publish", "-m", "spring", "--url", live.url, NO_COLOR="1") as terminal:
-        terminal.until("approve? [y/N] ")
-        for word in ("maybe", "count to 3", "yes, but later", ""):  # nothing is a no only where nothing else was said
+        terminal.until("approve? [y/n] ")
+        for word in ("", "maybe", "count to 3", "yes, but later", ""):
             terminal.type(f"{word}\n")
             terminal.until("that is no answer; yes or no? ")
         (asked,) = live.do(live.stores.approvals.list())
@@ -310,7 +310,7 @@ def test_on_a_terminal_what_was_typed_before_a_question_answers_nothing(slow: Li
     with Terminal("chat", "publish", "-m", "spring", "--url", slow.url, NO_COLOR="1") as terminal:
         terminal.until("You said")  # it is being written, and the question comes after it
         terminal.type("\nyes\n")
-        terminal.until("approve? [y/N] ")
+        terminal.until("approve? [y/n] ")
         terminal.type("perhaps\n")
         terminal.until("that is no answer; yes or no? ")
         terminal.type("yes\n")
@@ -318,20 +318,44 @@ def test_on_a_terminal_what_was_typed_before_a_question_answers_nothing(slow: Li
         assert terminal.end() == 0
 
 
-def test_on_a_terminal_ctrl_d_leaves_a_question_to_others(live: Live) -> None:
-    with Terminal("chat", "publish", "-m", "spring", "--url", live.url, NO_COLOR="1") as terminal:
-        terminal.until("approve? [y/N] ")
+def test_on_a_terminal_ctrl_d_leaves_a_question_to_others_and_a_message_with_4(live: Live) -> None:
+    with Terminal("chat", "publish", "-m", "spring", "--url", live.url, NO_COLOR="1", columns=400) as terminal:
+        terminal.until("approve? [y/n] ")
         terminal.type("\x04")
         terminal.until("it waits: penstock runs answer ")
-        (asked,) = live.do(live.stores.approvals.list())
-        live.do(live.host.answer(asked.id, "approved", by="local"))
-        terminal.until("Published: ")
+        terminal.until(f"yes --url {live.url} lets it go on")
+        assert terminal.end() == 4
+    (run,) = live.do(live.stores.runs.list())
+    assert run.status == "waiting"
+    (asked,) = live.do(live.stores.approvals.list())
+    live.do(live.host.answer(asked.id, "approved", by="local"))
+    assert live.ended(run.id) == "completed"
+
+
+def test_on_a_terminal_ctrl_d_at_a_question_is_the_prompt_again_where_ctrl_c_stops_nothing(live: Live) -> None:
+    with Terminal("chat", "publish", "--url", live.url, NO_COLOR="1", columns=400) as terminal:
+        terminal.until("you › ")
+        terminal.type("spring\n")
+        terminal.until("approve? [y/n] ")
+        terminal.type("\x04")
+        terminal.until("it waits: ")
+        terminal.until(" asks again")
+        terminal.until("you › ")
+        terminal.interrupt()
         assert terminal.end() == 0
+    (run,) = live.do(live.stores.runs.list())
+    assert run.status == "waiting"
+    (chat,) = live.do(live.stores.chats.list())
+    with Terminal("chat", "--chat", chat.id, "--url", live.url, NO_COLOR="1") as terminal:
+        terminal.until("approve? [y/n] ")
+        terminal.type("yes\n")
+        terminal.until("Published: You said")
+    assert live.ended(run.id) == "completed"
 
 
 def test_on_a_terminal_ctrl_c_at_a_question_stops_the_run(live: Live) -> None:
     with Terminal("chat", "publish", "-m", "spring", "--url", live.url) as terminal:
-        terminal.until("approve? [y/N] ")
+        terminal.until("approve? [y/n] ")
         terminal.interrupt()
         assert terminal.end() == 130
     assert "Traceback" not in terminal.shown
@@ -358,14 +382,16 @@ def test_a_wrong_token_is_one_sentence(penstock: Penstock) -> None:
         assert penstock("chat", "assistant", "-m", "count to 2", "--url", live.url, "--token", ANN).code == 0
 
 
-def test_a_server_that_goes_in_the_middle_of_an_answer_is_one_sentence(
+def test_a_server_that_goes_in_the_middle_of_an_answer_and_stays_away_is_75(
     penstock: Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from penstock.cli.remote import connection
 
-    monkeypatch.setattr(connection, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(connection, "PAUSES_S", (0.0,) * 6)
     with serving(words_per_second=20) as live, cutting(live.url, [4_000, *[0] * 100]) as url:
         ended = penstock("chat", "assistant", "-m", "count to 1000", "--url", url)
-    assert ended.code == 2
-    assert ended.err.startswith(f"penstock: the connection to {url} broke 9 times, last: ")
-    assert "penstock runs tail " in ended.err
+    assert ended.code == 75
+    waiting, lost = ended.err.splitlines()
+    assert waiting.startswith(f"penstock: nothing comes from {url}: ")
+    assert lost.startswith(f"penstock: {url} was tried again for 0 s, last: ")
+    assert f" --url {url} takes it up again" in lost

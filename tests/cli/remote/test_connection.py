@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
 
 import pytest
 
-from penstock.cli.exits import Failed, Refused
-from penstock.cli.remote.connection import PAGE, Connection, Event, escaped, read_events
+from penstock.cli.exits import Failed, Lost, Refused
+from penstock.cli.remote import connection
+from penstock.cli.remote.connection import PAGE, PAUSES_S, Connection, Event, escaped, read_events
 from tests.cli.remote.live import serving
 
 
@@ -56,20 +60,23 @@ def test_where_nobody_listens_is_said_with_what_to_do() -> None:
         server.get("/health")
 
 
-class Parking(BaseHTTPRequestHandler):
-    """A server whose first stream of events ends with a run that is parked, and has ended when somebody asks for it."""
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/mcp", "/api"])
+def test_a_path_of_the_server_is_no_part_of_its_address(path: str) -> None:
+    with pytest.raises(Refused, match=rf"without {path.rstrip('/')}: http://v1:1$"):
+        Connection(f"http://v1:1{path}")
 
-    TOLD = (("run.started", 1), ("run.parked", 2), ("run.resumed", 3), ("run.completed", 4))
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers what the test has for each path, one after the other; the last one again and again."""
+
+    answers: ClassVar[dict[str, list[tuple[int, str]]]]
 
     def do_GET(self) -> None:
-        if self.path.endswith("/events"):
-            after = int(self.headers["last-event-id"])
-            told = self.TOLD[:2] if not after else self.TOLD[after:]
-            body = "".join(f'id: {seq}\nevent: {kind}\ndata: {{"data": {{}}}}\n\n' for kind, seq in told)
-        else:
-            body = '{"status": "completed", "last_seq": 4}'
-        self.send_response(200)
+        answers = self.answers[self.path]
+        status, body = answers.pop(0) if len(answers) > 1 else answers[0]
+        self.send_response(status)
         self.send_header("content-length", str(len(body)))
+        self.send_header("retry-after", "60")
         self.end_headers()
         self.wfile.write(body.encode())
 
@@ -77,17 +84,114 @@ class Parking(BaseHTTPRequestHandler):
         """Nothing is written to the terminal of the tests."""
 
 
-def test_a_run_that_ends_while_nobody_streams_it_is_told_to_its_end() -> None:
-    with HTTPServer(("127.0.0.1", 0), Parking) as listening:
+EVENTS, RUN = "/api/runs/r/events", "/api/runs/r"
+CLOSING = (503, '{"error": {"message": "the server is closing; ask again"}}')
+
+
+def told(*events: tuple[str, int]) -> tuple[int, str]:
+    return 200, "".join(f'id: {seq}\nevent: {kind}\ndata: {{"data": {{}}}}\n\n' for kind, seq in events)
+
+
+@contextmanager
+def answering(**answers: list[tuple[int, str]]) -> Iterator[Connection]:
+    """A connection to a server that answers so: `events` of the run, the `run`, and whether it is `ready`."""
+    paths = {"events": EVENTS, "run": RUN, "ready": "/ready"}
+    handler = type("Here", (Answering,), {"answers": {paths[name]: answers[name] for name in answers}})
+    with HTTPServer(("127.0.0.1", 0), handler) as listening:
         thread = threading.Thread(target=listening.serve_forever)
         thread.start()
         try:
             with Connection(f"http://127.0.0.1:{listening.server_port}") as server:
-                assert [(event.type, event.seq) for event in server.events("r")] == [*Parking.TOLD]
-                assert list(server.events("r", after=4)) == []
+                yield server
         finally:
             listening.shutdown()
             thread.join()
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long was waited, one time after the other; nobody waits."""
+    waited: list[float] = []
+    monkeypatch.setattr(connection.time, "sleep", waited.append)
+    return waited
+
+
+def test_a_run_that_ends_while_nobody_streams_it_is_told_to_its_end(pauses: list[float]) -> None:
+    first, rest = [("run.started", 1), ("run.parked", 2)], [("run.resumed", 3), ("run.completed", 4)]
+    ended = (200, '{"status": "completed", "last_seq": 4}')
+    with answering(events=[told(*first), told(*rest), (204, "")], run=[ended]) as server:
+        assert [(event.type, event.seq) for event in server.events("r")] == [*first, *rest]
+        assert list(server.events("r", after=4)) == []
+
+
+def test_a_server_that_is_started_again_within_a_minute_is_waited_for_and_said_once(pauses: list[float]) -> None:
+    said: list[str] = []
+    away = [CLOSING] * (len(PAUSES_S) - 1)
+    with answering(events=[told(("run.started", 1)), *away, told(("run.completed", 2))], run=[CLOSING]) as server:
+        events = [event.seq for event in server.events("r", notice=said.append)]
+        url = server.url
+    assert events == [1, 2]
+    assert tuple(pauses) == PAUSES_S
+    assert sum(pauses) > 60
+    assert sorted(pauses) == pauses
+    assert said == [f"nothing comes from {url}: the server is closing; ask again; it is tried again for 60 s"]
+
+
+def test_whatever_comes_renews_the_patience(pauses: list[float]) -> None:
+    away = [CLOSING] * (len(PAUSES_S) - 1)
+    pieces = [told(("node.started", 1)), *away, told(("node.started", 2)), *away, told(("run.completed", 3))]
+    with answering(events=pieces, run=[CLOSING]) as server:
+        assert [event.seq for event in server.events("r", notice=lambda _: None)] == [1, 2, 3]
+    assert tuple(pauses) == PAUSES_S * 2
+
+
+def test_a_server_that_does_not_come_back_is_lost_with_what_takes_it_up_again(pauses: list[float]) -> None:
+    with answering(events=[told(("run.started", 1)), CLOSING], run=[CLOSING]) as server:
+        with pytest.raises(Lost) as lost:
+            list(server.events("r", notice=lambda _: None))
+        again = f"penstock runs tail r --after 1 --url {server.url} takes it up again"
+    assert str(lost.value).endswith(f" was tried again for 62 s, last: the server is closing; ask again; {again}")
+    assert lost.value.code == 75
+    assert tuple(pauses) == PAUSES_S
+
+
+class Leaving(Answering):
+    """Listens no more when it answers."""
+
+    answers: ClassVar = {EVENTS: [(204, "")]}
+
+    def do_GET(self) -> None:
+        self.server.server_close()
+        super().do_GET()
+
+
+def test_a_server_that_goes_after_a_stream_without_news_is_waited_for_too(pauses: list[float]) -> None:
+    with HTTPServer(("127.0.0.1", 0), Leaving) as listening:
+        thread = threading.Thread(target=listening.handle_request)
+        thread.start()
+        with Connection(f"http://127.0.0.1:{listening.server_port}") as server, pytest.raises(Lost, match="refused"):
+            list(server.events("r", after=7, notice=lambda _: None))
+        thread.join()
+    assert tuple(pauses) == PAUSES_S
+
+
+def test_a_server_that_is_there_and_cannot_work_is_said_once_and_again_when_it_could_meanwhile(
+    pauses: list[float],
+) -> None:
+    said: list[str] = []
+    locked = (503, '{"error": {"message": "a store cannot be written to"}}')
+    ready = [locked, locked, (200, "{}"), locked, (200, "{}")]
+    beats = told(("run.started", 1))[1] + ":\n\n" * 5 + told(("run.completed", 2))[1]
+    with answering(events=[(200, beats)], ready=ready) as server:
+        assert [event.seq for event in server.events("r", notice=said.append)] == [1, 2]
+        url = server.url
+    assert said == [f"nothing comes from {url}: a store cannot be written to; it goes on when that is mended"] * 2
+
+
+def test_when_to_try_again_is_said_once(pauses: list[float]) -> None:
+    full = (429, '{"error": {"message": "9 runs wait already, of 9 that may; try again in 60 s"}}')
+    with answering(run=[full]) as server, pytest.raises(Failed, match=r"may; try again in 60 s$"):
+        server.get(RUN)
 
 
 def test_an_id_stays_one_part_of_a_path() -> None:

@@ -16,6 +16,7 @@ import pytest
 from penstock.cli.loading import values
 from penstock.cli.remote.telling import dollars, used_by
 from penstock.server import schemas
+from penstock.server.auth import Token
 from penstock.server.examples import example_graphs
 from tests.cli.conftest import Ended, Penstock
 from tests.cli.remote.live import ANN, BOB, PENSTOCK, TOKENS, Live, cutting, serving
@@ -40,7 +41,7 @@ def runs(live: Live, penstock: Penstock) -> Any:
 def test_a_run_is_started_followed_listed_and_shown(live: Live, runs: Any) -> None:
     begun = runs("start", "pipeline", "--input", '"hello"', "--max-cost", "0.5", "--max-steps", "100")
     run_id = begun.out.partition(":")[0]
-    assert begun.out == f"{run_id}: queued; penstock runs tail {run_id} follows it\n"
+    assert begun.out == f"{run_id}: queued; penstock runs tail {run_id} --url {live.url} follows it\n"
 
     tail = runs("tail", run_id)
     assert tail.code == 0
@@ -143,14 +144,14 @@ def test_a_run_is_cancelled_with_its_reason_and_resumed(penstock: Penstock) -> N
         assert penstock("runs", "cancel", run_id, *at).out == f"{run_id}: had ended before\n"
         shown = penstock("runs", "show", run_id, *at).out
         assert "stopped  aborted: wrong question" in shown
-        assert f"→ penstock runs resume {run_id} lets it go on after all" in shown
+        assert f"→ penstock runs resume {run_id} --url {slow.url} lets it go on after all" in shown
         assert penstock("runs", "resume", run_id, *at).out.startswith(f"{run_id}: queued;")
 
 
 def test_a_halted_run_says_what_to_grant_and_goes_on_with_it(live: Live, runs: Any) -> None:
     run_id = live.start("pipeline", "hello", max_steps=2)
     assert runs("tail", run_id).code == 3
-    assert f"→ penstock runs grant {run_id} --max-steps N lets it go on" in runs("show", run_id).out
+    assert f"→ penstock runs grant {run_id} --max-steps N --url {live.url} lets it go on" in runs("show", run_id).out
     assert runs("grant", run_id).err == "penstock: a grant has to say what is granted, such as --max-cost 0.50\n"
     assert runs("grant", run_id, "--max-steps", 50).out.startswith(f"{run_id}: queued;")
     assert runs("tail", run_id).code == 0
@@ -213,7 +214,7 @@ def test_what_a_run_asks_is_shown_and_answered(live: Live, runs: Any, said: list
     shown = runs("show", run_id).out
     assert "waiting" in shown
     assert "asked    Publish this? You said: “spring”" in shown
-    assert f"→ penstock runs answer {run_id} yes lets it go on" in shown
+    assert f"→ penstock runs answer {run_id} yes --url {live.url} lets it go on" in shown
     answered = runs("answer", run_id, *said)
     assert answered.code == 0
     assert answered.out.startswith(f"{run_id}: ")
@@ -290,6 +291,37 @@ def test_who_asks_is_wanted_and_others_runs_are_not_there(penstock: Penstock, mo
         assert penstock("runs", "tail", run_id, "--url", live.url).code == 0
 
 
+def test_an_admin_is_told_whose_runs_are_listed_and_others_are_not(penstock: Penstock) -> None:
+    root = "root-0123456789abcdef"
+    with serving(tokens=(*TOKENS, Token.of("root", "admin", root))) as live:
+        live.ended(live.start("pipeline", "hello", owner="ann"))
+        at = ("--url", live.url, "--token")
+        heads, row = penstock("runs", "ls", *at, root).out.splitlines()
+        assert heads.split()[:4] == ["RUN", "STATUS", "OWNER", "GRAPH"]
+        assert row.split()[1:4] == ["completed", "ann", "pipeline@1"]
+        assert "OWNER" not in penstock("runs", "ls", *at, ANN).out
+        live.ended(live.start("pipeline", "hello", owner="root"))
+        assert penstock("runs", "ls", "--limit", "1", *at, root).out.split()[:3] == ["RUN", "STATUS", "GRAPH"]
+
+
+def test_a_graph_that_is_not_there_is_said_with_those_that_are(runs: Any) -> None:
+    ended = runs("start", "nope")
+    assert (ended.code, ended.out) == (2, "")
+    assert "there is no graph 'nope'; the server has: " in ended.err
+    assert "pipeline" in ended.err
+
+
+def test_what_is_advised_needs_no_address_where_the_environment_has_it(
+    live: Live, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = live.start("pipeline", "hello", max_steps=1)
+    live.ended(run_id)
+    advised = f"penstock runs grant {run_id} --max-steps N"
+    assert f"{advised} --url {live.url} lets it go on" in penstock("runs", "show", run_id, "--url", live.url).out
+    monkeypatch.setenv("PENSTOCK_URL", f"{live.url}/")
+    assert f"{advised} lets it go on" in penstock("runs", "show", run_id).out
+
+
 def test_text_that_looks_like_line_ends_or_steers_terminals_is_one_harmless_line(live: Live, runs: Any) -> None:
     run_id = live.start("pipeline", "a\u2028b\u0085c\x1b[31md\x00e")
     assert live.ended(run_id) == "completed"
@@ -343,7 +375,7 @@ def test_the_other_run_and_the_graph_of_a_list_are_called_by_their_names_too(pen
 
 
 def test_ids_are_what_servers_take_for_them() -> None:
-    assert f"^{values.ID.pattern}$" == schemas.ID
+    assert f"^{values.ID.pattern}$" == schemas.AN_ID
 
 
 @pytest.mark.parametrize(

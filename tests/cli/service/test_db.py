@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from contextlib import closing
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from tests.cli.conftest import Ended, Penstock
 
 URL = "sqlite:///kept.db"
 NEWEST = newest_version()
+SOMEBODY = 65_534
 
 
 def work_on_a_run() -> None:
@@ -58,16 +61,82 @@ def test_a_folder_that_is_not_there_is_said_as_serve_would(penstock: Penstock, d
     assert list(directory.iterdir()) == []
 
 
-def test_a_folder_that_is_a_file_or_cannot_be_written_is_said(
-    penstock: Penstock, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_a_file_and_a_file_that_is_a_folder_are_said(penstock: Penstock, directory: Path) -> None:
     (directory / "text").write_text("x")
     assert "there is no folder" in penstock("db", "status", "--db", "sqlite:///text/x.db").out
-    for name in (directory, directory / "kept.db", directory / "kept.db.ledger"):
-        name.is_dir() or name.touch()
-        monkeypatch.setattr(os, "access", lambda path, _, locked=name: Path(path) != locked)
-        status = penstock("db", "status", "--db", URL)
-        assert (status.code, f"{name} cannot be written; let this user" in status.out) == (2, True)
+    for command in (["db", "status"], ["db", "upgrade"], ["serve", "--port", "0"]):
+        ended = penstock(*command, "--db", f"sqlite:///{directory}")
+        assert (ended.code, f"{directory} is a folder; name a file in it\n" in ended.out + ended.err) == (2, True)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One that is not root's."""
+    with tempfile.TemporaryDirectory() as made:
+        os.chmod(made, 0o755)
+        if os.geteuid() == 0:
+            os.chown(made, SOMEBODY, SOMEBODY)
+        yield Path(made)
+
+
+@contextmanager
+def by_somebody() -> Iterator[None]:
+    """Root may write anything: whoever runs as root is somebody else for a while."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(SOMEBODY)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("name", ["", "kept.db", "kept.db.ledger", "kept.db-wal", "kept.db-shm", "kept.db.ledger-shm"])
+def test_what_cannot_be_written_is_said_by_all_who_need_it_and_nothing_is_left_behind(
+    penstock: Penstock, folder: Path, name: str
+) -> None:
+    url = f"sqlite:///{folder}/kept.db"
+    with by_somebody():
+        assert penstock("db", "upgrade", "--db", url).code == 0
+        (folder / "kept.db.ledger").touch()
+        (folder / name).touch()
+        (folder / name).chmod(0o555 if name == "" else 0o444)
+        before = {one.name: one.stat().st_mode for one in folder.iterdir()}
+        said = f"{folder / name} cannot be written; let this user write there, "
+        for command in (["db", "status"], ["db", "upgrade"], ["doctor", "--json", "--url", "http://127.0.0.1:9"]):
+            ended = penstock(*command, "--db", url)
+            printed = ended.out.replace('",\n    "advice": "', "; ") + ended.err
+            assert (ended.code, said in printed) == (2, True), command
+        ended = penstock("serve", "--port", "0", "--db", url)
+        assert (ended.code, ended.out, said in ended.err) == (2, "", True)
+        assert {one.name: one.stat().st_mode for one in folder.iterdir()} == before
+        (folder / name).chmod(0o755 if name == "" else 0o644)
+        assert penstock("db", "status", "--db", url).code == 0
+
+
+@pytest.mark.parametrize("wrong", ["garbage", "newer", "theirs"])
+def test_a_ledger_that_no_server_can_use_is_said_by_all_who_look(
+    penstock: Penstock, directory: Path, wrong: str
+) -> None:
+    work_on_a_run()
+    ledger = directory / "kept.db.ledger"
+    if wrong == "garbage":
+        ledger.write_bytes(b"no ledger" * 1_000)
+        said = "file is not a database (SQLITE_NOTADB); name another file, or restore it from a backup"
+    else:
+        pragma, said = {
+            "newer": ("user_version = 99", "its tables are of version 99, and this Penstock knows version "),
+            "theirs": ("application_id = 99", "it is a database of something else"),
+        }[wrong]
+        with closing(sqlite3.connect(ledger)) as other:
+            other.execute(f"PRAGMA {pragma}")
+    before = ledger.read_bytes()
+    for command in ("db status", "db upgrade", "doctor --url http://127.0.0.1:9", "serve --port 0"):
+        ended = penstock(*command.split(), "--db", URL)
+        assert (ended.code, said in ended.out + ended.err) == (2, True), command
+        assert str(ledger) in ended.out + ended.err
+    assert ledger.read_bytes() == before
 
 
 def test_runs_without_their_ledger_are_said_and_a_new_database_without_one_is_not(
@@ -84,6 +153,8 @@ def test_runs_without_their_ledger_are_said_and_a_new_database_without_one_is_no
     assert "put it back from a copy" in status.err
     served = penstock("serve", "--port", "0", "--db", URL)
     assert (served.code, served.err) == (2, status.err)
+    upgrade = penstock("db", "upgrade", "--db", URL)
+    assert (upgrade.code, upgrade.err) == (2, status.err)
     assert not (directory / "kept.db.ledger").exists()
 
 

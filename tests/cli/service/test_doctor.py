@@ -133,7 +133,7 @@ def test_a_file_that_cannot_be_written_and_a_full_disk_are_broken(
         disk.setattr(shutil, "disk_usage", lambda _: full)
         assert "1 MB are free" in found("database", URL).found
     with monkeypatch.context() as rights:
-        rights.setattr(os, "access", lambda *_: False)
+        rights.setattr(os, "access", lambda *_, **__: False)
         assert "cannot be written" in found("database", URL).found
 
 
@@ -201,8 +201,38 @@ def test_tokens_that_last_are_well_and_ones_of_which_none_is_good_are_broken(
     monkeypatch.setenv("PENSTOCK_TOKENS_FILE", "odd")
     odd = found("tokens")
     assert (odd.state, "canary" in odd.found) == ("broken", False)
-    assert odd.found.startswith("token 1: until= must have a day and a time that exist")
+    assert odd.found.startswith("line 1 of the tokens: until= must have a day and a time that exist")
     assert about_tokens("nothing", ManualClock()).state == "broken"
+
+
+def about_spending(*tokens: str, has_ceiling: bool = False) -> list[Finding]:
+    Path("tokens").write_text("\n".join(tokens))
+    found = look(None, NOBODY, "tokens", has_ceiling=has_ceiling, clock=ManualClock())
+    return [one for one in found if one.name == "spending"]
+
+
+def test_several_who_may_spend_without_a_ceiling_are_said_and_one_is_not(directory: Path) -> None:
+    ann, bob = "ann:user:canary-of-ann-01", "bob:admin:canary-of-bob-01"
+    ends, looks = "eve:user:canary-of-eve-01 until=2020-01-01", "vera:viewer:canary-of-vera-01"
+    said, advice = "each of 2 users may let a run cost whatever they say", "give --most-cost or --user-daily to"
+    (finding,) = about_spending(ann, bob, ends, looks)
+    assert (finding.state, finding.found) == ("missing", said)
+    assert finding.advice.startswith(advice)
+    assert about_spending(ann, "ann:user:canary-of-ann-02", ends, looks) == []
+    assert about_spending(ann, bob, has_ceiling=True) == []
+    assert about_spending("") == about_spending("ann:user") == [], "that is said of the tokens"
+
+
+@pytest.mark.parametrize("ceiling", ["most-cost", "user-daily"])
+def test_a_ceiling_that_serve_is_given_is_given_to_doctor_too(
+    penstock: Penstock, directory: Path, monkeypatch: pytest.MonkeyPatch, ceiling: str
+) -> None:
+    (directory / "tokens").write_text("ann:user:canary-of-ann-01\nbob:user:canary-of-bob-01\n")
+    bare = penstock("doctor", "--tokens", "tokens", "--url", NOBODY)
+    assert "· spending           each of 2 users may" in bare.out
+    assert "spending" not in penstock("doctor", "--tokens", "tokens", "--url", NOBODY, f"--{ceiling}", "5").out
+    monkeypatch.setenv(f"PENSTOCK_{ceiling.upper().replace('-', '_')}", "5")
+    assert "spending" not in penstock("doctor", "--tokens", "tokens", "--url", NOBODY).out
 
 
 def test_a_server_that_does_not_answer_is_missing_and_an_address_that_is_none_is_broken(live: Live) -> None:

@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -42,6 +43,12 @@ class Server:
             if "try it" in line:
                 break
         self.url = self.greeting.partition("\n")[0].rpartition(" ")[2]
+
+    def rest(self) -> str:
+        """What it says behind its greeting, until it has stopped."""
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.stdout is not None
+        return self.process.stdout.read()
 
     def stop(self, *signals: signal.Signals) -> tuple[int, str]:
         """Its exit code and what it complained about."""
@@ -229,12 +236,37 @@ def test_tokens_that_are_over_are_named_when_it_starts_and_let_nobody_in(directo
     lines = ["ann:user:canary-of-ann-old until=2020-01-01", "bob:user:canary-of-bob-01", "eve:user:canary-of-eve-01"]
     (directory / "tokens").write_text("\n".join([*lines[:2], f"{lines[2]} until=2020-06-30T12:00:00+02:00"]))
     with served("--db", "memory:", "--tokens", "tokens") as server:
+        assert "  let in        1 token\n" in server.greeting
         assert server.process.stdout is not None
         expired = server.process.stdout.readline()
         assert expired == "  expired       tokens of ann, eve: renew these lines, or take them out\n"
         ended = penstock("runs", "ls", "--url", server.url, "--token", "canary-of-eve-01")
         assert (ended.code, "this token was good until 2020-06-30T10:00:00Z; ask whoever" in ended.err) == (2, True)
         assert penstock("runs", "ls", "--url", server.url, "--token", "canary-of-bob-01").code == 0
+        assert server.stop(signal.SIGTERM) == (0, "")
+
+
+def test_a_run_is_given_no_more_than_the_ceiling_whoever_asks(directory: Path, penstock: Penstock) -> None:
+    (directory / "tokens").write_text("ann:user:canary-of-ann-01\nroot:admin:canary-of-root-01\n")
+    with served("--db", "memory:", "--tokens", "tokens", "--most-cost", "0.5") as server:
+        for token in ("canary-of-ann-01", "canary-of-root-01"):
+            who = ("--url", server.url, "--token", token)
+            much = penstock("runs", "start", "pipeline", "--input", '"x"', "--max-cost", "0.6", *who)
+            ceiling = "max_cost_usd must be at most 0.5, which is the ceiling of a run here, not '0.6'"
+            assert (much.code, much.err) == (2, f"penstock: {ceiling}\n")
+            assert penstock("runs", "start", "pipeline", "--input", '"x"', "--max-cost", "0.5", *who).code == 0
+        usual = penstock("runs", "start", "pipeline", "--input", '"x"', *who).out.partition(":")[0]
+        shown = json.loads(penstock("runs", "show", usual, "--json", *who).out)
+        assert shown["limits"]["max_cost_usd"] == "0.5", "what is usual is not above it"
+        assert "beware" not in server.rest()
+
+
+def test_a_server_where_several_may_spend_without_a_ceiling_says_so(directory: Path) -> None:
+    (directory / "tokens").write_text("ann:user:canary-of-ann-01\nbob:user:canary-of-bob-01\n")
+    with served("--db", "memory:", "--tokens", "tokens") as server:
+        assert server.process.stdout is not None
+        each = "each of 2 users may let a run cost whatever they say: --most-cost limits a run, --user-daily a day"
+        assert server.process.stdout.readline() == f"  beware        {each}\n"
         assert server.stop(signal.SIGTERM) == (0, "")
 
 
@@ -269,8 +301,7 @@ def test_a_token_that_nobody_knows_is_called_so(directory: Path, penstock: Penst
 def test_a_server_whose_tokens_are_all_good_says_nothing_of_their_end(directory: Path) -> None:
     (directory / "tokens").write_text("ann:user:canary-of-ann-01 until=9999-12-31\n")
     with served("--db", "memory:", "--tokens", "tokens") as server:
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.communicate() == ("", "")
+        assert server.rest() == ""
 
 
 @pytest.mark.parametrize(
@@ -310,9 +341,84 @@ def test_graphs_without_an_id_are_called_as_their_files_are(directory: Path) -> 
         assert server.stop(signal.SIGTERM) == (0, "")
 
 
+@pytest.mark.parametrize("name", ["my report", "größe", "-x", "x" * 101])
+@pytest.mark.parametrize("by_file", [True, False])
+def test_a_graph_whose_name_nobody_could_ask_for_is_refused_in_words(
+    directory: Path, penstock: Penstock, name: str, by_file: bool
+) -> None:
+    graph = example_graphs()["assistant"]
+    document = {"nodes": graph["nodes"], "edges": []} if by_file else {**graph, "id": name}
+    (directory / (f"{name}.json" if by_file else "flow.json")).write_text(json.dumps(document))
+    for command in ("serve", "mcp"):
+        ended = penstock(command, ".", "--db", "memory:")
+        assert (ended.code, ended.out, ended.err.count("\n")) == (64, "", 1)
+        assert "cannot be called" in ended.err
+        assert 'rename the file, or give the graph another "id": a letter or digit, then up to 99' in ended.err
+
+
+def test_a_graph_that_lacks_its_model_is_not_what_is_to_be_tried(directory: Path) -> None:
+    lacks = {"nodes": [{"id": "a", "type": "agent", "data": {"model": "gpt-9"}}], "edges": []}
+    (directory / "a.json").write_text(json.dumps(lacks))
+    with served("a.json", "--db", "memory:") as server:
+        assert server.greeting.endswith("  try it        nothing yet, for none of these can run\n")
+        assert server.stop(signal.SIGTERM) == (0, "")
+    (directory / "b.json").write_text(json.dumps({**example_graphs()["assistant"], "id": "b"}))
+    with served("a.json", "b.json", "--db", "memory:") as server:
+        assert server.greeting.endswith(f"  try it        penstock chat b --url {server.url}\n")
+        assert server.stop(signal.SIGTERM) == (0, "")
+
+
+def test_a_run_has_the_steps_and_the_time_that_serve_was_given_and_no_more_than_it_allows(
+    directory: Path, penstock: Penstock
+) -> None:
+    options = ("--max-steps", "7", "--timeout", "90.5", "--most-steps", "9", "--most-timeout", "100")
+    with served("--db", "memory:", *options) as server:
+        start = ("runs", "start", "pipeline", "--url", server.url)
+        usual = penstock(*start).out.partition(":")[0]
+        limits = json.loads(penstock("runs", "show", usual, "--json", "--url", server.url).out)["limits"]
+        assert (limits["max_steps"], limits["timeout_s"], limits["max_cost_usd"]) == (7, 90.5, "1")
+        for option, amount, ceiling in (
+            ("--max-steps", "10", "at most 9, "),
+            ("--timeout", "100.5", "at most 100.0, "),
+        ):
+            refused = penstock(*start, option, amount)
+            assert (refused.code, ceiling in refused.err) == (2, True), refused.err
+        assert server.stop(signal.SIGTERM) == (0, "")
+
+
+def test_other_names_of_the_server_are_told_to_it_or_whoever_asks_under_one_is_told_how(directory: Path) -> None:
+    (directory / "tokens").write_text("ann:user:canary-of-ann-01\n")
+    known = {}
+    for names in ([], ["--allow-host", "penstock.example", "--allow-host", "other.example"]):
+        with served("--db", "memory:", "--host", "0.0.0.0", "--tokens", "tokens", *names) as server:
+            port = server.url.rpartition(":")[2]
+            asked = urllib.request.Request(f"http://127.0.0.1:{port}/health", headers={"Host": "Other.example"})
+            try:
+                with urllib.request.urlopen(asked) as answer:
+                    known[bool(names)] = (answer.status, "")
+            except urllib.error.HTTPError as error:
+                known[bool(names)] = (error.code, json.load(error)["error"]["message"])
+                error.close()
+            beware = "others are answered only under a name that the server knows: --allow-host NAME says one"
+            assert server.rest() == ("" if names else f"  beware        {beware}\n")
+    assert (known[True], known[False][0]) == ((200, ""), 421)
+    assert "penstock serve --allow-host NAME, PENSTOCK_ALLOWED_HOSTS" in known[False][1]
+
+
+def test_who_stops_it_is_told_of_what_is_under_way_and_what_becomes_of_it(directory: Path) -> None:
+    (directory / "slow.py").write_text(SLOW)
+    with served("--db", "memory:", "--models", "slow.py:models", "--drain", "1000") as server:
+        started(server.url, "count to 1000")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.stdout is not None
+        told = server.process.stdout.readline()
+        assert told == "stopping: 1 run under way, with up to 1000 s to end; a second Ctrl-C parks what runs at once\n"
+        assert server.rest() == "stopped: 1 run parked, for the next server to go on with\n"
+
+
 def test_a_database_that_cannot_be_used_is_one_sentence(directory: Path, refused: Any) -> None:
     (directory / "text.db").write_text("no database at all, but a text that goes on for a while\n" * 20)
-    for file, expected in (("text.db", "not a database"), ("no/such/folder/x.db", "make its folder")):
+    for file, expected in (("text.db", "not a database"), ("no/such/folder/x.db", "make it, or name another file")):
         code, said = refused("--port", "0", "--db", f"sqlite:///{file}")
         assert (code, said.count("\n")) == (2, 1)
         assert expected in said
@@ -335,16 +441,20 @@ def test_a_database_of_a_newer_penstock_is_left_alone(directory: Path, penstock:
     ("arguments", "code", "expected"),
     [
         (["--tokens", "nothing.txt"], 64, "--tokens: there is no file 'nothing.txt'"),
-        (["--tokens", "short.txt"], 2, "token 1: the secret must be 16 to 512"),
+        (["--tokens", "short.txt"], 2, "line 1 of the tokens: the secret must be 16 to 512"),
         (["--tokens", "none.txt"], 2, "there is no token in 'none.txt': write name:role:secret, one a line"),
         (["--models", "nothing:models"], 64, "there is no module 'nothing'"),
         (["--models", "models"], 64, "--models takes module:attribute"),
         (["--prices", "os:environ"], 64, "--prices: there is "),
         (["--max-cost", "much"], 64, "'--max-cost': it must be a number of US dollars, such as '0.50', not 'much';"),
         (["--daily", "-1"], 64, "'--daily': it must be a finite, non-negative number of US dollars"),
-        (["--user-daily", "NaN"], 64, "'--user-daily': it must be a number of US dollars"),
+        (["--user-daily", "NaN"], 64, "(env var: 'PENSTOCK_USER_DAILY'): it must be a number of US dollars"),
         (["nothing.json"], 64, "there is no file 'nothing.json'"),
         (["empty"], 64, "there is no .json file in 'empty'"),
+        (["story.py"], 64, "story.py: a graph in Python cannot be served, for its steps are functions"),
+        (["--allow-host", "http://x"], 64, "penstock.example, without a port, not 'http://x'; --allow-host"),
+        (["--timeout", "0"], 64, "'--timeout': it must be 0.001 or more, not 0.0;"),
+        (["--max-steps", "0"], 64, "'--max-steps': it must be 1 or more, not 0;"),
         (["--max-running", "0"], 64, "'--max-running': it must be 1 or more, not 0;"),
         (["--max-running", "1_0"], 64, "'--max-running': '1_0' is not a whole number;"),
         (["--lease", "inf"], 64, "'--lease': 'inf' is not a number;"),
@@ -358,6 +468,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_served(
     (directory / "short.txt").write_text("ann:user:short\n")
     (directory / "none.txt").write_text("# ann:user:canary-of-ann-01\n\n")
     (directory / "empty").mkdir()
+    (directory / "story.py").write_text("graph = None\n")
     ended, said = refused("--port", "0", "--db", "memory:", *arguments)
     assert (ended, said.count("\n")) == (code, 1)
     assert expected in said

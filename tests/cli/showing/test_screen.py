@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from pathlib import Path
 
 import pytest
 
-from penstock.cli.showing.screen import Screen, complain, encodable, is_left, printable, speaks_unicode, write
+from penstock.cli.showing.screen import Screen, complain, encodable, is_left, printable, printing, speaks_unicode, write
 
 
 def stream(encoding: str) -> io.TextIOWrapper:
@@ -111,3 +112,10 @@ def test_what_is_no_pipe_is_not_left(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
         assert [is_left(one) for one in (None, io.StringIO(), stream("utf-8"), file)] == [False] * 4
     assert not is_left(file)
+
+
+@pytest.mark.parametrize("other", [OSError(errno.ENOSPC, "full", "file.json"), OSError(errno.ECONNRESET, "reset")])
+def test_what_is_no_fault_of_standard_output_is_not_taken_for_one(other: OSError) -> None:
+    with pytest.raises(OSError, match=str(other.strerror)) as caught, printing():
+        raise other
+    assert caught.value is other

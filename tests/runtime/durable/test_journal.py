@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from penstock.agents.agent import Agent
 from penstock.agents.messages import ToolCall
-from penstock.agents.model import ModelResponse, TextDelta, TruncatedResponse
+from penstock.agents.model import AnswerCut, ModelResponse, TextDelta
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import Tool
 from penstock.containment.accounts import Balance
@@ -23,8 +25,9 @@ from penstock.errors import BudgetExceededError, CancelledError, InvalidValue, P
 from penstock.flow.graph import Graph
 from penstock.flow.node import FunctionNode
 from penstock.kernel.executor import ExecutionResult
-from penstock.kernel.values import DataValue
+from penstock.kernel.values import DataValue, PartialValue
 from penstock.policies import ErrorPolicy
+from penstock.runtime.billing.usage import Usage
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable import journal as journal_module
 from penstock.runtime.durable.journal import (
@@ -41,6 +44,7 @@ from penstock.runtime.durable.shared import SharedBudget
 from penstock.runtime.graphs.flow_context import FlowContext
 from penstock.runtime.graphs.graph_runtime import run_flow
 from penstock.stops import StopReason
+from penstock.tracing.events import ModelCallTrace
 from tests.nodes.graphs import events_of, graph, node, registry
 from tests.runtime.durable.journalled import MANY_PARTS, PRICES, JsonJournals, Log, Thinker, context_for, run
 
@@ -237,22 +241,53 @@ async def test_a_streamed_answer_that_was_asked_for_twice_is_one_entry() -> None
     assert await ask() == "60 m"
 
 
-async def test_an_answer_that_the_budget_cut_short_is_cut_short_again() -> None:
+@pytest.mark.requirement("X-3")
+async def test_an_answer_that_the_budget_cut_is_paid_and_is_asked_for_again_when_there_is_more() -> None:
     store, log = JsonJournals(), Log()
 
-    async def ask(budget: Budget | None) -> None:
-        def answer(request: Any) -> ModelResponse:
-            log.ran()
-            return ModelResponse("half an ans", finish_reason="length")
+    def answer(request: Any) -> ModelResponse:
+        log.ran()
+        text, most = "all of an answer", request.max_output_tokens
+        is_whole = most >= 100
+        usage = Usage(10, 100 if is_whole else most, model="thinker")
+        return ModelResponse(
+            text if is_whole else text[:8], usage=usage, finish_reason="stop" if is_whole else "length"
+        )
 
-        with context_for(await Journal.open(store, "r"), budget=budget) as context:
+    async def ask(max_cost: float) -> tuple[Any, int]:
+        with context_for(await Journal.open(store, "r"), budget=Budget(max_cost_dollars=max_cost)) as context:
             result = await Agent(ScriptedModel(answer, name="thinker")).run("go", context)
-            with pytest.raises(TruncatedResponse, match="the budget paid for no more"):
-                result.output  # noqa: B018
+            return result, context.balance.spent_nanos
 
-    await ask(Budget(max_cost_dollars=0.0005))
-    await ask(None)
-    assert len(log) == 1
+    cut, spent = await ask(0.0005)
+    assert (type(cut.error), cut.partial, len(log)) == (AnswerCut, "all of a", 1)
+    again, counted = await ask(0.0005)
+    assert isinstance(again.error, BudgetExceededError)
+    assert (counted, len(log)) == (spent, 1), "what was paid is counted, so that nothing is left to ask with"
+    whole, all_of_it = await ask(0.01)
+    assert (whole.output, all_of_it, len(log)) == ("all of an answer", spent + 1_010_000, 2)
+    replayed, counted = await ask(0.01)
+    assert (replayed.output, counted, len(log)) == ("all of an answer", all_of_it, 2)
+    assert store.keys_of() == ["agent:agent/turn:1/llm:thinker", "agent:agent/turn:1/llm:thinker#2"]
+
+
+async def test_a_value_that_is_not_whole_is_found_as_one_and_so_is_the_call_that_gave_it() -> None:
+    store = JsonJournals()
+    document = graph([node("a", "llm-completion", model="thinker", max_output_tokens=5)])
+    cut = ModelResponse("half", usage=Usage(1, 5, model="thinker"), finish_reason="length")
+
+    async def once(*replies: ModelResponse) -> tuple[Any, list[str | None]]:
+        with context_for(await Journal.open(store, "r")) as context:
+            services = {"models": {"thinker": ScriptedModel(replies, name="thinker")}}
+            _, result = await events_of(document, run=context, services=services)
+            ended = [event.finish_reason for event in context.history() if isinstance(event, ModelCallTrace)]
+            return result.outputs["output"], ended
+
+    assert await once(cut) == await once() == (PartialValue("text", "half", "length"), ["length"])
+    for entry in shortened(await store.load("r")):
+        assert entry.value == {"name": "thinker", "model": None, "finish_reason": "length"}
+        store.kept["r"][entry.key] = json.dumps(entry.value)
+    assert await once() == (PartialValue("text", "half", "length"), ["length"])
 
 
 async def test_a_tool_that_failed_failed_as_the_model_was_told_and_is_not_tried_again() -> None:
@@ -290,7 +325,7 @@ async def test_a_tool_may_give_what_is_no_json_for_the_model_is_told_text() -> N
 async def test_the_parts_of_a_run_can_be_read_from_its_keys() -> None:
     store = JsonJournals()
     await run(store, MANY_PARTS, Log())
-    keys = set(store.keys_of())
+    keys = {re.sub(r"(tool:\d+:[^:/]+):[0-9a-f]{16}\b", r"\1", key) for key in store.keys_of()}
     assert {"left/agent:left/turn:2/tool:1:t1-count", "right/llm:thinker", "each/2/ask/llm:thinker"} <= keys
     assert {"again/round:1/ask", "again/round:2/ask/llm:thinker"} <= keys
     assert "boss/agent:boss/turn:1/tool:0:t0-helper/agent:helper/turn:2/tool:0:t1-look" in keys
@@ -592,12 +627,24 @@ async def test_a_run_that_is_only_replayed_runs_nothing_new() -> None:
     came_to, *_ = await run(store, MANY_PARTS, log)
     again, *_ = await run(store, MANY_PARTS, Log(), replay_only=True)
     assert again == came_to
-    del store.kept["r"]["left"], store.kept["r"]["left/agent:left/turn:2/tool:1:t1-count"]
+    (counted,) = [key for key in store.keys_of() if key.startswith("left/agent:left/turn:2/tool:1:t1-count")]
+    del store.kept["r"]["left"], store.kept["r"][counted]
     nothing = Log()
     with pytest.raises(JournalMissing, match="has no record of 'left'") as missing:
         await run(store, MANY_PARTS, nothing, replay_only=True)
     assert missing.value.key == "left"
     assert len(nothing) == 0
+
+
+@pytest.mark.parametrize("on_error", ["skip", "fallback"])
+async def test_no_policy_makes_the_best_of_what_is_missing(on_error: Any) -> None:
+    store, nothing = JsonJournals(), Log()
+    policy = ErrorPolicy(on_error=on_error, fallback_value=3, retry_count=2, retry_delay_ms=0)
+    steps = Graph("g").add_step(FunctionNode("n", lambda ctx: nothing.ran()), "s", error_policy=policy)
+    journal = await Journal.open(store, "r", replay_only=True)
+    with context_for(journal) as context, pytest.raises(JournalMissing, match="has no record of 's'"):
+        await steps.execute(context)
+    assert (len(nothing), store.appends) == (0, 0)
 
 
 @pytest.mark.parametrize("what", ["model", "tool", "value"])

@@ -709,3 +709,26 @@ def test_what_is_no_shared_budget_is_refused() -> None:
     store: LedgerStore = MemoryLedgerStore()
     with pytest.raises(InvalidValue, match=r"^shared_budget must be SharedBudget or None"):
         ExecutionContext(shared_budget=store)  # type: ignore[arg-type]
+
+
+ENDED_BEFORE: dict[str, Callable[[MemoryLedgerStore, str], None]] = {
+    "settled": lambda store, key: store.settle(key, Amounts(USD)),
+    "released": lambda store, key: store.release(key),
+    "unresolved": lambda store, key: store.leave_unresolved(key),
+    "held for another": lambda store, key: None,
+}
+
+
+@pytest.mark.parametrize("how", ENDED_BEFORE)
+async def test_a_call_whose_key_is_another_calls_does_not_leave_and_takes_nothing_from_that_one(how: str) -> None:
+    store = Store()
+    store.inner.hold("run/1/n000002", "team", Amounts(2 * USD, api_calls=1))
+    ENDED_BEFORE[how](store.inner, "run/1/n000002")
+    before = store.inner.balance("team")
+    shared = shared_with(store)
+    async with ExecutionContext(shared_budget=shared) as run:
+        with pytest.raises(Halted, match=r"needs a key of its own|was taken for") as refused:
+            await run.allm(anever, cost_hint_usd=1)
+        await shared.acatch_up()
+    assert refused.value.stop.reason is StopReason.LEDGER_UNAVAILABLE
+    assert store.inner.balance("team") == before

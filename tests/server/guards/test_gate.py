@@ -66,6 +66,17 @@ async def asked(app: App, path: str, secret: str) -> httpx2.Response:
         return await client.get(path, headers={"Authorization": f"Bearer {secret}"})
 
 
+async def test_where_there_is_no_telling_which_of_two_tokens_is_meant_neither_opens(clock: ManualClock) -> None:
+    gate = Gate(fine, SETTINGS, clock=clock)
+    transport = httpx2.ASGITransport(app=gate)  # type: ignore[arg-type]
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for secrets in ((OLD, SECRETS["root"]), (SECRETS["root"], OLD), (OLD, OLD), (OLD, "nonsense")):
+            headers = [("Authorization", f"Bearer {secret}") for secret in secrets]
+            answer = await client.get("/api/runs", headers=headers)
+            assert answer.status_code == 401, answer.text
+            assert answer.json()["error"]["code"] == "unauthorized"
+
+
 # Between requests
 
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import itertools
+import json
 import logging
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import httpx2
@@ -12,12 +17,13 @@ import pytest
 from penstock.server.auth import Rules
 from penstock.server.errors import ApiError
 from penstock.server.guards.asgi import App, Receive, Scope, Send
-from penstock.server.guards.bodies import BodyGuard
+from penstock.server.guards.bodies import LINGER_BYTES, LINGER_S, BodyGuard
 from penstock.server.guards.envelope import Envelope
 from penstock.server.guards.gate import Gate
 from penstock.server.guards.origin import OriginGuard
 from penstock.server.metrics import Metrics
 from penstock.server.settings import ServerSettings
+from penstock.testing import sim_run
 from tests.server.served import SECRETS, TOKENS, listening, served, wire
 
 SETTINGS = ServerSettings(allowed_hosts=("penstock.example",), allowed_origins=("http://localhost:5173",))
@@ -241,6 +247,115 @@ async def test_a_length_that_lies_is_refused_before_anything_is_read(length: str
 
     await BodyGuard(fine, ServerSettings())(scope, never, send)
     assert sent[0]["status"] == 413
+
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("path", "size"),
+    [
+        ("/api/attachments", 20 * MIB + 1),
+        ("/v1/chat/completions", 2 * MIB + 1),
+        ("/api/graphs/validate", 2 * MIB + 1),
+        ("/api/graphs/validate", 31 * MIB),
+    ],
+)
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_client_that_sends_everything_before_it_reads_is_told_that_it_is_too_much(
+    path: str, size: int, is_chunked: bool
+) -> None:
+    def post(address: tuple[str, int]) -> tuple[int, Any, str | None]:
+        whole = b"7" * size
+        body = (whole[at : at + MIB] for at in range(0, size, MIB)) if is_chunked else whole
+        headers = {"Authorization": f"Bearer {SECRETS['ann']}", "Content-Type": "application/json"}
+        with closing(http.client.HTTPConnection(*address)) as client:
+            client.request("POST", path, body, headers)
+            answer = client.getresponse()
+            return answer.status, json.loads(answer.read())["error"]["code"], answer.getheader("connection")
+
+    async with served() as server, listening(server.app) as address:
+        status, error, connection = await asyncio.to_thread(post, address)
+    assert (status, connection) == (413, "close")
+    assert error in {"too_large", None}  # OpenAI's API has codes of its own
+
+
+class Sending:
+    """A client whose body has come so far, and what it was answered."""
+
+    def __init__(self, pieces: Iterator[dict[str, Any]]) -> None:
+        self._pieces = pieces
+        self.read = 0
+        self.answered: list[dict[str, Any]] = []
+        self.read_before_the_answer = 0
+
+    async def receive(self) -> dict[str, Any]:
+        for piece in self._pieces:
+            self.read += len(piece.get("body", b""))
+            return piece
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def send(self, message: Any) -> None:
+        self.read_before_the_answer = self.read if not self.answered else self.read_before_the_answer
+        self.answered.append(message)
+
+    def whole(self) -> bytes:
+        assert [message.get("more_body") for message in self.answered] == [None, True, False]
+        return b"".join(message.get("body", b"") for message in self.answered)
+
+
+def more(size: int) -> dict[str, Any]:
+    return {"type": "http.request", "body": b"x" * size, "more_body": True}
+
+
+def too_much(sending: Sending, *headers: tuple[bytes, bytes]) -> Any:
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": list(headers)}
+    return BodyGuard(fine, ServerSettings(max_body_bytes=10))(scope, sending.receive, sending.send)
+
+
+async def test_a_client_that_never_stops_sending_is_answered_at_once_and_heard_out_up_to_a_bound() -> None:
+    for headers in ([], [(b"content-length", b"4096")]):
+        endless = Sending(more(MIB) for _ in itertools.count())
+        await too_much(endless, *headers)
+        assert b"too_large" in endless.whole()
+        assert endless.read_before_the_answer <= MIB
+        assert LINGER_BYTES <= endless.read <= LINGER_BYTES + 2 * MIB
+
+
+def test_a_client_that_stops_in_the_middle_is_not_waited_for_longer_than_a_moment() -> None:
+    async def stopped() -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        sending = Sending(iter([more(11)]))
+        await too_much(sending)
+        assert b"too_large" in sending.whole()
+        return loop.time() - began
+
+    assert sim_run(stopped, seed=1) == LINGER_S
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"content-length", b"11"), (b"expect", b"100-continue")],
+        [(b"content-length", str(LINGER_BYTES + 1).encode())],
+        [(b"content-length", b"9" * 30)],
+    ],
+)
+async def test_a_client_that_waits_to_be_asked_or_announces_far_too_much_is_not_heard_out(headers: Any) -> None:
+    sending = Sending(more(MIB) for _ in itertools.count())
+    await too_much(sending, *headers)
+    assert (sending.read, b"too_large" in sending.whole()) == (0, True)
+
+
+async def test_a_body_that_has_come_is_not_waited_for_and_neither_is_a_client_that_leaves() -> None:
+    last = {"type": "http.request", "body": b"x" * 11, "more_body": False}
+    left = {"type": "http.disconnect"}
+    for pieces in ([last], [more(11), last], [more(11), left]):
+        sending = Sending(iter(pieces))
+        await too_much(sending)
+        assert b"too_large" in sending.whole()
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import httpx2
+import pytest
 
 from penstock.hosting.settings import HostSettings
+from penstock.server.routes.chats import SHOWN_TYPES
 from tests.server.served import CHAT, Served, edge, node, served
 
 
@@ -68,6 +70,45 @@ async def test_what_is_attached_is_given_back_byte_for_byte_and_named_in_the_mes
         )
         shown = (await ann.get(f"/api/chats/{turn['chat_id']}")).json()
         assert shown["messages"][0]["data"]["attachments"][0]["id"] == attached["id"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "query", "kept"),
+    [
+        ("image/png", None, "image/png"),
+        ("Text/Plain; charset=utf-8", None, "text/plain"),
+        ("image/png", "image/webp", "image/webp"),
+        ("application/json", "application/json", "application/json"),
+        *[(said, None, "application/octet-stream") for said in (None, "", " ; charset=utf-8", "application/json")],
+        ("multipart/form-data; boundary=x", None, "application/octet-stream"),
+        ("application/x-www-form-urlencoded", None, "application/octet-stream"),
+    ],
+)
+async def test_what_is_attached_is_of_the_type_that_the_query_or_else_the_header_says(
+    sent: str | None, query: str | None, kept: str
+) -> None:
+    async with served() as server, server.client("ann") as ann:
+        params = {"name": "a", **({} if query is None else {"media_type": query})}
+        headers = {} if sent is None else {"Content-Type": sent}
+        attached = await ann.post("/api/attachments", params=params, content=b"{}", headers=headers)
+        assert (attached.status_code, attached.json()["media_type"]) == (201, kept)
+
+
+@pytest.mark.parametrize("sent", ["png", "image/", "image/p ng", "image/png, text/html", f"image/{'x' * 65}"])
+async def test_a_content_type_that_is_none_is_refused_by_name(sent: str) -> None:
+    async with served() as server, server.client("ann") as ann:
+        refused = await ann.post("/api/attachments?name=a", content=b"x", headers={"Content-Type": sent})
+        assert (refused.status_code, refused.json()["error"]["path"]) == (422, "header.content-type")
+        said = await ann.post("/api/attachments?name=a&media_type=x/y", content=b"x", headers={"Content-Type": sent})
+        assert said.json()["media_type"] == "x/y", "what the query says counts, whatever the header does"
+
+
+async def test_the_description_has_the_bytes_of_attachments() -> None:
+    async with served() as server:
+        path = server.app.openapi()["paths"]["/api/attachments/{attachment_id}"]
+        content = path["get"]["responses"]["200"]["content"]
+        assert content["application/octet-stream"]["schema"] == {"type": "string", "format": "binary"}
+        assert set(content) == {*SHOWN_TYPES, "application/octet-stream"}
 
 
 async def test_nothing_to_say_and_a_parent_in_a_new_chat_are_refused() -> None:

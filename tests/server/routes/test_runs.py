@@ -7,7 +7,12 @@ import json
 import pytest
 
 from penstock.hosting.host import HostSettings
-from tests.server.served import ASK, ECHO, GATE, happened, parts, served, told
+from penstock.hosting.limits import RunLimits
+from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.server.auth import Token
+from penstock.server.routes.runs import EXPORT_PAGE
+from penstock.server.settings import ServerSettings
+from tests.server.served import ASK, ECHO, GATE, TOKENS, happened, parts, served, told
 
 
 async def test_the_same_id_again_is_the_same_run_and_with_something_else_a_conflict() -> None:
@@ -49,6 +54,24 @@ async def test_a_cancel_is_early_in_time_twice_and_late() -> None:
         assert (await ann.post("/api/runs/ann:1/cancel")).json() == {"result": "ended"}
 
 
+async def test_who_is_named_as_another_begins_takes_and_cancels_nothing_of_theirs_ahead() -> None:
+    tokens = (*TOKENS, Token.of("annabel", "user", "secret-of-annabel"))
+    async with (
+        served(ServerSettings(tokens=tokens)) as server,
+        server.client("ann") as ann,
+        server.client(Authorization="Bearer secret-of-annabel") as annabel,
+    ):
+        await server.save("echo", ECHO)
+        for other in ("annabel:1", "annabel", "Ann:1", "bob:ann:1"):
+            refused = await ann.post(f"/api/runs/{other}/cancel")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
+        taken = await ann.post("/api/runs", json={"graph_id": "echo", "run_id": "annabel:1"})
+        assert (taken.status_code, taken.json()["error"]["path"]) == (422, "$.run_id")
+        run = await annabel.post("/api/runs", json={"graph_id": "echo", "run_id": "annabel:1"})
+        assert run.status_code == 201
+        assert (await server.host.wait("annabel:1")).status == "completed"
+
+
 async def test_a_cancelled_run_is_resumed_and_a_completed_one_is_not() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("gate", GATE)
@@ -81,6 +104,24 @@ async def test_a_halted_run_says_whose_limit_it_was_and_a_grant_that_cannot_help
         assert (await ann.get(path)).json() == halted
         granted = await ann.post(f"{path}/grant", json={"limits": {"max_steps": 5}})
         assert (granted.status_code, granted.json()["halted_by"]) == (200, None)
+        assert (await server.host.wait(run["id"])).status == "completed"
+
+
+async def test_a_user_grants_no_more_than_a_run_may_have_here_and_an_admin_any_amount() -> None:
+    few = HostSettings(tick_s=0.05, drain_s=0, ceilings=RunLimits(max_steps=5))
+    async with served(host_settings=few) as server, server.client("ann") as ann, server.client("root") as root:
+        await server.save("echo", ECHO)
+        run = (await ann.post("/api/runs", json={"graph_id": "echo", "limits": {"max_steps": 1}})).json()
+        await server.host.wait(run["id"])
+        path = f"/api/runs/{run['id']}"
+        halted = (await ann.get(path)).json()
+        for steps in (5, 50):
+            refused = await ann.post(f"{path}/grant", json={"limits": {"max_steps": steps}})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_value")
+            assert "at most 5, which is the ceiling of a run here" in refused.json()["error"]["message"]
+            assert (await ann.get(path)).json() == halted
+        granted = await root.post(f"{path}/grant", json={"limits": {"max_steps": 50}})
+        assert (granted.status_code, granted.json()["limits"]["max_steps"]) == (200, 51)
         assert (await server.host.wait(run["id"])).status == "completed"
 
 
@@ -127,6 +168,17 @@ async def test_a_run_is_exported_whole() -> None:
         events = [line["event"] for line in lines[2:]]
         assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
         assert exported.headers["content-disposition"].startswith("attachment")
+
+
+async def test_a_long_run_is_exported_with_each_of_its_events_once() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.host.close()
+        await server.stores.runs.add(RunRecord("r", "ann", "g", 1))
+        await server.stores.runs.claim("w", now_ms=0, lease_ms=1_000)
+        many = range(1, 2 * EXPORT_PAGE + 10)
+        await server.stores.events.append("r", 1, [HostedEvent(seq, 0, "node.progress") for seq in many])
+        lines = (await ann.get("/api/runs/r/export")).text.splitlines()
+        assert [json.loads(line)["event"]["seq"] for line in lines[1:]] == [*many]
 
 
 @pytest.mark.parametrize("way", ["accept", "query"])

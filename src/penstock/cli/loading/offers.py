@@ -12,6 +12,7 @@ from penstock.cli.loading.code import load_attribute, made
 from penstock.cli.loading.target import read_graph
 from penstock.cli.options import UnknownPrices
 from penstock.errors import InvalidValue
+from penstock.ids import AN_ID, ID
 from penstock.kernel.document import graph_to_json
 from penstock.kernel.graph import GraphInvalid, GraphSpec, Problem, shown
 from penstock.runtime.billing.prices import Price, PriceBook
@@ -42,6 +43,9 @@ def load_documents(paths: Iterable[str]) -> list[Given]:
     found: dict[str, Given] = {}
     for path in _files(paths):
         graph = _read(path)
+        if ID.fullmatch(graph.id) is None:
+            mend = 'rename the file, or give the graph another "id"'
+            raise Refused(f"{path}: a graph cannot be called {shown(graph.id)} here; {mend}: {AN_ID}")
         if graph.id in found:
             raise Refused(f"{path} and {found[graph.id].where} both have a graph called {graph.id!r}; rename one")
         found[graph.id] = Given(graph.id, graph_to_json(graph), str(path), graph.id)
@@ -49,6 +53,9 @@ def load_documents(paths: Iterable[str]) -> list[Given]:
 
 
 def _read(path: Path) -> GraphSpec:
+    if path.suffix == ".py" and path.is_file():
+        why = "its steps are functions, and stay in its process"
+        raise Refused(f"{path}: a graph in Python cannot be served, for {why}; serve graphs in JSON")
     try:
         return read_graph(path, "GRAPHS")
     except GraphInvalid as invalid:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.cli.exits import Refused
 from penstock.errors import InvalidValue
+from penstock.ids import AN_ID, ID
 from penstock.kernel.graph import shown
 from penstock.money import is_decimal, to_nanos
 
-ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
-"""What runs and graphs are called by, as servers take it."""
 MAX_INPUT_BYTES = 64 * 1024 * 1024
 
 
@@ -68,7 +66,7 @@ def an_id(text: str) -> str:
     """`text`, if servers take it for an id; ValueError says what one looks like."""
     if ID.fullmatch(text):
         return text
-    raise ValueError(f"{shown(text)} is no id: a letter or digit, then up to 99 letters, digits or any of ._:-")
+    raise ValueError(f"{shown(text)} is no id: {AN_ID}")
 
 
 def amount(text: str) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, suppress
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +19,7 @@ import typer
 from penstock.cli.exits import Exit, Failed, Refused, Waiting
 from penstock.cli.options import URL, Token, Url, dollars
 from penstock.cli.remote.telling import EXITS, bill
-from penstock.cli.showing.screen import Line, Screen, encodable, printable, say, write
+from penstock.cli.showing.screen import Line, Screen, complain, encodable, printable, say, write
 from penstock.ids import new_run_id
 from penstock.kernel.graph import shown
 
@@ -28,9 +28,8 @@ STOPPING_S = 10.0
 LOOK_S = 0.05
 ENDS = frozenset(f"run.{status}" for status in EXITS)
 PROMPT = "you › "
-APPROVE_PROMPT = "  approve? [y/N] "
+APPROVE_PROMPT = "  approve? [y/n] "
 YES_OR_NO = "  that is no answer; yes or no? "
-SHOWN_GRAPHS = 10
 HELP = """\
 /retry           another answer to the last message
 /continue        go on with the last answer
@@ -64,7 +63,8 @@ def chat(
     \b
     Exit codes:
       0 ok   4 it waits for an answer, and nobody can be asked here   64 wrong command line; and with -m, as it ends:
-      0 completed   2 failed   3 halted by a limit   130 cancelled
+      0 completed   2 failed   3 halted by a limit   4 its question is left to others
+      75 the server has gone, and not come back   130 cancelled
     """
     from penstock.cli.remote.connection import Connection
 
@@ -159,8 +159,10 @@ class Talk:
 
     def _heed(self, run_id: str) -> int:
         """Show the answer that a run writes, until it ends or somebody has heard enough."""
+        told = Told(self._screen)
         try:
-            return self._follow(run_id, self._server.events(run_id))
+            with closing(self._server.events(run_id, notice=told.trouble)) as events:
+                return self._follow(run_id, told, events)
         except KeyboardInterrupt:
             return self._stop(run_id)
 
@@ -180,8 +182,7 @@ class Talk:
                 return
             time.sleep(LOOK_S)
 
-    def _follow(self, run_id: str, events: Iterator[Any]) -> int:
-        told = Told(self._screen)
+    def _follow(self, run_id: str, told: Told, events: Generator[Any, None, None]) -> int:
         for event in events:
             if event.type == "text.delta":
                 told.piece(_speaker(event.data), str(event.data["text"]))
@@ -191,30 +192,32 @@ class Talk:
                 told.begin_again()
             elif event.type == "approval.requested":
                 told.aside("")
-                self._ask(run_id, event.data["approval"])
+                if not self._ask(run_id, event.data["approval"]):
+                    return Exit.WAITING
             elif event.type in ENDS:
                 told.end(event.type, event.data)
                 self._margin(_bill(event.data, run_id))
                 return EXITS.get(event.type.removeprefix("run."), Exit.OK)
         return Exit.FAILED
 
-    def _ask(self, run_id: str, approval: Mapping[str, Any]) -> None:
-        """Put a question of the run to whoever sits here; Waiting, where nobody does."""
+    def _ask(self, run_id: str, approval: Mapping[str, Any]) -> bool:
+        """Put a question of the run to whoever sits here; whether it is answered. Waiting, where nobody does."""
         path = f"/api/approvals/{_escaped(approval['id'])}"
         self._screen.show([("? ", "yellow"), (_plain(str(approval["question"])), "")], whole=True)
         now = self._server.get(path)
         if now["state"] != "waiting":
             self._screen.show([(f"  {now['state']} by {printable(str(now['answered_by']))}", "yellow")], whole=True)
-            return
+            return True
         from penstock.cli.asking import nobody  # brings agents, which talking to a server can do without
 
-        elsewhere = f"penstock runs answer {run_id} yes lets it go on, and no does not"
+        elsewhere = f"penstock runs answer {run_id} yes{self._server.at} lets it go on, and no does not"
         if why := nobody(sys.stdout, as_json=False):
             raise Waiting(f"{why}, and {run_id} goes on waiting on the server: {elsewhere}")
         verdict = _verdict()
         if verdict is None:
-            self._screen.show([(f"  it waits: {elsewhere}", "yellow")], whole=True)
-            return
+            again = f"{self.comes_back()} asks again"
+            self._screen.show([(f"  it waits: {elsewhere}; {again}", "yellow")], whole=True)
+            return False
         try:
             if verdict:
                 self._server.post(f"{path}/approve", {})
@@ -222,6 +225,11 @@ class Talk:
                 self._server.post(f"{path}/reject", {"reason": "rejected in the terminal"})
         except Failed as failed:  # somebody elsewhere was quicker; the run goes on with what they said
             self._screen.show([(f"  {printable(str(failed))}", "yellow")], whole=True)
+        return True
+
+    def comes_back(self) -> str:
+        """How to go on with this chat another time; nothing, if there is none."""
+        return "" if self.chat_id is None else f"penstock chat --chat {self.chat_id}{self._server.at}"
 
     def _margin(self, line: Line) -> None:
         text = "".join(piece for piece, _ in line)
@@ -301,6 +309,12 @@ class Told:
         if text:
             self._screen.show([(f"· {printable(text)}", "dim")])
 
+    def trouble(self, text: str) -> None:
+        """What keeps the rest from coming, for whoever looks on."""
+        if self._screen.moves:  # elsewhere what is printed is the answer, and that goes on where it was
+            self.aside("")
+        complain(text)
+
     def end(self, kind: str, data: Mapping[str, Any]) -> None:
         """The end: what was not streamed is shown whole, and what went wrong is said."""
         self.aside("")
@@ -339,8 +353,8 @@ def _converse(talk: Talk) -> int:
 def _leave(talk: Talk, is_in_line: bool) -> int:
     if is_in_line:
         say("")
-    if talk.chat_id is not None:
-        say(f"penstock chat --chat {talk.chat_id} goes on with this.")
+    if how := talk.comes_back():
+        say(f"{how} goes on with this.")
     return Exit.OK
 
 
@@ -357,17 +371,15 @@ def _line(prompt: str) -> str | None:
 def _verdict() -> bool | None:
     """What somebody says to a question; None if they leave it to others. Ctrl-C is not an answer: it stops the run.
 
-    What is neither yes nor no is no answer, be it the next message that was typed too early. From then on nothing is
-    taken for a no that does not say so.
+    What is neither yes nor no is no answer, be it the next message that was typed too early, or nothing at all.
     """
     from penstock.cli.asking import forget_what_was_typed
 
     forget_what_was_typed(sys.stdin.fileno())
-    verdicts = {"y": True, "yes": True, "n": False, "no": False, "": False}
+    verdicts = {"y": True, "yes": True, "n": False, "no": False}
     prompt = APPROVE_PROMPT
     try:
         while (typed := input(prompt).strip().lower()) not in verdicts:
-            verdicts.pop("", None)
             prompt = YES_OR_NO
     except EOFError:
         say("")
@@ -405,17 +417,8 @@ def _graph(server: Any, named: str | None, chat_id: str | None) -> str | None:
     if named is None and not ids:
         raise Refused("the server has no graph to talk to; penstock serve FILE.json gives it one")
     if named is not None and named not in ids:
-        _check_there(server, named, ids)
+        server.check_graph(named)
     return named or ids[0]
-
-
-def _check_there(server: Any, graph_id: str, ids: Sequence[str]) -> None:
-    """Refuse a graph that the server does not have; one that is archived, or on a later page, is not in the list."""
-    try:
-        server.get(f"/api/graphs/{_escaped(graph_id)}")
-    except Failed:
-        listed = ", ".join(ids[:SHOWN_GRAPHS]) or "none"
-        raise Failed(f"there is no graph {printable(graph_id)!r}; the server has: {listed}") from None
 
 
 def _speaker(data: Mapping[str, Any]) -> Speaker:

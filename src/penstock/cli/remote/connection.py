@@ -1,22 +1,26 @@
 """A server, as the commands see it: requests with answers, and events that come.
 
 What goes wrong is said in one sentence with what to do about it. A stream that breaks is taken up again where it broke,
-a few times; nothing of it is missed or told twice, because the server counts its events.
+for as long as a server takes to be stopped in order and started again; nothing of it is missed or told twice, because
+the server counts its events.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import takewhile
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import httpx2
 
-from penstock.cli.exits import Failed, Refused
+from penstock.cli.exits import Failed, Lost, Refused
 from penstock.cli.options import URL
+from penstock.cli.showing.screen import complain, printable
 
 CONNECT_S = 5.0
 ANSWER_S = 60.0
@@ -24,12 +28,20 @@ SILENCE_S = 60.0
 """A stream that says nothing for so long, not even that it is there, has broken: servers say so every 15 s."""
 TRIES = 3
 """So often is asked what can be asked again without doing it twice, if the connection breaks."""
-RECONNECTS = 8
-PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+PAUSES_S = (0.1, 0.2, 0.5, 1.0, *[2.0] * 30)
+"""Before each time that a stream is taken up again without anything new having come. Together they outlast a server
+that lets its runs end, stops, is started again, and waits for what the one before it held: 10, 5, 5 and 15 s."""
+QUIET_BREAKS = 4
+"""So often a stream may break before that is worth a word."""
+OURS = ("/v1", "/mcp", "/api")
+"""Paths that people take for the address of a server, because some clients want them in it."""
 PAGE = 500
 """So many events are asked for at once, which is as many as there are at most."""
+SHOWN_GRAPHS = 10
 ENDS = frozenset({"run.completed", "run.failed", "run.halted", "run.cancelled"})
 PARKED = "run.parked"
+NOTHING_MORE = 204
+"""What a server says to whoever has seen the last event of a run."""
 
 
 class Event(NamedTuple):
@@ -45,6 +57,8 @@ class Connection:
 
     def __init__(self, url: str = URL, token: str | None = None) -> None:
         self.url = _checked(url)
+        self.at = _at(self.url)
+        """What stands behind a command that is to ask this server, where it would ask another one."""
         headers = {"accept": "application/json"}
         if token is not None:
             headers["authorization"] = f"Bearer {_header(token)}"
@@ -74,33 +88,43 @@ class Connection:
         headers = {"content-type": "application/json"}
         return self._ask("POST", path, TRIES if is_named else 1, content=content, headers=headers)
 
-    def events(self, run_id: str, after: int = 0, *, wanted: Callable[[], bool] = lambda: True) -> Iterator[Event]:
+    def events(
+        self,
+        run_id: str,
+        after: int = 0,
+        *,
+        wanted: Callable[[], bool] = lambda: True,
+        notice: Callable[[str], None] = complain,
+    ) -> Generator[Event, None, None]:
         """The events of a run after that one, as they come, until it has ended; one that is parked is waited for.
 
         Whether more are `wanted` is asked whenever something is heard of the server, be it that it is still there.
+        What keeps events from coming goes to `notice`; Lost, when nobody has answered for long.
         """
-        last, broken, why = "", 0, ""
+        last, is_first, patience = "", True, Patience(self.url, notice)
         while True:
             try:
-                for event in self._stream(run_id, after, wanted):
-                    after, last, broken = event.seq, event.type, 0
+                for event in self._stream(run_id, after, wanted, notice):
+                    after, last, is_first = event.seq, event.type, False
+                    patience.renew()
                     yield event
+                is_first = False
                 if last in ENDS or not wanted() or self._has_ended(run_id, after):
                     return
                 why = "the run is parked, and no server goes on with it" if last == PARKED else "the stream ended early"
             except httpx2.ConnectError as error:
-                if not last and not broken:
+                if is_first:
                     raise self._nobody(error) from None
                 why = _why(error)
             except httpx2.TransportError as error:
                 why = _why(error)
             except _Closing as closing:
                 why = str(closing)
-            broken += 1
-            if broken > RECONNECTS:
-                again = f"; penstock runs tail {run_id} --after {after} takes it up again"
-                raise Failed(f"the connection to {self.url} broke {broken} times, last: {why}{again}")
-            time.sleep(PAUSES_S[min(broken, len(PAUSES_S)) - 1])
+            is_first = False
+            if patience.is_over:
+                again = f"penstock runs tail {run_id} --after {after}{self.at} takes it up again"
+                raise Lost(f"{self.url} was tried again for {patience.whole_s:.0f} s, last: {why}; {again}")
+            patience.pause(why)
 
     def _has_ended(self, run_id: str, after: int) -> bool:
         """Whether a stream that is over without the run's last word is so because that was told before.
@@ -112,6 +136,15 @@ class Connection:
             return False
         run = response.json()
         return f"run.{run['status']}" in ENDS and after >= run["last_seq"]
+
+    def check_graph(self, graph_id: str) -> None:
+        """Failed, with those that there are, if the server has no such graph."""
+        try:
+            self.get(f"/api/graphs/{escaped(graph_id)}")  # one that is archived, or on a later page, is not in the list
+        except Failed:
+            ids = [str(graph["id"]) for graph in self.get("/api/graphs")["graphs"]]
+            listed = ", ".join(ids[:SHOWN_GRAPHS]) or "none"
+            raise Failed(f"there is no graph {printable(graph_id)!r}; the server has: {listed}") from None
 
     def log(self, run_id: str, size: int = PAGE) -> Iterator[Event]:
         """The events of a run up to now; nothing is waited for."""
@@ -140,16 +173,43 @@ class Connection:
             raise Failed(f"{self.url} stopped in the middle of the export; ask again")
         return kept
 
-    def _stream(self, run_id: str, after: int, wanted: Callable[[], bool]) -> Iterator[Event]:
+    def _stream(
+        self, run_id: str, after: int, wanted: Callable[[], bool], notice: Callable[[str], None]
+    ) -> Iterator[Event]:
         headers = {"accept": "text/event-stream", "last-event-id": str(after)}
         path = f"/api/runs/{escaped(run_id)}/events"
         timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S)
         with self._client.stream("GET", path, headers=headers, timeout=timeout) as response:
+            if response.status_code == NOTHING_MORE:
+                return
             if response.status_code != 200:
                 response.read()
                 raise self._refusal(response)
             response.encoding = "utf-8"
-            yield from read_events(takewhile(lambda _: wanted(), _lines(response.iter_text())))
+            lines = takewhile(lambda _: wanted(), _lines(response.iter_text()))
+            yield from read_events(self._heeding_silence(lines, notice))
+
+    def _heeding_silence(self, lines: Iterator[str], notice: Callable[[str], None]) -> Iterator[str]:
+        """The lines. A server that has nothing to tell says that it is there; then it is asked whether it can work.
+
+        A run whose database takes nothing is not heard of any more, and looks like one that thinks. It is said once.
+        """
+        is_said = False
+        for line in lines:
+            if line.startswith(":"):
+                why = self._unready()
+                if why and not is_said:
+                    notice(f"nothing comes from {self.url}: {why}; it goes on when that is mended")
+                is_said = bool(why)
+            yield line
+
+    def _unready(self) -> str:
+        """Why the server cannot work now; nothing, if it can, or does not say."""
+        try:
+            response = self._client.get("/ready")
+        except httpx2.TransportError:
+            return ""  # its stream will break, or go on
+        return _said(response) if response.status_code == 503 else ""
 
     def _ask(self, method: str, path: str, tries: int, **request: Any) -> Any:
         try:
@@ -180,10 +240,37 @@ class Connection:
             return Failed(f"{self.url} wants to know who is asking: {said}; set PENSTOCK_TOKEN")
         if response.status_code == 429:
             again = response.headers.get("retry-after")
-            return Failed(f"{said}; try again in {again} s" if again else said)
+            return Failed(f"{said}; try again in {again} s" if again and "try again" not in said else said)
         if response.status_code in (502, 503, 504):
             return _Closing(said)
         return Failed(said)
+
+
+class Patience:
+    """How long a stream that breaks is taken up again; whatever comes of it renews it."""
+
+    def __init__(self, url: str, notice: Callable[[str], None]) -> None:
+        self._url = url
+        self._notice = notice
+        self._breaks = 0
+        self.whole_s = sum(PAUSES_S)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has been tried for long enough."""
+        return self._breaks >= len(PAUSES_S)
+
+    def renew(self) -> None:
+        """Something has come."""
+        self._breaks = 0
+
+    def pause(self, why: str) -> None:
+        """Wait, longer each time; what lasts is said once."""
+        if self._breaks == QUIET_BREAKS:
+            left_s = sum(PAUSES_S[self._breaks :])
+            self._notice(f"nothing comes from {self._url}: {why}; it is tried again for {left_s:.0f} s")
+        time.sleep(PAUSES_S[self._breaks])
+        self._breaks += 1
 
 
 class _Closing(Failed):
@@ -239,6 +326,10 @@ def _said(response: httpx2.Response) -> str:
         return f"the server answered {response.status_code} {response.reason_phrase}".rstrip()
 
 
+def _at(url: str) -> str:
+    return "" if url == (os.environ.get("PENSTOCK_URL") or URL).rstrip("/") else f" --url {shlex.quote(url)}"
+
+
 def _checked(url: str) -> str:
     try:
         parts = urlsplit(url)
@@ -247,6 +338,9 @@ def _checked(url: str) -> str:
         good = False
     if not good:
         raise Refused(f"--url must be the address of a server, such as {URL}, not {url!r}")
+    if parts.path.rstrip("/") in OURS:
+        without = url[: url.index(parts.path, len(parts.scheme) + 3)]
+        raise Refused(f"--url is the address alone, without {parts.path.rstrip('/')}: {without}")
     return url.rstrip("/")
 
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.exits import Exit, Refused
+from penstock.cli.exits import Exit, Failed, Refused
 from penstock.cli.loading.values import an_id, number, read_input, whole_number
 from penstock.cli.options import URL, AsJson, Token, Url, dollars, numeric
 from penstock.cli.remote.telling import EXITS, about, differing, event_line, has_ended, short, table, used_by
-from penstock.cli.showing.screen import Line, Screen, is_left, printable, say, write
+from penstock.cli.showing.screen import Line, Screen, complain, is_left, printable, say, write
 from penstock.ids import new_run_id
 
 app = typer.Typer(rich_markup_mode=None)
@@ -113,7 +113,12 @@ def start(
     if limits := _limits(max_cost, max_steps, max_tokens, max_api_calls, max_retries, timeout):
         body["limits"] = limits
     with _server(url, token) as server:
-        return _tell_of(server.post("/api/runs", body, is_named=True))
+        try:
+            taken = server.post("/api/runs", body, is_named=True)
+        except Failed:
+            server.check_graph(graph)
+            raise
+        return _tell_of(taken, server.at)
 
 
 @app.command()
@@ -127,6 +132,8 @@ def ls(
 ) -> int:
     """List runs, the newest first; one that has not ended has cost at least what is shown.
 
+    Who may see the runs of others is told whose they are.
+
     \b
     Examples:
       penstock runs ls
@@ -138,12 +145,13 @@ def ls(
     """
     with _server(url, token) as server:
         found = server.get("/api/runs", status=status, graph_id=graph, limit=limit)["runs"]
+        me = server.get("/api/me")["name"] if found and not as_json else ""
     if as_json:
         return _print_json(found)
     if not found:
         say("no runs" if status is None and graph is None else "no such runs")
         return Exit.OK
-    _show(*table(found))
+    _show(*table(found, has_owners=any(run["owner"] != me for run in found)))
     return Exit.OK
 
 
@@ -168,7 +176,7 @@ def show(run_id: RunId, url: Url = URL, token: Token = None, as_json: AsJson = F
         questions = [] if as_json or run["status"] != "waiting" else _questions(server, run_id)
     if as_json:
         return _print_json(run if so_far is None else {**run, "so_far": so_far})
-    _show(*about(run, questions, so_far))
+    _show(*about(run, questions, so_far, at=server.at))
     return Exit.OK
 
 
@@ -183,8 +191,8 @@ def tail(
 ) -> int:
     """Follow a run to its end, and leave with its exit code.
 
-    A connection that breaks, or a server that is started again, is no end: it is taken up where it broke. Ctrl-C stops
-    the following, and not the run; so does a reader that leaves, as in `| head`.
+    A connection that breaks, or a server that is started again, is no end: it is taken up where it broke, and tried for
+    a minute. Ctrl-C stops the following, and not the run; so does a reader that leaves, as in `| head`.
 
     \b
     Examples:
@@ -193,12 +201,13 @@ def tail(
 
     \b
     Exit codes:
-      0 completed, or left before the end   2 failed, or there is no such run   3 halted by a limit   130 cancelled
+      0 completed, or left before the end   2 failed, or there is no such run   3 halted by a limit
+      75 the server has gone, and not come back   130 cancelled
     """
     status = ""
     lines = Tail(everything)
     with _server(url, token) as server:
-        for event in server.events(run_id, after, wanted=lambda: not is_left(sys.stdout)):
+        for event in server.events(run_id, after, wanted=lambda: not is_left(sys.stdout), notice=lines.aside):
             status = event.type.removeprefix("run.")
             if as_json:
                 say(json.dumps({"seq": event.seq, "type": event.type, "data": event.data}))
@@ -301,8 +310,6 @@ def answer(
     Exit codes:
       0 answered   2 it asks nothing, or there is no such run   64 wrong command line
     """
-    from penstock.cli.exits import Failed
-
     if edit is not None and verdict is Verdict.NO:
         raise Refused("--edit says what to go on with, and no says that it may not")
     said: dict[str, Any] = (
@@ -313,7 +320,7 @@ def answer(
         server.get(f"/api/runs/{_escaped(run_id)}")
         asked = _questions(server, run_id)
         if not asked:
-            raise Failed(f"{run_id} asks nothing now; penstock runs show {run_id} says how it stands")
+            raise Failed(f"{run_id} asks nothing now; penstock runs show {run_id}{server.at} says how it stands")
         given = server.post(f"/api/approvals/{_escaped(asked[0]['id'])}/{act}", said)
     say(f"{run_id}: {given['state']}: {short(given['question'])}")
     return Exit.OK
@@ -429,6 +436,11 @@ class Tail:
             self._end_line()
             _show(event_line(seq, kind, data))
 
+    def aside(self, text: str) -> None:
+        """Something that is no event, for whoever looks on."""
+        self._end_line()
+        complain(text)
+
     def _flow(self, seq: int, kind: str, data: dict[str, Any]) -> None:
         speaker = str(data.get("node_id", ""))
         if speaker != self._speaker:
@@ -467,11 +479,11 @@ def _limits(
 
 def _act(url: str, token: str | None, run_id: str, act: str, body: dict[str, Any]) -> int:
     with _server(url, token) as server:
-        return _tell_of(server.post(f"/api/runs/{_escaped(run_id)}/{act}", body))
+        return _tell_of(server.post(f"/api/runs/{_escaped(run_id)}/{act}", body), server.at)
 
 
-def _tell_of(run: dict[str, Any]) -> int:
-    say(f"{run['id']}: {run['status']}; penstock runs tail {run['id']} follows it")
+def _tell_of(run: dict[str, Any], at: str) -> int:
+    say(f"{run['id']}: {run['status']}; penstock runs tail {run['id']}{at} follows it")
     return Exit.OK
 
 

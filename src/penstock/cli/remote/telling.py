@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from penstock.cli.exits import Exit
@@ -27,12 +27,12 @@ COLOURS = {
 EXITS = {"completed": Exit.OK, "failed": Exit.FAILED, "halted": Exit.HALTED, "cancelled": Exit.CANCELLED}
 """How a command leaves that has followed a run to its end."""
 ADVICE = {
-    "queued": "penstock runs tail {id} follows it",
-    "running": "penstock runs tail {id} follows it; penstock runs cancel {id} stops it",
-    "waiting": "penstock runs answer {id} yes lets it go on, and no does not",
+    "queued": "penstock runs tail {id}{at} follows it",
+    "running": "penstock runs tail {id}{at} follows it; penstock runs cancel {id}{at} stops it",
+    "waiting": "penstock runs answer {id} yes{at} lets it go on, and no does not",
     "parked": "it goes on when a server starts that has its database",
-    "failed": "penstock runs resume {id} tries again from what it has recorded",
-    "cancelled": "penstock runs resume {id} lets it go on after all",
+    "failed": "penstock runs resume {id}{at} tries again from what it has recorded",
+    "cancelled": "penstock runs resume {id}{at} lets it go on after all",
 }
 GRANTS = {
     "budget_exceeded": "--max-cost USD",
@@ -48,11 +48,20 @@ DAILY = {"owner": "--user-daily", "all": "--daily"}
 SHOWN_CHARACTERS = 160
 
 
-def table(found: Iterable[Mapping[str, Any]]) -> Iterator[Line]:
-    """Runs, one a line, under a head."""
-    heads = ("RUN", "STATUS", "GRAPH", "COST", "TOOK")
-    rows = [(run["id"], run["status"], _graph(run), _cost(run), took(run)) for run in found]
-    widths = [max(len(str(row[at])) for row in [heads, *rows]) for at in range(len(heads))]
+def table(found: Iterable[Mapping[str, Any]], *, has_owners: bool = False) -> Iterator[Line]:
+    """Runs, one a line, under a head; with whose they are, where that is not clear."""
+    owned = [("OWNER", lambda run: str(run.get("owner", "")))] if has_owners else []
+    columns: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
+        ("RUN", lambda run: str(run["id"])),
+        ("STATUS", lambda run: str(run["status"])),
+        *owned,
+        ("GRAPH", _graph),
+        ("COST", _cost),
+        ("TOOK", took),
+    ]
+    heads = [head for head, _ in columns]
+    rows = [[cell(run) for _, cell in columns] for run in found]
+    widths = [max(len(row[place]) for row in [heads, *rows]) for place in range(len(heads))]
     yield [("  ".join(head.ljust(width) for head, width in zip(heads, widths, strict=True)).rstrip(), "bold")]
     for row in rows:
         cells = [printable(str(cell)).ljust(width) for cell, width in zip(row, widths, strict=True)]
@@ -60,7 +69,11 @@ def table(found: Iterable[Mapping[str, Any]]) -> Iterator[Line]:
 
 
 def about(
-    run: Mapping[str, Any], questions: Iterable[Mapping[str, Any]] = (), so_far: Mapping[str, Any] | None = None
+    run: Mapping[str, Any],
+    questions: Iterable[Mapping[str, Any]] = (),
+    so_far: Mapping[str, Any] | None = None,
+    *,
+    at: str = "",
 ) -> Iterator[Line]:
     """A run: how it stands, what it has used of what it may, why it stopped, and what to do about it."""
     used, yet = (run, "") if so_far is None else (so_far, " so far")
@@ -80,7 +93,7 @@ def about(
         yield [(f"output   {short(run['output'])}", "")]
     for one in questions:
         yield [(f"asked    {short(one['question'])}", "yellow")]
-    if advice := advice_for(run):
+    if advice := advice_for(run, at):
         yield [(f"→ {advice}", "cyan")]
 
 
@@ -99,26 +112,27 @@ def has_ended(run: Mapping[str, Any]) -> bool:
     return run["status"] in EXITS
 
 
-def advice_for(run: Mapping[str, Any]) -> str:
-    """What can be done with a run as it stands; nothing, if it is complete."""
+def advice_for(run: Mapping[str, Any], at: str = "") -> str:
+    """What can be done with a run as it stands, `at` its server; nothing, if it is complete."""
     if run["status"] == "halted":
-        return _advice_for_halted(run, run.get("halted_by") or {})
-    return ADVICE.get(run["status"], "").format(id=run["id"])
+        return _advice_for_halted(run, run.get("halted_by") or {}, at)
+    return ADVICE.get(run["status"], "").format(id=run["id"], at=at)
 
 
-def _advice_for_halted(run: Mapping[str, Any], halt: Mapping[str, Any]) -> str:
+def _advice_for_halted(run: Mapping[str, Any], halt: Mapping[str, Any], at: str) -> str:
     """What lets it go on; a server that does not say whose limit it was means the run's own."""
-    granted, again = GRANTS.get(str(run.get("stop_reason"))), f"penstock runs resume {run['id']}"
+    granted, again = GRANTS.get(str(run.get("stop_reason"))), f"penstock runs resume {run['id']}{at}"
     if granted is None:
         return f"{again} tries again from what it has recorded"
     whose, node = halt.get("whose", "run"), halt.get("node_id")
     if whose in DAILY:
-        fork = f"penstock runs fork {run['id']} --at {'NODE' if node is None else shlex.quote(printable(str(node)))}"
+        begin = "NODE" if node is None else shlex.quote(printable(str(node)))
+        fork = f"penstock runs fork {run['id']} --at {begin}{at}"
         return f"{again} lets it go on when the server is started with more {DAILY[whose]}; or, on another day, {fork}"
     if whose == "node":
         retry = f"{again} tries again; " if halt.get("unit") == "seconds" else ""
         return f"{retry}no grant raises {_inside(halt)}: give it more in graph {run['graph_id']}, and start a new run"
-    return f"penstock runs grant {run['id']} {granted} lets it go on"
+    return f"penstock runs grant {run['id']} {granted}{at} lets it go on"
 
 
 def event_line(seq: int, kind: str, data: Mapping[str, Any]) -> Line:

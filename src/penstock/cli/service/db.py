@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Coroutine
 from typing import Any
 
@@ -44,7 +43,7 @@ def status(db: Database = None) -> int:
 
     \b
     Exit codes:
-      0 they are the same   2 they are not, or the database cannot be used   64 wrong command line
+      0 they are the same   2 they are not, or the database or its ledger cannot be used   64 wrong command line
     """
     url = _named(db)
     said, is_well = _done(_looked_at(url))
@@ -64,21 +63,23 @@ def upgrade(db: Database = None) -> int:
 
     \b
     Exit codes:
-      0 they are of that version now   2 the database cannot be used, or is of a newer version   64 wrong command line
+      0 they are of that version now   2 the database or its ledger cannot be used, or is of a newer version
+      64 wrong command line
     """
-    from penstock.storage.stores import migrate, schema_version
+    from penstock.storage.stores import check_ledger, migrate, schema_version
 
     url = _named(db)
     before = _done(schema_version(url))
     after = _done(migrate(url))
     how = "was so before" if before == after else "made" if before == 0 else f"was version {before}"
     say(f"{without_password(url)}: version {after}; {how}")
+    _done(check_ledger(url))
     return Exit.OK
 
 
 async def _looked_at(url: str) -> tuple[str, bool]:
     """How a database stands, and whether it is as it should be."""
-    from penstock.storage.stores import check_ledger, newest_version, schema_version
+    from penstock.storage.stores import check_ledger, hindrance, newest_version, schema_version
 
     if hindered := hindrance(url):
         return "; ".join(hindered), False
@@ -86,21 +87,6 @@ async def _looked_at(url: str) -> tuple[str, bool]:
     if found == newest:
         await check_ledger(url)
     return standing(found, newest, url), found == newest
-
-
-def hindrance(url: str) -> tuple[str, str] | None:
-    """What keeps a server from writing where a database is, or would be, and what to do; None if nothing is seen."""
-    from penstock.storage.stores import ledger_path, scheme_of, sqlite_path
-
-    if scheme_of(url) != "sqlite":
-        return None
-    path = sqlite_path(url)
-    if not os.path.isdir(path.parent):
-        return f"there is no folder {path.parent}", "make it, or name another file"
-    for one in (path.parent, path, ledger_path(path)):
-        if os.path.exists(one) and not os.access(one, os.W_OK):
-            return f"{one} cannot be written", "let this user write there, or name another file"
-    return None
 
 
 def standing(found: int, newest: int, url: str) -> str:

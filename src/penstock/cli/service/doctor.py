@@ -15,15 +15,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from penstock.cli import version
 from penstock.cli.exits import Exit, Failed, Refused
-from penstock.cli.options import URL, AsJson, Database, TokensFile, Url
-from penstock.cli.service.db import hindrance, standing
+from penstock.cli.options import URL, AsJson, Database, MostCost, TokensFile, Url, UserDaily
+from penstock.cli.service.db import standing
 from penstock.cli.showing.screen import Line, Screen, printable, say
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.server.auth import Token
 
 State = Literal["ok", "missing", "broken"]
 
@@ -76,23 +79,26 @@ def doctor(
     db: Database = None,
     url: Url = URL,
     tokens: TokensFile = None,
+    most_cost: MostCost = None,
+    user_daily: UserDaily = None,
     as_json: AsJson = False,
 ) -> int:
     """Look whether everything is there, and say what to do where it is not.
 
-    A dot marks what can be done without; a cross, what is broken. Nothing is changed.
+    Options are as penstock serve is given them. A dot marks what can be done without; a cross, what is broken. Nothing
+    is changed.
 
     \b
     Examples:
       penstock doctor
-      penstock doctor --db sqlite:///penstock.db --tokens tokens.txt
+      penstock doctor --db sqlite:///penstock.db --tokens tokens.txt --most-cost 5
       penstock doctor --json | jq '.[] | select(.state == "broken")'
 
     \b
     Exit codes:
       0 nothing is broken   2 something is
     """
-    findings = list(look(db, url, tokens))
+    findings = list(look(db, url, tokens, has_ceiling=most_cost is not None or user_daily is not None))
     if as_json:
         say(json.dumps([asdict(one) for one in findings], indent=2))
     else:
@@ -100,7 +106,9 @@ def doctor(
     return Exit.FAILED if any(one.state == "broken" for one in findings) else Exit.OK
 
 
-def look(db: str | None, url: str, tokens: str | None = None, *, clock: Clock = SYSTEM_CLOCK) -> Iterator[Finding]:
+def look(
+    db: str | None, url: str, tokens: str | None = None, *, has_ceiling: bool = False, clock: Clock = SYSTEM_CLOCK
+) -> Iterator[Finding]:
     """Everything there is to find."""
     yield Finding("python", "ok", ".".join(map(str, sys.version_info[:3])))
     yield Finding("penstock", "ok", version().removeprefix("penstock "))
@@ -113,6 +121,8 @@ def look(db: str | None, url: str, tokens: str | None = None, *, clock: Clock = 
     yield _guarded("price table", _prices)
     yield _guarded("database", lambda: _database(db))
     yield _guarded("tokens", lambda: _tokens(tokens, clock.time_ns()))
+    if not has_ceiling:
+        yield from _unlimited(tokens, clock.time_ns())
     yield _guarded(RUNNING, lambda: _server(url))
 
 
@@ -173,7 +183,14 @@ def _prices() -> Finding:
 
 
 def _database(url: str | None) -> Finding:
-    from penstock.storage.stores import check_ledger, newest_version, schema_version, scheme_of, sqlite_path
+    from penstock.storage.stores import (
+        check_ledger,
+        hindrance,
+        newest_version,
+        schema_version,
+        scheme_of,
+        sqlite_path,
+    )
 
     if url is None:
         return Finding("database", "missing", "none was named", "--db sqlite:///penstock.db looks at one")
@@ -203,11 +220,16 @@ def _disk(path: Path, version: int) -> Finding:
     return Finding("database", "ok", f"version {version}, {path.stat().st_size // 1_000} kB, {free_mb:,} MB free")
 
 
-def _tokens(file: str | None, now_ns: int) -> Finding:
-    from penstock.server.auth import names_of
+def _named_tokens(file: str | None) -> tuple[Token, ...]:
     from penstock.server.settings import tokens_in
 
-    tokens = tokens_in(os.environ if file is None else {**os.environ, "PENSTOCK_TOKENS_FILE": file})
+    return tokens_in(os.environ if file is None else {**os.environ, "PENSTOCK_TOKENS_FILE": file})
+
+
+def _tokens(file: str | None, now_ns: int) -> Finding:
+    from penstock.server.auth import names_of
+
+    tokens = _named_tokens(file)
     if not tokens:
         return Finding(
             "tokens", "missing", "none are named: only this machine is let in", "--tokens FILE looks at some"
@@ -221,6 +243,20 @@ def _tokens(file: str | None, now_ns: int) -> Finding:
     said += [f"end within {SOON_DAYS} days: {names_of(ending)}"] if ending else []
     state: State = "broken" if len(expired) == len(tokens) else "missing"
     return Finding("tokens", state, "; ".join(said), "write new lines beside them, and take the old ones out")
+
+
+def _unlimited(file: str | None, now_ns: int) -> Iterator[Finding]:
+    """Of a server without a ceiling: that several may spend there, if they may."""
+    from penstock.server.auth import spenders
+
+    try:
+        people = spenders(_named_tokens(file), now_ns)
+    except PenstockError:
+        return  # it is said of the tokens
+    if len(people) > 1:
+        advice = "give --most-cost or --user-daily to penstock serve, and here"
+        said = f"each of {len(people)} users may let a run cost whatever they say"
+        yield Finding("spending", "missing", said, advice)
 
 
 def _server(url: str) -> Finding:

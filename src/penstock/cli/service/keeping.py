@@ -30,6 +30,15 @@ class Kept:
 
     ids: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unable: set[str] = field(default_factory=set)
+    """Those that cannot run as they are, by id."""
+
+    async def add(self, host: RunHost, record: GraphRecord) -> None:
+        """One more that is offered; of a model that it lacks, it is said."""
+        self.ids.append(record.id)
+        if missing := await _missing_models(host, record):
+            self.unable.add(record.id)
+            self.notes.extend(missing)
 
 
 async def keep_files(host: RunHost, given: Iterable[Given]) -> Kept:
@@ -40,9 +49,8 @@ async def keep_files(host: RunHost, given: Iterable[Given]) -> Kept:
         record = await _saved(host, one, known)
         if record.is_archived:
             await host.stores.graphs.archive(one.id, is_archived=False)
-        kept.ids.append(one.id)
         kept.notes.extend(_changes(one, known, record))
-        kept.notes.extend(await _missing_models(host, record))
+        await kept.add(host, record)
     return kept
 
 
@@ -55,8 +63,7 @@ async def keep_examples(host: RunHost, given: Iterable[Given]) -> Kept:
             with suppress(Conflict):  # somebody was quicker, and has it as they want it
                 record = await _saved(host, one, record, expected=0 if record is None else record.version)
         if record is not None and not record.is_archived:
-            kept.ids.append(one.id)
-            kept.notes.extend(await _missing_models(host, record))
+            await kept.add(host, record)
     return kept
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
-from penstock.cli.options import Database, Executors, Models, Prices, Tools, Unpriced, dollars
+from penstock.cli.exits import Refused
+from penstock.cli.options import Database, Executors, MaxCost, Models, MostCost, Prices, Tools, Unpriced
 from penstock.cli.service.serve import Graphs
 from penstock.cli.showing.screen import complain
 
@@ -18,7 +18,8 @@ def mcp(
     executors: Executors = None,
     prices: Prices = None,
     unknown_prices: Unpriced = None,
-    max_cost: Annotated[str, dollars("What a run may spend where nobody says otherwise.")] = "1",
+    max_cost: MaxCost = "1",
+    most_cost: MostCost = None,
 ) -> int:
     """Be an MCP server on standard input and output; each graph is a tool.
 
@@ -36,7 +37,10 @@ def mcp(
     from penstock.cli.loading.offers import Named
     from penstock.cli.service.serving import Asked, serve_tools
 
-    if sys.stdin is not None and sys.stdin.isatty():
+    for name, stream in (("standard input", sys.stdin), ("standard output", sys.stdout)):
+        if stream is None or stream.closed:
+            raise Refused(f"an MCP client speaks to this on standard input and output, and {name} is closed")
+    if sys.stdin.isatty():
         complain("this waits for an MCP client on standard input, and here is a terminal; Ctrl-D ends it")
     return serve_tools(
         Asked(
@@ -45,5 +49,6 @@ def mcp(
             named=Named(models, tools, prices, unknown_prices),
             executors=tuple(executors or ()),
             max_cost=max_cost,
+            most_cost=most_cost,
         )
     )

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from penstock.hosting.limits import RunLimits
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphSpec
-from penstock.server.auth import names_of
+from penstock.server.auth import names_of, spenders
 from penstock.server.examples import EXAMPLES, example_graphs
 from penstock.server.runnable import problems_in
 from penstock.server.serve import serve
@@ -37,6 +37,7 @@ from penstock.storage import Stores, open_stores
 
 ADVICE = {
     "address": "; --port names another, and 0 takes any that is free",
+    "allowed_hosts": "; --allow-host and PENSTOCK_ALLOWED_HOSTS name them",
     "host": "; --tokens says who may come in from elsewhere",
     "url": "; --db says which",
 }
@@ -52,8 +53,14 @@ class Asked:
     named: Named
     executors: tuple[str, ...]
     max_cost: str
+    most_cost: str | None = None
+    max_steps: int = 1_000
+    most_steps: int | None = None
+    timeout_s: float = 3_600
+    most_timeout_s: float | None = None
     host: str | None = None
     port: int | None = None
+    allow_host: tuple[str, ...] = ()
     tokens: str | None = None
     max_running: int = 64
     max_running_per_user: int = 8
@@ -76,9 +83,8 @@ class Loaded:
     """What became of what is given, once the host has it."""
 
     async def begin(self, host: RunHost) -> None:
-        """All is there that there will be from now on, also the list of prices: the first call does not wait for it."""
+        """All is there that there will be from now on."""
         await self.save(host)
-        _ = self.offers.prices.available
         set_apart()
 
     async def save(self, host: RunHost) -> None:
@@ -86,6 +92,7 @@ class Loaded:
         kept = await self.keep(host, self.given)
         self.kept.ids.extend(kept.ids)
         self.kept.notes.extend(kept.notes)
+        self.kept.unable.update(kept.unable)
 
 
 def serve_graphs(asked: Asked) -> int:
@@ -128,8 +135,9 @@ async def _serve_http(asked: Asked, loaded: Loaded) -> None:
         services=loaded.offers.services,
         prices=loaded.offers.prices,
         prepare=loaded.begin,
+        tell=say,
         announce=lambda greeting: say(
-            "\n".join((greeting, *_how(greeting, loaded.kept), *_beware(asked), *_expired(settings)))
+            "\n".join((greeting, *_how(greeting, loaded.kept), *_beware(asked, settings), *_expired(settings)))
         ),
     )
 
@@ -171,6 +179,8 @@ def _settings(asked: Asked) -> ServerSettings:
     if asked.tokens is not None:
         read_bytes(Path(asked.tokens), "--tokens")  # so that a file that is not there is called by the option's name
         environ["PENSTOCK_TOKENS_FILE"] = asked.tokens
+    if asked.allow_host:
+        environ["PENSTOCK_ALLOWED_HOSTS"] = ",".join((environ.get("PENSTOCK_ALLOWED_HOSTS", ""), *asked.allow_host))
     said = {"host": asked.host, "port": asked.port}
     return ServerSettings.from_env(environ, **{name: one for name, one in said.items() if one is not None})
 
@@ -179,7 +189,8 @@ def _host_settings(asked: Asked) -> HostSettings:
     return HostSettings(
         max_running=asked.max_running,
         max_running_per_owner=min(asked.max_running_per_user, asked.max_running),
-        default_limits=RunLimits(max_cost_usd=asked.max_cost, max_steps=1_000, timeout_s=3_600),
+        default_limits=RunLimits(asked.max_cost, max_steps=asked.max_steps, timeout_s=asked.timeout_s),
+        ceilings=RunLimits(asked.most_cost, max_steps=asked.most_steps, timeout_s=asked.most_timeout_s),
         owner_daily_usd=asked.user_daily,
         daily_usd=asked.daily,
         keep_days=asked.keep_days,
@@ -188,11 +199,17 @@ def _host_settings(asked: Asked) -> HostSettings:
     )
 
 
-def _beware(asked: Asked) -> list[str]:
-    """What a daily budget cannot hold."""
-    if asked.named.unknown_prices is UnknownPrices.REFUSE or (asked.user_daily is None and asked.daily is None):
-        return []
-    return ["  beware        calls of models without a price hold nothing: --unknown-prices refuse lets none leave"]
+def _beware(asked: Asked, settings: ServerSettings) -> Iterator[str]:
+    """What a daily budget cannot hold, and where nothing holds anybody."""
+    has_budget = asked.user_daily is not None or asked.daily is not None
+    if has_budget and asked.named.unknown_prices is not UnknownPrices.REFUSE:
+        yield "  beware        calls of models without a price hold nothing: --unknown-prices refuse lets none leave"
+    if settings.host in ("0.0.0.0", "::") and not settings.allowed_hosts:
+        yield "  beware        others are answered only under a name that the server knows: --allow-host NAME says one"
+    people = spenders(settings.tokens, SYSTEM_CLOCK.time_ns())
+    if len(people) > 1 and asked.most_cost is None and asked.user_daily is None:
+        each = f"each of {len(people)} users may let a run cost whatever they say"
+        yield f"  beware        {each}: --most-cost limits a run, --user-daily a day"
 
 
 def _expired(settings: ServerSettings) -> list[str]:
@@ -208,5 +225,6 @@ def _how(greeting: str, kept: Kept) -> list[str]:
     where = "" if address == URL else f" --url {address}"
     if not kept.ids:
         return ["  graphs        those that come with the package are archived; what was saved is there"]
-    ids, first = printable(", ".join(kept.ids)), shlex.quote(printable(kept.ids[0]))
-    return [f"  graphs        {ids}", *kept.notes, f"  try it        penstock chat {first}{where}"]
+    first = next((id for id in kept.ids if id not in kept.unable), None)
+    chat = "nothing yet, for none of these can run" if first is None else f"penstock chat {shlex.quote(first)}{where}"
+    return [f"  graphs        {printable(', '.join(kept.ids))}", *kept.notes, f"  try it        {chat}"]

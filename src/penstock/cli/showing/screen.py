@@ -6,6 +6,7 @@ encode are spelled in ASCII. Knows nothing of what is shown.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import sys
@@ -26,6 +27,8 @@ Line = list[tuple[str, str]]
 """Pieces of text, each with the name of its colour; "" is the terminal's own."""
 
 FRAMES_PER_SECOND = 12
+TAKES_NOTHING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+"""What a stream says that cannot be written to."""
 SHOW_CURSOR = "\x1b[?25h"
 
 IN_ASCII = str.maketrans(
@@ -162,7 +165,23 @@ def write(text: str, stream: TextIO | None, end: str = "\n") -> None:
     except OSError as error:
         _discard(stream)
         if stream is not sys.stderr and not isinstance(error, BrokenPipeError):
-            raise Unwritten(f"standard output cannot be written: {error.strerror}") from error
+            raise _unwritten(error) from error
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """What the block prints by itself, such as typer its help, is `Unwritten` too where standard output is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in TAKES_NOTHING or error.filename is not None or sys.stdout is None:
+            raise  # it was something else that could not be done
+        _discard(sys.stdout)
+        raise _unwritten(error) from error
+
+
+def _unwritten(error: OSError) -> Unwritten:
+    return Unwritten(f"standard output cannot be written: {error.strerror}")
 
 
 def is_left(stream: TextIO | None) -> bool:

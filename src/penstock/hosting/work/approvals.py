@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Protocol
@@ -59,9 +59,11 @@ class RunApprovals:
         self.waiting: dict[str, asyncio.Future[ApprovalRecord]] = {}
         """The questions that wait for an answer, by id."""
 
-    def ask(self, run_id: str, node_id: str, question: str, value: Any) -> RunQuestion:
+    def ask(
+        self, run_id: str, node_id: str, question: str, value: Any, expects: Mapping[str, Any] | None = None
+    ) -> RunQuestion:
         """A question of this run; it is put on entering."""
-        return RunQuestion(self, node_id, question, value)
+        return RunQuestion(self, node_id, question, value, expects)
 
     def give(self, approval: ApprovalRecord) -> None:
         """An answer has come."""
@@ -76,13 +78,16 @@ class RunApprovals:
         self._asked[node_id] += 1
         return f"{node_id}#{self._asked[node_id]}"
 
-    async def put(self, node_id: str, question: str, value: Any) -> ApprovalRecord:
+    async def put(
+        self, node_id: str, question: str, value: Any, expects: Mapping[str, Any] | None = None
+    ) -> ApprovalRecord:
         """The question as it stands; put, if it is new."""
         key, run = self.key_for(node_id), self._run
         id = "ap-" + sha256(f"{run.id} {key}".encode("utf-8", "replace")).hexdigest()[:32]
         record = ApprovalRecord(
-            id, run.id, run.owner, key, node_id, clean(question), plain(value), asked_ms=self._now_ms()
-        )
+            id, run.id, run.owner, key, node_id, clean(question), plain(value),
+            asked_ms=self._now_ms(), expects=plain(expects),
+        )  # fmt: skip
         approval = await patiently(lambda: self._store.ask(record))
         passing("approval.put")
         if approval.state == "waiting":
@@ -90,6 +95,12 @@ class RunApprovals:
             await self._asker.waits_for(approval)
             passing("approval.waiting")
         return approval
+
+    def request_of(self, record: ApprovalRecord) -> ApprovalRequest:
+        """The question as whoever asks knows it."""
+        waited_s = max(0, self._now_ms() - record.asked_ms) / 1_000
+        about = record.id, record.run_id, record.node_id, record.question
+        return ApprovalRequest(*about, record.value, record.expects, waited_s)
 
     async def answer_to(self, approval: ApprovalRecord) -> ApprovalRecord:
         """The question once it does not wait any more."""
@@ -126,14 +137,16 @@ class RunQuestion:
 
     request: ApprovalRequest
 
-    def __init__(self, approvals: RunApprovals, node_id: str, question: str, value: Any) -> None:
+    def __init__(
+        self, approvals: RunApprovals, node_id: str, question: str, value: Any, expects: Mapping[str, Any] | None
+    ) -> None:
         self._approvals = approvals
-        self._put = node_id, question, value
+        self._put = node_id, question, value, expects
         self._record: ApprovalRecord | None = None
 
     async def __aenter__(self) -> RunQuestion:
         self._record = record = await self._approvals.put(*self._put)
-        self.request = ApprovalRequest(record.id, record.run_id, record.node_id, record.question, record.value)
+        self.request = self._approvals.request_of(record)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:

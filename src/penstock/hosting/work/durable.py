@@ -12,7 +12,7 @@ from typing import TypeVar
 from penstock.clock import utc_from_ns
 from penstock.containment.accounts import Balance
 from penstock.containment.ledger import LedgerStore, WouldWait
-from penstock.containment.limits import Budget, Limits
+from penstock.containment.limits import NO_LIMITS, Budget, Limits
 from penstock.errors import LedgerError, LedgerUnavailable
 from penstock.hosting.limits import Ceilings, RunLimits, ceilings_of
 from penstock.hosting.points import passing
@@ -23,7 +23,7 @@ from penstock.hosting.work.patience import A_FEW, patiently
 from penstock.hosting.work.workplace import Workplace
 from penstock.money import to_usd
 from penstock.runtime import worker
-from penstock.runtime.durable.journal import Journal, fork_journal, shortened
+from penstock.runtime.durable.journal import Journal, shortened
 from penstock.runtime.durable.keys import entry_node, known_as
 from penstock.runtime.durable.ports import JournalEntry, JournalStore
 from penstock.runtime.durable.shared import SharedBudget, ignore
@@ -97,8 +97,12 @@ async def paid(at: Workplace, run: RunRecord) -> Mapping[str, int]:
 
 
 def _shared(at: Workplace, run: RunRecord) -> SharedBudget:
-    """The accounts of a run under the claim that it is worked on with."""
-    prefix = f"{run.id}/{run.epoch}"
+    """The accounts of a run under the claim that it is worked on with.
+
+    Whose claim it is says more than its number: with the stores brought back from a copy, or others beside them, a run
+    is claimed under a number that this ledger knows already.
+    """
+    prefix = f"{run.id}/{run.epoch}-{at.mark}"
     return SharedBudget(at.stores.ledger, RUNS + run.id, prefix=prefix, unknown=UNKNOWN + run.id)
 
 
@@ -172,33 +176,51 @@ def open_accounts(at: Workplace, run: RunRecord) -> None:
     ledger, name, limits = at.stores.ledger, RUNS + run.id, ceilings_of(run.limits).in_ledger
     try:
         _open(ledger, name, limits, _open_day_accounts(at, run))
-    except KeyError:  # what was opened before is not there any more
+    except LedgerUnavailable:
+        raise
+    except (KeyError, LedgerError):  # what was opened before is not there any more, or others have put it elsewhere
         at.accounts.clear()
         _open(ledger, name, limits, _open_day_accounts(at, run))
 
 
 def _open_day_accounts(at: Workplace, run: RunRecord) -> str | None:
-    """Open what all may spend on that day, and what the owner may; the name of the lower one. Each is opened once."""
+    """Open what all may spend on that day, and what the owner may; the name of the lower one. Each is opened once.
+
+    Where no budget is set and none was, there is no account: one that all runs share is one that they all wait for.
+    """
     budgets = at.settings.daily_usd, at.settings.owner_daily_usd
     parent: str | None = None
     for name, most in zip(day_accounts(run), budgets, strict=True):
-        if most is not None:
-            if name not in at.accounts:
-                _open(at.stores.ledger, name, Budget(max_cost_dollars=most).limits(), parent)
-                if len(at.accounts) >= MAX_ACCOUNTS:
-                    at.accounts.clear()
-                at.accounts.add(name)
+        if name not in at.accounts:
+            if len(at.accounts) >= MAX_ACCOUNTS:
+                at.accounts.clear()
+            at.accounts[name] = _open_day(at.stores.ledger, name, Budget(max_cost_dollars=most).limits(), parent)
+        if at.accounts[name]:
             parent = name
     return parent
 
 
+def _open_day(ledger: LedgerStore, name: str, limits: Limits, parent: str | None) -> bool:
+    """Open the account of a day; without limits only one that is there, whose budget was taken back. Whether it is."""
+    if limits == NO_LIMITS:
+        try:
+            ledger.balance(name)
+        except KeyError:
+            return False
+    _open(ledger, name, limits, parent)
+    return True
+
+
 def _open(ledger: LedgerStore, account: str, limits: Limits, parent: str | None) -> None:
+    """Open an account; one that is there has these limits from now on, and counts at its parent from its first call."""
     try:
         ledger.open_account(account, limits, parent=parent)
     except LedgerUnavailable:
         raise
     except LedgerError:  # it is there, and more was granted since, or the settings are others
         ledger.grant(account, limits)
+        if parent is not None:
+            ledger.put_under(account, parent)
 
 
 def day_accounts(run: RunRecord) -> tuple[str, str]:
@@ -225,10 +247,10 @@ async def _blocking(ledger: LedgerStore, ask: Callable[[], T], *, brief: bool = 
     return answer
 
 
-async def copy_journal(at: Workplace, from_run: str, to_run: str, without: Collection[str]) -> None:
-    """Give a new run what the old one did, but for these nodes of its graph."""
-    again = {known_as(node_id) for node_id in without}
-    await fork_journal(at.stores.journal, from_run, to_run, without=lambda entry: entry_node(entry.key) in again)
+async def journal_without(at: Workplace, run_id: str, nodes: Collection[str]) -> list[JournalEntry]:
+    """What a run has done, but for these nodes of its graph."""
+    again = {known_as(node_id) for node_id in nodes}
+    return [entry for entry in await at.stores.journal.load(run_id) if entry_node(entry.key) not in again]
 
 
 async def ask_ledger(at: Workplace, ask: Callable[[], T]) -> T:

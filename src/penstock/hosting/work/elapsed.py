@@ -7,34 +7,28 @@ nothing is read beyond the last one. What is told while no worker has the run do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 
 from penstock.hosting.limits import Ceilings
 from penstock.hosting.ports import EventStore
 from penstock.hosting.records import HostedEvent, RunRecord
-from penstock.hosting.work.patience import patiently
+from penstock.hosting.work.claims import BEGINNINGS, newest_first
 from penstock.hosting.work.told import STATUS_OF
-
-BEGINNINGS = ("run.started", "run.resumed")
-PAGE = 500
 
 
 async def worked_ms(store: EventStore, run: RunRecord) -> int:
     """How long others have worked on a run that was claimed."""
-    until = 0 if run.epoch == 1 else await patiently(lambda: store.last_seq(run.id))
+    if run.epoch == 1:
+        return 0
     left_ms: int | None = None
-    while until > 0:
-        first = max(0, until - PAGE)
-        page: Sequence[HostedEvent] = await patiently(partial(store.read, run.id, first, until - first))
-        for event in reversed(page):
+    async with aclosing(newest_first(store, run.id)) as events:
+        async for event in events:
             if event.type in BEGINNINGS:
                 worked = 0 if left_ms is None else max(0, left_ms - event.at_ms)
                 return _told_before(event) + worked
             if left_ms is None or event.type in STATUS_OF:  # what comes after the first end is not the worker's
                 left_ms = event.at_ms
-        until = first
     return 0
 
 

@@ -26,6 +26,7 @@ from penstock.hosting.points import passing
 from penstock.hosting.ports import Fenced
 from penstock.hosting.records import ENDED, ApprovalRecord, HostedEvent, RunRecord, RunStatus
 from penstock.hosting.work.approvals import RunApprovals
+from penstock.hosting.work.claims import only_asks, workers_lost
 from penstock.hosting.work.durable import Durable, durable_parts, paid, shorten_journal
 from penstock.hosting.work.forking import plan_of
 from penstock.hosting.work.halts import whose_limit
@@ -39,6 +40,8 @@ from penstock.hosting.work.told import (
     Told,
     clean,
     error_data,
+    not_whole,
+    of_cut,
     of_node,
     output_of,
     plain,
@@ -50,6 +53,7 @@ from penstock.hosting.work.told import (
 from penstock.hosting.work.workplace import Prepared, RunKind, Workplace
 from penstock.kernel.executor import ExecutionResult
 from penstock.money import to_nanos
+from penstock.runtime.call import running_call
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.journal import Journal
@@ -60,6 +64,8 @@ from penstock.runtime.graphs.node_events import NodeEvent
 from penstock.runtime.scheduling.listener import Audience
 from penstock.runtime.watching.registry import CancelResult
 from penstock.stops import Stop, StopReason
+from penstock.tracing.execution_graph import ExecutionGraph
+from penstock.tracing.record import CallRecord
 
 journal_of_failures = logging.getLogger("penstock.hosting")
 
@@ -67,9 +73,9 @@ Flow = Callable[[Audience[NodeEvent]], Awaitable[ExecutionResult]]
 """The graph of a run, about to run: it tells somebody what becomes of its nodes."""
 
 TAIL = 500
-"""So far back it is looked who had a run before."""
+"""So many of the events of a run are read at once to find the newest."""
 MAX_DEATHS = 10
-"""So many workers in a row may be lost over a run; a run that kills its process must not kill them all."""
+"""So many workers in a row may be lost at work on a run; a run that kills its process must not kill them all."""
 
 PARKED = "the host is closing"
 TAKEN_OVER = "another worker has taken this run over"
@@ -123,7 +129,13 @@ class HostedRun:
         self._tap: TraceTap | None = None
         self._journal: Journal | None = None
         self._has_asked = False
-        self._deaths = 0
+        self._lost_before = 0
+        """How many workers in a row were lost over it."""
+        self._trace: ExecutionGraph | None = None
+        self._asking: dict[str, CallRecord | None] = {}
+        """Where in the run its questions were put, by their ids."""
+        self._idle_seq = 0
+        """The event that has said that it only waits."""
         self._halted_at: str | None = None
         """The first node that a stop has ended; the graph ends with it."""
         self._paid: Mapping[str, int] = {}
@@ -175,7 +187,8 @@ class HostedRun:
 
     def _let_go(self) -> None:
         """Keep nothing that leads back here: what a run leaves in memory goes at once."""
-        self.approvals = self._tap = self._journal = None
+        self.approvals = self._tap = self._journal = self._trace = None
+        self._asking.clear()
 
     async def _worked(self) -> RunRecord:
         events, run = self._at.stores.events, self.run
@@ -185,7 +198,7 @@ class HostedRun:
             outcome = _as_told(tail[-1])
             await self._shorten_journal(outcome)
             return await self._close(outcome)
-        self._deaths = _deaths(tail, run.epoch)
+        self._lost_before = await workers_lost(events, run)
         self.log = log = RunLog(events, run.id, run.epoch, seq, clock=self._at.steady, on_lost=self.lose)
         if not seq:
             log.tell("run.queued", at_ms=run.created_ms)
@@ -207,14 +220,15 @@ class HostedRun:
     async def _outcome(self) -> Outcome:
         """Run it, and decide what it ends as."""
         error: BaseException | None = None
-        output: Any = None
+        came_to: Mapping[str, Any] = {}
         context: ExecutionContext | None = None
         await self._look_for_cancel()
         try:
-            if self._deaths >= MAX_DEATHS:
-                raise WorkersDied(self.run.id, self._deaths)
+            if self._lost_before >= MAX_DEATHS:
+                raise WorkersDied(self.run.id, self._lost_before)
             async with self._prepared() as (context, flow):
-                output = output_of(await flow(self))
+                result = await flow(self)
+                came_to = {"output": output_of(result), **not_whole(result.outputs.values())}
         except (Exception, CancelledError, SystemExit) as raised:  # code that ends its program is a node that raised
             error = raised
         except asyncio.CancelledError as raised:
@@ -226,7 +240,7 @@ class HostedRun:
         self._paid = await paid(self._at, self.run)
         if error is None:
             await self._look_for_cancel()
-        return self._decide(context, error, output)
+        return self._decide(context, error, came_to)
 
     @asynccontextmanager
     async def _prepared(self) -> AsyncIterator[tuple[ExecutionContext, Flow]]:
@@ -240,10 +254,11 @@ class HostedRun:
         self._journal = durable.journal
         context = self._context(durable, prepared)
         passing("start.before_event")
-        log.tell(*_beginning(run, durable))
+        log.tell(*_beginning(run, durable, self._lost_before))
         if run.epoch > 1:  # should it kill its worker again, that has to be known
             await log.flush()
         later_ms = round((at.steady.time_ns() - context._run.wall_time_ns(context._run.now())) / 1_000_000)
+        self._trace = context.graph
         self._tap = tap = TraceTap(context.graph, log, later_ms)
         tap.open()
         chat_id, services = run.origin.get("chat_id"), self._services(durable, prepared)
@@ -288,26 +303,30 @@ class HostedRun:
         return {**at.services, "approvals": self.approvals, "run": about, **prepared.services}
 
     async def _look_for_cancel(self) -> None:
-        cancels, id = self._at.stores.cancels, self.run.id
-        found = await patiently(lambda: cancels.find([id], now_ms=self._at.now_ms()))
+        cancels, id, owner = self._at.stores.cancels, self.run.id, self.run.owner
+        found = await patiently(lambda: cancels.find({id: owner}, now_ms=self._at.now_ms()))
         if id in found:
             self.cancel(found[id].reason)
 
     # The end.
 
-    def _decide(self, context: ExecutionContext | None, error: BaseException | None, output: Any) -> Outcome:
+    def _decide(
+        self, context: ExecutionContext | None, error: BaseException | None, came_to: Mapping[str, Any]
+    ) -> Outcome:
         """What it ends as. Nothing is awaited here: who cancels comes before or after."""
-        outcome = self._judged(context, error, output)
+        outcome = self._judged(context, error, came_to)
         self.decided = outcome.status
         used = {**_used(context), **self._paid}
         return Outcome(outcome.status, {**used, **outcome.changes}, {**outcome.data, **spent(self.run, used)})
 
-    def _judged(self, context: ExecutionContext | None, error: BaseException | None, output: Any) -> Outcome:
+    def _judged(
+        self, context: ExecutionContext | None, error: BaseException | None, came_to: Mapping[str, Any]
+    ) -> Outcome:
         cancelled = self.token.cancellation
         if cancelled is not None and cancelled.cause == "user":
             return _cancelled(cancelled.stop.message, cancelled.cause)
         if error is None:
-            return Outcome("completed", {"output": output}, {"output": output})
+            return Outcome("completed", {"output": came_to["output"]}, came_to)
         if cancelled is not None:
             return Outcome("parked")
         if isinstance(error, Halted | CancelledError):
@@ -380,8 +399,10 @@ class HostedRun:
 
     def tell(self, event: NodeEvent) -> None:
         """Say it in the log."""
-        if self._halted_at is None and isinstance(event.data, Halted):
-            self._halted_at = event.node_id
+        if isinstance(event.data, Halted):
+            self._halted_at = self._halted_at or event.node_id
+            if (cut := of_cut(event)) is not None:
+                self._say(*cut)
         told = of_node(event)
         if told is not None:
             self._say(*told)
@@ -408,8 +429,11 @@ class HostedRun:
     async def waits_for(self, approval: ApprovalRecord) -> None:
         """Say so in the log and in the status."""
         self._has_asked = True
+        self._asking = {id: self._asking.get(id) for id in self.asks}
+        asking = running_call.get()
+        self._asking[approval.id] = None if asking is None else asking.record
         self._say("approval.requested", {"approval": approval_data(approval)})
-        self._say("run.waiting", {"approval_id": approval.id})
+        self._say_waiting(approval.id)
         await self._show_waiting()
 
     async def got(self, approval: ApprovalRecord) -> None:
@@ -421,6 +445,28 @@ class HostedRun:
     async def gave_up(self, approval: ApprovalRecord) -> None:
         """Say so in the status."""
         await self._show_waiting()
+
+    def notice_idle(self) -> None:
+        """Say that it only waits, if that is so since something else of it has ended; once."""
+        asks, log = self.asks, self.log
+        if not asks or self.decided is not None or log is None or log.seq == self._idle_seq:
+            return
+        if self._only_waits():
+            self._say_waiting(asks[0])
+
+    def _say_waiting(self, approval_id: str) -> None:
+        is_idle = self._only_waits()
+        self._say("run.waiting", {"approval_id": approval_id, **({"idle": True} if is_idle else {})})
+        if is_idle and self.log is not None:
+            self._idle_seq = self.log.seq
+
+    def _only_waits(self) -> bool:
+        """Whether nothing of it is under way but its questions."""
+        if self._trace is None:
+            return False
+        with self._trace.lock:
+            under_way = self._trace.open_calls()
+        return only_asks(under_way, [call for id in self.asks if (call := self._asking.get(id)) is not None])
 
     async def _show_waiting(self) -> None:
         async with self._showing:  # one after the other: the last change is the one that stays
@@ -435,24 +481,11 @@ class HostedRun:
             self.is_waiting = is_waiting
 
 
-def _deaths(tail: Sequence[HostedEvent], epoch: int) -> int:
-    """How often in a row it was begun and not left."""
-    begun: list[object] = []
-    for event in reversed(tail):
-        if event.type in ("run.queued", "run.granted") and event.seq > 1:
-            return len(begun)
-        if event.type in ("run.started", "run.resumed"):
-            begun.append(event.data.get("epoch"))
-    is_whole = not tail or tail[0].seq == 1
-    died_at_once = is_whole and epoch > 1 and 1 not in begun  # the first to begin does not wait until that is written
-    return len(begun) + died_at_once
-
-
-def _beginning(run: RunRecord, durable: Durable) -> Told:
+def _beginning(run: RunRecord, durable: Durable, lost: int) -> Told:
     if run.epoch == 1:
         return "run.started", {"epoch": 1}
     found = {"replayed": len(durable.journal), "worked_ms": durable.worked_ms}
-    return "run.resumed", {"epoch": run.epoch, **found}
+    return "run.resumed", {"epoch": run.epoch, **found, **({"lost": lost} if lost else {})}
 
 
 def approval_data(approval: ApprovalRecord) -> dict[str, Any]:

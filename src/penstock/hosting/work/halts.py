@@ -66,6 +66,8 @@ def why_no_grant(run: RunRecord, halt: Mapping[str, Any], more: RunLimits) -> st
         return f"{what} a budget inside its graph ({told}), which no grant raises: {helps}"
     payer = "its owner" if halt["whose"] == "owner" else "everybody together"
     helps = "resume it when the server allows more a day, or fork it on another day"
+    if halt.get("momentary"):
+        helps = "calls under way hold it: resume it in a moment, when they have ended"
     return f"{what} what {payer} may spend in a day ({told}), which no grant raises: {helps}"
 
 

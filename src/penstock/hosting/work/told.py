@@ -6,12 +6,14 @@ Pure. Every store takes what comes out of here: finite numbers, text that can be
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from penstock.agents.model import AnswerCut
 from penstock.hosting.records import RunRecord, RunStatus
 from penstock.kernel.executor import ExecutionResult
 from penstock.kernel.graph import DEFAULT_OUTPUT
+from penstock.kernel.values import DataValue, PartialValue
 from penstock.money import to_usd
 from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent
 from penstock.runtime.settlement import told_by
@@ -89,6 +91,12 @@ def output_of(result: ExecutionResult) -> Any:
     return plain(values[DEFAULT_OUTPUT] if values.keys() == {DEFAULT_OUTPUT} else values)
 
 
+def not_whole(values: Iterable[DataValue]) -> dict[str, Any]:
+    """What is said beside values of which one is not whole: why."""
+    reason = next((one.finish_reason for one in values if isinstance(one, PartialValue)), None)
+    return {} if reason is None else {"finish_reason": plain(reason)}
+
+
 def of_node(event: NodeEvent) -> Told | None:
     """What is told of an event of a node; None for what is told elsewhere."""
     where: dict[str, Any] = {"node_id": event.node_id, "node_type": event.node_type}
@@ -105,7 +113,8 @@ def of_node(event: NodeEvent) -> Told | None:
 
 def _of_lifecycle(event: NodeEvent) -> dict[str, Any]:
     if event.event_type == "completed":
-        return {"outputs": {plain(name): shown(one.value) for name, one in event.data.items()}}
+        outputs = {plain(name): shown(one.value) for name, one in event.data.items()}
+        return {"outputs": outputs, **not_whole(event.data.values())}
     if isinstance(event.data, BaseException):
         return error_data(event.data)
     return {} if event.data is None else {"reason": shown(event.data)}
@@ -117,6 +126,18 @@ def _of_delta(event: NodeEvent) -> Told:
     if "tool_call" in data:
         return "tool.call", {**where, "call": plain(data["tool_call"])}
     return "text.delta", {**where, "text": plain(str(data.get("text", "")))}
+
+
+def of_cut(event: NodeEvent) -> Told | None:
+    """The text of an answer that a limit has cut, as it would have been told while it came; None if it was, or is none.
+
+    It is paid for, and whoever grants the run more, or reads on with what there is, wants to see it.
+    """
+    error = event.data
+    if not isinstance(error, AnswerCut) or error.is_told or not error.text:
+        return None
+    error.is_told = True
+    return "text.delta", {"node_id": event.node_id, "source": plain(error.source), "text": plain(error.text)}
 
 
 def of_limit(event: LimitTrace) -> Told:
@@ -141,6 +162,8 @@ def of_ended(replayed: set[int], call: CallRecord) -> Told:
     about["tokens_in"] = call.tokens_in or 0
     about["tokens_out"] = call.tokens_out or 0
     about["duration_ms"] = round((call.ended_ns - call.started_ns) / 1_000_000, 3)
+    if call.finish_reason is not None:
+        about["finish_reason"] = call.finish_reason
     if call.stop_reason is not None:
         about["stop_reason"] = safe(call.stop_reason)
     return "call.ended", about
@@ -170,6 +193,8 @@ def stop_data(stop: Stop) -> dict[str, Any]:
         "unit": stop.unit,
         "limit": stop.limit,
         "used": stop.used,
+        "held": stop.held or None,
+        "momentary": stop.momentary or None,
     }
     return {name: shown(one) for name, one in figures.items() if one is not None}
 

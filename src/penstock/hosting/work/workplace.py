@@ -12,6 +12,7 @@ from penstock.hosting.ports import HostStores
 from penstock.hosting.records import ENDED, GraphRecord, RunRecord
 from penstock.hosting.settings import HostSettings
 from penstock.hosting.work.forking import inputs_of
+from penstock.ids import new_run_id
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.runtime.billing.prices import PriceBook
@@ -35,6 +36,9 @@ class RunKind(Protocol):
     async def prepare(self, run: RunRecord) -> Prepared:
         """What the run begins with; again for each worker that goes on with it."""
 
+    async def again(self, run: RunRecord) -> None:
+        """Somebody wants the run to go on after its end, or to take it up in another; Conflict if it cannot begin."""
+
     async def ended(self, run: RunRecord) -> None:
         """The run is over or parked, as the record says, and its last event is told when this returns.
 
@@ -46,15 +50,17 @@ class SteadyClock:
     """Wall time that nobody can set: the wall clock when it was made, and the time that has passed since.
 
     Leases are compared between workers. A clock that is set by a day must not make one worker's leases run out, nor
-    those of others look as if they had.
+    those of others look as if they had. A machine that was suspended must not go on in the past, where its leases have
+    run out when they are written: so the time that it slept counts, if the clock can tell (`passed_ns`).
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._offset_ns = clock.time_ns() - clock.monotonic_ns()
+        self._passed_ns: Callable[[], int] = getattr(clock, "passed_ns", clock.monotonic_ns)
+        self._offset_ns = clock.time_ns() - self._passed_ns()
         self.monotonic_ns = clock.monotonic_ns
 
     def time_ns(self) -> int:
-        return self.monotonic_ns() + self._offset_ns
+        return self._passed_ns() + self._offset_ns
 
 
 @dataclass(slots=True)
@@ -77,8 +83,11 @@ class Workplace:
 
     graphs: dict[tuple[str, int], GraphPlan] = field(default_factory=dict)
     """Graphs that were read lately, by id and version."""
-    accounts: set[str] = field(default_factory=set)
-    """Accounts of days that were opened here lately, with the ceilings of the settings."""
+    accounts: dict[str, bool] = field(default_factory=dict)
+    """Accounts of days that were opened here lately, with the ceilings of the settings; False for one that is not
+    there, and is not needed."""
+    mark: str = field(default_factory=lambda: new_run_id()[-12:])
+    """Tells what this host holds at the ledger from what any other, by whichever name, has held there for a run."""
     prices: PriceBook | None = None
     """What models cost; None is the book that the process shares."""
 
@@ -115,12 +124,23 @@ class Workplace:
             self.counted["took_ms"] += max(0, ended_ms - (left.started_ms or ended_ms))
 
     async def prepare(self, run: RunRecord) -> Prepared:
-        """What the run begins with; a fork or a replay, with what the run had that it takes up.
-
-        Its kind finds what it was given instead, by the ids of nodes, as `inputs` of the origin.
-        """
-        taken_up = run.origin.get("of")
-        if isinstance(taken_up, Mapping):
-            run = run._replace(origin={**taken_up, "inputs": inputs_of(run)})
+        """What the run begins with; a fork or a replay, with what the run had that it takes up."""
+        run = _as_taken_up(run)
         kind = self.kind_of(run)
         return Prepared(run.input) if kind is None else await kind.prepare(run)
+
+    async def check_again(self, run: RunRecord) -> None:
+        """Conflict if a run that has ended cannot go on, nor be taken up, for what it would begin with is gone."""
+        run = _as_taken_up(run)
+        kind = self.kind_of(run)
+        if kind is not None:
+            await kind.again(run)
+
+
+def _as_taken_up(run: RunRecord) -> RunRecord:
+    """A fork or a replay as a run of the kind that it takes up; any other as it is.
+
+    Its kind finds what it was given instead, by the ids of nodes, as `inputs` of the origin.
+    """
+    taken_up = run.origin.get("of")
+    return run._replace(origin={**taken_up, "inputs": inputs_of(run)}) if isinstance(taken_up, Mapping) else run

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from penstock.kernel.values import ANY, DataValue
+from penstock.kernel.values import ANY, DataValue, PartialValue
 
 ValueType = Literal["any", "text", "number", "boolean", "object", "list"]
 
@@ -26,8 +26,10 @@ def type_of(value: Any) -> str:
     return ANY
 
 
-def typed(value: Any) -> DataValue:
-    """The value with its type."""
+def typed(value: Any, finish_reason: str | None = None) -> DataValue:
+    """The value with its type; one that is not whole says why."""
+    if finish_reason is not None:
+        return PartialValue(type_of(value), value, finish_reason)
     return DataValue(type_of(value), value)
 
 

@@ -8,9 +8,11 @@ back, for the call never ran.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from penstock.containment import accounts
 from penstock.containment.ledger import Amounts, WouldWait
 from penstock.containment.safety import Decision, SafetyEvent
 from penstock.errors import CancelledError
@@ -19,11 +21,14 @@ from penstock.runtime.admission import refuse
 from penstock.runtime.call import Call, interruption, stop_of
 from penstock.runtime.cancellation import absorb, taken_back
 from penstock.runtime.durable.shared import SharedBudget, ignore
-from penstock.stops import LIMIT_REASONS, Stop, StopReason
+from penstock.stops import Stop, StopReason
 from penstock.tracing.record import OPEN, CallRecord, Source
 
+Less = Callable[[Stop], "tuple[int | None, int] | None"]
+"""What a call that was refused so can do with, as cost and tokens; None if less would not help. The cost is None if it
+is not known."""
+
 if TYPE_CHECKING:
-    from penstock.runtime.handle import Handle
     from penstock.runtime.run import Run
 
 
@@ -48,17 +53,34 @@ def bind(shared: SharedBudget, run: Run, source: Source) -> None:
 class _Asking:
     """One call's question to the store."""
 
-    __slots__ = ("call", "key", "shared")
+    __slots__ = ("call", "key", "less", "shared")
 
-    def __init__(self, shared: SharedBudget, call: Call) -> None:
+    def __init__(self, shared: SharedBudget, call: Call, less: Less | None = None) -> None:
         self.shared = shared
         self.call = call
+        self.less = less
         self.key = _key(shared, call)
 
     def ask(self) -> Stop | None:
+        return self.shared.take(self.key, self._amounts(), self.call.attempt > 1, self._ask_less)
+
+    def _amounts(self) -> Amounts:
         call = self.call
-        ask = Amounts(call._held_cost, call._held_tokens, 0, call._held_api_calls)
-        return self.shared.take(self.key, ask, call.attempt > 1)
+        return Amounts(call._held_cost, call._held_tokens, 0, call._held_api_calls)
+
+    def _ask_less(self, stop: Stop) -> Amounts | None:
+        """What the call can do with instead of what was refused, and holds from now on here; None if it cannot."""
+        less = None if self.less is None else self.less(stop)
+        if less is None:
+            return None
+        call, (cost, tokens) = self.call, less
+        with call.context._run.lock:
+            most = call._held_cost, call._held_tokens
+            wanted = most[0] if cost is None else min(cost, most[0]), min(tokens, most[1])
+            if call.state != "held" or wanted == most:  # whoever asked has left meanwhile; or it is refused for good
+                return None
+            accounts.shrink(call, *wanted)
+        return self._amounts()
 
     def give_back(self, answer: object, error: BaseException | None) -> None:
         """The store has answered after the caller had left."""
@@ -115,9 +137,12 @@ def hold(shared: SharedBudget, call: Call) -> bool:
     return call.stop is None
 
 
-async def ahold(shared: SharedBudget, call: Call) -> bool:
-    """Hold at the store what the call holds here; False if it was refused there, and so it is here."""
-    asking, token = _Asking(shared, call), call.token
+async def ahold(shared: SharedBudget, call: Call, less: Less | None = None) -> bool:
+    """Hold at the store what the call holds here; False if it was refused there, and so it is here.
+
+    A call that can do with less is asked, when the store refuses it, with how much.
+    """
+    asking, token = _Asking(shared, call, less), call.token
     if (said := asking.at_once()) is not None:
         return said
     task = asyncio.current_task()
@@ -151,12 +176,6 @@ def _turn_away(call: Call, stop: Stop, hook: str = "ExecutionContext") -> None:
 
 def _refuse(call: Call, stop: Stop) -> None:
     _turn_away(call, stop, "SharedBudget")
-    if stop.reason in LIMIT_REASONS:
-        # What refuses here refuses everywhere in the run.
-        place: Handle | None = call.context
-        while place is not None:
-            call.context._run.stops.setdefault(place._source, stop)
-            place = place.parent
 
 
 def note_end(shared: SharedBudget, call: Call) -> None:

@@ -27,6 +27,7 @@ from penstock.runtime.durable import points
 from penstock.runtime.durable.keys import Scope, here, outermost
 from penstock.runtime.durable.ports import EntryKind, JournalEntry, JournalStore
 from penstock.runtime.options import must_be_name
+from penstock.tracing.record import NOT_WHOLE
 
 MAX_DEPTH = 90
 """So deep may a recorded value be nested; stores take a little more."""
@@ -273,6 +274,8 @@ def _short(value: Any) -> Any:
     if not isinstance(value, dict):
         return None
     kept = {name: value[name] for name in ("name", "model", "state", "is_error", COST_UNKNOWN) if name in value}
+    if value.get("finish_reason") in NOT_WHOLE:
+        kept["finish_reason"] = value["finish_reason"]
     if value.get("is_error"):
         kept["content"] = str(value.get("content"))[:SHORT_CHARACTERS]
     return kept

@@ -7,7 +7,7 @@ by side, whichever of them is quicker. A key is a path:
     draft                          a node of the graph
     draft/agent:draft/turn:2       the second turn of the agent in it
     …/turn:2/llm:gpt               what the model answered in that turn
-    …/turn:2/tool:0:call_7         what the first tool of that turn gave
+    …/turn:2/tool:0:call_7:9f2c…   what the first tool of that turn gave; the last part is what it was asked for
     each/3/write                   node `write` of the graph that a map runs on item 3
     draft~2/…                      the second attempt at a node
 

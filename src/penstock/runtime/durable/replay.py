@@ -19,7 +19,7 @@ from penstock.runtime.call import Call, running_call
 from penstock.runtime.durable.journal import COST_UNKNOWN, Journal, NotRecordable, must_be_json
 from penstock.runtime.durable.ports import EntryKind, JournalEntry
 from penstock.tracing.lifecycle import CallKind, Status
-from penstock.tracing.record import OPEN, CallRecord, mark_cost_unknown
+from penstock.tracing.record import NOT_WHOLE, OPEN, CallRecord, mark_cost_unknown, mark_not_whole
 
 if TYPE_CHECKING:
     from penstock.runtime.handle import Handle
@@ -86,6 +86,8 @@ def _write(
     if _is_cost_unknown(entry):
         context._run.unknown_costs += 1
         mark_cost_unknown(record)
+    if (finish_reason := _finish_reason(entry)) is not None:
+        mark_not_whole(record, finish_reason)
     status: Status = "success" if failed is None else "fail"
     tokens, error = (entry.tokens_in or None, entry.tokens_out or None), None if failed is None else "ToolFailed"
     graph.end(record, now_ns, status, entry.cost_nanos, *tokens, failed, error)
@@ -108,6 +110,12 @@ def _failure(entry: JournalEntry) -> str | None:
 def _is_cost_unknown(entry: JournalEntry) -> bool:
     """Whether nobody could tell what it cost."""
     return isinstance(entry.value, dict) and entry.value.get(COST_UNKNOWN) is True and entry.kind in ("llm", "tool")
+
+
+def _finish_reason(entry: JournalEntry) -> str | None:
+    """Why the answer of a model was not whole."""
+    said = entry.value.get("finish_reason") if entry.kind == "llm" and isinstance(entry.value, dict) else None
+    return said if said in NOT_WHOLE else None
 
 
 def _name(entry: JournalEntry) -> str:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock.containment.ledger import Amounts, LedgerStore, WouldWait
 from penstock.containment.limits import Budget, Limits
-from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
+from penstock.errors import InvalidValue, KeyTaken, LedgerError, LedgerUnavailable
 from penstock.runtime import worker
 from penstock.runtime.durable import points
 from penstock.runtime.options import must_be_name, must_be_text
@@ -29,8 +29,13 @@ from penstock.stops import LIMIT_REASONS, Stop, StopReason
 
 T = TypeVar("T")
 
+Instead = Callable[[Stop], Amounts | None]
+"""What to ask for in place of what was refused so; None for nothing."""
+
 UNPRICED = "/unpriced"
 """What the key of a call ends with that leaves without anybody knowing its price."""
+MAX_ASKS = 4
+"""So often a call may ask, for less each time: a refusal speaks of one account, and there are some above it."""
 A_FEW = 8
 """So many acts that wait may be told at once; more would keep an event loop."""
 
@@ -133,21 +138,24 @@ class SharedBudget:
 
     # Before a call.
 
-    def take(self, key: str, ask: Amounts, retried: bool) -> Stop | None:
-        """Hold `ask` at the store, or say what refuses; whatever goes wrong, refuses."""
+    def take(self, key: str, ask: Amounts, retried: bool, less: Instead | None = None) -> Stop | None:
+        """Hold `ask` at the store, or say what refuses; whatever goes wrong, refuses.
+
+        `less` says what is asked for instead of what was refused; None if there is nothing that would do.
+        """
         self.catch_up()
         if points.hook is not None:
             points.hook("hold.before")
         is_drawn = retried and self._is_drawn()
         try:
-            stop = self.store.hold(key, self.account, ask, retry_drawn=is_drawn)
+            stop = self._held(key, ask, is_drawn, less)
         except WouldWait:  # it is asked again, and is not drawn then either
             if retried and not is_drawn:
                 self._was_not_drawn()
             raise
         except BaseException as error:
-            # Only the answer may have been lost.
-            self._later(key, _never_ran(key))
+            if not isinstance(error, KeyTaken):  # only the answer may have been lost; else the key is another call's
+                self._later(key, _never_ran(key))
             if not isinstance(error, Exception):
                 raise
             return self.unavailable(error)
@@ -156,8 +164,20 @@ class SharedBudget:
         with self._lock:
             if stop is None:
                 self._open.add(key)
-            else:
+        return stop
+
+    def _held(self, key: str, ask: Amounts, is_drawn: bool, less: Instead | None) -> Stop | None:
+        stop: Stop | None = None
+        for _ in range(MAX_ASKS):
+            stop = self.store.hold(key, self.account, ask, retry_drawn=is_drawn)
+            if stop is None:
+                break
+            with self._lock:
                 self._refusing.add(stop.budget)
+            smaller = None if less is None else less(stop)
+            if smaller is None:
+                break
+            ask = smaller
         return stop
 
     def has_refused(self, stop: Stop) -> bool:

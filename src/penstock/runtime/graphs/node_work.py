@@ -19,7 +19,7 @@ from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
 from penstock.kernel.graph import DEFAULT_OUTPUT, EdgeSpec, NodeSpec, shown, thawed
 from penstock.kernel.plan import Plan
 from penstock.kernel.routing import route
-from penstock.kernel.values import ANY, DataValue
+from penstock.kernel.values import ANY, DataValue, PartialValue
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.journal import must_be_json
 from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent, NodeEvents
@@ -145,11 +145,11 @@ class NodeWork:
         """What the node gave, as JSON; NotRecordable names the handle of what is none."""
         for handle, given in result.outputs.items():
             must_be_json(f"node {self._nodes.plan.ids[node]!r}, handle {handle!r}", given.value)
-        return {handle: {"type": given.type, "value": given.value} for handle, given in result.outputs.items()}
+        return {handle: _written(given) for handle, given in result.outputs.items()}
 
     def read(self, node: int, written: Mapping[str, Any]) -> ExecutionResult:
         """What the node gave when it ran."""
-        return ExecutionResult({handle: DataValue(one["type"], one["value"]) for handle, one in written.items()})
+        return ExecutionResult({handle: _read(one) for handle, one in written.items()})
 
     # Values in.
 
@@ -301,6 +301,17 @@ class NodeWork:
         if not isinstance(value, RESULTS) and hasattr(kind, "__next__"):
             return _exhausted(self._pieces(node, value, progress))
         return self._answer(node, value, progress)  # type: ignore[no-any-return]
+
+
+def _written(given: DataValue) -> dict[str, Any]:
+    written = {"type": given.type, "value": given.value}
+    return {**written, "finish_reason": given.finish_reason} if isinstance(given, PartialValue) else written
+
+
+def _read(written: Mapping[str, Any]) -> DataValue:
+    if "finish_reason" in written:
+        return PartialValue(written["type"], written["value"], written["finish_reason"])
+    return DataValue(written["type"], written["value"])
 
 
 def _exhausted(pieces: Any) -> ExecutionResult:

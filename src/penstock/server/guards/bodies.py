@@ -2,12 +2,16 @@
 
 A body is received whole before the route is asked, within a size, a time and a share of memory, chunked or not. All
 are JSON but those of RAW. Compressed ones are not taken: a small one may be an endless one.
+
+Many clients send all they have before they look for an answer, and one that is still sending when the connection is
+closed never sees it. So whoever sends too much is answered at once, and then heard out for a moment; nothing is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 
 from penstock.server.errors import ApiError
 from penstock.server.guards.asgi import App, Message, Receive, Scope, Send, headers_named, refuse
@@ -18,10 +22,20 @@ RAW: Mapping[str, str] = {"/api/attachments": "max_attachment_bytes"}
 """Routes that take any bytes, and the setting that says how many."""
 ON_A_THREAD = 64 * 1024
 """Bodies from this size are looked at beside the event loop."""
+LINGER_BYTES = 32 * 1024 * 1024
+LINGER_S = 2.0
+"""So much, for so long, is read on of a body that was refused for its size, before the connection is closed."""
 
 
 class ClientLeft(Exception):
     """Nobody is there to be answered."""
+
+
+class TooLarge(ApiError):
+    """A body has more bytes than it may."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(413, f"a body may have {limit} bytes here", headers={"Connection": "close"})
 
 
 class BodyGuard:
@@ -41,6 +55,10 @@ class BodyGuard:
             await self._receive(body, scope, receive)
         except ClientLeft:
             body.give_back()
+            return
+        except TooLarge as error:
+            body.give_back()
+            await _refuse_and_hear_out(error, body, scope, receive, send)
             return
         except ApiError as error:
             body.give_back()
@@ -91,6 +109,8 @@ class _Body:
         self._guard = guard
         self._taken = 0
         self._is_told = False
+        self.has_come = False
+        """Whether all of it was sent, read or not."""
 
     async def read(self, receive: Receive, limit: int) -> None:
         more = True
@@ -99,12 +119,13 @@ class _Body:
             if message["type"] == "http.disconnect":
                 raise ClientLeft
             piece = message.get("body", b"")
+            more = message.get("more_body", False)
+            self.has_come = not more
             if len(self.content) + len(piece) > limit:
-                raise _too_large(limit)
+                raise TooLarge(limit)
             self._guard.take_room(len(piece))
             self._taken += len(piece)
             self.content += piece
-            more = message.get("more_body", False)
 
     def give_back(self) -> None:
         self._guard.give_room(self._taken)
@@ -130,11 +151,37 @@ def _check_headers(scope: Scope, limit: int) -> None:
         raise ApiError(415, "bodies are taken as they are, without a Content-Encoding")
     for length in headers_named(scope, b"content-length"):
         if not length.isdigit() or len(length) > 20 or int(length) > limit:
-            raise _too_large(limit)
+            raise TooLarge(limit)
 
 
-def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"a body may have {limit} bytes here", headers={"Connection": "close"})
+async def _refuse_and_hear_out(error: ApiError, body: _Body, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer, and end the answer, which closes the connection, when the client has sent its body or enough of it."""
+
+    async def send_open(message: Message) -> None:
+        await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+    await refuse(error, scope, receive, send_open)
+    if not body.has_come and _may_be_heard_out(scope):
+        await _hear_out(receive)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _may_be_heard_out(scope: Scope) -> bool:
+    """Whether a client sends now, and may come to an end: not if it waits to be asked, or has announced far more."""
+    lengths = headers_named(scope, b"content-length")
+    is_bounded = all(one.isdigit() and len(one) <= 20 and int(one) <= LINGER_BYTES for one in lengths)
+    return is_bounded and not headers_named(scope, b"expect")
+
+
+async def _hear_out(receive: Receive) -> None:
+    left = LINGER_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while left > 0:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+                left -= len(message["body"])
 
 
 def _check_type(scope: Scope) -> None:

@@ -52,7 +52,8 @@ class OriginGuard:
         if name is None:
             return ApiError(400, "a request must say one Host", code="bad_host")
         if name not in self._hosts:
-            message = "this server is not known under that Host; its operator can add it to allowed_hosts"
+            names = "penstock serve --allow-host NAME, PENSTOCK_ALLOWED_HOSTS, or allowed_hosts of its settings"
+            message = f"this server is not known under that Host; whoever runs it can name it: {names}"
             return ApiError(421, message, code="bad_host")
         return None
 

@@ -132,10 +132,50 @@ class McpEndpoint:
     async def _answer(self, owner: str, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._manager is not None, "the endpoint is entered before it is asked"
         user = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
-        await self._manager.handle_request({**scope, "user": user}, receive, send)
+        if scope["method"] != "GET" or self._streams is None:
+            await self._manager.handle_request({**scope, "user": user}, receive, send)
+            return
+        listening = _Listening(self._streams.closing(), receive, send)
+        await self._manager.handle_request({**scope, "user": user}, listening.receive, listening.send)
+        await listening.end()
 
     def _closes(self) -> bool:
         return self._is_closing or (self._streams is not None and self._streams.closing().is_set())
+
+
+class _Listening:
+    """A stream on which a client waits for whatever may be told: when the server closes it is as if the client left.
+
+    Without that the server would wait for it, and break it off in the end.
+    """
+
+    def __init__(self, closing: asyncio.Event, receive: Receive, send: Send) -> None:
+        self._closing = closing
+        self._receive = receive
+        self._send = send
+        self._is_open = False
+
+    async def receive(self) -> Message:
+        """What the client says; that it has left, once the server closes."""
+        hearing, closing = asyncio.ensure_future(self._receive()), asyncio.ensure_future(self._closing.wait())
+        tasks = {hearing, closing}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        return {"type": "http.disconnect"} if hearing.cancelled() else hearing.result()
+
+    async def send(self, message: Message) -> None:
+        """Pass on a piece of the answer."""
+        self._is_open = message.get("more_body", message["type"] == "http.response.start")
+        await self._send(message)
+
+    async def end(self) -> None:
+        """End what was left open because the server closes."""
+        if self._is_open and self._closing.is_set():
+            await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _has_sessions(scope: Scope) -> bool:

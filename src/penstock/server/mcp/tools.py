@@ -11,7 +11,7 @@ import mcp_types as types
 
 from penstock.chat.protocol import answer_text
 from penstock.errors import InvalidValue
-from penstock.hosting.records import GraphRecord, HostedEvent, RunRecord
+from penstock.hosting.records import ENDED, GraphRecord, HostedEvent, RunRecord
 from penstock.money import to_usd
 from penstock.server.openai.models import converses
 from penstock.server.outages import public_error
@@ -30,6 +30,14 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "list": {"type": "array"},
 }
 """The types of an `input` node, as JSON Schema says them."""
+TAKEN: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "string": ((str,), "text"),
+    "number": ((int, float), "a number"),
+    "boolean": ((bool,), "true or false"),
+    "object": ((dict,), "an object"),
+    "array": ((list,), "a list"),
+}
+"""What is of each type of JSON Schema, and how people call it."""
 
 
 def tool_name(graph_id: str) -> str:
@@ -65,16 +73,17 @@ def _input_schema(graph: GraphRecord) -> dict[str, Any]:
 
 
 def input_of(graph: GraphRecord, arguments: Mapping[str, Any]) -> Any:
-    """What a call gives its graph; InvalidValue if the tool does not take it."""
-    schema = _input_schema(graph)
+    """What a call gives its graph; InvalidValue if it is not what the tool says that it takes."""
+    schema, given = _input_schema(graph), arguments.get("input")
     for name in arguments:
         if name != "input":
             raise InvalidValue("arguments", name, "input, and nothing else")
-    if "input" in schema["required"] and arguments.get("input") is None:
+    if "input" in schema["required"] and given is None:
         raise InvalidValue("input", None, "given")
-    if converses(graph) and not isinstance(arguments["input"], str):
-        raise InvalidValue("input", arguments["input"], "text")
-    return arguments.get("input")
+    kinds, called = TAKEN.get(schema["properties"]["input"].get("type", ""), ((object,), ""))
+    if given is not None and (not isinstance(given, kinds) or (isinstance(given, bool) and int in kinds)):
+        raise InvalidValue("input", given, called)
+    return given
 
 
 def progress_of(event: HostedEvent) -> str | None:
@@ -92,6 +101,10 @@ def failed(message: str, run: RunRecord | None = None) -> types.CallToolResult:
 
 def result_of(run: RunRecord) -> types.CallToolResult:
     """What a run came to, or why it came to nothing."""
+    if run.status not in ENDED:  # nobody waits for it any more, because the server closes
+        stands = "was parked" if run.status == "parked" else f"is {run.status}"
+        later = "the server is closing, and goes on with it when it is started again; another call is another run"
+        return failed(f"run {run.id} {stands}: {later}", run)
     if run.status != "completed":
         why = ": ".join(part for part in (run.stop_reason, public_error(run.stop_reason, run.error)) if part)
         was = "has failed" if run.status == "failed" else f"was {run.status}"

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.server.errors import ApiError
 from penstock.server.sse import Streams
 
 T = TypeVar("T")
@@ -24,6 +23,10 @@ CLIENT_CLOSED_REQUEST = 499
 
 class ClientLeft(Exception):
     """Nobody waits for the answer any more."""
+
+
+class ServerCloses(Exception):
+    """All streams are to end."""
 
 
 async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -51,7 +54,7 @@ async def _gone(*tasks: asyncio.Future[Any]) -> None:
 
 
 async def with_heartbeats(items: AsyncGenerator[T, None], streams: Streams) -> AsyncGenerator[T | None, None]:
-    """The items as they come, and None whenever nothing has come for a while; ApiError when the server closes."""
+    """The items as they come, and None whenever nothing has come for a while; ServerCloses when it does."""
     async with aclosing(items):
         closing = asyncio.ensure_future(streams.closing().wait())
         coming = asyncio.ensure_future(anext(items))
@@ -66,7 +69,7 @@ async def with_heartbeats(items: AsyncGenerator[T, None], streams: Streams) -> A
                     coming = asyncio.ensure_future(anext(items))
                     yield item
                 elif closing.done():
-                    raise ApiError(503, "the server is closing; the run is kept and goes on later")
+                    raise ServerCloses
                 else:
                     yield None
         finally:

@@ -19,8 +19,12 @@ from penstock.hosting.work.halts import RAISED_BY
 from penstock.kernel.graph import GraphInvalid
 from penstock.nodes.parts.models import ModelUnknown
 from penstock.server.errors import api_error, param_of
+from penstock.server.openai.leaving import ServerCloses
 from penstock.server.openai.wire.answer import Ended
 from penstock.server.openai.wire.bodies import ImageUrl
+from penstock.server.openai.wire.chunks import spent
+from penstock.server.openai.wire.response import response_id
+from penstock.stops import StopReason
 
 LOG = logging.getLogger("penstock.server")
 
@@ -50,15 +54,16 @@ class Refused(PenstockError):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
         may_retry: bool = True,
-        run_id: str | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
+        """`about` is what is known of the run that came to no answer, if there was one."""
         self.status = status
         self.message = message
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
         self.may_retry = may_retry
-        self.run_id = run_id
+        self.about = about
         super().__init__(message)
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,8 +74,8 @@ class Refused(PenstockError):
             "param": self.param,
             "code": self.code or CODES.get(self.status),
         }
-        if self.run_id is not None:
-            error["run_id"] = self.run_id
+        if self.about is not None:
+            error |= {"run_id": self.about["run_id"], "penstock": dict(self.about)}
         return {"error": error}
 
     def response(self) -> Response:
@@ -110,18 +115,31 @@ def refusal_of(error: Exception) -> Refused | None:
 
 def unknown_end(run_id: str) -> Refused:
     """Nobody works on the run here any more, and it has not ended: the host was closed before it could park it."""
-    message = f"what becomes of run {run_id} is not known yet; ask for it later at /api/runs/{run_id}"
-    return Refused(503, message, code="parked", may_retry=False, run_id=run_id)
+    return _parked(f"what becomes of run {run_id} is not known yet", {"run_id": run_id})
+
+
+def set_aside(ended: Ended, run_id: str) -> Refused:
+    """The run was parked: for the request it is over, and for nobody else."""
+    message = f"run {run_id} was set aside before it ended, and goes on with the next server"
+    return _parked(message, spent(run_id, ended))
 
 
 def broken_off(error: Exception, run_id: str) -> Refused:
     """What a stream says that cannot go on; its status has been sent, so that nobody else can say it."""
+    if isinstance(error, ServerCloses):
+        return _parked(f"the server is closing; run {run_id} is kept, and goes on", {"run_id": run_id})
     if refused := refusal_of(error):
+        refused.about = refused.about or {"run_id": run_id}
         return refused
     LOG.error("the stream of run %s broke off", run_id, exc_info=error)
-    return Refused(
-        500, f"the stream of run {run_id} broke off; the server's log says why", code="internal", run_id=run_id
-    )
+    message = f"the stream of run {run_id} broke off; the server's log says why"
+    return Refused(500, message, code="internal", about={"run_id": run_id})
+
+
+def _parked(message: str, about: Mapping[str, Any]) -> Refused:
+    where = f"GET /v1/responses/{response_id(about['run_id'])} or GET /api/runs/{about['run_id']}"
+    later = f"ask for it at {where}, for a new request would be a new run"
+    return Refused(503, f"{message}; {later}", code="parked", may_retry=False, about=about)
 
 
 def failure_of(ended: Ended, run_id: str, *, has_text: bool, asked: Collection[str] = ()) -> Refused | None:
@@ -131,15 +149,20 @@ def failure_of(ended: Ended, run_id: str, *, has_text: bool, asked: Collection[s
     """
     if ended.status == "completed" or (ended.is_limit and has_text):
         return None
+    if ended.status == "parked":
+        return set_aside(ended, run_id)
     status, code = _status_of(ended)
     helps = _what_helps(ended, run_id, asked) if ended.is_limit else None
     message = "; ".join(filter(None, (_told(ended, run_id), helps)))
-    return Refused(status, message, code=code, may_retry=False, run_id=run_id)
+    param = "model" if ended.reason == StopReason.PRICE_UNKNOWN else None
+    return Refused(status, message, param=param, code=code, may_retry=False, about=spent(run_id, ended))
 
 
 def _what_helps(ended: Ended, run_id: str, asked: Collection[str]) -> str | None:
     """Where the limit was set that has halted a run, and how to have more of it."""
     name = RAISED_BY.get(str(ended.reason))
+    if ended.is_momentary:
+        return "calls that are under way hold what is left of it, and may need less: ask again in a moment"
     if ended.whose == "node":
         return "a node of the graph sets that limit: give it more there, in a new version of the graph"
     if ended.whose in ("owner", "all"):
@@ -156,8 +179,6 @@ def _what_helps(ended: Ended, run_id: str, asked: Collection[str]) -> str | None
 def _status_of(ended: Ended) -> tuple[int, str]:
     if ended.status == "cancelled":
         return 409, "cancelled"
-    if ended.status == "parked":
-        return 503, "parked"
     if ended.is_limit:
         return 402, str(ended.reason)
     if ended.reason == ModelUnknown.__name__:  # the graph is wrong, and not the server
@@ -166,8 +187,6 @@ def _status_of(ended: Ended) -> tuple[int, str]:
 
 
 def _told(ended: Ended, run_id: str) -> str:
-    if ended.status == "parked":
-        return f"run {run_id} was set aside before it ended and goes on later; its events are at /api/runs/{run_id}"
     why = ": ".join(part for part in (ended.reason, ended.message) if part)
     return f"run {run_id} {'was ' if ended.status != 'failed' else ''}{ended.status}{': ' if why else ''}{why}"
 

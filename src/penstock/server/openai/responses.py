@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -15,7 +16,7 @@ from penstock.server.auth import User
 from penstock.server.openai.conversing import forget_chat_of
 from penstock.server.openai.leaving import CLIENT_CLOSED_REQUEST, ClientLeft, RunStream, unless_left, with_heartbeats
 from penstock.server.openai.models import converses
-from penstock.server.openai.refusals import Refused, broken_off, written
+from penstock.server.openai.refusals import Refused, broken_off, set_aside, written
 from penstock.server.openai.running import Service, Started, events_so_far, go_on, on_leave, start, streaming
 from penstock.server.openai.wire.answer import Answer, fold, speakers
 from penstock.server.openai.wire.bodies import ResponseBody
@@ -41,6 +42,8 @@ async def respond(service: Service, user: User, body: ResponseBody, request: Req
     except ClientLeft:
         await on_leave(begun, user, body.penstock)()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
+    if under_way.ended is not None and under_way.ended.status == "parked":
+        raise set_aside(under_way.ended, begun.run.id)
     return _json(under_way)
 
 
@@ -124,6 +127,8 @@ async def _as_it_stands(
             pass
     if answer.ended is None:
         under_way.status = STATUSES[run.status]
+    if run.status != "waiting":
+        under_way.waits = None
     return under_way
 
 
@@ -168,7 +173,9 @@ async def _let_it_go_on() -> None:
 
 
 def _under_way(begun: Started, body: ResponseBody) -> ResponseUnderWay:
-    return ResponseUnderWay(begun.run.id, begun.created, _asked(body, is_heard=begun.is_heard))
+    metadata = _asked_once(begun.run).metadata  # of a run that was there, it is what the run has
+    asked = replace(_asked(body, is_heard=begun.is_heard), metadata=metadata)
+    return ResponseUnderWay(begun.run.id, begun.created, asked)
 
 
 def _asked(body: ResponseBody, *, is_heard: bool) -> Asked:

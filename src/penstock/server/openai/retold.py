@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.chat.pauses import pause_at
 from penstock.server.openai.wire.conversation import File, Turn
 
 if TYPE_CHECKING:
@@ -36,11 +37,12 @@ class Retold:
     parent_id: str | None = None
 
 
-def keys_of(owner: str, user: str | None, graph_id: str, turns: Sequence[Turn]) -> list[str]:
+async def keys_of(owner: str, user: str | None, graph_id: str, turns: Sequence[Turn]) -> list[str]:
     """A key for each turn; two are the same if everything up to there is."""
     keys = []
     digest = _digest(owner, graph_id, *([] if user is None else [user]))
-    for turn in turns:
+    for at, turn in enumerate(turns):
+        await pause_at(at)
         digest = _digest(digest, turn.role, turn.text, *(part for file in turn.files for part in _parts(file)))
         keys.append(digest[:32])
     return keys

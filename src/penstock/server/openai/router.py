@@ -18,6 +18,14 @@ from penstock.server.openai import chat_completions, models, responses
 from penstock.server.openai.refusals import refusal_of, written
 from penstock.server.openai.running import Service
 from penstock.server.openai.wire.bodies import ChatCompletionBody, ErrorAnswer, ResponseBody
+from penstock.server.openai.wire.described import (
+    CompletionAnswer,
+    Described,
+    ModelFacts,
+    ModelList,
+    ResponseAnswer,
+    ResponseDeleted,
+)
 from penstock.server.runnable import Runnable
 from penstock.server.sse import Streams
 
@@ -28,8 +36,6 @@ if TYPE_CHECKING:
 
 ERROR = {"model": ErrorAnswer, "description": "What went wrong"}
 ERRORS: dict[int | str, dict[str, Any]] = {"4XX": ERROR, "5XX": ERROR}
-STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
-"""What is answered in one, or as a stream, as the request says."""
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -52,6 +58,11 @@ class OpenAIRoute(APIRoute):
         return told
 
 
+def answers(model: type[Described], *, streamed: bool = False) -> dict[int | str, dict[str, Any]]:
+    """How a success is described: in one, and maybe as a stream if the request says so."""
+    return {200: {"model": model, **({"content": {"text/event-stream": {}}} if streamed else {})}}
+
+
 def create_openai_router(
     host: RunHost,
     chats: ChatService,
@@ -71,13 +82,13 @@ def create_openai_router(
 
 
 def _add_models(router: APIRouter, service: Service) -> None:
-    @router.get("/models")
+    @router.get("/models", responses=answers(ModelList))
     async def list_models() -> Response:
         """The graphs that can be run, as models."""
         found = await models.runnable(service.stores.graphs, service.graphs)
         return _json({"object": "list", "data": [models.described(one) for one in found]})
 
-    @router.get("/models/{model_id}")
+    @router.get("/models/{model_id}", responses=answers(ModelFacts))
     async def get_model(model_id: str) -> Response:
         """One graph as a model; `graph@3` is its third version."""
         found = await service.graph_of(model_id)
@@ -85,32 +96,32 @@ def _add_models(router: APIRouter, service: Service) -> None:
 
 
 def _add_chat_completions(router: APIRouter, service: Service, user_of: Callable[[Request], User]) -> None:
-    @router.post("/chat/completions", responses=STREAMED)
+    @router.post("/chat/completions", responses=answers(CompletionAnswer, streamed=True))
     async def create_chat_completion(body: ChatCompletionBody, request: Request) -> Response:
         """Run a graph on a conversation; with `stream`, told as it comes."""
         return await chat_completions.complete(service, user_of(request), body, request)
 
 
 def _add_responses(router: APIRouter, service: Service, user_of: Callable[[Request], User]) -> None:
-    @router.post("/responses", responses=STREAMED)
+    @router.post("/responses", responses=answers(ResponseAnswer, streamed=True))
     async def create_response(body: ResponseBody, request: Request) -> Response:
         """Run a graph on some input; with `stream`, told as it comes; with `background`, without waiting for it."""
         return await responses.respond(service, user_of(request), body, request)
 
-    @router.get("/responses/{response_id}", responses=STREAMED)
+    @router.get("/responses/{response_id}", responses=answers(ResponseAnswer, streamed=True))
     async def get_response(
         response_id: str, request: Request, starting_after: int | None = Query(None, ge=0), stream: bool = False
     ) -> Response:
         """A response as it stands, or its stream, from the beginning or after some event."""
         return await responses.retrieve(service, user_of(request), response_id, starting_after, stream=stream)
 
-    @router.delete("/responses/{response_id}")
+    @router.delete("/responses/{response_id}", responses=answers(ResponseDeleted))
     async def delete_response(response_id: str, request: Request) -> Response:
         """Remove a response that is over, and its run; what was said stays as long as other responses go on from it."""
         await responses.delete(service, user_of(request), response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
-    @router.post("/responses/{response_id}/cancel")
+    @router.post("/responses/{response_id}/cancel", responses=answers(ResponseAnswer))
     async def cancel_response(response_id: str, request: Request) -> Response:
         """Stop the run behind a response."""
         return await responses.cancel(service, user_of(request), response_id)

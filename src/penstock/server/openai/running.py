@@ -11,11 +11,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.chat.limits import ChatUnknown, MessageUnknown
 from penstock.chat.protocol import KIND
 from penstock.errors import InvalidValue
 from penstock.hosting.records import ENDED, GraphRecord, HostedEvent, RunRecord
+from penstock.hosting.work.forking import TAKES_UP
 from penstock.server.auth import User
-from penstock.server.errors import ApiError
+from penstock.server.errors import RETRY_AFTER_S, ApiError
 from penstock.server.openai.conversing import converse, limits_of, say_next
 from penstock.server.openai.leaving import RunStream
 from penstock.server.openai.models import converses, find
@@ -121,7 +123,7 @@ async def start(
     about: Mapping[str, Any] | None = None,
 ) -> Started:
     """Begin a run on a conversation; `about` is kept with it."""
-    _check_run_id(body, user)
+    _check(service, user, body)
     begin = converse if converses(graph) else _run_plainly
     return await _started(service, await begin(service, user, graph, turns, body, about), graph, body)
 
@@ -136,15 +138,30 @@ async def go_on(
     about: Mapping[str, Any] | None = None,
 ) -> Started:
     """Begin a run that goes on with the conversation of an earlier one; `about` is kept with it."""
-    _check_run_id(body, user)
+    _check(service, user, body)
     if graph.id != before.graph_id:
         raise InvalidValue("model", graph.id, f"{before.graph_id}, which gave the response before")
+    given = str(body.previous_response_id)
     if before.origin.get("kind") != KIND:
-        raise InvalidValue("previous_response_id", before.id, "a response of a graph that has a chat-start")
+        raise InvalidValue("previous_response_id", given, f"a turn of a conversation ({_is_no_turn(before, graph)})")
     if before.status not in ENDED:
-        raise InvalidValue("previous_response_id", before.id, f"a response that is over; this one is {before.status}")
-    run_id = await say_next(service, graph, before, turns, body, about)
+        raise InvalidValue("previous_response_id", given, f"a response that is over; this one is {before.status}")
+    try:
+        run_id = await say_next(service, graph, before, turns, body, about)
+    except (ChatUnknown, MessageUnknown):
+        message = (
+            f"the conversation of response {given!r} was deleted: begin another one, with what was said in `input`"
+        )
+        raise Refused(404, message, param="previous_response_id", code="not_found") from None
     return await _started(service, run_id, graph, body)
+
+
+def _is_no_turn(run: RunRecord, graph: GraphRecord) -> str:
+    """Why nobody can go on from it."""
+    kind = run.origin.get("kind")
+    if kind in TAKES_UP:
+        return f"this one is a {kind} of run {run.origin.get('run_id')}, beside its conversation"
+    return "this one was run by itself" if converses(graph) else "this graph has no chat-start, and so none"
 
 
 async def _started(
@@ -186,7 +203,10 @@ async def _run_plainly(
     return run.id
 
 
-def _check_run_id(body: ChatCompletionBody | ResponseBody, user: User) -> None:
+def _check(service: Service, user: User, body: ChatCompletionBody | ResponseBody) -> None:
+    """Refused for the id of another's run, and when the server closes: a run would be parked before it began."""
+    if service.streams.closing().is_set():
+        raise ApiError(503, "the server is closing; ask again", retry_after_s=RETRY_AFTER_S)
     try:
         check_new_id(body.penstock.run_id, user)
     except ApiError as error:

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query
 
 from penstock.hosting.records import ApprovalState
 from penstock.server.auth import User
-from penstock.server.parts import Asker, PageSize, Parts, PathId, QueryId, Service, readable, whose
-from penstock.server.schemas import ApprovalList, ApprovalShown, Edit, Verdict
+from penstock.server.parts import Asker, PageSize, Parts, PathId, QueryId, Service, check_place, readable, whose
+from penstock.server.schemas import ApprovalPage, ApprovalShown, Edit, Verdict
 
 router = APIRouter(prefix="/api/approvals", tags=["approvals"])
 
@@ -21,13 +21,18 @@ async def list_approvals(
     state: Annotated[list[ApprovalState] | None, Query(max_length=5)] = None,
     run_id: QueryId = None,
     owner: QueryId = None,
+    before: QueryId = None,
     limit: PageSize = 100,
-) -> ApprovalList:
+) -> ApprovalPage:
     """Questions of one's own runs, the oldest first; those that wait, unless states are named."""
-    states = state or ("waiting",)
-    owner = whose(user, owner)
-    found = await service.stores.approvals.list(run_id=run_id, owner=owner, states=states, limit=limit)
-    return ApprovalList(approvals=[ApprovalShown.of(one) for one in found])
+    approvals = service.stores.approvals
+    if before is not None:
+        check_place("approval", await approvals.get(before), user)
+    found = await approvals.list(
+        run_id=run_id, owner=whose(user, owner), states=state or ("waiting",), before=before, limit=limit + 1
+    )
+    shown = [ApprovalShown.of(one) for one in found[:limit]]
+    return ApprovalPage(approvals=shown, next=shown[-1].id if len(found) > limit else None)
 
 
 @router.get("/{approval_id}")

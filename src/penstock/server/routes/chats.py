@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -47,9 +48,15 @@ router = APIRouter(prefix="/api", tags=["chats"])
 SHOWN_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "text/plain", "application/pdf"})
 """What is given back under its own type; everything else is only bytes, whatever it was sent as."""
 MEDIA_TYPE = r"^[a-z0-9][a-z0-9.+-]{0,63}/[a-z0-9][a-z0-9.+-]{0,63}$"
+BYTES_TYPE = "application/octet-stream"
+NOT_OF_FILES = frozenset({"application/json", "application/x-www-form-urlencoded", "multipart/form-data"})
+"""What clients say of a body by themselves, whatever is in it."""
 OnLeave = Annotated[Literal["continue", "cancel"], Query(description="what becomes of the run when a stream is left")]
-_BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-RAW_BODY = {"requestBody": {"required": True, "content": _BYTES}}
+_ANY_BYTES = {"schema": {"type": "string", "format": "binary"}}
+RAW_BODY = {"requestBody": {"required": True, "content": {"*/*": _ANY_BYTES}}}
+KEPT_BYTES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The bytes", "content": dict.fromkeys(sorted({*SHOWN_TYPES, BYTES_TYPE}), _ANY_BYTES)}
+}
 _SANDBOX = "sandbox; default-src 'none'"
 
 
@@ -206,21 +213,37 @@ async def attach(
     service: Service,
     user: Asker,
     name: Annotated[str, Query(min_length=1, max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f/\\]+$")],
-    media_type: Annotated[str, Query(pattern=MEDIA_TYPE)] = "application/octet-stream",
+    media_type: Annotated[str | None, Query(pattern=MEDIA_TYPE, description="instead of the Content-Type")] = None,
 ) -> AttachmentShown:
-    """Keep the bytes of the body, to refer to them in messages."""
-    return AttachmentShown.of(await service.chats.attach(user.name, name, media_type, await request.body()))
+    """Keep the bytes of the body, to refer to them in messages.
+
+    They are of the type that the query says, or else the Content-Type. One of JSON or of forms says nothing of them:
+    clients send it by themselves.
+    """
+    kind = media_type or _declared(request)
+    return AttachmentShown.of(await service.chats.attach(user.name, name, kind, await request.body()))
 
 
-@router.get("/attachments/{attachment_id}", response_class=Response)
+@router.get("/attachments/{attachment_id}", response_class=Response, responses=KEPT_BYTES)
 async def get_attachment(attachment_id: PathId, service: Service, user: Asker) -> Response:
     """The bytes, to be saved: a browser shows nothing of them, and runs nothing."""
     found = await service.stores.chats.attachment(attachment_id)
     record = readable("attachment", None if found is None else found[0], user)
-    kind = record.media_type if record.media_type in SHOWN_TYPES else "application/octet-stream"
+    kind = record.media_type if record.media_type in SHOWN_TYPES else BYTES_TYPE
     disposition = f"attachment; filename*=UTF-8''{quote(record.name, safe='')}"
     headers = {"Content-Disposition": disposition, "Content-Security-Policy": _SANDBOX}
     return Response(found[1], media_type=kind, headers=headers)
+
+
+def _declared(request: Request) -> str:
+    """What the Content-Type says that the body is, without its parameters; 422 if that is no type."""
+    said = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not said or said in NOT_OF_FILES:
+        return BYTES_TYPE
+    if not re.fullmatch(MEDIA_TYPE, said):
+        message = "the Content-Type must be that of the file, such as image/png, or be left out"
+        raise ApiError(422, message, path="header.content-type")
+    return said
 
 
 async def _own(service: Parts, chat_id: str, user: User) -> ChatRecord:

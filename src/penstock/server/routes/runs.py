@@ -25,7 +25,7 @@ from penstock.server.parts import (
     Service,
     check_new_id,
     check_place,
-    is_surely_own,
+    may_come,
     readable,
     whose,
 )
@@ -42,7 +42,7 @@ from penstock.server.schemas import (
     RunSummary,
     run_limits,
 )
-from penstock.server.sse import EventStream, event_json, follow
+from penstock.server.sse import EventStream, event_json, follow, is_over
 
 router = APIRouter(prefix="/api/runs", tags=["runs"])
 
@@ -51,6 +51,7 @@ EXPORT_PAGE = 200
 Stream = Annotated[bool, Query(description="true: answer with the run's events at once")]
 Place = Annotated[int, Query(ge=0, le=MAX_SEQ)]
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+OVER: dict[int | str, dict[str, Any]] = {204: {"description": "The run has ended, and its last event is the one named"}}
 
 
 @router.get("")
@@ -101,7 +102,7 @@ async def get_run(run_id: PathId, service: Service, user: Asker) -> RunShown:
     return await _shown(service, await _own(service, run_id, user))
 
 
-@router.get("/{run_id}/events", response_model=EventPage, responses=STREAMED)
+@router.get("/{run_id}/events", response_model=EventPage, responses={**STREAMED, **OVER})
 async def get_events(
     run_id: PathId,
     request: Request,
@@ -113,13 +114,16 @@ async def get_events(
 ) -> Any:
     """The run's events as a stream, from the beginning or after the one named; as a page, if JSON is asked for.
 
-    422 if the one named is ahead of the newest; `details` has that one's number.
+    422 if the one named is ahead of the newest; `details` has that one's number. 204 for a stream in which nothing
+    would come, because the one named has ended the run: a browser's EventSource asks again after any other end.
     """
     run = await _own(service, run_id, user)
     place = after if last_event_id is None else int(last_event_id)
     await _must_have_come_to(service, run, place, "query.after" if last_event_id is None else "header.last-event-id")
     if _wants_page(request):
         return await _page(service, run, place, limit)
+    if await is_over(service.stores, run, place):
+        return Response(status_code=204, headers={"X-Run-Id": run.id})
     return told(service, user, run.id, place)
 
 
@@ -134,18 +138,18 @@ async def export_run(run_id: PathId, service: Service, user: Asker) -> Response:
 
 @router.post("/{run_id}/cancel")
 async def cancel_run(run_id: PathId, service: Service, user: Asker, body: Cancel | None = None) -> CancelShown:
-    """Stop a run, wherever it is; one that is not there yet will stop as soon as it comes.
+    """Stop a run, wherever it is; one that is not there yet will stop as soon as it comes, if it is the asker's.
 
-    That is remembered for ids that are surely the asker's: random UUIDs, and those that begin with their name and a
-    colon.
+    That is remembered for UUIDs, and for ids that begin with the asker's name and a colon; an admin's is for any id,
+    whoever's run it will be.
     """
     run = await service.host.get(run_id)
-    if run is not None and not (user.is_admin or run.owner == user.name):
-        # As for a run that is not there, and nothing happens to the one that is.
-        return CancelShown(result="remembered") if is_surely_own(run_id, user) else _no_run()
-    if run is None and not is_surely_own(run_id, user):
-        return _no_run()
-    result = await service.host.cancel(run_id, reason=(body or Cancel()).reason, by=user.name)
+    is_theirs = run is not None and (user.is_admin or run.owner == user.name)
+    if not is_theirs and not may_come(run_id, user):
+        raise not_found("run")
+    # Another's run is left alone by the host, which says the same of it as of one that is not there.
+    owner = None if user.is_admin else user.name
+    result = await service.host.cancel(run_id, reason=(body or Cancel()).reason, by=user.name, owner=owner)
     return CancelShown.model_validate({"result": str(result.value)})
 
 
@@ -217,10 +221,6 @@ async def _must_have_come_to(service: Parts, run: RunRecord, place: int, path: s
     if place > newest:
         message = f"event {place} is ahead of the run's newest, which is {newest}: begin again with 0, or go on with it"
         raise ApiError(422, message, path=path, details=[{"last_seq": newest, "status": run.status}])
-
-
-def _no_run() -> CancelShown:
-    raise not_found("run")
 
 
 async def _shown(service: Parts, run: RunRecord) -> RunShown:

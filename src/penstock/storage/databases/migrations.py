@@ -191,11 +191,29 @@ UNUSED_CHATS = (
     "CREATE INDEX attachment_uses_by_chat ON attachment_uses (chat_id) WHERE chat_id <> ''",
 )
 UNKNOWN_COSTS = ("ALTER TABLE runs ADD COLUMN unknown_costs BIGINT NOT NULL DEFAULT 0",)
+CANCELS_OF_OWNERS = (
+    "ALTER TABLE cancels RENAME TO cancels_of_anybody",
+    """CREATE TABLE cancels (
+        run_id TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        by_whom TEXT NOT NULL,
+        at_ms BIGINT NOT NULL,
+        until_ms BIGINT NOT NULL,
+        PRIMARY KEY (run_id, owner)
+    )""",
+    # Whom they were meant for was not written down: they count as they did, for the hour that they are remembered.
+    "INSERT INTO cancels SELECT run_id, '', reason, by_whom, at_ms, until_ms FROM cancels_of_anybody",
+    "DROP TABLE cancels_of_anybody",
+)
+EXPECTED_ANSWERS = ("ALTER TABLE approvals ADD COLUMN expects TEXT NOT NULL DEFAULT 'null'",)
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (*RUNS, *EVENTS, *JOURNAL, *GRAPHS, *APPROVALS, *CHATS),
     MEMORIES,
     (*UNUSED_CHATS, *UNKNOWN_COSTS),
+    CANCELS_OF_OWNERS,
+    EXPECTED_ANSWERS,
 )
 """The statements that make version 1, 2, …"""
 

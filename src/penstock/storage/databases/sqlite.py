@@ -32,7 +32,7 @@ from penstock.containment.ledger import WouldWait
 from penstock.hosting.ports import StoreUnavailable
 from penstock.storage.databases.bells import Bells
 from penstock.storage.databases.port import FEW, Act, Dialect, Row, T, Value
-from penstock.storage.sqlite_file import Schema, SqliteFile
+from penstock.storage.sqlite_file import Schema, SqliteFile, advised
 
 DIALECT = Dialect("sqlite", update_lock="", share_lock="", skip_locked="")
 """There is one writer: what a writing act has read stays true without locks."""
@@ -43,21 +43,6 @@ LITTLE = 64_000
 """So many characters or bytes a value of a brief act may have."""
 MOST_AT_ONCE = 1_000
 """So many acts share a transaction; more would keep the first ones waiting."""
-
-ADVICE = {
-    "SQLITE_BUSY": "another process keeps it locked; find out which, and ask again",
-    "SQLITE_LOCKED": "another process keeps it locked; find out which, and ask again",
-    "SQLITE_FULL": "free space on its disk",
-    "SQLITE_READONLY": "let this user write to the file and its folder",
-    "SQLITE_CANTOPEN": "make its folder, and let this user write there",
-    "SQLITE_PERM": "let this user write to the file and its folder",
-    "SQLITE_IOERR": "look after its disk, and ask again",
-    "SQLITE_CORRUPT": "restore it from a backup",
-    "SQLITE_NOTADB": "name another file, or restore it from a backup",
-    "SQLITE_TOOBIG": "keep less in one row",
-    "the file is gone": "put it back and open it anew; it is not made again, for that would forget everything",
-}
-"""What to do about a fault, by what is said of it."""
 
 
 class SqliteTransaction:
@@ -458,8 +443,7 @@ async def _data_version(transaction: Any) -> int:
 
 def fault(why: str) -> StoreUnavailable:
     """The error for what the file cannot do, with what to do about it."""
-    advice = next((told for name, told in ADVICE.items() if name in why), None)
-    return StoreUnavailable(why if advice is None or advice in why else f"{why}; {advice}")
+    return StoreUnavailable(advised(why))
 
 
 def _told(file: SqliteFile, error: sqlite3.Error) -> StoreUnavailable:

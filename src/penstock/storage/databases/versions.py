@@ -7,6 +7,7 @@ else may be using it. `migrate` does that, when asked.
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -18,7 +19,7 @@ from penstock.storage.databases import migrations
 from penstock.storage.databases.migrations import APPLICATION_ID, for_postgres, for_sqlite
 from penstock.storage.databases.port import Transaction, marks
 from penstock.storage.databases.sqlite import SqliteDatabase, fault
-from penstock.storage.sqlite_file import Schema, SqliteFile
+from penstock.storage.sqlite_file import Schema, SqliteFile, has_tables, hindrance, strangeness
 
 if TYPE_CHECKING:
     from penstock.storage.databases.postgres import PostgresDatabase
@@ -77,7 +78,7 @@ async def migrate_sqlite(path: Path) -> int:
 
 
 def _sqlite_version(path: Path) -> int:
-    if not path.exists():
+    if not os.path.exists(path):  # a folder that may not be looked into has none either
         return 0
     with _opened(path) as file:
         return _header_version(path, file)
@@ -89,15 +90,31 @@ async def sqlite_lacks(path: Path, ledger: Path) -> bool:
 
 
 def _sqlite_lacks(path: Path, ledger: Path) -> bool:
-    if ledger.exists() or not path.exists():
+    if os.path.exists(ledger) or not os.path.exists(path):
         return False
     with _opened(path) as file:
         (has_worked,) = file.execute("SELECT EXISTS (SELECT 1 FROM runs WHERE epoch > 0)").fetchone()
         return bool(has_worked)
 
 
+async def check_sqlite(path: Path, schema: Schema) -> None:
+    """StoreUnavailable if there is a file that cannot be opened with these tables; an empty one can be."""
+    await asyncio.to_thread(_check_sqlite, path, schema)
+
+
+def _check_sqlite(path: Path, schema: Schema) -> None:
+    if not os.path.exists(path):
+        return
+    with _opened(path) as file:
+        why = strangeness(file, schema) if has_tables(file) else ""
+    if why:
+        raise fault(f"{str(path)!r} cannot be used: {why}")
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    if found := hindrance(path):
+        raise fault(f"{str(path)!r} cannot be used: {'; '.join(found)}")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=BUSY_TIMEOUT_S)) as file:
             yield file

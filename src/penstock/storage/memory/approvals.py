@@ -21,11 +21,11 @@ APPROVAL = Shape(
     names=("id", "run_id", "owner", "key", "node_id", "answered_by"),
     texts=("question", "reason"),
     numbers=("asked_ms", "answered_ms"),
-    documents=("value", "answer"),
+    documents=("value", "answer", "expects"),
     optional=("answered_ms", "answered_by"),
     choices={"state": STATES},
 )
-INTENT = Shape(CancelIntent, names=("run_id", "by"), texts=("reason",), numbers=("at_ms", "until_ms"))
+INTENT = Shape(CancelIntent, names=("run_id", "by", "owner"), texts=("reason",), numbers=("at_ms", "until_ms"))
 
 
 class MemoryApprovalStore:
@@ -59,6 +59,7 @@ class MemoryApprovalStore:
         run_id: str | None = None,
         owner: str | None = None,
         states: Collection[ApprovalState] = (),
+        before: str | None = None,
         limit: int = 100,
     ) -> Sequence[ApprovalRecord]:
         codec.limit(limit)
@@ -69,6 +70,7 @@ class MemoryApprovalStore:
                 (run_id is None or one.run_id == run_id)
                 and (owner is None or one.owner == owner)
                 and (not states or one.state in states)
+                and self._is_behind(one, before)
             )
         )
         return [APPROVAL.given(approval) for approval in found[:limit]]
@@ -119,7 +121,13 @@ class MemoryApprovalStore:
 
     def _where(self, is_wanted: Callable[[ApprovalRecord], bool]) -> Sequence[ApprovalRecord]:
         found = filter(is_wanted, self._approvals.values())
-        return sorted(found, key=lambda approval: (approval.asked_ms, approval.id))
+        return sorted(found, key=_age)
+
+    def _is_behind(self, approval: ApprovalRecord, before: str | None) -> bool:
+        if before is None:
+            return True
+        last = self._approvals.get(before)
+        return last is not None and _age(approval) > _age(last)
 
     def _forget(self, run_id: str) -> None:
         for approval in self._where(lambda one: one.run_id == run_id):
@@ -127,29 +135,42 @@ class MemoryApprovalStore:
             self._bells.ring(approval.id)
 
 
+def _age(approval: ApprovalRecord) -> tuple[int, str]:
+    return approval.asked_ms, approval.id
+
+
 class MemoryCancelStore:
-    """One wish per run."""
+    """One wish per run and owner."""
 
     def __init__(self) -> None:
-        self._intents: dict[str, CancelIntent] = {}
+        self._intents: dict[str, dict[str, CancelIntent]] = {}
+        """By run, then by owner; a run that nothing is wished for is not in it."""
 
     async def put(self, intent: CancelIntent) -> CancelIntent:
         kept = INTENT.kept(intent)
-        known = self._intents.get(intent.run_id)
+        known = self._intents.get(intent.run_id, {}).get(intent.owner)
         if known is not None and known.until_ms >= intent.at_ms:
             return known
-        self._intents[intent.run_id] = kept
+        self._intents.setdefault(intent.run_id, {})[intent.owner] = kept
         return kept
 
-    async def find(self, run_ids: Collection[str], *, now_ms: int) -> Mapping[str, CancelIntent]:
-        found = (self._intents.get(run_id) for run_id in {*run_ids})
-        return {intent.run_id: intent for intent in found if intent is not None and intent.until_ms >= now_ms}
+    async def find(self, owners: Mapping[str, str], *, now_ms: int) -> Mapping[str, CancelIntent]:
+        found: dict[str, CancelIntent] = {}
+        for run_id, owner in owners.items():
+            wishes = self._intents.get(run_id, {})
+            counting = [wishes[one] for one in {"", owner} if one in wishes and wishes[one].until_ms >= now_ms]
+            if counting:
+                found[run_id] = min(counting, key=lambda intent: (intent.at_ms, intent.owner))
+        return found
 
     async def drop(self, run_id: str) -> None:
         self._intents.pop(run_id, None)
 
     async def prune(self, *, now_ms: int) -> int:
-        over = [run_id for run_id, intent in self._intents.items() if intent.until_ms < now_ms]
-        for run_id in over:
-            del self._intents[run_id]
+        wishes = [intent for of_run in self._intents.values() for intent in of_run.values()]
+        over = [intent for intent in wishes if intent.until_ms < now_ms]
+        for intent in over:
+            del self._intents[intent.run_id][intent.owner]
+            if not self._intents[intent.run_id]:
+                del self._intents[intent.run_id]
         return len(over)

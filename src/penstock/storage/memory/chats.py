@@ -39,9 +39,15 @@ class _Chat:
     attached: set[str] = field(default_factory=set)
     """What its messages refer to."""
 
-    def bring_into_view(self, message: ChatMessage) -> None:
-        for one in self._upwards(message):
-            self.in_view[one.parent_id] = one.id
+    def bring_into_view(self, *messages: ChatMessage) -> None:
+        """Each after the other, the last above all: from it back, each way up ends where a later one has been."""
+        settled: set[str | None] = set()
+        for message in reversed(messages):
+            for one in self._upwards(message):
+                if one.parent_id in settled:
+                    break
+                settled.add(one.parent_id)
+                self.in_view[one.parent_id] = one.id
 
     def _upwards(self, message: ChatMessage) -> Iterator[ChatMessage]:
         yield message
@@ -101,8 +107,7 @@ class MemoryChatStore:
         if new:
             chat.record = record
             chat.messages.update((message.id, message) for message in new)
-            for message in new:
-                chat.bring_into_view(message)
+            chat.bring_into_view(*new)
             for id in referred(new) - chat.attached:
                 chat.attached.add(id)
                 self._uses[id] = self._uses.get(id, 0) + 1
@@ -244,8 +249,7 @@ def new_messages(known: Mapping[str, ChatMessage], messages: Sequence[ChatMessag
             new[message.id] = message
         elif not _is_same(there, message):
             raise Conflict(f"message {message.id!r} is there and another; give this one an id of its own")
-    for message in new.values():
-        _check_place(message, known, new)
+    _check_places(known, new)
     return [*new.values()]
 
 
@@ -271,14 +275,20 @@ def followed(message_id: str, by_id: str) -> str:
     return f"message {message_id!r} follows {by_id!r}, which therefore stays"
 
 
-def _check_place(message: ChatMessage, known: Mapping[str, ChatMessage], new: Mapping[str, ChatMessage]) -> None:
-    """Conflict unless the way up from the message ends at one that is there, or at the beginning."""
-    above, seen = message.parent_id, {message.id}
-    while above is not None and above not in known:
-        if above not in new or above in seen:
-            raise Conflict(f"message {message.id!r} has no place: {above!r} is not there, or follows itself")
-        seen.add(above)
-        above = new[above].parent_id
+def _check_places(known: Mapping[str, ChatMessage], new: Mapping[str, ChatMessage]) -> None:
+    """Conflict unless the way up from each new message ends at one that is there, or at the beginning.
+
+    Where a way meets one that was gone before, it is known to end well: a long history is gone through once.
+    """
+    placed: set[str] = set()
+    for message in new.values():
+        above, way = message.parent_id, {message.id}
+        while above is not None and above not in known and above not in placed:
+            if above not in new or above in way:
+                raise Conflict(f"message {message.id!r} has no place: {above!r} is not there, or follows itself")
+            way.add(above)
+            above = new[above].parent_id
+        placed |= way
 
 
 def _use(chat: ChatRecord) -> tuple[int, str]:

@@ -93,6 +93,7 @@ class MemoryJournalStore:
     def __init__(self, runs: MemoryRunStore | None = None) -> None:
         self._runs = runs or MemoryRunStore()
         self._runs.on_forget(self._forget)
+        self._runs.on_begin(self._begin)
         self._entries: dict[str, dict[str, JournalEntry]] = {}
 
     async def load(self, run_id: str) -> Sequence[JournalEntry]:
@@ -102,9 +103,7 @@ class MemoryJournalStore:
         codec.name("run_id", run_id)
         kept = [ENTRY.kept(entry) for entry in entries]
         self._runs.fence(run_id, epoch)
-        written = self._entries.setdefault(run_id, {})
-        for entry in kept:
-            written.setdefault(entry.key, entry)
+        self._put(run_id, kept)
 
     async def shorten(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
         codec.name("run_id", run_id)
@@ -115,6 +114,14 @@ class MemoryJournalStore:
 
     async def forget(self, run_id: str) -> None:
         self._forget(run_id)
+
+    def _begin(self, run_id: str, entries: Sequence[JournalEntry]) -> None:
+        self._put(run_id, [ENTRY.kept(entry) for entry in entries])
+
+    def _put(self, run_id: str, kept: Sequence[JournalEntry]) -> None:
+        written = self._entries.setdefault(run_id, {})
+        for entry in kept:
+            written.setdefault(entry.key, entry)
 
     def _forget(self, run_id: str) -> None:
         self._entries.pop(run_id, None)

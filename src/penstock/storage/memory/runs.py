@@ -7,8 +7,9 @@ from itertools import chain, islice
 from typing import Any
 
 from penstock.errors import InvalidValue
-from penstock.hosting.ports import Conflict, Fenced
+from penstock.hosting.ports import AnotherRun, Conflict, Fenced
 from penstock.hosting.records import CLAIMED, ENDED, TRANSITIONS, RunRecord, RunStatus
+from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage.memory.shapes import Shape, is_same
 from penstock.storage.sql import codec
 
@@ -26,7 +27,7 @@ RUN = Shape(
     choices={"status": TRANSITIONS},
 )
 
-ASKED = ("owner", "graph_id", "graph_version", "input", "limits")
+ASKED = ("owner", "graph_id", "graph_version", "input", "limits", "origin")
 """What makes a run another run."""
 CHANGEABLE = (
     *("status", "limits", "started_ms", "ended_ms", "stop_reason", "error", "output"),
@@ -49,10 +50,15 @@ class MemoryRunStore:
         self._by_status: dict[RunStatus, dict[str, RunRecord]] = {status: {} for status in TRANSITIONS}
         """The same runs: most have ended, and those that look for work need not go through them."""
         self._forgetting: list[Callable[[str], None]] = []
+        self._beginning: list[Callable[[str, Sequence[JournalEntry]], None]] = []
 
     def on_forget(self, forget: Callable[[str], None]) -> None:
         """Have `forget(run_id)` called for every run that is removed."""
         self._forgetting.append(forget)
+
+    def on_begin(self, begin: Callable[[str, Sequence[JournalEntry]], None]) -> None:
+        """Have `begin(run_id, entries)` called for every run that comes with a journal, just before it is there."""
+        self._beginning.append(begin)
 
     def chats(self, statuses: Collection[RunStatus] = ()) -> set[str]:
         """The chats that have runs in one of these statuses, or in any."""
@@ -64,15 +70,15 @@ class MemoryRunStore:
         if epoch != (0 if run is None else run.epoch):
             raise Fenced(run_id, epoch)
 
-    async def add(self, run: RunRecord) -> RunRecord:
+    async def add(self, run: RunRecord, journal: Sequence[JournalEntry] = ()) -> RunRecord:
         kept = RUN.kept(run)
         known = self._runs.get(run.id)
         if known is None:
+            for begin in self._beginning if journal else ():
+                begin(run.id, journal)
             return self._keep(kept)
         before = RUN.given(known)
-        for field in ASKED:
-            if not is_same(getattr(before, field), getattr(run, field)):
-                raise Conflict(f"run {run.id!r} is there with another {field}; give this one an id of its own")
+        check_same(before, run)
         return before
 
     async def get(self, run_id: str) -> RunRecord | None:
@@ -220,6 +226,18 @@ def _changed(run: RunRecord, changes: Mapping[str, Any], besides: Mapping[str, A
         if field not in CHANGEABLE:
             raise InvalidValue("changes", field, f"one of {', '.join(CHANGEABLE)}")
     return RUN.changed(run, {**changes, **besides} if besides else changes)
+
+
+def check_same(known: RunRecord, run: RunRecord) -> None:
+    """AnotherRun unless a run that is there is what is asked for; what is kept `about` it makes it no other."""
+    differing = [field for field in ASKED if not is_same(_asked(known, field), _asked(run, field))]
+    if differing:
+        raise AnotherRun(known, differing)
+
+
+def _asked(run: RunRecord, field: str) -> Any:
+    value = getattr(run, field)
+    return {**value, "about": None} if field == "origin" else value
 
 
 def check_ended(run: RunRecord) -> None:

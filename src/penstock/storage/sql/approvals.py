@@ -31,6 +31,7 @@ WRITTEN: Mapping[str, Callable[[str, object], Value]] = {
     "asked_ms": codec.number,
     "answered_ms": codec.optional_number,
     "answered_by": codec.optional_name,
+    "expects": codec.document,
 }
 """How each field becomes a column."""
 
@@ -41,10 +42,10 @@ WITHDRAW = (
     "UPDATE approvals SET state = 'withdrawn', answered_ms = ? WHERE run_id = ? AND state = 'waiting' RETURNING id"
 )
 
-SELECT_CANCELS = "SELECT run_id, reason, by_whom, at_ms, until_ms FROM cancels WHERE"
+SELECT_CANCELS = "SELECT run_id, reason, by_whom, at_ms, until_ms, owner FROM cancels WHERE"
 PUT_CANCEL = (
-    "INSERT INTO cancels (run_id, reason, by_whom, at_ms, until_ms) VALUES (?, ?, ?, ?, ?) "
-    "ON CONFLICT (run_id) DO UPDATE SET reason = excluded.reason, by_whom = excluded.by_whom, "
+    "INSERT INTO cancels (run_id, reason, by_whom, at_ms, until_ms, owner) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (run_id, owner) DO UPDATE SET reason = excluded.reason, by_whom = excluded.by_whom, "
     "at_ms = excluded.at_ms, until_ms = excluded.until_ms WHERE cancels.until_ms < excluded.at_ms"
 )
 """The first wish counts, unless its time was over when this one came."""
@@ -84,6 +85,7 @@ class SqlApprovalStore:
         run_id: str | None = None,
         owner: str | None = None,
         states: Collection[ApprovalState] = (),
+        before: str | None = None,
         limit: int = 100,
     ) -> Sequence[ApprovalRecord]:
         names = {"run_id": run_id, "owner": owner}
@@ -93,6 +95,9 @@ class SqlApprovalStore:
         if states:
             where.append(f"state IN ({marks(len(states))})")
             values.extend(codec.one_of("states", state, STATES) for state in states)
+        if before is not None:
+            where.append("(asked_ms, id) > (SELECT asked_ms, id FROM approvals WHERE id = ?)")
+            values.append(codec.sought(before))
         condition = f" WHERE {' AND '.join(where)}" if where else ""
         values.append(codec.limit(limit))
 
@@ -171,25 +176,28 @@ class SqlCancelStore:
             codec.name("by", intent.by),
             codec.number("at_ms", intent.at_ms),
             codec.number("until_ms", intent.until_ms),
+            codec.name("owner", intent.owner),
         )
 
         async def act(transaction: Transaction) -> CancelIntent:
             await transaction.run(PUT_CANCEL, *values)
-            row = await transaction.row(f"{SELECT_CANCELS} run_id = ?", intent.run_id)
+            row = await transaction.row(f"{SELECT_CANCELS} run_id = ? AND owner = ?", intent.run_id, intent.owner)
             return intent if row is None else _intent(row)
 
         return await self._database.write(act, brief=True)
 
-    async def find(self, run_ids: Collection[str], *, now_ms: int) -> Mapping[str, CancelIntent]:
-        ids = sorted({codec.sought(run_id) for run_id in run_ids})
+    async def find(self, owners: Mapping[str, str], *, now_ms: int) -> Mapping[str, CancelIntent]:
+        ids = sorted({codec.sought(run_id) for run_id in owners})
         now = codec.number("now_ms", now_ms)
 
         async def act(transaction: Transaction) -> Mapping[str, CancelIntent]:
-            found: list[CancelIntent] = []
+            found: dict[str, CancelIntent] = {}
             for some in portions(ids):
-                statement = f"{SELECT_CANCELS} run_id IN ({marks(len(some))}) AND until_ms >= ?"
-                found += [_intent(row) for row in await transaction.rows(statement, *some, now)]
-            return {intent.run_id: intent for intent in found}
+                statement = f"{SELECT_CANCELS} run_id IN ({marks(len(some))}) AND until_ms >= ? ORDER BY at_ms, owner"
+                for intent in map(_intent, await transaction.rows(statement, *some, now)):
+                    if intent.owner in ("", owners[intent.run_id]):
+                        found.setdefault(intent.run_id, intent)
+            return found
 
         return await self._database.read(act, brief=True) if ids else {}
 
@@ -219,7 +227,7 @@ def _record(row: Row) -> ApprovalRecord:
     kept = dict(zip(FIELDS, row, strict=True))
     id = kept["id"]
     kept["state"] = codec.read_one_of("approvals", id, STATES, kept["state"])
-    for field in ("value", "answer"):
+    for field in ("value", "answer", "expects"):
         kept[field] = codec.read_document("approvals", id, kept[field])
     for field in ("question", "reason"):
         kept[field] = codec.read_text("approvals", id, kept[field])
@@ -253,5 +261,5 @@ async def _keep(transaction: Transaction, approval: ApprovalRecord) -> ApprovalR
 
 
 def _intent(row: Row) -> CancelIntent:
-    run_id, reason, by, at_ms, until_ms = row
-    return CancelIntent(run_id, codec.read_text("cancels", run_id, reason), by, at_ms, until_ms)
+    run_id, reason, by, at_ms, until_ms, owner = row
+    return CancelIntent(run_id, codec.read_text("cancels", run_id, reason), by, at_ms, until_ms, owner)

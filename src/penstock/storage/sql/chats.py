@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from penstock.chat.message import ChatMessage
+from penstock.chat.pauses import pause_at
 from penstock.chat.ports import Attachment, ChatRecord, Marked
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict
@@ -49,10 +50,13 @@ SELECT_BELOW = "SELECT id, parent_id FROM messages WHERE chat_id = ? AND parent_
 SELECT_SEEN = "SELECT id FROM messages WHERE chat_id = ? AND is_in_view = 1 AND id IN"
 DELETE_MESSAGES = "DELETE FROM messages WHERE chat_id = ? AND id IN"
 SELECT_UPWARDS = (
-    "WITH RECURSIVE above (id, parent_id) AS (SELECT id, parent_id FROM messages WHERE chat_id = ? AND id = ? "
-    "UNION ALL SELECT messages.id, messages.parent_id FROM messages JOIN above ON messages.id = above.parent_id "
-    "WHERE messages.chat_id = ?) SELECT id, parent_id FROM above"
+    "WITH RECURSIVE above (id, parent_id, is_in_view) AS "
+    "(SELECT id, parent_id, CAST(0 AS BIGINT) FROM messages WHERE chat_id = ? AND id = ? "
+    "UNION ALL SELECT messages.id, messages.parent_id, messages.is_in_view "
+    "FROM messages JOIN above ON messages.id = above.parent_id WHERE messages.chat_id = ?) "
+    "SELECT id, parent_id FROM above WHERE is_in_view = 0"
 )
+"""A message, in view or not, and what above it is not in view: where one is, its siblings are not."""
 BRING_INTO_VIEW = (
     "UPDATE messages SET is_in_view = CASE WHEN id = ? THEN 1 ELSE 0 END "
     "WHERE chat_id = ? AND parent_id = ? AND (is_in_view = 1 OR id = ?)"
@@ -129,16 +133,17 @@ class SqlChatStore:
 
     async def add_messages(self, chat_id: str, messages: Sequence[ChatMessage], *, now_ms: int) -> None:
         codec.number("updated_ms", now_ms)
-        for message in messages:
-            _written_message(message)
+        written: dict[str, tuple[Value, ...]] = {}
+        for number, message in enumerate(messages):  # here and not in the act, for which all who write wait
+            await pause_at(number)
+            written[message.id] = _written_message(message)
 
         async def act(transaction: Transaction) -> None:
             _, leaf = await _there(transaction, chat_id)
             ids = {id for message in messages for id in (message.id, message.parent_id) if id is not None}
             new = new_messages(await _mentioned(transaction, chat_id, sorted(ids)), messages)
             if new:
-                rows = [(chat_id, *_written_message(message)) for message in new]
-                await transaction.run_many(INSERT_MESSAGE, rows)
+                await transaction.run_many(INSERT_MESSAGE, [(chat_id, *written[message.id]) for message in new])
                 await _used(transaction, chat_id, new)
                 leaf = await _shown(transaction, chat_id, leaf, new)
                 values = now_ms, leaf, chat_id
@@ -148,6 +153,7 @@ class SqlChatStore:
 
     async def take_back(self, chat_id: str, message_ids: Sequence[str], *, in_view: str | None) -> None:
         ids = [codec.sought(id) for id in message_ids]
+        going = {*ids}
 
         async def act(transaction: Transaction) -> None:
             await _there(transaction, chat_id)
@@ -156,7 +162,7 @@ class SqlChatStore:
             seen: list[Row] = []
             for some in portions(ids):
                 for id, parent in await transaction.rows(f"{SELECT_BELOW} ({marks(len(some))})", chat_id, *some):
-                    if id not in ids:
+                    if id not in going:
                         raise Conflict(followed(id, parent))
                 seen += await transaction.rows(f"{SELECT_SEEN} ({marks(len(some))})", chat_id, *some)
             attached = referred((await _mentioned(transaction, chat_id, ids)).values())
@@ -165,7 +171,7 @@ class SqlChatStore:
             if attached:
                 staying = [_message(chat_id, row) for row in await transaction.rows(SELECT_MESSAGES, chat_id)]
                 await transaction.run_many(UNUSE, [(codec.sought(id), chat_id) for id in attached - referred(staying)])
-            if seen and in_view is not None and in_view not in ids:
+            if seen and in_view is not None and in_view not in going:
                 await _bring_into_view(transaction, chat_id, in_view)
             await transaction.run("UPDATE chats SET leaf = ? WHERE id = ?", NONE, chat_id)
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from penstock.runtime.durable.ports import JournalEntry
-from penstock.storage.databases.port import FEW, Database, Row, Transaction, Value, marks
+from penstock.storage.databases.port import FEW, Database, Row, Transaction
 from penstock.storage.sql import codec, once
+from penstock.storage.sql.entries import COLUMNS, KINDS, keep, written
 from penstock.storage.sql.runs import check_claim
 
-KINDS = ("node", "llm", "tool", "value")
-COLUMNS = "key, kind, value, cost_nanos, tokens_in, tokens_out, at_ms"
-INSERT = f"INSERT INTO journal (run_id, {COLUMNS}) VALUES ({marks(8)}) ON CONFLICT (run_id, key) DO NOTHING"
 FIGURES = ("kind", "value", "cost_nanos", "tokens_in", "tokens_out", "at_ms")
 UPDATE = f"UPDATE journal SET {', '.join(f'{name} = ?' for name in FIGURES)} WHERE run_id = ? AND key = ?"
 SELECT = f"SELECT {COLUMNS}, number FROM journal WHERE run_id = ?"
@@ -35,17 +33,17 @@ class SqlJournalStore:
 
     async def append(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
         codec.name("run_id", run_id)
-        rows = [_written(run_id, entry) for entry in entries]
+        rows = [written(run_id, entry) for entry in entries]
 
         async def act(transaction: Transaction) -> None:
             await check_claim(transaction, run_id, epoch, transaction.dialect.share_lock)
-            await transaction.run_many(INSERT, rows)
+            await keep(transaction, rows)
 
         await self._database.write(act, brief=len(entries) <= FEW)
 
     async def shorten(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
         codec.name("run_id", run_id)
-        rows = [(*figures, run_id, key) for _, key, *figures in (_written(run_id, entry) for entry in entries)]
+        rows = [(*figures, run_id, key) for _, key, *figures in (written(run_id, entry) for entry in entries)]
 
         async def act(transaction: Transaction) -> None:
             await check_claim(transaction, run_id, epoch, transaction.dialect.share_lock)
@@ -58,19 +56,6 @@ class SqlJournalStore:
             await transaction.run("DELETE FROM journal WHERE run_id = ?", codec.sought(run_id))
 
         await self._database.write(act)
-
-
-def _written(run_id: str, entry: JournalEntry) -> tuple[Value, ...]:
-    return (
-        run_id,
-        codec.name("key", entry.key),
-        codec.one_of("kind", entry.kind, KINDS),
-        codec.document("value", entry.value),
-        codec.number("cost_nanos", entry.cost_nanos),
-        codec.number("tokens_in", entry.tokens_in),
-        codec.number("tokens_out", entry.tokens_out),
-        codec.number("at_ms", entry.at_ms),
-    )
 
 
 def _entry(run_id: str, row: Row, value: str) -> JournalEntry:

@@ -12,9 +12,10 @@ from typing import Any
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict, Fenced
 from penstock.hosting.records import CLAIMED, ENDED, TRANSITIONS, RunRecord, RunStatus
-from penstock.storage.databases.port import Database, Row, Transaction, Value, marks, portions
-from penstock.storage.memory.runs import check_ended
-from penstock.storage.sql import codec, once
+from penstock.runtime.durable.ports import JournalEntry
+from penstock.storage.databases.port import FEW, Database, Row, Transaction, Value, marks, portions
+from penstock.storage.memory.runs import check_ended, check_same
+from penstock.storage.sql import codec, entries, once
 from penstock.storage.sql.memories import forget_runs
 
 FIELDS = RunRecord._fields
@@ -48,8 +49,6 @@ WRITTEN: Mapping[str, Callable[[str, object], Value]] = {
 """How each field becomes a column."""
 
 DOCUMENTS = frozenset({"input", "limits", "origin", "output"})
-ASKED = ("owner", "graph_id", "graph_version", "input", "limits")
-"""What makes a run another run."""
 CHANGEABLE = (
     *("status", "limits", "started_ms", "ended_ms", "stop_reason", "error", "output"),
     *("cost_nanos", "tokens_in", "tokens_out", "unresolved_nanos", "unknown_costs"),
@@ -88,18 +87,20 @@ class SqlRunStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def add(self, run: RunRecord) -> RunRecord:
+    async def add(self, run: RunRecord, journal: Sequence[JournalEntry] = ()) -> RunRecord:
         values = [*_written(run), _chat_id(run)]
+        rows = [entries.written(run.id, entry) for entry in journal]
 
         async def act(transaction: Transaction) -> RunRecord:
             row = await transaction.row(INSERT, *values)
             if row is not None:
+                await entries.keep(transaction, rows)
                 return _record(row)
             known = await _there(transaction, run.id)
-            _check_same(known, run)
+            check_same(known, run)
             return known
 
-        return await self._database.write(act, brief=True)
+        return await self._database.write(act, brief=len(rows) <= FEW)
 
     async def get(self, run_id: str) -> RunRecord | None:
         async def act(transaction: Transaction) -> RunRecord | None:
@@ -336,12 +337,6 @@ def _check_way(run: RunRecord, status: RunStatus) -> None:
     if status not in TRANSITIONS[run.status]:
         ways = ", ".join(sorted(TRANSITIONS[run.status])) or "nowhere"
         raise Conflict(f"run {run.id!r} is {run.status} and cannot become {status}; it can go to: {ways}")
-
-
-def _check_same(known: RunRecord, run: RunRecord) -> None:
-    for field in ASKED:
-        if codec.canonical(field, getattr(known, field)) != codec.canonical(field, getattr(run, field)):
-            raise Conflict(f"run {run.id!r} is there with another {field}; give this one an id of its own")
 
 
 def _where(statuses: Collection[RunStatus], **names: str | None) -> tuple[list[str], list[Value]]:

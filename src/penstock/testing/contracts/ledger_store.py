@@ -25,7 +25,7 @@ from penstock.clock import Clock
 from penstock.containment.accounts import Balance
 from penstock.containment.ledger import Amounts, LedgerStore
 from penstock.containment.limits import NO_LIMITS, Limits
-from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
+from penstock.errors import InvalidValue, KeyTaken, LedgerError, LedgerUnavailable
 from penstock.stops import Stop, StopReason
 from penstock.testing.clock import ManualClock
 from penstock.testing.contracts.threads import at_once
@@ -113,6 +113,11 @@ class LedgerStoreContract(ABC):
             self.store.grant("nobody", NO_LIMITS)
         with raises(KeyError):
             self.store.charge("k", "nobody", USED)
+        self.store.open_account("run", NO_LIMITS)
+        with raises(KeyError):
+            self.store.put_under("nobody", "run")
+        with raises(KeyError):
+            self.store.put_under("run", "nobody")
 
     def test_a_hold_takes_from_its_account_and_every_ancestor_in_one_act(self) -> None:
         self.open_tree()
@@ -189,15 +194,16 @@ class LedgerStoreContract(ABC):
         assert self.store.hold("k", "step", ASK) is None, "there is no room for a second one, and none is needed"
         assert self.figures() == before
 
-    def test_holding_a_key_whose_call_has_ended_takes_nothing(self) -> None:
+    def test_a_key_whose_call_has_ended_is_not_held_again(self) -> None:
         for name, end in self.endings().items():
             if name != "withdraw":
                 self.store.open_account(name, NO_LIMITS)
                 self.take(name, name)
                 end(name)
                 before = self.figures(name)
-                assert self.store.hold(name, name, ASK) is None, name
-                assert self.figures(name) == before, name
+                with raises(KeyTaken):
+                    self.store.hold(name, name, ASK)
+                assert self.figures(name) == before, f"{name}: a call that left now would be nobody's to pay"
 
     def test_a_withdrawn_key_can_be_held_anew(self) -> None:
         self.open_tree()
@@ -221,7 +227,7 @@ class LedgerStoreContract(ABC):
             Amounts(10, 3, 5, 1),
             Amounts(10, 3, 4, 2),
         ):
-            with raises(LedgerError):
+            with raises(KeyTaken):
                 self.store.hold("k", "step", other)
         assert self.figures() == before
 
@@ -230,7 +236,7 @@ class LedgerStoreContract(ABC):
         self.take("k", "step")
         before = self.figures("run")
         for other in ("graph", "run"):
-            with raises(LedgerError):
+            with raises(KeyTaken):
                 self.store.hold("k", other, ASK)
         assert self.figures("run") == before
 
@@ -442,6 +448,135 @@ class LedgerStoreContract(ABC):
             with raises(LedgerError):
                 end("charged")
         assert self.figures() == before
+
+    def test_what_an_account_has_taken_counts_at_the_one_it_is_put_under_and_all_above_that(self) -> None:
+        self.open_tree()
+        self.use_all_kinds("step")
+        self.store.open_account("day", NO_LIMITS)
+        self.store.open_account("owner", NO_LIMITS, parent="day")
+        self.store.charge("before", "owner", USED)
+        charged = self.figures("owner")
+        self.store.put_under("run", "owner")
+        for account in ("owner", "day"):
+            above = {name: charged[name] + figure for name, figure in self.figures("run").items()}
+            assert self.figures(account) == above, account
+
+    def test_what_ends_after_its_account_was_put_under_another_ends_there_too(self) -> None:
+        self.open_tree()
+        for key in ("step", "graph"):
+            self.use_all_kinds(key)
+        self.store.open_account("day", NO_LIMITS)
+        self.store.put_under("run", "day")
+        for key in ("step", "graph"):
+            self.store.settle(f"{key} held", USED)
+            self.store.settle(f"{key} unresolved", USED, succeeded=False)
+        assert self.store.draw_retry("step")
+        self.take("new")
+        assert self.figures("day") == self.figures("run")
+        self.store.withdraw("new")
+        assert self.figures("day") == self.figures("run")
+        assert self.store.balance("day").held_nanos == 0
+
+    def test_the_ceilings_of_the_one_it_was_put_under_hold_for_an_account_and_all_below(self) -> None:
+        self.open_tree()
+        self.take("k", ask=Amounts(6))
+        self.store.open_account("day", Limits(cost_nanos=10))
+        self.store.put_under("run", "day")
+        assert self.refused("k2", "step", Amounts(5)).budget == "day"
+        self.store.settle("k", Amounts(5))
+        self.take("k2", "graph", Amounts(5))
+
+    def test_an_account_may_be_put_under_one_whose_ceilings_it_has_passed_and_then_nothing_starts(self) -> None:
+        self.store.open_account("run", NO_LIMITS)
+        self.use_all_kinds("run")
+        used_up = Limits(cost_nanos=1, steps=0, tokens=1, api_calls=0, retries=0)
+        self.store.open_account("day", used_up)
+        self.store.put_under("run", "day")
+        assert self.figures("day") == self.figures("run")
+        assert self.store.balance("day").limits == used_up
+        assert self.refused("k", "run").budget == "day"
+
+    def test_an_account_that_is_put_under_the_same_again_is_counted_once(self) -> None:
+        self.open_tree()
+        self.use_all_kinds("step")
+        before = self.figures("run")
+        for parent in ("graph", "run", "run"):
+            self.store.put_under("step", parent)
+        assert self.figures("run") == before
+        with raises(LedgerError):
+            self.store.open_account("step", NO_LIMITS, parent="run")
+        self.store.open_account("step", NO_LIMITS, parent="graph")
+
+    def test_an_account_can_be_put_between_another_and_what_that_was_under(self) -> None:
+        self.store.open_account("day", NO_LIMITS)
+        self.store.open_account("run", NO_LIMITS, parent="day")
+        self.use_all_kinds("run")
+        before = self.figures("day")
+        self.store.open_account("owner", NO_LIMITS, parent="day")
+        self.store.put_under("run", "owner")
+        self.store.open_account("run", NO_LIMITS, parent="owner")
+        assert self.figures("day") == self.figures("owner") == before
+        self.take("k", "run")
+        assert self.figures("day") == self.figures("owner") == self.figures("run")
+        assert self.store.forget(["owner", "day"]) == 0, "an account is under them"
+
+    def test_an_account_is_not_put_under_itself_nor_taken_away_from_what_it_is_under(self) -> None:
+        self.open_tree()
+        self.store.open_account("other", NO_LIMITS)
+        self.use_all_kinds("step")
+        before = {name: self.figures(name) for name in ("run", "graph", "step", "other")}
+        for account, parent in (
+            ("run", "run"),
+            ("run", "step"),
+            ("step", "step"),
+            ("step", "other"),
+            ("graph", "other"),
+        ):
+            with raises(LedgerError):
+                self.store.put_under(account, parent)
+        assert {name: self.figures(name) for name in before} == before
+
+    def test_accounts_that_are_used_while_they_are_put_under_another_leave_exact_figures_there(self) -> None:
+        self.store.open_account("day", NO_LIMITS)
+        names = [f"run {number}" for number in range(max(2, self.threads // 4))]
+        for name in names:
+            self.store.open_account(name, NO_LIMITS)
+
+        def work(thread: int) -> None:
+            name = names[thread % len(names)]
+            if thread >= len(names):
+                self.store.put_under(name, "day")
+            self.store.open_account(f"{name} step {thread}", NO_LIMITS, parent=name)
+            for number in range(self.holds_per_thread):
+                key, account = f"{thread}:{number}", f"{name} step {thread}" if number % 2 else name
+                self.take(key, account)
+                if number % 3 == 0:
+                    self.store.leave_unresolved(key)
+                elif number % 3 == 1:
+                    self.store.settle(key, USED)
+            self.store.charge(f"{thread}", name, USED)
+
+        self.at_once(work)
+        for name in names:
+            self.store.put_under(name, "day")
+        under = [self.figures(name) for name in names]
+        assert self.figures("day") == {figure: sum(one[figure] for one in under) for figure in FIGURES}
+        assert self.store.balance("day").attempts == self.threads * self.holds_per_thread
+
+    def test_a_ceiling_is_not_passed_by_holds_that_meet_an_account_being_put_under_it(self) -> None:
+        room = self.threads * self.holds_per_thread // 2
+        self.store.open_account("day", Limits(steps=room))
+        self.store.open_account("run", NO_LIMITS)
+        self.take("first", "run")
+
+        def work(thread: int) -> int:
+            self.store.put_under("run", "day")
+            keys = [f"{thread}:{number}" for number in range(self.holds_per_thread)]
+            return [self.store.hold(key, "run", ASK) for key in keys].count(None)
+
+        assert sum(self.at_once(work)) == room - 1
+        assert self.figures("day") == self.figures("run")
+        assert self.store.balance("day").steps_open == room
 
     def test_holds_that_are_open_are_listed_by_the_beginning_of_their_key(self) -> None:
         self.open_tree()
@@ -659,6 +794,7 @@ class LedgerStoreContract(ABC):
             "open_account": lambda: self.store.open_account("new", NO_LIMITS),
             "hold": lambda: self.store.hold("k2", "step", ASK),
             "grant": lambda: self.store.grant("run", Limits(steps=9)),
+            "put_under": lambda: self.store.put_under("unused", "run"),
             "charge": lambda: self.store.charge("k3", "step", USED),
             "draw_retry": lambda: self.store.draw_retry("step"),
             "draw_retry by key": lambda: self.store.draw_retry("step", "k"),
@@ -684,6 +820,17 @@ class LedgerStoreContract(ABC):
 
     def take(self, key: str, account: str = "step", ask: Amounts = ASK) -> None:
         assert self.store.hold(key, account, ask) is None
+
+    def use_all_kinds(self, account: str) -> None:
+        """Have the account used in every way there is; one hold of it stays held, one unresolved."""
+        for key in ("held", "unresolved", "settled", "failed", "released"):
+            self.take(f"{account} {key}", account)
+        self.store.leave_unresolved(f"{account} unresolved")
+        self.store.settle(f"{account} settled", USED)
+        self.store.settle(f"{account} failed", USED, succeeded=False)
+        self.store.release(f"{account} released")
+        self.store.charge(f"{account} charged", account, USED)
+        assert self.store.draw_retry(account)
 
     def refused(self, key: str, account: str, ask: Amounts = ASK) -> Stop:
         stop = self.store.hold(key, account, ask)

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from penstock.chat.protocol import answer_text
 from penstock.hosting.records import HostedEvent
-from penstock.stops import LIMIT_REASONS
+from penstock.stops import LIMIT_REASONS, StopReason
 
 Ending = Literal["completed", "failed", "halted", "cancelled", "parked"]
 
@@ -33,6 +33,10 @@ ENDINGS: Mapping[str, Ending] = {
     "run.cancelled": "cancelled",
     "run.parked": "parked",
 }
+ASKING = frozenset({"approval.requested", "approval.answered", "node.completed", "node.failed"})
+"""Events after which a run may wait for other questions than before."""
+PRICELESS = "and a run whose cost is limited asks no model without one: whoever runs the server has to register it"
+"""What helps a run that was halted for want of a price; its own message is for whoever writes the program."""
 PASSES_ON = frozenset({"output"})
 """Nodes that give what came in."""
 
@@ -64,6 +68,22 @@ class Withdrawn:
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """What a run asks people before it goes on."""
+
+    id: str
+    node_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The run waits for answers to these questions, and no others; for none, if it goes on."""
+
+    questions: tuple[Question, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """What became of the run, and what it cost."""
 
@@ -79,9 +99,12 @@ class Ended:
     at_ms: int = 0
     unknown_costs: int = 0
     """So many calls cost something that nobody could tell: the cost is then a lower bound."""
-
     whose: str | None = None
     """Whose limit has halted it: the run's own, that of a node, or what an owner or all may spend in a day."""
+    is_momentary: bool = False
+    """Whether only calls under way hold what it wanted of that limit."""
+    cut: str | None = None
+    """Why the model did not say all of what a completed run came to: `length` or `content_filter`; None if it did."""
 
     @property
     def cost(self) -> dict[str, Any]:
@@ -94,7 +117,7 @@ class Ended:
         return self.status == "halted" and self.reason in LIMIT_REASONS
 
 
-Told = Said | Used | Withdrawn
+Told = Said | Used | Withdrawn | Waits
 Piece = Told | Ended
 
 
@@ -153,6 +176,8 @@ class Answer:
     _again: Retelling | None = None
     _node: str | None = None
     _source: str = ""
+    _questions: tuple[Question, ...] = ()
+    """Those that nobody has answered yet."""
 
     @property
     def said(self) -> str:
@@ -168,11 +193,26 @@ class Answer:
         elif event.type == "tool.call":
             if self._has_the_word(event.data):
                 yield from self._use(_used(event.data.get("call")))
+        elif event.type in ASKING:
+            yield from self._wait(event)
         elif event.type == "run.resumed":
             self._again = Retelling(self._whole()) if self._items else None
         elif event.type in ENDINGS:
             self.ended = _ended(ENDINGS[event.type], event.at_ms, event.data)
             yield from self._come_to(self.ended.text)
+
+    def _wait(self, event: HostedEvent) -> Iterator[Waits]:
+        """What it waits for now, if that is not what it waited for before."""
+        before = self._questions
+        if event.type == "approval.requested":
+            asked = _question(event.data.get("approval"))
+            self._questions = (*(one for one in before if one.id != asked.id), asked)
+        elif event.type == "approval.answered":
+            self._questions = tuple(one for one in before if one.id != event.data.get("approval_id"))
+        else:  # a node that is over waits for nothing, whether it was answered or gave up
+            self._questions = tuple(one for one in before if one.node_id != event.data.get("node_id"))
+        if set(self._questions) != set(before):
+            yield Waits(self._questions)
 
     def _whole(self) -> list[str | Used]:
         return [item if isinstance(item, Used) else "".join(item) for item in self._items]
@@ -283,17 +323,26 @@ def _used(call: Any) -> Used:
     return Used(str(given.get("id", "")), str(given.get("name", "")), as_text)
 
 
+def _question(approval: Any) -> Question:
+    given = approval if isinstance(approval, Mapping) else {}
+    return Question(str(given.get("id", "")), str(given.get("node_id", "")), str(given.get("question", "")))
+
+
 def _ended(status: Ending, at_ms: int, data: Mapping[str, Any]) -> Ended:
     cost = data.get("cost_usd")
+    reason = data.get("stop_reason") or data.get("cause") or data.get("error")
+    message = str(data.get("message") or data.get("reason") or "")
     return Ended(
         status,
         answer_text(data.get("output")) if status == "completed" else "",
-        data.get("stop_reason") or data.get("cause") or data.get("error"),
-        str(data.get("message") or data.get("reason") or ""),
+        reason,
+        f"{message.partition(';')[0]}, {PRICELESS}" if reason == StopReason.PRICE_UNKNOWN else message,
         None if cost is None else float(cost),
         int(data.get("tokens_in") or 0),
         int(data.get("tokens_out") or 0),
         at_ms,
         int(data.get("unknown_costs") or 0),
         data.get("whose"),
+        data.get("momentary") is True,
+        cut if (cut := data.get("finish_reason")) in ("length", "content_filter") else None,
     )

@@ -1,15 +1,25 @@
 """What requests to /v1 may say.
 
 Fields that mean something here are declared, and checked. Anything else that OpenAI's API knows, or will know, is
-accepted and named in `ignored`, so that a client can see what had no effect. Knows nothing of graphs.
+accepted and named in `ignored`, so that a client can see what had no effect. What is null was not given, as clients
+mean it that send every field they know. Knows nothing of graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, StrictBool, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StringConstraints,
+    model_validator,
+)
 
 MAX_MESSAGES = 10_000
 MAX_METADATA = 16
@@ -29,10 +39,22 @@ Metadata = Annotated[
     dict[Annotated[Text, StringConstraints(max_length=64)], Annotated[Text, StringConstraints(max_length=512)]],
     Field(max_length=MAX_METADATA),
 ]
-Count = Annotated[int, Field(ge=1, le=2**53)]
+Count = Annotated[StrictInt, Field(ge=1, le=2**53)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
-class Extension(BaseModel):
+class Given(BaseModel):
+    """What a client sends."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, sent: Any) -> Any:
+        return {name: one for name, one in sent.items() if one is not None} if isinstance(sent, dict) else sent
+
+
+class Extension(Given):
     """What only Penstock knows, in the body field `penstock`."""
 
     model_config = ConfigDict(extra="forbid")
@@ -45,17 +67,15 @@ class Extension(BaseModel):
     """What becomes of the run when the client leaves before its end."""
 
 
-class ImageUrl(BaseModel):
+class ImageUrl(Given):
     """A picture, as a data: URL."""
 
     url: Text
     detail: Text | None = None
 
 
-class Part(BaseModel):
+class Part(Given):
     """A piece of a message's content, of /v1/chat/completions and of /v1/responses alike."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Text
     text: Text | None = None
@@ -65,60 +85,61 @@ class Part(BaseModel):
     filename: Text | None = None
 
 
-class Function(BaseModel):
-    """The name and the arguments of a tool call."""
+class Function(Given):
+    """The name of a tool that was called, and what it was given: `input`, if it takes text and no arguments."""
 
     name: Text = ""
     arguments: Text = ""
+    input: Text = ""
 
 
-class ToolCallMade(BaseModel):
-    """A tool call that an earlier answer asked for."""
-
-    model_config = ConfigDict(extra="allow")
+class ToolCallMade(Given):
+    """A tool call that an earlier answer asked for; what was called stands under its type."""
 
     id: Text = ""
-    function: Function = Function()
+    function: Function | None = None
+    custom: Function | None = None
 
 
-class ChatMessageBody(BaseModel):
+class ChatMessageBody(Given):
     """One message of the conversation."""
-
-    model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | list[Part] | None = None
+    refusal: Text | None = None
     name: Text | None = None
     tool_calls: list[ToolCallMade] | None = None
     tool_call_id: Text | None = None
+    function_call: Function | None = None
+    """The one tool call of a message, as it was said before there were several."""
+
+    def unheard(self) -> Iterator[str]:
+        """Its fields that say nothing to anybody here; of a tool's result, the name is told."""
+        if self.name and self.role not in ("tool", "function"):
+            yield "name"
+        yield from (name for name, said in (self.model_extra or {}).items() if said)
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Given):
     """How a stream is told."""
-
-    model_config = ConfigDict(extra="allow")
 
     include_usage: StrictBool = False
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Given):
     """What form the answer is to have; the graph decides that."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Text
 
 
-class _Body(BaseModel):
+class _Body(Given):
     """What both kinds of requests say."""
-
-    model_config = ConfigDict(extra="allow")
 
     model: Annotated[Text, StringConstraints(min_length=1, max_length=200)]
     """The id of a graph; `graph@3` for its third version."""
     stream: StrictBool = False
-    temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Text | dict[str, Any] | None = None
     metadata: Metadata | None = None
@@ -128,14 +149,15 @@ class _Body(BaseModel):
     def ignored(self, *, is_heard: bool = True) -> list[str]:
         """The fields that were given and have no effect here, by name.
 
-        Of a conversation that is not heard, because the graph has no part in one, only the last message has any.
+        Of a conversation that is not heard, because the graph has no part in one, only the last message has any; nor
+        does it matter then who the `user` is.
         """
-        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
-        return sorted(given & NO_EFFECT | set(self.model_extra or ()))
+        without = NO_EFFECT if is_heard else NO_EFFECT | {"user"}
+        return sorted(self.model_fields_set & without | set(self.model_extra or ()))
 
 
 NO_EFFECT = frozenset(
-    {"temperature", "top_p", "tools", "user", "max_tokens", "max_completion_tokens", "max_output_tokens", "store"}
+    {"temperature", "top_p", "tools", "max_tokens", "max_completion_tokens", "max_output_tokens", "store"}
 )
 """Declared, checked, and without effect: the graph says how its models are asked, and the server what it keeps."""
 
@@ -145,37 +167,38 @@ class ChatCompletionBody(_Body):
 
     messages: Annotated[list[ChatMessageBody], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream_options: StreamOptions | None = None
-    n: int | None = None
+    n: StrictInt | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     response_format: ResponseFormat | None = None
 
     def ignored(self, *, is_heard: bool = True) -> list[str]:
-        """The fields that have no effect."""
-        return sorted([*super().ignored(), *(() if is_heard else _all_but_last("messages", self.messages))])
+        """The fields that have no effect; one that many messages have is named once."""
+        of_messages = {f"messages.*.{name}" for message in self.messages for name in message.unheard()}
+        of_options = _within("stream_options", self.stream_options)
+        unheard = () if is_heard else _all_but_last("messages", self.messages)
+        return sorted([*super().ignored(is_heard=is_heard), *of_messages, *of_options, *unheard])
 
 
-class InputItem(BaseModel):
+class InputItem(Given):
     """One item of what /v1/responses is given: a message, or something an earlier response held."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Text = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Text | list[Part] | None = None
     name: Text | None = None
     arguments: Text | None = None
-    output: Any = None
+    input: Text | None = None
+    """What a tool was given that takes text and no arguments."""
+    output: Text | list[Part] | None = None
 
 
 UNHEARD = frozenset({"reasoning"})
 """Items that an earlier response held and that say nothing to anybody here."""
 
 
-class TextOptions(BaseModel):
+class TextOptions(Given):
     """What form the answer is to have; the graph decides that."""
-
-    model_config = ConfigDict(extra="allow")
 
     format: ResponseFormat | None = None
 
@@ -193,13 +216,19 @@ class ResponseBody(_Body):
     text: TextOptions | None = None
 
     def ignored(self, *, is_heard: bool = True) -> list[str]:
-        """The fields that have no effect; `instructions` among them, if the conversation has begun before."""
+        """The fields that have no effect; also `instructions` and `user`, if the conversation has begun before."""
         counts = is_heard and self.previous_response_id is None
-        ignored = [*super().ignored(), *(["instructions"] if self.instructions and not counts else [])]
+        ignored = [*super().ignored(is_heard=counts), *_within("text", self.text)]
+        ignored += ["instructions"] if self.instructions and not counts else []
         if isinstance(self.input, list):
             unheard = [f"input.{at}" for at, item in enumerate(self.input) if item.type in UNHEARD]
             ignored += unheard if is_heard else _all_but_last("input", self.input)
         return sorted(ignored)
+
+
+def _within(where: str, options: Given | None) -> list[str]:
+    """What stands in a field of the request, and is not known here."""
+    return [f"{where}.{name}" for name in (options.model_extra or ())] if options is not None else []
 
 
 def _all_but_last(where: str, said: Sequence[object]) -> list[str]:
@@ -218,6 +247,8 @@ class ErrorFacts(BaseModel):
     code: str | None = None
     run_id: str | None = None
     """The run that came to no answer, if there was one."""
+    penstock: dict[str, Any] | None = None
+    """What became of it, and what it has used."""
 
 
 class ErrorAnswer(BaseModel):

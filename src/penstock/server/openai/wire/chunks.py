@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.server.openai.wire.answer import Answer, Ended, Piece, Said, Used, Withdrawn
+from penstock.server.openai.wire.answer import Answer, Ended, Piece, Said, Used, Waits, Withdrawn
 
 Json = dict[str, Any]
 
@@ -46,6 +46,8 @@ class Completion:
             yield self._chunk({}, penstock={"run_id": self.run_id, "tool_call": used})
         elif isinstance(piece, Withdrawn):
             yield self._chunk({}, penstock={"run_id": self.run_id, "withdrawn": piece.items})
+        elif isinstance(piece, Waits):
+            yield self._chunk({}, penstock={"run_id": self.run_id, "approvals": asked_in(piece)})
         else:
             yield self._chunk({}, finish_reason(piece), self._facts(piece))
             if self.include_usage:
@@ -100,9 +102,30 @@ def facts(run_id: str, ignored: Sequence[str], ended: Ended | None) -> Json:
     return known
 
 
+def asked_in(waits: Waits) -> list[Json]:
+    """What a run asks people, and how to answer it."""
+    return [
+        {
+            "id": one.id,
+            "node_id": one.node_id,
+            "question": one.text,
+            "answer": [f"POST /api/approvals/{one.id}/{verdict}" for verdict in ("approve", "edit", "reject")],
+        }
+        for one in waits.questions
+    ]
+
+
+def spent(run_id: str, ended: Ended) -> Json:
+    """What an error says of the run that came to no answer: what became of it, and what it has used."""
+    known = facts(run_id, (), ended)
+    del known["ignored"]
+    known.pop("message", None)  # the error has it
+    return {**known, "usage": usage(ended)}
+
+
 def finish_reason(ended: Ended) -> str:
-    """`length` if something cut the answer short."""
-    return "stop" if ended.status == "completed" else "length"
+    """`stop`, or what cut the answer short: of a run that did not complete, the `length` that it was given."""
+    return ended.cut or "stop" if ended.status == "completed" else "length"
 
 
 def usage(ended: Ended) -> Json:

@@ -16,12 +16,12 @@ from urllib.parse import unquote_to_bytes
 
 from penstock.agents.messages import Role
 from penstock.chat.limits import MAX_ATTACHMENT_BYTES, MAX_CHARACTERS, must_fit
-from penstock.chat.protocol import answer_text
 from penstock.errors import InvalidValue
 from penstock.server.openai.wire.bodies import (
     UNHEARD,
     ChatCompletionBody,
     ChatMessageBody,
+    Function,
     InputItem,
     Part,
     ResponseBody,
@@ -127,8 +127,10 @@ def _of_message(message: ChatMessageBody, where: str) -> Turn:
     if message.role in ("tool", "function"):
         named = message.name or message.tool_call_id or "a tool"
         return Turn("assistant", _result_text(named, text), files, f"{where}.content", is_of_tool=True)
-    calls = [_call_text(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
-    text = "\n".join(part for part in (text, *calls) if part)
+    calls = [made.function or made.custom or Function() for made in message.tool_calls or ()]
+    calls += [message.function_call] if message.function_call else []
+    told = [_call_text(call.name, call.arguments or call.input) for call in calls]
+    text = "\n".join(part for part in (text or message.refusal or "", *told) if part)
     return Turn(_role(message.role), text, files, f"{where}.content")
 
 
@@ -138,11 +140,14 @@ def _of_item(item: InputItem, where: str) -> Turn:
             raise InvalidValue(f"{where}.role", None, "user, assistant, system or developer")
         text, files = _of_content(item.content, f"{where}.content")
         return Turn(_role(item.role), text, files, f"{where}.content")
+    text, files = _of_content(item.output, f"{where}.output")
     if item.type in ("function_call", "custom_tool_call", "mcp_call"):
-        return Turn("assistant", _call_text(item.name or "", item.arguments or ""), where=f"{where}.arguments")
+        called = _call_text(item.name or "", item.arguments or item.input or "")
+        gave = [_result_text(item.name or "a tool", text)] if item.output is not None else []  # of an mcp_call
+        return Turn("assistant", "\n".join((called, *gave)), files, f"{where}.arguments")
     if item.type in ("function_call_output", "custom_tool_call_output"):
-        told = _result_text(item.name or "a tool", answer_text(item.output))
-        return Turn("assistant", told, where=f"{where}.output", is_of_tool=True)
+        told = _result_text(item.name or "a tool", text)
+        return Turn("assistant", told, files, f"{where}.output", is_of_tool=True)
     if item.type == "item_reference":
         hint = "the item itself, for items are not kept by id: go on with previous_response_id, or send the message"
         raise InvalidValue(f"{where}.type", item.type, hint)

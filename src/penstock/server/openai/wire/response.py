@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from penstock.server.openai.wire.answer import Ended, Piece, Said, Used, Withdrawn
-from penstock.server.openai.wire.chunks import facts
+from penstock.server.openai.wire.answer import Ended, Piece, Said, Used, Waits, Withdrawn
+from penstock.server.openai.wire.chunks import asked_in, facts
 
 Json = dict[str, Any]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -91,6 +91,8 @@ class ResponseUnderWay:
     output: list[Json] = field(default_factory=list)
     """All items that were told, at the index that the stream gave them."""
     ended: Ended | None = None
+    waits: Waits | None = None
+    """What the run asks people, while it does."""
     _sequence: int = 0
     _is_open: bool = False
     """Whether the last item is a message that is being written."""
@@ -114,8 +116,9 @@ class ResponseUnderWay:
 
         It has the number of the event before it: whoever takes the stream up again after that one misses nothing.
         """
-        last = self._sequence - 1
-        return {"type": "error", "sequence_number": last, "code": code, "message": message, "param": None}
+        about = {"run_id": self.run_id}
+        error: Json = {"type": "error", "sequence_number": self._sequence - 1, "code": code, "message": message}
+        return {**error, "param": None, "penstock": about}
 
     def events(self, piece: Piece) -> Iterator[Json]:
         """The piece as events."""
@@ -127,6 +130,9 @@ class ResponseUnderWay:
         elif isinstance(piece, Withdrawn):
             yield from self._close("incomplete")
             del self._standing[len(self._standing) - piece.items :]
+        elif isinstance(piece, Waits):
+            self.waits = piece
+            yield self._event("response.in_progress", response=self.to_dict())
         else:
             yield from self._finish(piece)
 
@@ -141,7 +147,7 @@ class ResponseUnderWay:
             "status": self.status,
             "background": asked.background,
             "error": self._error(),
-            "incomplete_details": {"reason": "max_output_tokens"} if self.status == "incomplete" else None,
+            "incomplete_details": self._why_incomplete(),
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
             "metadata": dict(asked.metadata),
@@ -158,8 +164,14 @@ class ResponseUnderWay:
             "truncation": "disabled",
             "usage": self._usage(),
             "user": asked.user,
-            "penstock": facts(self.run_id, asked.ignored, self.ended),
+            "penstock": self._facts(),
         }
+
+    def _facts(self) -> Json:
+        known = facts(self.run_id, self.asked.ignored, self.ended)
+        if self.waits is not None and self.ended is None:
+            known["approvals"] = asked_in(self.waits)
+        return known
 
     def _items(self) -> list[Json]:
         items = [dict(self.output[index]) for index in self._standing]
@@ -212,17 +224,24 @@ class ResponseUnderWay:
             yield self.broken("parked", PARKED)
             return
         # What it came to counts: an attempt inside of the run that was given up may have said more.
-        yield from self._close("completed" if ended.status == "completed" else "incomplete", ended.text)
         self.status = _final(ended)
+        yield from self._close("completed" if self.status == "completed" else "incomplete", ended.text)
         told = "failed" if self.status == "cancelled" else self.status  # a stream knows no other end for it
         yield self._event(f"response.{told}", response=self.to_dict())
 
     def _error(self) -> Json | None:
         ended = self.ended
-        if ended is None or self.status not in ("failed", "cancelled"):
+        if ended is None or self.status != "failed":
             return None
         why = ": ".join(part for part in (ended.reason, ended.message) if part)
         return {"code": "server_error", "message": why or ended.status}
+
+    def _why_incomplete(self) -> Json | None:
+        """One of the two reasons that OpenAI knows; which limit of a run it was, `penstock.stop_reason` says."""
+        if self.status != "incomplete":
+            return None
+        is_filtered = self.ended is not None and self.ended.cut == "content_filter"
+        return {"reason": "content_filter" if is_filtered else "max_output_tokens"}
 
     def _usage(self) -> Json | None:
         if self.ended is None or self.ended.status == "parked":
@@ -258,7 +277,9 @@ PARKED = "the run was set aside before it ended and goes on later; GET the respo
 
 
 def _final(ended: Ended) -> Status:
-    """A run that something other than a limit halted has failed, as OpenAI counts."""
+    """A run that something other than a limit halted has failed, as OpenAI counts; an answer that was cut is part."""
+    if ended.cut is not None and ended.status == "completed":
+        return "incomplete"
     if ended.status == "halted" and not ended.is_limit:
         return "failed"
     return STATUSES[ended.status]

@@ -153,16 +153,20 @@ def _approval_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
     state, answer, by = rng.choice((*STATES, *ANSWERS)), rng.choice(VALUES), rng.choice(("ann", "bob"))
     approval = an_approval(id, run_id=run_id, key=key, value=rng.choice(VALUES), asked_ms=now_ms)
     epoch = rng.choice((0, 0, 1, 2))
-    intent = an_intent(run_id, by=by, at_ms=now_ms, until_ms=now_ms + rng.choice((0, 100, 1_000)))
+    owners = {one: rng.choice(("ann", "bob")) for one in IDS}
+    intent = an_intent(
+        run_id, by=by, at_ms=now_ms, until_ms=now_ms + rng.choice((0, 100, 1_000)), owner=rng.choice(("", "ann", "bob"))
+    )
     return {
         "approvals.ask": lambda stores: stores.approvals.ask(approval),
         "approvals.answer": lambda stores: stores.approvals.answer(id, state, answer=answer, by=by, now_ms=now_ms),
         "approvals.withdraw": lambda stores: stores.approvals.withdraw(run_id, epoch, now_ms=now_ms),
         "approvals.list": lambda stores: stores.approvals.list(run_id=run_id, states=[state], limit=2),
+        "approvals.list behind": lambda stores: stores.approvals.list(before=id, limit=2),
         "approvals.answered": lambda stores: stores.approvals.answered(IDS),
         "approvals.wait": lambda stores: stores.approvals.wait(id, 0),
         "cancels.put": lambda stores: stores.cancels.put(intent),
-        "cancels.find": lambda stores: stores.cancels.find(IDS, now_ms=now_ms),
+        "cancels.find": lambda stores: stores.cancels.find(owners, now_ms=now_ms),
         "cancels.drop": lambda stores: stores.cancels.drop(run_id),
         "cancels.prune": lambda stores: stores.cancels.prune(now_ms=now_ms),
     }

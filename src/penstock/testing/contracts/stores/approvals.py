@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -46,15 +47,15 @@ class ApprovalStoreContract(StoreContract):
     @fresh
     async def test_odd_values_of_a_question_come_back_exactly(self, stores: StoreBundle) -> None:
         for number, value in enumerate(ODD_VALUES):
-            await stores.approvals.ask(an_approval(f"a{number}", value=value))
+            await stores.approvals.ask(an_approval(f"a{number}", value=value, expects=value))
             await stores.approvals.answer(f"a{number}", "edited", answer=value, by="bob", now_ms=2_000)
             found = await stores.approvals.get(f"a{number}")
             assert found is not None
-            assert (repr(found.value), repr(found.answer)) == (repr(value), repr(value))
+            assert [repr(one) for one in (found.value, found.answer, found.expects)] == [repr(value)] * 3
 
     @fresh
     async def test_what_no_database_could_keep_is_neither_asked_nor_answered(self, stores: StoreBundle) -> None:
-        wrong = [an_approval(value=value) for value in NOT_JSON]
+        wrong = [an_approval(**{field: value}) for field in ("value", "expects") for value in NOT_JSON]
         wrong += [an_approval(**{field: name}) for field in ("id", "run_id", "owner", "key") for name in NOT_NAMES]
         for approval in [*wrong, an_approval(asked_ms=2**63), an_approval(state="lost")]:
             with raises(InvalidValue):
@@ -104,7 +105,7 @@ class ApprovalStoreContract(StoreContract):
     async def test_a_withdrawn_question_waits_again_as_it_is_put_now(self, stores: StoreBundle) -> None:
         await stores.approvals.ask(an_approval("a", key="k", value="old"))
         await stores.approvals.withdraw("r", 0, now_ms=2_000)
-        now = an_approval("b", key="k", value="new", question="Send that?", asked_ms=3_000)
+        now = an_approval("b", key="k", value="new", question="Send that?", asked_ms=3_000, expects={"tool": "send"})
         waits = await stores.approvals.ask(now)
         assert waits == replace(now, id="a"), "under the id it had, and whoever answers sees what the run has in hand"
         assert await stores.approvals.get("a") == waits
@@ -127,6 +128,12 @@ class ApprovalStoreContract(StoreContract):
             ({"states": ("withdrawn",)}, []),
             ({"run_id": "s", "owner": "bob", "states": ["rejected"]}, ["1"]),
             ({"limit": 2}, ["1", "2a"]),
+            ({"limit": 2, "before": "2a"}, ["2b", "3"]),
+            ({"before": "1", "states": ["waiting"]}, ["2a", "2b", "3"]),
+            ({"before": "2a", "owner": "bob"}, ["2b"]),
+            ({"before": "3"}, []),
+            ({"before": "nobody"}, []),
+            ({"before": ""}, []),
             ({"limit": 0}, []),
             ({"owner": "nobody"}, []),
             ({"owner": ""}, []),
@@ -269,53 +276,83 @@ class ApprovalStoreContract(StoreContract):
         assert [await waits[0], await waits[2]] == [answered, answered]
 
 
+def of_ann(run_ids: Iterable[str]) -> dict[str, str]:
+    return dict.fromkeys(run_ids, "ann")
+
+
 class CancelStoreContract(StoreContract):
-    """Wishes to stop, by run: the first counts, each for a time."""
+    """Wishes to stop, by run and owner: the first counts, each for a time."""
 
     @fresh
     async def test_a_wish_comes_back_as_it_was_put(self, stores: StoreBundle) -> None:
-        intent = an_intent(reason="en\x00ough \ud83d", at_ms=2**62, until_ms=2**63 - 1)
-        assert await stores.cancels.put(intent) == intent
-        assert dict(await stores.cancels.find(["r"], now_ms=2**62)) == {"r": intent}
+        for owner in ("", "ann", *ODD_NAMES):
+            intent = an_intent(owner or "r", reason="en\x00ough \ud83d", at_ms=2**62, until_ms=2**63 - 1, owner=owner)
+            assert await stores.cancels.put(intent) == intent
+            assert dict(await stores.cancels.find({intent.run_id: owner}, now_ms=2**62)) == {intent.run_id: intent}
 
     @fresh
     async def test_the_first_wish_counts(self, stores: StoreBundle) -> None:
         first = await stores.cancels.put(an_intent())
         for other in (an_intent(by="bob"), an_intent(reason="more", at_ms=150, until_ms=900), an_intent(at_ms=200)):
             assert await stores.cancels.put(other) == first
-        assert dict(await stores.cancels.find(["r"], now_ms=100)) == {"r": first}
+        assert dict(await stores.cancels.find({"r": "ann"}, now_ms=100)) == {"r": first}
+
+    @fresh
+    async def test_a_wish_for_an_owners_run_counts_for_theirs_alone(self, stores: StoreBundle) -> None:
+        bobs = await stores.cancels.put(an_intent(owner="bob", by="bob"))
+        assert dict(await stores.cancels.find({"r": "ann"}, now_ms=100)) == {}
+        assert dict(await stores.cancels.find({"r": ""}, now_ms=100)) == {}
+        assert dict(await stores.cancels.find({"r": "bob"}, now_ms=100)) == {"r": bobs}
+        anns = an_intent(owner="ann", at_ms=110)
+        assert await stores.cancels.put(anns) == anns, "another's does not stand in its way"
+        assert dict(await stores.cancels.find({"r": "ann"}, now_ms=110)) == {"r": anns}
+        assert dict(await stores.cancels.find({"r": "bob", "s": "bob"}, now_ms=110)) == {"r": bobs}
+
+    @fresh
+    async def test_of_a_wish_for_an_owners_run_and_one_for_anybodys_the_first_counts(self, stores: StoreBundle) -> None:
+        for_anybody = await stores.cancels.put(an_intent(by="root", at_ms=120))
+        anns = await stores.cancels.put(an_intent(owner="ann", at_ms=130, until_ms=900))
+        await stores.cancels.put(an_intent(owner="bob", at_ms=110, until_ms=130))
+        assert dict(await stores.cancels.find({"r": "ann"}, now_ms=130)) == {"r": for_anybody}
+        assert dict(await stores.cancels.find({"r": "ann"}, now_ms=201)) == {"r": anns}
+        assert (await stores.cancels.find({"r": "bob"}, now_ms=130))["r"].by == "ann"
+        assert (await stores.cancels.find({"r": "bob"}, now_ms=131))["r"] == for_anybody
+        await stores.cancels.drop("r")
+        for owner in ("ann", "bob", "eve"):
+            assert dict(await stores.cancels.find({"r": owner}, now_ms=0)) == {}
 
     @fresh
     async def test_a_wish_counts_until_it_is_dropped_or_forgotten(self, stores: StoreBundle) -> None:
         await stores.cancels.put(an_intent())
         for _ in range(2):
             await stores.cancels.drop("r")
-        assert dict(await stores.cancels.find(["r"], now_ms=100)) == {}
+        assert dict(await stores.cancels.find({"r": "ann"}, now_ms=100)) == {}
         second = an_intent(by="bob")
         assert await stores.cancels.put(second) == second
         third = an_intent(by="eve", at_ms=201, until_ms=300)
         assert await stores.cancels.put(third) == third, "the one before was forgotten at 200"
-        assert dict(await stores.cancels.find(["r"], now_ms=250)) == {"r": third}
+        assert dict(await stores.cancels.find({"r": "ann"}, now_ms=250)) == {"r": third}
 
     @fresh
     async def test_a_wish_is_found_until_its_time_is_over(self, stores: StoreBundle) -> None:
         for run_id in ("a", "b", *ODD_NAMES):
             await stores.cancels.put(an_intent(run_id))
         await stores.cancels.put(an_intent("later", until_ms=900))
-        assert set(await stores.cancels.find(["a", "later", "nobody", "a"], now_ms=200)) == {"a", "later"}
-        assert set(await stores.cancels.find({"a", "later"}, now_ms=201)) == {"later"}
-        assert set(await stores.cancels.find(ODD_NAMES, now_ms=0)) == set(ODD_NAMES)
-        assert dict(await stores.cancels.find([], now_ms=0)) == {}
-        assert dict(await stores.cancels.find([f"n{number}" for number in range(2_000)], now_ms=0)) == {}
+        assert set(await stores.cancels.find(of_ann(["a", "later", "nobody"]), now_ms=200)) == {"a", "later"}
+        assert set(await stores.cancels.find(of_ann(["a", "later"]), now_ms=201)) == {"later"}
+        assert set(await stores.cancels.find(of_ann(ODD_NAMES), now_ms=0)) == set(ODD_NAMES)
+        assert dict(await stores.cancels.find({}, now_ms=0)) == {}
+        assert dict(await stores.cancels.find(of_ann(f"n{number}" for number in range(2_000)), now_ms=0)) == {}
 
     @fresh
     async def test_wishes_whose_time_is_over_are_forgotten_and_counted(self, stores: StoreBundle) -> None:
         for number in range(5):
             await stores.cancels.put(an_intent(f"r{number}", until_ms=200 + number))
+        await stores.cancels.put(an_intent("r3", owner="bob"))
         assert await stores.cancels.prune(now_ms=200) == 0
-        assert await stores.cancels.prune(now_ms=203) == 3
+        assert await stores.cancels.prune(now_ms=203) == 4
         assert await stores.cancels.prune(now_ms=203) == 0
-        assert set(await stores.cancels.find([f"r{number}" for number in range(5)], now_ms=0)) == {"r3", "r4"}
+        assert set(await stores.cancels.find(of_ann(f"r{number}" for number in range(5)), now_ms=0)) == {"r3", "r4"}
 
     @fresh
     async def test_of_many_who_wish_all_are_told_the_first(self, stores: StoreBundle) -> None:
@@ -326,8 +363,8 @@ class CancelStoreContract(StoreContract):
 
     @fresh
     async def test_a_wish_that_no_database_could_keep_is_refused(self, stores: StoreBundle) -> None:
-        wrong = [an_intent(name) for name in NOT_NAMES] + [an_intent(by=name) for name in NOT_NAMES]
+        wrong = [an_intent(**{field: name}) for field in ("run_id", "by", "owner") for name in NOT_NAMES]
         for intent in [*wrong, an_intent(until_ms=2**63), an_intent(at_ms=1.5)]:
             with raises(InvalidValue):
                 await stores.cancels.put(intent)
-        assert dict(await stores.cancels.find(["r", *NOT_NAMES], now_ms=0)) == {}
+        assert dict(await stores.cancels.find(of_ann(["r", *NOT_NAMES]), now_ms=0)) == {}

@@ -216,6 +216,23 @@ class ChatStoreContract(StoreContract):
         assert await self.view(stores) == ["q", "2"], "what is there already changes nothing"
 
     @fresh
+    async def test_what_is_added_at_once_comes_into_view_one_after_the_other(self, stores: StoreBundle) -> None:
+        await stores.chats.create(a_chat())
+        rng, tree, ids = random.Random(11), MessageTree(), list[str]()
+        for number in range(30):
+            batch = list[ChatMessage]()
+            for at in range(rng.randrange(1, 6)):
+                below = rng.choice([None, *ids[-3:], *ids, *(one.id for one in batch)])
+                batch.append(a_message(f"m{number}-{at}", below))
+            rng.shuffle(batch)
+            tree = MessageTree.of([*tree, *batch], tree.chosen())
+            for message in batch:
+                tree.switch(message.id)
+            ids += [message.id for message in batch]
+            await stores.chats.add_messages("c", batch, now_ms=number)
+            assert await self.view(stores) == [one.id for one in tree.active_path()], number
+
+    @fresh
     async def test_what_was_just_said_is_taken_back_and_the_chat_is_as_it_was(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
         kept = [a_message("q"), a_message("1", "q"), a_message("2", "q"), a_message("3", "1")]

@@ -179,7 +179,7 @@ async def kept(stores: StoreBundle) -> dict[str, Any]:
         "journal": {id: list(await stores.journal.load(id)) for id in ("r", "s", "old")},
         "graphs": graphs,
         "approvals": list(await stores.approvals.list()),
-        "cancels": dict(await stores.cancels.find(["r", "s", "t"], now_ms=0)),
+        "cancels": dict(await stores.cancels.find(dict.fromkeys("rst", "ann"), now_ms=0)),
         "chats": list(await stores.chats.list()),
         "messages": list(messages),
         "in view": set(in_view),

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from penstock.errors import InvalidValue
-from penstock.hosting.ports import Conflict, Fenced
-from penstock.hosting.records import CLAIMED, ENDED, TRANSITIONS, RunStatus
+from penstock.hosting.ports import AnotherRun, Conflict, Fenced
+from penstock.hosting.records import CLAIMED, ENDED, TRANSITIONS, RunRecord, RunStatus
 from penstock.testing.contracts.stores.suite import (
     NOT_JSON,
     NOT_NAMES,
@@ -128,12 +128,20 @@ class RunStoreContract(StoreContract):
     async def test_an_id_that_is_taken_by_another_run_is_a_conflict(self, stores: StoreBundle) -> None:
         run = await stores.runs.add(a_run(input=1, limits={"max_steps": 1}))
         others: list[dict[str, Any]] = [{"owner": "bob"}, {"graph_id": "h"}, {"graph_version": 2}]
-        others += [{"limits": {"max_steps": 2}}]
+        others += [{"limits": {"max_steps": 2}}, {"origin": {"kind": "fork", "run_id": "s", "at": "n"}}]
         others += [{"input": value} for value in (2, 1.0, True, "1", None, [1])]
         for other in others:
-            with raises(Conflict):
-                await stores.runs.add(run._replace(**other))
+            refusal = await refused(stores, run._replace(**other))
+            assert (refusal.known, refusal.fields) == (run, tuple(other))
         assert await stores.runs.get("r") == run
+
+    @fresh
+    async def test_what_is_kept_about_a_run_makes_it_no_other(self, stores: StoreBundle) -> None:
+        run = await stores.runs.add(a_run(origin={"kind": "run", "about": {"for": "this"}}))
+        for about in ({"about": {"for": "that"}}, {"about": None}, {}):
+            assert await stores.runs.add(run._replace(origin={"kind": "run", **about})) == run
+        with raises(AnotherRun):
+            await stores.runs.add(run._replace(origin={"kind": "other", "about": {"for": "this"}}))
 
     @fresh
     async def test_of_many_who_add_one_run_all_get_the_same(self, stores: StoreBundle) -> None:
@@ -142,6 +150,50 @@ class RunStoreContract(StoreContract):
             added = [both[number % 2].runs.add(a_run(created_ms=number)) for number in range(self.claimants)]
             assert len({run.created_ms for run in await asyncio.gather(*added)}) == 1
         assert await stores.runs.count() == 1
+
+    @fresh
+    async def test_a_run_has_the_journal_it_begins_with_from_the_moment_it_is_there(self, stores: StoreBundle) -> None:
+        entries = [an_entry(f"k{number}", value=number) for number in range(self.claimants)]
+        added = await stores.runs.add(a_run(), entries)
+        assert await stores.runs.get("r") == added
+        assert list(await stores.journal.load("r")) == entries
+        assert await stores.runs.claim("w", now_ms=1, lease_ms=1) is not None
+        await stores.journal.append("r", [an_entry("k0", value="another"), an_entry("own")], epoch=1)
+        assert list(await stores.journal.load("r")) == [*entries, an_entry("own")]
+
+    @fresh
+    async def test_a_run_that_is_there_keeps_its_own_journal(self, stores: StoreBundle) -> None:
+        first, other = [an_entry("k", value="first")], [an_entry("k", value="other"), an_entry("more")]
+        await stores.runs.add(a_run("with"), first)
+        await stores.runs.add(a_run("without"))
+        for id in ("with", "without"):
+            await stores.runs.add(a_run(id), other)
+            with raises(Conflict):
+                await stores.runs.add(a_run(id, owner="bob"), other)
+        assert list(await stores.journal.load("with")) == first
+        assert list(await stores.journal.load("without")) == []
+
+    @fresh
+    async def test_of_many_who_want_one_id_the_journal_is_that_of_whoever_got_it(self, stores: StoreBundle) -> None:
+        async def add(which: StoreBundle, owner: str) -> str | None:
+            try:
+                return (await which.runs.add(a_run(owner=owner), [an_entry(owner), an_entry("k", value=owner)])).owner
+            except Conflict:
+                return None
+
+        async with self.another(stores) as other:
+            both = (stores, other)
+            asked = [add(both[number % 2], f"user {number}") for number in range(self.claimants)]
+            (owner,) = [got for got in await asyncio.gather(*asked) if got is not None]
+        assert list(await stores.journal.load("r")) == [an_entry(owner), an_entry("k", value=owner)]
+
+    @fresh
+    async def test_a_run_with_a_journal_that_cannot_be_kept_is_not_there(self, stores: StoreBundle) -> None:
+        for value in NOT_JSON:
+            with raises(InvalidValue):
+                await stores.runs.add(a_run(), [an_entry("k"), an_entry("k2", value=value)])
+        assert await stores.runs.get("r") is None
+        assert list(await stores.journal.load("r")) == []
 
     @fresh
     async def test_runs_are_listed_newest_first_and_by_id_where_they_are_of_one_time(self, stores: StoreBundle) -> None:
@@ -543,7 +595,7 @@ class RunStoreContract(StoreContract):
             assert len(await stores.events.read(id)) == len(await stores.journal.load(id)) == int(is_left)
             assert (await stores.approvals.get(f"a {id}") is not None) is is_left
             assert len(await stores.approvals.list(run_id=id)) == int(is_left)
-        assert set(await stores.cancels.find(["old"], now_ms=100)) == {"old"}, "it has a time of its own"
+        assert set(await stores.cancels.find({"old": "ann"}, now_ms=100)) == {"old"}, "it has a time of its own"
 
     @fresh
     async def test_runs_are_forgotten_the_longest_ended_first_a_page_at_a_time(self, stores: StoreBundle) -> None:
@@ -583,3 +635,12 @@ class RunStoreContract(StoreContract):
         assert (run.epoch, run.owner) == (0, "bob")
         await stores.events.append("r", 0, [an_event(1, new=True)])
         assert [event.data for event in await stores.events.read("r")] == [{"new": True}]
+
+
+async def refused(stores: StoreBundle, run: RunRecord) -> AnotherRun:
+    """What is said to who adds it."""
+    try:
+        await stores.runs.add(run)
+    except AnotherRun as error:
+        return error
+    raise AssertionError(f"{run} was taken on")
