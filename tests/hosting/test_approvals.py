@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,24 @@ def test_a_question_whose_time_was_up_while_nobody_worked_is_not_waited_for_agai
         assert left.output == ("it" if is_answered else late)
         assert loop.time() - began < 1
         await second.close()
+
+    timed(story)
+
+
+def test_an_answer_that_was_given_elsewhere_just_before_the_time_was_up_counts() -> None:
+    async def story(loop: SimLoop, stores: MemoryStores) -> None:
+        seldom = replace(SETTINGS, tick_s=1_000, lease_s=10_000)  # the one who asks does not look in between
+        here = await host_with(stores, clock=loop.clock, settings=seldom)
+        elsewhere = await host_with(stores, clock=loop.clock)
+        await here.start()
+        run = await here.submit(owner="ann", graph_id="timed", input="it")
+        approval = await asked(here, run.id)
+        await asyncio.sleep(59.9)
+        await elsewhere.answer(approval.id, "edited", answer="that", by="bob")
+        left = await here.wait(run.id)
+        assert left.output == "that"
+        assert "approval.answered" in await types_of(here, run.id)
+        await here.close()
 
     timed(story)
 

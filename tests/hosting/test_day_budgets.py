@@ -177,18 +177,19 @@ async def test_a_run_that_began_before_there_was_a_budget_counts_in_it_once_it_g
     assert days.penny.billed_nanos == 3 * CALL_NANOS
 
 
-async def test_a_budget_that_is_taken_back_halts_nobody_any_more_and_goes_on_counting() -> None:
+async def test_a_budget_of_the_day_is_raised_by_a_higher_one_and_not_by_a_host_that_has_none() -> None:
     days = Days(MemoryStores())
     async with await days.host(owner_daily_usd="0.02") as host:
         *_, run = await days.runs(host, 3)
         assert run.status == "halted"
-    async with await days.host() as host:
+        async with await days.host() as beside:
+            assert statuses(await days.runs(beside, 1)) == "h"
+        assert statuses(await days.runs(host, 1)) == "h"
+    async with await days.host(owner_daily_usd="0.04") as host:
         await host.resume(run.id)
         assert (await host.wait(run.id)).status == "completed"
-        assert statuses(await days.runs(host, 2)) == "cc"
-    assert days.spent_cents(run) == [None, 5]
-    async with await days.host(owner_daily_usd="0.06") as host:
         assert statuses(await days.runs(host, 2)) == "ch"
+    assert days.spent_cents(run) == [None, 4]
 
 
 async def test_hosts_with_other_budgets_that_take_over_from_each_other_leave_one_tree_with_exact_figures() -> None:

@@ -268,6 +268,9 @@ def test_a_question_that_has_waited_before_is_given_the_rest_of_its_time() -> No
         async def answer(self) -> Answer:
             return Answer(True) if self.is_answered else await asyncio.Event().wait()  # type: ignore[return-value]
 
+        async def at_last(self) -> Answer | None:
+            return None
+
     async def story(kept: Kept) -> tuple[Any, float]:
         loop = asyncio.get_running_loop()
         began = loop.time()

@@ -1956,3 +1956,14 @@ def test_in_any_order_a_run_that_ends_while_calls_start_and_finish_tells_one_sto
         assert check_history(run.history(), ledger=figures, invoice=provider.invoice, ceiling_nanos=2_000_000_000) == []
 
     explore(schedule, schedules=100)
+
+
+def test_a_value_that_breaks_whoever_looks_at_it_is_paid_all_the_same() -> None:
+    class Breaking(dict[str, Any]):
+        def __getattr__(self, name: str) -> Any:
+            return self[name]
+
+    said = Breaking(model="gpt-4o", usage={"prompt_tokens": 1_000, "completion_tokens": 500})
+    with contain(max_cost_usd=1) as run:
+        assert run.llm(lambda: said) is said
+        assert run.balance.spent_nanos > 0

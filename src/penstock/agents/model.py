@@ -234,13 +234,15 @@ class Model:
         self, journal: Journal, context: ExecutionContext, request: ModelRequest, told: Execution | None
     ) -> ModelResponse:
         """The answer that the run has had here before; or ask, and write the answer down before anybody has it."""
-        place = journal.here().next("llm", self.name)
+        first = place = journal.here().next("llm", self.name)
+        times = 1
         while (found := journal.find(place.path)) is not None:
             if not _was_cut(found):
                 return self._answered(journal, context, request, told, found)
             # It was paid, and is no answer: the run goes on because there is more to pay with, and so it asks again.
             replay(journal, context, found, self.name, _read(found.value))
-            place = journal.here().next("llm", self.name)
+            times += 1
+            place = first.again(times)
         if points.hook is not None:
             points.hook("llm.before_call")
         with entered(place):

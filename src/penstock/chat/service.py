@@ -56,8 +56,9 @@ from penstock.errors import InvalidValue
 from penstock.hosting.host import Overloaded, RunHost, UnknownGraph
 from penstock.hosting.limits import RunLimits
 from penstock.hosting.points import passing
-from penstock.hosting.ports import Conflict, StoreUnavailable
+from penstock.hosting.ports import AnotherRun, Conflict, StoreUnavailable
 from penstock.hosting.records import RunRecord
+from penstock.hosting.work.claims import was_granted
 from penstock.hosting.work.patience import A_FEW, patiently
 from penstock.ids import new_run_id
 
@@ -177,15 +178,11 @@ class ChatService:
         return found
 
     async def must_be_within(self, run: RunRecord, limits: Limits) -> None:
-        """Conflict if a run is asked for again within other limits."""
-        await self._host.submit(
-            owner=run.owner,
-            graph_id=run.graph_id,
-            version=run.graph_version,
-            limits=limits,
-            run_id=run.id,
-            origin=run.origin,
-        )
+        """AnotherRun if a run is asked for again within limits it does not have, and was not granted more since."""
+        asked = (limits if isinstance(limits, RunLimits) else RunLimits.from_dict(limits or {})).to_dict()
+        is_within = all(run.limits.get(name) == value for name, value in asked.items())
+        if not is_within and not await was_granted(self._host.stores.events, run.id):
+            raise AnotherRun(run, ("limits",))
 
     # The five entry points.
 
@@ -250,7 +247,8 @@ class ChatService:
         in `attachments` belongs to what is said last; the messages before it have their own.
         """
         *before, last = messages = await self._conversation(said, attachments, owner)
-        turn = self._asked(limits, run_id, user_tools, *messages, version=version, about=about)
+        place = None if parent_id is None else lambda _: parent_id
+        turn = self._asked(limits, run_id, user_tools, *messages, version=version, about=about, below=place)
         must_be_text("title", title, MAX_TITLE, "say it in fewer characters")
         title = title or protocol.as_content(" ".join(last.content.split())[:TITLE_CHARACTERS])
         id = chat_id or (f"c-{turn.digest}" if turn.is_named else None)
@@ -400,7 +398,8 @@ class ChatService:
                 raise
             return self._known(chat, run)
         except BaseException as error:
-            await self._give_up(chat.id, turn, f"{type(error).__name__}: {error}")
+            if not turn.is_named:  # else somebody may be asking for the same beside this one
+                await self._give_up(chat.id, turn, f"{type(error).__name__}: {error}")
             raise
 
     async def _write(self, chat: ChatRecord, turn: Asked, new: _Addition) -> None:

@@ -76,6 +76,10 @@ class Put:
         """Wait for it."""
         return await self._answer(self.request)
 
+    async def at_last(self) -> Answer | None:
+        """Nobody has answered at the terminal, and nobody else can."""
+        return None
+
 
 def by_rule(approve: Approve, screen: Screen) -> Answering:
     """The same answer to every question; each is shown with it."""

@@ -481,8 +481,6 @@ class RunHost:
         here = dict(self._here)
         if not here:
             return
-        for hosted in here.values():
-            hosted.notice_idle()
         now_ns = self._at.steady.time_ns()  # after a suspend, the leases have to be looked after at once
         if now_ns >= self._next_renew_ns:
             await self._renew(here)
@@ -495,6 +493,8 @@ class RunHost:
         if asked:
             for id, approval in (await self.stores.approvals.answered(list(asked))).items():
                 asked[id].answered(approval)
+        for hosted in here.values():
+            hosted.notice_idle()
 
     async def _renew(self, here: Mapping[str, HostedRun]) -> None:
         lease_ms = round(self.settings.lease_s * 1_000)

@@ -85,6 +85,9 @@ class Question(Protocol):
     async def answer(self) -> Answer:
         """Wait for it."""
 
+    async def at_last(self) -> Answer | None:
+        """The time is up: the answer that somebody has given after all; else None, and nobody gives one any more."""
+
 
 @runtime_checkable
 class AsksPeople(Protocol):
@@ -113,6 +116,12 @@ class Asked:
     async def answer(self) -> Answer:
         """Wait for it."""
         return await self._future
+
+    async def at_last(self) -> Answer | None:
+        """The answer that has come; else None, and none comes any more."""
+        self._approvals._forget(self)
+        await asyncio.sleep(0)  # one that was given on another thread arrives
+        return self._future.result() if self._future.done() and not self._future.cancelled() else None
 
     def __enter__(self) -> Asked:
         return self
@@ -208,7 +217,7 @@ def as_edited(expects: Mapping[str, Any] | None, value: Any) -> Any:
 def _is_as_shown(value: Any, parameters: Mapping[str, Any]) -> bool:
     """Whether it has the shape in which the question shows a tool call, and is not what a tool of such words takes."""
     shown = {"tool", "arguments"}
-    return isinstance(value, Mapping) and value.keys() == shown and not shown <= {*parameters.get("properties", ())}
+    return isinstance(value, Mapping) and value.keys() == shown and not shown <= {*(parameters.get("properties") or ())}
 
 
 def approvals_in(context: FlowContext, needed_for: str) -> AsksPeople:
@@ -294,4 +303,4 @@ async def _answered(asked: Question, timeout_s: float | None) -> Answer:
     except TimeoutError:
         if not limit.expired():
             raise
-        return Answer(False, reason=f"nobody answered within {timeout_s:g} s")
+    return await asked.at_last() or Answer(False, reason=f"nobody answered within {timeout_s:g} s")

@@ -82,7 +82,8 @@ def cut(context: Handle, record: CallRecord, limit: Limit, output: int, wanted: 
             reached = accounts.reached(*limit)
         figures = reached.message
     told = f"{figures}: it paid for {output} of the {wanted} tokens the answer might have had, and cut it there"
-    stop = replace(reached, message=told, momentary=False)
+    is_momentary = isinstance(limit, Stop) and limit.momentary
+    stop = replace(reached, message=told, momentary=is_momentary)
     context._remember(stop)
     run.record_stop(stop, Decision.HALT, context._source, record, "ExecutionContext")
     return stop

@@ -37,6 +37,15 @@ if TYPE_CHECKING:
 _FIELDS_OF_A_CANCEL = vars(CancelledError()).keys()
 
 
+def _why_not_whole(value: Any) -> str | None:
+    """Why the answer of a model is not whole, as our models say it; what else a function gives may say nothing."""
+    try:
+        said = getattr(value, "finish_reason", None)
+    except Exception:  # whatever looking at it does, the call is to be paid
+        return None
+    return said if type(said) is str and said in NOT_WHOLE else None
+
+
 def succeed(call: Call, value: Any) -> None:
     """The function returned: settle what it cost, and give its value unless the call was stopped meanwhile."""
     run, record = call.context._run, call.record
@@ -49,9 +58,7 @@ def succeed(call: Call, value: Any) -> None:
         if type(value) is Reported:
             value = value.value
         if record.kind == "llm":
-            said = getattr(value, "finish_reason", None)  # as our models say it; what else a function gives may not
-            if type(said) is str and said in NOT_WHOLE:
-                finish_reason = said
+            finish_reason = _why_not_whole(value)
     elif not call.hinted and record.kind == "llm":
         known = False
     token, now_ns = call.token, run.now()

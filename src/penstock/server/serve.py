@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -194,10 +194,14 @@ class ServerProcess(uvicorn.Server):
             await self._close(host)
             return
         time = f"up to {host.settings.drain_s:g} s to end"
-        tell(f"stopping: {_number(runs, 'run')} under way, with {time}; a second Ctrl-C parks what runs at once")
+        with suppress(Exception):  # the runs come to their end, whether or not anybody can be told
+            tell(f"stopping: {_number(runs, 'run')} under way, with {time}; a second Ctrl-C parks what runs at once")
         await self._close(host)
         parked = host.stats()["totals"].get("parked", 0) - before["totals"].get("parked", 0)
-        tell(f"stopped: {_number(parked, 'run')} parked, for the next server to go on with" if parked else "stopped")
+        with suppress(Exception):
+            tell(
+                f"stopped: {_number(parked, 'run')} parked, for the next server to go on with" if parked else "stopped"
+            )
 
     async def _close(self, host: RunHost) -> None:
         """Let runs come to their end, or park them as soon as somebody is in a hurry."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.agents.agent import Agent
-from penstock.agents.messages import ToolCall
+from penstock.agents.messages import Message, ToolCall
 from penstock.agents.model import AnswerCut, ModelResponse, TextDelta
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import Tool
@@ -268,7 +268,33 @@ async def test_an_answer_that_the_budget_cut_is_paid_and_is_asked_for_again_when
     assert (whole.output, all_of_it, len(log)) == ("all of an answer", spent + 1_010_000, 2)
     replayed, counted = await ask(0.01)
     assert (replayed.output, counted, len(log)) == ("all of an answer", all_of_it, 2)
-    assert store.keys_of() == ["agent:agent/turn:1/llm:thinker", "agent:agent/turn:1/llm:thinker#2"]
+    assert store.keys_of() == ["agent:agent/turn:1/llm:thinker", "agent:agent/turn:1/llm:thinker?2"]
+
+
+async def test_an_answer_that_was_cut_takes_nobody_elses_when_it_is_asked_for_again() -> None:
+    store, asked = JsonJournals(), Log()
+
+    def answer(request: Any) -> ModelResponse:
+        asked.ran()
+        said, most = request.messages[-1].content, request.max_output_tokens
+        is_whole = said == "short" or most >= 100
+        usage = Usage(10, min(most, 100) if said == "long" else 1, model="thinker")
+        return ModelResponse(f"to {said}", usage=usage, finish_reason="stop" if is_whole else "length")
+
+    async def ask(long_usd: float) -> list[str]:
+        texts, thinker = [], ScriptedModel(answer, name="thinker")
+        with context_for(await Journal.open(store, "r")) as context:
+            for said, most in (("long", long_usd), ("short", 1.0)):
+                with context.spawn_child(said, budget=Budget(max_cost_dollars=most)) as child:
+                    try:
+                        texts.append((await thinker.generate(child, [Message.user(said)])).text)
+                    except AnswerCut as cut:
+                        texts.append(f"{cut.text}, cut")
+        return texts
+
+    assert await ask(0.0005) == ["to long, cut", "to short"]
+    assert await ask(1.0) == ["to long", "to short"]
+    assert len(asked) == 3, "what was answered is not asked for again"
 
 
 async def test_a_value_that_is_not_whole_is_found_as_one_and_so_is_the_call_that_gave_it() -> None:

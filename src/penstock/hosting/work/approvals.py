@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ from penstock.nodes.approval import Answer, ApprovalRequest
 
 MAX_KEY = 800
 BY_TIME = "timeout"
+ANSWERED = ("approved", "edited", "rejected")
 """Who has answered a question that nobody answered in time."""
 
 
@@ -58,6 +58,8 @@ class RunApprovals:
         self._asked: Counter[str] = Counter()
         self.waiting: dict[str, asyncio.Future[ApprovalRecord]] = {}
         """The questions that wait for an answer, by id."""
+        self._came: dict[str, ApprovalRecord] = {}
+        """The answers that came here."""
 
     def ask(
         self, run_id: str, node_id: str, question: str, value: Any, expects: Mapping[str, Any] | None = None
@@ -107,7 +109,7 @@ class RunApprovals:
         waiting = self.waiting.get(approval.id)
         if waiting is None:
             return approval
-        answered = await waiting
+        answered = self._came[approval.id] = await waiting
         self.waiting.pop(approval.id, None)
         await self._asker.got(answered)
         passing("approval.got")
@@ -115,21 +117,33 @@ class RunApprovals:
 
     async def leave(self, approval: ApprovalRecord, *, goes_on: bool) -> None:
         """Nobody waits any more; who goes on without an answer has decided, and the question is closed."""
-        if self.waiting.pop(approval.id, None) is None:
-            return
-        if not goes_on:
-            return
-        with suppress(Conflict):
-            await patiently(
-                lambda: self._store.answer(
-                    approval.id,
-                    "rejected",
-                    reason="nobody answered in time",
-                    by=BY_TIME,
-                    now_ms=self._now_ms(),
-                )
-            )
+        if goes_on and approval.id in self.waiting:
+            await self.at_last(approval)
+        self.waiting.pop(approval.id, None)
+
+    async def at_last(self, approval: ApprovalRecord) -> ApprovalRecord | None:
+        """The answer that was given after all, here or elsewhere; else None, and the question is closed."""
+        self.waiting.pop(approval.id, None)
+        came = self._came.get(approval.id)
+        if came is None:
+            came = await self._closed(approval)
+            if came is not None:
+                await self._asker.got(came)
+                return came
         await self._asker.gave_up(approval)
+        return came
+
+    async def _closed(self, approval: ApprovalRecord) -> ApprovalRecord | None:
+        """Close the question, unless somebody was quicker: then their answer."""
+        now_ms, reason = self._now_ms(), "nobody answered in time"
+        try:
+            await patiently(
+                lambda: self._store.answer(approval.id, "rejected", reason=reason, by=BY_TIME, now_ms=now_ms)
+            )
+        except Conflict:
+            found = await patiently(lambda: self._store.get(approval.id))
+            return found if found is not None and found.state in ANSWERED else None
+        return None
 
 
 class RunQuestion:
@@ -157,6 +171,12 @@ class RunQuestion:
         """Wait for it."""
         assert self._record is not None
         return _as_answer(await self._approvals.answer_to(self._record))
+
+    async def at_last(self) -> Answer | None:
+        """The answer that somebody has given after all."""
+        assert self._record is not None
+        came = await self._approvals.at_last(self._record)
+        return None if came is None else _as_answer(came)
 
 
 def _short(key: str) -> str:

@@ -10,6 +10,7 @@ Knows events and calls; nothing of who works on runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -17,32 +18,38 @@ from typing import Any
 
 from penstock.hosting.ports import EventStore
 from penstock.hosting.records import HostedEvent, RunRecord
-from penstock.hosting.work.patience import patiently
+from penstock.hosting.work.patience import A_FEW, patiently
 from penstock.tracing.record import CallRecord
 
 BEGINNINGS = ("run.started", "run.resumed")
 GOES_ON = ("run.queued", "run.granted")
 """What is said of a run that goes on because somebody wants it to, and of one that is new."""
 PAGE = 500
+MAX_LOOK = 10_000
+"""So many events are looked through for who asks whether a run is the same: anybody may, at any time."""
 
 
-async def newest_first(store: EventStore, run_id: str) -> AsyncGenerator[HostedEvent, None]:
+async def newest_first(store: EventStore, run_id: str, tries: float = math.inf) -> AsyncGenerator[HostedEvent, None]:
     """The events of a run, back to its first one; no more is read than is asked for."""
-    until = await patiently(lambda: store.last_seq(run_id))
+    until = await patiently(lambda: store.last_seq(run_id), tries)
     while until > 0:
         first = max(0, until - PAGE)
-        page: Sequence[HostedEvent] = await patiently(partial(store.read, run_id, first, until - first))
+        page: Sequence[HostedEvent] = await patiently(partial(store.read, run_id, first, until - first), tries)
         for event in reversed(page):
             yield event
         until = first
 
 
 async def was_granted(store: EventStore, run_id: str) -> bool:
-    """Whether the limits of a run were raised after it was asked for."""
-    async with aclosing(newest_first(store, run_id)) as events:
+    """Whether the limits of a run were raised after it was asked for, as far back as it is looked."""
+    seen = 0
+    async with aclosing(newest_first(store, run_id, A_FEW)) as events:
         async for event in events:
             if event.type == "run.granted":
                 return True
+            seen += 1
+            if seen >= MAX_LOOK:
+                break
     return False
 
 

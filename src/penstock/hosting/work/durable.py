@@ -201,13 +201,19 @@ def _open_day_accounts(at: Workplace, run: RunRecord) -> str | None:
 
 
 def _open_day(ledger: LedgerStore, name: str, limits: Limits, parent: str | None) -> bool:
-    """Open the account of a day; without limits only one that is there, whose budget was taken back. Whether it is."""
-    if limits == NO_LIMITS:
-        try:
-            ledger.balance(name)
-        except KeyError:
-            return False
-    _open(ledger, name, limits, parent)
+    """Open the account of a day; without limits, one that is there counts on as it is. Whether there is one.
+
+    Who has set no budget takes back nobody's: another host may have one, and be the only one that knows.
+    """
+    if limits != NO_LIMITS:
+        _open(ledger, name, limits, parent)
+        return True
+    try:
+        ledger.balance(name)
+    except KeyError:
+        return False
+    if parent is not None:
+        ledger.put_under(name, parent)
     return True
 
 

@@ -7,6 +7,7 @@ by side, whichever of them is quicker. A key is a path:
     draft                          a node of the graph
     draft/agent:draft/turn:2       the second turn of the agent in it
     …/turn:2/llm:gpt               what the model answered in that turn
+    …/turn:2/llm:gpt?2             what it answered when it was asked again, for a budget had cut the first answer
     …/turn:2/tool:0:call_7:9f2c…   what the first tool of that turn gave; the last part is what it was asked for
     each/3/write                   node `write` of the graph that a map runs on item 3
     draft~2/…                      the second attempt at a node
@@ -67,6 +68,10 @@ class Scope:
         segment = _marked(kind, names)
         times = self._count(segment)
         return self._inner(segment if times == 1 else f"{segment}#{times}")
+
+    def again(self, times: int) -> Scope:
+        """This place, come to for that time because what was found there is not enough; others keep their numbers."""
+        return Scope(self.run, self.run_id, f"{self.path}?{times}")
 
     def _inner(self, segment: str) -> Scope:
         path = f"{self.path}/{segment}" if self.path else segment

@@ -116,6 +116,7 @@ class MemoryJournalStore:
         self._forget(run_id)
 
     def _begin(self, run_id: str, entries: Sequence[JournalEntry]) -> None:
+        self._forget(run_id)  # nothing that was left under its id
         self._put(run_id, [ENTRY.kept(entry) for entry in entries])
 
     def _put(self, run_id: str, kept: Sequence[JournalEntry]) -> None:

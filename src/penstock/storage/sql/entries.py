@@ -10,6 +10,7 @@ from penstock.storage.sql import codec
 
 KINDS = ("node", "llm", "tool", "value")
 COLUMNS = "key, kind, value, cost_nanos, tokens_in, tokens_out, at_ms"
+FORGET = "DELETE FROM journal WHERE run_id = ?"
 INSERT = f"INSERT INTO journal (run_id, {COLUMNS}) VALUES ({marks(8)}) ON CONFLICT (run_id, key) DO NOTHING"
 
 

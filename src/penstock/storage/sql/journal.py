@@ -8,7 +8,7 @@ from operator import itemgetter
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage.databases.port import FEW, Database, Row, Transaction
 from penstock.storage.sql import codec, once
-from penstock.storage.sql.entries import COLUMNS, KINDS, keep, written
+from penstock.storage.sql.entries import COLUMNS, FORGET, KINDS, keep, written
 from penstock.storage.sql.runs import check_claim
 
 FIGURES = ("kind", "value", "cost_nanos", "tokens_in", "tokens_out", "at_ms")
@@ -53,7 +53,7 @@ class SqlJournalStore:
 
     async def forget(self, run_id: str) -> None:
         async def act(transaction: Transaction) -> None:
-            await transaction.run("DELETE FROM journal WHERE run_id = ?", codec.sought(run_id))
+            await transaction.run(FORGET, codec.sought(run_id))
 
         await self._database.write(act)
 

@@ -94,7 +94,9 @@ class SqlRunStore:
         async def act(transaction: Transaction) -> RunRecord:
             row = await transaction.row(INSERT, *values)
             if row is not None:
-                await entries.keep(transaction, rows)
+                if rows:  # and nothing that was left under its id
+                    await transaction.run(entries.FORGET, run.id)
+                    await entries.keep(transaction, rows)
                 return _record(row)
             known = await _there(transaction, run.id)
             check_same(known, run)
