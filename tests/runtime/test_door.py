@@ -482,7 +482,7 @@ def test_a_bill_that_comes_with_a_cancel_is_settled(how: str) -> None:
             raise cancelled from (billed if billed is not cancelled else None)
 
     assert run.call_llm(stops, QUARTER).decision is Decision.HALT
-    assert money(run) == (0.05, 0, 0)
+    until(lambda: money(run) == (0.05, 0, 0))  # it may be left behind on a thread that has no turn for long
     whole(run)
 
 
