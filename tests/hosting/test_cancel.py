@@ -177,13 +177,19 @@ async def test_a_cancel_whose_host_died_is_done_by_the_one_that_takes_the_run_ov
     assert gate.came == 1
 
 
-async def test_a_run_that_is_parked_can_be_cancelled_and_does_not_come_back() -> None:
+async def with_a_parked_run() -> tuple[MemoryStores, Gate]:
+    """Stores with a run whose host was closed while a node worked on it, and the gate that the node stands at."""
     stores, gate = MemoryStores(), Gate()
     host = await host_with(stores, gate=gate)
     await host.start()
     await host.submit(owner="ann", graph_id="gate", run_id="r")
     await gate.entered.wait()
     await host.close()
+    return stores, gate
+
+
+async def test_a_run_that_is_parked_can_be_cancelled_and_does_not_come_back() -> None:
+    stores, gate = await with_a_parked_run()
     assert (await stores.runs.get("r")).status == "parked"  # type: ignore[union-attr]
     next_host = await host_with(stores, gate=gate)
     assert await next_host.cancel("r", reason="enough") is CancelResult.CANCELLED
@@ -198,12 +204,7 @@ def wished(run_id: str) -> CancelIntent:
 
 
 async def test_a_cancel_of_a_parked_run_whose_asker_died_is_done_by_the_next_host() -> None:
-    stores, gate = MemoryStores(), Gate()
-    host = await host_with(stores, gate=gate)
-    await host.start()
-    await host.submit(owner="ann", graph_id="gate", run_id="r")
-    await gate.entered.wait()
-    await host.close()
+    stores, gate = await with_a_parked_run()
     await stores.cancels.put(wished("r"))
     gate.opened.set()
     async with await host_with(stores, gate=gate) as next_host:
