@@ -2,7 +2,8 @@
 
 A server of forks: it imports once, which takes seconds, and forks a child for each attempt, which takes none. It reads
 one JSON line for each and answers with how the child ended. A child opens the stores, goes on with the run where it
-is, and writes what it does to a file, line by line, each with one write: what was written survives the child.
+is, and writes what it does to a file, line by line, each with one write: what was written survives the child. A kill
+may come within a write, which leaves the beginning of a line: that was not said, and the next child takes it off.
 
 A child that is to be killed in the middle of its work says when that begins, over a pipe: the kill comes so long after
 that, however long it took to open a database or to wait for a lease.
@@ -43,7 +44,8 @@ class FileLog(Log):
 
     def __init__(self, path: str, epoch: int) -> None:
         super().__init__()
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        os.truncate(self._file, len(said_whole(os.pread(self._file, os.fstat(self._file).st_size, 0))))
         self._epoch = epoch
 
     def ran(self) -> None:
@@ -51,6 +53,11 @@ class FileLog(Log):
 
     def write(self, **said: Any) -> None:
         os.write(self._file, json.dumps({"epoch": self._epoch, **said}).encode() + b"\n")
+
+
+def said_whole(written: bytes) -> bytes:
+    """The lines that have come to their end."""
+    return written[: written.rfind(b"\n") + 1]
 
 
 class Billing(Thinker):

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from penstock.testing.crash_points import POINTS
+from tests.reliability.crash_driver import said_whole
 from tests.storage.postgres import postgres_server, postgres_url  # noqa: F401
 
 pytestmark = pytest.mark.reliability
@@ -83,7 +84,9 @@ class Place:
             assert self.epoch < MAX_EPOCHS
 
     def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
+        return (
+            [json.loads(line) for line in said_whole(self.log.read_bytes()).splitlines()] if self.log.exists() else []
+        )
 
     def outcome(self) -> dict[str, Any]:
         """What the last process came to; nothing, if none has come to the end."""
@@ -169,6 +172,16 @@ def test_a_run_killed_while_it_goes_over_what_is_recorded_goes_on(place: Place, 
     assert place.live(crash_at="node.after_append:12") == -signal.SIGKILL
     for number in (1, 2, 3):
         assert place.live(crash_at=f"node.replayed:{number}") == -signal.SIGKILL
+    place.finish()
+    assert place.violations(uninterrupted) == []
+
+
+def test_a_line_of_the_log_that_a_kill_has_cut_was_not_said(place: Place, uninterrupted: dict[str, Any]) -> None:
+    assert place.live(crash_at="node.after_append:3") == -signal.SIGKILL
+    said = place.lines()
+    with place.log.open("ab") as log:
+        log.write(b'{"epoch": 1, "done": {"output": ["<go saw')
+    assert place.lines() == said
     place.finish()
     assert place.violations(uninterrupted) == []
 
