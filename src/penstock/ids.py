@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from functools import lru_cache
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 """What runs, graphs and chats are called by, wherever they are named from outside."""
@@ -20,6 +21,7 @@ def new_run_id() -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
+@lru_cache(maxsize=4_096)
 def call_id(number: int) -> str:
     """The public id of the run's `number`-th call: n000001, n000002, …; order is kept past n999999 by `call_number`."""
     return f"n{number:06d}"

@@ -80,20 +80,15 @@ Listeners = Mapping[str, tuple[Callable[..., Any], ...]]
 
 def listeners_of(hooks: Sequence[object]) -> Listeners:
     """The methods to call, by their moment; moments that nobody listens to have none."""
-    listeners = {moment: tuple(_methods(hooks, moment)) for moment in MOMENTS}
+    listeners: dict[str, tuple[Callable[..., Any], ...]] = {}
     for hook in hooks:
-        if not any(hasattr(hook, moment) for moment in MOMENTS):
+        moments = [moment for moment in MOMENTS if hasattr(hook, moment)]
+        if not moments:
             raise InvalidValue("hook", hook, f"an object with one of the methods {', '.join(MOMENTS)}")
-    return {moment: methods for moment, methods in listeners.items() if methods}
-
-
-def _methods(hooks: Sequence[object], moment: str) -> list[Callable[..., Any]]:
-    unused = getattr(Hook, moment)
-    return [
-        getattr(hook, moment)
-        for hook in hooks
-        if hasattr(hook, moment) and getattr(type(hook), moment, None) is not unused
-    ]
+        for moment in moments:
+            if getattr(type(hook), moment, None) is not getattr(Hook, moment):
+                listeners[moment] = (*listeners.get(moment, ()), getattr(hook, moment))
+    return listeners
 
 
 NOBODY: Listeners = {}

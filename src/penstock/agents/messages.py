@@ -143,7 +143,7 @@ class Transcript:
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         self._messages = list(messages)
-        self.weight = sum(message.weight for message in self._messages)
+        self.weight = sum([message.weight for message in self._messages])
 
     def append(self, message: Message) -> None:
         """One more message."""

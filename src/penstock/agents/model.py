@@ -28,7 +28,7 @@ from penstock.runtime.clamping import Limit, can_be_less, clamp, clamp_to, cut
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable import points
 from penstock.runtime.durable.journal import COST_UNKNOWN, Journal, must_be_json
-from penstock.runtime.durable.keys import entered
+from penstock.runtime.durable.keys import Entered
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.runtime.durable.replay import paid, replay
 from penstock.stops import Stop
@@ -245,7 +245,7 @@ class Model:
             place = first.again(times)
         if points.hook is not None:
             points.hook("llm.before_call")
-        with entered(place):
+        with Entered(place):
             made = await self._call(context, request, told)
         response = cast(ModelResponse, made.result())
         record = made.record
@@ -331,16 +331,16 @@ class Model:
             pieces = cast(AsyncGenerator[str | ToolCall | Usage | ModelResponse, None], self.request_stream(request))
             async with aclosing(pieces) as coming:
                 async for piece in coming:
-                    if isinstance(piece, ModelResponse):
-                        if piece.usage is not None:
-                            call.usage = None  # the whole knows better than what was said on the way
-                        return piece
-                    if isinstance(piece, Usage):
-                        call.usage = piece
-                    elif isinstance(piece, str):
+                    if isinstance(piece, str):
                         received.append(piece)
                         request._is_told = True
                         told.tell(context, TextDelta(piece, source))
+                    elif isinstance(piece, ModelResponse):
+                        if piece.usage is not None:
+                            call.usage = None  # the whole knows better than what was said on the way
+                        return piece
+                    elif isinstance(piece, Usage):
+                        call.usage = piece
                     elif calls_told < MAX_CALLS_PER_TURN:
                         calls_told += 1
                         request._is_told = True

@@ -35,7 +35,7 @@ from penstock.runtime.call import Call
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable import points
 from penstock.runtime.durable.journal import COST_UNKNOWN, Journal, is_json
-from penstock.runtime.durable.keys import entered
+from penstock.runtime.durable.keys import Entered
 from penstock.runtime.durable.replay import replay
 from penstock.runtime.options import must_be
 from penstock.runtime.settlement import told_by
@@ -355,7 +355,7 @@ async def _execute_once(
     bill: list[Call] = []
     outside = _bill.set(bill)
     try:
-        with entered(place):
+        with Entered(place):
             result = await chain.execute(context, call)
     finally:
         with suppress(ValueError):  # closed from elsewhere, where there is nothing to reset

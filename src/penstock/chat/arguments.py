@@ -46,7 +46,8 @@ def must_be_version(field: str, version: object) -> None:
 
 def must_be_list(field: str, values: object, of: str) -> None:
     """InvalidValue for what is no list; a text is none, though one can go through it letter by letter."""
-    if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray)):
+    # A list or a tuple is told at once; to ask the abstract class takes longer.
+    if not isinstance(values, (list, tuple, Sequence)) or isinstance(values, (str, bytes, bytearray)):
         raise InvalidValue(field, values, f"a list of {of}")
 
 

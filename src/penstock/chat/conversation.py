@@ -86,13 +86,15 @@ class MessageTree:
         listed, picked = list(messages), list(chosen)
         depths = _depths_of(listed)
         tree = cls()
+        known, replies = tree._messages, tree._replies
         for message in listed:
-            tree._messages[message.id] = message
-            tree._replies.setdefault(message.parent_id, []).append(message.id)
+            known[message.id] = message
+            replies.setdefault(message.parent_id, []).append(message.id)
+        in_view = {known[one].parent_id: one for one in picked if one in known}
+        if len(in_view) < len(picked):  # one is not there, or two are in one place
+            raise ConversationInvalid(_misplaced(picked, known))
         tree._depths = depths
-        tree._chosen = {parent: replies[-1] for parent, replies in tree._replies.items()}
-        ConversationInvalid.raise_any(_misplaced(picked, tree._messages))
-        tree._chosen.update((tree._messages[one].parent_id, one) for one in picked)
+        tree._chosen = {parent: beside[-1] for parent, beside in replies.items()} | in_view
         tree._leaf = tree._end_below(None)
         return tree
 

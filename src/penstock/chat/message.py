@@ -13,13 +13,12 @@ from typing import Any
 
 from penstock.agents.messages import ROLES, Role
 from penstock.errors import InvalidValue
+from penstock.tracing.jsonable import LEAVES
 
 MAX_CHARACTERS = 1_000_000
 """What one message may say; its data, as JSON, may be as long."""
 MAX_DATA_DEPTH = 64
 MAX_ID = 200
-LEAVES = frozenset({str, int, float, bool, type(None)})
-"""What has nothing inside."""
 MAX_FLAT = 16
 MAX_FLAT_TEXT = 10_000
 MAX_AT_MS = 2**53 - 1
@@ -54,11 +53,18 @@ class ChatMessage:
 
     def copied(self) -> ChatMessage:
         """The same message with data of its own; it was good when it was made, and is not looked at again."""
-        copy = object.__new__(ChatMessage)
-        for name in ("id", "parent_id", "role", "content", "at_ms"):
-            object.__setattr__(copy, name, getattr(self, name))
-        data = {key: one if type(one) in LEAVES else _again(one) for key, one in self.data.items()}
-        object.__setattr__(copy, "data", data)
+        # Field by field: a chat is read whole for each turn, and a loop would take longer than all of them.
+        copy, put = object.__new__(ChatMessage), object.__setattr__
+        put(copy, "id", self.id)
+        put(copy, "parent_id", self.parent_id)
+        put(copy, "role", self.role)
+        put(copy, "content", self.content)
+        put(copy, "at_ms", self.at_ms)
+        data = dict(self.data)
+        for key, one in data.items():
+            if type(one) not in LEAVES:
+                data[key] = _again(one)
+        put(copy, "data", data)
         return copy
 
 

@@ -329,10 +329,13 @@ class MemoryLedgerStore:
 
     def forget(self, names: Collection[str]) -> int:
         with self._lock:
-            holding = {held.account for held, _ in self._holds.values() if held.state == "held"}
-            needed = holding.union(account.parent for account in self._accounts.values() if account.parent is not None)
-            gone = {self._accounts[name] for name in names if name in self._accounts} - needed
-            self._holds = {key: one for key, one in self._holds.items() if one[0].account not in gone}
+            asked = {self._accounts[name] for name in names if name in self._accounts}
+            theirs = [(key, held) for key, (held, _) in self._holds.items() if held.account in asked]
+            holding = {held.account for _, held in theirs if held.state == "held"}
+            gone = asked - holding - {account.parent for account in self._accounts.values()}
+            for key, held in theirs:
+                if held.account in gone:
+                    del self._holds[key]
             self._charges = {key: one for key, one in self._charges.items() if one[0] not in gone}
             self._draws = {key: account for key, account in self._draws.items() if account not in gone}
             for account in gone:

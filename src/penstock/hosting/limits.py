@@ -6,10 +6,11 @@ that a ceiling reads the same after any number of databases and languages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from penstock.containment.limits import Budget, ExecutionConfig, Limits, seconds_to_ns
@@ -37,8 +38,9 @@ class RunLimits:
     def __post_init__(self) -> None:
         if self.max_cost_usd is not None:
             to_nanos(self.max_cost_usd, "max_cost_usd")
-        for name in COUNTS:
-            _check_count(name, getattr(self, name))
+        for name, value in zip(COUNTS, _counts(self), strict=True):
+            if value is not None:
+                _check_count(name, value)
         if self.timeout_s is not None:
             seconds_to_ns(self.timeout_s, "timeout_s")
 
@@ -54,19 +56,20 @@ class RunLimits:
 
     def to_dict(self) -> dict[str, Any]:
         """The limits as JSON data; what is not limited is left out."""
-        given = {name: getattr(self, name) for name in NAMES if getattr(self, name) is not None}
+        given = {name: one for name, one in zip(NAMES, _values(self), strict=True) if one is not None}
         if "max_cost_usd" in given:
             given["max_cost_usd"] = _as_text(to_nanos(given["max_cost_usd"]))
         return given
 
     def or_else(self, others: RunLimits) -> RunLimits:
         """These limits, and those of `others` where these have none."""
-        return RunLimits(*(_first(getattr(self, name), getattr(others, name)) for name in NAMES))
+        own, usual = _values(self), _values(others)
+        filled = [other if one is None else one for one, other in zip(own, usual, strict=True)]
+        return self if (*filled,) == own else RunLimits(*filled)
 
     def within(self, ceilings: RunLimits) -> RunLimits:
         """The same limits; InvalidValue names the first that is above its ceiling."""
-        for name in NAMES:
-            asked, most = getattr(self, name), getattr(ceilings, name)
+        for name, asked, most in zip(NAMES, _values(self), _values(ceilings), strict=True):
             if asked is not None and most is not None and _amount(name, asked) > _amount(name, most):
                 ceiling = f"at most {_shown(name, most)}, which is the ceiling of a run here"
                 raise InvalidValue(name, _shown(name, asked), ceiling)
@@ -74,11 +77,11 @@ class RunLimits:
 
     def clipped(self, ceilings: RunLimits) -> RunLimits:
         """The tighter of both in every dimension."""
-        return RunLimits(*(_tighter(name, getattr(self, name), getattr(ceilings, name)) for name in NAMES))
+        return RunLimits(*map(_tighter, NAMES, _values(self), _values(ceilings)))
 
     def plus(self, more: RunLimits) -> RunLimits:
         """Ceilings that are higher by `more`; what has no limit stays without one."""
-        return RunLimits(*(_risen(name, getattr(self, name), getattr(more, name)) for name in NAMES))
+        return RunLimits(*map(_risen, NAMES, _values(self), _values(more)))
 
     def config(self) -> ExecutionConfig:
         """The part of it that an ExecutionConfig says."""
@@ -115,12 +118,12 @@ def _ceilings(kept: tuple[tuple[str, Any], ...]) -> Ceilings:
 
 
 NAMES = tuple(one.name for one in fields(RunLimits))
+_values: Callable[[RunLimits], tuple[Any, ...]] = attrgetter(*NAMES)
 COUNTS = ("max_steps", "max_tokens", "max_api_calls", "max_retries")
+_counts: Callable[[RunLimits], tuple[Any, ...]] = attrgetter(*COUNTS)
 
 
 def _check_count(name: str, value: object) -> None:
-    if value is None:
-        return
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
         raise InvalidValue(name, value, f"a whole number from 0 to {MAX_COUNT}, or None for no limit")
 
@@ -134,13 +137,9 @@ def _shown(name: str, value: Any) -> Any:
     return _as_text(to_nanos(value)) if name == "max_cost_usd" else value
 
 
-def _first(value: Any, other: Any) -> Any:
-    return other if value is None else value
-
-
 def _tighter(name: str, one: Any, other: Any) -> Any:
     if one is None or other is None:
-        return _first(one, other)
+        return other if one is None else one
     return one if _amount(name, one) <= _amount(name, other) else other
 
 

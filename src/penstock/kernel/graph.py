@@ -80,6 +80,8 @@ def shown(value: object) -> str:
 
 def thawed(value: Any) -> Any:
     """A copy in plain dicts and lists, for somebody who may change it."""
+    if type(value) is str:
+        return value
     if isinstance(value, (dict, Mapping)):  # a dict is known for one at once, a Mapping is asked for
         return {key: thawed(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

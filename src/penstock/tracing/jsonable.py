@@ -16,6 +16,8 @@ MAX_TEXT = 100_000
 MAX_TEXT_TOTAL = 1_000_000
 MAX_KEY = 1_000
 MAX_INT_BITS = 1_024
+LEAVES = frozenset({str, int, float, bool, type(None)})
+"""What has nothing inside, and nobody can change; nearly all values of JSON are of these very types."""
 
 
 def jsonable(value: object) -> Any:

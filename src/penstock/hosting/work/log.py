@@ -249,7 +249,7 @@ def _joined(last: HostedEvent, event: HostedEvent) -> HostedEvent | None:
     if last.type != PIECE:
         return None
     one, other = last.data, event.data
-    if any(one.get(name) != other.get(name) for name in ("node_id", "source")):
+    if one.get("node_id") != other.get("node_id") or one.get("source") != other.get("source"):
         return None
     text = one["text"] + other["text"]
     return HostedEvent(last.seq, last.at_ms, last.type, {**one, "text": text}) if len(text) <= MAX_JOINED else None

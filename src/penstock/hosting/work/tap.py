@@ -14,7 +14,7 @@ from penstock.hosting.work.log import RunLog
 from penstock.hosting.work.told import Told, of_begun, of_ended, of_limit
 from penstock.runtime.watching.observers import bells_of
 from penstock.tracing.events import LimitTrace
-from penstock.tracing.execution_graph import Entry, ExecutionGraph
+from penstock.tracing.execution_graph import ExecutionGraph
 from penstock.tracing.record import CallRecord
 
 BATCH = 256
@@ -89,20 +89,20 @@ class TraceTap:
                 first = max(self._seq + 1, graph._first_seq)
                 entries = graph._since(self._seq, BATCH)
             self._seq = first + len(entries) - 1
+            # Of all that a run's own log says, model and tool calls and limits are told.
             for seq, entry in enumerate(entries, first):
-                self._take(entry, seq)
+                if type(entry) is CallRecord:
+                    if entry.kind != "system":
+                        self._take(entry, seq)
+                elif isinstance(entry, LimitTrace):
+                    read.append((of_limit(entry), entry.at_ms))
         return bool(read)
 
-    def _take(self, entry: Entry, seq: int) -> None:
-        """Of all that a run's own log says, model and tool calls and limits are told."""
-        if isinstance(entry, CallRecord):
-            if entry.kind != "system":
-                is_over = entry.end_seq == seq
-                told = of_ended(self._replayed, entry) if is_over else of_begun(self._replayed, entry)
-                at_ns = (entry.ended_ns if is_over else entry.started_ns) + self._graph.wall_offset_ns
-                self._read.append((told, at_ns // 1_000_000))
-        elif isinstance(entry, LimitTrace):
-            self._read.append((of_limit(entry), entry.at_ms))
+    def _take(self, call: CallRecord, seq: int) -> None:
+        is_over = call.end_seq == seq
+        told = of_ended(self._replayed, call) if is_over else of_begun(self._replayed, call)
+        at_ns = (call.ended_ns if is_over else call.started_ns) + self._graph.wall_offset_ns
+        self._read.append((told, at_ns // 1_000_000))
 
     def _tell(self, told: Told, at_ms: int) -> None:
         self._log.put(*told, at_ms=at_ms + self._later_ms)

@@ -29,6 +29,7 @@ Told = tuple[str, dict[str, Any]]
 MAX_DEPTH = 97
 """Stores take 100 levels, and an event has up to three around a value."""
 MAX_ERROR = 10_000
+SHORT = 10_000
 ASKED_ELSEWHERE = "approval_requested"
 """What a node says of a question that `approval.requested` has told already."""
 
@@ -60,12 +61,17 @@ def safe(text: str) -> str:
 
 def plain(value: Any) -> Any:
     """A value as JSON, whole; what JSON has no type for becomes its text."""
-    return _plain(value, 0)
+    return value if _is_short_text(value) else _plain(value, 0)
 
 
 def shown(value: Any) -> Any:
     """A value as JSON for whoever looks on: what is oversize is cut."""
-    return _plain(jsonable(value), 0)
+    return value if _is_short_text(value) else _plain(jsonable(value), 0)
+
+
+def _is_short_text(value: Any) -> bool:
+    """Whether nothing is to be done about it, as about nearly all that is told."""
+    return type(value) is str and len(value) <= SHORT and value.isascii()
 
 
 def _plain(value: Any, depth: int) -> Any:
@@ -99,13 +105,13 @@ def not_whole(values: Iterable[DataValue]) -> dict[str, Any]:
 
 def of_node(event: NodeEvent) -> Told | None:
     """What is told of an event of a node; None for what is told elsewhere."""
-    where: dict[str, Any] = {"node_id": event.node_id, "node_type": event.node_type}
-    if event.replayed:
-        where["replayed"] = True
-    if event.event_type == "delta" and isinstance(event.data, Mapping):
+    if event.event_type == "delta" and isinstance(event.data, (dict, Mapping)):  # a dict is known for one at once
         return _of_delta(event)
     if event.event_type == ASKED_ELSEWHERE:
         return None
+    where: dict[str, Any] = {"node_id": event.node_id, "node_type": event.node_type}
+    if event.replayed:
+        where["replayed"] = True
     if event.event_type not in LIFECYCLE:
         return "node.progress", {**where, "name": clean(event.event_type), "data": shown(event.data)}
     return f"node.{event.event_type}", {**where, **_of_lifecycle(event)}

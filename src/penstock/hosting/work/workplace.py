@@ -115,13 +115,16 @@ class Workplace:
 
     def count_left(self, before: RunRecord, left: RunRecord) -> None:
         """Count what a run has used since it was claimed and, if it has ended, how, and after how long."""
-        for figure in ("cost_nanos", "tokens_in", "tokens_out", "unknown_costs"):
-            self.counted[figure] += max(0, getattr(left, figure) - getattr(before, figure))
-        self.counted[left.status] += 1
+        counted = self.counted
+        counted["cost_nanos"] += max(0, left.cost_nanos - before.cost_nanos)
+        counted["tokens_in"] += max(0, left.tokens_in - before.tokens_in)
+        counted["tokens_out"] += max(0, left.tokens_out - before.tokens_out)
+        counted["unknown_costs"] += max(0, left.unknown_costs - before.unknown_costs)
+        counted[left.status] += 1
         if left.status in ENDED:
             ended_ms = left.ended_ms or 0
-            self.counted[f"ended:{left.status}:{left.stop_reason or ''}"] += 1
-            self.counted["took_ms"] += max(0, ended_ms - (left.started_ms or ended_ms))
+            counted[f"ended:{left.status}:{left.stop_reason or ''}"] += 1
+            counted["took_ms"] += max(0, ended_ms - (left.started_ms or ended_ms))
 
     async def prepare(self, run: RunRecord) -> Prepared:
         """What the run begins with; a fork or a replay, with what the run had that it takes up."""

@@ -21,7 +21,7 @@ from penstock.kernel.values import DataValue
 from penstock.nodes.parts.settings import EXACT, BudgetData, Finding
 from penstock.nodes.parts.values import typed
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.durable.keys import entered
+from penstock.runtime.durable.keys import Entered
 from penstock.runtime.graphs.flow_context import FlowContext
 from penstock.runtime.graphs.graph_runtime import GraphRuntime, run_flow
 from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent
@@ -65,7 +65,7 @@ async def _numbered(run: Told, place: ExecutionContext, number: int) -> Told:
     """The same at a place of its own in the journal, if there is one."""
     journal = place._run.journal
     async with aclosing(run):
-        with nullcontext() if journal is None else entered(journal.here().mark("round", number)):
+        with nullcontext() if journal is None else Entered(journal.here().mark("round", number)):
             async for told in run:
                 yield told
 

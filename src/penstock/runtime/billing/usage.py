@@ -357,14 +357,16 @@ def _peek(holder: object, name: str) -> object:
 
 @lru_cache(maxsize=1024)
 def _cannot_have_usage(kind: type) -> bool:
-    """Whether no instance of `kind` ever has a usage. Only a pydantic model without extras is closed enough to tell.
+    """Whether no instance of `kind` ever has a usage: what has room for nothing beside its fields, and none for that.
 
-    It is also what needs telling: such a model takes microseconds to answer that a field is missing.
+    That is a class with slots, as all that nodes give, or a pydantic model without extras, which takes microseconds to
+    answer that a field is missing.
     """
-    if "__pydantic_fields__" not in type.__getattribute__(kind, "__dict__"):
-        return False
-    config = getattr(kind, "model_config", None)
-    if not isinstance(config, dict) or config.get("extra") == "allow":
+    if "__pydantic_fields__" in type.__getattribute__(kind, "__dict__"):
+        config = getattr(kind, "model_config", None)
+        if not isinstance(config, dict) or config.get("extra") == "allow":
+            return False
+    elif type.__getattribute__(kind, "__dictoffset__") or issubclass(kind, (Usage, Reported, Mapping)):
         return False
     own = [vars(base) for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("pydantic", "builtins")]
     fields = getattr(kind, "__pydantic_fields__", ())

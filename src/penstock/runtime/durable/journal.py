@@ -32,6 +32,8 @@ from penstock.tracing.record import NOT_WHOLE
 MAX_DEPTH = 90
 """So deep may a recorded value be nested; stores take a little more."""
 MAX_INT_BITS = 4_096
+PLAIN = frozenset({str, bool, type(None)})
+"""What is JSON whatever its value; nearly all values are of these very types."""
 COST_UNKNOWN = "cost_unknown"
 """What the entry of a call says, as true, if nobody could tell what it cost."""
 SHORT_CHARACTERS = 500
@@ -295,7 +297,7 @@ def is_json(value: Any) -> bool:
 
 def _wrong(value: Any, depth: int) -> str | None:
     """What of it is no JSON; None if it all is."""
-    if type(value) is str or value is None or isinstance(value, (str, bool)):
+    if type(value) in PLAIN or isinstance(value, (str, bool)):
         return None
     if isinstance(value, int):
         return None if value.bit_length() <= MAX_INT_BITS else f"a whole number of {value.bit_length()} bits"
@@ -313,9 +315,8 @@ def _wrong(value: Any, depth: int) -> str | None:
 
 def _wrong_in(value: dict[Any, Any], depth: int) -> str | None:
     for name, one in value.items():
-        if not isinstance(name, str):
+        if type(name) is not str and not isinstance(name, str):
             return f"a key of type {type(name).__name__}"
-        wrong = _wrong(one, depth + 1)
-        if wrong is not None:
+        if type(one) not in PLAIN and (wrong := _wrong(one, depth + 1)) is not None:
             return wrong
     return None

@@ -6,11 +6,11 @@ The lifecycle comes from the scheduler, progress from executors; both go to one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.clock import utc_from_ns, utc_now
 from penstock.kernel.graph import NodeSpec
@@ -30,7 +30,7 @@ CATCH_UP_S = 0.01
 """How often a thread looks whether a reader who was behind has caught up."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # to freeze it takes longer than all else: each piece of an answer is one
 class NodeEvent:
     """What was just seen of a node: `started`, `completed`, `error`, `cancelled`, `skipped`, or progress of its own."""
 
@@ -60,6 +60,19 @@ class NodeEvent:
             "timestamp": self.timestamp.isoformat(),
         }
         return {**said, "replayed": True} if self.replayed else said
+
+
+Tell = Callable[[str, Any], None]
+"""Tells progress of a node: what type of event it is, and its data."""
+
+
+class Telling(NamedTuple):
+    """An answer of an executor that tells on its way, in the task of its node: `work` is given whom to tell.
+
+    As a stream that yields its progress, for whoever is called back with what there is to tell.
+    """
+
+    work: Callable[[Tell], Awaitable[Any]]
 
 
 def _as_json(data: Any) -> Any:
@@ -106,8 +119,12 @@ class NodeEvents:
 
     def progress(self, node: int, event: NodeEvent) -> None:
         """What the executor of a node that runs has to tell; on the loop."""
+        self.say(node, event.event_type, event.data)
+
+    def say(self, node: int, event_type: str, data: Any) -> None:
+        """The same, by what it is."""
         if node not in self._ended:  # a function that was left behind on its thread may still tell
-            self._listener.tell(self._event(event.event_type, node, event.data))
+            self._listener.tell(self._event(event_type, node, data))
 
     async def make_room(self) -> None:
         """Wait until a reader who is behind has caught up."""

@@ -1,8 +1,8 @@
 """What a node does when it runs: values in, the answer of its executor out, checked.
 
 An executor answers with a result, a value, nothing, an awaitable of one of these, or a stream of progress that ends
-with one. Whatever else it does is `ExecutorMisbehaved`, an error of that node like any other. An executor with
-`blocking = True` is sync code that runs on a thread.
+with one; those of this package also with a `Telling`. Whatever else it does is `ExecutorMisbehaved`, an error of that
+node like any other. An executor with `blocking = True` is sync code that runs on a thread.
 
 Who runs when, and how a node ends, is the scheduler's business.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from penstock.kernel.routing import route
 from penstock.kernel.values import ANY, DataValue, PartialValue
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.journal import must_be_json
-from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent, NodeEvents
+from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent, NodeEvents, Telling
 from penstock.runtime.scheduling.recovery import Care
 
 if TYPE_CHECKING:
@@ -175,6 +176,8 @@ class NodeWork:
         if isinstance(value, RESULTS):
             return self._result(node, value, progress)
         kind = type(value)
+        if kind is Telling:
+            return self._told(node, value)
         if hasattr(kind, "__await__"):
             return self._awaited(node, value)
         if hasattr(kind, "__aiter__"):
@@ -194,6 +197,12 @@ class NodeWork:
             raise self._misbehaved(node, "returned an awaitable of an awaitable")
         result = self._answer(node, answer, self._events.progress)
         return await result if type(result) is CoroutineType else result  # type: ignore[no-any-return]
+
+    async def _told(self, node: int, telling: Telling) -> ExecutionResult:
+        events = self._events
+        answer = await telling.work(partial(events.say, node))
+        await events.make_room()
+        return self._result(node, answer, events.progress)
 
     async def _streamed(self, node: int, stream: AsyncIterable[Any]) -> ExecutionResult:
         result: ExecutionResult | None = None

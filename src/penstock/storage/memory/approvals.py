@@ -157,7 +157,9 @@ class MemoryCancelStore:
     async def find(self, owners: Mapping[str, str], *, now_ms: int) -> Mapping[str, CancelIntent]:
         found: dict[str, CancelIntent] = {}
         for run_id, owner in owners.items():
-            wishes = self._intents.get(run_id, {})
+            wishes = self._intents.get(run_id)
+            if wishes is None:
+                continue
             counting = [wishes[one] for one in {"", owner} if one in wishes and wishes[one].until_ms >= now_ms]
             if counting:
                 found[run_id] = min(counting, key=lambda intent: (intent.at_ms, intent.owner))

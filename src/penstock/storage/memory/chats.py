@@ -296,7 +296,7 @@ def _use(chat: ChatRecord) -> tuple[int, str]:
 
 
 def _is_same(one: ChatMessage, other: ChatMessage) -> bool:
-    return _said(one) == _said(other) and is_same(one.data, other.data)
+    return _said(one) == _said(other) and one.data.keys() == other.data.keys() and is_same(one.data, other.data)
 
 
 def _said(message: ChatMessage) -> tuple[object, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -111,7 +111,7 @@ class MemoryRunStore:
     async def claim(self, worker: str, *, now_ms: int, lease_ms: int, run_id: str | None = None) -> RunRecord | None:
         codec.name("worker", worker)
         until_ms = codec.number("lease_until_ms", now_ms + lease_ms)
-        asked = self._matching(None, CLAIMABLE) if run_id is None else filter(None, [self._runs.get(run_id)])
+        asked = self._in(CLAIMABLE) if run_id is None else filter(None, [self._runs.get(run_id)])
         free = min((run for run in asked if _is_free(run, now_ms)), key=_age, default=None)
         if free is None:
             return None
@@ -160,7 +160,7 @@ class MemoryRunStore:
 
     async def remove_ended(self, before_ms: int, *, limit: int = 1_000) -> Sequence[str]:
         codec.limit(limit)
-        ended = self._matching(None, ENDED)
+        ended = self._in(ENDED)
         old = sorted((run.ended_ms, run.id) for run in ended if run.ended_ms is not None and run.ended_ms < before_ms)
         removed = [id for _, id in old[:limit]]
         for id in removed:
@@ -203,8 +203,11 @@ class MemoryRunStore:
     def _matching(self, owner: str | None, statuses: Collection[RunStatus]) -> Sequence[RunRecord]:
         for status in statuses:
             codec.one_of("statuses", status, TRANSITIONS)
-        runs = chain.from_iterable(self._by_status[status].values() for status in {*(statuses or TRANSITIONS)})
-        return [run for run in runs if owner is None or run.owner == owner]
+        runs = self._in({*(statuses or TRANSITIONS)})
+        return [*runs] if owner is None else [run for run in runs if run.owner == owner]
+
+    def _in(self, statuses: Collection[RunStatus]) -> Iterable[RunRecord]:
+        return chain.from_iterable([self._by_status[status].values() for status in statuses])
 
     def _is_before(self, run: RunRecord, before: str | None) -> bool:
         if before is None:

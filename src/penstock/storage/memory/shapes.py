@@ -1,8 +1,9 @@
-"""How a record is kept in memory: its texts and numbers checked, its JSON as text.
+"""How a record is kept in memory: its texts and numbers checked, its JSON as text, or copied where that is the same.
 
 A store that kept what it was given would change with it, and one that gave it out could be changed through it. So JSON
 is written down on the way in and read on the way out, by the codec that the databases use: what memory accepts, they
-accept, and what comes back is the same.
+accept, and what comes back is the same. Most of it is flat, an object of plain values: a copy of that is what would
+come back, for a fraction of the time, and so is a plain text itself.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
+from math import isfinite
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from penstock.errors import InvalidValue
 from penstock.storage.sql import codec
+from penstock.storage.sql.codec import MAX_NUMBER, MIN_NUMBER
 
 Record = TypeVar("Record")
 
@@ -28,7 +31,7 @@ class Shape(Generic[Record]):
     those of them that are objects; what is `optional` may be None, and `choices` are names out of a closed list.
     """
 
-    __slots__ = ("_at", "_checked", "_checks", "_documents", "_make", "_values", "_written")
+    __slots__ = ("_checked", "_fields", "_make", "_values", "_written")
 
     def __init__(
         self,
@@ -49,15 +52,15 @@ class Shape(Generic[Record]):
             **dict.fromkeys(texts, check_text),
             **dict.fromkeys(numbers, codec.number),
             **dict.fromkeys(objects, check_object),
-            **{name: partial(_check_choice, known) for name, known in (choices or {}).items()},
+            **{name: partial(codec.one_of, known=known) for name, known in (choices or {}).items()},
         }
-        self._make: Callable[[Iterable[Any]], Record] = kind._make if is_tuple else partial(_made, kind)  # type: ignore[attr-defined]
+        self._make: Callable[[Iterable[Any]], Record] = partial(tuple.__new__ if is_tuple else _made, kind)  # type: ignore[type-var]
         self._values: Callable[[Record], Iterable[Any]] = iter if is_tuple else attrgetter(*by_name)  # type: ignore[assignment]
-        self._at = {name: at for at, name in enumerate(by_name)}
-        self._checks = {name: (check, name in optional) for name, check in checks.items()}
-        self._checked = [(name, self._at[name], *self._checks[name]) for name in checks]
-        self._documents = frozenset(documents)
-        self._written = [(name, self._at[name]) for name in documents]
+        self._fields = {
+            name: (at, checks.get(name), name in optional, name in documents) for at, name in enumerate(by_name)
+        }
+        self._checked = [(name, by_name.index(name), check, name in optional) for name, check in checks.items()]
+        self._written = [(name, by_name.index(name)) for name in documents]
 
     def kept(self, record: Record) -> Record:
         """The record to keep, itself if nothing in it is JSON; InvalidValue if a database could not."""
@@ -69,44 +72,39 @@ class Shape(Generic[Record]):
         if not self._written:
             return record
         for name, at in self._written:
-            values[at] = codec.document(name, values[at])
+            values[at] = to_keep(name, values[at])
         return self._make(values)
 
     def changed(self, record: Record, changes: Mapping[str, Any]) -> Record:
         """A record that is kept, with other values in some fields; InvalidValue if a database could not."""
         values = [*self._values(record)]
         for name, value in changes.items():
-            if name in self._checks:
-                check, is_optional = self._checks[name]
-                if value is not None or not is_optional:
-                    check(name, value)
-            values[self._at[name]] = codec.document(name, value) if name in self._documents else value
+            at, check, is_optional, is_document = self._fields[name]
+            if check is not None and (value is not None or not is_optional):
+                check(name, value)
+            values[at] = to_keep(name, value) if is_document else value
         return self._make(values)
 
     def given(self, record: Record) -> Record:
         """The record as it came, with values of its own."""
         values = [*self._values(record)]
         for _, at in self._written:
-            values[at] = codec.read_document("", "", values[at])
+            values[at] = to_give(values[at])
         return self._make(values)
 
     def is_same(self, one: Record, other: Record) -> bool:
         """Whether two records that are kept are equal, whatever the order of keys in their JSON."""
-        return one == other or self._canonical(one) == self._canonical(other)
+        return self._canonical(one) == self._canonical(other)
 
     def _canonical(self, record: Record) -> list[Any]:
         values = [*self._values(record)]
         for name, at in self._written:
-            values[at] = codec.canonical(name, codec.read_document("", "", values[at]))
+            values[at] = codec.canonical(name, to_give(values[at]))
         return values
 
 
 def _made(kind: Callable[..., Record], values: Iterable[Any]) -> Record:
     return kind(*values)
-
-
-def _check_choice(known: Collection[str], field: str, value: object) -> None:
-    codec.one_of(field, value, known)
 
 
 def check_text(field: str, value: object) -> None:
@@ -119,6 +117,45 @@ def check_object(field: str, value: object) -> None:
     """InvalidValue for JSON that is not an object."""
     if not isinstance(value, (dict, Mapping)):  # a dict is known for one at once, a Mapping is asked for
         raise InvalidValue(field, value, "an object of JSON")
+
+
+def to_keep(field: str, value: Any) -> object:
+    """JSON as it is kept; InvalidValue if a database could not keep it.
+
+    None and plain text are kept as they are, a flat object as a copy, and of all else a tuple with what was written.
+    """
+    kind = type(value)
+    if value is None or (kind is str and value.isascii()):
+        return value
+    return {**value} if kind is dict and _is_flat(value) else (codec.document(field, value),)
+
+
+def to_give(kept: Any) -> Any:
+    """The JSON that is kept, with values of its own."""
+    kind = type(kept)
+    if kind is dict:
+        return {**kept}
+    return codec.read_document("", "", kept[0]) if kind is tuple else kept
+
+
+def _is_flat(value: dict[Any, Any]) -> bool:
+    """Whether nothing is in it that JSON would write in another way, or not at all."""
+    for key, one in value.items():
+        kind = type(one)
+        if type(key) is not str or not key.isascii():
+            return False
+        if kind is str:
+            if not one.isascii():
+                return False
+        elif kind is int:
+            if not MIN_NUMBER <= one <= MAX_NUMBER:
+                return False
+        elif kind is float:
+            if not isfinite(one):
+                return False
+        elif one is not None and kind is not bool:
+            return False
+    return True
 
 
 def is_same(one: object, other: object) -> bool:

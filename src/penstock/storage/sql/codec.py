@@ -21,8 +21,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from penstock.errors import InvalidValue, PenstockError
+from penstock.tracing.jsonable import LEAVES
 
 MAX_NUMBER = 2**63 - 1
+MIN_NUMBER = -MAX_NUMBER
 MAX_NAME = 1_000
 """In bytes: longer than any id, and two of them are short enough for an index of PostgreSQL, which takes 2,700."""
 NOBODY = " " * (MAX_NAME + 1)
@@ -30,11 +32,7 @@ NOBODY = " " * (MAX_NAME + 1)
 MAX_DEPTH = 100
 """So deeply values may be nested: whoever could write them can read them, however much of the stack is in use."""
 
-
 TOO_DEEP = f"more than {MAX_DEPTH} levels"
-
-LEAVES = frozenset({str, int, float, bool, type(None)})
-"""What has nothing inside; nearly all values are of these very types."""
 
 
 class StoreCorrupt(PenstockError):
@@ -51,14 +49,17 @@ class StoreCorrupt(PenstockError):
 
 def name(field: str, value: object) -> str:
     """Text that a database can look up and sort by."""
-    if isinstance(value, str) and _is_name(value):
+    if isinstance(value, str) and "\0" not in value and (len(value) if value.isascii() else _size(value)) <= MAX_NAME:
         return value
     raise InvalidValue(field, value, f"text of at most {MAX_NAME} bytes, without NUL or half a surrogate pair")
 
 
 def sought(value: object) -> str:
     """The name to look for; for what cannot be a name, one that nothing is found under."""
-    return value if isinstance(value, str) and _is_name(value) else NOBODY
+    try:
+        return name("name", value)
+    except InvalidValue:
+        return NOBODY
 
 
 def optional_name(field: str, value: object) -> str | None:
@@ -68,7 +69,7 @@ def optional_name(field: str, value: object) -> str | None:
 
 def number(field: str, value: object) -> int:
     """A whole number that fits into a column."""
-    if type(value) is int and -MAX_NUMBER <= value <= MAX_NUMBER:
+    if type(value) is int and MIN_NUMBER <= value <= MAX_NUMBER:
         return value
     raise InvalidValue(field, value, "a whole number of at most 2**63 - 1")
 
@@ -80,9 +81,10 @@ def optional_number(field: str, value: object) -> int | None:
 
 def limit(value: object) -> int:
     """How long a page may be; one of nothing is fine."""
-    if number("limit", value) < 0:
+    most = number("limit", value)
+    if most < 0:
         raise InvalidValue("limit", value, "zero or more")
-    return number("limit", value)
+    return most
 
 
 def timeout(value: object) -> float:
@@ -143,7 +145,7 @@ def read_document(table: str, key: str, written: str) -> Any:
         value, end = _scan(written, 0)
         if end == len(written):
             return value
-    except (TypeError, ValueError, RecursionError):
+    except (StopIteration, TypeError, ValueError, RecursionError):
         pass
     try:
         return json.loads(written)  # it has spaces around it, or is none: this says what is wrong with it
@@ -179,13 +181,12 @@ def read_one_of(table: str, key: str, known: Collection[str], written: str) -> A
     return written
 
 
-def _is_name(value: str) -> bool:
-    if value.isascii():
-        return len(value) <= MAX_NAME and "\0" not in value
+def _size(value: str) -> float:
+    """In bytes; no end of them for half of a surrogate pair, which cannot be written."""
     try:
-        return len(value.encode()) <= MAX_NAME and "\0" not in value
+        return len(value.encode())
     except UnicodeEncodeError:
-        return False
+        return math.inf
 
 
 def _plain(value: object) -> dict[Any, Any]:
@@ -209,22 +210,22 @@ def _writer() -> Callable[[object], str]:
 
 
 _write = _writer()
-_scan = json.JSONDecoder().raw_decode
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 def _check_inside(value: object, levels: int) -> None:
     """What the encoder lets pass: depth, and the key 1, which it would write as "1"."""
-    if isinstance(value, (dict, Mapping)):  # a dict is known for one at once, a Mapping is asked for
+    if isinstance(value, (list, tuple)):
+        if not levels:
+            raise ValueError(TOO_DEEP)
+        for one in value:
+            if type(one) not in LEAVES:
+                _check_inside(one, levels - 1)
+    elif isinstance(value, (dict, Mapping)):  # last: a dict is known for one at once, but a Mapping is asked for
         if not levels:
             raise ValueError(TOO_DEEP)
         for key, one in value.items():
             if type(key) is not str and not isinstance(key, str):
                 raise TypeError("a key is no text")
-            if type(one) not in LEAVES:
-                _check_inside(one, levels - 1)
-    elif isinstance(value, (list, tuple)):
-        if not levels:
-            raise ValueError(TOO_DEEP)
-        for one in value:
             if type(one) not in LEAVES:
                 _check_inside(one, levels - 1)
