@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidValue
 from penstock.runtime.durable.keys import (
     MAX_KEY,
+    Entered,
     Scope,
-    entered,
     entry_node,
     idempotency_key,
     known_as,
@@ -182,7 +182,7 @@ def test_outside_of_a_journal_there_is_no_key_and_a_scope_does_nothing() -> None
 
 
 def test_branches_with_scopes_of_their_own_have_places_of_their_own() -> None:
-    with entered(Scope(None, "r").node("a")):
+    with Entered(Scope(None, "r").node("a")):
         with scope("page 1"):
             assert idempotency_key() == "r/a/scope:page 1"
         assert idempotency_key() == "r/a"
