@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
+from penstock.agents.agent import Agent
 from penstock.agents.messages import ToolCall
-from penstock.agents.model import ModelRequest, TruncatedResponse
+from penstock.agents.model import Model, ModelRequest, TruncatedResponse
 from penstock.agents.scripted import ScriptedModel
+from penstock.agents.tools import Tool
 from penstock.containment.limits import Budget
 from penstock.errors import BudgetExceededError, CancelledError, InvalidValue
+from penstock.kernel.document import parse_graph
 from penstock.kernel.values import DataValue, PartialValue
+from penstock.nodes.llm_completion import LlmCompletion
 from penstock.nodes.parts.models import ModelUnknown
 from penstock.nodes.parts.services import NotOffered
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.flow_context import FlowContext
-from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.runtime.graphs.graph_plan import GraphPlan
+from penstock.runtime.graphs.graph_runtime import run_flow, tell_flow
 from penstock.runtime.graphs.node_events import NodeEvent
+from penstock.runtime.graphs.node_work import ExecutorMisbehaved
 from penstock.stops import TerminationReason
 from tests.nodes.graphs import Json, events_of, graph, node, output_of, problems, registry
 
@@ -146,6 +153,93 @@ async def test_a_stream_that_breaks_off_is_the_nodes_error() -> None:
     model = ScriptedModel(["It is 221 m high."], piece_characters=9, breaks_off_after=1)
     with pytest.raises(TruncatedResponse):
         await output_of(alone(model="m", stream=True), "x", services={"models": {"m": model}})
+
+
+async def test_a_piece_that_is_none_is_the_nodes_error() -> None:
+    class Odd(Model):
+        async def request_stream(self, request: ModelRequest) -> Any:
+            yield "one "
+            yield b"two "
+
+    with pytest.raises(InvalidValue, match=r"a piece of 'odd' must be text, ToolCall, .*, not b'two '"):
+        await output_of(alone(model="m", stream=True), "x", services={"models": {"m": Odd("odd")}})
+
+
+class Loud(LlmCompletion):
+    """As somebody would put an executor around one of ours."""
+
+    async def execute(self, data: Any, inputs: Any, context: FlowContext) -> Any:  # type: ignore[override]
+        async for one in super().execute(data, inputs, context):
+            yield NodeEvent.progress("delta", one.data["text"].upper()) if isinstance(one, NodeEvent) else one
+
+
+async def test_a_streamed_answer_is_a_stream_for_an_executor_around_it() -> None:
+    model = ScriptedModel(["It is 221 m high."], piece_characters=9)
+    document = alone("loud", model="m", stream=True)
+    told, result = await events_of(document, "x", services={"models": {"m": model}}, more={"loud": Loud()})
+    assert [one.data for one in told if one.event_type == "delta"] == ["IT IS 221", " M HIGH."]
+    assert result.outputs["output"].value == "It is 221 m high."
+
+
+async def test_a_streamed_answer_whose_reader_leaves_asks_no_longer() -> None:
+    model = ScriptedModel(["word " * 10_000], piece_characters=5)
+    with ExecutionContext(input="x") as run:
+        context = FlowContext("a", services={"models": {"m": model}}, execution=run)
+        async with aclosing(aiter(LlmCompletion().execute({"model": "m", "stream": True}, {}, context))) as pieces:
+            assert (await anext(pieces)).data["text"] == "word "
+        assert len(asyncio.all_tasks()) == 1
+        assert [one.name for one in run.graph.open_calls()] == ["main"]
+
+
+async def test_a_streamed_answer_of_a_blocking_executor_is_refused() -> None:
+    class Blocking(LlmCompletion):
+        blocking = True
+
+    services = {"models": {"m": ScriptedModel(["x"])}}
+    with pytest.raises(ExecutorMisbehaved, match="is blocking and returned something async"):
+        await output_of(alone("b", model="m", stream=True), "x", services=services, more={"b": Blocking()})
+
+
+async def test_what_an_agent_on_another_thread_tells_is_told_on_the_thread_of_the_run() -> None:
+    heard: list[tuple[str, bool]] = []
+    home = threading.get_ident()
+
+    class Hearing:
+        is_behind = False
+
+        def tell(self, event: NodeEvent) -> None:
+            if event.event_type == "delta" and "text" in event.data:
+                heard.append((event.data["text"], threading.get_ident() == home))
+
+        async def make_room(self) -> None: ...
+
+    def ask(task: str) -> str:
+        """Ask another agent, in sync code."""
+        assert threading.get_ident() != home
+        return str(asyncio.run(Agent(ScriptedModel(["a b c"], piece_characters=2)).run(task)).output)
+
+    lead = ScriptedModel([ToolCall("1", "ask", {"task": "x"}), "done"])
+    services = {"models": {"m": lead}, "tools": {"ask": Tool(ask)}}
+    plan = GraphPlan(parse_graph(alone(model="m", stream=True, tools=["ask"])), registry())
+    with ExecutionContext(input="x") as run:
+        await tell_flow(plan, FlowContext(services=services, execution=run), Hearing())
+    assert heard == [("a ", True), ("b ", True), ("c", True), ("done", True)]
+
+
+async def test_what_cannot_be_told_is_the_nodes_error() -> None:
+    class Deaf:
+        is_behind = False
+
+        def tell(self, event: NodeEvent) -> None:
+            if event.event_type == "delta":
+                raise OSError("nobody hears this")
+
+        async def make_room(self) -> None: ...
+
+    plan = GraphPlan(parse_graph(alone(model="m", stream=True)), registry())
+    with ExecutionContext(input="x") as run, pytest.raises(OSError, match="nobody hears"):
+        services = {"models": {"m": ScriptedModel(["x"])}}
+        await tell_flow(plan, FlowContext(services=services, execution=run), Deaf())
 
 
 async def test_a_reader_who_leaves_in_the_middle_of_an_answer_stops_the_model() -> None:

@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 from penstock.agents.hooks import Execution, OnDelta, running_execution
 from penstock.agents.messages import Message, ToolCall, Transcript, bytes_of
 from penstock.agents.tools import MAX_CALLS_PER_TURN, ToolSpec
-from penstock.errors import BudgetExceededError, PenstockError
+from penstock.errors import BudgetExceededError, InvalidValue, PenstockError
 from penstock.runtime import door
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.call import Call, running_call
@@ -341,6 +341,8 @@ class Model:
                         return piece
                     elif isinstance(piece, Usage):
                         call.usage = piece
+                    elif not isinstance(piece, ToolCall):
+                        raise InvalidValue(f"a piece of {self.name!r}", piece, "text, ToolCall, Usage or ModelResponse")
                     elif calls_told < MAX_CALLS_PER_TURN:
                         calls_told += 1
                         request._is_told = True

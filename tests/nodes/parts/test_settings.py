@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import pytest
 
 from penstock.containment.limits import Budget
-from penstock.nodes.parts.settings import BudgetData, Data, DataInvalid, Flag, Name, Settings, Sized, Within
+from penstock.nodes.parts.settings import BudgetData, Data, DataInvalid, Flag, Json, Name, Settings, Sized, Within
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,38 @@ def test_data_is_read_as_its_dataclass() -> None:
 
 def test_what_an_editor_keeps_for_itself_is_passed_over() -> None:
     assert OUTER.read({"name": "a", "label": "A node", "_selected": True}) == Outer("a")
+
+
+@dataclass(frozen=True, slots=True)
+class Loose(Data):
+    value: Any = None
+    more: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Anything(Data):
+    value: Any = None
+
+
+@pytest.mark.parametrize("value", [True, 1, 1.0, 0, False, 0.0, -0.0, "1", None, [], {"a": 1}, [1]], ids=repr)
+def test_data_that_was_read_before_is_not_taken_for_other_data(value: Any) -> None:
+    settings = Settings(Anything)
+    for before in (True, 1, 1.0, 0, False, 0.0, -0.0, "1", None):
+        settings.read({"value": before})
+    assert repr(settings.read({"value": value}).value) == repr(value)
+    with pytest.raises(DataInvalid):
+        OUTER.read({"name": "a", "flag": int(OUTER.read({"name": "a", "flag": True}).flag)})
+
+
+def test_what_was_read_lately_is_not_read_again_if_it_is_short_and_nobody_can_change_it() -> None:
+    settings, loose = Settings(Anything), Settings(Loose)
+    assert settings.read({"value": "a"}) is settings.read({"value": "a"})
+    assert loose.read({"value": "a"}).more is not loose.read({"value": "a"}).more
+    for number in range(2_000):
+        settings.read({"value": number})
+        settings.read({"value": f"{number} {'x' * 2_000}"})
+    assert len(settings._known) < 1_000
+    assert max(len(repr(key)) for key in settings._known) < 2_000
 
 
 @pytest.mark.parametrize(

@@ -84,10 +84,12 @@ class TraceTap:
     def _has_more(self) -> bool:
         """Read on, until there is something to tell or no more to read."""
         graph, read = self._graph, self._read
-        while not read and self._seq < graph.seq:
+        while not read:
             with graph.lock:
                 first = max(self._seq + 1, graph._first_seq)
                 entries = graph._since(self._seq, BATCH)
+            if not entries:
+                return False
             self._seq = first + len(entries) - 1
             # Of all that a run's own log says, model and tool calls and limits are told.
             for seq, entry in enumerate(entries, first):
@@ -96,7 +98,7 @@ class TraceTap:
                         self._take(entry, seq)
                 elif isinstance(entry, LimitTrace):
                     read.append((of_limit(entry), entry.at_ms))
-        return bool(read)
+        return True
 
     def _take(self, call: CallRecord, seq: int) -> None:
         is_over = call.end_seq == seq

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
 from penstock.containment.limits import Budget
 from penstock.errors import PenstockError
 from penstock.kernel.executor import ExecutorRegistry
-from penstock.tracing.jsonable import LEAVES
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -30,7 +29,8 @@ Finding = tuple[str, str]
 MAX_TEXT = 100_000
 MAX_NAME = 200
 MAX_SENTENCE = 300
-MAX_KNOWN = 1_000
+MAX_KNOWN = 500
+MAX_KNOWN_TEXT = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +119,18 @@ class Settings(Generic[D]):
     def __init__(self, shape: type[D]) -> None:
         self._shape = shape
         self._known: dict[tuple[Any, ...], D] = {}
-        """Data that was read lately and has nothing inside: the same node is read each time it runs."""
+        """What was read lately: a node is read each time it runs."""
 
     @cached_property
     def _adapter(self) -> TypeAdapter[D]:
         from pydantic import TypeAdapter
 
         return TypeAdapter(self._shape)
+
+    @cached_property
+    def _is_for_all(self) -> bool:
+        """Whether nothing in it is made anew for each that is read, and could be changed by who has it."""
+        return all(field.default_factory is MISSING for field in fields(self._shape))  # type: ignore[arg-type]
 
     @cached_property
     def _invalid(self) -> type[ValidationError]:
@@ -135,8 +140,7 @@ class Settings(Generic[D]):
 
     def read(self, data: Mapping[str, Any]) -> D:
         """The data as its dataclass; DataInvalid has all that is wrong with it."""
-        plain = [(name, type(value), value) for name, value in data.items() if type(value) in LEAVES]
-        key = tuple(plain) if len(plain) == len(data) else None
+        key = _key_of(data) if self._is_for_all else None
         if key is not None and (known := self._known.get(key)) is not None:
             return known
         read, findings = self._looked_at(data)
@@ -205,6 +209,21 @@ def _step(key: str | int) -> str:
     if isinstance(key, int):
         return f"[{key}]"
     return f".{key}" if key.isidentifier() else f"[{json.dumps(key[:80])}]"
+
+
+def _key_of(data: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What tells data of a few short plain values from any other; None for what is more than that."""
+    size = 0
+    key: list[Any] = []
+    for name, value in data.items():
+        kind = type(value)
+        if kind is str:
+            size += len(value)
+        elif kind is not bool and kind is not int and value is not None:
+            return None
+        size += len(name)
+        key += (name, kind, value)
+    return tuple(key) if size <= MAX_KNOWN_TEXT else None
 
 
 def _is_the_editors(name: object) -> bool:

@@ -8,19 +8,19 @@ from penstock.agents.hooks import OnDelta
 from penstock.agents.model import Delta, TextDelta
 from penstock.kernel.values import DataValue
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.graphs.node_events import Tell, Telling
+from penstock.runtime.graphs.telling import Tell, Telling
 
 Answering = Callable[[ExecutionContext, OnDelta], Awaitable[DataValue]]
 """Asks at a place, tells the pieces, and gives the answer."""
 
 
 def streamed(place: ExecutionContext, answering: Answering) -> Telling:
-    """The answer, its pieces told as `delta` events."""
+    """The answer, and its pieces as `delta` events."""
 
-    def work(tell: Tell) -> Awaitable[DataValue]:
+    def work(place: ExecutionContext, tell: Tell) -> Awaitable[DataValue]:
         return answering(place, lambda delta: tell("delta", _told(delta)))
 
-    return Telling(work)
+    return Telling(place, work)
 
 
 def _told(delta: Delta) -> dict[str, object]:

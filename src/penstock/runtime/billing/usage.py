@@ -212,8 +212,11 @@ SHAPES = (
 _HOLDERS = ("usage", "usage_metadata")
 _MARKS = tuple(dict.fromkeys(mark for shape in SHAPES for mark in shape.marks))
 _DETAILS = tuple(dict.fromkeys(name for shape in SHAPES for name in (shape.cached, shape.written) if name))
-WITHOUT_USAGE = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset})
-"""Types whose instances never have a usage; a caller in a hurry may ask this before it asks `read_usage`."""
+WITHOUT_USAGE = {type(None), bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset}
+"""Types whose instances never have a usage; a caller in a hurry may ask this before it asks `read_usage`.
+
+Whoever has a type of its own that wraps what calls gave, and does not pay for it, adds that.
+"""
 
 
 def read_usage(value: object) -> Usage | None:
@@ -357,16 +360,14 @@ def _peek(holder: object, name: str) -> object:
 
 @lru_cache(maxsize=1024)
 def _cannot_have_usage(kind: type) -> bool:
-    """Whether no instance of `kind` ever has a usage: what has room for nothing beside its fields, and none for that.
+    """Whether no instance of `kind` ever has a usage. Only a pydantic model without extras is closed enough to tell.
 
-    That is a class with slots, as all that nodes give, or a pydantic model without extras, which takes microseconds to
-    answer that a field is missing.
+    It is also what needs telling: such a model takes microseconds to answer that a field is missing.
     """
-    if "__pydantic_fields__" in type.__getattribute__(kind, "__dict__"):
-        config = getattr(kind, "model_config", None)
-        if not isinstance(config, dict) or config.get("extra") == "allow":
-            return False
-    elif type.__getattribute__(kind, "__dictoffset__") or issubclass(kind, (Usage, Reported, Mapping)):
+    if "__pydantic_fields__" not in type.__getattribute__(kind, "__dict__"):
+        return False
+    config = getattr(kind, "model_config", None)
+    if not isinstance(config, dict) or config.get("extra") == "allow":
         return False
     own = [vars(base) for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("pydantic", "builtins")]
     fields = getattr(kind, "__pydantic_fields__", ())

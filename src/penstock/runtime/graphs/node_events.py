@@ -6,11 +6,12 @@ The lifecycle comes from the scheduler, progress from executors; both go to one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from threading import get_ident
+from typing import Any
 
 from penstock.clock import utc_from_ns, utc_now
 from penstock.kernel.graph import NodeSpec
@@ -30,7 +31,7 @@ CATCH_UP_S = 0.01
 """How often a thread looks whether a reader who was behind has caught up."""
 
 
-@dataclass(slots=True, unsafe_hash=True)  # to freeze it takes longer than all else: each piece of an answer is one
+@dataclass(frozen=True, slots=True)
 class NodeEvent:
     """What was just seen of a node: `started`, `completed`, `error`, `cancelled`, `skipped`, or progress of its own."""
 
@@ -62,19 +63,6 @@ class NodeEvent:
         return {**said, "replayed": True} if self.replayed else said
 
 
-Tell = Callable[[str, Any], None]
-"""Tells progress of a node: what type of event it is, and its data."""
-
-
-class Telling(NamedTuple):
-    """An answer of an executor that tells on its way, in the task of its node: `work` is given whom to tell.
-
-    As a stream that yields its progress, for whoever is called back with what there is to tell.
-    """
-
-    work: Callable[[Tell], Awaitable[Any]]
-
-
 def _as_json(data: Any) -> Any:
     if isinstance(data, BaseException):
         return {"error": type(data).__name__, "message": told_by(data)}
@@ -90,7 +78,7 @@ def _value_as_json(value: Any) -> Any:
 class NodeEvents:
     """Tells a listener what becomes of the nodes of one run."""
 
-    __slots__ = ("_ended", "_listener", "_loop", "_run", "_run_id", "_specs", "replayed", "started")
+    __slots__ = ("_ended", "_listener", "_loop", "_run", "_run_id", "_specs", "_thread", "replayed", "started")
 
     def __init__(
         self, listener: Audience[NodeEvent], specs: Sequence[NodeSpec], context: ExecutionContext, run_id: str
@@ -100,6 +88,7 @@ class NodeEvents:
         self._run = context._run
         self._run_id = run_id
         self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         self.started: set[int] = set()
         self.replayed: Collection[int] = ()
         """Nodes that a journal had already."""
@@ -122,8 +111,11 @@ class NodeEvents:
         self.say(node, event.event_type, event.data)
 
     def say(self, node: int, event_type: str, data: Any) -> None:
-        """The same, by what it is."""
-        if node not in self._ended:  # a function that was left behind on its thread may still tell
+        """The same by what it is, from any thread: what an executor calls may have been moved to another one."""
+        if get_ident() != self._thread:
+            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                self._loop.call_soon_threadsafe(self.say, node, event_type, data)
+        elif node not in self._ended:  # a function that was left behind on its thread may still tell
             self._listener.tell(self._event(event_type, node, data))
 
     async def make_room(self) -> None:

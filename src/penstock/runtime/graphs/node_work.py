@@ -1,8 +1,8 @@
 """What a node does when it runs: values in, the answer of its executor out, checked.
 
 An executor answers with a result, a value, nothing, an awaitable of one of these, or a stream of progress that ends
-with one; those of this package also with a `Telling`. Whatever else it does is `ExecutorMisbehaved`, an error of that
-node like any other. An executor with `blocking = True` is sync code that runs on a thread.
+with one. Whatever else it does is `ExecutorMisbehaved`, an error of that node like any other. An executor with
+`blocking = True` is sync code that runs on a thread.
 
 Who runs when, and how a node ends, is the scheduler's business.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +20,11 @@ from penstock.kernel.graph import DEFAULT_OUTPUT, EdgeSpec, NodeSpec, shown, tha
 from penstock.kernel.plan import Plan
 from penstock.kernel.routing import route
 from penstock.kernel.values import ANY, DataValue, PartialValue
+from penstock.runtime.billing.usage import WITHOUT_USAGE
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.journal import must_be_json
-from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent, NodeEvents, Telling
+from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent, NodeEvents
+from penstock.runtime.graphs.telling import Telling
 from penstock.runtime.scheduling.recovery import Care
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ NOTHING = ExecutionResult()
 ON_A_THREAD = Care(on_thread=True)
 
 RESULTS = (ExecutionResult, DataValue)
+WITHOUT_USAGE.add(ExecutionResult)
 
 Feed = tuple[str, str, str, str]
 """The one edge into a node: source, its handle, the handle it arrives at, the type that one takes."""
@@ -199,8 +201,20 @@ class NodeWork:
         return await result if type(result) is CoroutineType else result  # type: ignore[no-any-return]
 
     async def _told(self, node: int, telling: Telling) -> ExecutionResult:
+        """The answer of an executor of ours; should telling fail, that is told, though whoever asks goes on."""
         events = self._events
-        answer = await telling.work(partial(events.say, node))
+        failed: list[Exception] = []
+
+        def tell(name: str, data: Any) -> None:
+            try:
+                events.say(node, name, data)
+            except Exception as error:
+                failed.append(error)
+                raise
+
+        answer = await telling.to(tell)
+        if failed:
+            raise failed[0]
         await events.make_room()
         return self._result(node, answer, events.progress)
 
