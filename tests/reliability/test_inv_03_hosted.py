@@ -68,7 +68,7 @@ class Scene(Place):
         return found
 
     def _repeated(self) -> list[str]:
-        """What was recorded and is lost, or ran again; what ran more often than anybody died."""
+        """What was recorded and is lost, or ran again; what ran more often than anybody died, or a limit halted it."""
         found: list[str] = []
         recorded: dict[str, set[str]] = {}
         ran: Counter[str] = Counter()
@@ -82,7 +82,8 @@ class Scene(Place):
                 ran[line["key"]] += 1
                 if any(line["key"] in keys for keys in recorded.values()):
                     found.append(f"{line['key']} was recorded and ran again in process {line['epoch']}")
-        return [*found, *(f"{key} ran {times} times" for key, times in ran.items() if times > self.epoch)]
+        most = self.epoch + sum(run["told"].count("run.halted") for run in self.outcome().values())
+        return [*found, *(f"{key} ran {times} times" for key, times in ran.items() if times > most)]
 
     def _of_run(self, run: dict[str, Any], right: dict[str, Any]) -> list[str]:
         names = [name for name in SAME if run[name] != right[name]]
