@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+WITH_A_FULL_DEVICE = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 PENSTOCK = [sys.executable, "-m", "penstock.cli"]
 
 GRAPH = """
@@ -180,7 +181,7 @@ def test_a_reader_that_has_left_is_no_error(command: list[str]) -> None:
     assert "Broken" not in ended.stderr
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@WITH_A_FULL_DEVICE
 @pytest.mark.parametrize("command", [["run", "flows.py"], ["run", "flows.py", "--json"], ["graph", "schema"]], ids=str)
 def test_results_that_cannot_be_written_are_2_and_a_sentence(command: list[str]) -> None:
     with open("/dev/full", "w") as full:
@@ -190,7 +191,7 @@ def test_results_that_cannot_be_written_are_2_and_a_sentence(command: list[str])
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@WITH_A_FULL_DEVICE
 @pytest.mark.parametrize("command", ["--help", "serve --help", "runs -h", "runs ls --help", "runs", "--version"])
 def test_help_that_cannot_be_written_is_2_and_a_sentence(command: str) -> None:
     with open("/dev/full", "w") as full:
@@ -209,7 +210,7 @@ def test_an_mcp_server_without_a_stream_to_speak_on_is_64_and_a_sentence(closed:
     assert f"and {name} is closed" in ended.stderr
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@WITH_A_FULL_DEVICE
 def test_progress_that_cannot_be_written_changes_nothing() -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(

@@ -23,6 +23,14 @@ async def ended(host: RunHost, run_id: str) -> tuple[str, str | None, str | None
     return run.status, run.stop_reason, run.error
 
 
+async def cancelled_at_work(host: RunHost, gate: Gate, run_id: str) -> None:
+    """A run that was cancelled while it was at the gate, and has ended."""
+    await host.submit(owner="ann", graph_id="gate", run_id=run_id, input="x")
+    await gate.entered.wait()
+    await host.cancel(run_id)
+    await host.wait(run_id)
+
+
 CANCELLED = ("cancelled", "aborted", "enough")
 NEVER_TICKS = replace(SETTINGS, tick_s=1_000)
 
@@ -240,10 +248,7 @@ async def test_a_worker_looks_for_a_cancel_once_more_when_all_is_done() -> None:
 async def test_a_cancelled_run_that_is_resumed_is_not_cancelled_again() -> None:
     stores, gate = MemoryStores(), Gate()
     async with await host_with(stores, gate=gate) as host:
-        await host.submit(owner="ann", graph_id="gate", run_id="r", input="x")
-        await gate.entered.wait()
-        await host.cancel("r")
-        await host.wait("r")
+        await cancelled_at_work(host, gate, "r")
         gate.opened.set()
         assert (await host.resume("r")).status == "queued"
         run = await host.wait("r")
@@ -264,10 +269,7 @@ async def test_a_cancel_is_forgotten_once_its_run_has_ended_by_it_wherever_that_
     await host.submit(owner="ann", graph_id="gate", run_id="queued")
     await host.cancel("queued")
     async with host:
-        await host.submit(owner="ann", graph_id="gate", run_id="here")
-        await gate.entered.wait()
-        await host.cancel("here")
-        await host.wait("here")
+        await cancelled_at_work(host, gate, "here")
     assert not await stores.cancels.find({"queued": "ann", "here": "ann"}, now_ms=0)
 
 
@@ -282,10 +284,7 @@ async def test_a_cancel_that_comes_too_late_is_not_kept() -> None:
 async def test_a_cancel_that_was_kept_after_the_end_does_not_strike_when_the_run_is_resumed() -> None:
     stores, gate = MemoryStores(), Gate()
     async with await host_with(stores, gate=gate) as host:
-        await host.submit(owner="ann", graph_id="gate", run_id="r", input="x")
-        await gate.entered.wait()
-        await host.cancel("r")
-        await host.wait("r")
+        await cancelled_at_work(host, gate, "r")
     await stores.cancels.put(wished("r"))
     gate.opened.set()
     async with host:
