@@ -14,11 +14,16 @@ from typing import Any
 
 import pytest
 from blockbuster import blockbuster_ctx
+from hypothesis import HealthCheck, settings
 
 from penstock.testing import census
 from tests import requirements
 
 pytest.register_assert_rewrite("penstock.testing.contracts")
+
+# How long an example takes is the machine's affair, and that of whatever else it does: no test is about it.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 MARKED = pytest.StashKey[set[str]]()
 PROOFS = pytest.StashKey["Proofs"]()

@@ -326,7 +326,7 @@ def everything(account: Account) -> list[object]:
     return [getattr(account, name) for name in Account.__slots__]
 
 
-Ledgering.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+Ledgering.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
 TestLedgering = pytest.mark.requirement("X-1", "P-B4", "P-B5", "C-3")(Ledgering.TestCase)
 
 

@@ -501,5 +501,5 @@ class CircuitsAgainstAModel(RuleBasedStateMachine):
 
 
 TestCircuitsAgainstAModel = CircuitsAgainstAModel.TestCase
-TestCircuitsAgainstAModel.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestCircuitsAgainstAModel.settings = settings(max_examples=200, stateful_step_count=40)
 TestCircuitsAgainstAModel = pytest.mark.requirement("C-10")(TestCircuitsAgainstAModel)

@@ -130,6 +130,8 @@ async def test_a_question_that_nobody_answers_in_time_is_closed_and_the_run_goes
     assert left.output == {"value": "it", "reason": "nobody answered within 0.01 s"}
     (approval,) = await stores.approvals.list(run_id=run.id)
     assert (approval.state, approval.answered_by) == ("rejected", "timeout")
+    told = [event.data for event in await stores.events.read(run.id) if event.type == "approval.answered"]
+    assert told == [{"approval_id": approval.id, "state": "rejected", "by": "timeout"}]
 
 
 async def test_runs_that_wait_for_answers_do_not_keep_others_from_running() -> None:

@@ -33,7 +33,6 @@ with warnings.catch_warnings():
 
 LIMITED = settings(
     max_examples=EXAMPLES,
-    deadline=None,
     database=None,
     derandomize=not SOAK,
     suppress_health_check=list(HealthCheck),

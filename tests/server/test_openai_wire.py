@@ -415,9 +415,11 @@ def test_a_response_says_what_it_waits_for_as_long_as_it_does() -> None:
         ([asks("a"), asks("b"), answers("a")], [["a"], ["a", "b"], ["b"]]),
         ([asks("a"), ("run.parked", {}), RESUMED, asks("a")], [["a"]]),
         ([asks("a"), ("node.completed", {"node_id": "ask"})], [["a"], []]),
-        ([asks("a"), ("node.failed", {"node_id": "other"}), answers("c")], [["a"]]),
+        ([asks("a"), ("node.error", {"node_id": "ask"})], [["a"], []]),
+        ([asks("a"), ("node.cancelled", {"node_id": "ask"})], [["a"], []]),
+        ([asks("a"), ("node.error", {"node_id": "other"}), answers("c")], [["a"]]),
     ],
-    ids=["two", "one of two answered", "asked again after a takeover", "nobody answered in time", "others"],
+    ids=["two", "one of two answered", "asked again after a takeover", "went on", "failed", "cancelled", "others"],
 )
 def test_what_it_waits_for_is_told_when_it_changes(what: Any, waiting: list[list[str]]) -> None:
     pieces, _ = told(*what)

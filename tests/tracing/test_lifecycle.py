@@ -253,7 +253,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert sorted(ended) == sorted(node for node, call in self.expected.calls.items() if call.status in TERMINAL)
 
 
-AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @pytest.mark.requirement("G-4", "G-6", "G-7")

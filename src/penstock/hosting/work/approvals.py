@@ -125,25 +125,25 @@ class RunApprovals:
         """The answer that was given after all, here or elsewhere; else None, and the question is closed."""
         self.waiting.pop(approval.id, None)
         came = self._came.get(approval.id)
-        if came is None:
-            came = await self._closed(approval)
-            if came is not None:
-                await self._asker.got(came)
-                return came
-        await self._asker.gave_up(approval)
-        return came
+        closed = await self._closed(approval) if came is None else None
+        if closed is None:
+            await self._asker.gave_up(approval)
+            return came
+        standing, is_answer = closed
+        await self._asker.got(standing)
+        return standing if is_answer else None
 
-    async def _closed(self, approval: ApprovalRecord) -> ApprovalRecord | None:
-        """Close the question, unless somebody was quicker: then their answer."""
+    async def _closed(self, approval: ApprovalRecord) -> tuple[ApprovalRecord, bool] | None:
+        """The question, closed, and whether somebody was quicker, with an answer; None if it is withdrawn or gone."""
         now_ms, reason = self._now_ms(), "nobody answered in time"
         try:
-            await patiently(
+            closed = await patiently(
                 lambda: self._store.answer(approval.id, "rejected", reason=reason, by=BY_TIME, now_ms=now_ms)
             )
         except Conflict:
             found = await patiently(lambda: self._store.get(approval.id))
-            return found if found is not None and found.state in ANSWERED else None
-        return None
+            return (found, True) if found is not None and found.state in ANSWERED else None
+        return closed, False
 
 
 class RunQuestion:

@@ -33,7 +33,7 @@ ENDINGS: Mapping[str, Ending] = {
     "run.cancelled": "cancelled",
     "run.parked": "parked",
 }
-ASKING = frozenset({"approval.requested", "approval.answered", "node.completed", "node.failed"})
+ASKING = frozenset({"approval.requested", "approval.answered", "node.completed", "node.error", "node.cancelled"})
 """Events after which a run may wait for other questions than before."""
 PRICELESS = "and a run whose cost is limited asks no model without one: whoever runs the server has to register it"
 """What helps a run that was halted for want of a price; its own message is for whoever writes the program."""
