@@ -16,6 +16,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
+import penstock.kernel.schema  # noqa: F401  # reads files while it is loaded, which no test is to do on its event loop
 from penstock.testing import census
 from tests import requirements
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel import document
-from penstock.kernel.document import graph_to_json, json_schema, parse_graph
+from penstock.kernel.document import graph_to_json, is_large, json_schema, parse_graph, parse_part
 from penstock.kernel.graph import MAX_PROBLEMS, EdgeSpec, GraphInvalid, GraphSpec, NodeSpec
 
 NODE = {"id": "a", "type": "step", "position": {"x": 1, "y": 2.5}, "data": {"depth": 3}}
@@ -331,3 +331,39 @@ def test_pydantic_is_loaded_when_a_graph_is_read_and_not_before(module: str) -> 
     code = f"import sys, penstock.kernel.{module}; print('pydantic' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "False"
+
+
+# Parts of documents, and large ones.
+
+
+def test_a_part_of_what_was_read_is_read_without_being_copied() -> None:
+    node = {**NODE, "data": {"words": ["a"]}}
+    whole = parse_graph(doc(nodes=({**NODE, "data": {"graph": doc(nodes=(node,))}},)))
+    part = whole.nodes[0].data["graph"]
+    read = parse_part(part)
+    assert read == parse_graph(part)
+    assert read.nodes[0].data["words"] is part["nodes"][0]["data"]["words"]
+
+
+@pytest.mark.parametrize("part", [{"nodes": 3}, doc(nodes=({"id": 1},)), {}, doc(edges=({**EDGE, "data": {}},))])
+def test_a_part_that_is_no_graph_is_said_as_of_a_whole(part: Any) -> None:
+    with pytest.raises(GraphInvalid) as whole:
+        parse_graph(part)
+    with pytest.raises(GraphInvalid) as read:
+        parse_part(part)
+    assert read.value.problems == whole.value.problems
+
+
+def test_a_graph_is_large_by_all_that_is_in_it_however_deep() -> None:
+    assert not is_large(doc())
+    assert not is_large({})
+    many = [{**NODE, "id": str(number)} for number in range(document.SMALL // 10)]
+    assert is_large(doc(nodes=many))
+    inside = doc(nodes=many[: len(many) // 4])
+    assert not is_large(inside)
+    for _ in range(3):
+        inside = doc(nodes=[{**NODE, "id": str(number), "data": {"graph": inside}} for number in range(2)])
+    assert is_large(inside)
+    around: dict[str, Any] = {}
+    around["nodes"] = [around]
+    assert is_large(around)

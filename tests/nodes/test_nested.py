@@ -11,10 +11,12 @@ import pytest
 
 from penstock.containment.limits import Budget
 from penstock.errors import BudgetExceededError, CancelledError
+from penstock.kernel.document import parse_graph
 from penstock.kernel.graph import GraphInvalid
 from penstock.kernel.values import DataValue
 from penstock.nodes.loop import LoopNotDone
 from penstock.nodes.map import ItemFailed, MapRefused
+from penstock.nodes.parts import nested
 from penstock.nodes.parts.condition import ConditionFailed
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.flow_context import FlowContext
@@ -163,6 +165,23 @@ def test_everything_wrong_inside_is_found_before_the_run() -> None:
     ]
     ((path, _),) = problems(around("subgraph"))
     assert path == "$.nodes[1].data.graph"
+
+
+def test_what_stands_deep_inside_is_read_once_and_not_again_at_each_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def parse(document: Any) -> Any:
+        read.append(1)
+        return parse_graph(document)
+
+    monkeypatch.setattr(nested, "parse_graph", parse)
+    deep = graph([node("a", "uper")])
+    for _ in range(8):
+        deep = graph([node("one", "subgraph", graph=deep), node("other", "subgraph", graph=graph([node("b", "text")]))])
+    found = problems(deep)
+    assert len(read) == 2
+    assert len(found) == 1 + 8  # a text needs one
+    assert problems(deep) == found
 
 
 async def test_graphs_inside_each_other_are_bounded() -> None:

@@ -40,6 +40,8 @@ MAX_DEPTH = 64
 MAX_VALUES = 5_000_000
 MAX_WHOLE_NUMBER = 2**63 - 1
 PIECE = 1_000
+SMALL = 2_000
+"""So many values are read sooner than a thread is found for it; a plain node with an edge has about twenty."""
 
 T = TypeVar("T")
 
@@ -61,6 +63,26 @@ def parse_graph(document: str | bytes | bytearray | Mapping[str, Any]) -> GraphS
     plain = _Copying(problems).copy(decoded, lambda: "$", 0)
     _raise_any(problems)
     return _shaped(plain)
+
+
+def parse_part(document: Mapping[str, Any]) -> GraphSpec:
+    """The graph in a part of a document that `parse_graph` has read: looked at for its shape alone, and not copied."""
+    _raise_any(_too_large(document))
+    return _shaped(document)
+
+
+def is_large(document: Mapping[str, Any]) -> bool:
+    """Whether reading it takes so long that others should not have to wait for it, graphs inside it included."""
+    left = SMALL
+    todo: list[Any] = [document]
+    while todo:
+        one = todo.pop()
+        left -= 1 + len(one)
+        if left < 0:
+            return True
+        inside = one.values() if isinstance(one, Mapping) else one
+        todo.extend(value for value in inside if isinstance(value, (Mapping, list, tuple)))
+    return False
 
 
 def graph_to_json(graph: GraphSpec) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from penstock.errors import PenstockError
-from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
 from penstock.kernel.values import DataValue
 from penstock.nodes.parts import condition, nested
@@ -63,7 +62,7 @@ class Loop(Checked[LoopData]):
     ) -> nested.Told:
         """What is told in each round, and what the last one came to."""
         read = self.settings.read(data)
-        graph, place = parse_graph(read.graph), nested.place_of(context, read.budget)
+        graph, place = await nested.plan_of(read.graph, context), nested.place_of(context, read.budget)
         until = None if read.until is None else Condition(read.until, NAMES)
         given = inputs["input"].value if "input" in inputs else context.execution.input
         output = typed(given)

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 from penstock.agents.messages import ToolCall
 from penstock.agents.tools import ToolChain, execute_one
 from penstock.errors import PenstockError
-from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
 from penstock.kernel.graph import DEFAULT_OUTPUT, GraphSpec, NodeSpec
 from penstock.kernel.values import DataValue
@@ -25,6 +24,7 @@ from penstock.nodes.parts.settings import BudgetData, Checked, Data, Finding, Se
 from penstock.nodes.parts.toolbox import gathered
 from penstock.nodes.parts.values import typed
 from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_plan import GraphPlan
 from penstock.runtime.graphs.graph_runtime import run_flow
 from penstock.runtime.graphs.node_events import NodeEvent
 
@@ -102,7 +102,7 @@ async def _each(data: MapData, context: FlowContext, items: list[Any]) -> _Graph
     if (data.graph is None) == (not linked):
         raise MapRefused("either data.graph or a link into `each` says what is done with an item, and not both")
     if data.graph is not None:
-        return _GraphEach(items, parse_graph(data.graph), context)
+        return _GraphEach(items, await nested.plan_of(data.graph, context), context)
     chain = gathered(linked)
     if len(chain.specs) != 1:
         raise MapRefused(f"one tool is linked into `each`, and not {len(chain.specs)}")
@@ -112,7 +112,7 @@ async def _each(data: MapData, context: FlowContext, items: list[Any]) -> _Graph
 class _GraphEach:
     """Runs a graph on an item."""
 
-    def __init__(self, items: list[Any], graph: GraphSpec, around: FlowContext) -> None:
+    def __init__(self, items: list[Any], graph: GraphPlan, around: FlowContext) -> None:
         self._items = items
         self._graph = graph
         self._around = around

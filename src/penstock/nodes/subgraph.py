@@ -7,7 +7,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
 from penstock.kernel.values import DataValue
 from penstock.nodes.parts import nested
@@ -42,7 +41,8 @@ class Subgraph(Checked[SubgraphData]):
         read = self.settings.read(data)
         given = inputs["input"].value if "input" in inputs else context.execution.input
         place = nested.place_of(context, read.budget)
-        async with aclosing(nested.run(parse_graph(read.graph), given, context, place)) as everything:
+        graph = await nested.plan_of(read.graph, context)
+        async with aclosing(nested.run(graph, given, context, place)) as everything:
             async for told in everything:
                 if isinstance(told, ExecutionResult):
                     yield ExecutionResult({"output": nested.only(told)})

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from penstock.agents.tools import TOOL_NAME, Tool, as_tool
-from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
 from penstock.nodes.parts import nested
 from penstock.nodes.parts.nested import GraphData
@@ -89,12 +88,13 @@ def _with(found: Tool, data: ToolData) -> Tool:
 
 def _graph_tool(data: ToolData, context: FlowContext) -> Tool:
     assert data.graph is not None
-    graph = parse_graph(data.graph)
+    document = data.graph
 
     async def run(**arguments: Any) -> Any:
         call = running_call.get()
         assert call is not None, "a tool runs in a call"
         place = cast(ExecutionContext, call.context)
+        graph = await nested.plan_of(document, context)
         async with aclosing(nested.run(graph, arguments, context, place)) as everything:
             async for told in everything:
                 if isinstance(told, ExecutionResult):

@@ -24,11 +24,10 @@ from penstock.kernel.graph import GraphInvalid, GraphSpec, Problem, shown
 from penstock.kernel.validate import compile_graph
 from penstock.nodes.parts.models import named_models
 from penstock.nodes.parts.settings import Finding
+from penstock.runtime.graphs.graph_plan import aside
 
 MAX_KNOWN = 10_000
 """So many documents are remembered."""
-SMALL = 100
-"""So many nodes and edges are looked at sooner than a thread is found for it."""
 MAX_LISTED = 20
 """So many of the models that there are are named."""
 NO_CHAT = "no_chat"
@@ -80,10 +79,7 @@ class Runnable:
         return graph
 
     async def _looked_at(self, document: Mapping[str, Any], in_chat: bool) -> Looked:
-        if _is_small(document):
-            looked = _looked(document, self._executors, in_chat)
-        else:
-            looked = await asyncio.to_thread(_looked, document, self._executors, in_chat)
+        looked = await aside(document, lambda one: _looked(one, self._executors, in_chat))
         if not any(":" in name for _, name in looked.models):  # none can be a provider's, which would be loaded
             return looked
         return Looked(looked.problems, await asyncio.to_thread(_to_be_offered, looked.models))
@@ -99,11 +95,6 @@ class Runnable:
 def problems_in(document: Mapping[str, Any], executors: ExecutorRegistry) -> tuple[Problem, ...]:
     """Everything that keeps a document from running, whatever models are offered."""
     return _looked(document, executors, False).problems
-
-
-def _is_small(document: Mapping[str, Any]) -> bool:
-    parts = [document.get("nodes"), document.get("edges")]
-    return sum(len(one) for one in parts if isinstance(one, list)) <= SMALL
 
 
 def _looked(document: Mapping[str, Any], executors: ExecutorRegistry, in_chat: bool) -> Looked:

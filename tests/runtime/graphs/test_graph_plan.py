@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -108,3 +109,48 @@ async def test_what_an_executor_does_to_its_data_does_not_reach_the_next_run() -
         _, result = await ran(plan)
         assert result.outputs["output"].value == 0
     assert [node.data for node in plan.graph.nodes] == [{}, {}]
+
+
+def inside(id: str = "g") -> dict[str, Any]:
+    return {"id": id, "nodes": [{"id": "a", "type": "t", "position": {"x": 0, "y": 0}, "data": {}}], "edges": []}
+
+
+async def test_a_graph_in_the_data_of_a_node_is_looked_at_once_for_all_runs() -> None:
+    looked = Looked()
+    plan = planned(looked)
+    first = await plan.inside("a", inside())
+    first.beginning_with(None)
+    again = await plan.inside("a", inside())
+    again.beginning_with(None)
+    assert again is first
+    assert looked.times == 1
+    other = await plan.inside("a", inside("other"))
+    assert other.graph.id == "other"
+    assert (await plan.inside("b", inside())).graph == first.graph
+    assert first.executors is plan.executors
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+async def test_a_large_graph_is_read_and_looked_at_on_a_thread(is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    class Where(Looked):
+        def check(self, data: Mapping[str, Any], executors: ExecutorRegistry) -> list[tuple[str, str]]:
+            threads.append(get_ident())
+            return super().check(data, executors)
+
+    def read(document: Any) -> Any:
+        threads.append(get_ident())
+        return parse_graph(document)
+
+    monkeypatch.setattr(graph_plan, "parse_graph", read)
+    monkeypatch.setattr(graph_plan, "is_large", lambda document: is_large)
+    plan = await GraphPlan.of(inside(), ExecutorRegistry({"t": Where()}))
+    await plan.get_ready()
+    plan.beginning_with(None)
+    assert len(threads) == 2
+    assert (get_ident() in threads) is not is_large
+    behind = plan.with_executors(ExecutorRegistry({"t": Where()}))
+    await behind.get_ready()
+    behind.beginning_with(None)
+    assert (threads[-1] == get_ident()) is not is_large

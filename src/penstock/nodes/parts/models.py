@@ -14,7 +14,7 @@ from penstock.agents.messages import ToolCall
 from penstock.agents.model import Model, ModelSettings
 from penstock.agents.scripted import ScriptedModel
 from penstock.errors import PenstockError
-from penstock.kernel.document import parse_graph
+from penstock.kernel.document import parse_part
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphInvalid, GraphSpec
 from penstock.nodes.parts.services import named, usual
@@ -83,7 +83,7 @@ def named_models(graph: GraphSpec, executors: ExecutorRegistry, at: str = "$") -
             yield f"{place}.model", name
         if isinstance(inside := getattr(read, "graph", None), dict):
             try:
-                nested = parse_graph(inside)
+                nested = parse_part(inside)
             except GraphInvalid:
                 continue
             yield from named_models(nested, executors, f"{place}.graph")

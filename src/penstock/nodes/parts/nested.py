@@ -9,13 +9,14 @@ How deep graphs may stand inside each other is bounded by the depth of their JSO
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, nullcontext
+from contextvars import ContextVar
 from typing import Annotated, Any
 
-from penstock.kernel.document import parse_graph
+from penstock.kernel.document import parse_graph, parse_part
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry
-from penstock.kernel.graph import DEFAULT_OUTPUT, GraphInvalid, GraphSpec
+from penstock.kernel.graph import DEFAULT_OUTPUT, GraphInvalid, Problem
 from penstock.kernel.validate import validate
 from penstock.kernel.values import DataValue
 from penstock.nodes.parts.settings import EXACT, BudgetData, Finding
@@ -23,6 +24,7 @@ from penstock.nodes.parts.values import typed
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.keys import Entered
 from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_plan import GraphPlan
 from penstock.runtime.graphs.graph_runtime import GraphRuntime, run_flow
 from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent
 
@@ -34,28 +36,43 @@ INSIDE = "inside"
 
 Told = AsyncGenerator[NodeEvent | ExecutionResult, None]
 
+_is_read: ContextVar[bool] = ContextVar("penstock_nested_is_read", default=False)
+"""Whether a graph around the one that is looked at was read as a whole, with this one in it."""
+
 OF_THE_OUTER_GRAPH = frozenset({"execution", "execution_context", "chat_scope"})
 
 
 def findings(graph: Mapping[str, Any], executors: ExecutorRegistry, at: str = ".graph") -> Iterator[Finding]:
     """What keeps a nested graph from running, graphs inside it included."""
-    try:
-        problems = validate(parse_graph(graph), executors)
-    except GraphInvalid as invalid:
-        problems = list(invalid.problems)
-    for problem in problems:
+    for problem in _problems(graph, executors):
         yield at + problem.path.removeprefix("$"), problem.detail
 
 
+def _problems(graph: Mapping[str, Any], executors: ExecutorRegistry) -> Sequence[Problem]:
+    token = _is_read.set(True) if not _is_read.get() else None
+    try:  # what stands deeper inside is read and copied with it, and not again at each depth
+        return validate(parse_part(graph) if token is None else parse_graph(graph), executors)
+    except GraphInvalid as invalid:
+        return invalid.problems
+    finally:
+        if token is not None:
+            _is_read.reset(token)
+
+
+async def plan_of(graph: Mapping[str, Any], context: FlowContext) -> GraphPlan:
+    """The graph in the data of the node that `context` is of."""
+    return await runtime_of(context)._plan.inside(str(context.node_id), graph)
+
+
 async def run(
-    graph: GraphSpec, given: Any, context: FlowContext, within: ExecutionContext | None = None, *, number: int = 0
+    graph: GraphPlan, given: Any, context: FlowContext, within: ExecutionContext | None = None, *, number: int = 0
 ) -> Told:
     """Run a nested graph on an input, as a part of the run that `context` belongs to: its events, its result last.
 
     A node that runs graphs one after the other numbers them, so that a journal can tell them apart.
     """
     place = (within or context.execution).with_input(given)
-    run = run_flow(graph, inner(context, place), runtime_of(context).executors)
+    run = run_flow(graph, inner(context, place))
     async with aclosing(run if number == 0 else _numbered(run, place, number)) as everything:
         async for told in everything:
             yield told

@@ -6,12 +6,17 @@ and its executors stay as they were.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
+from penstock.kernel.document import is_large, parse_graph
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import EdgeSpec, GraphSpec
 from penstock.kernel.validate import compile_graph
 from penstock.runtime.graphs.node_work import NodePlan, plan_nodes
+
+T = TypeVar("T")
 
 MAX_ENTRIES = 64
 """So many ways to begin one graph are remembered."""
@@ -20,9 +25,9 @@ MAX_ENTRIES = 64
 class GraphPlan:
     """A graph that any number of runs can share, by the nodes that they begin with."""
 
-    __slots__ = ("_by_entries", "executors", "graph", "incoming", "nodes", "outgoing")
+    __slots__ = ("_by_entries", "_inside", "_is_large", "executors", "graph", "incoming", "nodes", "outgoing")
 
-    def __init__(self, graph: GraphSpec, executors: ExecutorRegistry) -> None:
+    def __init__(self, graph: GraphSpec, executors: ExecutorRegistry, *, is_large: bool = False) -> None:
         self.graph = graph
         self.executors = executors
         self.nodes = {node.id: node for node in graph.nodes}
@@ -32,6 +37,34 @@ class GraphPlan:
             self.incoming.setdefault(edge.target, []).append(edge)
             self.outgoing.setdefault(edge.source, []).append(edge)
         self._by_entries: dict[tuple[str, ...] | None, NodePlan] = {}
+        self._inside: dict[str, tuple[Mapping[str, Any], GraphPlan]] = {}
+        """Graphs in the data of nodes, and what they were read from."""
+        self._is_large = is_large
+
+    @classmethod
+    async def of(cls, document: Mapping[str, Any], executors: ExecutorRegistry) -> GraphPlan:
+        """The graph in a document; a large one is read on a thread."""
+        graph = await aside(document, parse_graph)
+        return cls(graph, executors, is_large=is_large(document))
+
+    def with_executors(self, executors: ExecutorRegistry) -> GraphPlan:
+        """The same graph with others behind it."""
+        return GraphPlan(self.graph, executors, is_large=self._is_large)
+
+    async def get_ready(self, entries: Sequence[str] | None = None) -> None:
+        """See to it that nobody waits while it begins with these nodes: a large one is looked at on a thread."""
+        if self._is_large:
+            await asyncio.to_thread(self.beginning_with, entries)
+
+    async def inside(self, node_id: str, document: Mapping[str, Any]) -> GraphPlan:
+        """The graph in the data of a node, which any number of runs of that node share."""
+        known = self._inside.get(node_id)
+        if known is not None and known[0] == document:
+            return known[1]
+        plan = await GraphPlan.of(document, self.executors)
+        await plan.get_ready()
+        self._inside[node_id] = document, plan
+        return plan
 
     def beginning_with(self, entries: Sequence[str] | None) -> NodePlan:
         """What running it from these nodes on takes, or from all that nothing leads to; GraphInvalid says why not."""
@@ -44,6 +77,11 @@ class GraphPlan:
                 self._by_entries.clear()
             self._by_entries[key] = known
         return known
+
+
+async def aside(document: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:
+    """What `read` makes of a document: on a thread if it is large, so that nobody has to wait for it."""
+    return await asyncio.to_thread(read, document) if is_large(document) else read(document)
 
 
 def _are_names(entries: Sequence[object] | None) -> bool:
