@@ -117,6 +117,8 @@ async def test_a_question_survives_a_restart_and_is_put_once(is_killed: bool, is
         left = await second.wait(run.id)
     assert (left.status, left.output) == ("completed", "that")
     assert len(await stores.approvals.list(run_id=run.id)) == 1
+    told = [event.data for event in await stores.events.read(run.id, before) if event.type == "approval.answered"]
+    assert told == [{"approval_id": approval.id, "state": "edited", "by": "bob"}]
 
 
 async def test_a_question_that_nobody_answers_in_time_is_closed_and_the_run_goes_on() -> None:

@@ -27,6 +27,10 @@ from penstock.testing import SimLoop, sim_run
 from tests.hosting.graphs import SETTINGS, Gate, Teller, graph, host_with
 
 
+class Panic(BaseException):
+    """As libraries that are not written in Python raise it."""
+
+
 async def types_of(host: RunHost, run_id: str, after: int = 0) -> list[str]:
     return [event.type async for event in host.events(run_id, after)]
 
@@ -64,7 +68,7 @@ async def test_a_node_that_raises_fails_its_run_with_what_it_said() -> None:
     assert types[-2:] == ["node.error", "run.failed"]
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), RecursionError("deep")])
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), RecursionError("deep"), Panic()])
 @pytest.mark.parametrize("is_late", [True, False])
 async def test_whatever_a_node_raises_ends_its_run_and_nothing_else(error: BaseException, is_late: bool) -> None:
     class Odd:
@@ -523,3 +527,13 @@ async def test_nodes_have_the_memory_of_the_stores_unless_the_host_is_given_anot
         here, there = (stores.memories, own) if own is None else (own, stores.memories)
         assert len(await here.search("owner:ann", "dam", 5)) == 1
         assert there is None or not await there.search("owner:ann", "dam", 5)
+
+
+@pytest.mark.parametrize("changed", [{}, {"input": "another"}, {"limits": {"max_steps": 3}}, {"graph_id": "ask"}])
+async def test_what_is_in_anothers_run_is_not_to_be_found_out_by_asking_for_it(changed: dict[str, Any]) -> None:
+    async with await host_with(MemoryStores()) as host:
+        asked: dict[str, Any] = {"graph_id": "echo", "input": "secret", "run_id": "r", "limits": {"max_steps": 7}}
+        await host.submit(owner="ann", **asked)
+        with pytest.raises(Conflict) as raised:
+            await host.submit(owner="bob", **{**asked, **changed})
+    assert str(raised.value) == "run 'r' is there with another owner; give this one an id of its own"

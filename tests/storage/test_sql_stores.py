@@ -81,7 +81,7 @@ async def test_more_can_be_asked_for_at_once_than_fits_into_one_statement(tmp_pa
         await stores.runs.add(RunRecord("r39999", "ann", "g", 1))
         await stores.runs.claim("w", now_ms=1, lease_ms=1)
         await stores.cancels.put(CancelIntent("r39999", "enough", "ann", 1, 9))
-        await stores.approvals.ask(ApprovalRecord("r39999", "r39999", "ann", "k", "n", "?"))
+        await stores.approvals.ask(ApprovalRecord("r39999", "r39999", "ann", "k", "n", "?"), epoch=1)
         await stores.approvals.withdraw("r39999", 1, now_ms=1)
         assert await stores.runs.renew("w", many, now_ms=1, lease_ms=5) == {"r39999"}
         assert [*await stores.cancels.find(dict.fromkeys(many, "ann"), now_ms=1)] == ["r39999"]

@@ -14,8 +14,9 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -30,6 +31,7 @@ from penstock.hosting.reading import Reading
 from penstock.hosting.records import (
     PARKED,
     QUEUED,
+    UNTIL_ENDED,
     ApprovalRecord,
     ApprovalState,
     GraphRecord,
@@ -212,7 +214,7 @@ class RunHost:
         first: Callable[[], Awaitable[None]] | None = None,
     ) -> RunRecord:
         """Take a run on. Asked again with the same `run_id` and the same of everything, it is the run that is there,
-        whatever it was granted since.
+        whatever it was granted since; and, if no `version` is named, of whichever was the newest then.
 
         Overloaded if too many wait, UnknownGraph, GraphArchived, Conflict if the id is another run's, InvalidValue for
         limits above what may be asked for. What is to be written `first`, because the run will look for it, is written
@@ -228,7 +230,8 @@ class RunHost:
             self._limits(limits).to_dict(),
             {"kind": "run"} if origin is None else dict(origin),
         )
-        return await self._add(run, is_new=run_id is None, first=first)
+        unasked = ("graph_version",) if version is None else ()
+        return await self._add(run, is_new=run_id is None, first=first, unasked=unasked)
 
     async def graph_to_begin(self, graph_id: str, version: int | None = None, run_id: str | None = None) -> GraphRecord:
         """The graph that a run would be of; UnknownGraph, or GraphArchived unless the run is there already."""
@@ -336,18 +339,19 @@ class RunHost:
         *,
         is_new: bool = False,
         first: Callable[[], Awaitable[None]] | None = None,
+        unasked: Collection[str] = (),
     ) -> RunRecord:
-        """Keep a run with the journal it begins with, and let it begin."""
+        """Keep a run with the journal it begins with, and let it begin; the one that is there, if that is asked for."""
         made = RunRecord(
             run.id, run.owner, run.graph_id, run.graph_version, run.input, run.limits, run.origin,
             created_ms=self._at.now_ms(),
         )  # fmt: skip
         try:
-            added = await self._admission.admit(run.owner, lambda: self._taken_on(made, journal), first)
+            added = await self._admission.admit(run.owner, lambda: self._taken_on(made, journal, unasked), first)
         except Overloaded:
             if is_new or await self.stores.runs.get(run.id) is None:
                 raise
-            return await self._taken_on(run, journal)  # one that is there needs no room: the same again, or Conflict
+            return await self._taken_on(run, journal, unasked)  # one that is there needs no room: it again, or Conflict
         if (added.created_ms, added.status) != (made.created_ms, made.status):
             return added  # it was there
         passing("submit.added")
@@ -356,17 +360,20 @@ class RunHost:
             await self._tell_queued(added)
         passing("submit.told")
         intent = (await self.stores.cancels.find({run.id: run.owner}, now_ms=self._at.now_ms())).get(run.id)
-        if intent is not None and await self._control.end_unclaimed(added, intent.reason):
-            return await self._control.found(run.id)
+        if intent is not None:
+            await self.stores.cancels.put(replace(intent, until_ms=UNTIL_ENDED))  # now it is for a run that is there
+            if await self._control.end_unclaimed(added, intent.reason):
+                return await self._control.found(run.id)
         self._coming[run.id] = self._looks
         self._wanted.set()
         return added
 
-    async def _taken_on(self, run: RunRecord, journal: Sequence[JournalEntry]) -> RunRecord:
+    async def _taken_on(self, run: RunRecord, journal: Sequence[JournalEntry], unasked: Collection[str]) -> RunRecord:
         try:
             return await self.stores.runs.add(run, journal)
         except AnotherRun as error:
-            if error.fields == ("limits",) and await was_granted(self.stores.events, run.id):
+            differing = {*error.fields} - {*unasked}
+            if not differing or (differing == {"limits"} and await was_granted(self.stores.events, run.id)):
                 return error.known
             raise
 
@@ -512,6 +519,7 @@ class RunHost:
         if now_ns >= self._next_remove_ns:
             self._next_remove_ns = now_ns + round(REMOVE_S * NANOS_PER_S)
             await remove_ended(self._at)
+            await self._control.forget_wishes()
             if now_ns >= self._next_sweep_ns:
                 await sweep_accounts(self._at)
                 self._next_sweep_ns = now_ns + round(SWEEP_S * NANOS_PER_S)

@@ -50,7 +50,9 @@ class AnotherRun(Conflict):
     def __init__(self, known: RunRecord, fields: Sequence[str]) -> None:
         self.known = known
         self.fields = tuple(fields)
-        super().__init__(f"run {known.id!r} is there with another {', '.join(fields)}; give this one an id of its own")
+        # What is in another's run is not to be found out by asking for it until the answer changes.
+        differs = "owner" if "owner" in fields else ", ".join(fields)
+        super().__init__(f"run {known.id!r} is there with another {differs}; give this one an id of its own")
 
 
 class RunStore(Protocol):
@@ -160,10 +162,10 @@ class GraphStore(Protocol):
 class ApprovalStore(Protocol):
     """Questions and answers."""
 
-    async def ask(self, approval: ApprovalRecord) -> ApprovalRecord:
+    async def ask(self, approval: ApprovalRecord, *, epoch: int = 0) -> ApprovalRecord:
         """Put a question; one that the run has put under this key already is given back as it stands.
 
-        A withdrawn one waits again."""
+        A withdrawn one waits again. Fenced unless `epoch` is the newest claim of the run; 0 where nobody claims."""
 
     async def get(self, approval_id: str) -> ApprovalRecord | None:
         """The question of that id."""
@@ -200,13 +202,23 @@ class CancelStore(Protocol):
     """Who is to stop, also before it is there."""
 
     async def put(self, intent: CancelIntent) -> CancelIntent:
-        """Remember it; the first for a run and an owner counts until it is dropped or forgotten, and is given back."""
+        """Remember it; the first for a run and an owner counts until it is dropped or forgotten, and is given back.
+
+        It is kept as long as the longest that was put since."""
 
     async def find(self, owners: Mapping[str, str], *, now_ms: int) -> Mapping[str, CancelIntent]:
         """Those that are not forgotten and count for these runs, whose owners are known; of several the first."""
 
-    async def drop(self, run_id: str) -> None:
-        """What was wished for the run, by whomever, has been done, or is not wanted any more."""
+    async def of(self, run_id: str) -> Sequence[CancelIntent]:
+        """All that is wished for the run, by whomever, as it stands."""
+
+    async def lasting(self, *, limit: int = 1_000) -> Sequence[CancelIntent]:
+        """Those that are kept until their run has ended, the oldest first (by at_ms, then run_id and owner)."""
+
+    async def drop(self, run_id: str, wishes: Collection[CancelIntent] | None = None) -> None:
+        """What was wished for the run, by whomever, has been done, or is not wanted any more.
+
+        With `wishes`, those alone, and only while they stand as they are given: what was put since stays."""
 
     async def prune(self, *, now_ms: int) -> int:
         """Forget those whose time is over; how many."""

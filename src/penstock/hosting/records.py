@@ -135,6 +135,10 @@ class ApprovalRecord:
     """What may go on instead, as `ApprovalRequest.expects` says it; None if anything may."""
 
 
+UNTIL_ENDED = (1 << 63) - 1
+"""The `until_ms` of a wish for a run that is there: it is kept until the run has ended, however long that takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class CancelIntent:
     """Somebody wants a run to stop, whether it is there yet or not."""
@@ -144,6 +148,6 @@ class CancelIntent:
     by: str
     at_ms: int
     until_ms: int
-    """After that it is forgotten."""
+    """After that it is forgotten; see `UNTIL_ENDED`."""
     owner: str = ""
     """Whose run it is meant for: another's of the same id is left alone. Empty, it is for anybody's."""

@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 from penstock.hosting.points import passing
-from penstock.hosting.ports import ApprovalStore, Conflict
+from penstock.hosting.ports import ApprovalStore, Conflict, Fenced
 from penstock.hosting.records import ApprovalRecord, RunRecord
 from penstock.hosting.work.patience import patiently
 from penstock.hosting.work.told import clean, plain
@@ -22,12 +22,15 @@ from penstock.nodes.approval import Answer, ApprovalRequest
 
 MAX_KEY = 800
 BY_TIME = "timeout"
-ANSWERED = ("approved", "edited", "rejected")
 """Who has answered a question that nobody answered in time."""
+ANSWERED = ("approved", "edited", "rejected")
 
 
 class Asker(Protocol):
     """What questions need of the run that puts them."""
+
+    def lose(self) -> None:
+        """Another worker has the run."""
 
     async def waits_for(self, approval: ApprovalRecord) -> None:
         """It has put this question."""
@@ -90,12 +93,18 @@ class RunApprovals:
             id, run.id, run.owner, key, node_id, clean(question), plain(value),
             asked_ms=self._now_ms(), expects=plain(expects),
         )  # fmt: skip
-        approval = await patiently(lambda: self._store.ask(record))
+        try:
+            approval = await patiently(lambda: self._store.ask(record, epoch=run.epoch))
+        except Fenced:
+            self._asker.lose()
+            raise
         passing("approval.put")
         if approval.state == "waiting":
             self.waiting[approval.id] = asyncio.get_running_loop().create_future()
             await self._asker.waits_for(approval)
             passing("approval.waiting")
+        else:  # it was answered while nobody worked on the run, or nobody knows whether that was told
+            await self._asker.got(approval)
         return approval
 
     def request_of(self, record: ApprovalRecord) -> ApprovalRequest:

@@ -21,7 +21,7 @@ from penstock.hosting.records import RunRecord
 from penstock.hosting.work.elapsed import with_time_left, worked_ms
 from penstock.hosting.work.patience import A_FEW, patiently
 from penstock.hosting.work.workplace import Workplace
-from penstock.money import to_usd
+from penstock.money import Usd, to_usd
 from penstock.runtime import worker
 from penstock.runtime.durable.journal import Journal, shortened
 from penstock.runtime.durable.keys import entry_node, known_as
@@ -35,8 +35,10 @@ RUNS, OWNERS, ALL, UNKNOWN = "run:", "user:", "all:", "unknown:"
 the calls of a run, by its id, whose cost nobody can tell."""
 MAX_ACCOUNTS = 10_000
 """So many accounts of days are remembered as open."""
-LAST_TRIES = 10
-"""How often a ledger that is away at the end of a run is asked again; what it is not told stays held there."""
+FIRST_PAUSE_S = 0.005
+LAST_TRIES = 13
+"""How often it is looked at the end of a run, for a quarter of a minute in all, whether the ledger has answered and was
+told everything; what it is not told by then stays held there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +54,24 @@ class Durable:
     """How long others have worked on it before; that time is taken off its ceilings."""
 
     async def settle(self) -> None:
-        """Tell the ledger what it was not told yet; the run is over, and learns no more of what becomes of it."""
-        if self.shared is None:
+        """Tell the ledger what it was not told yet; the run is over, and learns no more of what becomes of it.
+
+        A hold that was being asked for when its caller left is given back when the ledger has answered: until then it
+        would look like one whose bill nobody knows.
+        """
+        shared = self.shared
+        if shared is None:
             return
-        pause_s = 0.05
+        shared.close()
+        pause_s = FIRST_PAUSE_S
         for _ in range(LAST_TRIES):
-            if not self.shared.waiting or not await self.shared.acatch_up():
+            asking = shared.asking  # looked at first: what an answer leaves to be told waits before it asks no more
+            left = await shared.acatch_up() if shared.waiting else 0
+            if not asking and not left:
                 break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 5.0)
-        self.shared.on_fault = None
+        shared.on_fault = None
 
 
 NOTHING = {"cost_nanos": 0, "tokens_in": 0, "tokens_out": 0, "unresolved_nanos": 0, "unknown_costs": 0}
@@ -71,7 +81,8 @@ async def paid(at: Workplace, run: RunRecord) -> Mapping[str, int]:
     """What a run has paid, where its process does not know it all; empty where it does.
 
     Of a run that was taken over, only the ledger knows what failed before, or was under way; also if nothing of it was
-    gone on with here. What a fork finds in its journal was paid by the run that it takes up.
+    gone on with here. What a fork finds in its journal was paid by the run that it takes up. So a ledger that is away
+    is waited for, as every store is at the end of a run.
     """
     if run.origin.get("kind") == "replay":
         return NOTHING
@@ -84,8 +95,8 @@ async def paid(at: Workplace, run: RunRecord) -> Mapping[str, int]:
         return at.stores.ledger.balance(shared.account), shared.unknown_costs()
 
     try:
-        balance, unknown_costs = await ask_ledger(at, look)
-    except (LedgerUnavailable, KeyError):  # nobody knows more than this process; or it never came to have an account
+        balance, unknown_costs = await patiently(lambda: _blocking(at.stores.ledger, look))
+    except KeyError:  # it never came to have an account
         return {}
     return {
         "cost_nanos": balance.spent_nanos,
@@ -161,7 +172,7 @@ async def durable_parts(at: Workplace, run: RunRecord, on_lost: Callable[[], Non
 def _ceilings(journal: Journal, run: RunRecord) -> Ceilings:
     if "of" not in run.origin:
         return ceilings_of(run.limits)
-    before = [entry for entry in journal if entry.at_ms <= run.created_ms]  # its own were written later
+    before = [entry for entry in journal if entry.at_ms < 0]  # as `journal_without` has left them
     inherited = RunLimits(
         max_cost_usd=to_usd(sum(entry.cost_nanos for entry in before)),
         max_steps=len(before),
@@ -184,20 +195,35 @@ def open_accounts(at: Workplace, run: RunRecord) -> None:
 
 
 def _open_day_accounts(at: Workplace, run: RunRecord) -> str | None:
-    """Open what all may spend on that day, and what the owner may; the name of the lower one. Each is opened once.
+    """Open what all may spend on that day, and what the owner may; the name of the lower one.
 
     Where no budget is set and none was, there is no account: one that all runs share is one that they all wait for.
     """
     budgets = at.settings.daily_usd, at.settings.owner_daily_usd
     parent: str | None = None
     for name, most in zip(day_accounts(run), budgets, strict=True):
-        if name not in at.accounts:
-            if len(at.accounts) >= MAX_ACCOUNTS:
-                at.accounts.clear()
-            at.accounts[name] = _open_day(at.stores.ledger, name, Budget(max_cost_dollars=most).limits(), parent)
-        if at.accounts[name]:
+        if _is_day_open(at, name, most, parent):
             parent = name
     return parent
+
+
+def _is_day_open(at: Workplace, name: str, most: Usd | None, parent: str | None) -> bool:
+    """Open the account of a day below `parent`, once; whether there is one.
+
+    One that is there stays, and the ledger knows its ceiling, whoever sets it. One that is not there is looked for with
+    every run: another host may bring it at any time, and it holds for us as well from then on. The same goes for what
+    it is below, so that is remembered with it.
+    """
+    place = name if parent is None else f"{parent}/{name}"
+    if place in at.accounts:
+        return True
+    limits = NO_LIMITS if most is None else Budget(max_cost_dollars=most).limits()
+    if not _open_day(at.stores.ledger, name, limits, parent):
+        return False
+    if len(at.accounts) >= MAX_ACCOUNTS:
+        at.accounts.clear()
+    at.accounts[place] = True
+    return True
 
 
 def _open_day(ledger: LedgerStore, name: str, limits: Limits, parent: str | None) -> bool:
@@ -254,9 +280,14 @@ async def _blocking(ledger: LedgerStore, ask: Callable[[], T], *, brief: bool = 
 
 
 async def journal_without(at: Workplace, run_id: str, nodes: Collection[str]) -> list[JournalEntry]:
-    """What a run has done, but for these nodes of its graph."""
+    """What a run has done, but for these nodes of its graph, for one that takes it up.
+
+    Each entry says from then on that another run has done it, by a moment that is negative: no clock could tell it from
+    what the new run does itself, for machines have several.
+    """
     again = {known_as(node_id) for node_id in nodes}
-    return [entry for entry in await at.stores.journal.load(run_id) if entry_node(entry.key) not in again]
+    found = [entry for entry in await at.stores.journal.load(run_id) if entry_node(entry.key) not in again]
+    return [entry._replace(at_ms=-max(1, abs(entry.at_ms))) for entry in found]
 
 
 async def ask_ledger(at: Workplace, ask: Callable[[], T]) -> T:

@@ -24,7 +24,7 @@ from penstock.containment.safety import ChainMetadata
 from penstock.errors import CancelledError, Halted, PenstockError
 from penstock.hosting.points import passing
 from penstock.hosting.ports import Fenced
-from penstock.hosting.records import ENDED, ApprovalRecord, HostedEvent, RunRecord, RunStatus
+from penstock.hosting.records import ENDED, ApprovalRecord, CancelIntent, HostedEvent, RunRecord, RunStatus
 from penstock.hosting.work.approvals import RunApprovals
 from penstock.hosting.work.claims import only_asks, workers_lost
 from penstock.hosting.work.durable import Durable, durable_parts, paid, shorten_journal
@@ -57,7 +57,7 @@ from penstock.runtime.call import running_call
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.journal import Journal
-from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.flow_context import FlowContext, entry_node_ids_in
 from penstock.runtime.graphs.graph_plan import GraphPlan
 from penstock.runtime.graphs.graph_runtime import tell_flow
 from penstock.runtime.graphs.node_events import NodeEvent
@@ -229,12 +229,14 @@ class HostedRun:
             async with self._prepared() as (context, flow):
                 result = await flow(self)
                 came_to = {"output": output_of(result), **not_whole(result.outputs.values())}
-        except (Exception, CancelledError, SystemExit) as raised:  # code that ends its program is a node that raised
-            error = raised
         except asyncio.CancelledError as raised:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             error = raised  # nobody has cancelled this task: a node raised it
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as raised:  # code that ends its program, or panics, is a node that raised
+            error = raised
         if error is not None:
             error.__traceback__ = None  # its frames lead back to it, and to the whole run
         self._paid = await paid(self._at, self.run)
@@ -265,7 +267,9 @@ class HostedRun:
         flow_context = FlowContext(None, chat_id, run.id, None, None, services, context)
         try:
             async with context:
-                yield context, partial(tell_flow, plan_of(graph, run), flow_context)
+                plan = plan_of(graph, run)
+                await plan.get_ready(entry_node_ids_in(services))
+                yield context, partial(tell_flow, plan, flow_context)
         finally:
             tap.close()
             context._children = None  # each of them leads back here
@@ -279,7 +283,7 @@ class HostedRun:
         graph = await patiently(lambda: at.stores.graphs.get(id, version))
         if graph is None:
             raise GraphGone(id, version)
-        return at.parsed(graph)
+        return await at.parsed(graph)
 
     def _context(self, durable: Durable, prepared: Prepared) -> ExecutionContext:
         run = self.run
@@ -349,7 +353,7 @@ class HostedRun:
         passing("end.decided")
         kind = self._at.kind_of(self.run)
         if kind is not None:
-            await log.flush()
+            await self._prove_claim(log)
         passing("end.before_kind")
         if kind is not None:
             await self._tell_kind(kind, outcome)
@@ -359,6 +363,15 @@ class HostedRun:
         await self._shorten_journal(outcome)  # while the last event is being written: either may be there first
         await log.flush()
         return await self._close(outcome)
+
+    async def _prove_claim(self, log: RunLog) -> None:
+        """Fenced if another worker has it. What the log still had to write has proved it; else the store is asked."""
+        written = log.written
+        await log.flush()
+        if log.written == written:
+            known = await patiently(lambda: self._at.stores.runs.get(self.run.id))
+            if known is None or known.epoch != self.run.epoch:
+                raise Fenced(self.run.id, self.run.epoch)
 
     async def _shorten_journal(self, outcome: Outcome) -> None:
         if outcome.status == "completed":
@@ -386,13 +399,16 @@ class HostedRun:
         self.decided = outcome.status
         stores, run = self._at.stores, self.run
         changes = self._changes(outcome)
+        wishes: Sequence[CancelIntent] = ()
+        if outcome.status in ENDED and (self.token.cancellation is not None or run.epoch > 1):
+            wishes = await patiently(lambda: stores.cancels.of(run.id))  # no others: it may go on, and be stopped again
         if outcome.status in ENDED and (self._has_asked or run.epoch > 1):
             await patiently(lambda: stores.approvals.withdraw(run.id, run.epoch, now_ms=self._at.now_ms()))
         passing("end.before_status")
         left = await patiently(lambda: stores.runs.update(run.id, run.epoch, status=outcome.status, **changes))
         passing("end.after_status")
-        if outcome.status in ENDED and (self.token.cancellation is not None or run.epoch > 1):
-            await patiently(lambda: stores.cancels.drop(run.id))
+        if wishes:
+            await patiently(lambda: stores.cancels.drop(run.id, wishes))
         return left
 
     # What its nodes tell.

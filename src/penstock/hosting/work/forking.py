@@ -40,6 +40,14 @@ def check_input(graph: GraphSpec, at: str, value: Any) -> None:
         raise InvalidValue("input", value, f"an object with any of {', '.join(sorted(handles))}, which {at!r} takes")
 
 
+def whole_input(graph: GraphSpec, at: str, value: Any, before: Mapping[str, Any]) -> Any:
+    """What a fork at a node is given there with `value`, if those that it takes up were given `before`, by nodes.
+
+    Where several edges arrive, handles that `value` does not name get what they had.
+    """
+    return {**before.get(at, {}), **value} if len(_handles_into(graph, at)) > 1 else value
+
+
 def inputs_of(run: RunRecord) -> dict[str, Any]:
     """What a run was given for nodes of its graph, by their ids: by a fork, or by those that it takes up."""
     if run.origin.get("kind") not in TAKES_UP:

@@ -13,7 +13,6 @@ from penstock.hosting.records import ENDED, GraphRecord, RunRecord
 from penstock.hosting.settings import HostSettings
 from penstock.hosting.work.forking import inputs_of
 from penstock.ids import new_run_id
-from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.graphs.graph_plan import GraphPlan
@@ -84,8 +83,8 @@ class Workplace:
     graphs: dict[tuple[str, int], GraphPlan] = field(default_factory=dict)
     """Graphs that were read lately, by id and version."""
     accounts: dict[str, bool] = field(default_factory=dict)
-    """Accounts of days that were opened here lately, with the ceilings of the settings; False for one that is not
-    there, and is not needed."""
+    """Accounts of days that are there, by their names, or by those of the account above and their own; True for one
+    that was opened here lately, with the ceilings of the settings."""
     mark: str = field(default_factory=lambda: new_run_id()[-12:])
     """Tells what this host holds at the ledger from what any other, by whichever name, has held there for a run."""
     prices: PriceBook | None = None
@@ -95,11 +94,11 @@ class Workplace:
         """The graph of that id and version if it was read lately; what is in a version never changes."""
         return self.graphs.get((graph_id, version))
 
-    def parsed(self, graph: GraphRecord) -> GraphPlan:
+    async def parsed(self, graph: GraphRecord) -> GraphPlan:
         """The graph behind a record; GraphInvalid if there is none."""
         plan = self.graph_of(graph.id, graph.version)
         if plan is None:
-            plan = GraphPlan(parse_graph(graph.document), self.executors)
+            plan = await GraphPlan.of(graph.document, self.executors)
             if len(self.graphs) >= MAX_GRAPHS:
                 self.graphs.clear()
             self.graphs[graph.id, graph.version] = plan

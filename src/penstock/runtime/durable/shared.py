@@ -77,6 +77,10 @@ class SharedBudget:
         """Had by whoever tells the store what waits: in order, one at a time."""
         self._waiting: deque[Act] = deque()
         self._open: set[str] = set()
+        self._asking: set[str] = set()
+        """Keys that the store is being asked for; and those that were taken, until it is known what became of their
+        calls: whoever asked may have left, and give back what was taken for it only now."""
+        self._is_over = False
         self._refusing: set[str | None] = set()
         self._undrawn = 0
         self._is_behind = False
@@ -86,6 +90,15 @@ class SharedBudget:
     def waiting(self) -> int:
         """How many acts the store is still to be told of."""
         return len(self._waiting)
+
+    @property
+    def asking(self) -> int:
+        """How many calls ask the store now, or were let through and have not ended.
+
+        Once a run is over, these are the ones whose callers did not wait for the answer: what the store takes for them
+        is given back when it has answered.
+        """
+        return len(self._asking)
 
     def key(self, node_id: str, *, unpriced: bool = False) -> str:
         """Under what the call of that id is known at the store.
@@ -143,6 +156,18 @@ class SharedBudget:
 
         `less` says what is asked for instead of what was refused; None if there is nothing that would do.
         """
+        with self._lock:
+            if self._is_over:
+                return self.unavailable(RuntimeError("its run is over"))
+            self._asking.add(key)
+        try:
+            return self._asked(key, ask, retried, less)
+        finally:
+            with self._lock:
+                if key not in self._open:
+                    self._asking.discard(key)
+
+    def _asked(self, key: str, ask: Amounts, retried: bool, less: Instead | None) -> Stop | None:
         self.catch_up()
         if points.hook is not None:
             points.hook("hold.before")
@@ -179,6 +204,11 @@ class SharedBudget:
                 break
             ask = smaller
         return stop
+
+    def close(self) -> None:
+        """The run is over: a call whose caller left before a worker came to ask for it does not ask any more."""
+        with self._lock:
+            self._is_over = True
 
     def has_refused(self, stop: Stop) -> bool:
         """Whether the stop is of the store's account, or of one above it: then it stops the whole run."""
@@ -275,6 +305,7 @@ class SharedBudget:
     def _later(self, key: str, do: Callable[[LedgerStore], object]) -> None:
         with self._lock:
             self._waiting.append(Act(key, do))
+            self._asking.discard(key)
 
     # Telling.
 

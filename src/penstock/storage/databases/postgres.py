@@ -138,7 +138,7 @@ class PostgresDatabase:
         try:
             pool = await asyncpg.create_pool(
                 url,
-                min_size=1,
+                min_size=0,  # a pool that keeps a floor of connections logs a traceback whenever it cannot
                 max_size=connections,
                 timeout=CONNECT_S,
                 command_timeout=timeout_s,
@@ -146,6 +146,8 @@ class PostgresDatabase:
                 connection_class=_unstuck_after(timeout_s),
                 init=lambda connection: connection.execute(connection.unstuck),
             )
+            async with pool.acquire():
+                pass  # whether it can be reached at all is said now
         except FAULTS as error:
             raise fault(where, error) from error
         except ValueError as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from penstock.hosting.ports import Conflict
-from penstock.hosting.records import ApprovalRecord, ApprovalState, CancelIntent
+from penstock.hosting.records import UNTIL_ENDED, ApprovalRecord, ApprovalState, CancelIntent
 from penstock.storage.memory.bells import Bells
 from penstock.storage.memory.runs import MemoryRunStore
 from penstock.storage.memory.shapes import Shape
@@ -37,8 +37,9 @@ class MemoryApprovalStore:
         self._approvals: dict[str, ApprovalRecord] = {}
         self._bells = Bells()
 
-    async def ask(self, approval: ApprovalRecord) -> ApprovalRecord:
+    async def ask(self, approval: ApprovalRecord, *, epoch: int = 0) -> ApprovalRecord:
         kept = APPROVAL.kept(approval)
+        self._runs.fence(approval.run_id, epoch)
         known = self._put_before(approval.run_id, approval.key)
         if known is None:
             if approval.id in self._approvals:
@@ -150,7 +151,7 @@ class MemoryCancelStore:
         kept = INTENT.kept(intent)
         known = self._intents.get(intent.run_id, {}).get(intent.owner)
         if known is not None and known.until_ms >= intent.at_ms:
-            return known
+            kept = replace(known, until_ms=max(known.until_ms, intent.until_ms))
         self._intents.setdefault(intent.run_id, {})[intent.owner] = kept
         return kept
 
@@ -165,14 +166,32 @@ class MemoryCancelStore:
                 found[run_id] = min(counting, key=lambda intent: (intent.at_ms, intent.owner))
         return found
 
-    async def drop(self, run_id: str) -> None:
-        self._intents.pop(run_id, None)
+    async def of(self, run_id: str) -> Sequence[CancelIntent]:
+        return sorted(self._intents.get(run_id, {}).values(), key=_wished)
+
+    async def lasting(self, *, limit: int = 1_000) -> Sequence[CancelIntent]:
+        codec.limit(limit)
+        return sorted((intent for intent in self._all() if intent.until_ms == UNTIL_ENDED), key=_wished)[:limit]
+
+    async def drop(self, run_id: str, wishes: Collection[CancelIntent] | None = None) -> None:
+        for intent in await self.of(run_id):
+            if wishes is None or intent in wishes:
+                self._forget(intent)
 
     async def prune(self, *, now_ms: int) -> int:
-        wishes = [intent for of_run in self._intents.values() for intent in of_run.values()]
-        over = [intent for intent in wishes if intent.until_ms < now_ms]
+        over = [intent for intent in self._all() if intent.until_ms < now_ms]
         for intent in over:
-            del self._intents[intent.run_id][intent.owner]
-            if not self._intents[intent.run_id]:
-                del self._intents[intent.run_id]
+            self._forget(intent)
         return len(over)
+
+    def _all(self) -> Iterator[CancelIntent]:
+        return (intent for of_run in self._intents.values() for intent in of_run.values())
+
+    def _forget(self, intent: CancelIntent) -> None:
+        del self._intents[intent.run_id][intent.owner]
+        if not self._intents[intent.run_id]:
+            del self._intents[intent.run_id]
+
+
+def _wished(intent: CancelIntent) -> tuple[int, str, str]:
+    return intent.at_ms, intent.run_id, intent.owner

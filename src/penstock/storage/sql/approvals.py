@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from penstock.hosting.ports import Conflict
-from penstock.hosting.records import ApprovalRecord, ApprovalState, CancelIntent
+from penstock.hosting.records import UNTIL_ENDED, ApprovalRecord, ApprovalState, CancelIntent
 from penstock.storage.databases.port import Database, Row, Transaction, Value, marks, portions
 from penstock.storage.sql import codec
 from penstock.storage.sql.runs import check_claim
@@ -42,13 +42,21 @@ WITHDRAW = (
     "UPDATE approvals SET state = 'withdrawn', answered_ms = ? WHERE run_id = ? AND state = 'waiting' RETURNING id"
 )
 
-SELECT_CANCELS = "SELECT run_id, reason, by_whom, at_ms, until_ms, owner FROM cancels WHERE"
+CANCEL_FIELDS = ("run_id", "reason", "by_whom", "at_ms", "until_ms", "owner")
+SELECT_CANCELS = f"SELECT {', '.join(CANCEL_FIELDS)} FROM cancels WHERE"
+IS_OVER = "cancels.until_ms < excluded.at_ms"
 PUT_CANCEL = (
-    "INSERT INTO cancels (run_id, reason, by_whom, at_ms, until_ms, owner) VALUES (?, ?, ?, ?, ?, ?) "
-    "ON CONFLICT (run_id, owner) DO UPDATE SET reason = excluded.reason, by_whom = excluded.by_whom, "
-    "at_ms = excluded.at_ms, until_ms = excluded.until_ms WHERE cancels.until_ms < excluded.at_ms"
+    f"INSERT INTO cancels ({', '.join(CANCEL_FIELDS)}) VALUES ({marks(len(CANCEL_FIELDS))}) "
+    "ON CONFLICT (run_id, owner) DO UPDATE SET until_ms = excluded.until_ms, "
+    + ", ".join(
+        f"{field} = CASE WHEN {IS_OVER} THEN excluded.{field} ELSE cancels.{field} END"
+        for field in ("reason", "by_whom", "at_ms")
+    )
+    + f" WHERE {IS_OVER} OR cancels.until_ms < excluded.until_ms"
 )
-"""The first wish counts, unless its time was over when this one came."""
+"""The first wish counts, unless its time was over when this one came, and for as long as either is to be kept."""
+DROP_CANCEL = f"DELETE FROM cancels WHERE {' AND '.join(f'{field} = ?' for field in CANCEL_FIELDS)}"
+"""As it stands: if it was put anew, or is to be kept longer by now, it is another."""
 
 
 class SqlApprovalStore:
@@ -57,10 +65,11 @@ class SqlApprovalStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def ask(self, approval: ApprovalRecord) -> ApprovalRecord:
+    async def ask(self, approval: ApprovalRecord, *, epoch: int = 0) -> ApprovalRecord:
         values = _written(approval)
 
         async def act(transaction: Transaction) -> ApprovalRecord:
+            await check_claim(transaction, approval.run_id, epoch, transaction.dialect.share_lock)
             await transaction.run(INSERT, *values)
             known = await _put_before(transaction, approval)
             if known is None:
@@ -170,14 +179,7 @@ class SqlCancelStore:
         self._database = database
 
     async def put(self, intent: CancelIntent) -> CancelIntent:
-        values = (
-            codec.name("run_id", intent.run_id),
-            codec.text("reason", intent.reason),
-            codec.name("by", intent.by),
-            codec.number("at_ms", intent.at_ms),
-            codec.number("until_ms", intent.until_ms),
-            codec.name("owner", intent.owner),
-        )
+        values = _written_intent(intent)
 
         async def act(transaction: Transaction) -> CancelIntent:
             await transaction.run(PUT_CANCEL, *values)
@@ -201,9 +203,26 @@ class SqlCancelStore:
 
         return await self._database.read(act, brief=True) if ids else {}
 
-    async def drop(self, run_id: str) -> None:
+    async def of(self, run_id: str) -> Sequence[CancelIntent]:
+        return await self._where("run_id = ? ORDER BY at_ms, owner", codec.sought(run_id))
+
+    async def lasting(self, *, limit: int = 1_000) -> Sequence[CancelIntent]:
+        return await self._where("until_ms = ? ORDER BY at_ms, run_id, owner LIMIT ?", UNTIL_ENDED, codec.limit(limit))
+
+    async def _where(self, condition: str, *values: Value) -> Sequence[CancelIntent]:
+        async def act(transaction: Transaction) -> Sequence[CancelIntent]:
+            return [_intent(row) for row in await transaction.rows(f"{SELECT_CANCELS} {condition}", *values)]
+
+        return await self._database.read(act)
+
+    async def drop(self, run_id: str, wishes: Collection[CancelIntent] | None = None) -> None:
+        those = [_written_intent(intent) for intent in wishes or () if intent.run_id == run_id]
+
         async def act(transaction: Transaction) -> None:
-            await transaction.run("DELETE FROM cancels WHERE run_id = ?", codec.sought(run_id))
+            if wishes is None:
+                await transaction.run("DELETE FROM cancels WHERE run_id = ?", codec.sought(run_id))
+            else:
+                await transaction.run_many(DROP_CANCEL, those)
 
         await self._database.write(act, brief=True)
 
@@ -258,6 +277,17 @@ async def _keep(transaction: Transaction, approval: ApprovalRecord) -> ApprovalR
     await transaction.run(REPLACE, *values, approval.id)
     transaction.ring(_topic(approval.id))
     return _record(values)
+
+
+def _written_intent(intent: CancelIntent) -> tuple[Value, ...]:
+    return (
+        codec.name("run_id", intent.run_id),
+        codec.text("reason", intent.reason),
+        codec.name("by", intent.by),
+        codec.number("at_ms", intent.at_ms),
+        codec.number("until_ms", intent.until_ms),
+        codec.name("owner", intent.owner),
+    )
 
 
 def _intent(row: Row) -> CancelIntent:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from penstock.hosting.records import TRANSITIONS, HostedEvent
+from penstock.hosting.records import TRANSITIONS, UNTIL_ENDED, HostedEvent
 from penstock.testing.contracts.stores.approvals import ANSWERS, STATES
 from penstock.testing.contracts.stores.suite import (
     StoreBundle,
@@ -46,6 +46,11 @@ async def agree(one: StoreBundle, other: StoreBundle, *, seed: int, acts: int = 
             for name, look in _LOOKS.items():
                 first, second = await _answer(one, look), await _answer(other, look)
                 assert first == second, f"seed {seed}, after act {number}, {name}: {first} and {second}"
+
+
+async def _drop_one(stores: StoreBundle, run_id: str) -> None:
+    """The first of what is wished for a run."""
+    await stores.cancels.drop(run_id, (await stores.cancels.of(run_id))[:1])
 
 
 async def _begin(stores: StoreBundle) -> None:
@@ -154,11 +159,10 @@ def _approval_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
     approval = an_approval(id, run_id=run_id, key=key, value=rng.choice(VALUES), asked_ms=now_ms)
     epoch = rng.choice((0, 0, 1, 2))
     owners = {one: rng.choice(("ann", "bob")) for one in IDS}
-    intent = an_intent(
-        run_id, by=by, at_ms=now_ms, until_ms=now_ms + rng.choice((0, 100, 1_000)), owner=rng.choice(("", "ann", "bob"))
-    )
+    until_ms = rng.choice((now_ms, now_ms + 100, now_ms + 1_000, UNTIL_ENDED))
+    intent = an_intent(run_id, by=by, at_ms=now_ms, until_ms=until_ms, owner=rng.choice(("", "ann", "bob")))
     return {
-        "approvals.ask": lambda stores: stores.approvals.ask(approval),
+        "approvals.ask": lambda stores: stores.approvals.ask(approval, epoch=epoch),
         "approvals.answer": lambda stores: stores.approvals.answer(id, state, answer=answer, by=by, now_ms=now_ms),
         "approvals.withdraw": lambda stores: stores.approvals.withdraw(run_id, epoch, now_ms=now_ms),
         "approvals.list": lambda stores: stores.approvals.list(run_id=run_id, states=[state], limit=2),
@@ -167,7 +171,10 @@ def _approval_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
         "approvals.wait": lambda stores: stores.approvals.wait(id, 0),
         "cancels.put": lambda stores: stores.cancels.put(intent),
         "cancels.find": lambda stores: stores.cancels.find(owners, now_ms=now_ms),
+        "cancels.of": lambda stores: stores.cancels.of(run_id),
+        "cancels.lasting": lambda stores: stores.cancels.lasting(limit=2),
         "cancels.drop": lambda stores: stores.cancels.drop(run_id),
+        "cancels.drop one": lambda stores: _drop_one(stores, run_id),
         "cancels.prune": lambda stores: stores.cancels.prune(now_ms=now_ms),
     }
 

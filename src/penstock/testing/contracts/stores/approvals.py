@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict, Fenced
-from penstock.hosting.records import ApprovalState
+from penstock.hosting.records import UNTIL_ENDED, ApprovalState
 from penstock.testing.contracts.stores.suite import (
     LONG_S,
     NOT_JSON,
@@ -196,13 +196,27 @@ class ApprovalStoreContract(StoreContract):
         await stores.runs.add(a_run())
         for _ in range(2):
             await stores.runs.claim("w", now_ms=1_000, lease_ms=0)
-        await stores.approvals.ask(an_approval("a"))
+        await stores.approvals.ask(an_approval("a"), epoch=2)
         for epoch in (0, 1, 3):
             with raises(Fenced):
                 await stores.approvals.withdraw("r", epoch, now_ms=2_000)
         assert await stores.approvals.get("a") == an_approval("a")
         await stores.approvals.withdraw("r", 2, now_ms=2_000)
         assert await stores.approvals.get("a") == an_approval("a", state="withdrawn", answered_ms=2_000)
+
+    @fresh
+    async def test_a_worker_that_has_lost_a_run_asks_nothing_for_it(self, stores: StoreBundle) -> None:
+        await stores.runs.add(a_run())
+        for _ in range(2):
+            await stores.runs.claim("w", now_ms=1_000, lease_ms=0)
+        await stores.approvals.ask(an_approval("a"), epoch=2)
+        await stores.approvals.withdraw("r", 2, now_ms=2_000)
+        for id in ("a", "b"):
+            for epoch in (0, 1, 3):
+                with raises(Fenced):
+                    await stores.approvals.ask(an_approval(id), epoch=epoch)
+        assert [one.state for one in await stores.approvals.list(run_id="r")] == ["withdrawn"]
+        assert (await stores.approvals.ask(an_approval("a"), epoch=2)).state == "waiting"
 
     @fresh
     async def test_what_a_run_still_asks_is_withdrawn_and_nothing_else(self, stores: StoreBundle) -> None:
@@ -293,9 +307,65 @@ class CancelStoreContract(StoreContract):
     @fresh
     async def test_the_first_wish_counts(self, stores: StoreBundle) -> None:
         first = await stores.cancels.put(an_intent())
-        for other in (an_intent(by="bob"), an_intent(reason="more", at_ms=150, until_ms=900), an_intent(at_ms=200)):
+        for other in (an_intent(by="bob"), an_intent(reason="more", at_ms=150, until_ms=160), an_intent(at_ms=200)):
             assert await stores.cancels.put(other) == first
         assert dict(await stores.cancels.find({"r": "ann"}, now_ms=100)) == {"r": first}
+
+    @fresh
+    async def test_the_first_wish_is_kept_as_long_as_the_longest_that_was_put_since(self, stores: StoreBundle) -> None:
+        await stores.cancels.put(an_intent())
+        longer = an_intent(until_ms=900)
+        assert await stores.cancels.put(an_intent(reason="more", by="bob", at_ms=150, until_ms=900)) == longer
+        assert await stores.cancels.put(an_intent(reason="more", at_ms=160, until_ms=300)) == longer
+        assert dict(await stores.cancels.find({"r": "ann"}, now_ms=900)) == {"r": longer}
+        lasting = an_intent(until_ms=UNTIL_ENDED)
+        assert await stores.cancels.put(an_intent(by="eve", at_ms=900, until_ms=UNTIL_ENDED)) == lasting
+        assert await stores.cancels.put(an_intent(by="eve", at_ms=10_000, until_ms=20_000)) == lasting
+        assert dict(await stores.cancels.find({"r": "ann"}, now_ms=2**62)) == {"r": lasting}
+        assert await stores.cancels.prune(now_ms=2**62) == 0
+
+    @fresh
+    async def test_all_that_is_wished_for_a_run_is_listed_as_it_stands(self, stores: StoreBundle) -> None:
+        owners = ("", "ann", "bob")
+        wishes = [an_intent(owner=owner, at_ms=90 - n, reason="\x00 \ud83d") for n, owner in enumerate(owners)]
+        for intent in (*wishes, an_intent("s"), *(an_intent(name) for name in ODD_NAMES)):
+            await stores.cancels.put(intent)
+        assert list(await stores.cancels.of("r")) == wishes[::-1]
+        for name in ODD_NAMES:
+            assert list(await stores.cancels.of(name)) == [an_intent(name)]
+        for nobody in ("nobody", *NOT_NAMES):
+            assert list(await stores.cancels.of(nobody)) == []
+
+    @fresh
+    async def test_wishes_that_are_kept_until_a_run_has_ended_are_listed_the_oldest_first(
+        self, stores: StoreBundle
+    ) -> None:
+        lasting = [an_intent(f"r{number}", at_ms=90 - number, until_ms=UNTIL_ENDED) for number in range(3)]
+        for intent in (*lasting, an_intent("s"), an_intent("t", until_ms=UNTIL_ENDED - 1)):
+            await stores.cancels.put(intent)
+        assert list(await stores.cancels.lasting()) == lasting[::-1]
+        assert list(await stores.cancels.lasting(limit=2)) == lasting[:0:-1]
+        with raises(InvalidValue):
+            await stores.cancels.lasting(limit=-1)
+
+    @fresh
+    async def test_of_wishes_that_are_dropped_what_was_put_since_stays(self, stores: StoreBundle) -> None:
+        for owner in ("", "ann", "bob"):
+            await stores.cancels.put(an_intent(owner=owner, reason="\x00 \ud83d"))
+        seen = await stores.cancels.of("r")
+        await stores.cancels.put(an_intent("s"))
+        longer = await stores.cancels.put(an_intent(owner="bob", at_ms=150, until_ms=900))
+        await stores.cancels.drop("r", seen[:1])
+        anew = await stores.cancels.put(an_intent(by="eve"))
+        for _ in range(2):
+            await stores.cancels.drop("r", seen)
+            assert list(await stores.cancels.of("r")) == [anew, longer]
+        await stores.cancels.drop("s", seen)
+        await stores.cancels.drop("r", [])
+        await stores.cancels.drop("r", [an_intent("s")])
+        assert (len(await stores.cancels.of("r")), len(await stores.cancels.of("s"))) == (2, 1)
+        await stores.cancels.drop("r", await stores.cancels.of("r"))
+        assert list(await stores.cancels.of("r")) == []
 
     @fresh
     async def test_a_wish_for_an_owners_run_counts_for_theirs_alone(self, stores: StoreBundle) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from penstock.hosting.records import UNTIL_ENDED
 from penstock.nodes.memory import Memory
 from penstock.testing.contracts.stores.suite import (
     StoreBundle,
@@ -137,6 +138,9 @@ async def a_question_and_a_wish(faulty: StoreBundle, stores: StoreBundle) -> Non
     await ask_again(lambda: faulty.cancels.put(an_intent("r")))
     await ask_again(lambda: faulty.cancels.put(an_intent("s", until_ms=900)))
     await ask_again(lambda: faulty.cancels.drop("t"))
+    lasting = await ask_again(lambda: faulty.cancels.put(an_intent("t", until_ms=UNTIL_ENDED)))
+    assert list(await ask_again(faulty.cancels.lasting)) == list(await ask_again(lambda: faulty.cancels.of("t")))
+    await ask_again(lambda: faulty.cancels.drop("t", [lasting]))
     await ask_again(lambda: faulty.cancels.prune(now_ms=500))
 
 

@@ -581,7 +581,7 @@ class RunStoreContract(StoreContract):
             await claimed(stores, id)
             await stores.events.append(id, 1, [an_event(1)])
             await stores.journal.append(id, [an_entry("k")], epoch=1)
-            await stores.approvals.ask(an_approval(f"a {id}", run_id=id))
+            await stores.approvals.ask(an_approval(f"a {id}", run_id=id), epoch=1)
             await stores.cancels.put(an_intent(id))
             await stores.runs.update(id, 1, status="failed", ended_ms=ended_ms)
         for status in ("queued", "parked", *CLAIMED):
@@ -612,7 +612,7 @@ class RunStoreContract(StoreContract):
             await claimed(stores, id)
             await stores.events.append(id, 1, [an_event(1)])
             await stores.journal.append(id, [an_entry("k")], epoch=1)
-            await stores.approvals.ask(an_approval(f"a {id}", run_id=id))
+            await stores.approvals.ask(an_approval(f"a {id}", run_id=id), epoch=1)
             await stores.runs.update(id, 1, status="halted", ended_ms=2_000)
         for status in ("queued", "parked", *CLAIMED):
             await brought_to(stores, status, status)

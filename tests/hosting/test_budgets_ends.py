@@ -1,0 +1,104 @@
+"""What the record of a run that was taken over, or takes up another, says that it paid: what the ledger says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from penstock.containment.ledger import MemoryLedgerStore
+from penstock.errors import LedgerUnavailable
+from penstock.storage.memory import MemoryStores
+from penstock.testing import SimLoop, sim_run
+from tests.hosting.graphs import Gate, graph, host_with
+from tests.hosting.test_control import with_model
+from tests.hosting.test_day_budgets import PRICES, SETTINGS, Penny
+
+BESIDE = graph(
+    ("in", "input", {}),
+    ("a", "llm-completion", {"model": "m"}),
+    ("gate", "gate", {}),
+    ("fails", "breaker", {}),
+    edges="in>a in>gate gate>fails",
+)
+
+
+class SlowAnswers:
+    """A ledger that records a hold, and answers when it may."""
+
+    is_immediate = False
+
+    def __init__(self, ledger: MemoryLedgerStore) -> None:
+        self._ledger = ledger
+        self.recorded = asyncio.Event()
+        self.may_answer = threading.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def hold(self, *args: Any, **kwargs: Any) -> Any:
+        answer = self._ledger.hold(*args, **kwargs)
+        self._loop.call_soon_threadsafe(self.recorded.set)
+        assert self.may_answer.wait(10)
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "at_once":
+            raise AttributeError(name)
+        return getattr(self._ledger, name)
+
+
+async def test_a_hold_that_is_still_asked_for_when_a_run_ends_is_not_told_as_unresolved() -> None:
+    stores, gate, penny = MemoryStores(), Gate(), Penny()
+    await stores.graphs.save("beside", "ann", "beside", BESIDE, now_ms=0)
+    slow: Any = SlowAnswers(stores.ledger)
+    stores.ledger = slow
+    services = {"models": {"m": penny}}
+    async with await host_with(stores, settings=SETTINGS, prices=PRICES, services=services, gate=gate) as host:
+        run = await host.submit(owner="ann", graph_id="beside", input="x")
+        for again in (False, True):
+            slow.recorded.clear()
+            slow.may_answer.clear()
+            if again:
+                await host.resume(run.id)
+            await slow.recorded.wait()
+            gate.opened.set()
+            await _until_failed(stores, run.id, 1 + again)
+            slow.may_answer.set()
+            left = await host.wait(run.id)
+            last = (await stores.events.read(run.id, limit=1_000))[-1]
+            assert (left.status, left.cost_nanos, left.unresolved_nanos) == ("failed", 0, 0)
+            assert "unresolved_usd" not in last.data
+            account = stores.ledger.balance(f"run:{run.id}")
+            assert (account.spent_nanos, account.held_nanos, account.unresolved_nanos) == (0, 0, 0)
+    assert penny.billed_nanos == 0
+
+
+async def _until_failed(stores: MemoryStores, run_id: str, times: int) -> None:
+    """Wait until so many of its nodes have raised."""
+    while True:
+        events = await stores.events.read(run_id, limit=1_000)
+        if sum(event.type == "node.error" for event in events) == times:
+            return
+        await asyncio.sleep(0.001)
+
+
+def test_a_fork_that_ends_while_the_ledger_is_away_says_what_it_paid_itself_once_that_is_back() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        stores = MemoryStores(clock=loop.clock)
+        host, _ = await with_model(stores, clock=loop.clock)
+        balance, back_at = stores.ledger.balance, loop.time() + 60
+
+        def balance_later(account: str) -> Any:
+            if loop.time() < back_at and account.startswith("run:f"):
+                raise LedgerUnavailable("it is away")
+            return balance(account)
+
+        stores.ledger.balance = balance_later  # type: ignore[method-assign]
+        async with host:
+            run = await host.wait((await host.submit(owner="ann", graph_id="two", input="hi")).id)
+            fork = await host.wait((await host.fork(run.id, owner="ann", at="b", run_id_new="f")).id)
+        assert (fork.status, fork.cost_nanos) == ("completed", 400_000_000)
+        assert loop.time() >= back_at
+
+    sim_run(main, seed=1)

@@ -1,0 +1,300 @@
+"""What is said of a cancel is true, and what was wished for a run that is there counts until it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.hosting.host import REMOVE_S, TIDY_S, CancelResult, RunHost
+from penstock.hosting.records import UNTIL_ENDED, CancelIntent, RunRecord
+from penstock.hosting.work import execution
+from penstock.hosting.work.workplace import Prepared
+from penstock.storage.memory import MemoryStores
+from penstock.testing import ManualClock, SimLoop, sim_run
+from tests.hosting.graphs import SETTINGS, Gate, host_with, killed
+
+pytestmark = pytest.mark.requirement("K-13")
+
+LATER_S = SETTINGS.early_cancel_s + 1
+
+
+def sim_clock() -> Any:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop)
+    return loop.clock
+
+
+async def left_by_a_dead_host(stores: MemoryStores, clock: Any, gate: Gate) -> None:
+    """A run that stands at the gate, and whose host has died."""
+    dying = await host_with(stores, gate=gate, clock=clock, worker="dying")
+    await dying.start()
+    await dying.submit(owner="ann", graph_id="gate", run_id="r", input="x")
+    await gate.entered.wait()
+    await killed(dying)
+
+
+class Held:
+    """A method of a store whose next call waits, before or after it is done, until it is let go."""
+
+    def __init__(self, store: Any, name: str, *, is_after: bool = False) -> None:
+        self.reached, self.let_go = asyncio.Event(), asyncio.Event()
+        self._method, self._is_after = getattr(store, name), is_after
+        setattr(store, name, self._call)
+
+    async def _call(self, *args: Any, **given: Any) -> Any:
+        if self.reached.is_set():
+            return await self._method(*args, **given)
+        self.reached.set()
+        if not self._is_after:
+            await self.let_go.wait()
+        answer = await self._method(*args, **given)
+        await self.let_go.wait()
+        return answer
+
+
+# As long as the run is there.
+
+
+def test_a_cancel_of_a_run_whose_host_is_dead_holds_however_late_the_next_host_comes() -> None:
+    async def main() -> None:
+        clock = sim_clock()
+        stores, gate = MemoryStores(clock=clock), Gate()
+        await left_by_a_dead_host(stores, clock, gate)
+        front = await host_with(stores, clock=clock)
+        said = await front.cancel("r", reason="enough", by="ann")
+        assert said is CancelResult.REMEMBERED, "nobody has confirmed it"
+        await asyncio.sleep(LATER_S)
+        gate.opened.set()
+        async with await host_with(stores, gate=gate, clock=clock) as host:
+            left = await host.wait("r")
+        assert (left.status, left.error, gate.came) == ("cancelled", "enough", 1)
+        assert not await stores.cancels.of("r")
+
+    sim_run(main, seed=1)
+
+
+def test_a_cancel_of_a_run_that_is_there_holds_as_long_as_the_run_also_if_its_asker_dies() -> None:
+    async def main() -> None:
+        clock = sim_clock()
+        stores, gate = MemoryStores(clock=clock), Gate()
+        await left_by_a_dead_host(stores, clock, gate)
+        keeping = Held(stores.cancels, "put", is_after=True)
+        asking = asyncio.create_task((await host_with(stores, clock=clock)).cancel("r"))
+        await keeping.reached.wait()
+        asking.cancel()
+        await asyncio.sleep(LATER_S)
+        gate.opened.set()
+        async with await host_with(stores, gate=gate, clock=clock) as host:
+            assert (await host.wait("r")).status == "cancelled"
+
+    sim_run(main, seed=1)
+
+
+@pytest.mark.parametrize("owner", [None, "ann"])
+def test_a_cancel_ahead_that_is_said_again_when_the_run_is_there_holds_as_long_as_the_run(owner: str | None) -> None:
+    async def main() -> None:
+        clock = sim_clock()
+        stores, gate = MemoryStores(clock=clock), Gate()
+        front = await host_with(stores, clock=clock)
+        await left_by_a_dead_host(stores, clock, gate)
+        await stores.cancels.put(CancelIntent("r", "enough", "bob", 0, clock.time_ns() // 1_000_000 + 1_000))
+        await front.cancel("r", reason="more than enough", owner=owner)
+        await asyncio.sleep(LATER_S)
+        gate.opened.set()
+        async with await host_with(stores, gate=gate, clock=clock) as host:
+            assert (await host.wait("r")).status == "cancelled"
+        assert gate.came == 1
+
+    sim_run(main, seed=1)
+
+
+async def test_a_cancel_ahead_of_a_run_that_is_claimed_as_it_comes_holds_as_long_as_the_run() -> None:
+    clock = ManualClock()
+    stores, gate = MemoryStores(clock=clock), Gate()
+    host = await host_with(stores, clock=clock)
+    assert await host.cancel("r", reason="enough") is CancelResult.REMEMBERED
+    add = stores.runs.add
+
+    async def claimed_at_once(*given: Any) -> RunRecord:
+        added = await add(*given)
+        await stores.runs.claim("dying", now_ms=added.created_ms, lease_ms=1_000)
+        return added
+
+    stores.runs.add = claimed_at_once  # type: ignore[method-assign]
+    await host.submit(owner="ann", graph_id="gate", run_id="r", input="x")
+    clock.advance(LATER_S)
+    gate.opened.set()
+    async with await host_with(stores, gate=gate, clock=clock) as next_host:
+        assert (await next_host.wait("r")).status == "cancelled"
+    assert gate.came == 0
+
+
+def wished(run_id: str) -> CancelIntent:
+    """A cancel of a run that is there, kept by somebody who died before doing more."""
+    return CancelIntent(run_id, "enough", "bob", at_ms=0, until_ms=UNTIL_ENDED)
+
+
+def test_wishes_for_runs_that_have_ended_or_are_gone_are_forgotten_and_those_for_others_are_not() -> None:
+    async def main() -> None:
+        clock = sim_clock()
+        stores, gate = MemoryStores(clock=clock), Gate()
+        await left_by_a_dead_host(stores, clock, gate)
+        async with await host_with(stores, clock=clock, settings=replace(SETTINGS, max_running=1)) as host:
+            for run_id in ("ended", "removed"):
+                await host.wait((await host.submit(owner="ann", graph_id="echo", run_id=run_id)).id)
+            await host.remove("removed")
+            host._is_closing = True  # it claims nothing more
+            for run_id in ("r", "ended", "removed"):
+                await stores.cancels.put(wished(run_id))
+            await asyncio.sleep(REMOVE_S + TIDY_S)
+            assert [intent.run_id for intent in await stores.cancels.lasting()] == ["r"]
+
+    sim_run(main, seed=1)
+
+
+# What is said.
+
+
+class Slow:
+    """A kind that takes its time to be told of an end."""
+
+    def __init__(self) -> None:
+        self.began = asyncio.Event()
+
+    async def prepare(self, run: RunRecord) -> Prepared:
+        return Prepared(run.input)
+
+    async def again(self, run: RunRecord) -> None:
+        pass
+
+    async def ended(self, run: RunRecord) -> None:
+        self.began.set()
+        await asyncio.sleep(10)
+
+
+def test_a_cancel_that_nobody_has_confirmed_is_remembered_and_no_more_than_that_is_said() -> None:
+    async def main() -> None:
+        clock = sim_clock()
+        stores, kind = MemoryStores(clock=clock), Slow()
+        elsewhere = await host_with(stores, clock=clock)
+        async with await host_with(stores, clock=clock) as host:
+            elsewhere.kinds["slow"] = host.kinds["slow"] = kind
+            await host.submit(owner="ann", graph_id="echo", run_id="r", origin={"kind": "slow"})
+            await kind.began.wait()
+            for one in (elsewhere, host):
+                assert await one.cancel("r", by="ann") is CancelResult.REMEMBERED
+            assert (await host.wait("r")).status == "completed"
+            assert await elsewhere.cancel("r") is CancelResult.ENDED
+
+    sim_run(main, seed=1)
+
+
+@pytest.mark.parametrize("end", ["completed", "cancelled"])
+def test_a_run_whose_worker_died_when_it_had_told_the_end_has_ended_so(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        clock = sim_clock()
+        stores, gate = MemoryStores(clock=clock), Gate()
+        dying = await host_with(stores, gate=gate, clock=clock, worker="dying")
+        reached = asyncio.Event()
+
+        def dies(point: str) -> None:
+            if point == "end.before_status":
+                reached.set()
+                raise asyncio.CancelledError
+
+        monkeypatch.setattr(execution, "passing", dies)
+        await dying.start()
+        await dying.submit(owner="ann", graph_id="gate", run_id="r", input="x")
+        await gate.entered.wait()
+        if end == "cancelled":
+            await dying.cancel("r")
+        gate.opened.set()
+        await reached.wait()
+        await killed(dying)
+        monkeypatch.undo()
+        host = await host_with(stores, gate=gate, clock=clock)
+        said = await host.cancel("r", by="ann")
+        assert said is (CancelResult.ENDED if end == "completed" else CancelResult.ALREADY_CANCELLED)
+        await asyncio.sleep(SETTINGS.lease_s)
+        async with host:
+            assert (await host.wait("r")).status == end
+        assert not await stores.cancels.of("r")
+
+    sim_run(main, seed=1)
+
+
+async def test_a_host_that_has_lost_a_run_to_another_does_not_answer_for_it() -> None:
+    stores, gate, clock = MemoryStores(), Gate(), ManualClock()
+    never_ticks = replace(SETTINGS, tick_s=1_000)
+    async with await host_with(stores, gate=gate, clock=clock, settings=never_ticks) as slept:
+        await slept.submit(owner="ann", graph_id="gate", run_id="r", input="x")
+        await gate.entered.wait()
+        log = slept._here["r"].log
+        assert log is not None
+        await log.flush()  # else it finds out by what it still has to tell
+        clock.advance(SETTINGS.lease_s + 1)
+        taken = await stores.runs.claim("other", now_ms=clock.time_ns() // 1_000_000, lease_ms=1_000)
+        assert taken is not None
+        keeping = Held(stores.cancels, "put", is_after=True)
+        asked = asyncio.create_task(slept.cancel("r"))
+        await keeping.reached.wait()
+        looking = Held(stores.cancels, "find")  # whether the wish is still there, which another is to find
+        keeping.let_go.set()
+        await asyncio.wait([asked, asyncio.create_task(looking.reached.wait())], return_when="FIRST_COMPLETED")
+        await stores.runs.update("r", taken.epoch, status="completed", ended_ms=1)
+        looking.let_go.set()
+        assert await asked is CancelResult.ENDED
+
+
+# With a resume at the same time.
+
+
+async def cancelled_at_the_gate(host: RunHost, gate: Gate) -> None:
+    await host.submit(owner="ann", graph_id="gate", run_id="r", input="x")
+    await gate.entered.wait()
+    gate.entered.clear()
+    await host.cancel("r")
+
+
+@pytest.mark.parametrize("stale", [[], [replace(wished("r"), owner="ann")]], ids=["alone", "beside one that was left"])
+async def test_a_cancel_that_comes_while_a_run_is_resumed_counts_also_if_its_asker_dies(
+    stale: list[CancelIntent],
+) -> None:
+    stores, gate = MemoryStores(), Gate()
+    async with await host_with(stores, gate=gate) as host:
+        await cancelled_at_the_gate(host, gate)
+        await host.wait("r")
+        for intent in stale:
+            await stores.cancels.put(intent)
+        told = Held(stores.events, "append", is_after=True)
+        resuming = asyncio.create_task(host.resume("r"))
+        await told.reached.wait()
+        await stores.cancels.put(replace(wished("r"), reason="again"))
+        gate.opened.set()
+        told.let_go.set()
+        await resuming
+        left = await host.wait("r")
+        assert (left.status, left.error, gate.came) == ("cancelled", "again", 1)
+
+
+async def test_a_cancel_of_a_run_that_goes_on_is_done_though_the_worker_of_before_drops_what_was_wished() -> None:
+    stores, gate = MemoryStores(), Gate()
+    async with await host_with(stores, gate=gate) as host:
+        dropping = Held(stores.cancels, "drop")
+        await cancelled_at_the_gate(host, gate)
+        await dropping.reached.wait()
+        await host.resume("r")
+        keeping = Held(stores.cancels, "put", is_after=True)
+        elsewhere = await host_with(stores)
+        cancelling = asyncio.create_task(elsewhere.cancel("r", reason="again"))
+        await keeping.reached.wait()
+        dropping.let_go.set()
+        keeping.let_go.set()
+        assert await cancelling is CancelResult.CANCELLED
+        left = await host.wait("r")
+        assert (left.status, left.error) == ("cancelled", "again")

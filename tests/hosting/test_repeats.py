@@ -1,0 +1,76 @@
+"""Who is unsure whether a run or a fork was taken on asks again, and gets the one that is there, come what may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.hosting.ports import AnotherRun
+from penstock.storage.stores import open_stores
+from tests.hosting.test_asked_again import url, with_model
+from tests.hosting.test_control import TWO_CALLS
+from tests.storage.postgres import postgres_server, postgres_url
+
+__all__ = ["postgres_server", "postgres_url", "url"]
+
+
+def moved(document: dict[str, Any]) -> dict[str, Any]:
+    """The same graph, elsewhere in the editor."""
+    return {**document, "nodes": [{**node, "position": {"x": 9, "y": 9}} for node in document["nodes"]]}
+
+
+async def test_a_run_of_the_newest_version_is_the_one_that_was_asked_for_when_there_is_a_newer_one(url: str) -> None:
+    async with await open_stores(url) as stores, await with_model(stores) as host:
+        asked: dict[str, Any] = {"owner": "ann", "graph_id": "two", "input": "hi", "run_id": "r"}
+        asked["limits"] = {"max_cost_usd": "0.5"}
+        await host.submit(**asked)
+        halted = await host.wait("r")
+        await stores.graphs.save("two", "ann", "two", moved(TWO_CALLS), now_ms=0)
+        assert await host.submit(**asked) == halted
+        await host.grant("r", {"max_cost_usd": "0.4"}, by="eve")
+        left = await host.wait("r")
+        assert await host.submit(**asked) == left
+        assert (await host.submit(**asked, version=1)).graph_version == 1
+        with pytest.raises(AnotherRun, match="another graph_version"):
+            await host.submit(**asked, version=2)
+        for other in ({"owner": "bob"}, {"input": "ho"}, {"origin": {"kind": "other"}}):
+            with pytest.raises(AnotherRun, match=next(iter(other))):
+                await host.submit(**{**asked, **other})
+        assert (await host.submit(**{**asked, "run_id": "s"})).graph_version == 2
+
+
+async def test_a_fork_is_the_one_that_was_asked_for_when_the_run_it_was_made_of_was_granted_more(url: str) -> None:
+    async with await open_stores(url) as stores, await with_model(stores) as host:
+        await host.submit(owner="ann", graph_id="two", input="hi", run_id="r", limits={"max_cost_usd": "0.5"})
+        await host.wait("r")
+        asked: dict[str, Any] = {"owner": "ann", "at": "b", "input": "ho", "run_id_new": "f"}
+        await host.fork("r", **asked)
+        left = await host.wait("f")
+        await host.grant("r", {"max_cost_usd": "0.4"}, by="eve")
+        await host.wait("r")
+        assert await host.fork("r", **asked) == left
+        await host.submit(owner="ann", graph_id="two", input="hi", run_id="another")
+        with pytest.raises(AnotherRun, match="another limits, origin"):
+            await host.fork("another", **asked)
+        for other in ({"at": "a"}, {"input": "hey"}, {"owner": "bob"}):
+            with pytest.raises(AnotherRun, match=r"origin|owner"):
+                await host.fork("r", **{**asked, **other})
+
+
+async def test_a_run_that_is_asked_for_by_its_id_takes_no_more_of_the_stores() -> None:
+    """Whether it is there already is found when it is kept."""
+    async with await open_stores("memory:") as stores:
+        host = await with_model(stores)
+        looked: list[str] = []
+        get = stores.runs.get
+
+        async def counted(run_id: str) -> Any:
+            looked.append(run_id)
+            return await get(run_id)
+
+        stores.runs.get = counted  # type: ignore[method-assign]
+        await stores.graphs.save("two", "ann", "two", moved(TWO_CALLS), now_ms=0)
+        await host.submit(owner="ann", graph_id="two", input="hi", run_id="r")
+        await host.submit(owner="ann", graph_id="two", input="hi")
+        assert looked == []
