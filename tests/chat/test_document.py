@@ -128,6 +128,7 @@ def test_what_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversation, "MAX_MESSAGES", 1)
     with pytest.raises(ConversationInvalid, match="2 messages are more than the 1"):
         MessageTree.of(ChatMessage(id, None, "user", "x", 1) for id in "ab")
+    assert len(MessageTree.of((ChatMessage(id, None, "user", "x", 1) for id in "ab"), is_kept=True)) == 2
     monkeypatch.setattr(document, "MAX_DOCUMENT_CHARACTERS", 10)
     assert problems("[" * 11) == [("too_large", "$")]
 

@@ -260,8 +260,8 @@ async def test_a_stream_that_came_to_its_end_cancels_nothing() -> None:
         assert (await turn.result()).data["state"] == "complete"
 
 
-async def test_what_is_said_below_an_answer_that_is_being_written_waits_for_neither() -> None:
-    """The next run reads what is there when it begins: by then the answer above it may have come."""
+async def test_what_is_said_below_an_answer_that_is_being_written_is_told_what_was_there_then() -> None:
+    """The next run begins when there is room for it, and is not told the answer above it that has come by then."""
     slow = Slow("Hel", "lo")
     histories = Histories()
     models: dict[str, Any] = {"A": slow}
@@ -274,7 +274,7 @@ async def test_what_is_said_below_an_answer_that_is_being_written_waits_for_neit
         slow.may_end.set()
         await asyncio.gather(first.result(), second.result())
         assert [text for _, text in await shown(chats)] == ["one", "Hello whole", "two", "answer 1"]
-    assert histories.asked == [[("user", "one"), ("assistant", "Hello whole"), ("user", "two")]]
+    assert histories.asked == [[("user", "one"), ("user", "two")]]
 
 
 async def test_two_turns_at_once_are_two_branches() -> None:
@@ -613,3 +613,13 @@ async def test_the_same_run_id_for_another_version_is_a_conflict() -> None:
         with pytest.raises(Conflict, match="answers something else"):
             await ask(version=2)
         await first.result()
+
+
+async def test_a_chat_that_is_there_is_given_back_to_its_owner_and_with_its_graph_alone() -> None:
+    async with chatting() as chats:
+        service = chats.service
+        chat = await service.create_chat(owner=ANN, graph_id="g", chat_id="mine", title="first")
+        assert await service.create_chat(owner=ANN, graph_id="g", chat_id="mine", title="second") == chat
+        for other, why in (({"graph_id": "h"}, "is one with graph 'g'"), ({"owner": "bob"}, "is another owner's")):
+            with pytest.raises(Conflict, match=why):
+                await service.create_chat(**{"owner": ANN, "graph_id": "g", "chat_id": "mine", **other})

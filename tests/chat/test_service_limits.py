@@ -131,6 +131,53 @@ async def test_a_full_chat_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(await chats.service.tree(chats.chat_id)) == 2
 
 
+async def test_in_a_full_chat_the_answer_of_a_run_that_went_on_is_kept_with_the_run_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in (conversation, chat_service):
+        monkeypatch.setattr(module, "MAX_MESSAGES", 2)
+    async with chatting(models={"A": Histories().model}) as chats:
+        turn = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN, limits={"max_steps": 0})
+        halted = await turn.result()
+        before = [*await chats.service.tree(chats.chat_id)]
+        await chats.host.grant(turn.run_id, {"max_steps": 100}, by=ANN)
+        run = await chats.host.wait(turn.run_id)
+        assert (run.status, "answer 1" in str(run.output)) == ("completed", True)
+        assert [*await chats.service.tree(chats.chat_id)] == before
+        assert await turn.result() == halted
+    assert [one.getMessage() for one in caplog.records if one.name == "penstock.chat"] == [
+        f"chat {turn.chat_id!r} is full: what run {turn.run_id!r} came to is kept with the run, and not in the chat"
+    ]
+
+
+async def test_a_chat_that_has_more_than_it_takes_is_read_and_deleted_and_takes_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with chatting(models={"A": Histories().model}) as chats:
+        service, id = chats.service, chats.chat_id
+        turn = await service.stream_chat(id, "one", owner=ANN, limits={"max_steps": 0})
+        halted = await turn.result()
+        for module in (conversation, chat_service):
+            monkeypatch.setattr(module, "MAX_MESSAGES", 1)
+        assert len(await service.tree(id)) == 2
+        assert await turn.result() == halted
+        await service.switch(id, turn.message_id)
+        for asked in (
+            lambda: service.stream_chat(id, "two", owner=ANN),
+            lambda: service.retry_message(id, turn.message_id, owner=ANN),
+            lambda: service.continue_message(id, turn.message_id, owner=ANN),
+            lambda: service.edit_user_message(id, str(turn.user_message_id), "uno", owner=ANN),
+        ):
+            with pytest.raises(ChatLimitReached, match="begin another one"):
+                await asked()
+        await chats.host.grant(turn.run_id, {"max_steps": 100}, by=ANN)
+        assert (await chats.host.wait(turn.run_id)).status == "completed"
+        assert len(await service.tree(id)) == 2
+        await service.delete_chat(id)
+        with pytest.raises(ChatUnknown):
+            await service.tree(id)
+
+
 async def test_a_chat_may_be_only_so_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (conversation, chat_service):
         monkeypatch.setattr(module, "MAX_DEPTH", 3)

@@ -2,11 +2,15 @@
 
 A run carries the ids of its chat and its messages, and nothing that was said: the conversation is read when the run
 begins, on whatever worker that is, and its answer is written when it has ended. Both may happen again, after a crash,
-and come to the same.
+and come to the same. For messages never change, but for answers that are being written: a run also carries the ids of
+those that were unfinished on the way to its own when it was asked for (`untold`), and is never told what they became.
+Otherwise a run that somebody else takes over, or that is granted more, would go on with another conversation than it
+began with, and one that waits for somebody's approval with another than was approved.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -21,12 +25,14 @@ from penstock.hosting.ports import Conflict, EventStore, GraphStore
 from penstock.hosting.records import HostedEvent, RunRecord
 from penstock.hosting.work.workplace import Prepared
 from penstock.kernel.document import parse_graph
+from penstock.runtime.graphs.graph_plan import aside
 
 PAGE = 1_000
 MAX_AT_HAND = 100
 OF_ANSWERS = ("text.delta", "run.started", "run.resumed")
 """The events that tell what of an answer was told."""
 MAX_GRAPHS = 256
+LOG = logging.getLogger("penstock.chat")
 
 
 class Stores(Protocol):
@@ -61,7 +67,7 @@ class Answering:
 
     def keep_at_hand(self, run_id: str, path: tuple[ChatMessage, ...]) -> None:
         """What leads to the answer of a run that is about to be submitted, unless something of it may still change."""
-        if all(message.data.get("state") != "writing" for message in path):
+        if not protocol.unfinished(path):
             self._at_hand[run_id] = path
             if len(self._at_hand) > MAX_AT_HAND:
                 del self._at_hand[next(iter(self._at_hand))]
@@ -72,7 +78,8 @@ class Answering:
         A fork that was given an input where the chat enters the graph is given that as what the user said last.
         """
         path = self._at_hand.pop(run.id, None) or await self._before_answer(run)
-        history, of_graph = protocol.history_of(path), await self._of_graph(run.graph_id, run.graph_version)
+        history = protocol.history_of(path, frozenset(run.origin.get("untold") or ()))
+        of_graph = await self._of_graph(run.graph_id, run.graph_version)
         for node_id, instead in (run.origin.get("inputs") or {}).items():
             if node_id in of_graph["chat_scope"].entry_node_ids:
                 history = protocol.said_instead(history, instead)
@@ -96,9 +103,10 @@ class Answering:
             return known
         record = await self._stores.graphs.get(graph_id, version)
         assert record is not None, "a run names a version that is there"
+        services = protocol.chat_services(await aside(record.document, parse_graph))
         if len(self._of_graphs) >= MAX_GRAPHS:
             self._of_graphs.clear()
-        services = self._of_graphs[graph_id, version] = protocol.chat_services(parse_graph(record.document))
+        self._of_graphs[graph_id, version] = services
         return services
 
     async def ended(self, run: RunRecord) -> None:
@@ -118,7 +126,7 @@ class Answering:
         passing("answer.after_finish")
 
     async def _before_answer(self, run: RunRecord) -> tuple[ChatMessage, ...]:
-        tree = MessageTree.of(*await self._chats.messages(str(run.origin["chat_id"])))
+        tree = await kept_tree(self._chats, str(run.origin["chat_id"]))
         if run.origin["message_id"] not in tree:
             await self.again(run)
             raise MessageUnknown(str(run.origin["chat_id"]), str(run.origin["message_id"]))
@@ -127,13 +135,22 @@ class Answering:
     async def _add_beside(
         self, chat_id: str, message_id: str, run: RunRecord, content: str, data: dict[str, Any]
     ) -> None:
-        """What was said stays: a run that went on after its answer was finished gives another one beside it."""
-        tree = MessageTree.of(*await self._chats.messages(chat_id))
+        """What was said stays: a run that went on after its answer was finished gives another one beside it.
+
+        In a chat that is full there is no room for one: then the run alone has what it came to.
+        """
+        tree = await kept_tree(self._chats, chat_id)
         message = tree[message_id]
-        if is_more(message, content, data) and is_more(newest_of(tree, message_id, run.id), content, data):
-            id = f"{message_id}.{run.epoch}"
-            beside = replace(message, id=id, content=content, data=data, at_ms=self._now_ms())
-            await self._chats.add_messages(chat_id, [beside], now_ms=self._now_ms())
+        if not all(is_more(one, content, data) for one in (message, newest_of(tree, message_id, run.id))):
+            return
+        if tree.is_full:
+            LOG.warning(
+                "chat %r is full: what run %r came to is kept with the run, and not in the chat", chat_id, run.id
+            )
+            return
+        id = f"{message_id}.{run.epoch}"
+        beside = replace(message, id=id, content=content, data=data, at_ms=self._now_ms())
+        await self._chats.add_messages(chat_id, [beside], now_ms=self._now_ms())
 
     async def _partial(self, run: RunRecord) -> str:
         told: list[HostedEvent] = []
@@ -152,6 +169,11 @@ class Answering:
 
     def _now_ms(self) -> int:
         return self._clock.time_ns() // 1_000_000
+
+
+async def kept_tree(chats: ChatStore, chat_id: str) -> MessageTree:
+    """Everything that was said in a chat; several turns at once may have added more than it takes."""
+    return MessageTree.of(*await chats.messages(chat_id), is_kept=True)
 
 
 def is_more(message: ChatMessage, content: str, data: dict[str, Any]) -> bool:

@@ -6,7 +6,7 @@ of its replies is the one in view: following that from the beginning is the acti
 at once; `switch` brings back what was said elsewhere, down to where one had left it.
 
 Pure: ids and times are given, nothing is stored, nothing runs. One tree is one thread's at a time. The bounds hold for
-what is added as for what is read back.
+what is added as for what is read back, but that a store may hand in more messages than are taken: what is kept is read.
 """
 
 from __future__ import annotations
@@ -78,12 +78,15 @@ class MessageTree:
         """The end of the active path."""
 
     @classmethod
-    def of(cls, messages: Iterable[ChatMessage], chosen: Iterable[str] = ()) -> MessageTree:
+    def of(cls, messages: Iterable[ChatMessage], chosen: Iterable[str] = (), *, is_kept: bool = False) -> MessageTree:
         """The tree of these messages, parents in any place, siblings in order; `chosen` as `chosen()` gave it.
 
         ConversationInvalid lists messages whose parent is not there, that follow themselves, or that are there twice.
+        More than MAX_MESSAGES are refused, unless they are kept already: whoever has them must be able to read them.
         """
         listed, picked = list(messages), list(chosen)
+        if not is_kept:
+            _check_number(listed)
         depths = _depths_of(listed)
         tree = cls()
         known, replies = tree._messages, tree._replies
@@ -191,6 +194,11 @@ class MessageTree:
         """The last message in view."""
         return None if self._leaf is None else self._messages[self._leaf]
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more messages."""
+        return len(self._messages) >= MAX_MESSAGES
+
     def __getitem__(self, message_id: str) -> ChatMessage:
         try:
             return self._messages[message_id]
@@ -232,7 +240,7 @@ class MessageTree:
         depth = 1 if parent is None else self._depths[parent] + 1
         if message.id in self._messages:
             raise InvalidValue("id", id, "an id that no message of this conversation has")
-        if len(self._messages) >= MAX_MESSAGES or depth > MAX_DEPTH:
+        if self.is_full or depth > MAX_DEPTH:
             raise InvalidValue("conversation", self, f"of {MAX_MESSAGES} messages, {MAX_DEPTH} in a row, at most")
         self._messages[id] = message
         self._replies.setdefault(parent, []).append(id)
@@ -254,11 +262,14 @@ class MessageTree:
         return message_id
 
 
-def _depths_of(messages: Sequence[ChatMessage]) -> dict[str, int]:
-    """How deep each message stands; ConversationInvalid if they form no tree, or too large a one."""
+def _check_number(messages: Sequence[ChatMessage]) -> None:
     if len(messages) > MAX_MESSAGES:
         detail = f"{len(messages)} messages are more than the {MAX_MESSAGES} a conversation may have"
         raise ConversationInvalid([Problem("too_large", "$.messages", detail)])
+
+
+def _depths_of(messages: Sequence[ChatMessage]) -> dict[str, int]:
+    """How deep each message stands; ConversationInvalid if they form no tree, or too deep a one."""
     in_order = _depths_in_order(messages)
     if in_order is not None:
         return in_order

@@ -7,7 +7,7 @@ nothing, because it failed or was stopped, what had been told of it by then.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from penstock.chat.message import MAX_CHARACTERS, ChatMessage
@@ -37,9 +37,21 @@ MAX_ERROR = 2_000
 CUT = "\n[cut]"
 
 
-def history_of(path: Iterable[ChatMessage]) -> list[dict[str, Any]]:
-    """What was said on a way through the conversation, as models are told it; empty answers are left out."""
-    return [_said(message) for message in path if message.content or message.data.get("attachments")]
+def unfinished(path: Iterable[ChatMessage]) -> list[str]:
+    """The answers on a way through the conversation that are being written, and say nothing yet."""
+    return [message.id for message in path if message.data.get("state") == "writing"]
+
+
+def history_of(path: Iterable[ChatMessage], untold: Collection[str] = ()) -> list[dict[str, Any]]:
+    """What was said on a way through the conversation, as models are told it; empty answers are left out.
+
+    So are those that are `untold`: they were empty when the run was asked for, whatever they say by now.
+    """
+    return [
+        _said(message)
+        for message in path
+        if (message.content or message.data.get("attachments")) and message.id not in untold
+    ]
 
 
 def _said(message: ChatMessage) -> dict[str, Any]:

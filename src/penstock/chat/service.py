@@ -20,7 +20,7 @@ from typing import Any
 
 from penstock.agents.messages import Role
 from penstock.chat import protocol
-from penstock.chat.answering import Answering, newest_of
+from penstock.chat.answering import Answering, kept_tree, newest_of
 from penstock.chat.arguments import (
     can_be_written,
     must_be_id,
@@ -118,8 +118,14 @@ class ChatService:
     async def create_chat(
         self, *, owner: str, graph_id: str, title: str = "", chat_id: str | None = None
     ) -> ChatRecord:
-        """A chat that `graph_id` answers in; one of that id that is the owner's already is given back."""
-        return await self._chats.create(self._new_chat(owner, graph_id, title, chat_id))
+        """A chat that `graph_id` answers in; one of that id that is the owner's already is given back.
+
+        Conflict if that is another owner's, or with another graph.
+        """
+        asked = self._new_chat(owner, graph_id, title, chat_id)
+        chat = await self._chats.create(asked)
+        _must_be_with(chat, asked)
+        return chat
 
     async def get_chat(self, chat_id: str, *, owner: str | None = None) -> ChatRecord:
         """The chat; ChatUnknown if there is none, or it is another owner's."""
@@ -350,7 +356,8 @@ class ChatService:
         tree = await self._tree(chat.id)
         if turn.answer_id in tree:  # asked for before, and interrupted before its run was there
             await self._must_be_in(tree, turn)
-            return await self._submit(chat, turn, turn.user_id() if turn.user_id() in tree else None)
+            said_id = turn.user_id() if turn.user_id() in tree else None
+            return await self._submit(chat, turn, said_id, tree.before(turn.answer_id))
         before, leaf = len(tree), tree.leaf
         said = await _prepared(tree, prepare, turn)
         await self._check(chat, turn)
@@ -387,7 +394,7 @@ class ChatService:
     async def _add(self, chat: ChatRecord, turn: Asked, new: _Addition, user_message_id: str | None) -> ChatTurn:
         """Submit the run of a turn that is new; if it is refused, the chat is as it was."""
         try:
-            return await self._submit(chat, turn, user_message_id, lambda: self._write(chat, turn, new))
+            return await self._submit(chat, turn, user_message_id, new.path, lambda: self._write(chat, turn, new))
         except (Overloaded, Conflict):  # nothing was written, or it is another's
             raise
         except StoreUnavailable:
@@ -432,8 +439,14 @@ class ChatService:
             self._graphs.add((chat.graph_id, turn.version))
 
     async def _submit(
-        self, chat: ChatRecord, turn: Asked, user_message_id: str | None, first: Write | None = None
+        self,
+        chat: ChatRecord,
+        turn: Asked,
+        user_message_id: str | None,
+        path: Sequence[ChatMessage],
+        first: Write | None = None,
     ) -> ChatTurn:
+        """Have the host take the run on; answers that are being written on the `path` to its own it is not told."""
         origin: dict[str, Any] = {
             "kind": protocol.KIND,
             "chat_id": chat.id,
@@ -444,15 +457,20 @@ class ChatService:
             origin["user_tools"] = list(turn.user_tools)
         if turn.about:
             origin["about"] = dict(turn.about)
-        run = await self._host.submit(
-            owner=chat.owner,
-            graph_id=chat.graph_id,
-            version=turn.version,
-            limits=turn.limits,
-            run_id=turn.run_id,
-            origin=origin,
-            first=first,
-        )
+        if untold := protocol.unfinished(path):
+            origin["untold"] = untold
+        try:
+            run = await self._host.submit(
+                owner=chat.owner,
+                graph_id=chat.graph_id,
+                version=turn.version,
+                limits=turn.limits,
+                run_id=turn.run_id,
+                origin=origin,
+                first=first,
+            )
+        except AnotherRun as another:
+            run = _but_for_untold(another, origin)
         return self._known(chat, run)
 
     async def _taken_back(self, chat_id: str, turn: Asked, new: _Addition) -> RunRecord | None:
@@ -503,7 +521,7 @@ class ChatService:
         return newest_of(await self._tree(turn.chat_id), message.id, turn.run_id)
 
     async def _tree(self, chat_id: str) -> MessageTree:
-        return MessageTree.of(*await self._chats.messages(chat_id))
+        return await kept_tree(self._chats, chat_id)
 
     # What is given.
 
@@ -618,6 +636,17 @@ def _must_be_with(chat: ChatRecord, asked: ChatRecord) -> None:
         raise Conflict(f"chat {chat.id!r} is another owner's; give this one an id of its own")
     if chat.graph_id != asked.graph_id:
         raise Conflict(f"chat {chat.id!r} is one with graph {chat.graph_id!r}; leave its id out to begin another")
+
+
+def _but_for_untold(another: AnotherRun, origin: Mapping[str, Any]) -> RunRecord:
+    """The run that is there, if it is what is asked for, only at a moment when other answers were being written.
+
+    Else the conflict stands. As in the store, what is kept `about` a run makes it no other.
+    """
+    besides = {"about": None, "untold": None}
+    if another.fields != ("origin",) or {**another.known.origin, **besides} != {**origin, **besides}:
+        raise another
+    return another.known
 
 
 def _above(chat_id: str, message_id: str) -> Callable[[MessageTree], str | None]:
