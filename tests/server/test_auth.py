@@ -20,6 +20,7 @@ from penstock.server.auth import (
     User,
     names_of,
     parse_tokens,
+    reserved,
     secret_in,
     token_of,
     written,
@@ -225,6 +226,12 @@ def test_no_viewer_can_write_and_only_these_are_open() -> None:
         for method, access in methods.items():
             assert access in {"user", "admin"} or method in {"GET", "HEAD"}, path
     assert {path for path, methods in ACCESS.items() if "open" in methods.values()} == {"/", "/health", "/ready"}
+
+
+def test_only_graphs_have_ids_that_would_be_taken_for_a_route() -> None:
+    """Of others there are no such words; where there come to be, they have to be refused as these are."""
+    taken = {template: reserved(template) for template in ACCESS if template.endswith("}")}
+    assert {template for template, words in taken.items() if words} == {"/api/graphs/{graph_id}"}
 
 
 def test_a_literal_path_is_found_before_a_pattern() -> None:

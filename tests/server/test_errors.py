@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.errors import Halted, InvalidValue, LedgerUnavailable, PenstockError
 from penstock.hosting.admission import Overloaded
 from penstock.hosting.control import UnknownApproval, UnknownRun
-from penstock.hosting.host import GraphArchived, UnknownGraph
+from penstock.hosting.host import GraphArchived, HostSettings, RunLimits, UnknownGraph
 from penstock.hosting.ports import Conflict, Fenced, StoreUnavailable
 from penstock.kernel.graph import GraphInvalid, Problem
 from penstock.server.errors import MAX_DETAILS, STATUS, ApiError, answer, api_error
 from penstock.stops import Stop, StopReason
-from tests.server.served import served
+from tests.server.served import CHAT, ECHO, node, served
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,52 @@ async def test_what_is_no_id_is_told_in_words_wherever_it_stands() -> None:
             assert (error["path"], error["message"]) == (path, f"{path}: {words}")
         name = (await ann.post("/api/attachments?name=a&media_type=no", content=b"x")).json()["error"]
         assert "pattern" in name["message"], "of other patterns there are no such words"
+
+
+ODD = {**ECHO, "edges": [{"id": "e", "source": "in"}]}
+DRAFT = {"nodes": [*ECHO["nodes"], node("odd", "unheard-of")], "edges": ECHO["edges"]}
+LONG = {"content": "x" * 10, "limits": {"max_steps": 51}}
+PLACES: list[tuple[str, str, Any, str | None]] = [
+    ("POST", "/api/runs", {"graph_id": "echo", "limits": {"max_steps": 51}}, "$.limits.max_steps"),
+    ("POST", "/api/agents/chat/chat", LONG, "$.limits.max_steps"),
+    ("POST", "/api/agents/chat/chat", {"content": ""}, "$.content"),
+    ("POST", "/api/chats/c/messages/{user}/retry", {}, "path.message_id"),
+    ("POST", "/api/chats/c/messages/{user}/continue", None, "path.message_id"),
+    ("POST", "/api/runs/{run}/fork", {"at": "nowhere"}, "$.at"),
+    ("POST", "/api/graphs", {"id": "g", "name": "G", "document": ODD}, "$.document.edges[0]"),
+    ("PUT", "/api/graphs/g", {"document": ODD}, "$.document.edges[0]"),
+    ("POST", "/api/runs", {"graph_id": "draft"}, "$.graph_id"),
+    ("POST", "/api/agents/draft/chat", {"content": "x"}, "path.graph_id"),
+    ("POST", "/api/chats/d/messages", {"content": "x"}, None),
+    ("POST", "/api/runs", {"graph_id": "echo", "run_id": "bob:x"}, "$.run_id"),
+    ("POST", "/api/chats", {"graph_id": "chat", "chat_id": "bob:x"}, "$.chat_id"),
+]
+
+
+async def test_the_path_of_an_error_is_a_place_in_the_request() -> None:
+    most = HostSettings(tick_s=0.05, drain_s=0, ceilings=RunLimits(max_steps=50))
+    async with served(host_settings=most) as server, server.client("ann") as ann:
+        for name, document in (("echo", ECHO), ("chat", CHAT), ("draft", DRAFT)):
+            await server.save(name, document)
+        await ann.post("/api/chats", json={"graph_id": "chat", "chat_id": "c"})
+        await ann.post("/api/chats", json={"graph_id": "draft", "chat_id": "d"})
+        turn = (await ann.post("/api/chats/c/messages", json={"content": "x"})).json()
+        await server.host.wait(turn["run_id"])
+        ids = {"user": turn["user_message_id"], "run": turn["run_id"]}
+        for method, path, body, where in PLACES:
+            answer = await ann.request(method, path.format(**ids), json=body)
+            assert answer.status_code == 422, (path, body, answer.text)
+            found = answer.json()["error"].get("path")
+            assert (found if where is None else str(found)[: len(where)]) == where, (path, body)
+
+
+async def test_of_a_graph_that_cannot_run_the_details_are_places_in_its_document() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("draft", DRAFT)
+        checked = (await ann.post("/api/graphs/validate", json={"document": DRAFT})).json()["problems"]
+        assert (await ann.post("/api/runs", json={"graph_id": "draft"})).json()["error"]["details"] == checked
+        odd = (await ann.post("/api/graphs/validate", json={"document": ODD})).json()["problems"]
+        assert (await ann.put("/api/graphs/g", json={"document": ODD})).json()["error"]["details"] == odd
 
 
 def test_under_v1_errors_have_the_shape_of_openai() -> None:

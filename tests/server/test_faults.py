@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from openai import APIStatusError, AsyncOpenAI
 
 from penstock.containment.ledger import MemoryLedgerStore
 from penstock.errors import LedgerUnavailable
@@ -14,7 +15,7 @@ from penstock.server.serve import PatientProtocol
 from penstock.server.settings import ServerSettings
 from penstock.storage.memory import MemoryGraphStore
 from penstock.storage.sql.codec import StoreCorrupt
-from tests.server.served import ECHO, TOKENS, listening, served, wire
+from tests.server.served import CHAT, ECHO, SECRETS, TOKENS, listening, parts, served, wire
 
 
 class Away(MemoryGraphStore):
@@ -66,6 +67,99 @@ async def test_a_stream_that_fails_says_so_and_the_log_says_where(caplog: pytest
         del server.stores.events.read  # type: ignore[attr-defined]
         assert ('"code":"internal"' in text, "canary" in text) == (True, False)
         assert "a stream failed: StoreCorrupt at " in caplog.text
+
+
+class Breaks:
+    """What works until a run is there, and does not from then on, so often; a run that is there is never asked for."""
+
+    def __init__(self, real: Any, runs: Any, error: Exception, times: int) -> None:
+        self._real, self._runs, self._error, self._left = real, runs, error, times
+
+    async def __call__(self, *args: Any, **options: Any) -> Any:
+        if self._left and await self._runs.list():
+            self._left -= 1
+            raise self._error
+        return await self._real(*args, **options)
+
+
+STARTED = [
+    ("chat.completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    ("chat.completions", {"messages": [{"role": "user", "content": "hi"}], "stream": True}),
+    ("responses", {"input": "hi"}),
+    ("responses", {"input": "hi", "stream": True}),
+    ("responses", {"input": "hi", "background": True}),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "asked"), STARTED)
+@pytest.mark.parametrize("graph", ["chat", "echo"])
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [(StoreUnavailable("gone"), 503, "store_unavailable"), (StoreCorrupt("runs", "k", "canary"), 500, "internal")],
+)
+async def test_the_sdk_does_not_repeat_a_request_whose_run_was_started(
+    endpoint: str, asked: dict[str, Any], graph: str, error: Exception, status: int, code: str
+) -> None:
+    async with served() as server, server.client("ann") as inside:
+        await server.save("chat", CHAT)
+        await server.save("echo", ECHO)
+        server.host.get = Breaks(server.host.get, server.stores.runs, error, 1)  # type: ignore[method-assign]
+        async with AsyncOpenAI(api_key=SECRETS["ann"], base_url="http://localhost/v1", http_client=inside) as client:
+            create = (client.chat.completions if endpoint == "chat.completions" else client.responses).create
+            with pytest.raises(APIStatusError) as refused:
+                await create(model=graph, **asked)  # type: ignore[operator]
+        (run,) = await server.stores.runs.list()
+        assert (refused.value.status_code, refused.value.code) == (status, code)
+        assert refused.value.response.headers["x-should-retry"] == "false"
+        assert f"GET /api/runs/{run.id}" in refused.value.message
+        assert "canary" not in refused.value.message
+        assert parts(server.app).metrics.open_streams == 0
+
+
+@pytest.mark.parametrize(("endpoint", "asked"), [STARTED[0], STARTED[2]])
+async def test_nor_one_whose_run_cannot_be_followed(endpoint: str, asked: dict[str, Any]) -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("echo", ECHO)
+
+        async def fails(*_: Any, **__: Any) -> Any:
+            raise StoreUnavailable("gone")
+            yield
+
+        server.host.events = fails  # type: ignore[method-assign]
+        path = "/v1/chat/completions" if endpoint == "chat.completions" else "/v1/responses"
+        refused = await ann.post(path, json={"model": "echo", **asked})
+        (run,) = await server.stores.runs.list()
+        assert (refused.status_code, refused.headers["x-should-retry"]) == (503, "false")
+        assert refused.json()["error"]["penstock"] == {"run_id": run.id}
+        assert "ask again" not in refused.json()["error"]["message"]
+
+
+async def test_whoever_cannot_be_told_how_a_new_run_stands_is_told_that_there_is_one() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("echo", ECHO)
+        first = (await ann.post("/api/runs", json={"graph_id": "echo", "input": "x"})).json()["id"]
+        await server.host.wait(first)
+        known, works = {first}, server.stores.events.last_seq
+
+        async def fails(run_id: str) -> int:
+            if run_id in known:
+                return await works(run_id)
+            raise StoreUnavailable("gone")
+
+        server.stores.events.last_seq = fails  # type: ignore[method-assign]
+        for path, body in (
+            ("/api/runs", {"graph_id": "echo"}),
+            (f"/api/runs/{first}/fork", {"at": "out"}),
+            (f"/api/runs/{first}/replay", None),
+        ):
+            refused = await ann.post(path, json=body)
+            ids = {run.id for run in await server.stores.runs.list()}
+            (new,) = ids - known
+            known.add(new)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"]) == (503, "store_unavailable")
+            assert refused.headers["x-run-id"] == new
+            assert (f"run {new} was started" in error["message"], "ask again" in error["message"]) == (True, False)
 
 
 class Silent(MemoryGraphStore):

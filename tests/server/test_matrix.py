@@ -5,6 +5,7 @@ The cells are made from the app's own routes. A route that nobody declared canno
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -232,6 +233,35 @@ async def test_lists_show_ones_own_things_and_only_an_admin_may_ask_for_others()
             assert {one["owner"] for one in found} == {"bob"}, path
         filtered = await ann.get("/api/approvals", params={"run_id": things["bob"]["run_id"]})
         assert filtered.json() == {"approvals": [], "next": None}
+
+
+async def test_everybodys_graphs_may_be_listed_by_whose_they_are() -> None:
+    async with served() as server, server.client("vera") as vera:
+        await server.save("g", ECHO, "ann")
+        assert [one["id"] for one in (await vera.get("/api/graphs?owner=ann")).json()["graphs"]] == ["g"]
+        assert (await vera.get("/api/graphs?owner=vera")).json()["graphs"] == []
+
+
+@pytest.mark.parametrize("path", sorted(path for path in ACCESS if path.startswith("/api/")))
+async def test_a_name_in_the_query_that_a_route_does_not_know_is_refused_with_those_it_does(path: str) -> None:
+    async with served() as server, server.client("root") as root:
+        described = (await root.get("/api/openapi.json")).json()["paths"][path]
+        for method in ACCESS[path]:
+            given = described[method.lower()].get("parameters", [])
+            known = [one["name"] for one in given if one["in"] == "query"]
+            refused = await root.request(method, re.sub(r"{\w+}", "x", path), params={"statüs": "bogus"})
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"], error["path"]) == (422, "invalid_value", "query.statüs")
+            assert all(name in error["message"] for name in known)
+            for name in known:
+                taken = await root.request(method, re.sub(r"{\w+}", "x", path), params={name: "\0"})
+                assert taken.json()["error"].get("path") != f"query.{name}" or "there is no" not in taken.text
+
+
+async def test_probes_and_clients_of_openai_send_what_they_like() -> None:
+    async with served() as server, server.client("ann") as ann:
+        for path in ("/health", "/ready", "/", "/v1/models"):
+            assert (await ann.get(path, params={"cache": "no"})).status_code == 200
 
 
 async def test_a_page_behind_what_is_not_there_or_not_theirs_is_refused_in_the_same_words() -> None:

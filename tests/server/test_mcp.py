@@ -73,6 +73,13 @@ def test_no_two_graphs_share_a_name() -> None:
     assert len({tool_name(id) for id in ids}) == len(ids)
 
 
+@pytest.mark.parametrize("id", ["ann:nightly", "x" * 65, "my.graph", "é"])
+def test_a_name_that_was_made_of_an_id_is_no_graphs_by_its_own(id: str) -> None:
+    made = tool_name(id)
+    assert tool_name(made) != made
+    assert tool_name(tool_name(made)) not in (id, made, tool_name(made))
+
+
 def record(document: dict[str, Any], **more: Any) -> GraphRecord:
     return GraphRecord("g", 1, "anna", "The graph", {**document, **more}, "digest")
 

@@ -323,7 +323,7 @@ async def test_a_stream_that_waits_for_an_approval_says_so_and_that_it_is_there(
                     run_id, approval_id = waiting[0].run_id, waiting[0].id
                     later = await client.get(f"{served.url}/v1/responses/resp_{run_id}", headers=headers)
                     (asked,) = later.json()["penstock"]["approvals"]
-                    assert (asked["id"], asked["question"]) == (approval_id, "Really?")
+                    assert (asked["id"], asked["question"], asked["value"]) == (approval_id, "Really?", "do it")
                     await client.post(f"{served.url}{asked['answer'][0].removeprefix('POST ')}", headers=headers)
         assert beats >= 2
         assert f"POST /api/approvals/{approval_id}/approve" in told

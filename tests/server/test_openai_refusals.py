@@ -30,11 +30,67 @@ async def posted(served: Served, path: str, body: dict[str, Any], method: str = 
         return await client.request(method, path, content=json.dumps({"model": "parrot", **body}).encode())
 
 
+FILE = {"type": "input_file", "file_data": "data:text/plain,x"}
+
+
+def named(name: Any) -> dict[str, Any]:
+    return {"type": "file", "file": {"file_data": "data:text/plain,x", "filename": name}}
+
+
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": [*SAID, {"role": "user", "content": ""}]}, "messages.1.content", "something to say"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 1_000_001}]}, "messages.0.content", "at most 1,000,000"),
     (CHAT, {"messages": [{"role": "user", "content": [PICTURE] * 21}]}, "messages.0.content", "at most 20"),
     (CHAT, {"messages": [{"role": "user", "content": [BROKEN]}]}, "messages.0.content.0.image_url.url", "string"),
+    (CHAT, {"messages": [{"role": "user", "content": [named(5)]}]}, "messages.0.content.0.file.filename", "string"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [named({"a": 1})]}]},
+        "messages.0.content.0.file.filename",
+        "string",
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [named("a\nb")]}]},
+        "messages.0.content.0.file.filename",
+        "one line",
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [named("a" * 300)]}]},
+        "messages.0.content.0.file.filename",
+        "255",
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{**named("a"), "file": 3}]}]},
+        "messages.0.content.0.file",
+        "dict",
+    ),
+    (
+        RESPONSES,
+        {"input": [{"role": "user", "content": [FILE | {"filename": "\n"}]}]},
+        "input.0.content.0.filename",
+        "line",
+    ),
+    (
+        RESPONSES,
+        {"input": [{"role": "user", "content": [FILE | {"filename": 5}]}]},
+        "input.0.content.0.filename",
+        "string",
+    ),
+    (
+        CHAT,
+        {"messages": SAID, "penstock": {"limits": {"max_cost_usd": "1_0"}}},
+        "penstock.limits.max_cost_usd",
+        "'0.50'",
+    ),
+    (
+        CHAT,
+        {"messages": SAID, "penstock": {"limits": {"max_cost_usd": 1e-10}}},
+        "penstock.limits.max_cost_usd",
+        "at least",
+    ),
     (CHAT, {"messages": [*SAID, {"role": "tool", "content": "3"}]}, "messages", "runs its tools itself"),
     (CHAT, {"messages": SAID, "stream": "yes"}, "stream", "boolean"),
     (CHAT, {"messages": SAID, "stream": 1}, "stream", "boolean"),

@@ -245,6 +245,27 @@ async def test_a_response_in_the_background_is_asked_for_later() -> None:
         assert (ended.status, ended.output_text) == ("completed", "After all: x")
 
 
+async def test_a_response_in_the_background_that_is_there_already_is_given_as_it_stands() -> None:
+    async with serving() as served, served.client() as client:
+        asked: Any = {"input": "x", "background": True, "extra_body": {"penstock": {"run_id": "anna:bg"}}}
+        begun = await client.responses.create(model="parrot", **asked)
+        later = await until(served, client, begun)
+        again = await client.responses.create(model="parrot", **asked)
+        assert again == later
+        assert (again.status, again.output_text) == ("completed", "x")
+        assert again.usage is not None
+        assert len(await served.runs()) == 1
+
+
+async def test_a_cancelled_response_has_the_reason_that_its_run_has() -> None:
+    async with serving() as served, served.client() as client:
+        response = await client.responses.create(model="slow", input="x", background=True)
+        await served.gate.reached.wait()
+        cancelled = await client.responses.cancel(response.id)
+        run = await served.run(response.id.removeprefix("resp_"))
+        assert (cancelled.model_extra or {})["penstock"]["stop_reason"] == run.stop_reason == "aborted"
+
+
 async def test_a_response_can_be_cancelled() -> None:
     async with serving() as served, served.client() as client:
         response = await client.responses.create(model="slow", input="x", background=True)

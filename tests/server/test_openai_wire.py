@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ from penstock.hosting.records import HostedEvent
 from penstock.server.openai.refusals import failure_of, refusal_of
 from penstock.server.openai.wire.answer import Answer, Ended, Piece, Said, Used, Waits, Withdrawn, fold, speakers
 from penstock.server.openai.wire.bodies import ChatCompletionBody, ResponseBody
-from penstock.server.openai.wire.chunks import Completion
+from penstock.server.openai.wire.chunks import Completion, spent
 from penstock.server.openai.wire.conversation import (
+    DATA_URL,
     Turn,
     check_supported,
     of_chat_completion,
@@ -28,6 +30,8 @@ from penstock.server.openai.wire.conversation import (
     text_to_add,
 )
 from penstock.server.openai.wire.response import Asked, ResponseUnderWay, response_id, run_id_of
+from penstock.server.schemas import MEDIA_TYPE
+from penstock.stops import StopReason
 
 STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 SPENT = {"cost_usd": 0.25, "tokens_in": 7, "tokens_out": 3}
@@ -372,7 +376,8 @@ def test_a_tool_is_told_beside_the_protocol() -> None:
 
 
 def asks(id: str, node_id: str = "ask") -> tuple[str, dict[str, Any]]:
-    approval = {"id": id, "run_id": "r1", "node_id": node_id, "question": "Really?", "value": 1, "state": "waiting"}
+    about = {"tool": "look", "arguments": {"at": 1}}
+    approval = {"id": id, "run_id": "r1", "node_id": node_id, "question": "Really?", "value": about, "state": "waiting"}
     return "approval.requested", {"approval": approval}
 
 
@@ -384,8 +389,29 @@ ASKED_AP = {
     "id": "ap-1",
     "node_id": "ask",
     "question": "Really?",
+    "value": {"tool": "look", "arguments": {"at": 1}},
     "answer": [f"POST /api/approvals/ap-1/{verdict}" for verdict in ("approve", "edit", "reject")],
 }
+
+
+def test_a_cancelled_run_has_the_reason_that_its_record_has() -> None:
+    pieces, answer = told(says("So"), CANCELLED)
+    assert answer.ended is not None
+    assert (answer.ended.reason, answer.ended.message) == (str(StopReason.ABORTED), "enough")
+    under_way, _ = response_of(pieces)
+    assert under_way.to_dict()["penstock"]["stop_reason"] == "aborted"
+
+
+@pytest.mark.parametrize("ending", [completes("So"), HALTED, FAILED, CANCELLED])
+def test_money_that_is_held_for_calls_nobody_knows_of_is_told_if_there_is_any(
+    ending: tuple[str, dict[str, Any]],
+) -> None:
+    for data, expected in (({}, None), ({"unresolved_usd": 0.5}, 0.5)):
+        pieces, answer = told(says("So"), (ending[0], {**ending[1], **data}))
+        assert answer.ended is not None
+        under_way, _ = response_of(pieces)
+        facts = [under_way.to_dict()["penstock"], spent("r1", answer.ended), completion().whole(answer)["penstock"]]
+        assert [one.get("unresolved_usd") for one in facts] == [expected] * 3
 
 
 def test_what_a_run_asks_people_is_told_beside_the_protocol() -> None:
@@ -757,8 +783,12 @@ def test_a_file_is_known_by_its_name_and_not_by_its_path(sent: str, name: str) -
         ([{"type": "image_url", "image_url": {"url": "https://x.example/a.png"}}], "image_url", "not fetched"),
         ([{"type": "image_url"}], "image_url", "data: URL"),
         ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,%%%"}}], "image_url", "base64"),
-        ([{"type": "file", "file": {"file_id": "file-1"}}], "file_data", "data: URL"),
-        ([{"type": "file", "file": 3}], "file_data", "data: URL"),
+        ([{"type": "file", "file": {"file_id": "file-1"}}], "file.file_data", "data: URL"),
+        ([{"type": "file"}], "file_data", "data: URL"),
+        ([{"type": "input_file", "file_id": "file-1"}], "file_data", "data: URL"),
+        ([{"type": "image_url", "image_url": {"url": "data:../..;base64,eA=="}}], "image_url", "data: URL"),
+        ([{"type": "image_url", "image_url": {"url": "data:image/pngé;base64,eA=="}}], "image_url", "data: URL"),
+        ([{"type": "input_file", "file_data": "data:image/.png,x"}], "file_data", "data: URL"),
         ([{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}], "type", "text, an image or a file"),
     ],
 )
@@ -767,6 +797,23 @@ def test_what_cannot_be_taken_is_named(content: Any, where: str, says: str) -> N
         of_chat_completion(chat([{"role": "user", "content": "a"}, {"role": "user", "content": content}]))
     assert refused.value.field == f"messages.1.content.0.{where}"
     assert says in str(refused.value)
+
+
+def test_a_type_is_taken_by_the_pattern_of_every_door() -> None:
+    for kind in (
+        "image/png",
+        "application/vnd.a+json",
+        "IMAGE/PNG",
+        "a/b",
+        "image/pngé",
+        "../..",
+        "a/b/c",
+        "-/b",
+        "a/",
+    ):
+        url = f"data:{kind};base64,eA=="
+        is_taken = DATA_URL.fullmatch(url) is not None
+        assert is_taken == (re.fullmatch(MEDIA_TYPE, kind.lower()) is not None), kind
 
 
 @pytest.mark.parametrize("role", ["system", "assistant", "tool"])
@@ -824,8 +871,57 @@ def test_what_has_no_effect_inside_of_a_field_is_listed_by_its_place() -> None:
     answered = {"role": "assistant", "content": "x", "audio": {"id": "a1"}, "annotations": [], "refusal": None}
     body = chat([*named, answered, *named[:1]], stream_options={"include_obfuscation": False})
     assert body.ignored() == ["messages.*.audio", "messages.*.name", "stream_options.include_obfuscation"]
-    asked = respond("x", text={"verbosity": "low", "format": {"type": "text"}})
-    assert asked.ignored() == ["text.verbosity"]
+    asked = respond("x", text={"verbosity": "low", "format": {"type": "text", "strict": False}})
+    assert asked.ignored() == ["text.format.strict", "text.verbosity"]
+    assert chat(named[:1], response_format={"type": "text", "a": 1}).ignored() == [
+        "messages.*.name", "response_format.a"
+    ]  # fmt: skip
+
+
+def test_what_has_no_effect_inside_of_what_was_said_is_listed_by_its_place() -> None:
+    url = "data:image/png;base64,eA=="
+    parts = [
+        {"type": "text", "text": "see", "cache_control": {"type": "ephemeral"}, "annotations": []},
+        {"type": "image_url", "image_url": {"url": url, "detail": "high", "zoom": 2}},
+        {"type": "file", "file": {"file_data": url, "filename": "a", "file_id": "f"}},
+    ]
+    call = {"id": "c1", "type": "function", "index": 3, "function": {"name": "f", "arguments": "{}", "strict": True}}
+    called = {"role": "assistant", "tool_calls": [call, call]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "3"}
+    body = chat([called, result, {"role": "user", "content": parts}, {"role": "user", "content": parts}])
+    assert body.ignored() == [
+        "messages.*.content.*.cache_control",
+        "messages.*.content.*.file.file_id",
+        "messages.*.content.*.image_url.detail",
+        "messages.*.content.*.image_url.zoom",
+        "messages.*.tool_calls.*.function.strict",
+        "messages.*.tool_calls.*.index",
+    ]
+
+
+def test_what_has_no_effect_inside_of_the_input_is_listed_by_its_place() -> None:
+    url = "data:image/png;base64,eA=="
+    text = {"type": "output_text", "text": "x", "annotations": [{"type": "file_path"}], "logprobs": []}
+    said = {"type": "message", "id": "msg_1", "status": "completed", "phase": "final", "role": "assistant"}
+    body = respond(
+        [
+            {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}]},
+            {**said, "content": [text]},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "3", "namespace": "n"},
+            {"role": "user", "name": "Ann", "content": [{"type": "input_image", "image_url": url, "detail": "high"}]},
+        ]
+    )
+    assert body.ignored() == [
+        "input.*.content.*.annotations",
+        "input.*.content.*.detail",
+        "input.*.id",
+        "input.*.name",
+        "input.*.namespace",
+        "input.*.phase",
+        "input.*.status",
+        "input.0",
+    ]
 
 
 def test_who_the_user_is_matters_where_a_conversation_begins() -> None:
@@ -932,10 +1028,12 @@ def test_any_body_is_taken_or_refused_and_never_breaks(body: dict[str, Any], mes
 @given(PLAUSIBLE | st.lists(PLAUSIBLE, max_size=3))
 def test_any_input_is_taken_or_refused_and_never_breaks(input: Any) -> None:
     try:
-        turns = of_response(ResponseBody.model_validate({"model": "g", "input": input}))
+        read = ResponseBody.model_validate({"model": "g", "input": input})
+        turns = of_response(read)
     except (ValidationError, InvalidValue):
         return
     assert turns[-1].role == "user"
+    assert isinstance(read.ignored(), list)
 
 
 EVENTS = st.lists(

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from penstock.errors import InvalidValue
+from penstock.money import to_nanos
 from penstock.server import schemas
-from penstock.server.schemas import Body, Grant, Limits
+from penstock.server.schemas import Body, Grant, Limits, limits_in
 from tests.server.served import ECHO, served
 
 BODIES = sorted((one for one in vars(schemas).values() if isinstance(one, type) and issubclass(one, Body)), key=repr)
@@ -48,6 +50,29 @@ def test_money_is_a_number_or_a_text_of_one(value: Any) -> None:
     for wrong in (True, "", "much", "NaN", [1]):
         with pytest.raises(ValidationError):
             Limits.model_validate({"max_cost_usd": wrong})
+
+
+@pytest.mark.parametrize(
+    ("amount", "nanos"),
+    [
+        ("10", 10_000_000_000), (" 0.5 ", 500_000_000), (".5", 500_000_000), (0, 0), ("0.00", 0),
+        (0.1 + 0.2, 300_000_000),
+        ("1e-9", 1), (1e-9, 1), ("0.0000000001", None), (1e-10, None), ("1e-1000100", None), ("1_0", None), ("١", None),
+        ("Infinity", None), ("-1", None), ("1000001", None), (1_000_001, None), (True, None), ("", None), ("0x1", None),
+    ],
+)  # fmt: skip
+def test_money_is_read_the_same_at_every_door(amount: Any, nanos: int | None) -> None:
+    """/v1 and /mcp read limits by `limits_in`, all other routes by `Limits`."""
+    given = {"max_cost_usd": amount}
+    if nanos is None:
+        with pytest.raises(ValidationError) as refused:
+            Limits.model_validate(given)
+        assert str(refused.value.errors()[0]["msg"]).isascii()
+        with pytest.raises(InvalidValue):
+            limits_in(given)
+    else:
+        read = [Limits.model_validate(given).to_run_limits(), limits_in(given)]
+        assert [one is not None and to_nanos(one.max_cost_usd or 0) for one in read] == [nanos, nanos]
 
 
 def test_seconds_may_have_a_fraction_and_need_none() -> None:

@@ -19,7 +19,7 @@ from openai import AsyncOpenAI, InternalServerError
 
 from penstock.errors import InvalidValue
 from penstock.server.guards.asgi import Message, Receive, Scope, Send
-from penstock.server.serve import Answered, ServerProcess, greeting, listen
+from penstock.server.serve import Answered, ServerProcess, farewell, greeting, listen
 from penstock.server.settings import ServerSettings
 from tests.server.served import SECRETS, TOKENS, eventually, served, wire
 from tests.server.test_mcp_sessions import ACCEPT, HELLO
@@ -291,6 +291,33 @@ async def test_an_answer_is_sent_at_once_and_does_not_wait_for_the_one_before_to
         assert await sent_at_once == 1
         writer.close()
         await writer.wait_closed()
+
+
+def test_the_greeting_says_what_it_goes_on_with() -> None:
+    assert "goes on" not in greeting(ServerSettings(), 1, "sqlite:x")
+    one = "  goes on       with 1 run; what another server had at work when it was killed, 15 s after that"
+    assert one in greeting(ServerSettings(), 1, "sqlite:x", 1, 15).splitlines()
+    assert "with 1000 runs or more;" in greeting(ServerSettings(), 1, "sqlite:x", 1_000, 15)
+
+
+@pytest.mark.parametrize(
+    ("after", "is_kept", "said"),
+    [
+        ({"parked": 5}, True, "stopped: 3 runs parked, for the next server to go on with"),
+        ({"parked": 2, "failed": 3}, True, "stopped"),
+        ({"parked": 2, "failed": 3}, False, "stopped"),
+        ({"parked": 4, "completed": 1}, False, "stopped: 2 runs gone with the memory"),
+        ({"parked": 2}, False, "stopped: 3 runs gone with the memory"),
+        (
+            {"parked": 3, "lost": 1},
+            True,
+            "stopped: 1 run parked, for the next server to go on with; 1 run could not be parked, as the database does "
+            "not answer: a server goes on with it after 15 s",
+        ),
+    ],
+)
+def test_the_farewell_says_what_became_of_what_ran(after: dict[str, int], is_kept: bool, said: str) -> None:
+    assert farewell({"parked": 2}, after, 3, 15, is_kept=is_kept) == said
 
 
 def test_the_greeting_says_where_for_whom_and_how_long() -> None:

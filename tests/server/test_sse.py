@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.hosting.ports import StoreUnavailable
 from penstock.hosting.records import HostedEvent, RunRecord
 from penstock.server.auth import User
+from penstock.server.errors import ApiError
 from penstock.server.metrics import Metrics
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import CHUNK_BYTES, HEARTBEAT, EventStream, Streams, _chunk, follow, frame, framed, is_over
@@ -169,6 +170,12 @@ class Client:
 SCOPE = {"type": "http", "path": "/api/runs/r/events"}
 
 
+def opened(frames: Any, streams: Streams, **options: Any) -> EventStream:
+    """A stream of ann's that has its place."""
+    with streams.place(ANN.name):
+        return EventStream(frames, streams, ANN, **options)
+
+
 async def endless(gone: asyncio.Event) -> Any:
     """Frames without end, and without ever waiting."""
     try:
@@ -185,7 +192,7 @@ async def test_a_stream_whose_client_left_ends_although_sending_seems_to_work() 
     async def on_left() -> None:
         left.set()
 
-    stream = EventStream(endless(gone), Streams(ServerSettings(), metrics), ANN, on_left=on_left)
+    stream = opened(endless(gone), Streams(ServerSettings(), metrics), on_left=on_left)
     running = asyncio.ensure_future(stream(SCOPE, client.receive, client.send))
     await client.has_read(10)
     assert metrics.open_streams == 1
@@ -199,7 +206,7 @@ async def test_a_stream_whose_client_left_ends_although_sending_seems_to_work() 
 async def test_a_stream_is_cancelled_with_its_request_and_leaves_nothing() -> None:
     client, gone = Client(), asyncio.Event()
     metrics = Metrics()
-    stream = EventStream(endless(gone), Streams(ServerSettings(), metrics), ANN)
+    stream = opened(endless(gone), Streams(ServerSettings(), metrics))
     running = asyncio.ensure_future(stream(SCOPE, client.receive, client.send))
     await client.has_read(3)
     running.cancel()
@@ -212,29 +219,92 @@ async def test_a_stream_is_cancelled_with_its_request_and_leaves_nothing() -> No
 async def test_when_the_server_closes_every_stream_ends_well() -> None:
     client, gone = Client(), asyncio.Event()
     streams = Streams(ServerSettings(), Metrics())
-    running = asyncio.ensure_future(EventStream(endless(gone), streams, ANN)(SCOPE, client.receive, client.send))
+    running = asyncio.ensure_future(opened(endless(gone), streams)(SCOPE, client.receive, client.send))
     await client.has_read(3)
     streams.close()
     await running
     assert client.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
-    refused = Client()
-    await EventStream(endless(asyncio.Event()), streams, ANN)(SCOPE, refused.receive, refused.send)
-    assert refused.sent[0]["status"] == 503
+    assert refused(streams, "ann") == 503
+
+
+def refused(streams: Streams, user: str) -> int:
+    with pytest.raises(ApiError) as caught, streams.place(user):
+        pass
+    return caught.value.status
 
 
 async def test_streams_at_the_limit_are_fine_and_one_more_is_refused() -> None:
     streams = Streams(ServerSettings(max_streams=3, max_streams_per_user=2), Metrics())
     streams.enter("ann")
     streams.enter("ann")
-    client = Client()
-    await EventStream(endless(asyncio.Event()), streams, ANN)(SCOPE, client.receive, client.send)
-    assert client.sent[0]["status"] == 429
+    assert refused(streams, "ann") == 429
     streams.enter("bob")
-    client = Client()
-    await EventStream(endless(asyncio.Event()), streams, User("cat", "user"))(SCOPE, client.receive, client.send)
-    assert client.sent[0]["status"] == 429
+    assert refused(streams, "cat") == 429
     streams.leave("ann")
     streams.enter("ann")
+
+
+def test_a_place_is_given_back_where_no_stream_comes_of_it() -> None:
+    streams = Streams(ServerSettings(max_streams_per_user=1), Metrics())
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable), streams.place("ann"):
+            raise StoreUnavailable("gone")
+
+
+CHAT_GATE = {"nodes": [*GATE["nodes"][1:], {**GATE["nodes"][0], "type": "chat-start"}], "edges": GATE["edges"]}
+BEGINNING = [
+    ("/api/runs", {"graph_id": "gate"}),
+    ("/api/agents/chat/chat", {"content": "hi"}),
+    ("/api/chats/{chat}/messages", {"content": "hi"}),
+    ("/api/chats/{chat}/messages/{message}/retry", {}),
+    ("/api/chats/{chat}/messages/{message}/continue", {}),
+    ("/api/chats/{chat}/messages/{user_message}/edit", {"content": "hello"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), BEGINNING)
+@pytest.mark.parametrize(("why", "status"), [("crowded", 429), ("closing", 503)])
+async def test_nothing_is_started_for_a_stream_that_cannot_be(path: str, body: Any, why: str, status: int) -> None:
+    settings = ServerSettings(tokens=TOKENS, max_streams_per_user=1)
+    async with served(settings) as server, server.client("ann") as ann:
+        await server.save("gate", GATE)
+        await server.save("chat", CHAT_GATE)
+        said = (await ann.post("/api/agents/chat/chat", json={"content": "hi"})).json()
+        await ann.post(f"/api/runs/{said['run_id']}/cancel")
+        await server.host.wait(said["run_id"])
+        ids = {"chat": said["chat_id"], "message": said["message_id"], "user_message": said["user_message_id"]}
+        streams, before = server.app.state.parts.streams, await everything(server)
+        if why == "crowded":
+            streams.enter("ann")
+        else:
+            streams.close()
+        for query, headers in (("?stream=true", {}), ("", {"Accept": "text/event-stream"})):
+            refused = await ann.post(path.format(**ids) + query, json=body, headers=headers)
+            assert (refused.status_code, refused.headers.get("x-run-id")) == (status, None)
+            assert "retry-after" in refused.headers
+        assert await everything(server) == before
+
+
+async def everything(server: Any) -> tuple[set[str], dict[str, int]]:
+    """All runs, and how much was said in each chat."""
+    chats = await server.stores.chats.list()
+    said = {chat.id: len([*await server.chats.tree(chat.id)]) for chat in chats}
+    return {run.id for run in await server.stores.runs.list()}, said
+
+
+async def test_a_stream_that_could_not_begin_leaves_its_place() -> None:
+    async with served(ServerSettings(tokens=TOKENS, max_streams_per_user=1)) as server, server.client("ann") as ann:
+        await server.save("gate", GATE)
+        server.gate.opened.set()
+        for _ in range(3):
+            refused = await ann.post("/api/runs?stream=true", json={"graph_id": "gate", "limits": {"timeout_s": 1e9}})
+            assert refused.status_code == 422
+            taken = await ann.post("/api/chats/none/messages?stream=true", json={"content": "x"})
+            assert taken.status_code == 404
+        whole = await ann.post("/api/runs?stream=true", json={"graph_id": "gate"})
+        assert told(whole.text)[-1]["event"] == "run.completed"
+        assert (await ann.get(f"/api/runs/{whole.headers['x-run-id']}/export")).status_code == 200
+        assert server.app.state.parts.metrics.open_streams == 0
 
 
 async def test_a_store_that_goes_away_is_told_in_the_stream_and_the_place_stays() -> None:
@@ -243,7 +313,7 @@ async def test_a_store_that_goes_away_is_told_in_the_stream_and_the_place_stays(
         raise StoreUnavailable("the disk is full; password=canary-1234")
 
     client = Client()
-    await EventStream(frames(), Streams(ServerSettings(), Metrics()), ANN)(SCOPE, client.receive, client.send)
+    await opened(frames(), Streams(ServerSettings(), Metrics()))(SCOPE, client.receive, client.send)
     *_, error = told(client.text())
     assert (error["event"], error["data"]["code"]) == ("error", "store_unavailable")
     assert "id" not in error
@@ -284,12 +354,8 @@ async def test_a_place_that_is_none_is_refused_by_name(place: str) -> None:
 
 @pytest.mark.parametrize(("on_leave", "status"), [("cancel", "cancelled"), ("continue", "completed")])
 async def test_leaving_a_chats_stream_cancels_the_answer_only_if_asked_to(on_leave: str, status: str) -> None:
-    chat = {
-        "nodes": [*GATE["nodes"][1:], {**GATE["nodes"][0], "type": "chat-start"}],
-        "edges": GATE["edges"],
-    }
     async with served() as server, listening(server.app) as address:
-        await server.save("slow", chat)
+        await server.save("slow", CHAT_GATE)
         async with wire(address) as client:
             headers = {"Authorization": f"Bearer {SECRETS['ann']}", "Content_Type": "application/json"}
             target = f"/api/agents/slow/chat?stream=true&on_leave={on_leave}"

@@ -277,5 +277,11 @@ class Rules:
         return None
 
 
+def reserved(template: str, access: Mapping[str, Mapping[str, Access]] = ACCESS) -> frozenset[str]:
+    """What nothing may be called whose id ends a path of that template: such a path is another route's."""
+    pattern = _pattern(template)
+    return frozenset(path.rpartition("/")[2] for path in access if "{" not in path and pattern.fullmatch(path))
+
+
 def _pattern(template: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(template)))

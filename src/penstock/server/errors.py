@@ -7,8 +7,9 @@ nothing but that, and the log says where. Under /v1 the same facts stand in the 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -196,4 +197,35 @@ async def on_error(request: Request, error: Exception) -> JSONResponse:
     said = api_error(error)
     if said.status == 500:
         raise error
+    if isinstance(error, InvalidValue | GraphInvalid | ConversationInvalid):
+        said.path = _place_in(request, error)
     return answer(said, request.url.path)
+
+
+def _place_in(request: Request, error: InvalidValue | GraphInvalid | ConversationInvalid) -> str | None:
+    """Where the request said what an error of ours is about, which knows its own names alone; None if it did not."""
+    places = dict(_places(getattr(request.scope.get("route"), "dependant", None)))
+    if isinstance(error, InvalidValue):
+        name = re.match(r"\w*", error.field)[0]  # type: ignore[index]  # it always matches
+        return places[name] + error.field[len(name) :] if name in places else None
+    if isinstance(error, GraphInvalid):
+        within = error.problems[0].path.removeprefix("$") if error.problems else ""
+        return places["document"] + within if "document" in places else places.get("graph_id")
+    return None  # what is wrong was kept long ago
+
+
+def _places(dependant: Any) -> Iterator[tuple[str, str]]:
+    """Every name that a route knows, with its place; what stands in the body comes last, and counts."""
+    if dependant is None:
+        return
+    for where, fields in (("path", dependant.path_params), ("query", dependant.query_params)):
+        yield from ((field.alias, f"{where}.{field.alias}") for field in fields)
+    for field in dependant.body_params:
+        yield from _places_within(field.field_info.annotation, "$")
+
+
+def _places_within(kind: Any, where: str) -> Iterator[tuple[str, str]]:
+    for model in (kind, *get_args(kind)):
+        for name, field in getattr(model, "model_fields", {}).items():
+            yield from _places_within(field.annotation, f"{where}.{name}")
+            yield name, f"{where}.{name}"

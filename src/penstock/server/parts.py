@@ -42,12 +42,13 @@ class Parts:
     readiness: Readiness
     clock: Clock
 
-    async def version_to_run(
+    async def must_run(
         self, graph_id: str, version: int | None = None, *, run_id: str | None = None, in_chat: bool = False
-    ) -> int:
-        """The version that a run would be of; UnknownGraph, GraphArchived, or GraphInvalid if it cannot run."""
-        graph = await self.host.graph_to_begin(graph_id, version, run_id)
-        return (await self.graphs.must_run(graph, in_chat=in_chat)).version
+    ) -> None:
+        """UnknownGraph, GraphArchived or GraphInvalid, if a run of the graph could not begin; one that is there has."""
+        if run_id is None or await self.host.get(run_id) is None:
+            graph = await self.host.graph_to_begin(graph_id, version)
+            await self.graphs.must_run(graph, in_chat=in_chat)
 
     def executors(self) -> ExecutorRegistry:
         """What stands behind the node types of graphs here."""
@@ -68,6 +69,17 @@ async def _asker(request: Request) -> User:
     return user
 
 
+async def _must_know_query(request: Request) -> None:
+    """422 for a name in the query that the route does not know: what it should have done would not be done."""
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known and request.url.path.startswith("/api/"):  # probes of others add what they like
+            may = f"there may be {', '.join(known)}" if known else "nothing may stand there"
+            raise ApiError(422, f"there is no {name[:80]!r} in the query here; {may}", path=f"query.{name[:80]}")
+
+
+KNOWN_QUERY = Depends(_must_know_query)
+"""Every router but that of /v1 has it, where clients send what they like."""
 Service = Annotated[Parts, Depends(_parts)]
 Asker = Annotated[User, Depends(_asker)]
 PathId = Annotated[str, Path(pattern=AN_ID)]
@@ -102,10 +114,10 @@ def whose(user: User, owner: str | None) -> str | None:
     return user.name
 
 
-def check_new_id(id: str | None, user: User) -> None:
+def check_new_id(id: str | None, user: User, field: str) -> None:
     """Ids with a colon begin with the name of whose they are, so that nobody can take, or cancel, another's ahead."""
     if id is not None and ":" in id and not id.startswith(f"{user.name}:") and not user.is_admin:
-        raise ApiError(422, f"an id with a colon begins with your own name, {user.name}:", path="$.run_id")
+        raise ApiError(422, f"an id with a colon begins with your own name, {user.name}:", path=f"$.{field}")
 
 
 def may_come(id: str, user: User) -> bool:

@@ -11,23 +11,26 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from penstock.chat.limits import MAX_ATTACHMENTS, MAX_CHARACTERS, MAX_USER_TOOLS
 from penstock.chat.message import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord
+from penstock.errors import InvalidValue
 from penstock.hosting.limits import MAX_COUNT, RunLimits
 from penstock.hosting.records import ApprovalRecord, ApprovalState, GraphRecord, RunRecord, RunStatus
 from penstock.hosting.work.halts import Whose
 from penstock.ids import ID
 from penstock.kernel.graph import Problem
-from penstock.money import to_usd
+from penstock.money import to_nanos, to_usd
 from penstock.server.errors import problem_details
 from penstock.server.outages import public_error, public_message
 
 AN_ID = f"^{ID.pattern}$"
+MEDIA_TYPE = r"^[a-z0-9][a-z0-9.+-]{0,63}/[a-z0-9][a-z0-9.+-]{0,63}$"
 MAX_NAME = 200
 MAX_REASON = 2_000
+LEAST_USD = Decimal("1E-9")
 MAX_MONEY_USD = 1_000_000
 MAX_TIMEOUT_S = 30 * 86_400
 MAX_VERSION = 2**31 - 1
@@ -41,7 +44,24 @@ Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 Version = Annotated[int, Field(ge=1, le=MAX_VERSION, strict=True)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S, allow_inf_nan=False, strict=True)]
-Money = Annotated[Decimal, Field(ge=0, le=MAX_MONEY_USD, decimal_places=9, allow_inf_nan=False)]
+
+
+def _must_be_money(given: Any, field: str = "max_cost_usd") -> None:
+    """InvalidValue for what is no amount of money, and for one that would be none: a limit is not rounded away."""
+    to_nanos(given, field)
+    if 0 < Decimal(str(given)) < LEAST_USD:
+        raise InvalidValue(field, given, f"0, or at least {LEAST_USD:f} US dollars")
+
+
+def _as_money(given: Any) -> Any:
+    try:
+        _must_be_money(given)
+    except InvalidValue as error:
+        raise ValueError(f"must be {error.expected}") from None  # without what was sent
+    return given
+
+
+Money = Annotated[Decimal, Field(ge=0, le=MAX_MONEY_USD, allow_inf_nan=False), BeforeValidator(_as_money)]
 
 
 class Body(BaseModel):
@@ -84,7 +104,12 @@ MOST = RunLimits(max_cost_usd=MAX_MONEY_USD, timeout_s=MAX_TIMEOUT_S)
 
 def limits_in(given: Mapping[str, Any] | None) -> RunLimits | None:
     """What was asked for where a protocol of others carries it; InvalidValue names what is none, or too much."""
-    return None if given is None else RunLimits.from_dict(given).within(MOST)
+    if given is None:
+        return None
+    limits = RunLimits.from_dict(given)
+    if limits.max_cost_usd is not None:
+        _must_be_money(limits.max_cost_usd)
+    return limits.within(MOST)
 
 
 class NewGraph(Body):

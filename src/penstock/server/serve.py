@@ -22,6 +22,7 @@ from penstock.chat.service import ChatService
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import InvalidValue
 from penstock.hosting.host import HostSettings, RunHost
+from penstock.hosting.records import ENDED, RunStatus
 from penstock.runtime.billing.prices import PriceBook, default_prices
 from penstock.server.app import create_app, parts_of
 from penstock.server.errors import ApiError
@@ -42,13 +43,17 @@ HURRIED_S = 1
 HEADERS_S = 15.0
 """How long a client may take to say what it wants."""
 MAX_CONNECTIONS = 2_000
+IN_MEMORY = "memory:"
+UNFINISHED: tuple[RunStatus, ...] = ("queued", "running", "waiting", "parked")
+MANY = 1_000
+"""Runs that are there when a server starts are counted as far as this."""
 BACKLOG = 512
 
 
 async def serve(
     settings: ServerSettings | None = None,
     *,
-    url: str = "memory:",
+    url: str = IN_MEMORY,
     host_settings: HostSettings | None = None,
     executors: ExecutorRegistry | Mapping[str, Any] | None = None,
     services: Mapping[str, Any] | None = None,
@@ -68,15 +73,18 @@ async def serve(
             settled = host_settings or HostSettings()
             host = RunHost(stores, executors=executors, services=services, settings=settled, prices=prices)
             app = create_app(host, ChatService(host, stores.chats), stores, settings)
-            server = ServerProcess(app, host, tell)
+            server = ServerProcess(app, host, tell, is_kept=stores.url != IN_MEMORY)
             # The table of prices takes a second to load: here, and not on the loop when the first model is asked.
             await asyncio.to_thread((prices or default_prices()).is_priced, "gpt-4o")
             with server.heeding_signals():
+                unfinished = await stores.runs.list(statuses=UNFINISHED, limit=MANY)
                 await host.start()
                 try:
                     if prepare is not None:
                         await prepare(host)
-                    announce(greeting(settings, listener.getsockname()[1], stores.url))
+                    announce(
+                        greeting(settings, listener.getsockname()[1], stores.url, len(unfinished), settled.lease_s)
+                    )
                     await server.serve([listener])
                 finally:
                     await host.close(0)  # after a stop in order there is nothing left to park
@@ -102,23 +110,51 @@ def listen(settings: ServerSettings) -> socket.socket:
     return listener
 
 
-def greeting(settings: ServerSettings, port: int, url: str) -> str:
-    """What is said when the server is up."""
+def greeting(settings: ServerSettings, port: int, url: str, unfinished: int = 0, lease_s: float = 0) -> str:
+    """What is said when the server is up; `unfinished` runs were there before it."""
     name = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{name}:{port}"
-    kept = "in memory: everything is gone when the server ends" if url == "memory:" else f"in {redact(url)}"
+    is_kept = url != IN_MEMORY
+    kept = f"in {redact(url)}" if is_kept else "in memory: everything is gone when the server ends"
     good = sum(not token.has_expired(SYSTEM_CLOCK.time_ns()) for token in settings.tokens)
     who = _number(good, "token") if settings.tokens else "anybody on this machine, nobody else"
+    runs = _number(unfinished, "run") if unfinished < MANY else f"{MANY} runs or more"
+    goes_on = (
+        f"  goes on       with {runs}; what another server had at work when it was killed, {lease_s:g} s after that"
+    )
     return "\n".join(
         (
             f"Penstock listens at {address}",
             f"  open          {address}/",
             f"  let in        {who}",
             f"  kept          {kept}",
+            *([goes_on] if unfinished else ()),
             f"  OpenAI's API  {address}/v1        MCP  {address}/mcp",
-            "  stop          Ctrl-C; a second one parks what runs at once",
+            f"  stop          Ctrl-C; a second one {'parks' if is_kept else 'ends'} what runs at once",
         )
     )
+
+
+def _stopping(runs: int, drain_s: float, *, is_kept: bool) -> str:
+    then = f"a second Ctrl-C {'parks' if is_kept else 'ends'} what runs at once"
+    return f"stopping: {_number(runs, 'run')} under way, with up to {drain_s:g} s to end; {then}"
+
+
+def farewell(
+    before: Mapping[str, int], after: Mapping[str, int], runs: int, lease_s: float, *, is_kept: bool = True
+) -> str:
+    """What is said when the server has stopped, of so many runs that were under way; by what was counted till then."""
+    counted = {status: after.get(status, 0) - before.get(status, 0) for status in (*ENDED, "parked", "lost")}
+    parked, unparked = counted["parked"], max(0, runs - sum(counted.values()))
+    if not is_kept:
+        return f"stopped: {_number(parked + unparked, 'run')} gone with the memory" if parked + unparked else "stopped"
+    said = [f"{_number(parked, 'run')} parked, for the next server to go on with"] if parked else []
+    if unparked:
+        said.append(
+            f"{_number(unparked, 'run')} could not be parked, as the database does not answer: "
+            f"a server goes on {'with it' if unparked == 1 else 'with them'} after {lease_s:g} s"
+        )
+    return f"stopped: {'; '.join(said)}" if said else "stopped"
 
 
 def _number(count: int, what: str) -> str:
@@ -132,11 +168,19 @@ class ServerProcess(uvicorn.Server):
     """
 
     def __init__(
-        self, app: FastAPI, host: RunHost | None = None, tell: Callable[[str], None] | None = None, **given: Any
+        self,
+        app: FastAPI,
+        host: RunHost | None = None,
+        tell: Callable[[str], None] | None = None,
+        *,
+        is_kept: bool = True,
+        **given: Any,
     ) -> None:
         super().__init__(configured(Answered(app), **given))
         self._host = host
         self._tell = tell
+        self._is_kept = is_kept
+        """Whether what is parked is still there for another server."""
         self._hurry = asyncio.Event()
         self._streams = parts_of(app).streams
 
@@ -193,15 +237,12 @@ class ServerProcess(uvicorn.Server):
         if tell is None or not runs:
             await self._close(host)
             return
-        time = f"up to {host.settings.drain_s:g} s to end"
-        with suppress(Exception):  # the runs come to their end, whether or not anybody can be told
-            tell(f"stopping: {_number(runs, 'run')} under way, with {time}; a second Ctrl-C parks what runs at once")
+        if before["running"]:
+            with suppress(Exception):  # the runs come to their end, whether or not anybody can be told
+                tell(_stopping(before["running"], host.settings.drain_s, is_kept=self._is_kept))
         await self._close(host)
-        parked = host.stats()["totals"].get("parked", 0) - before["totals"].get("parked", 0)
         with suppress(Exception):
-            tell(
-                f"stopped: {_number(parked, 'run')} parked, for the next server to go on with" if parked else "stopped"
-            )
+            tell(farewell(before["totals"], host.stats()["totals"], runs, host.settings.lease_s, is_kept=self._is_kept))
 
     async def _close(self, host: RunHost) -> None:
         """Let runs come to their end, or park them as soon as somebody is in a hurry."""

@@ -15,7 +15,8 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 from starlette.responses import Response
@@ -24,7 +25,7 @@ from penstock.errors import PenstockError
 from penstock.hosting.ports import EventStore, RunStore
 from penstock.hosting.records import ENDED, HostedEvent, RunRecord
 from penstock.server.auth import User
-from penstock.server.errors import ApiError, answer, api_error
+from penstock.server.errors import ApiError, api_error
 from penstock.server.guards.asgi import Receive, Scope, Send
 from penstock.server.guards.envelope import fault
 from penstock.server.metrics import Metrics
@@ -164,6 +165,16 @@ class Streams:
             del self._open[user]
         self._metrics.open_streams -= 1
 
+    @contextmanager
+    def place(self, user: str) -> Iterator[None]:
+        """Take the place of a stream before anything is begun for it; if none is made in here, it is given back."""
+        self.enter(user)
+        try:
+            yield
+        except BaseException:
+            self.leave(user)
+            raise
+
     def closing(self) -> asyncio.Event:
         """Set when all streams are to end."""
         if self._closing is None:
@@ -179,7 +190,11 @@ class Streams:
 
 
 class EventStream(Response):
-    """An answer that goes on: frames, for as long as somebody reads them."""
+    """An answer that goes on: frames, for as long as somebody reads them.
+
+    Its place among the open streams was taken before, by `Streams.place`, so that nothing is started for a stream that
+    cannot be; it is given back here.
+    """
 
     def __init__(
         self,
@@ -203,12 +218,6 @@ class EventStream(Response):
         self._on_left = on_left
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            self._streams.enter(self._user)
-        except ApiError as error:
-            await self._frames.aclose()
-            await answer(error, scope["path"])(scope, receive, send)
-            return
         try:
             has_left = await self._run(receive, send)
         finally:

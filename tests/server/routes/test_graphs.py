@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.agents.scripted import ScriptedModel
+from penstock.server.routes.graphs import RESERVED
 from tests.server.served import CHAT, ECHO, GATE, Echo, edge, node, served
 
 
@@ -21,6 +22,16 @@ async def test_versions_grow_with_changes_and_only_with_them() -> None:
         assert [one["version"] for one in versions] == [2, 1]
         assert (await ann.get("/api/graphs/g?version=1")).json()["document"] == ECHO
         assert (await ann.get("/api/graphs/g?version=3")).status_code == 404
+
+
+async def test_no_graph_is_called_like_a_route() -> None:
+    assert {"validate"} == RESERVED
+    async with served() as server, server.client("ann") as ann:
+        refused = await ann.post("/api/graphs", json={"id": "validate", "name": "V", "document": ECHO})
+        assert (refused.status_code, refused.json()["error"]["path"]) == (422, "$.id")
+        assert "another route" in refused.json()["error"]["message"]
+        assert (await ann.put("/api/graphs/validate", json={"document": ECHO})).status_code == 405
+        assert await server.stores.graphs.list() == []
 
 
 async def test_two_who_change_the_same_version_do_not_overwrite_each_other() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,40 @@ async def test_the_same_id_again_is_the_same_run_and_with_something_else_a_confl
         assert first.json()["id"] == again.json()["id"] == "one"
         other = await ann.post("/api/runs", json={**body, "input": 2})
         assert (other.status_code, other.json()["error"]["code"]) == (409, "conflict")
+
+
+LATER: dict[str, Any] = {
+    "saved": {**ECHO, "nodes": [*ECHO["nodes"], {**ECHO["nodes"][0], "id": "also"}]},
+    "a draft": {"nodes": [{**ECHO["nodes"][0], "type": "nothing-like-it"}], "edges": []},
+    "archived": None,
+}
+"""What may have become of a graph since a run of it began."""
+
+
+@pytest.mark.parametrize("since", LATER)
+@pytest.mark.parametrize("door", ["/api/runs", "/v1/chat/completions", "/v1/responses"])
+async def test_the_same_again_is_the_run_that_is_there_whatever_became_of_its_graph(door: str, since: str) -> None:
+    bodies = {
+        "/api/runs": {"graph_id": "echo", "run_id": "one", "input": "hi"},
+        "/v1/chat/completions": {"model": "echo", "messages": [{"role": "user", "content": "hi"}]},
+        "/v1/responses": {"model": "echo", "input": "hi"},
+    }
+    body = {**bodies[door], **({} if door == "/api/runs" else {"penstock": {"run_id": "one"}})}
+    async with served() as server, server.client("ann") as ann:
+        await server.save("echo", ECHO)
+        first = await ann.post(door, json=body)
+        assert first.is_success, first.text
+        await server.host.wait("one")
+        if LATER[since] is None:
+            await server.stores.graphs.archive("echo")
+        else:
+            await server.save("echo", LATER[since])
+        again = await ann.post(door, json=body)
+        assert again.is_success, again.text
+        assert again.json()["id"] == first.json()["id"]
+        assert [run.graph_version for run in await server.stores.runs.list()] == [1]
+        other = await ann.post(door, json={**body, "run_id": "two"} if door == "/api/runs" else bodies[door])
+        assert other.is_success is (since == "saved"), other.text
 
 
 async def test_a_run_of_a_graph_that_is_not_there_is_told_so() -> None:

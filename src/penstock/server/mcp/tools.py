@@ -18,6 +18,8 @@ from penstock.server.outages import public_error
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What every client takes for the name of a tool."""
+MARKED = re.compile(r".*_[0-9a-f]{16}")
+"""A name that was made of an id: no graph has it by its id, so that nobody can take the place of another's."""
 RUN = "penstock/run"
 """The key of a result's `_meta` that says which run it was, and what it cost."""
 
@@ -42,10 +44,10 @@ TAKEN: Mapping[str, tuple[tuple[type, ...], str]] = {
 
 def tool_name(graph_id: str) -> str:
     """The name of a graph's tool: its id, or what is left of it with a mark that keeps it apart from others."""
-    if NAME.fullmatch(graph_id):
+    if NAME.fullmatch(graph_id) and not MARKED.fullmatch(graph_id):
         return graph_id
-    mark = hashlib.sha256(graph_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{re.sub('[^A-Za-z0-9_-]', '_', graph_id)[:55]}_{mark}"
+    mark = hashlib.sha256(graph_id.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{re.sub('[^A-Za-z0-9_-]', '_', graph_id)[:47]}_{mark}"
 
 
 def tool_of(graph: GraphRecord) -> types.Tool:

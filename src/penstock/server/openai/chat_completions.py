@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from penstock.server.auth import User
 from penstock.server.openai.leaving import CLIENT_CLOSED_REQUEST, ClientLeft, RunStream, unless_left, with_heartbeats
-from penstock.server.openai.refusals import Refused, broken_off, failure_of, written
+from penstock.server.openai.refusals import Refused, broken_off, failure_of, of_run, written
 from penstock.server.openai.running import Service, Started, on_leave, start, streaming
 from penstock.server.openai.wire.answer import Answer, Ended
 from penstock.server.openai.wire.bodies import ChatCompletionBody
@@ -27,7 +27,8 @@ async def complete(service: Service, user: User, body: ChatCompletionBody, reque
         return await streaming(service.streams, user, lambda: _streamed(service, user, body))
     begun = await _begin(service, user, body)
     try:
-        answer = await unless_left(request.receive, begun.followed())
+        with of_run(begun.run.id):
+            answer = await unless_left(request.receive, begun.followed())
     except ClientLeft:
         await on_leave(begun, user, body.penstock)()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -37,7 +38,7 @@ async def complete(service: Service, user: User, body: ChatCompletionBody, reque
 async def _begin(service: Service, user: User, body: ChatCompletionBody) -> Started:
     check_supported(body)
     turns = of_chat_completion(body)
-    graph = await service.graph_of(body.model)
+    graph = await service.graph_of(body.model, body.penstock.run_id)
     return await start(service, user, graph, turns, body)
 
 

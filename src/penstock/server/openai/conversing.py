@@ -43,7 +43,7 @@ OF_CHATS = ("content", "attachments", "messages of the chat")
 OF_ONE = " in one message, which has those of the tools before it too; send the others with other messages"
 OF_NEXT = ", for it is kept as one message; send the others with the next request"
 """Why there are too many pictures and files."""
-OF_FILES = ("attachment", "name", "media_type")
+OF_FILES = ("attachment", "media_type")
 
 
 async def converse(
@@ -215,7 +215,7 @@ async def _attached(
     try:
         for files, kept in zip(of_turns, attached, strict=True):
             for file in files:
-                with _naming(file.where, *OF_FILES):
+                with _naming(file.where, *OF_FILES), _naming(file.named_in, "name"):
                     kept.append(await service.chats.attach(owner, file.name, file.media_type, file.content))
         yield attached
         are_used = body.penstock.run_id is None  # else the run may have been there, with files of its own

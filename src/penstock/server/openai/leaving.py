@@ -79,7 +79,7 @@ async def with_heartbeats(items: AsyncGenerator[T, None], streams: Streams) -> A
 class RunStream(Response):
     """Server-sent events, until they end or their reader leaves.
 
-    Its place among the open streams was taken before, by `Streams.enter`, so that nothing is started for a stream
+    Its place among the open streams was taken before, by `Streams.place`, so that nothing is started for a stream
     that cannot be.
     """
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -18,8 +19,9 @@ from penstock.errors import PenstockError
 from penstock.hosting.work.halts import RAISED_BY
 from penstock.kernel.graph import GraphInvalid
 from penstock.nodes.parts.models import ModelUnknown
-from penstock.server.errors import api_error, param_of
-from penstock.server.openai.leaving import ServerCloses
+from penstock.server.errors import ApiError, api_error, param_of
+from penstock.server.guards.envelope import fault
+from penstock.server.openai.leaving import ClientLeft, ServerCloses
 from penstock.server.openai.wire.answer import Ended
 from penstock.server.openai.wire.bodies import ImageUrl
 from penstock.server.openai.wire.chunks import spent
@@ -39,6 +41,8 @@ TYPES: Mapping[int, str] = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
+"""What OpenAI's clients read before they ask again by themselves."""
 CODES: Mapping[int, str] = {401: "invalid_api_key", 403: "insufficient_permissions", 404: "not_found"}
 
 
@@ -80,7 +84,7 @@ class Refused(PenstockError):
 
     def response(self) -> Response:
         """As it is sent."""
-        headers = self.headers if self.may_retry else {**self.headers, "x-should-retry": "false"}
+        headers = self.headers if self.may_retry else {**self.headers, **NO_RETRY}
         return Response(written(self.to_dict()), self.status, headers, "application/json")
 
 
@@ -113,6 +117,23 @@ def refusal_of(error: Exception) -> Refused | None:
     return Refused(status, str(known), param=param, code=code, headers=known.headers, may_retry=may_retry)
 
 
+@contextmanager
+def of_run(run_id: str) -> Iterator[None]:
+    """What goes wrong once a run is there, told as its: whoever asked again would begin another, and pay for both."""
+    try:
+        yield
+    except (Refused, ClientLeft):
+        raise
+    except Exception as error:
+        if refused := refusal_of(error):
+            message = f"run {run_id} was started, and what it says cannot be told: {_fact(refused)}; {_later(run_id)}"
+            about = {"run_id": run_id}
+            raise Refused(refused.status, message, code=refused.code, may_retry=False, about=about) from error
+        LOG.error("a request failed once its run %s was started: %s", run_id, fault(error))
+        message = f"the server failed to answer; its log says where. Run {run_id} was started: {_later(run_id)}"
+        raise ApiError(500, message, code="internal", headers=NO_RETRY) from error
+
+
 def unknown_end(run_id: str) -> Refused:
     """Nobody works on the run here any more, and it has not ended: the host was closed before it could park it."""
     return _parked(f"what becomes of run {run_id} is not known yet", {"run_id": run_id})
@@ -137,9 +158,18 @@ def broken_off(error: Exception, run_id: str) -> Refused:
 
 
 def _parked(message: str, about: Mapping[str, Any]) -> Refused:
-    where = f"GET /v1/responses/{response_id(about['run_id'])} or GET /api/runs/{about['run_id']}"
-    later = f"ask for it at {where}, for a new request would be a new run"
-    return Refused(503, f"{message}; {later}", code="parked", may_retry=False, about=about)
+    return Refused(503, f"{message}; {_later(about['run_id'])}", code="parked", may_retry=False, about=about)
+
+
+def _fact(error: Exception) -> str:
+    """What has happened, without the advice behind it."""
+    return str(error).partition(";")[0]
+
+
+def _later(run_id: str) -> str:
+    """How to come to the answer of a run that is there."""
+    where = f"GET /v1/responses/{response_id(run_id)} or GET /api/runs/{run_id}"
+    return f"ask for it at {where}, for a new request would be a new run"
 
 
 def failure_of(ended: Ended, run_id: str, *, has_text: bool, asked: Collection[str] = ()) -> Refused | None:

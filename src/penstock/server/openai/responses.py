@@ -16,7 +16,7 @@ from penstock.server.auth import User
 from penstock.server.openai.conversing import forget_chat_of
 from penstock.server.openai.leaving import CLIENT_CLOSED_REQUEST, ClientLeft, RunStream, unless_left, with_heartbeats
 from penstock.server.openai.models import converses
-from penstock.server.openai.refusals import Refused, broken_off, set_aside, written
+from penstock.server.openai.refusals import Refused, broken_off, of_run, set_aside, written
 from penstock.server.openai.running import Service, Started, events_so_far, go_on, on_leave, start, streaming
 from penstock.server.openai.wire.answer import Answer, fold, speakers
 from penstock.server.openai.wire.bodies import ResponseBody
@@ -34,11 +34,11 @@ async def respond(service: Service, user: User, body: ResponseBody, request: Req
         return await streaming(service.streams, user, lambda: _streamed(service, user, body))
     begun = await _begin(service, user, body)
     under_way = _under_way(begun, body)
-    if body.background:
-        under_way.status = STATUSES[begun.run.status]
-        return _json(under_way)
     try:
-        await unless_left(request.receive, _followed(begun, under_way))
+        with of_run(begun.run.id):
+            if body.background:
+                return _json(await _as_it_stands(service, begun.run, begun.speaking, under_way))
+            await unless_left(request.receive, _followed(begun, under_way))
     except ClientLeft:
         await on_leave(begun, user, body.penstock)()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -62,9 +62,9 @@ async def retrieve(service: Service, user: User, response_id: str, after: int | 
     if stream:
         if after is not None:
             await _must_have_come_to(service, run, speaking, after)
-        service.streams.enter(user.name)
-        frames = _frames(Started(service, run, speaking), under_way, after)
-        return RunStream(frames, service.streams, user.name, _let_it_go_on)
+        with service.streams.place(user.name):
+            frames = _frames(Started(service, run, speaking), under_way, after)
+            return RunStream(frames, service.streams, user.name, _let_it_go_on)
     return _json(await _as_it_stands(service, run, speaking, under_way))
 
 
@@ -96,7 +96,7 @@ async def _until_ended(service: Service, run_id: str) -> None:
 async def _begin(service: Service, user: User, body: ResponseBody) -> Started:
     check_supported(body)
     turns = of_response(body)
-    graph = await service.graph_of(body.model)
+    graph = await service.graph_of(body.model, body.penstock.run_id)
     if body.previous_response_id is None:
         return await start(service, user, graph, turns, body, _asked(body, is_heard=converses(graph)).kept())
     before = await _run_of(service, user, body.previous_response_id, "previous_response_id")

@@ -20,8 +20,8 @@ from penstock.server.auth import User
 from penstock.server.errors import RETRY_AFTER_S, ApiError
 from penstock.server.openai.conversing import converse, limits_of, say_next
 from penstock.server.openai.leaving import RunStream
-from penstock.server.openai.models import converses, find
-from penstock.server.openai.refusals import Refused, unknown_end
+from penstock.server.openai.models import converses, find, named_version
+from penstock.server.openai.refusals import Refused, of_run, unknown_end
 from penstock.server.openai.wire.answer import Answer, Piece, speakers
 from penstock.server.openai.wire.bodies import ChatCompletionBody, Extension, ResponseBody
 from penstock.server.openai.wire.conversation import Turn
@@ -48,8 +48,16 @@ class Service:
     graphs: Runnable
     streams: Streams
 
-    async def graph_of(self, model: str) -> GraphRecord:
-        """The graph behind a model; Refused if there is none, GraphInvalid if it cannot run."""
+    async def graph_of(self, model: str, run_id: str | None = None) -> GraphRecord:
+        """The graph behind a model; Refused if there is none, GraphInvalid if it cannot run.
+
+        For a run that is there it is the version that it is of: whatever was saved since, and also if it was archived.
+        """
+        run = None if run_id is None else await self.host.get(run_id)
+        if run is not None and model in (run.graph_id, f"{run.graph_id}@{run.graph_version}"):
+            known = await self.stores.graphs.get(run.graph_id, run.graph_version)
+            if known is not None:
+                return known
         graph = await find(self.stores.graphs, model)
         return await self.graphs.must_run(graph, in_chat=converses(graph))
 
@@ -96,12 +104,8 @@ class Started:
 
 async def streaming(streams: Streams, user: User, begin: Callable[[], Awaitable[RunStream]]) -> RunStream:
     """A stream for which there is room: nothing is begun if there is none."""
-    streams.enter(user.name)
-    try:
+    with streams.place(user.name):
         return await begin()
-    except BaseException:
-        streams.leave(user.name)
-        raise
 
 
 def on_leave(begun: Started, user: User, asked: Extension) -> Callable[[], Awaitable[None]]:
@@ -168,8 +172,9 @@ async def _started(
     service: Service, run_id: str, graph: GraphRecord, body: ChatCompletionBody | ResponseBody
 ) -> Started:
     """The run, to be followed."""
-    run = await service.host.get(run_id)
-    assert run is not None, "a run that was just begun is there"
+    with of_run(run_id):
+        run = await service.host.get(run_id)
+        assert run is not None, "a run that was just begun is there"
     return Started(service, run, speakers(graph.document), frozenset(body.penstock.limits or ()), converses(graph))
 
 
@@ -194,7 +199,7 @@ async def _run_plainly(
     run = await service.host.submit(
         owner=user.name,
         graph_id=graph.id,
-        version=graph.version,
+        version=named_version(graph, body.model),
         input=turns[-1].text,
         limits=limits_of(service, body),
         run_id=body.penstock.run_id,
@@ -208,6 +213,6 @@ def _check(service: Service, user: User, body: ChatCompletionBody | ResponseBody
     if service.streams.closing().is_set():
         raise ApiError(503, "the server is closing; ask again", retry_after_s=RETRY_AFTER_S)
     try:
-        check_new_id(body.penstock.run_id, user)
+        check_new_id(body.penstock.run_id, user, "penstock.run_id")
     except ApiError as error:
         raise Refused(400, str(error), param="penstock.run_id", code=error.code) from None

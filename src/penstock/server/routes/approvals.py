@@ -8,10 +8,21 @@ from fastapi import APIRouter, Query
 
 from penstock.hosting.records import ApprovalState
 from penstock.server.auth import User
-from penstock.server.parts import Asker, PageSize, Parts, PathId, QueryId, Service, check_place, readable, whose
+from penstock.server.parts import (
+    KNOWN_QUERY,
+    Asker,
+    PageSize,
+    Parts,
+    PathId,
+    QueryId,
+    Service,
+    check_place,
+    readable,
+    whose,
+)
 from penstock.server.schemas import ApprovalPage, ApprovalShown, Edit, Verdict
 
-router = APIRouter(prefix="/api/approvals", tags=["approvals"])
+router = APIRouter(prefix="/api/approvals", tags=["approvals"], dependencies=[KNOWN_QUERY])
 
 
 @router.get("")

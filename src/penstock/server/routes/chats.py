@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query
@@ -15,6 +17,7 @@ from penstock.hosting.host import GraphArchived, UnknownGraph
 from penstock.server.auth import User
 from penstock.server.errors import ApiError, not_found
 from penstock.server.parts import (
+    KNOWN_QUERY,
     Asker,
     PageSize,
     Parts,
@@ -29,6 +32,7 @@ from penstock.server.parts import (
 from penstock.server.routes.runs import STREAMED, Stream, told, wants_events
 from penstock.server.schemas import (
     MAX_NAME,
+    MEDIA_TYPE,
     Again,
     AttachmentShown,
     ChatPage,
@@ -43,11 +47,13 @@ from penstock.server.schemas import (
     run_limits,
 )
 
-router = APIRouter(prefix="/api", tags=["chats"])
+if TYPE_CHECKING:
+    from penstock.chat.turn import ChatTurn
+
+router = APIRouter(prefix="/api", tags=["chats"], dependencies=[KNOWN_QUERY])
 
 SHOWN_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "text/plain", "application/pdf"})
 """What is given back under its own type; everything else is only bytes, whatever it was sent as."""
-MEDIA_TYPE = r"^[a-z0-9][a-z0-9.+-]{0,63}/[a-z0-9][a-z0-9.+-]{0,63}$"
 BYTES_TYPE = "application/octet-stream"
 NOT_OF_FILES = frozenset({"application/json", "application/x-www-form-urlencoded", "multipart/form-data"})
 """What clients say of a body by themselves, whatever is in it."""
@@ -75,7 +81,7 @@ async def list_chats(
 @router.post("/chats", status_code=201)
 async def create_chat(body: NewChat, service: Service, user: Asker) -> ChatShown:
     """A new chat with a graph; the same `chat_id` again is the same chat."""
-    check_new_id(body.chat_id, user)
+    check_new_id(body.chat_id, user, "chat_id")
     await _must_answer_in(service, body.graph_id, body.chat_id)
     chat = await service.chats.create_chat(
         owner=user.name, graph_id=body.graph_id, title=body.title, chat_id=body.chat_id
@@ -124,11 +130,10 @@ async def say(
     A turn that is under way at the end is not built upon: this one is a branch beside it.
     """
     chat = await _own(service, chat_id, user)
-    await service.version_to_run(chat.graph_id, run_id=body.run_id, in_chat=True)
-    turn = await service.chats.stream_chat(
-        chat_id, body.content, owner=chat.owner, parent_id=body.parent_id, **_spoken(body, user)
-    )
-    return _answered(service, user, request, turn, stream, on_leave)
+    await service.must_run(chat.graph_id, run_id=body.run_id, in_chat=True)
+    spoken = {"owner": chat.owner, "parent_id": body.parent_id, **_spoken(body, user)}
+    begin = partial(service.chats.stream_chat, chat_id, body.content, **spoken)
+    return await _answered(service, user, request, begin, stream, on_leave)
 
 
 @router.post("/agents/{graph_id}/chat", response_model=TurnShown, responses=STREAMED)
@@ -144,9 +149,10 @@ async def chat_with_agent(
     """Say something to a graph in a chat that begins with it."""
     if body.parent_id is not None:
         raise ApiError(422, "a chat that begins has no message to answer below", path="$.parent_id")
-    await service.version_to_run(graph_id, run_id=body.run_id, in_chat=True)  # before there is a chat nobody answers in
-    turn = await service.chats.stream_agent_chat(graph_id, body.content, owner=user.name, **_spoken(body, user))
-    return _answered(service, user, request, turn, stream, on_leave)
+    await service.must_run(graph_id, run_id=body.run_id, in_chat=True)  # before there is a chat nobody answers in
+    spoken = _spoken(body, user)
+    begin = partial(service.chats.stream_agent_chat, graph_id, body.content, owner=user.name, **spoken)
+    return await _answered(service, user, request, begin, stream, on_leave)
 
 
 @router.post("/chats/{chat_id}/messages/{message_id}/continue", response_model=TurnShown, responses=STREAMED)
@@ -162,8 +168,8 @@ async def continue_message(
 ) -> Any:
     """Let an answer that stopped go on from where it is."""
     again = await _again(service, user, chat_id, message_id, body)
-    turn = await service.chats.continue_message(chat_id, message_id, **again)
-    return _answered(service, user, request, turn, stream, on_leave)
+    begin = partial(service.chats.continue_message, chat_id, message_id, **again)
+    return await _answered(service, user, request, begin, stream, on_leave)
 
 
 @router.post("/chats/{chat_id}/messages/{message_id}/retry", response_model=TurnShown, responses=STREAMED)
@@ -179,8 +185,8 @@ async def retry_message(
 ) -> Any:
     """Another answer beside this one; both stay."""
     again = await _again(service, user, chat_id, message_id, body)
-    turn = await service.chats.retry_message(chat_id, message_id, **again)
-    return _answered(service, user, request, turn, stream, on_leave)
+    begin = partial(service.chats.retry_message, chat_id, message_id, **again)
+    return await _answered(service, user, request, begin, stream, on_leave)
 
 
 @router.post("/chats/{chat_id}/messages/{message_id}/edit", response_model=TurnShown, responses=STREAMED)
@@ -196,8 +202,8 @@ async def edit_message(
 ) -> Any:
     """Say it in other words, beside what was said; both stay."""
     again = await _again(service, user, chat_id, message_id, body)
-    turn = await service.chats.edit_user_message(chat_id, message_id, body.content, **again)
-    return _answered(service, user, request, turn, stream, on_leave)
+    begin = partial(service.chats.edit_user_message, chat_id, message_id, body.content, **again)
+    return await _answered(service, user, request, begin, stream, on_leave)
 
 
 @router.post("/chats/{chat_id}/messages/{message_id}/choose", status_code=204)
@@ -260,7 +266,7 @@ async def _own_message(service: Parts, chat_id: str, message_id: str, user: User
 
 def _given(body: Say | Again, user: User) -> dict[str, Any]:
     """What every turn takes of its body."""
-    check_new_id(body.run_id, user)
+    check_new_id(body.run_id, user, "run_id")
     return {"user_tools": body.user_tools, "limits": run_limits(body.limits), "run_id": body.run_id}
 
 
@@ -271,7 +277,7 @@ def _spoken(body: Say, user: User) -> dict[str, Any]:
 async def _again(service: Parts, user: User, chat_id: str, message_id: str, body: Again | None) -> dict[str, Any]:
     chat = await _own_message(service, chat_id, message_id, user)
     asked = body or Again()
-    await service.version_to_run(chat.graph_id, run_id=asked.run_id, in_chat=True)
+    await service.must_run(chat.graph_id, run_id=asked.run_id, in_chat=True)
     return {"owner": chat.owner, **_given(asked, user)}
 
 
@@ -284,9 +290,16 @@ async def _must_answer_in(service: Parts, graph_id: str, chat_id: str | None) ->
         raise GraphArchived(graph_id)
 
 
-def _answered(
-    service: Parts, user: User, request: Request, turn: Any, stream: bool, on_leave: Literal["continue", "cancel"]
+async def _answered(
+    service: Parts,
+    user: User,
+    request: Request,
+    begin: Callable[[], Awaitable[ChatTurn]],
+    stream: bool,
+    on_leave: Literal["continue", "cancel"],
 ) -> Any:
-    if stream or wants_events(request):
-        return told(service, user, turn.run_id, is_cancelled_on_leave=on_leave == "cancel")
-    return TurnShown.model_validate(turn)
+    """The turn, or the stream of its answer; nothing is begun for a stream that cannot be."""
+    if not (stream or wants_events(request)):
+        return TurnShown.model_validate(await begin())
+    with service.streams.place(user.name):
+        return told(service, user, (await begin()).run_id, is_cancelled_on_leave=on_leave == "cancel")

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Query
 
 from penstock.hosting.records import GraphRecord
 from penstock.kernel.document import parse_graph
-from penstock.server.auth import User
+from penstock.server.auth import User, reserved
 from penstock.server.errors import ApiError, not_found, problem_details
-from penstock.server.parts import Asker, PageSize, Parts, PathId, QueryId, Service
+from penstock.server.parts import KNOWN_QUERY, Asker, PageSize, Parts, PathId, QueryId, Service
 from penstock.server.schemas import (
     GraphDocument,
     GraphListed,
@@ -24,7 +24,9 @@ from penstock.server.schemas import (
     Validity,
 )
 
-router = APIRouter(prefix="/api/graphs", tags=["graphs"])
+router = APIRouter(prefix="/api/graphs", tags=["graphs"], dependencies=[KNOWN_QUERY])
+
+RESERVED = reserved("/api/graphs/{graph_id}")
 
 
 @router.get("")
@@ -40,6 +42,8 @@ async def list_graphs(
 @router.post("", status_code=201)
 async def create_graph(body: NewGraph, service: Service, user: Asker) -> GraphShown:
     """Keep a new graph; 409 if its id is taken by one that differs. Of a draft, `problems` says why it cannot run."""
+    if body.id in RESERVED:
+        raise ApiError(422, f"no graph can be called {body.id}: /api/graphs/{body.id} is another route", path="$.id")
     document = await asyncio.to_thread(_checked, body.document)
     existing = await service.stores.graphs.get(body.id)
     expected = 0 if existing is None or existing.document != document else None

@@ -14,10 +14,10 @@ from penstock.hosting.ports import StoreUnavailable
 from penstock.hosting.records import RunStatus
 from penstock.server.auth import written
 from penstock.server.metrics import CONTENT_TYPE
-from penstock.server.parts import Asker, Parts, Service
+from penstock.server.parts import KNOWN_QUERY, Asker, Parts, Service
 from penstock.server.schemas import HandleShown, Health, Me, NodeTypes, NodeTypeShown, Readiness
 
-router = APIRouter(tags=["server"])
+router = APIRouter(tags=["server"], dependencies=[KNOWN_QUERY])
 
 SHOWN_GRAPHS = 50
 

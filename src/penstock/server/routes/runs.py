@@ -10,13 +10,15 @@ from fastapi import APIRouter, Header, Query
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from penstock.errors import PenstockError
 from penstock.hosting.control import UNSET
 from penstock.hosting.records import RunRecord, RunStatus
 from penstock.hosting.settings import NO_CEILINGS
 from penstock.hosting.work.halts import halt_of
 from penstock.server.auth import User
-from penstock.server.errors import ApiError, not_found
+from penstock.server.errors import ApiError, api_error, not_found
 from penstock.server.parts import (
+    KNOWN_QUERY,
     Asker,
     PageSize,
     Parts,
@@ -44,7 +46,7 @@ from penstock.server.schemas import (
 )
 from penstock.server.sse import EventStream, event_json, follow, is_over
 
-router = APIRouter(prefix="/api/runs", tags=["runs"])
+router = APIRouter(prefix="/api/runs", tags=["runs"], dependencies=[KNOWN_QUERY])
 
 MAX_SEQ = 2**53 - 1
 EXPORT_PAGE = 200
@@ -83,17 +85,12 @@ async def list_runs(
 @router.post("", status_code=201, response_model=RunShown, responses=STREAMED)
 async def start_run(body: NewRun, request: Request, service: Service, user: Asker, stream: Stream = False) -> Any:
     """Start a run of a graph; it goes on whether or not anybody watches."""
-    check_new_id(body.run_id, user)
-    version = await service.version_to_run(body.graph_id, body.version, run_id=body.run_id)
-    run = await service.host.submit(
-        owner=user.name,
-        graph_id=body.graph_id,
-        version=version,
-        input=body.input,
-        limits=run_limits(body.limits),
-        run_id=body.run_id,
-    )
-    return told(service, user, run.id) if stream or wants_events(request) else await _shown(service, run)
+    check_new_id(body.run_id, user, "run_id")
+    await service.must_run(body.graph_id, body.version, run_id=body.run_id)
+    if not (stream or wants_events(request)):
+        return await _begun(service, await _submitted(service, user, body))
+    with service.streams.place(user.name):
+        return told(service, user, (await _submitted(service, user, body)).id)
 
 
 @router.get("/{run_id}")
@@ -124,7 +121,8 @@ async def get_events(
         return await _page(service, run, place, limit)
     if await is_over(service.stores, run, place):
         return Response(status_code=204, headers={"X-Run-Id": run.id})
-    return told(service, user, run.id, place)
+    with service.streams.place(user.name):
+        return told(service, user, run.id, place)
 
 
 @router.get("/{run_id}/export", response_class=Response, responses={200: {"content": {"application/x-ndjson": {}}}})
@@ -132,8 +130,9 @@ async def export_run(run_id: PathId, service: Service, user: Asker) -> Response:
     """Everything there is of it, a JSON value per line: the run, its graph, its events."""
     run = await _own(service, run_id, user)
     disposition = {"Content-Disposition": f'attachment; filename="run-{run_id.replace(":", "-")}.ndjson"'}
-    lines = _exported(service, run)
-    return EventStream(lines, service.streams, user, headers=disposition, media_type="application/x-ndjson")
+    with service.streams.place(user.name):
+        lines = _exported(service, run)
+        return EventStream(lines, service.streams, user, headers=disposition, media_type="application/x-ndjson")
 
 
 @router.post("/{run_id}/cancel")
@@ -175,17 +174,17 @@ async def grant_run(run_id: PathId, body: Grant, service: Service, user: Asker) 
 async def fork_run(run_id: PathId, body: Fork, service: Service, user: Asker) -> RunShown:
     """A new run that takes over what this one did before the node `at`, and runs it and all behind it again."""
     await _own(service, run_id, user)
-    check_new_id(body.run_id, user)
+    check_new_id(body.run_id, user, "run_id")
     given = body.input if "input" in body.model_fields_set else UNSET
     forked = await service.host.fork(run_id, owner=user.name, at=body.at, input=given, run_id_new=body.run_id)
-    return await _shown(service, forked)
+    return await _begun(service, forked)
 
 
 @router.post("/{run_id}/replay", status_code=201)
 async def replay_run(run_id: PathId, service: Service, user: Asker) -> RunShown:
     """A new run that does what this one did, from its journal alone: nothing is called, nothing is spent."""
     await _own(service, run_id, user)
-    return await _shown(service, await service.host.replay(run_id, owner=user.name))
+    return await _begun(service, await service.host.replay(run_id, owner=user.name))
 
 
 def wants_events(request: Request) -> bool:
@@ -196,7 +195,7 @@ def wants_events(request: Request) -> bool:
 def told(
     service: Parts, user: User, run_id: str, after: int = 0, *, is_cancelled_on_leave: bool = False
 ) -> EventStream:
-    """The run's events as an answer; the run may be cancelled when its only watcher leaves."""
+    """The run's events as an answer that has its place; the run may be cancelled when its only watcher leaves."""
 
     async def cancel() -> None:
         await service.host.cancel(run_id, reason="the client left", by=user.name)
@@ -208,6 +207,30 @@ def told(
 
 def _wants_page(request: Request) -> bool:
     return "application/json" in request.headers.get("accept", "") and not wants_events(request)
+
+
+async def _submitted(service: Parts, user: User, body: NewRun) -> RunRecord:
+    return await service.host.submit(
+        owner=user.name,
+        graph_id=body.graph_id,
+        version=body.version,
+        input=body.input,
+        limits=run_limits(body.limits),
+        run_id=body.run_id,
+    )
+
+
+async def _begun(service: Parts, run: RunRecord) -> RunShown:
+    """A run that is new, as it stands; if that cannot be said, that there is one: to ask again would begin another."""
+    try:
+        return await _shown(service, run)
+    except PenstockError as error:
+        said = api_error(error)
+        if said.status == 500:
+            raise
+        why = str(said).partition(";")[0]  # and what it advises is to ask again
+        message = f"run {run.id} was started, and how it stands cannot be told: {why}; GET /api/runs/{run.id} later"
+        raise ApiError(said.status, message, code=said.code, headers={**said.headers, "X-Run-Id": run.id}) from error
 
 
 async def _own(service: Parts, run_id: str, user: User) -> RunRecord:

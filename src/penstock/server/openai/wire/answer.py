@@ -74,6 +74,8 @@ class Question:
     id: str
     node_id: str
     text: str
+    value: Any = field(default=None, compare=False)
+    """What is asked about, such as a tool and its arguments; cut as its event has it, if it is long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class Ended:
     """Whether only calls under way hold what it wanted of that limit."""
     cut: str | None = None
     """Why the model did not say all of what a completed run came to: `length` or `content_filter`; None if it did."""
+    unresolved_usd: float = 0.0
+    """What is held for calls of which nobody knows what became, as of those under way when a server died."""
 
     @property
     def cost(self) -> dict[str, Any]:
@@ -325,12 +329,13 @@ def _used(call: Any) -> Used:
 
 def _question(approval: Any) -> Question:
     given = approval if isinstance(approval, Mapping) else {}
-    return Question(str(given.get("id", "")), str(given.get("node_id", "")), str(given.get("question", "")))
+    id, node_id, text = (str(given.get(name, "")) for name in ("id", "node_id", "question"))
+    return Question(id, node_id, text, given.get("value"))
 
 
 def _ended(status: Ending, at_ms: int, data: Mapping[str, Any]) -> Ended:
     cost = data.get("cost_usd")
-    reason = data.get("stop_reason") or data.get("cause") or data.get("error")
+    reason = str(StopReason.ABORTED) if status == "cancelled" else data.get("stop_reason") or data.get("error")
     message = str(data.get("message") or data.get("reason") or "")
     return Ended(
         status,
@@ -345,4 +350,5 @@ def _ended(status: Ending, at_ms: int, data: Mapping[str, Any]) -> Ended:
         data.get("whose"),
         data.get("momentary") is True,
         cut if (cut := data.get("finish_reason")) in ("length", "content_filter") else None,
+        float(data.get("unresolved_usd") or 0),
     )

@@ -8,7 +8,7 @@ mean it that send every field they know. Knows nothing of graphs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +23,8 @@ from pydantic import (
 
 MAX_MESSAGES = 10_000
 MAX_METADATA = 16
+EMPTY: tuple[Any, ...] = ("", [], {})
+"""What says nothing, in a field that is not known."""
 
 
 def _writable(text: str) -> str:
@@ -48,10 +50,29 @@ class Given(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
+    without_effect: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are checked, and say nothing to anybody here."""
+
+    def unheard(self) -> Iterator[str]:
+        """What of it says nothing to anybody here, by its place."""
+        yield from self.model_fields_set & self.without_effect
+        yield from (name for name, said in (self.model_extra or {}).items() if said not in EMPTY)
+        for name in type(self).model_fields:
+            yield from unheard_in(name, getattr(self, name))
+
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, sent: Any) -> Any:
         return {name: one for name, one in sent.items() if one is not None} if isinstance(sent, dict) else sent
+
+
+def unheard_in(where: str, said: Any) -> Iterator[str]:
+    """What of a field says nothing to anybody here; what many in a list have, once."""
+    if isinstance(said, Given):
+        yield from (f"{where}.{name}" for name in said.unheard())
+    elif isinstance(said, list):
+        inside = {name for one in said if isinstance(one, Given) for name in one.unheard()}
+        yield from (f"{where}.*.{name}" for name in inside)
 
 
 class Extension(Given):
@@ -70,8 +91,17 @@ class Extension(Given):
 class ImageUrl(Given):
     """A picture, as a data: URL."""
 
+    without_effect = frozenset({"detail"})
+
     url: Text
     detail: Text | None = None
+
+
+class FileGiven(Given):
+    """A file, as a data: URL."""
+
+    file_data: Text | None = None
+    filename: Text | None = None
 
 
 class Part(Given):
@@ -81,6 +111,8 @@ class Part(Given):
     text: Text | None = None
     refusal: Text | None = None
     image_url: ImageUrl | Text | None = None
+    file: FileGiven | None = None
+    """As /v1/chat/completions has it; in /v1/responses the two fields of a file are the part's own."""
     file_data: Text | None = None
     filename: Text | None = None
 
@@ -97,6 +129,7 @@ class ToolCallMade(Given):
     """A tool call that an earlier answer asked for; what was called stands under its type."""
 
     id: Text = ""
+    type: Text = ""
     function: Function | None = None
     custom: Function | None = None
 
@@ -117,7 +150,7 @@ class ChatMessageBody(Given):
         """Its fields that say nothing to anybody here; of a tool's result, the name is told."""
         if self.name and self.role not in ("tool", "function"):
             yield "name"
-        yield from (name for name, said in (self.model_extra or {}).items() if said)
+        yield from super().unheard()
 
 
 class StreamOptions(Given):
@@ -174,10 +207,10 @@ class ChatCompletionBody(_Body):
 
     def ignored(self, *, is_heard: bool = True) -> list[str]:
         """The fields that have no effect; one that many messages have is named once."""
-        of_messages = {f"messages.*.{name}" for message in self.messages for name in message.unheard()}
-        of_options = _within("stream_options", self.stream_options)
-        unheard = () if is_heard else _all_but_last("messages", self.messages)
-        return sorted([*super().ignored(is_heard=is_heard), *of_messages, *of_options, *unheard])
+        within = [*unheard_in("messages", self.messages), *unheard_in("stream_options", self.stream_options)]
+        within += unheard_in("response_format", self.response_format)
+        within += [] if is_heard else _all_but_last("messages", self.messages)
+        return sorted([*super().ignored(is_heard=is_heard), *within])
 
 
 class InputItem(Given):
@@ -191,6 +224,13 @@ class InputItem(Given):
     input: Text | None = None
     """What a tool was given that takes text and no arguments."""
     output: Text | list[Part] | None = None
+    call_id: Text | None = None
+
+    def unheard(self) -> Iterator[str]:
+        """Its fields that say nothing to anybody here; of a tool, the name is told."""
+        if self.name and self.type == "message":
+            yield "name"
+        yield from super().unheard()
 
 
 UNHEARD = frozenset({"reasoning"})
@@ -218,17 +258,13 @@ class ResponseBody(_Body):
     def ignored(self, *, is_heard: bool = True) -> list[str]:
         """The fields that have no effect; also `instructions` and `user`, if the conversation has begun before."""
         counts = is_heard and self.previous_response_id is None
-        ignored = [*super().ignored(is_heard=counts), *_within("text", self.text)]
+        ignored = [*super().ignored(is_heard=counts), *unheard_in("text", self.text)]
         ignored += ["instructions"] if self.instructions and not counts else []
         if isinstance(self.input, list):
             unheard = [f"input.{at}" for at, item in enumerate(self.input) if item.type in UNHEARD]
             ignored += unheard if is_heard else _all_but_last("input", self.input)
+            ignored += unheard_in("input", [item for item in self.input if item.type not in UNHEARD])
         return sorted(ignored)
-
-
-def _within(where: str, options: Given | None) -> list[str]:
-    """What stands in a field of the request, and is not known here."""
-    return [f"{where}.{name}" for name in (options.model_extra or ())] if options is not None else []
 
 
 def _all_but_last(where: str, said: Sequence[object]) -> list[str]:

@@ -97,6 +97,8 @@ def facts(run_id: str, ignored: Sequence[str], ended: Ended | None) -> Json:
         known |= {"status": ended.status, "cost_usd": ended.cost_usd, "stop_reason": stop_reason}
         if ended.unknown_costs:
             known["unknown_costs"] = ended.unknown_costs
+        if ended.unresolved_usd:
+            known["unresolved_usd"] = ended.unresolved_usd
         if ended.message and ended.status != "completed":
             known["message"] = ended.message
     return known
@@ -109,6 +111,7 @@ def asked_in(waits: Waits) -> list[Json]:
             "id": one.id,
             "node_id": one.node_id,
             "question": one.text,
+            "value": one.value,
             "answer": [f"POST /api/approvals/{one.id}/{verdict}" for verdict in ("approve", "edit", "reject")],
         }
         for one in waits.questions

@@ -10,8 +10,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 from urllib.parse import unquote_to_bytes
 
 from penstock.agents.messages import Role
@@ -26,10 +25,13 @@ from penstock.server.openai.wire.bodies import (
     Part,
     ResponseBody,
 )
+from penstock.server.schemas import MEDIA_TYPE
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 OWN_TOOLS = "this server runs its tools itself, and calls in an answer are told when they are done; say what is next"
-DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)((?:;[\w-]+=[^;,]*)*)(;base64)?,(.*)", re.DOTALL)
+DATA_URL = re.compile(
+    rf"data:({MEDIA_TYPE.strip('^$')})((?:;[\w-]+=[^;,]*)*)(;base64)?,(.*)", re.DOTALL | re.ASCII | re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class File:
     content: bytes
     where: str = field(default="", compare=False)
     """The field of the request that it came in."""
+    named_in: str = field(default="", compare=False)
+    """The field of the request that names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +192,9 @@ def _file_of(part: Part, where: str, number: int) -> File:
         url = part.image_url if isinstance(part.image_url, str) else part.image_url.url if part.image_url else None
         return _of_data_url(url, f"{where}.image_url", f"image-{number}")
     if part.type in ("file", "input_file"):
-        inside: Any = (part.model_extra or {}).get("file") or {}
-        data = part.file_data or (inside.get("file_data") if isinstance(inside, dict) else None)
-        name = part.filename or (inside.get("filename") if isinstance(inside, dict) else None)
-        return _of_data_url(data, f"{where}.file_data", _last_part(str(name or "")) or f"file-{number}")
+        inside, at = (part.file, f"{where}.file") if part.file is not None else (part, where)
+        name = _last_part(inside.filename or "") or f"file-{number}"
+        return replace(_of_data_url(inside.file_data, f"{at}.file_data", name), named_in=f"{at}.filename")
     raise InvalidValue(f"{where}.type", part.type, "text, an image or a file")
 
 

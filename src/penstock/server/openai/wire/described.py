@@ -33,6 +33,16 @@ class ModelList(Described):
     data: list[ModelFacts]
 
 
+class QuestionFacts(Described):
+    """What a run waits for: what it asks, what about, and where to answer."""
+
+    id: str
+    node_id: str
+    question: str
+    value: Any
+    answer: list[str]
+
+
 class RunFacts(Described):
     """What OpenAI's shape has no place for: the run behind an answer."""
 
@@ -44,7 +54,9 @@ class RunFacts(Described):
     stop_reason: str | None = None
     message: str | None = None
     unknown_costs: int | None = None
-    approvals: list[dict[str, Any]] | None = None
+    unresolved_usd: float | None = None
+    """What is held for calls of which nobody knows what became."""
+    approvals: list[QuestionFacts] | None = None
 
 
 class CompletionMessage(Described):
