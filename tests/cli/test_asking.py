@@ -361,7 +361,7 @@ def test_approve_answers_everything_and_says_so(
     ended = penstock("run", "flow.json", *STANDARD, "--input", "1", "--approve", approve, "--json")
     assert ended.code == 0
     assert result.items() <= json.loads(ended.out)["results"].items()
-    assert f"{said}\n" in ended.err
+    assert f"{said}\n  value: 1\n" in ended.err
 
 
 TOOLS = """

@@ -20,8 +20,8 @@ from typing import Any, TextIO
 from penstock.cli.exits import Refused
 from penstock.cli.loading.values import parsed, read_bytes
 from penstock.cli.options import Approve
-from penstock.cli.showing.outcome import titled
 from penstock.cli.showing.screen import Line, Screen, printable, write
+from penstock.cli.showing.value import titled
 from penstock.errors import InvalidValue, PenstockError
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorBroken, ExecutorRegistry
@@ -82,13 +82,13 @@ class Put:
 
 
 def by_rule(approve: Approve, screen: Screen) -> Answering:
-    """The same answer to every question; each is shown with it."""
+    """The same answer to every question; each is shown with it, and with what is asked about."""
 
     async def answer(request: ApprovalRequest) -> Answer:
         is_approved = approve is Approve.ALL
         said = f"  {'approved' if is_approved else 'rejected'}: --approve {approve}"
         question = printable(" ".join(request.question.split()))
-        screen.show([("? ", "yellow"), (question, ""), (said, "yellow")], whole=True)
+        screen.show([("? ", "yellow"), (question, ""), (said, "yellow")], *_matter(request), whole=True)
         return Answer(True) if is_approved else Answer(False, reason=f"--approve {approve}")
 
     return answer
@@ -141,8 +141,7 @@ class Terminal:
         first, *rest = request.question.splitlines() or [""]
         lines: list[Line] = [[("? ", "yellow"), (printable(first), ""), (f"  ({printable(request.node_id)})", "dim")]]
         lines += [[(f"  {printable(line)}", "")] for line in rest]
-        lines += [[(f"  {line}", "")] for line in titled("value", request.value)]
-        self._screen.show(*lines, whole=True)
+        self._screen.show(*lines, *_matter(request), whole=True)
         forget_what_was_typed(self._descriptor)
 
     async def _heard(self, request: ApprovalRequest) -> Answer:
@@ -206,6 +205,11 @@ class Terminal:
 
     def _tell(self, text: str) -> None:
         self._screen.show([(f"  {printable(text)}", "yellow")], whole=True)
+
+
+def _matter(request: ApprovalRequest) -> list[Line]:
+    """What is asked about."""
+    return [[(f"  {line}", "")] for line in titled("value", request.value)]
 
 
 def _value(given: str) -> Any:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from penstock.cli.remote.chat import Told
 from penstock.cli.showing.screen import Screen
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.nodes import executors as standard_executors
+from penstock.server.examples import example_graphs
 from tests.cli.conftest import Penstock
 from tests.cli.remote.live import ANN, PENSTOCK, TOKENS, Live, Terminal, cutting, serving
 
@@ -54,8 +57,8 @@ def test_the_first_graph_answers_where_none_is_named(live: Live, penstock: Penst
 
 def test_each_agent_speaks_on_lines_of_its_own(live: Live, penstock: Penstock) -> None:
     lines = penstock("chat", "pipeline", "-m", "hello", "--url", live.url).out.splitlines()
-    assert [line.split(":")[0] for line in lines[:2]] == ["You said", "You said"]
-    assert len(lines) == 3
+    assert [line.split(":")[0] for line in lines[:3]] == ["You said", "· writer", "You said"]
+    assert len(lines) == 4
 
 
 def test_a_message_is_said_in_a_chat_that_is_there(live: Live, penstock: Penstock) -> None:
@@ -83,7 +86,11 @@ def test_a_message_that_comes_while_another_is_answered_is_a_branch_beside_it(sl
 def test_a_limit_ends_the_answer_with_3(live: Live, penstock: Penstock) -> None:
     ended = penstock("chat", "pipeline", "-m", "hello", "--max-cost", "0.000001", "--url", live.url)
     assert ended.code == 3
-    assert "halted: " in ended.out
+    *_, halted, advice, bill = ended.out.splitlines()
+    run_id = bill.rpartition(" ")[2]
+    assert halted.startswith("halted: ")
+    assert advice == f"→ penstock runs grant {run_id} --max-cost USD --url {live.url} lets it go on"
+    assert f"{advice}\n" in penstock("runs", "show", run_id, "--url", live.url).out
     wrong = penstock("chat", "assistant", "-m", "hello", "--max-cost", "much", "--url", live.url)
     assert wrong.code == 64
     assert "'--max-cost': it must be a number of US dollars" in wrong.err
@@ -176,7 +183,18 @@ def test_tools_and_agents_that_are_told_again_are_shown_once(capsys: pytest.Capt
     told.piece(writer, " is 5, I think.")
     told.call(writer, {**call, "id": "2"})
     told.end("run.completed", {"output": "It is 5, I think."})
-    assert capsys.readouterr().out == "I read.\nLet me see.\n· calls look\nIt is 5, I think.\n· calls look\n"
+    assert capsys.readouterr().out == "I read.\n· a\nLet me see.\n· calls look\nIt is 5, I think.\n· calls look\n"
+
+
+def test_agents_that_take_turns_are_told_apart_by_their_nodes_or_by_their_own_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = Told(Screen(sys.stdout))
+    for speaker in (("a", "main/a"), ("b", "main/b"), ("b", "main/b/helper"), ("a", "main/a")):
+        told.piece(speaker, "Well, ")
+        told.piece(speaker, "yes.")
+    told.end("run.completed", {"output": "Well, yes."})
+    assert capsys.readouterr().out == "Well, yes.\n· b\nWell, yes.\n· helper\nWell, yes.\n· a\nWell, yes.\n"
 
 
 @pytest.mark.parametrize("arguments", [["publish", "-m", "spring"], ["publish"]])
@@ -219,7 +237,7 @@ def test_a_question_that_was_answered_before_is_not_put_again(live: Live, pensto
 
 
 def test_lines_from_a_pipe_are_a_conversation(live: Live, penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = "count to 3\n\n/retry\n/edit count to 4\n/continue\n/nonsense\n/edit\n/help\n"
+    lines = "count to 3\n\n/retry\n/edit count to 4\n/continue\n/nonsense\n/edit\n/help\n/quit now\nnot said\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     ended = penstock("chat", "assistant", "--url", live.url)
     assert (ended.code, ended.err) == (0, "")
@@ -227,8 +245,22 @@ def test_lines_from_a_pipe_are_a_conversation(live: Live, penstock: Penstock, mo
     assert said[:3] == ["1, 2, 3.", "1, 2, 3.", "1, 2, 3, 4."]
     assert "there is no more to it." in said[3]
     assert "there is no /nonsense" in said
+    assert "there is no /quit" not in said
+    assert "not said" not in ended.out
     assert "/edit needs the text to say instead" in ended.out
     assert said[-1].startswith("penstock chat --chat ")
+
+
+def test_ctrl_c_ends_a_conversation_that_nobody_types(
+    live: Live, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(prompt: str) -> str:
+        calls.append(prompt)
+        raise KeyboardInterrupt
+
+    calls: list[str] = []
+    monkeypatch.setattr("builtins.input", interrupted)
+    assert (penstock("chat", "assistant", "--url", live.url).code, calls) == (0, [""])
 
 
 def test_nothing_can_be_repeated_before_something_was_said(
@@ -252,6 +284,8 @@ def test_on_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_leaves(slow: Live) -> N
         terminal.until("1, 2, 3,")
         terminal.type("\x03")
         terminal.until("stopped; what had come is kept")
+        (run,) = slow.do(slow.stores.runs.list())
+        assert " tokens · " in terminal.until(run.id)
         terminal.until("you › ")
         terminal.type("/continue\n")
         terminal.until("31, 32, 33,")  # from where it had been stopped, and not from the beginning
@@ -274,12 +308,94 @@ def test_on_a_terminal_a_message_that_is_stopped_is_130(slow: Live) -> None:
     assert "stopped; what had come is kept" in terminal.shown
 
 
-def test_on_a_terminal_ctrl_c_at_the_prompt_leaves(live: Live) -> None:
-    with Terminal("chat", "assistant", "--url", live.url) as terminal:
+def test_on_a_terminal_who_answers_is_said_whoever_is_named(live: Live, penstock: Penstock) -> None:
+    with Terminal("chat", "--url", live.url) as terminal:
+        terminal.until("assistant answers. Ctrl-D leaves")
+    penstock("chat", "pipeline", "-m", "hello", "--url", live.url)
+    (chat,) = live.do(live.stores.chats.list(owner="local"))
+    with Terminal("chat", "--chat", chat.id, "--url", live.url) as terminal:
+        terminal.until("pipeline answers. Ctrl-D leaves")
+
+
+def test_on_a_terminal_ctrl_c_at_the_prompt_clears_the_line_and_leaves_when_it_comes_twice(live: Live) -> None:
+    with Terminal("chat", "assistant", "--url", live.url, NO_COLOR="1") as terminal:
+        terminal.until("you › ")
+        terminal.type("this is not said")
+        terminal.until("this is not said")
+        terminal.interrupt()
+        terminal.until("Ctrl-D leaves, and so does Ctrl-C once more.")
+        terminal.until("you › ")
+        terminal.type("count to 2\n")
+        terminal.until("1, 2.")
+        terminal.until("you › ")
+        terminal.interrupt()
+        terminal.until("once more.")
         terminal.until("you › ")
         terminal.interrupt()
         assert terminal.end() == 0
     assert "Traceback" not in terminal.shown
+    assert len(live.do(live.stores.runs.list())) == 1
+
+
+@pytest.mark.parametrize("arguments", [["-m", "count to 1000"], []], ids=["one message", "a conversation"])
+def test_on_a_terminal_a_stop_that_does_not_arrive_says_what_becomes_of_the_run(arguments: list[str]) -> None:
+    with serving(words_per_second=20) as slow:
+        terminal = Terminal("chat", "assistant", *arguments, "--url", slow.url, NO_COLOR="1", columns=800)
+        if not arguments:
+            terminal.until("you › ")
+            terminal.type("count to 1000\n")
+        terminal.until("1, 2, 3,")
+        (run,) = slow.do(slow.stores.runs.list())
+    with terminal:
+        terminal.type("\x03")
+        terminal.until(f"penstock: the stop did not arrive: {run.id} goes on when the server is back")
+        terminal.until(f"penstock runs cancel {run.id} --url {slow.url} stops it then; no server answers at {slow.url}")
+        if arguments:
+            assert terminal.end() == 130
+        else:
+            terminal.until("you › ")
+
+
+def mailing() -> dict[str, Any]:
+    """A graph whose agent has a tool that needs approval."""
+    document = deepcopy(dict(example_graphs()["assistant"]))
+    takes = {"type": "object", "properties": {"text": {"type": "string"}}}
+    sent = {
+        "nodes": [
+            {"id": "in", "type": "input"},
+            {"id": "out", "type": "prompt-template", "data": {"template": "sent {{ mail.text }}"}},
+        ],
+        "edges": [
+            {"id": "e", "source": "in", "sourceHandle": "output", "target": "out", "targetHandle": "mail"}
+            | {"data": {"channel": "flow"}}
+        ],
+    }
+    data = {"graph": sent, "parameters": takes, "description": "Send a mail.", "needs_approval": True}
+    document["nodes"].append({"id": "send_mail", "type": "tool", "data": data})
+    link = {"id": "l", "source": "send_mail", "sourceHandle": "tool", "target": "assistant", "targetHandle": "tools"}
+    document["edges"].append({**link, "data": {"channel": "link"}})
+    return document
+
+
+def test_on_a_terminal_whoever_approves_a_call_sees_its_arguments() -> None:
+    with (
+        serving(graphs={"mail": mailing()}) as live,
+        Terminal(
+            "chat", "mail", "-m", "send_mail now\x1b[2J", "--url", live.url, NO_COLOR="1", columns=400
+        ) as terminal,
+    ):
+        terminal.until("? May send_mail run?")
+        shown = terminal.until("approve? [y/n] ")
+        assert '  value: {"tool": "send_mail", "arguments": {"text": "send_mail now' in shown
+        assert "\x1b[2J" not in shown
+        (run,) = live.do(live.stores.runs.list())
+        assert (
+            f"penstock runs answer {run.id} yes --edit JSON --url {live.url} lets it go on with other arguments"
+            in shown
+        )
+        terminal.type("y\n")
+        terminal.until("The tool send_mail says: sent send_mail now")
+        assert terminal.end() == 0
 
 
 @pytest.mark.parametrize(("keys", "outcome"), [("y\n", "Published: You said"), ("n\n", "Not published: rejected")])
@@ -340,6 +456,8 @@ def test_on_a_terminal_ctrl_d_at_a_question_is_the_prompt_again_where_ctrl_c_sto
         terminal.type("\x04")
         terminal.until("it waits: ")
         terminal.until(" asks again")
+        terminal.until("you › ")
+        terminal.interrupt()
         terminal.until("you › ")
         terminal.interrupt()
         assert terminal.end() == 0

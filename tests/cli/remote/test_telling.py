@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -63,13 +64,23 @@ def test_a_run_is_told_with_what_it_used_of_what_it_may() -> None:
         ({"status": "parked"}, "it goes on when a server starts that has its database"),
         ({"status": "halted", "stop_reason": "timeout"}, "penstock runs grant r1 --timeout SECONDS lets it go on"),
         (
-            {"status": "halted", "stop_reason": "price_unknown"},
+            {"status": "halted", "stop_reason": "circuit_open"},
             "penstock runs resume r1 tries again from what it has recorded",
         ),
         (
             {"stop_reason": "price_unknown", "halted_by": None},
+            "penstock runs resume r1 lets it go on when the server is started "
+            "with --prices that have one for its model",
+        ),
+        (
+            {"status": "failed", "stop_reason": None, "error": "ToolError: JournalMissing"},
             "penstock runs resume r1 tries again from what it has recorded",
         ),
+        (
+            {"status": "failed", "stop_reason": None, "error": "JournalMissing: run 'r1' has no record of 'a'"},
+            "a replay calls nothing, and what is missing was never recorded: penstock runs start g runs it anew",
+        ),
+        ({"status": "waiting"}, "it is answered, and goes on as soon as a server takes it up"),
         (
             {"stop_reason": "step_limit_exceeded", "halted_by": {"whose": "run", "budget": "main", "node_id": "a"}},
             "penstock runs grant r1 --max-steps N lets it go on",
@@ -108,6 +119,54 @@ def test_what_to_do_depends_on_how_it_stands(changed: dict[str, Any], advice: st
     assert advice_for({**RUN, **changed}) == advice
 
 
+CALL = {"tool": "send_mail", "arguments": {"to": "ann@example.org", "text": "x" * 300}}
+
+
+@pytest.mark.parametrize(
+    ("value", "about_it", "other"),
+    [
+        (None, [], "something else"),
+        ("Two\nlines\x1b[2J", ["value:", "  Two", "  lines\N{REPLACEMENT CHARACTER}[2J"], "something else"),
+        ({"tool": "t", "arguments": {}}, ['value: {"tool": "t", "arguments": {}}'], "other arguments"),
+    ],
+)
+def test_what_is_asked_about_stands_at_the_question(value: Any, about_it: list[str], other: str) -> None:
+    question = {"run_id": "r1", "question": "May it?", "value": value}
+    lines = text_of(about({**RUN, "status": "waiting"}, [question], at=" --url u"))
+    assert lines[lines.index("asked    May it?") + 1 : -1] == [f"         {line}" for line in about_it]
+    assert lines[-1] == (
+        "→ penstock runs answer r1 yes --url u lets it go on, and no does not; "
+        f"yes --edit JSON lets it go on with {other}"
+    )
+
+
+def test_the_arguments_of_a_call_are_whole_where_it_is_asked_for() -> None:
+    question = {"run_id": "r1", "question": "May send_mail run?", "value": CALL}
+    shown = text_of(about({**RUN, "status": "waiting"}, [question]))
+    assert any("x" * 300 in line for line in shown)
+    assert said("approval.requested", approval=question) == (
+        f"     7  approval.requested May send_mail run? · {json.dumps(CALL)}"
+    )
+    assert said("approval.requested", approval={**question, "value": None}).endswith(" May send_mail run?")
+    long = text_of(about({**RUN, "status": "waiting"}, [{**question, "value": "y" * 5_000}], at=" --url u"))
+    assert "           … 1000 more characters; penstock runs show r1 --url u --json has them" in long
+
+
+def test_money_that_is_held_for_calls_whose_bill_nobody_knows_is_told_wherever_cost_is() -> None:
+    assert "  $0.25, $0.125 held  " in text_of(table([RUN]))[1]
+    assert "  ≥ $0.25, $0.125 held  " in text_of(table([{**RUN, "status": "running"}]))[1]
+    assert bill(RUN) == "$0.25, $0.125 held · 1,201 tokens"
+    assert said("run.completed", output="x", cost_usd=0.5, unresolved_usd=0.1).endswith(
+        " x · $0.50, $0.10 held · 0 tokens"
+    )
+
+
+def test_a_list_of_runs_stays_a_table_whatever_their_owners_are_called() -> None:
+    run = {**RUN, "owner": "a \n \n b"}
+    heads, row = text_of(table([run], has_owners=True))
+    assert row.index("g@2") == heads.index("GRAPH")
+
+
 def test_events_say_what_happened() -> None:
     call = {"kind": "llm", "name": "m", "status": "success", "cost_usd": 0.000018, "tokens_in": 1, "tokens_out": 0}
     assert said("call.ended", **call) == "     7  call.ended         llm m: success · $0.000018 · 1 token"
@@ -121,6 +180,7 @@ def test_events_say_what_happened() -> None:
     assert said("run.resumed", epoch=2, replayed=3) == '     7  run.resumed        {"epoch": 2, "replayed": 3}'
     assert said("something.new", what=[1]) == '     7  something.new      {"what": [1]}'
     assert said("run.queued") == "     7  run.queued"
+    assert said("node.error", error="GraphInvalid", message="1 problem(s):\n  [x] y").endswith("1 problem(s): [x] y")
 
 
 def test_what_calls_have_used_leaves_out_what_was_paid_before() -> None:
@@ -187,7 +247,7 @@ def test_runs_differ_in_what_came_of_them_and_not_in_where_it_came_from() -> Non
         return {"run": {**RUN, "cost_usd": cost}, "events": [event]}
 
     assert list(differing(exported(1, outputs=1), exported(1, outputs=1, replayed=True))) == []
-    assert list(differing(exported(1), exported(2))) == [("cost", "$1.00", "$2.00")]
+    assert list(differing(exported(1), exported(2))) == [("cost", "$1.00, $0.125 held", "$2.00, $0.125 held")]
     assert list(differing({**exported(1), "events": []}, exported(1))) == [
         ("node a", "did not run", {"became": "completed"})
     ]

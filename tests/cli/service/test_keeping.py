@@ -52,9 +52,10 @@ async def test_every_example_is_known_by_its_digest() -> None:
 async def test_an_example_that_somebody_has_changed_stays_as_it_is_at_the_next_start() -> None:
     stores = MemoryStores()
     first = await keep_examples(host_on(stores), examples())
-    assert first == Kept(["assistant", "pipeline", "publish"], [])
+    assert (first.ids, first.notes, first.to_try) == (["assistant", "pipeline", "publish"], [], "assistant")
     await put(stores, "assistant", ECHO)
-    assert await keep_examples(host_on(stores), examples()) == first
+    second = await keep_examples(host_on(stores), examples())
+    assert (second.ids, second.notes, second.to_try) == (first.ids, [], "pipeline"), "an echo does not converse"
     assert await versions(stores, "assistant") == [DOCUMENTS["assistant"], ECHO]
     assert len(await versions(stores, "pipeline")) == 1
 

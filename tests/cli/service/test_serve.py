@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import signal
 import socket
 import sqlite3
@@ -10,7 +12,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from tests.cli.conftest import Penstock
 from tests.cli.remote.live import Terminal
 
 PENSTOCK = [sys.executable, "-m", "penstock.cli"]
+INSTALLED = Path(sys.executable).parent / "penstock"
 
 SLOW = """
 from penstock.server.examples import ExampleModel
@@ -59,9 +62,13 @@ class Server:
 
 
 @contextmanager
-def served(*arguments: str) -> Iterator[Server]:
+def served(*arguments: str, program: Sequence[str] = PENSTOCK, path: Path = INSTALLED.parent) -> Iterator[Server]:
     process = subprocess.Popen(
-        [*PENSTOCK, "serve", "--port", "0", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*program, "serve", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PATH": str(path)},
     )
     with process:
         try:
@@ -102,6 +109,29 @@ def test_it_says_how_to_use_it_answers_and_stops_in_order() -> None:
         with urllib.request.urlopen(f"{server.url}/") as answer:
             assert f"penstock chat assistant --url {server.url}" in answer.read().decode()
         assert server.stop(signal.SIGTERM) == (0, "")
+
+
+@pytest.mark.parametrize("program", [PENSTOCK, [str(INSTALLED)]], ids=["module", "script"])
+def test_what_is_to_be_tried_is_called_as_the_server_was_where_it_is_not_found(
+    directory: Path, program: list[str]
+) -> None:
+    with served("--db", "memory:", program=program, path=directory) as server:
+        called = shlex.join(program)
+        assert f"  try it        {called} chat assistant --url {server.url}\n" in server.greeting
+
+
+def test_what_is_to_be_tried_is_what_converses_and_needs_a_token_where_there_are_some(directory: Path) -> None:
+    flow: dict[str, Any] = {"nodes": [{"id": "in", "type": "input"}, {"id": "out", "type": "output"}]}
+    edge = {"id": "e", "source": "in", "sourceHandle": "output", "target": "out", "targetHandle": "input"}
+    flow["edges"] = [{**edge, "data": {"channel": "flow"}}]
+    (directory / "a.json").write_text(json.dumps(flow))
+    (directory / "tokens.txt").write_text("ann:user:ann-0123456789abcdef\n")
+    with served("a.json", "--db", "memory:") as server:
+        assert f"  try it        penstock chat a --url {server.url}\n" in server.greeting
+    (directory / "b.json").write_text(json.dumps({**example_graphs()["assistant"], "id": "b"}))
+    with served(".", "--db", "memory:", "--tokens", "tokens.txt") as server:
+        token = ", with your token in PENSTOCK_TOKEN"
+        assert f"  try it        penstock chat b --url {server.url}{token}\n" in server.greeting
 
 
 def test_an_example_that_was_saved_is_not_reverted_by_the_next_start_and_a_file_is_followed(directory: Path) -> None:
@@ -405,15 +435,25 @@ def test_other_names_of_the_server_are_told_to_it_or_whoever_asks_under_one_is_t
     assert "penstock serve --allow-host NAME, PENSTOCK_ALLOWED_HOSTS" in known[False][1]
 
 
-def test_who_stops_it_is_told_of_what_is_under_way_and_what_becomes_of_it(directory: Path) -> None:
+@pytest.mark.parametrize(
+    ("db", "becomes", "rest"),
+    [
+        ("sqlite:///kept.db", "parks", "1 run parked, for the next server to go on with"),
+        ("memory:", "ends", "1 run gone with the memory"),
+    ],
+)
+def test_who_stops_it_is_told_of_what_is_under_way_and_what_becomes_of_it(
+    directory: Path, db: str, becomes: str, rest: str
+) -> None:
     (directory / "slow.py").write_text(SLOW)
-    with served("--db", "memory:", "--models", "slow.py:models", "--drain", "1000") as server:
+    with served("--db", db, "--models", "slow.py:models", "--drain", "1000") as server:
         started(server.url, "count to 1000")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.stdout is not None
         told = server.process.stdout.readline()
-        assert told == "stopping: 1 run under way, with up to 1000 s to end; a second Ctrl-C parks what runs at once\n"
-        assert server.rest() == "stopped: 1 run parked, for the next server to go on with\n"
+        under_way = "stopping: 1 run under way, with up to 1000 s to end"
+        assert told == f"{under_way}; a second Ctrl-C {becomes} what runs at once\n"
+        assert server.rest() == f"stopped: {rest}\n"
 
 
 def test_a_database_that_cannot_be_used_is_one_sentence(directory: Path, refused: Any) -> None:

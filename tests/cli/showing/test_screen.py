@@ -60,7 +60,10 @@ def test_which_streams_take_every_character() -> None:
 
 
 def test_text_on_one_line() -> None:
-    assert printable("a\x1b[1m\r\nb\u202e") == "a\ufffd[1m\ufffd\ufffdb\ufffd"
+    assert printable("a\x1b[1m\r\nb\u202e") == "a\ufffd[1m b\ufffd"
+    assert printable("2 problem(s):\n  [one] a\n\n  [two] b") == "2 problem(s): [one] a [two] b"
+    assert printable("a  b\u2028c\td \v\x85\f e") == "a  b c d e"
+    assert printable("x" + " " * 200_000 + "\x07").endswith(" \ufffd")  # in no time, however much there is of it
 
 
 class Terminal(io.StringIO):

@@ -2,7 +2,7 @@
 
 What is said goes to the server, and the answer is shown as it comes, with what it cost behind it. The run belongs to
 the server: a connection that breaks is taken up again where it broke. Ctrl-C stops an answer and keeps what has come of
-it; at the prompt it leaves.
+it; at the prompt it clears the line, and leaves when it comes twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import typer
 
 from penstock.cli.exits import Exit, Failed, Refused, Waiting
 from penstock.cli.options import URL, Token, Url, dollars
-from penstock.cli.remote.telling import EXITS, bill
+from penstock.cli.remote.telling import EXITS, advice_for, bill, instead, matter
 from penstock.cli.showing.screen import Line, Screen, complain, encodable, printable, say, write
 from penstock.ids import new_run_id
 from penstock.kernel.graph import shown
@@ -30,6 +30,8 @@ ENDS = frozenset(f"run.{status}" for status in EXITS)
 PROMPT = "you › "
 APPROVE_PROMPT = "  approve? [y/n] "
 YES_OR_NO = "  that is no answer; yes or no? "
+KEYS = "Ctrl-D leaves, Ctrl-C stops an answer, /help lists what else there is."
+TO_LEAVE = "Nothing is being answered; Ctrl-D leaves, and so does Ctrl-C once more."
 HELP = """\
 /retry           another answer to the last message
 /continue        go on with the last answer
@@ -86,7 +88,7 @@ class Talk:
         self, server: Any, graph_id: str | None, chat_id: str | None, limits: Mapping[str, Any] | None
     ) -> None:
         self._server = server
-        self._graph_id = graph_id
+        self.graph_id = graph_id
         self.chat_id = chat_id
         self._limits = limits
         self._user_message: str | None = None
@@ -98,6 +100,7 @@ class Talk:
         if self.chat_id is None:
             return
         chat = self._server.get(f"/api/chats/{_escaped(self.chat_id)}")
+        self.graph_id = chat["graph_id"]
         said = {message["id"]: message for message in chat["messages"]}
         for message in (said[id] for id in chat["active"]):
             if message["role"] == "user":
@@ -120,7 +123,7 @@ class Talk:
         """Say something, and show the answer; how it ended, as an exit code."""
         body = {"content": text}
         if self.chat_id is None:
-            return self._show(f"/api/agents/{_escaped(str(self._graph_id))}/chat", body)
+            return self._show(f"/api/agents/{_escaped(str(self.graph_id))}/chat", body)
         return self._show(f"{self._path()}/messages", body)
 
     def retry(self) -> int:
@@ -168,19 +171,28 @@ class Talk:
 
     def _stop(self, run_id: str) -> int:
         say("")
-        self._server.post(f"/api/runs/{_escaped(run_id)}/cancel", {"reason": "Ctrl-C in the terminal"})
+        try:
+            self._server.post(f"/api/runs/{_escaped(run_id)}/cancel", {"reason": "Ctrl-C in the terminal"})
+        except Failed as failed:
+            again = f"penstock runs cancel {run_id}{self._server.at} stops it then"
+            complain(f"the stop did not arrive: {run_id} goes on when the server is back, and {again}; {failed}")
+            return Exit.CANCELLED
+        run: Mapping[str, Any] = {}
         with suppress(Failed, KeyboardInterrupt):  # it was stopped before it was there; or nobody wants to wait
-            self._until_written(run_id)
+            run = self._written(run_id)
         self._margin([("stopped; what had come is kept", "yellow")])
+        self._margin(_bill(run, run_id) if run else [(run_id, "")])
         return Exit.CANCELLED
 
-    def _until_written(self, run_id: str) -> None:
-        """Wait until what had come of an answer is kept: whatever is said next builds on it."""
+    def _written(self, run_id: str) -> Mapping[str, Any]:
+        """The run, when what had come of its answer is kept, on which the next one builds; {} if that takes long."""
         until = time.monotonic() + STOPPING_S
         while time.monotonic() < until:
-            if self._server.get(f"/api/runs/{_escaped(run_id)}")["status"] in EXITS:
-                return
+            run: Mapping[str, Any] = self._server.get(f"/api/runs/{_escaped(run_id)}")
+            if run["status"] in EXITS:
+                return run
             time.sleep(LOOK_S)
+        return {}
 
     def _follow(self, run_id: str, told: Told, events: Generator[Any, None, None]) -> int:
         for event in events:
@@ -195,16 +207,29 @@ class Talk:
                 if not self._ask(run_id, event.data["approval"]):
                     return Exit.WAITING
             elif event.type in ENDS:
+                status = event.type.removeprefix("run.")
                 told.end(event.type, event.data)
+                self._advise(run_id, status, event.data)
                 self._margin(_bill(event.data, run_id))
-                return EXITS.get(event.type.removeprefix("run."), Exit.OK)
+                return EXITS.get(status, Exit.OK)
         return Exit.FAILED
+
+    def _advise(self, run_id: str, status: str, data: Mapping[str, Any]) -> None:
+        """Say what lets a run go on that has not come to its own end: as `penstock runs show` does."""
+        if status == "completed":
+            return
+        with suppress(Failed):  # who has gone since cannot say which graph it was
+            run = self._server.get(f"/api/runs/{_escaped(run_id)}")
+            # The last event is there before the record says so.
+            ended = {"status": status, "stop_reason": data.get("stop_reason"), "halted_by": data}
+            advice = advice_for({**run, **ended}, self._server.at)
+            self._screen.show([(f"→ {advice}", "cyan")], whole=True)
 
     def _ask(self, run_id: str, approval: Mapping[str, Any]) -> bool:
         """Put a question of the run to whoever sits here; whether it is answered. Waiting, where nobody does."""
         path = f"/api/approvals/{_escaped(approval['id'])}"
-        self._screen.show([("? ", "yellow"), (_plain(str(approval["question"])), "")], whole=True)
         now = self._server.get(path)
+        self._put(now)
         if now["state"] != "waiting":
             self._screen.show([(f"  {now['state']} by {printable(str(now['answered_by']))}", "yellow")], whole=True)
             return True
@@ -213,11 +238,17 @@ class Talk:
         elsewhere = f"penstock runs answer {run_id} yes{self._server.at} lets it go on, and no does not"
         if why := nobody(sys.stdout, as_json=False):
             raise Waiting(f"{why}, and {run_id} goes on waiting on the server: {elsewhere}")
+        edit = f"penstock runs answer {run_id} yes --edit JSON{self._server.at} lets it go on with {instead(now)}"
+        self._screen.show([(f"  {edit}", "dim")], whole=True)
         verdict = _verdict()
         if verdict is None:
             again = f"{self.comes_back()} asks again"
             self._screen.show([(f"  it waits: {elsewhere}; {again}", "yellow")], whole=True)
             return False
+        self._answer_with(path, verdict)
+        return True
+
+    def _answer_with(self, path: str, verdict: bool) -> None:
         try:
             if verdict:
                 self._server.post(f"{path}/approve", {})
@@ -225,7 +256,11 @@ class Talk:
                 self._server.post(f"{path}/reject", {"reason": "rejected in the terminal"})
         except Failed as failed:  # somebody elsewhere was quicker; the run goes on with what they said
             self._screen.show([(f"  {printable(str(failed))}", "yellow")], whole=True)
-        return True
+
+    def _put(self, question: Mapping[str, Any]) -> None:
+        """Show a question, and what it is about."""
+        about: list[Line] = [[(f"  {line}", "")] for line in matter(question, self._server.at)]
+        self._screen.show([("? ", "yellow"), (_plain(str(question["question"])), "")], *about, whole=True)
 
     def comes_back(self) -> str:
         """How to go on with this chat another time; nothing, if there is none."""
@@ -272,10 +307,17 @@ class Told:
         if not text:
             return
         if speaker != self._speaker:
-            self.aside("")
+            self.aside(self._named(speaker))
         self._speaker = speaker
         self._said.setdefault(speaker, []).append(text)
         self._write(_plain(text))
+
+    def _named(self, speaker: Speaker) -> str:
+        """Who speaks after somebody else, by the node, or by the agent in it; whoever is alone needs no name."""
+        if self._speaker is None:
+            return ""
+        (before, _), (node_id, source) = self._speaker, speaker
+        return node_id if node_id != before else source.rpartition("/")[2]
 
     def call(self, speaker: Speaker, call: Mapping[str, Any]) -> None:
         """A tool is called."""
@@ -339,10 +381,10 @@ def _converse(talk: Talk) -> int:
     is_typed = sys.stdin is not None and sys.stdin.isatty()
     if is_typed:
         _learn_to_edit_lines()
-        say("Ctrl-D leaves, Ctrl-C stops an answer, /help lists what else there is.")
+        say(f"{printable(str(talk.graph_id))} answers. {KEYS}")
     while True:
         line = _line(PROMPT if is_typed else "")
-        if line is None or line == "/quit":
+        if line is None or line.partition(" ")[0] == "/quit":
             return _leave(talk, is_typed and line is None)
         try:
             _obey(talk, line)
@@ -359,13 +401,19 @@ def _leave(talk: Talk, is_in_line: bool) -> int:
 
 
 def _line(prompt: str) -> str | None:
-    """What is typed next; None if nothing more is."""
+    """What is typed next; None if nothing more is. Ctrl-C gives another line to whoever sees a prompt; twice, none."""
     if sys.stdin is None:
         return None
-    try:
-        return input(encodable(prompt, sys.stdout)).strip()
-    except (EOFError, KeyboardInterrupt):
-        return None
+    for is_last in (not prompt, True):
+        try:
+            return input(encodable(prompt, sys.stdout)).strip()
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            if is_last:
+                return None
+            say(f"\n{TO_LEAVE}")
+    return None
 
 
 def _verdict() -> bool | None:

@@ -24,7 +24,7 @@ ON_ONE_LINE = str.maketrans("\r\n\t", "   ")
 CANCELLED = {
     "cancelled": "cancelled",
     "already_cancelled": "was cancelled before",
-    "remembered": "is not there yet; it will be stopped when it comes",
+    "remembered": "will be stopped when it comes, or when the server that works on it answers",
     "ended": "had ended before",
 }
 
@@ -173,9 +173,9 @@ def show(run_id: RunId, url: Url = URL, token: Token = None, as_json: AsJson = F
     with _server(url, token) as server:
         run = server.get(f"/api/runs/{_escaped(run_id)}")
         so_far = None if has_ended(run) else used_by(one.data for one in server.log(run_id) if one.type == "call.ended")
-        questions = [] if as_json or run["status"] != "waiting" else _questions(server, run_id)
+        questions = _questions(server, run_id) if run["status"] == "waiting" else []
     if as_json:
-        return _print_json(run if so_far is None else {**run, "so_far": so_far})
+        return _print_json(run if so_far is None else {**run, "so_far": so_far, "asked": questions})
     _show(*about(run, questions, so_far, at=server.at))
     return Exit.OK
 
@@ -207,6 +207,7 @@ def tail(
     status = ""
     lines = Tail(everything)
     with _server(url, token) as server:
+        _check_place(server, run_id, after)
         for event in server.events(run_id, after, wanted=lambda: not is_left(sys.stdout), notice=lines.aside):
             status = event.type.removeprefix("run.")
             if as_json:
@@ -456,6 +457,13 @@ class Tail:
         if self._held:
             _show(*self._held)
             self._held = []
+
+
+def _check_place(server: Any, run_id: str, after: int) -> None:
+    """Failed, if the run has not told so many events: nobody can have seen them."""
+    if after and after > (newest := server.get(f"/api/runs/{_escaped(run_id)}")["last_seq"]):
+        follow = f"--after {newest} shows what comes next; without --after, everything is shown"
+        raise Failed(f"{run_id} has told {newest:,} events so far, and there is no event {after}: {follow}")
 
 
 def _limits(

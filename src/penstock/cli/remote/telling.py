@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.cli.exits import Exit
 from penstock.cli.showing.screen import Line, printable
+from penstock.cli.showing.value import titled
 from penstock.money import format_usd, to_nanos, to_usd
 
 COLOURS = {
@@ -34,6 +35,14 @@ ADVICE = {
     "failed": "penstock runs resume {id}{at} tries again from what it has recorded",
     "cancelled": "penstock runs resume {id}{at} lets it go on after all",
 }
+ANSWERED = "it is answered, and goes on as soon as a server takes it up"
+"""Of a run that waits and asks nothing: whoever worked on it is gone, and its lease has to run out."""
+NOT_RECORDED = (
+    "a replay calls nothing, and what is missing was never recorded: penstock runs start {graph_id}{at} runs it anew"
+)
+PRICELESS = (
+    "penstock runs resume {id}{at} lets it go on when the server is started with --prices that have one for its model"
+)
 GRANTS = {
     "budget_exceeded": "--max-cost USD",
     "step_limit_exceeded": "--max-steps N",
@@ -46,6 +55,8 @@ GRANTS = {
 DAILY = {"owner": "--user-daily", "all": "--daily"}
 """What a server is started with, to allow more a day."""
 SHOWN_CHARACTERS = 160
+ASKED_CHARACTERS = 1_000
+"""So much of a question, and of what it is about, stands on one line: whoever answers has to know it."""
 
 
 def table(found: Iterable[Mapping[str, Any]], *, has_owners: bool = False) -> Iterator[Line]:
@@ -60,17 +71,17 @@ def table(found: Iterable[Mapping[str, Any]], *, has_owners: bool = False) -> It
         ("TOOK", took),
     ]
     heads = [head for head, _ in columns]
-    rows = [[cell(run) for _, cell in columns] for run in found]
+    rows = [[printable(cell(run)) for _, cell in columns] for run in found]
     widths = [max(len(row[place]) for row in [heads, *rows]) for place in range(len(heads))]
     yield [("  ".join(head.ljust(width) for head, width in zip(heads, widths, strict=True)).rstrip(), "bold")]
     for row in rows:
-        cells = [printable(str(cell)).ljust(width) for cell, width in zip(row, widths, strict=True)]
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         yield [(f"{cells[0]}  ", ""), (f"{cells[1]}  ", COLOURS.get(row[1], "")), ("  ".join(cells[2:]).rstrip(), "")]
 
 
 def about(
     run: Mapping[str, Any],
-    questions: Iterable[Mapping[str, Any]] = (),
+    questions: Sequence[Mapping[str, Any]] = (),
     so_far: Mapping[str, Any] | None = None,
     *,
     at: str = "",
@@ -81,7 +92,7 @@ def about(
     yield [(f"graph    {run['graph_id']}, version {run['graph_version']}", "")]
     yield [(f"owner    {printable(str(run.get('owner', '')))}", "")]
     yield [(f"took     {took(run)}", "")]
-    yield [(f"cost     {cost(used, yet + _of(run, 'max_cost_usd', '$'))}{_unresolved(run)}", "")]
+    yield [(f"cost     {_spent(used, yet + _of(run, 'max_cost_usd', '$'))}{_unresolved(run)}", "")]
     if unknown := _unknown(used):
         yield [(f"beware   no ceiling on money has seen what {_calls(unknown)} cost", "yellow")]
     yield [(f"tokens   {used['tokens_in']:,} in, {used['tokens_out']:,} out{yet}{_of(run, 'max_tokens')}", "")]
@@ -92,9 +103,24 @@ def about(
     if run.get("output") is not None:
         yield [(f"output   {short(run['output'])}", "")]
     for one in questions:
-        yield [(f"asked    {short(one['question'])}", "yellow")]
-    if advice := advice_for(run, at):
+        yield [(f"asked    {short(one['question'], ASKED_CHARACTERS)}", "yellow")]
+        yield from ([(f"         {line}", "yellow")] for line in matter(one, at))
+    if advice := advice_for(run, at, questions):
         yield [(f"→ {advice}", "cyan")]
+
+
+def matter(question: Mapping[str, Any], at: str = "") -> list[str]:
+    """What a question is about, in lines: the arguments of a tool call, or what goes on; nothing, if it is nothing."""
+    value = question.get("value")
+    hint = f"; penstock runs show {question['run_id']}{at} --json has them"
+    return [] if value is None else titled("value", value, hint)
+
+
+def instead(question: Mapping[str, Any]) -> str:
+    """What a run goes on with if the answer is edited."""
+    value = question.get("value")
+    is_call = isinstance(value, Mapping) and value.keys() == {"tool", "arguments"}
+    return "other arguments" if is_call else "something else"
 
 
 def used_by(calls: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -112,16 +138,23 @@ def has_ended(run: Mapping[str, Any]) -> bool:
     return run["status"] in EXITS
 
 
-def advice_for(run: Mapping[str, Any], at: str = "") -> str:
-    """What can be done with a run as it stands, `at` its server; nothing, if it is complete."""
+def advice_for(run: Mapping[str, Any], at: str = "", asked: Sequence[Mapping[str, Any]] = ()) -> str:
+    """What can be done with a run that has `asked` this, `at` its server; nothing, if it is complete."""
     if run["status"] == "halted":
         return _advice_for_halted(run, run.get("halted_by") or {}, at)
-    return ADVICE.get(run["status"], "").format(id=run["id"], at=at)
+    advice = ADVICE.get(run["status"], "")
+    if run["status"] == "waiting":
+        advice = f"{advice}; yes --edit JSON lets it go on with {instead(asked[0])}" if asked else ANSWERED
+    elif run["status"] == "failed" and str(run.get("error")).startswith("JournalMissing:"):
+        advice = NOT_RECORDED
+    return advice.format(id=run["id"], graph_id=run["graph_id"], at=at)
 
 
 def _advice_for_halted(run: Mapping[str, Any], halt: Mapping[str, Any], at: str) -> str:
     """What lets it go on; a server that does not say whose limit it was means the run's own."""
     granted, again = GRANTS.get(str(run.get("stop_reason"))), f"penstock runs resume {run['id']}{at}"
+    if run.get("stop_reason") == "price_unknown":
+        return PRICELESS.format(id=run["id"], at=at)
     if granted is None:
         return f"{again} tries again from what it has recorded"
     whose, node = halt.get("whose", "run"), halt.get("node_id")
@@ -145,10 +178,10 @@ def dollars(amount: object) -> str:
     return format_usd(to_nanos(float(amount or 0)))  # type: ignore[arg-type]  # JSON: a number, or nothing
 
 
-def cost(data: Mapping[str, Any], of: str = "") -> str:
-    """What a run has cost, as `penstock run` says it: if nobody can tell of some calls, the rest is a lower bound."""
-    known, unknown = f"{dollars(data.get('cost_usd'))}{of}", _unknown(data)
-    return f"known ≥ {known}, unknown {_calls(unknown)}" if unknown else known
+def cost(data: Mapping[str, Any]) -> str:
+    """What a run has cost, and what is held for calls whose bill nobody knows."""
+    held = float(data.get("unresolved_usd") or 0)
+    return f"{_spent(data)}, {dollars(held)} held" if held else _spent(data)
 
 
 def bill(data: Mapping[str, Any]) -> str:
@@ -208,7 +241,7 @@ def _said(kind: str, data: Mapping[str, Any]) -> str:
         why = f" ({data['stop_reason']})" if data.get("stop_reason") else ""
         return f"{data['kind']} {data['name']}: {data['status']}{why} · {bill(data)}{again}"
     if kind == "approval.requested":
-        return short(data["approval"]["question"])
+        return _asked(data["approval"])
     if kind == "text.delta":
         return f"{data.get('node_id', '')} {short(data.get('text', ''))}"
     is_replayed = data.get("replayed") is True  # a run that is resumed says how many of its calls are
@@ -227,12 +260,24 @@ def _said(kind: str, data: Mapping[str, Any]) -> str:
     return " ".join(part for part in (node, text, spent, again) if part)
 
 
+def _asked(question: Mapping[str, Any]) -> str:
+    """A question on one line, with what it is about."""
+    about = [] if question.get("value") is None else [short(question["value"], ASKED_CHARACTERS)]
+    return " · ".join([short(question["question"], ASKED_CHARACTERS), *about])
+
+
 def _cost(run: Mapping[str, Any]) -> str:
     return cost(run) if has_ended(run) or _unknown(run) else f"≥ {cost(run)}"
 
 
 def _graph(run: Mapping[str, Any]) -> str:
     return f"{run['graph_id']}@{run['graph_version']}"
+
+
+def _spent(data: Mapping[str, Any], of: str = "") -> str:
+    """What was paid, as `penstock run` says it: if nobody can tell of some calls, the rest is a lower bound."""
+    known, unknown = f"{dollars(data.get('cost_usd'))}{of}", _unknown(data)
+    return f"known ≥ {known}, unknown {_calls(unknown)}" if unknown else known
 
 
 def _unknown(used: Mapping[str, Any]) -> int:

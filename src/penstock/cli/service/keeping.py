@@ -18,6 +18,7 @@ from penstock.hosting.host import RunHost
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import GraphRecord
 from penstock.server.examples import SHIPPED
+from penstock.server.openai.models import converses
 from penstock.server.runnable import UNKNOWN_MODEL, Runnable
 
 OWNER = "server"
@@ -32,10 +33,20 @@ class Kept:
     notes: list[str] = field(default_factory=list)
     unable: set[str] = field(default_factory=set)
     """Those that cannot run as they are, by id."""
+    conversing: set[str] = field(default_factory=set)
+    """Those that are made to be talked to, by id."""
+
+    @property
+    def to_try(self) -> str | None:
+        """The one to talk to first; None if none can run."""
+        able = [id for id in self.ids if id not in self.unable]
+        return next((id for id in able if id in self.conversing), able[0] if able else None)
 
     async def add(self, host: RunHost, record: GraphRecord) -> None:
         """One more that is offered; of a model that it lacks, it is said."""
         self.ids.append(record.id)
+        if converses(record):
+            self.conversing.add(record.id)
         if missing := await _missing_models(host, record):
             self.unable.add(record.id)
             self.notes.extend(missing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -93,6 +94,7 @@ class Loaded:
         self.kept.ids.extend(kept.ids)
         self.kept.notes.extend(kept.notes)
         self.kept.unable.update(kept.unable)
+        self.kept.conversing.update(kept.conversing)
 
 
 def serve_graphs(asked: Asked) -> int:
@@ -136,9 +138,7 @@ async def _serve_http(asked: Asked, loaded: Loaded) -> None:
         prices=loaded.offers.prices,
         prepare=loaded.begin,
         tell=say,
-        announce=lambda greeting: say(
-            "\n".join((greeting, *_how(greeting, loaded.kept), *_beware(asked, settings), *_expired(settings)))
-        ),
+        announce=lambda greeting: say("\n".join(_greeted(greeting, asked, loaded, settings))),
     )
 
 
@@ -150,6 +150,14 @@ async def _serve_stdio(asked: Asked, loaded: Loaded) -> None:
         for note in loaded.kept.notes:
             write(note, sys.stderr)
         await serve_stdio(host, ChatService(host, stores.chats), stores)
+
+
+def _greeted(greeting: str, asked: Asked, loaded: Loaded, settings: ServerSettings) -> Iterator[str]:
+    """The server's own greeting, and what whoever has started it is to know."""
+    yield greeting
+    yield from _how(greeting, loaded.kept, settings)
+    yield from _beware(asked, settings)
+    yield from _expired(settings)
 
 
 def _host(stores: Stores, asked: Asked, loaded: Loaded) -> RunHost:
@@ -219,12 +227,27 @@ def _expired(settings: ServerSettings) -> list[str]:
     return [f"  expired       tokens of {names_of(expired)}: renew these lines, or take them out"] if expired else []
 
 
-def _how(greeting: str, kept: Kept) -> list[str]:
+def _how(greeting: str, kept: Kept, settings: ServerSettings) -> list[str]:
     """What there is to talk to, what is to be known of it, and the command that does."""
-    address = greeting.partition("\n")[0].rpartition(" ")[2]  # it knows the port, be it any that was free
-    where = "" if address == URL else f" --url {address}"
     if not kept.ids:
         return ["  graphs        those that come with the package are archived; what was saved is there"]
-    first = next((id for id in kept.ids if id not in kept.unable), None)
-    chat = "nothing yet, for none of these can run" if first is None else f"penstock chat {shlex.quote(first)}{where}"
+    address = greeting.partition("\n")[0].rpartition(" ")[2]  # it knows the port, be it any that was free
+    chat = "nothing yet, for none of these can run" if kept.to_try is None else _chat(kept.to_try, address, settings)
     return [f"  graphs        {printable(', '.join(kept.ids))}", *kept.notes, f"  try it        {chat}"]
+
+
+def _chat(graph_id: str, address: str, settings: ServerSettings) -> str:
+    """The command that talks to a graph, and what it needs to be let in."""
+    where = "" if address == URL else f" --url {address}"
+    token = ", with your token in PENSTOCK_TOKEN" if settings.tokens else ""
+    return f"{_program()} chat {shlex.quote(graph_id)}{where}{token}"
+
+
+def _program() -> str:
+    """This command, as whoever reads it can call it: by its name alone only where that is found."""
+    if shutil.which("penstock") is not None:
+        return "penstock"
+    name = Path(sys.argv[0]).name
+    if name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m penstock.cli"
+    return shlex.quote(sys.argv[0]) if name == "penstock" else "penstock"

@@ -5,7 +5,6 @@ Values that JSON has no type for are shown by their repr, and whatever is oversi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from penstock.cli.exits import Exit
 from penstock.cli.loading.code import told
 from penstock.cli.showing.picture import COLOURS, MARKS
 from penstock.cli.showing.screen import Line, printable
+from penstock.cli.showing.value import titled
 from penstock.containment.limits import UNLIMITED, Limits
 from penstock.kernel.graph import GraphInvalid
 from penstock.money import to_usd
@@ -30,9 +30,6 @@ EXITS: Mapping[Status, Exit] = {
     "cancelled": Exit.CANCELLED,
 }
 MARK_OF: Mapping[Status, str] = {"ok": "success", "failed": "fail", "halted": "halt", "cancelled": "halt"}
-ONE_LINE = 100
-MAX_SHOWN = 4_000
-"""Characters of one result that people are shown; programs get more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,24 +136,3 @@ def results(outcome: Outcome) -> Iterator[str]:
     """The results: one on a line where it fits, and below its name where it does not."""
     for name, value in outcome.results.items():
         yield "\n".join(titled(printable(name), value, "; --json shows them"))
-
-
-def titled(name: str, value: Any, hint: str = "") -> list[str]:
-    """A value as people read it, behind its name or below; `hint` says where to find what is too long to be shown."""
-    text = _cut(_text(jsonable(value)), hint)
-    lines = [printable(line.expandtabs(4)) for line in text.splitlines()] or [""]
-    if len(lines) == 1 and len(name) + len(lines[0]) <= ONE_LINE:
-        return [f"{name}: {lines[0]}"]
-    return [f"{name}:", *(f"  {line}" for line in lines)]
-
-
-def _text(data: Any) -> str:
-    if isinstance(data, str):
-        return data
-    short = json.dumps(data, ensure_ascii=False)
-    return short if len(short) <= ONE_LINE else json.dumps(data, ensure_ascii=False, indent=2)
-
-
-def _cut(text: str, hint: str) -> str:
-    more = len(text) - MAX_SHOWN
-    return text if more <= 0 else f"{text[:MAX_SHOWN]}\n… {more} more characters{hint}"

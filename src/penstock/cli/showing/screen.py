@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +31,9 @@ FRAMES_PER_SECOND = 12
 TAKES_NOTHING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 """What a stream says that cannot be written to."""
 SHOW_CURSOR = "\x1b[?25h"
+WHITE = re.compile(r"\s+")
+GAPS = frozenset("\t\n\v\f\r\x85\u2028\u2029")
+"""What ends a line, or leaves a gap in one: a space says as much."""
 
 IN_ASCII = str.maketrans(
     {"✓": "+", "✗": "x", "■": "#", "●": "*", "…": "...", "·": "-", "━": "=", "╍": "~", "─": "-", "│": "|", "├": "|"}
@@ -213,8 +217,11 @@ def speaks_unicode(stream: TextIO | None) -> bool:
 
 
 def printable(text: str) -> str:
-    """`text` on one line: what could steer a terminal is shown as a replacement character."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+    """`text` on one line: line ends are spaces, and what could steer a terminal is a replacement character."""
+    if text.isprintable():
+        return text
+    flat = WHITE.sub(lambda found: found[0] if GAPS.isdisjoint(found[0]) else " ", text)
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in flat)
 
 
 def prepare_streams() -> None:
