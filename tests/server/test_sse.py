@@ -385,7 +385,7 @@ async def test_a_place_ahead_of_the_log_is_refused_with_the_place_to_go_on_from(
             assert (answer.status_code, error["code"]) == (422, "invalid_value")
             assert error["path"] == ("header.last-event-id" if way == "header" else "query.after")
             assert error["details"] == [{"last_seq": newest, "status": status}]
-            assert f"newest, which is {newest}" in error["message"]
+            assert f"ask after {newest}, or 0 for all" in error["message"]
 
 
 async def standing(server: Any, status: str) -> int:

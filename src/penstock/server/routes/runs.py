@@ -242,7 +242,7 @@ async def _must_have_come_to(service: Parts, run: RunRecord, place: int, path: s
     """422 for a place ahead of the log: what was there is gone, or was another run's, and nothing would ever come."""
     newest = await service.stores.events.last_seq(run.id) if place else 0
     if place > newest:
-        message = f"event {place} is ahead of the run's newest, which is {newest}: begin again with 0, or go on with it"
+        message = f"the run has told {newest} events, and there is no event {place}: ask after {newest}, or 0 for all"
         raise ApiError(422, message, path=path, details=[{"last_seq": newest, "status": run.status}])
 
 

@@ -331,4 +331,4 @@ def fault(where: str, error: Exception) -> StoreUnavailable:
     """The error for what the server could not do, with what to do about it."""
     advice = next((told for kinds, told in ADVICE if isinstance(error, kinds)), "see the server's log")
     why = str(error) or type(error).__name__
-    return StoreUnavailable(f"{where!r} cannot do that: {why} ({type(error).__name__}); {advice}")
+    return StoreUnavailable(f"{where!r} cannot be used now: {why} ({type(error).__name__}); {advice}")
