@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 from penstock.containment.ledger import MemoryLedgerStore
@@ -14,13 +15,9 @@ from tests.hosting.graphs import Gate, graph, host_with
 from tests.hosting.test_control import with_model
 from tests.hosting.test_day_budgets import PRICES, SETTINGS, Penny
 
-BESIDE = graph(
-    ("in", "input", {}),
-    ("a", "llm-completion", {"model": "m"}),
-    ("gate", "gate", {}),
-    ("fails", "breaker", {}),
-    edges="in>a in>gate gate>fails",
-)
+ASKING = (("in", "input", {}), ("a", "llm-completion", {"model": "m"}))
+ALONE = graph(*ASKING, edges="in>a")
+BESIDE = graph(*ASKING, ("late", "late", {}), edges="in>a in>late")
 
 
 class SlowAnswers:
@@ -46,21 +43,30 @@ class SlowAnswers:
         return getattr(self._ledger, name)
 
 
+class Late:
+    """A node that fails once the ledger was asked."""
+
+    def __init__(self, ledger: SlowAnswers) -> None:
+        self._ledger = ledger
+
+    async def execute(self, data: Any, inputs: Any, context: Any) -> Any:
+        await self._ledger.recorded.wait()
+        raise ValueError("too late")
+
+
 async def test_a_hold_that_is_still_asked_for_when_a_run_ends_is_not_told_as_unresolved() -> None:
-    stores, gate, penny = MemoryStores(), Gate(), Penny()
+    stores, penny = MemoryStores(), Penny()
     await stores.graphs.save("beside", "ann", "beside", BESIDE, now_ms=0)
     slow: Any = SlowAnswers(stores.ledger)
     stores.ledger = slow
-    services = {"models": {"m": penny}}
-    async with await host_with(stores, settings=SETTINGS, prices=PRICES, services=services, gate=gate) as host:
+    services, late = {"models": {"m": penny}}, Late(slow)
+    async with await host_with(stores, settings=SETTINGS, prices=PRICES, services=services, late=late) as host:
         run = await host.submit(owner="ann", graph_id="beside", input="x")
         for again in (False, True):
             slow.recorded.clear()
             slow.may_answer.clear()
             if again:
                 await host.resume(run.id)
-            await slow.recorded.wait()
-            gate.opened.set()
             await _until_failed(stores, run.id, 1 + again)
             slow.may_answer.set()
             left = await host.wait(run.id)
@@ -102,3 +108,33 @@ def test_a_fork_that_ends_while_the_ledger_is_away_says_what_it_paid_itself_once
         assert loop.time() >= back_at
 
     sim_run(main, seed=1)
+
+
+async def test_a_host_that_closes_parks_a_run_that_still_asks_for_a_hold() -> None:
+    stores, penny = MemoryStores(), Penny()
+    await stores.graphs.save("alone", "ann", "alone", ALONE, now_ms=0)
+    slow: Any = SlowAnswers(stores.ledger)
+    stores.ledger = slow
+    settings, services = replace(SETTINGS, drain_s=0), {"models": {"m": penny}}
+    async with await host_with(stores, settings=settings, prices=PRICES, services=services) as host:
+        run = await host.submit(owner="ann", graph_id="alone", input="x")
+        await slow.recorded.wait()
+    assert (await stores.runs.get(run.id)).status == "parked"  # type: ignore[union-attr]
+    slow.may_answer.set()
+
+
+async def test_a_host_that_closes_parks_a_run_also_while_the_ledger_is_away() -> None:
+    stores, gate = MemoryStores(), Gate()
+    for _ in range(2):
+        async with await host_with(stores, gate=gate) as host:
+            if not gate.came:
+                await host.submit(owner="ann", graph_id="gate", run_id="r", input="x")
+            await gate.entered.wait()
+            gate.entered.clear()
+            if gate.came == 2:
+                stores.ledger.balance = stores.ledger.held = _away  # type: ignore[method-assign]
+        assert (await stores.runs.get("r")).status == "parked"  # type: ignore[union-attr]
+
+
+def _away(*args: Any, **kwargs: Any) -> Any:
+    raise LedgerUnavailable("it is away")

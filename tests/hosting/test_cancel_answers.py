@@ -298,3 +298,95 @@ async def test_a_cancel_of_a_run_that_goes_on_is_done_though_the_worker_of_befor
         assert await cancelling is CancelResult.CANCELLED
         left = await host.wait("r")
         assert (left.status, left.error) == ("cancelled", "again")
+
+
+# While the next host takes up what was parked.
+
+
+async def parked_at_the_gate(stores: MemoryStores, gate: Gate) -> None:
+    async with await host_with(stores, gate=gate, worker="before") as before:
+        await before.submit(owner="ann", graph_id="gate", run_id="r", input="x")
+        await gate.entered.wait()
+    gate.opened.set()
+
+
+@pytest.mark.parametrize(
+    ("store", "name"), [("runs", "list"), ("runs", "get"), ("events", "last_seq"), ("runs", "requeue")]
+)
+async def test_a_run_that_was_parked_and_is_cancelled_is_not_taken_up_by_who_saw_it_parked(
+    store: str, name: str
+) -> None:
+    stores, gate = MemoryStores(), Gate()
+    await parked_at_the_gate(stores, gate)
+    front = await host_with(stores, gate=gate, worker="front")
+    host = await host_with(stores, gate=gate, worker="next")
+    looking = Held(getattr(stores, store), name, is_after=name != "requeue")
+    starting = asyncio.create_task(host.start())
+    await looking.reached.wait()
+    assert await front.cancel("r") is CancelResult.CANCELLED
+    looking.let_go.set()
+    await starting
+    async with host:
+        assert (await host.wait("r")).status == "cancelled"
+        await host.submit(owner="ann", graph_id="echo", run_id="other", input="x")
+        await host.wait("other")
+        assert ((await stores.runs.get("r")).status, gate.came) == ("cancelled", 1)  # type: ignore[union-attr]
+
+
+async def test_a_parked_run_whose_canceller_died_before_the_status_is_ended_by_the_next_host() -> None:
+    stores, gate = MemoryStores(), Gate()
+    await parked_at_the_gate(stores, gate)
+    front = await host_with(stores, gate=gate, worker="front")
+    ending = Held(stores.runs, "end")
+    dying = asyncio.create_task(front.cancel("r"))
+    await ending.reached.wait()
+    dying.cancel()
+    await asyncio.wait([dying])
+    async with await host_with(stores, gate=gate, worker="next") as host:
+        assert (await host.wait("r")).status == "cancelled"
+    assert gate.came == 1
+
+
+# What was told of the end before.
+
+
+async def test_a_cancel_of_a_run_whose_end_was_told_by_a_worker_that_died_is_too_late() -> None:
+    stores, gate = MemoryStores(), Gate()
+    gate.opened.set()
+    settings = replace(SETTINGS, lease_s=0.2)
+    dying = await host_with(stores, gate=gate, settings=settings, worker="dying")
+    closing = Held(stores.runs, "update")
+    await dying.start()
+    await dying.submit(owner="ann", graph_id="gate", run_id="r", input="x")
+    await closing.reached.wait()
+    await killed(dying)
+    shortening = Held(stores.journal, "load")  # a database that is slow at that moment
+    async with await host_with(stores, gate=gate, settings=settings, worker="heir") as heir:
+        await shortening.reached.wait()
+        asked = asyncio.create_task(heir.cancel("r"))
+        await asyncio.sleep(0.1)
+        shortening.let_go.set()
+        assert await asked is CancelResult.ENDED
+        assert (await heir.wait("r")).status == "completed"
+
+
+def test_a_cancel_that_was_put_ahead_and_done_here_holds_if_this_host_dies() -> None:
+    async def main() -> None:
+        clock = sim_clock()
+        stores, gate = MemoryStores(clock=clock), Gate()
+        dying = await host_with(stores, gate=gate, clock=clock, settings=replace(SETTINGS, tick_s=1_000))
+        await dying.start()
+        keeping = Held(stores.cancels, "put")  # there was no such run when it looked
+        asked = asyncio.create_task(dying.cancel("r"))
+        await keeping.reached.wait()
+        await dying.submit(owner="ann", graph_id="gate", run_id="r", input="x")
+        await gate.entered.wait()
+        keeping.let_go.set()
+        assert await asked is CancelResult.CANCELLED
+        await killed(dying)
+        await asyncio.sleep(LATER_S)
+        gate.opened.set()
+        async with await host_with(stores, gate=gate, clock=clock) as heir:
+            assert (await heir.wait("r")).status == "cancelled"
+
+    sim_run(main, seed=1)

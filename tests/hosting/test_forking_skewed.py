@@ -78,3 +78,20 @@ async def test_what_a_fork_has_found_is_known_from_what_it_did_also_once_its_jou
     assert {abs(at_ms) for key, at_ms in found.items() if at_ms < 0} <= {
         entry.at_ms for entry in await stores.journal.load(run.id)
     }
+
+
+async def test_a_fork_that_was_made_before_entries_were_marked_is_judged_by_when_they_were_written() -> None:
+    stores = MemoryStores()
+    host, _ = await with_model(stores)
+    async with host:
+        run = await host.submit(owner="ann", graph_id="two", input="hi", limits={"max_cost_usd": "0.8"})
+        await host.wait(run.id)
+    await host.fork(run.id, owner="ann", at="b", run_id_new="f")
+    fork = await stores.runs.get("f")
+    assert fork is not None
+    origin = {name: one for name, one in fork.origin.items() if name != "about"}
+    found = [entry._replace(at_ms=abs(entry.at_ms)) for entry in await stores.journal.load("f")]
+    await stores.runs.add(fork._replace(id="old", origin=origin), found)
+    host, _ = await with_model(stores)
+    async with host:
+        assert (await host.wait("old")).status == "completed"

@@ -68,7 +68,9 @@ async def test_a_node_that_raises_fails_its_run_with_what_it_said() -> None:
     assert types[-2:] == ["node.error", "run.failed"]
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), RecursionError("deep"), Panic()])
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), asyncio.CancelledError(), RecursionError("deep"), GeneratorExit(), Panic()]
+)
 @pytest.mark.parametrize("is_late", [True, False])
 async def test_whatever_a_node_raises_ends_its_run_and_nothing_else(error: BaseException, is_late: bool) -> None:
     class Odd:

@@ -140,7 +140,7 @@ class Terminal:
     def _show(self, request: ApprovalRequest) -> None:
         first, *rest = request.question.splitlines() or [""]
         lines: list[Line] = [[("? ", "yellow"), (printable(first), ""), (f"  ({printable(request.node_id)})", "dim")]]
-        lines += [[(f"  {printable(line)}", "")] for line in rest]
+        lines += [[(f"  │ {printable(line)}", "")] for line in rest]
         self._screen.show(*lines, *_matter(request), whole=True)
         forget_what_was_typed(self._descriptor)
 

@@ -32,7 +32,7 @@ from penstock.hosting.records import (
     RunRecord,
     RunStatus,
 )
-from penstock.hosting.work.durable import journal_without
+from penstock.hosting.work.durable import INHERITED, journal_without
 from penstock.hosting.work.execution import GraphGone, HostedRun
 from penstock.hosting.work.forking import check_input, inputs_of, nodes_from, whole_input
 from penstock.hosting.work.halts import halt_of, why_no_grant
@@ -75,6 +75,7 @@ class Unset(Enum):
 
 
 UNSET = Unset.UNSET
+RESUMABLE: frozenset[RunStatus] = (ENDED | PARKED) - {"completed"}
 
 
 class Submit(Protocol):
@@ -133,6 +134,8 @@ class Control:
             hosted = self._here.get(run_id)
             if hosted is not None and _answers_for(hosted, run):
                 hosted.cancel(intent.reason)
+                if kept.until_ms != UNTIL_ENDED:  # it was put ahead; this host may die before the run has ended
+                    await self._kept_for(run, intent)
                 return done
             if run.status not in CLAIMED and await self.end_unclaimed(run, intent.reason):
                 return done
@@ -194,11 +197,11 @@ class Control:
 
     # Going on.
 
-    async def resume(self, run_id: str) -> RunRecord:
+    async def resume(self, run_id: str, *, statuses: Collection[RunStatus] = RESUMABLE) -> RunRecord:
         """Let a run that was parked, halted or cancelled, or that failed, go on from its journal."""
         wishes = await self._at.stores.cancels.of(run_id)
         run = await self.found(run_id)
-        if run.status not in ENDED | PARKED or run.status == "completed":
+        if run.status not in statuses:
             raise Conflict(f"run {run.id!r} is {run.status}: there is nothing to resume")
         if run.status in ENDED:  # one that is parked comes to its end, whatever that is
             await self._at.check_again(run)
@@ -245,7 +248,10 @@ class Control:
         if wishes and run.status in ENDED:  # a cancel of a run that is parked is still to be done
             await patiently(lambda: cancels.drop(run.id, wishes), A_FEW)
         try:
-            queued = await patiently(lambda: runs.requeue(run.id, run.epoch, limits=told.data.get("limits")), A_FEW)
+            limits = told.data.get("limits")
+            queued = await patiently(
+                lambda: runs.requeue(run.id, run.epoch, limits=limits, was=run.status), A_FEW
+            )  # a cancel in between, of a run that was parked, stands
         except Fenced:  # it went on by what was told, and was claimed since
             queued = await self.found(run.id)
         except KeyError:  # it ended long ago, and was removed just now
@@ -257,6 +263,10 @@ class Control:
     async def _first_to_say(self, run: RunRecord, event: str, data: Mapping[str, Any]) -> HostedEvent:
         """What was said first after the end of a run: this, or what somebody else has said."""
         last = await self._last(run.id)
+        if run.status in PARKED and last is not None and STATUS_OF.get(last.type) in ENDED:
+            # Whoever ends it has told so, and has not come to the status; if they died, nobody else would.
+            await self.end_unclaimed(run, str(last.data.get("reason", "")))
+            raise Conflict(f"run {run.id!r} was cancelled a moment ago; resume it if it is to go on")
         if not _goes_on(last):
             try:
                 return await self._tell(run, last, event, data)
@@ -311,6 +321,7 @@ class Control:
         journal = await journal_without(self._at, run.id, without)
         await self.found(run.id)  # else it was removed, and what was read of it may not be all
         passing("fork.read")
+        origin = {**origin, "about": {INHERITED: len(journal)}}
         asked = RunRecord(new_id, owner, run.graph_id, run.graph_version, run.input, run.limits, origin)
         fork = await self._submit(asked, journal, unasked=unasked)
         passing("fork.added")
@@ -348,7 +359,8 @@ def _is_meant(owner: str | None, run: RunRecord) -> bool:
 
 def _answers_for(hosted: HostedRun, run: RunRecord) -> bool:
     """Whether the run is this host's to stop: no other has claimed it since, and what it ends as is open."""
-    return hosted.run.epoch == run.epoch and hosted.decided is None and not hosted.is_lost
+    has_looked = hosted.log is not None  # what was told of its end before, it is held to
+    return hosted.run.epoch == run.epoch and has_looked and hosted.decided is None and not hosted.is_lost
 
 
 def _goes_on(last: HostedEvent | None) -> bool:

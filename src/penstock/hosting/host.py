@@ -513,16 +513,16 @@ class RunHost:
     async def _tidy(self) -> None:
         for run in await self.stores.runs.list(statuses=PARKED, limit=100):
             with suppress(Conflict, UnknownRun):  # another host was quicker
-                await self._control.resume(run.id)
+                await self._control.resume(run.id, statuses=PARKED)
         self._queued = await self.stores.runs.count(statuses=QUEUED)
         now_ns = self._at.clock.monotonic_ns()
         if now_ns >= self._next_remove_ns:
             self._next_remove_ns = now_ns + round(REMOVE_S * NANOS_PER_S)
             await remove_ended(self._at)
-            await self._control.forget_wishes()
             if now_ns >= self._next_sweep_ns:
                 await sweep_accounts(self._at)
                 self._next_sweep_ns = now_ns + round(SWEEP_S * NANOS_PER_S)
+            await self._control.forget_wishes()
 
 
 async def _stopped(*tasks: asyncio.Task[None] | None) -> None:

@@ -96,9 +96,12 @@ class RunStore(Protocol):
         An ended or parked status gives the claim back.
         """
 
-    async def requeue(self, run_id: str, epoch: int, *, limits: Mapping[str, Any] | None = None) -> RunRecord:
+    async def requeue(
+        self, run_id: str, epoch: int, *, limits: Mapping[str, Any] | None = None, was: RunStatus | None = None
+    ) -> RunRecord:
         """Let a run that is parked, failed, halted or cancelled go on, perhaps with other limits; Conflict else.
 
+        With `was`, only one that is still so, or waits for its turn already: whoever asks has looked at that.
         Fenced for another epoch: it went on, and was claimed, since whoever asks has looked at it.
         """
 

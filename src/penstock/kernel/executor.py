@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 from penstock.errors import InvalidValue, PenstockError
@@ -93,12 +94,13 @@ class _Registered:
 class ExecutorRegistry:
     """Executors by node type."""
 
-    __slots__ = ("_by_type", "_offered")
+    __slots__ = ("_by_type", "_loading", "_offered")
 
     def __init__(self, executors: Mapping[str, Any] | None = None) -> None:
         self._by_type: dict[str, _Registered] = {}
         self._offered: dict[str, list[EntryPoint]] = {}
         """What installed packages offer and nobody has asked for yet."""
+        self._loading = RLock()
         for node_type, executor in (executors or {}).items():
             self.register(node_type, executor)
 
@@ -158,7 +160,9 @@ class ExecutorRegistry:
 
     def _found(self, node_type: str) -> _Registered | None:
         if node_type in self._offered:
-            self._load(node_type, self._offered[node_type])
+            with self._loading:  # graphs are looked at on several threads
+                if node_type in self._offered:
+                    self._load(node_type, self._offered[node_type])
         return self._by_type.get(node_type)
 
     def _load(self, node_type: str, offered: list[EntryPoint]) -> None:

@@ -27,7 +27,7 @@ from penstock.server.errors import problem_details
 from penstock.server.outages import public_error, public_message
 
 AN_ID = f"^{ID.pattern}$"
-MEDIA_TYPE = r"^[a-z0-9][a-z0-9.+-]{0,63}/[a-z0-9][a-z0-9.+-]{0,63}$"
+MEDIA_TYPE = r"^[a-z0-9][a-z0-9!#$&^_.+-]{0,126}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}$"
 MAX_NAME = 200
 MAX_REASON = 2_000
 LEAST_USD = Decimal("1E-9")

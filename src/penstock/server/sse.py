@@ -155,7 +155,6 @@ class Streams:
             message = f"there may be {self._most_per_user} open streams for each user, and {self._most} in all"
             raise ApiError(429, message, retry_after_s=5)
         self._open[user] += 1
-        self._metrics.streams += 1
         self._metrics.open_streams += 1
 
     def leave(self, user: str) -> None:
@@ -174,6 +173,7 @@ class Streams:
         except BaseException:
             self.leave(user)
             raise
+        self._metrics.streams += 1
 
     def closing(self) -> asyncio.Event:
         """Set when all streams are to end."""

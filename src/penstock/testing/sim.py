@@ -111,6 +111,9 @@ class _InOrder(WeakKeyDictionary[AsyncGenerator[Any, Any], None]):
 class SimLoop(asyncio.BaseEventLoop):
     """An event loop whose time is virtual and whose order is decided by `seed`."""
 
+    has_threads = False
+    """What would be done on a thread so that nobody has to wait is done at once: here, nobody waits."""
+
     _scheduled: list[asyncio.TimerHandle]  # the heap of BaseEventLoop
 
     def __init__(self, seed: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from threading import get_ident
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from penstock.runtime.graphs.flow_context import FlowContext
 from penstock.runtime.graphs.graph_plan import GraphPlan
 from penstock.runtime.graphs.graph_runtime import GraphRuntime, tell_flow
 from penstock.runtime.graphs.node_events import NodeEvent
+from penstock.testing import sim_run
 
 
 class Looked:
@@ -126,7 +128,14 @@ async def test_a_graph_in_the_data_of_a_node_is_looked_at_once_for_all_runs() ->
     assert looked.times == 1
     other = await plan.inside("a", inside("other"))
     assert other.graph.id == "other"
+    for value in (1, True, 1.0):
+        given = inside()
+        given["nodes"][0]["data"]["value"] = value
+        (node,) = (await plan.inside("a", given)).graph.nodes
+        assert type(node.data["value"]) is type(value)
     assert (await plan.inside("b", inside())).graph == first.graph
+    odd = {**inside(), "nodes": tuple(inside()["nodes"]), "made": MappingProxyType({})}
+    assert (await plan.inside("b", odd)).graph == first.graph
     assert first.executors is plan.executors
 
 
@@ -154,3 +163,21 @@ async def test_a_large_graph_is_read_and_looked_at_on_a_thread(is_large: bool, m
     await behind.get_ready()
     behind.beginning_with(None)
     assert (threads[-1] == get_ident()) is not is_large
+
+
+async def test_a_large_graph_in_the_data_of_a_node_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_plan, "is_large", lambda document: True)
+    plan = planned(Looked())
+    assert await plan.inside("a", inside()) is not await plan.inside("a", inside())
+    assert not plan._inside
+
+
+def test_a_loop_without_threads_reads_large_graphs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_plan, "is_large", lambda document: True)
+
+    async def main() -> str:
+        plan = await GraphPlan.of(inside(), ExecutorRegistry({"t": Looked()}))
+        await plan.get_ready()
+        return (await plan.inside("a", inside("other"))).graph.id
+
+    assert sim_run(main, seed=1) == "other"

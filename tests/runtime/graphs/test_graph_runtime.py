@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+import threading
+import time
 import types
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -363,6 +366,27 @@ def test_what_is_registered_stands_before_what_is_installed(monkeypatch: pytest.
     registry = ExecutorRegistry.from_entry_points()
     registry.register("broken", offered)
     assert registry["broken"] is offered
+
+
+def test_an_installed_executor_that_several_threads_ask_for_at_once_is_loaded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offering(monkeypatch, kind="Offered")
+    registry, together = ExecutorRegistry.from_entry_points(), threading.Barrier(4)
+    load = EntryPoint.load
+
+    def slowly(point: EntryPoint) -> Any:
+        time.sleep(0.01)
+        return load(point)
+
+    def ask(_: int) -> Any:
+        together.wait()
+        return registry["kind"]
+
+    monkeypatch.setattr(EntryPoint, "load", slowly)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(ask, range(4)))
+    assert all(one is found[0] for one in found)
 
 
 @pytest.mark.requirement("K-4")

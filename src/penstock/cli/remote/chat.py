@@ -259,8 +259,10 @@ class Talk:
 
     def _put(self, question: Mapping[str, Any]) -> None:
         """Show a question, and what it is about."""
+        first, *rest = _plain(str(question["question"])).split("\n")
+        more: list[Line] = [[(f"  │ {line}", "")] for line in rest]  # so that none looks like what is ours
         about: list[Line] = [[(f"  {line}", "")] for line in matter(question, self._server.at)]
-        self._screen.show([("? ", "yellow"), (_plain(str(question["question"])), "")], *about, whole=True)
+        self._screen.show([("? ", "yellow"), (first, "")], *more, *about, whole=True)
 
     def comes_back(self) -> str:
         """How to go on with this chat another time; nothing, if there is none."""

@@ -18,7 +18,10 @@ MAX_SHOWN = 4_000
 
 def titled(name: str, value: Any, hint: str = "") -> list[str]:
     """A value behind its name or below; `hint` says where to find what is too long to be shown."""
-    text = _cut(_text(jsonable(value)), hint)
+    shown = jsonable(value)
+    text = _cut(_text(shown), hint)
+    if shown != value and len(text) <= MAX_SHOWN and isinstance(value, (dict, list)):
+        text += f"\n… some of it is left out{hint}"
     lines = [printable(line.expandtabs(4)) for line in text.splitlines()] or [""]
     if len(lines) == 1 and len(name) + len(lines[0]) <= ONE_LINE:
         return [f"{name}: {lines[0]}"]

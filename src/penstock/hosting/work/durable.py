@@ -33,12 +33,15 @@ T = TypeVar("T")
 RUNS, OWNERS, ALL, UNKNOWN = "run:", "user:", "all:", "unknown:"
 """What the accounts of hosts begin with: of a run by its id, of an owner by name and day, of everybody by day, and of
 the calls of a run, by its id, whose cost nobody can tell."""
+INHERITED = "inherited"
+"""What is kept about a run that takes up another: how many entries of its journal it has from there."""
 MAX_ACCOUNTS = 10_000
 """So many accounts of days are remembered as open."""
-FIRST_PAUSE_S = 0.005
-LAST_TRIES = 13
-"""How often it is looked at the end of a run, for a quarter of a minute in all, whether the ledger has answered and was
-told everything; what it is not told by then stays held there."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.25
+ASKING_S = 5.0
+"""So long the end of a run waits for a ledger that was asked for a hold and has not answered."""
+TELLING_S = 15.0
+"""So long it tries to tell the ledger what became of calls; what that is not told by then stays held there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,36 +56,37 @@ class Durable:
     worked_ms: int = 0
     """How long others have worked on it before; that time is taken off its ceilings."""
 
-    async def settle(self) -> None:
+    async def settle(self, is_leaving: Callable[[], bool]) -> None:
         """Tell the ledger what it was not told yet; the run is over, and learns no more of what becomes of it.
 
         A hold that was being asked for when its caller left is given back when the ledger has answered: until then it
-        would look like one whose bill nobody knows.
+        would look like one whose bill nobody knows. A host that is leaving waits for nothing: the next one does.
         """
         shared = self.shared
         if shared is None:
             return
         shared.close()
-        pause_s = FIRST_PAUSE_S
-        for _ in range(LAST_TRIES):
-            asking = shared.asking  # looked at first: what an answer leaves to be told waits before it asks no more
-            left = await shared.acatch_up() if shared.waiting else 0
-            if not asking and not left:
+        pause_s, waited_s = FIRST_PAUSE_S, 0.0
+        while True:
+            asking = shared.asking and waited_s < ASKING_S  # looked at first: what an answer leaves to be told waits
+            left = await shared.acatch_up() if shared.waiting else 0  # before it asks no more
+            if is_leaving() or not (asking or (left and waited_s < TELLING_S)):
                 break
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, 5.0)
+            waited_s += pause_s
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         shared.on_fault = None
 
 
 NOTHING = {"cost_nanos": 0, "tokens_in": 0, "tokens_out": 0, "unresolved_nanos": 0, "unknown_costs": 0}
 
 
-async def paid(at: Workplace, run: RunRecord) -> Mapping[str, int]:
+async def paid(at: Workplace, run: RunRecord, is_leaving: Callable[[], bool]) -> Mapping[str, int]:
     """What a run has paid, where its process does not know it all; empty where it does.
 
     Of a run that was taken over, only the ledger knows what failed before, or was under way; also if nothing of it was
     gone on with here. What a fork finds in its journal was paid by the run that it takes up. So a ledger that is away
-    is waited for, as every store is at the end of a run.
+    is waited for, as every store is at the end of a run; not by a host that is leaving, for a run that is parked.
     """
     if run.origin.get("kind") == "replay":
         return NOTHING
@@ -94,10 +98,16 @@ async def paid(at: Workplace, run: RunRecord) -> Mapping[str, int]:
         shared.adopt()
         return at.stores.ledger.balance(shared.account), shared.unknown_costs()
 
-    try:
-        balance, unknown_costs = await patiently(lambda: _blocking(at.stores.ledger, look))
-    except KeyError:  # it never came to have an account
-        return {}
+    while True:
+        try:
+            balance, unknown_costs = await ask_ledger(at, look)
+            break
+        except KeyError:  # it never came to have an account
+            return {}
+        except LedgerUnavailable:
+            if is_leaving():
+                return {}
+            await asyncio.sleep(LONGEST_PAUSE_S)
     return {
         "cost_nanos": balance.spent_nanos,
         "tokens_in": balance.tokens_in,
@@ -172,7 +182,9 @@ async def durable_parts(at: Workplace, run: RunRecord, on_lost: Callable[[], Non
 def _ceilings(journal: Journal, run: RunRecord) -> Ceilings:
     if "of" not in run.origin:
         return ceilings_of(run.limits)
-    before = [entry for entry in journal if entry.at_ms < 0]  # as `journal_without` has left them
+    is_marked = INHERITED in (run.origin.get("about") or {})
+    # As `journal_without` has left them; before it did, what came later than the run was its own.
+    before = [entry for entry in journal if (entry.at_ms < 0 if is_marked else entry.at_ms <= run.created_ms)]
     inherited = RunLimits(
         max_cost_usd=to_usd(sum(entry.cost_nanos for entry in before)),
         max_steps=len(before),

@@ -153,6 +153,11 @@ class HostedRun:
         """Stop it so that another worker can go on."""
         self.token.cancel(PARKED, cause="shutdown")
 
+    def _is_leaving(self) -> bool:
+        """Whether another worker is to go on with it."""
+        cancelled = self.token.cancellation
+        return cancelled is not None and cancelled.cause == "shutdown"
+
     def lose(self) -> None:
         """Another worker has it: stop at once."""
         if not self.is_lost:
@@ -196,6 +201,7 @@ class HostedRun:
         seq = tail[-1].seq if tail else 0
         if tail and tail[-1].type in STATUS_OF:
             outcome = _as_told(tail[-1])
+            self.decided = outcome.status
             await self._shorten_journal(outcome)
             return await self._close(outcome)
         self._lost_before = await workers_lost(events, run)
@@ -222,6 +228,7 @@ class HostedRun:
         error: BaseException | None = None
         came_to: Mapping[str, Any] = {}
         context: ExecutionContext | None = None
+        task = asyncio.current_task()
         await self._look_for_cancel()
         try:
             if self._lost_before >= MAX_DEATHS:
@@ -230,16 +237,16 @@ class HostedRun:
                 result = await flow(self)
                 came_to = {"output": output_of(result), **not_whole(result.outputs.values())}
         except asyncio.CancelledError as raised:
-            if (task := asyncio.current_task()) is None or task.cancelling():
+            if task is None or task.cancelling():
                 raise
             error = raised  # nobody has cancelled this task: a node raised it
-        except (KeyboardInterrupt, GeneratorExit):
-            raise
         except BaseException as raised:  # code that ends its program, or panics, is a node that raised
+            if isinstance(raised, KeyboardInterrupt) or _is_closed(task):
+                raise
             error = raised
         if error is not None:
             error.__traceback__ = None  # its frames lead back to it, and to the whole run
-        self._paid = await paid(self._at, self.run)
+        self._paid = await paid(self._at, self.run, self._is_leaving)
         if error is None:
             await self._look_for_cancel()
         return self._decide(context, error, came_to)
@@ -273,7 +280,7 @@ class HostedRun:
         finally:
             tap.close()
             context._children = None  # each of them leads back here
-            await durable.settle()
+            await durable.settle(self._is_leaving)
 
     async def _graph(self) -> GraphPlan:
         at, id, version = self._at, self.run.graph_id, self.run.graph_version
@@ -495,6 +502,14 @@ class HostedRun:
             except Fenced:
                 self.lose()
             self.is_waiting = is_waiting
+
+
+def _is_closed(task: asyncio.Task[Any] | None) -> bool:
+    """Whether the coroutine of a task was closed, as at the end of its loop, and nothing can be awaited any more."""
+    try:
+        return asyncio.current_task() is not task
+    except RuntimeError:  # no loop is running
+        return True
 
 
 def _beginning(run: RunRecord, durable: Durable, lost: int) -> Told:

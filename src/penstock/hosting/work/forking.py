@@ -64,7 +64,7 @@ def plan_of(plan: GraphPlan, run: RunRecord) -> GraphPlan:
     for at, value in inputs_of(run).items():
         node_type = _node(graph, at)
         executors = _Replaced(executors, node_type, _Given(executors[node_type], graph, at, value))
-    return plan if executors is plan.executors else GraphPlan(graph, executors)
+    return plan if executors is plan.executors else plan.with_executors(executors)
 
 
 class _Given:

@@ -7,6 +7,7 @@ and its executors stay as they were.
 from __future__ import annotations
 
 import asyncio
+import marshal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -37,8 +38,8 @@ class GraphPlan:
             self.incoming.setdefault(edge.target, []).append(edge)
             self.outgoing.setdefault(edge.source, []).append(edge)
         self._by_entries: dict[tuple[str, ...] | None, NodePlan] = {}
-        self._inside: dict[str, tuple[Mapping[str, Any], GraphPlan]] = {}
-        """Graphs in the data of nodes, and what they were read from."""
+        self._inside: dict[str, tuple[bytes, GraphPlan]] = {}
+        """Graphs in the data of nodes, by the nodes, and what they were read from; those alone that are small."""
         self._is_large = is_large
 
     @classmethod
@@ -53,17 +54,19 @@ class GraphPlan:
 
     async def get_ready(self, entries: Sequence[str] | None = None) -> None:
         """See to it that nobody waits while it begins with these nodes: a large one is looked at on a thread."""
-        if self._is_large:
+        if self._is_large and _has_threads():
             await asyncio.to_thread(self.beginning_with, entries)
 
     async def inside(self, node_id: str, document: Mapping[str, Any]) -> GraphPlan:
-        """The graph in the data of a node, which any number of runs of that node share."""
+        """The graph in the data of a node, which any number of runs of that node share; a large one is read anew."""
+        written = None if is_large(document) else _written(document)
         known = self._inside.get(node_id)
-        if known is not None and known[0] == document:
+        if known is not None and known[0] == written:
             return known[1]
         plan = await GraphPlan.of(document, self.executors)
         await plan.get_ready()
-        self._inside[node_id] = document, plan
+        if written is not None:
+            self._inside[node_id] = written, plan
         return plan
 
     def beginning_with(self, entries: Sequence[str] | None) -> NodePlan:
@@ -81,7 +84,20 @@ class GraphPlan:
 
 async def aside(document: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:
     """What `read` makes of a document: on a thread if it is large, so that nobody has to wait for it."""
-    return await asyncio.to_thread(read, document) if is_large(document) else read(document)
+    return await asyncio.to_thread(read, document) if is_large(document) and _has_threads() else read(document)
+
+
+def _has_threads() -> bool:
+    """Whether the loop can have something done on a thread; one whose schedule is to be repeated cannot."""
+    return getattr(asyncio.get_running_loop(), "has_threads", True)
+
+
+def _written(document: Mapping[str, Any]) -> bytes | None:
+    """The document, so that it can be told from any other, 1 from True and 1.0 too; None if that cannot be had."""
+    try:
+        return marshal.dumps(document, 2)  # type: ignore[arg-type]  # any Mapping may be given
+    except ValueError:  # not JSON all through
+        return None
 
 
 def _are_names(entries: Sequence[object] | None) -> bool:

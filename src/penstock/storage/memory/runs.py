@@ -137,13 +137,16 @@ class MemoryRunStore:
         _check_way(run, after.status)
         return self._keep(after)
 
-    async def requeue(self, run_id: str, epoch: int, *, limits: Mapping[str, Any] | None = None) -> RunRecord:
+    async def requeue(
+        self, run_id: str, epoch: int, *, limits: Mapping[str, Any] | None = None, was: RunStatus | None = None
+    ) -> RunRecord:
         run = self._run(run_id)
         if run.epoch != epoch:
             raise Fenced(run_id, epoch)
         after = _changed(run, {"status": "queued", **({} if limits is None else {"limits": limits})})
         if run.status == "queued":
             return self._as_asked(run, after, "it waits for its turn already, with other limits")
+        check_was(run, was)
         _check_way(run, "queued")
         return self._keep(RUN.changed(after, CLEARED))
 
@@ -229,6 +232,12 @@ def _changed(run: RunRecord, changes: Mapping[str, Any], besides: Mapping[str, A
         if field not in CHANGEABLE:
             raise InvalidValue("changes", field, f"one of {', '.join(CHANGEABLE)}")
     return RUN.changed(run, {**changes, **besides} if besides else changes)
+
+
+def check_was(run: RunRecord, was: RunStatus | None) -> None:
+    """Conflict if a run is not any more what somebody has seen it to be."""
+    if was is not None and run.status != was:
+        raise Conflict(f"run {run.id!r} is {run.status} by now, and was {was}; look at it again")
 
 
 def check_same(known: RunRecord, run: RunRecord) -> None:

@@ -14,7 +14,7 @@ from penstock.hosting.ports import Conflict, Fenced
 from penstock.hosting.records import CLAIMED, ENDED, TRANSITIONS, RunRecord, RunStatus
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage.databases.port import FEW, Database, Row, Transaction, Value, marks, portions
-from penstock.storage.memory.runs import check_ended, check_same
+from penstock.storage.memory.runs import check_ended, check_same, check_was
 from penstock.storage.sql import codec, entries, once
 from penstock.storage.sql.memories import forget_runs
 
@@ -183,7 +183,9 @@ class SqlRunStore:
 
         return await self._database.write(act, brief=once.is_short(changes.get("output")))
 
-    async def requeue(self, run_id: str, epoch: int, *, limits: Mapping[str, Any] | None = None) -> RunRecord:
+    async def requeue(
+        self, run_id: str, epoch: int, *, limits: Mapping[str, Any] | None = None, was: RunStatus | None = None
+    ) -> RunRecord:
         changes: dict[str, Any] = {"status": "queued"} if limits is None else {"status": "queued", "limits": limits}
 
         async def act(transaction: Transaction) -> RunRecord:
@@ -193,6 +195,7 @@ class SqlRunStore:
             after = _changed(known, changes)
             if known.status == "queued":
                 return _as_asked(known, after, "it waits for its turn already, with other limits")
+            check_was(known, was)
             _check_way(known, "queued")
             return await _replaced(transaction, known, after, CLEARED)
 

@@ -492,6 +492,18 @@ class RunStoreContract(StoreContract):
         assert await stores.runs.get("r") == run
 
     @fresh
+    async def test_a_run_goes_on_only_from_where_it_was_seen(self, stores: StoreBundle) -> None:
+        await brought_to(stores, "parked")
+        run = await stores.runs.end("r", "cancelled", now_ms=2_000)
+        for was in ("parked", "halted", "failed"):
+            with raises(Conflict):
+                await stores.runs.requeue("r", 1, was=was)
+        assert await stores.runs.get("r") == run
+        queued = await stores.runs.requeue("r", 1, was="cancelled")
+        assert queued.status == "queued"
+        assert await stores.runs.requeue("r", 1, was="cancelled") == queued
+
+    @fresh
     async def test_letting_a_run_go_on_again_changes_nothing(self, stores: StoreBundle) -> None:
         await brought_to(stores, "parked")
         run = await stores.runs.requeue("r", 1, limits={"max_steps": 2})
