@@ -7,7 +7,6 @@ and its executors stay as they were.
 from __future__ import annotations
 
 import asyncio
-import marshal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -38,7 +37,7 @@ class GraphPlan:
             self.incoming.setdefault(edge.target, []).append(edge)
             self.outgoing.setdefault(edge.source, []).append(edge)
         self._by_entries: dict[tuple[str, ...] | None, NodePlan] = {}
-        self._inside: dict[str, tuple[bytes, GraphPlan]] = {}
+        self._inside: dict[str, tuple[str, GraphPlan]] = {}
         """Graphs in the data of nodes, by the nodes, and what they were read from; those alone that are small."""
         self._is_large = is_large
 
@@ -92,11 +91,11 @@ def _has_threads() -> bool:
     return getattr(asyncio.get_running_loop(), "has_threads", True)
 
 
-def _written(document: Mapping[str, Any]) -> bytes | None:
+def _written(document: Mapping[str, Any]) -> str | None:
     """The document, so that it can be told from any other, 1 from True and 1.0 too; None if that cannot be had."""
     try:
-        return marshal.dumps(document, 2)  # type: ignore[arg-type]  # any Mapping may be given
-    except ValueError:  # not JSON all through
+        return repr(document)
+    except Exception:  # what is in it is somebody's, and no JSON; or nested far too deep
         return None
 
 
