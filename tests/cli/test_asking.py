@@ -99,7 +99,7 @@ async def test_the_question_its_node_and_the_value_are_shown(person: Person) -> 
         shown = await person.until(CHOICES)
         assert shown.splitlines() == [
             "? Blast?  (ok)",
-            "  Really\N{REPLACEMENT CHARACTER}[31m?",
+            "  │ Really\N{REPLACEMENT CHARACTER}[31m?",
             '  value: {"text": "ä\\tb"}',
         ]
         person.type("approve\n")

@@ -174,7 +174,8 @@ async def test_a_fork_does_a_node_and_what_is_behind_it_again_and_nothing_before
         fork = await host.fork(run.id, owner="bob", at="b", run_id_new="f")
         left = await host.wait(fork.id)
         assert (left.id, left.owner, left.output, model.calls) == ("f", "bob", "hi!!", 3)
-        assert left.origin == {"kind": "fork", "run_id": run.id, "at": "b", "of": {"kind": "run"}}
+        taken_up = {"kind": "fork", "run_id": run.id, "at": "b", "of": {"kind": "run"}}
+        assert left.origin == {**taken_up, "about": {"inherited": 2}}
         other = await host.wait((await host.fork(run.id, owner="bob", at="b", input="yo")).id)
         assert (other.output, model.calls) == ("yo!", 4)
         first = await host.wait((await host.fork(run.id, owner="bob", at="in", input="ha")).id)
