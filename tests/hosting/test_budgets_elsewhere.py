@@ -63,12 +63,14 @@ async def test_a_host_keeps_to_a_ceiling_that_another_has_raised_or_lowered_sinc
     assert days.penny.billed_nanos == 4 * CALL_NANOS
 
 
-async def test_hosts_at_work_side_by_side_pass_a_new_budget_by_no_more_than_was_under_way(url: str) -> None:
+async def test_hosts_at_work_side_by_side_pass_a_new_budget_by_no_more_than_came_before_it(url: str) -> None:
     async with await open_stores(url) as one, await open_stores(url) as other:
         days, beside = Days(one), Days(other)
-        async with await days.host() as without:
+        without = await days.host()
+        async with without:
             await days.runs(without, 1)
-            async with await beside.host(daily_usd="0.05") as within:
-                await beside.runs(within, 1)
+        async with await beside.host(daily_usd="0.05") as within:
+            await beside.runs(within, 1)  # alone: whoever claims a run does it with the budgets that it knows
+            async with without:
                 await asyncio.gather(days.runs(without, 8), beside.runs(within, 8))
     assert days.penny.billed_nanos + beside.penny.billed_nanos <= 6 * CALL_NANOS
