@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import itertools
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -38,6 +41,15 @@ async def order_of(count: int = 6) -> tuple[int, ...]:
 
 async def forever() -> None:
     await asyncio.Event().wait()
+
+
+@contextlib.contextmanager
+def a_loop() -> Iterator[SimLoop]:
+    loop = SimLoop(1)
+    try:
+        yield loop
+    finally:
+        loop.close()
 
 
 def test_an_hour_passes_at_once_and_exactly() -> None:
@@ -86,6 +98,31 @@ def test_the_same_seed_is_the_same_order() -> None:
     assert sim_run(order_of, seed=7) == sim_run(order_of, seed=7)
 
 
+def test_a_seed_keeps_its_order_from_version_to_version() -> None:
+    assert [sim_run(order_of, seed=seed) for seed in range(4)] == [
+        (4, 2, 3, 1, 5, 0),
+        (1, 5, 3, 2, 0, 4),
+        (5, 3, 1, 0, 4, 2),
+        (2, 4, 1, 5, 3, 0),
+    ]
+
+
+def test_a_seed_keeps_the_order_of_timers_that_tie_also_after_a_sweep() -> None:
+    async def main() -> list[int]:
+        order: list[int] = []
+        timers = [running_loop().call_later(1 + number % 2, order.append, number) for number in range(120)]
+        await asyncio.sleep(0)
+        for timer in timers[:54] + timers[60:114]:
+            timer.cancel()
+        await asyncio.sleep(3)
+        return order
+
+    assert [sim_run(main, seed=seed) for seed in range(2)] == [
+        [54, 58, 114, 56, 116, 118, 55, 117, 57, 119, 59, 115],
+        [56, 58, 114, 116, 54, 118, 59, 117, 57, 119, 55, 115],
+    ]
+
+
 def test_a_few_hundred_seeds_find_every_order_of_four() -> None:
     assert len(set(explore(lambda _: order_of(4), schedules=400))) == 24
 
@@ -124,6 +161,258 @@ def test_a_cancelled_timer_neither_fires_nor_holds_up_the_end() -> None:
         return asyncio.get_running_loop().time()
 
     assert sim_run(main, seed=1) == 20
+
+
+@pytest.mark.parametrize(("timers", "cancelled", "kept"), [(200, 101, 99), (200, 100, 200), (100, 99, 100)])
+def test_cancelled_timers_are_swept_out_once_they_are_the_majority_of_many(
+    timers: int, cancelled: int, kept: int
+) -> None:
+    async def main() -> int:
+        loop = running_loop()
+        # The one at the head stays: those behind it are not dropped for having come first.
+        handles = [loop.call_later(10 + number, int) for number in range(timers)]
+        for handle in handles[timers - cancelled :]:
+            handle.cancel()
+            handle.cancel()  # counts once
+        await asyncio.sleep(0)
+        return len(loop._scheduled)
+
+    assert sim_run(main, seed=1) == kept
+
+
+def test_a_cancelled_callback_is_skipped() -> None:
+    async def main() -> list[int]:
+        ran: list[int] = []
+        handles = [running_loop().call_soon(ran.append, number) for number in range(4)]
+        handles[1].cancel()
+        running_loop().call_later(1, handles[0].cancel)  # too late
+        await asyncio.sleep(2)
+        return sorted(ran)
+
+    assert sim_run(main, seed=1) == [0, 2, 3]
+
+
+def test_a_timer_that_cancels_one_of_the_same_instant_may_come_in_time_or_not() -> None:
+    async def main(_: int) -> list[str]:
+        ran: list[str] = []
+        loop = running_loop()
+        handle = loop.call_later(1, ran.append, "victim")
+        loop.call_later(1, handle.cancel)
+        await asyncio.sleep(2)
+        return ran
+
+    outcomes = explore(main, schedules=30)
+    assert [] in outcomes
+    assert ["victim"] in outcomes
+
+
+def test_what_a_callback_held_is_let_go_with_its_turn() -> None:
+    class Thing:
+        pass
+
+    with a_loop() as loop:
+        ended_at: list[float] = []
+
+        def thing() -> Thing:
+            made = Thing()
+            weakref.finalize(made, lambda: ended_at.append(loop.time()))
+            return made
+
+        loop.call_soon(id, thing())
+        loop.call_later(1, id, thing())
+        loop.call_later(2, loop.stop)
+        loop.run_forever()
+        assert ended_at == [0.0, 1.0]
+
+
+def test_only_cancelled_timers_that_are_still_set_are_counted() -> None:
+    async def main() -> list[int]:
+        loop, counts = running_loop(), []
+        await asyncio.sleep(1)  # cancels its timer when it has fired
+        counts.append(loop._timer_cancelled_count)
+        for timers in (10, 1000):
+            for handle in [loop.call_later(1, int) for _ in range(timers)]:
+                handle.cancel()
+            counts.append(loop._timer_cancelled_count)
+            await asyncio.sleep(0)
+            counts.append(loop._timer_cancelled_count)
+        return counts
+
+    assert sim_run(main, seed=1) == [0, 10, 0, 1000, 0]
+
+
+def test_a_callback_runs_in_the_context_it_was_made_in_or_given() -> None:
+    number = contextvars.ContextVar[int]("number")
+
+    async def main() -> list[int]:
+        seen: list[int] = []
+        loop = running_loop()
+        number.set(1)
+        given = contextvars.copy_context()
+        number.set(2)
+        for context in (None, given):
+            loop.call_soon(lambda: seen.append(number.get()), context=context)
+            loop.call_later(1, lambda: seen.append(number.get()), context=context)
+        number.set(3)
+        await asyncio.sleep(2)
+        return sorted(seen)
+
+    assert sim_run(main, seed=1) == [1, 1, 2, 2]
+
+
+def test_a_loop_that_was_stopped_before_takes_one_turn_and_runs_again() -> None:
+    with a_loop() as loop:
+        ran: list[str] = []
+        loop.stop()
+        loop.run_forever()  # nothing is ready, and that is no deadlock
+        loop.call_soon(ran.append, "soon")
+        loop.call_later(1, ran.append, "later")
+        loop.stop()
+        loop.run_forever()
+        assert ran == ["soon"]
+        loop.call_later(1, loop.stop)
+        loop.run_forever()
+        assert (sorted(ran), loop.time()) == (["later", "soon"], 1.0)
+
+
+def test_a_turn_that_stops_the_loop_runs_to_its_end() -> None:
+    with a_loop() as loop:
+        ran: list[int] = []
+        loop.call_soon(loop.stop)
+        for number in range(5):
+            loop.call_soon(ran.append, number)
+        loop.run_forever()
+        assert sorted(ran) == list(range(5))
+
+
+def test_a_closed_loop_takes_nothing() -> None:
+    with a_loop() as loop:
+        loop.call_soon(print)
+        loop.call_later(1, print)
+    sleep = asyncio.sleep(0)
+    for call in (
+        lambda: loop.call_soon(print),
+        lambda: loop.call_later(1, print),
+        lambda: loop.call_at(1, print),
+        lambda: loop.create_task(sleep),
+    ):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+    sleep.close()
+
+
+def test_a_time_has_to_be_a_number() -> None:
+    with a_loop() as loop:
+        for call in (loop.call_later, loop.call_at):
+            for time_s in (None, "5", b"5"):
+                with pytest.raises(TypeError):
+                    call(time_s, print)
+        assert loop.call_at(5, loop.stop).when() == 5
+        loop.run_forever()
+        assert loop.time() == 5
+
+
+def test_a_timer_in_the_past_is_due_now() -> None:
+    with a_loop() as loop:
+        loop.call_later(-5, loop.stop)
+        loop.run_forever()
+        assert loop.time() == 0
+
+
+def test_debug_mode_checks_callbacks_and_threads() -> None:
+    with a_loop() as loop:
+        loop.set_debug(True)
+        for call in (loop.call_soon, lambda callback: loop.call_later(1, callback)):
+            with pytest.raises(TypeError, match="callable object"):
+                call(5)
+            with pytest.raises(TypeError, match="coroutines cannot be used"):
+                call(forever)
+        refused: list[str] = []
+
+        def intrude() -> None:
+            for call in (loop.call_soon, lambda callback: loop.call_later(1, callback)):
+                try:
+                    call(print)
+                except RuntimeError as error:
+                    refused.append(str(error))
+
+        def start() -> None:
+            thread = threading.Thread(target=intrude)
+            thread.start()
+            thread.join()
+            loop.stop()
+
+        loop.call_soon(start)
+        loop.run_forever()
+        assert len(refused) == 2
+        assert "Non-thread-safe" in refused[0]
+
+
+def test_debug_mode_names_the_line_that_made_a_callback_also_when_it_is_cancelled() -> None:
+    with a_loop() as loop:
+        early = loop.call_later(1, print)
+        loop.set_debug(True)
+        handles = [loop.call_soon(print), loop.call_later(1, print), loop.call_at(1, print)]
+        for handle in handles:
+            assert re.search(r"created at .*test_sim\.py:\d+>$", repr(handle))
+        looks = [repr(handle) for handle in (early, *handles)]
+        for handle in (early, *handles):
+            handle.cancel()
+        for handle, before in zip((early, *handles), looks, strict=True):
+            assert handle.cancelled()
+            assert before.split("print")[1] in repr(handle)
+        loop.call_later(2, loop.stop)
+        loop.run_forever()
+
+
+def test_debug_mode_logs_where_a_callback_was_made_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    with a_loop() as loop:
+        loop.set_debug(True)
+        loop.call_soon(lambda: 1 // 0)
+        loop.call_soon(loop.call_exception_handler, {"message": "complaint"})
+        loop.call_later(1, loop.stop)
+        loop.run_forever()
+        assert [type(error) for error in loop.unhandled] == [ZeroDivisionError]
+        loop.call_exception_handler({"message": "afterwards"})
+    *both, afterwards = (record.getMessage() for record in caplog.records)
+    failed, complaint = sorted(both, key=lambda text: text.startswith("complaint"))
+    assert "source_traceback: Object created at" in failed
+    assert "handle_traceback: Handle created at" in complaint
+    assert afterwards == "afterwards"
+
+
+def test_a_task_factory_of_ones_own_is_asked() -> None:
+    made: list[str] = []
+
+    def make(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        made.append(coro.__name__)
+        return asyncio.Task(coro, loop=loop, **options)
+
+    async def main() -> None:
+        running_loop().set_task_factory(make)
+        await asyncio.create_task(asyncio.sleep(0), name="ones own")
+        running_loop().set_task_factory(None)
+        task = asyncio.create_task(asyncio.sleep(0), name="the loop's")
+        assert task.get_name() == "the loop's"
+        await task
+
+    sim_run(main, seed=1)
+    assert made == ["sleep"]
+
+
+def test_a_task_runs_in_the_context_it_is_given() -> None:
+    number = contextvars.ContextVar[int]("number")
+
+    async def read() -> int:
+        return number.get()
+
+    async def main() -> int:
+        number.set(1)
+        given = contextvars.copy_context()
+        number.set(2)
+        return await asyncio.create_task(read(), context=given)
+
+    assert sim_run(main, seed=1) == 1
 
 
 async def aborted_group() -> tuple[int, ...]:
@@ -499,18 +788,18 @@ def test_ten_thousand_tasks_each_run_to_their_end() -> None:
     assert sim_run(main, seed=1) == 10_000
 
 
-def test_a_keyboard_interrupt_comes_out_with_its_seed() -> None:
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_or_exit_comes_out_with_its_seed(kind: type[BaseException]) -> None:
+    def leave() -> None:
+        raise kind
+
     async def main() -> None:
-        asyncio.get_running_loop().call_later(1, _interrupt)
+        asyncio.get_running_loop().call_later(1, leave)
         await forever()
 
-    with pytest.raises(KeyboardInterrupt) as found:
+    with pytest.raises(kind) as found:
         sim_run(main, seed=2)
     assert "seed=2" in found.value.__notes__[-1]
-
-
-def _interrupt() -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.reliability

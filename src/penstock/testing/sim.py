@@ -5,9 +5,10 @@ ready. `SimLoop` takes both away. Its clock stands still while anything is ready
 an hour of backoff costs nothing. Of everything that is ready it picks the next at random, from a seed: the same seed
 is the same schedule, another seed another one, and a failure names its seed.
 
-It is asyncio's own loop with three parts exchanged: the selector (which only moves the clock), the queue of ready
-callbacks (which only shuffles), and the task class (whose hash is a number instead of an address: a TaskGroup cancels
-its children in the order of a set, and that order has to belong to the seed as well).
+It is asyncio's own loop with three parts exchanged: the turn (which moves the clock where a real one waits, and picks
+where a real one queues), the making of callbacks and timers (the same without what only sockets and debugging need,
+for whole days are simulated here), and the task class (whose hash is a number instead of an address: a TaskGroup
+cancels its children in the order of a set, and that order has to belong to the seed as well).
 
 It knows no sockets, signals, subprocesses or threads; whatever needs one is refused. A seed repeats what the loop
 decides; what the code under test decides by real time, `id()`, the garbage collector or a string's hash is its own.
@@ -19,8 +20,9 @@ import asyncio
 import math
 import random
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextvars import Context
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextvars import Context, copy_context
+from heapq import heapify, heappop, heappush
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
@@ -28,6 +30,7 @@ from penstock.testing.clock import WALL_START_NS
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+H = TypeVar("H", bound=asyncio.Handle)
 
 STEPS_PER_INSTANT = 1_000_000
 """So many callbacks without time moving on are taken for a loop that spins: about a second of real time."""
@@ -37,6 +40,12 @@ CANCEL_ROUNDS = 5
 
 RESOLUTION_S = 1e-9
 """Timers this close are due together: 0.1 + 0.2 and 0.3 are one instant, in either order."""
+
+MANY_TIMERS = 100
+"""Among more than so many timers the cancelled are swept out once they are the majority, as asyncio does."""
+
+FEW_CANCELLED = MANY_TIMERS // 2
+"""So few cannot be that majority, and nothing more needs to be counted."""
 
 
 class SimError(RuntimeError):
@@ -72,19 +81,63 @@ class SimClock:
         self._now_ns = round(to_s * 1_000_000_000)
 
 
-class _ShuffledQueue(list[asyncio.Handle]):
-    """The part of a deque that the loop uses, except that `popleft` takes any one."""
+class _SimHandle(asyncio.Handle):
+    """A callback of `call_soon`, made in one step: asyncio's own asks for debug mode first."""
 
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed).random
+    __slots__ = ()
 
-    def popleft(self) -> asyncio.Handle:
-        last = self.pop()
-        at = int(self._random() * (len(self) + 1))
-        if at == len(self):
-            return last
-        picked, self[at] = self[at], last
-        return picked
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], loop: SimLoop, context: Context | None
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+
+class _SimTimer(asyncio.TimerHandle):
+    """A callback of `call_at`, made and cancelled in one step each: every `sleep` cancels its timer."""
+
+    __slots__ = ()
+    _args: tuple[Any, ...] | None  # type: ignore[assignment]  # None once it is cancelled
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: SimLoop,
+        context: Context | None,
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback: Callable[..., object] | None = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when
+        self._scheduled = True
+
+    def cancel(self) -> None:
+        if self._loop._debug:
+            super().cancel()  # which keeps its looks for the log
+        elif not self._cancelled:
+            if self._scheduled:
+                self._loop._timer_cancelled_count += 1
+            self._cancelled = True
+            self._callback = None
+            self._args = None
+
+
+class _Due(float):
+    """When a timer is due, and the timer: compared as the number it is, without a Python call for each comparison."""
+
+    __slots__ = ("timer",)
+    timer: asyncio.TimerHandle
 
 
 class _SimTask(asyncio.Task[Any]):
@@ -114,7 +167,15 @@ class SimLoop(asyncio.BaseEventLoop):
     has_threads = False
     """What would be done on a thread so that nobody has to wait is done at once: here, nobody waits."""
 
-    _scheduled: list[asyncio.TimerHandle]  # the heap of BaseEventLoop
+    # What BaseEventLoop has and the type stubs do not tell.
+    _closed: bool
+    _debug: bool
+    _stopping: bool
+    _task_factory: object
+    _timer_cancelled_count: int
+    _check_closed: Callable[[], None]
+    _check_thread: Callable[[], None]
+    _check_callback: Callable[[object, str], None]
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -122,37 +183,144 @@ class SimLoop(asyncio.BaseEventLoop):
         self.clock = SimClock()
         self.unhandled: list[BaseException] = []  # what reached the exception handler: callbacks, forgotten tasks
         self._now = 0.0
+        self._due_before = RESOLUTION_S
         self._home = threading.get_ident()
         self._tasks_made = 0
         self._steps_left = STEPS_PER_INSTANT
         self._winding_down = False
-        self._clock_resolution = RESOLUTION_S
-        self._ready = _ShuffledQueue(seed)
+        self._draw = random.Random(seed).random
+        self._ready: list[asyncio.Handle] = []
+        self._scheduled: list[_Due] = []
         self._asyncgens = _InOrder()
-        self._selector = self  # `_run_once` asks its selector to wait; here waiting is moving the clock
-        self.set_task_factory(self._make_task)
 
     def time(self) -> float:
         return self._now
 
-    def select(self, timeout: float | None) -> Sequence[NoReturn]:
-        """Called once per round of the loop: jump to the next timer if nothing is ready."""
-        if timeout is None:
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self._closed or self._debug:
+            return _made_by_caller(super().call_soon(callback, *args, context=context), frames=1)
+        handle = _SimHandle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        if delay is None:
+            raise TypeError("delay must not be None")
+        return self._set_timer(self._now + delay, callback, args, context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        if when is None:
+            raise TypeError("when cannot be None")
+        return self._set_timer(when, callback, args, context)
+
+    def _set_timer(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> asyncio.TimerHandle:
+        due = _Due(when - 0.0)  # which refuses a text that float() would read
+        if self._closed or self._debug:
+            due.timer = self._make_checked_timer(when, callback, args, context)
+        else:
+            due.timer = _SimTimer(when, callback, args, self, context)
+        heappush(self._scheduled, due)
+        return due.timer
+
+    def _make_checked_timer(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> asyncio.TimerHandle:
+        """The way of asyncio's debug mode, and the refusal of a closed loop."""
+        self._check_closed()
+        self._check_thread()
+        self._check_callback(callback, "call_at")
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return _made_by_caller(timer, frames=3)
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        if self._closed or self._task_factory is not None:
+            return super().create_task(coro, **options)
+        self._tasks_made += 1
+        return _SimTask(coro, loop=self, number=self._tasks_made, **options)
+
+    def _run_once(self) -> None:
+        """Turn by turn until the loop is to stop. asyncio would only call again, so that staying here is the same.
+
+        A turn runs as many callbacks as are ready at its beginning, but any: also those that came since.
+        """
+        ready, timers, draw = self._ready, self._scheduled, self._draw
+        handle: asyncio.Handle | None
+        while True:
+            if timers and (timers[0].timer._cancelled or self._timer_cancelled_count > FEW_CANCELLED):
+                self._drop_cancelled_timers()
+            if not ready and not self._stopping:
+                self._pass_time()
+            self._steps_left = steps_left = self._steps_left - len(ready) - 1
+            if steps_left < 0:
+                raise SimLivelock(f"{STEPS_PER_INSTANT:,} callbacks and no end: {self._describe_pending()}")
+            while timers and not timers[0] >= self._due_before:
+                handle = heappop(timers).timer
+                handle._scheduled = False  # type: ignore[attr-defined]
+                ready.append(handle)
+            for _ in range(len(ready)):
+                drawn, count = draw(), len(ready)
+                if count > 1:
+                    at = int(drawn * count)
+                    ready[at], ready[-1] = ready[-1], ready[at]
+                # Letting go of the handle before may make another one ready, so nothing is counted or drawn after this.
+                handle = ready.pop()
+                if handle._cancelled:
+                    continue
+                if self._debug:
+                    self._run_in_debug_mode(handle)
+                else:
+                    handle._run()
+            handle = None  # what it held ends with its turn
+            if self._stopping:
+                return
+
+    def _drop_cancelled_timers(self) -> None:
+        """All of them where they are many, otherwise those at the head.
+
+        This is asyncio's rule to the letter: the order of timers of one instant hangs on how the heap came about.
+        """
+        timers = self._scheduled
+        if len(timers) > MANY_TIMERS and self._timer_cancelled_count / len(timers) > 0.5:
+            for due in timers:
+                if due.timer._cancelled:
+                    due.timer._scheduled = False  # type: ignore[attr-defined]
+            timers[:] = [due for due in timers if not due.timer._cancelled]
+            heapify(timers)
+            self._timer_cancelled_count = 0
+        else:
+            while timers and timers[0].timer._cancelled:
+                self._timer_cancelled_count -= 1
+                heappop(timers).timer._scheduled = False  # type: ignore[attr-defined]
+
+    def _pass_time(self) -> None:
+        """Nothing is ready: jump to the next timer."""
+        if not self._scheduled:
             raise SimDeadlock(f"nothing is ready and no timer is set; waiting forever: {self._describe_pending()}")
-        if timeout > 0:
-            self._move_clock(self._scheduled[0].when())
+        first = self._scheduled[0]
+        if first > self._now:
+            self._now = now = first.timer.when()
+            self.clock.move(now)
+            # After a hundred days a float no longer tells nanoseconds apart, and the timer would never be due.
+            self._due_before = now + max(RESOLUTION_S, math.ulp(now))
             if not self._winding_down:
                 self._steps_left = STEPS_PER_INSTANT
-        self._steps_left -= len(self._ready) + 1
-        if self._steps_left < 0:
-            raise SimLivelock(f"{STEPS_PER_INSTANT:,} callbacks and no end: {self._describe_pending()}")
-        return ()
 
-    def _move_clock(self, to: float) -> None:
-        self._now = to
-        self.clock.move(to)
-        # After a hundred days a float no longer tells nanoseconds apart, and asyncio would find the timer never due.
-        self._clock_resolution = max(RESOLUTION_S, math.ulp(to))
+    def _run_in_debug_mode(self, handle: asyncio.Handle) -> None:
+        """What fails in it is logged with where it was made. No callback is slow here: none takes virtual time."""
+        self._current_handle: asyncio.Handle | None = handle
+        try:
+            handle._run()
+        finally:
+            self._current_handle = None
 
     def pending(self) -> list[asyncio.Task[Any]]:
         """The tasks that have not ended, oldest first."""
@@ -198,15 +366,15 @@ class SimLoop(asyncio.BaseEventLoop):
             return  # one of them swallowed the cancel and waits again; the next round cancels it again
         self.unhandled += [error for error in results if _is_fault(error)]
 
-    def _make_task(self, _loop: Any, coro: Any, **options: Any) -> _SimTask:
-        self._tasks_made += 1
-        return _SimTask(coro, loop=self, number=self._tasks_made, **options)
-
     def _describe_pending(self) -> str:
         return ", ".join(_describe(task) for task in self.pending()) or "no task at all"
 
-    def _process_events(self, event_list: Sequence[NoReturn]) -> None:
-        pass
+
+def _made_by_caller(handle: H, *, frames: int) -> H:
+    """Leave the loop's own `frames` out of the stack that debug mode remembers for `handle`."""
+    if stack := handle._source_traceback:  # type: ignore[attr-defined]
+        del stack[-frames:]
+    return handle
 
 
 def _is_fault(outcome: object) -> bool:

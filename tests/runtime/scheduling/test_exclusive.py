@@ -330,7 +330,7 @@ def test_a_wait_that_is_over_leaves_no_timer(cancelled: bool) -> None:
         token.cancel() if cancelled else turn.give_back(first)
         await asyncio.wait([waiting])
         assert isinstance(waiting.exception(), CancelledError) is cancelled
-        assert all(timer.cancelled() for timer in loop._scheduled)
+        assert all(due.timer.cancelled() for due in loop._scheduled)
 
     sim_run(main, seed=0)
 
