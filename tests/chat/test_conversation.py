@@ -362,6 +362,44 @@ def test_the_data_of_a_message_is_a_copy_that_json_gives_back(data: dict[str, An
     assert kept == before
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"state": "complete", "run_id": "r-1", "cost_usd": 0.25, "none": None, "true": True},
+        {"attachments": [], "object": {}, "text": ""},
+        {"attachments": [{"id": "a"}], "nested": {"list": [1, {"a": []}]}},
+    ],
+)
+def test_a_message_that_is_copied_is_the_same_and_shares_nothing_that_can_be_changed(data: dict[str, Any]) -> None:
+    said = ChatMessage("m", "above", "user", "hello", 1, data)
+    copied: Any = said.copied()
+    assert type(copied) is ChatMessage
+    assert copied == said
+    assert list(copied.data) == list(data)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        copied.content = "something else"
+    for value in [copied.data, *copied.data.values()]:
+        if isinstance(value, list):
+            value.append("later")
+        elif isinstance(value, dict):
+            value["later"] = 1
+    assert said == ChatMessage("m", "above", "user", "hello", 1, data)
+
+
+class Named(str):
+    """Text of a kind of its own."""
+
+
+def test_names_in_the_data_are_text_as_json_has_it() -> None:
+    given: list[dict[Any, Any]] = [{Named("state"): "complete"}, {"state": Named("complete")}, {1: "number"}]
+    kept = [ChatMessage("m", None, "user", "hello", 1, one).data for one in given]
+    assert kept == [{"state": "complete"}, {"state": "complete"}, {"1": "number"}]
+    assert {type(one) for data in kept for item in data.items() for one in item} == {str}
+    with pytest.raises(InvalidValue, match="data"):
+        ChatMessage("m", None, "user", "hello", 1, {"\ud800": 1})
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), "\ud800", b"", object(), "x" * 1_000_001])
 def test_what_is_no_json_is_refused_wherever_in_the_data_it_stands(wrong: Any) -> None:
     for data in ({"a": wrong}, {"a": [wrong]}, {"a": 1, "b": {"c": wrong}}):

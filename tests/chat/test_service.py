@@ -58,7 +58,7 @@ async def test_all_five_entry_points_run_one_path() -> None:
                 "owner": ANN,
                 "graph_id": "g",
                 "version": None,
-                "limits": None,
+                "limits": RunLimits(),
                 "run_id": turn.run_id,
                 "origin": {
                     "kind": "chat",

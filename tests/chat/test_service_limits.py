@@ -315,6 +315,7 @@ async def test_a_list_is_one_and_a_text_is_none(wrong: Any) -> None:
     ("field", "wrong"),
     [
         *[("limits", one) for one in (3, "x", ["max_steps"], {"max_steps": "x"}, {"max_cost_usd": float("nan")})],
+        *[("limits", one) for one in (0, "", [])],
         *[("version", one) for one in (0, -1, True, "1", 1.0)],
         *[("about", one) for one in (3, "x", ["x"])],
     ],

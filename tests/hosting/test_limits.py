@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.containment.limits import UNLIMITED
 from penstock.errors import InvalidValue
-from penstock.hosting.limits import MAX_COUNT, RunLimits
+from penstock.hosting.limits import MAX_COUNT, NAMES, RunLimits
 from penstock.hosting.settings import HostSettings
 
 counts = st.none() | st.integers(0, MAX_COUNT)
@@ -52,6 +52,8 @@ def test_more_is_never_less_and_clipped_is_never_more(one: RunLimits, other: Run
         {"max_steps": -1},
         {"max_steps": 2**53},
         {"max_tokens": "5"},
+        {"max_api_calls": -1},
+        {"max_retries": 2**53},
         {"max_cost_usd": math.nan},
         {"max_cost_usd": "-1"},
         {"max_cost_usd": "a lot"},
@@ -75,6 +77,20 @@ def test_none_is_no_limit_and_zero_is_nothing() -> None:
     assert RunLimits(max_cost_usd=0).in_ledger().cost_nanos == 0
     assert RunLimits(max_cost_usd=0, max_steps=0).to_dict() == {"max_cost_usd": "0", "max_steps": 0}
     assert RunLimits().plus(RunLimits(max_steps=1)).max_steps is None
+
+
+@given(limits, limits)
+def test_the_usual_limits_hold_where_none_are_asked_for(one: RunLimits, usual: RunLimits) -> None:
+    kept = one.to_dict(usual)
+    assert kept == {**usual.to_dict(), **one.to_dict()}
+    assert [*kept] == [name for name in NAMES if name in kept]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_above_its_ceiling_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(InvalidValue, match=name):
+        RunLimits(**{name: 2}).within(RunLimits(**{name: 1}))
+    assert RunLimits(**{name: 2}).within(RunLimits()) == RunLimits(**{name: 2})
 
 
 def test_the_time_of_a_run_is_not_counted_by_the_ledger() -> None:

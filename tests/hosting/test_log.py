@@ -180,6 +180,53 @@ async def test_what_is_told_in_one_burst_is_one_append_and_whoever_waits_for_it_
         assert opened.slow.batches == [3, 1]
 
 
+async def test_what_is_hastened_is_written_by_whoever_waits_for_it_and_no_task_is_made() -> None:
+    async with Open() as opened:
+        opened.slow.let.set()
+        opened.log.put("run.completed")
+        opened.log.hasten()
+        tasks = asyncio.all_tasks()
+        await opened.log.flush()
+        assert asyncio.all_tasks() == tasks
+        await asyncio.sleep(0)
+        assert (asyncio.all_tasks(), opened.slow.batches) == (tasks, [1])
+
+
+async def test_what_is_hastened_is_written_while_whoever_tells_it_waits_for_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_module, "GATHER_S", 3_600)
+    async with Open() as opened:
+        opened.slow.let.set()
+        opened.log.tell("node.completed")
+        opened.log.put("run.completed")
+        opened.log.hasten()
+        await opened.log.bell.wait()
+        assert opened.slow.batches == [2]
+
+
+async def test_what_is_hastened_while_the_store_writes_is_written_next_and_once() -> None:
+    async with Open() as opened:
+        opened.log.tell("one")
+        opened.log.hurry()
+        await asyncio.sleep(0)
+        opened.log.put("two")
+        opened.log.hasten()
+        opened.slow.let.set()
+        await opened.log.flush()
+        assert opened.slow.batches == [1, 1]
+
+
+async def test_what_is_hastened_is_left_if_the_log_is_closed_first() -> None:
+    async with Open() as opened:
+        opened.slow.let.set()
+        opened.log.put("run.completed")
+        opened.log.hasten()
+        await opened.log.close()
+        await asyncio.sleep(0)
+        assert opened.slow.batches == []
+
+
 async def test_an_event_that_nobody_waits_for_is_written_soon_all_the_same() -> None:
     async with Open() as opened:
         opened.slow.let.set()

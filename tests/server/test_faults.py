@@ -24,7 +24,7 @@ class Away(MemoryGraphStore):
     async def get(self, *_: Any, **__: Any) -> Any:
         raise StoreUnavailable("the disk is full at /secret/place?password=canary-123456")
 
-    save = list = versions = get
+    save = head = list = versions = get
 
 
 class Corrupt(MemoryGraphStore):
@@ -33,7 +33,7 @@ class Corrupt(MemoryGraphStore):
     async def get(self, *_: Any, **__: Any) -> Any:
         raise StoreCorrupt("graphs", "canary-key", "canary-123456")
 
-    save = list = get
+    save = head = list = get
 
 
 @pytest.mark.parametrize(

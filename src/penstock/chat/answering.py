@@ -66,11 +66,10 @@ class Answering:
         """What runs of graphs that were read lately are given; what is in a version never changes."""
 
     def keep_at_hand(self, run_id: str, path: tuple[ChatMessage, ...]) -> None:
-        """What leads to the answer of a run that is about to be submitted, unless something of it may still change."""
-        if not protocol.unfinished(path):
-            self._at_hand[run_id] = path
-            if len(self._at_hand) > MAX_AT_HAND:
-                del self._at_hand[next(iter(self._at_hand))]
+        """What leads to the answer of a run that is about to be submitted; nothing in it is still being written."""
+        self._at_hand[run_id] = path
+        if len(self._at_hand) > MAX_AT_HAND:
+            del self._at_hand[next(iter(self._at_hand))]
 
     async def prepare(self, run: RunRecord) -> Prepared:
         """The conversation on the way to the answer, and who in the graph is given it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.chat.limits import must_fit
-from penstock.chat.message import MAX_ID
+from penstock.chat.message import MAX_ID, can_be_written
 from penstock.errors import InvalidValue
 from penstock.ids import AN_ID, ID
 
@@ -49,12 +49,3 @@ def must_be_list(field: str, values: object, of: str) -> None:
     # A list or a tuple is told at once; to ask the abstract class takes longer.
     if not isinstance(values, (list, tuple, Sequence)) or isinstance(values, (str, bytes, bytearray)):
         raise InvalidValue(field, values, f"a list of {of}")
-
-
-def can_be_written(text: str) -> bool:
-    """Whether every store takes it: half of a surrogate pair cannot be encoded."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

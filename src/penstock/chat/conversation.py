@@ -64,13 +64,13 @@ class MessageTree:
     A method that refuses changes nothing.
     """
 
-    __slots__ = ("_chosen", "_depths", "_leaf", "_messages", "_replies")
+    __slots__ = ("_chosen", "_depths", "_known_replies", "_leaf", "_messages")
 
     def __init__(self) -> None:
         self._messages: dict[str, ChatMessage] = {}
         """By id, in the order they were added."""
-        self._replies: dict[str | None, list[str]] = {}
-        """What follows each message, in the order it was added; under None, what begins the conversation."""
+        self._known_replies: dict[str | None, list[str]] | None = None
+        """What `_replies` gave, once somebody has asked: a turn adds to the end, and looks at no siblings."""
         self._depths: dict[str, int] = {}
         self._chosen: dict[str | None, str] = {}
         """The reply in view, for every message that has one."""
@@ -87,17 +87,13 @@ class MessageTree:
         listed, picked = list(messages), list(chosen)
         if not is_kept:
             _check_number(listed)
-        depths = _depths_of(listed)
         tree = cls()
-        known, replies = tree._messages, tree._replies
-        for message in listed:
-            known[message.id] = message
-            replies.setdefault(message.parent_id, []).append(message.id)
+        tree._depths = _depths_of(listed)
+        tree._messages = known = {message.id: message for message in listed}
         in_view = {known[one].parent_id: one for one in picked if one in known}
         if len(in_view) < len(picked):  # one is not there, or two are in one place
             raise ConversationInvalid(_misplaced(picked, known))
-        tree._depths = depths
-        tree._chosen = {parent: beside[-1] for parent, beside in replies.items()} | in_view
+        tree._chosen = {message.parent_id: message.id for message in listed} | in_view  # else the last of siblings
         tree._leaf = tree._end_below(None)
         return tree
 
@@ -156,11 +152,11 @@ class MessageTree:
 
     def path_to(self, message_id: str) -> tuple[ChatMessage, ...]:
         """The message and all it follows, from the first on, in view or not."""
-        message: ChatMessage | None = self[message_id]
-        path: list[ChatMessage] = []
-        while message is not None:
+        message, known = self[message_id], self._messages
+        path = [message]
+        while (above := message.parent_id) is not None:
+            message = known[above]
             path.append(message)
-            message = None if message.parent_id is None else self._messages[message.parent_id]
         return tuple(reversed(path))
 
     def before(self, message_id: str) -> tuple[ChatMessage, ...]:
@@ -170,7 +166,7 @@ class MessageTree:
     def replies(self, message_id: str | None) -> tuple[ChatMessage, ...]:
         """What follows a message, oldest first; of None, what begins the conversation."""
         key = None if message_id is None else self[message_id].id
-        return tuple(self._messages[reply] for reply in self._replies.get(key, ()))
+        return tuple(self._messages[reply] for reply in self._replies().get(key, ()))
 
     def siblings(self, message_id: str) -> tuple[ChatMessage, ...]:
         """The message and those that stand in its place, oldest first."""
@@ -178,7 +174,7 @@ class MessageTree:
 
     def place_of(self, message_id: str) -> Place:
         """Where the message stands among its siblings, as an interface shows it: ‹2/3›."""
-        beside = self._replies[self[message_id].parent_id]
+        beside = self._replies()[self[message_id].parent_id]
         at = beside.index(message_id)
         previous = beside[at - 1] if at else None
         following = beside[at + 1] if at + 1 < len(beside) else None
@@ -186,8 +182,8 @@ class MessageTree:
 
     def chosen(self) -> tuple[str, ...]:
         """The messages that are in view before newer siblings; with the messages, all there is to keep."""
-        picked = self._chosen.items()
-        return tuple(reply for parent, reply in picked if reply != self._replies[parent][-1])
+        replies = self._replies()
+        return tuple(reply for parent, reply in self._chosen.items() if reply != replies[parent][-1])
 
     @property
     def leaf(self) -> ChatMessage | None:
@@ -243,7 +239,8 @@ class MessageTree:
         if self.is_full or depth > MAX_DEPTH:
             raise InvalidValue("conversation", self, f"of {MAX_MESSAGES} messages, {MAX_DEPTH} in a row, at most")
         self._messages[id] = message
-        self._replies.setdefault(parent, []).append(id)
+        if self._known_replies is not None:
+            self._known_replies.setdefault(parent, []).append(id)
         self._depths[id] = depth
         if parent == self._leaf:  # all above it is in view already: a turn costs the same however long it has become
             self._chosen[parent] = id
@@ -251,6 +248,12 @@ class MessageTree:
             self._bring_into_view(message)
         self._leaf = id
         return message
+
+    def _replies(self) -> dict[str | None, list[str]]:
+        """What follows each message, in the order it was added; under None, what begins the conversation."""
+        if self._known_replies is None:
+            self._known_replies = _replies_in(self._messages.values())
+        return self._known_replies
 
     def _bring_into_view(self, message: ChatMessage) -> None:
         for one in self.path_to(message.id):
@@ -288,20 +291,20 @@ def _depths_of(messages: Sequence[ChatMessage]) -> dict[str, int]:
 def _depths_in_order(messages: Sequence[ChatMessage]) -> dict[str, int] | None:
     """The same of messages that each come after what they follow, as a chat is kept; None if some do not."""
     depths: dict[str | None, int] = {None: 0}
-    for message in messages:
-        above = depths.get(message.parent_id, MAX_DEPTH)
-        if above == MAX_DEPTH or message.id in depths:
-            return None
-        depths[message.id] = above + 1
+    try:
+        for message in messages:
+            depths[message.id] = depths[message.parent_id] + 1
+    except KeyError:
+        return None
+    if len(depths) <= len(messages) or max(depths.values()) > MAX_DEPTH:  # one is there twice, or too deep
+        return None
     del depths[None]
     return cast(dict[str, int], depths)
 
 
 def _walked(messages: Sequence[ChatMessage]) -> dict[str, int]:
     """The depth of every message that the beginning leads to."""
-    replies: dict[str | None, list[str]] = {}
-    for message in messages:
-        replies.setdefault(message.parent_id, []).append(message.id)
+    replies = _replies_in(messages)
     depths = dict.fromkeys(replies.get(None, ()), 1)
     todo = list(depths)
     for id in todo:
@@ -309,6 +312,13 @@ def _walked(messages: Sequence[ChatMessage]) -> dict[str, int]:
         depths.update(dict.fromkeys(below, depths[id] + 1))
         todo.extend(below)
     return depths
+
+
+def _replies_in(messages: Iterable[ChatMessage]) -> dict[str | None, list[str]]:
+    replies: dict[str | None, list[str]] = {}
+    for message in messages:
+        replies.setdefault(message.parent_id, []).append(message.id)
+    return replies
 
 
 def _twice(messages: Sequence[ChatMessage], index: Mapping[str, int]) -> Iterator[Problem]:

@@ -47,18 +47,14 @@ def history_of(path: Iterable[ChatMessage], untold: Collection[str] = ()) -> lis
 
     So are those that are `untold`: they were empty when the run was asked for, whatever they say by now.
     """
-    return [
-        _said(message)
-        for message in path
-        if (message.content or message.data.get("attachments")) and message.id not in untold
-    ]
-
-
-def _said(message: ChatMessage) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": message.role, "content": message.content}
-    if attached := message.data.get("attachments"):
-        said["attachments"] = attached
-    return said
+    told: list[dict[str, Any]] = []
+    for message in path:
+        attached = message.data.get("attachments")
+        if (message.content or attached) and message.id not in untold:
+            told.append({"role": message.role, "content": message.content})
+            if attached:
+                told[-1]["attachments"] = attached
+    return told
 
 
 def said_instead(history: Sequence[Mapping[str, Any]], given: Any) -> list[dict[str, Any]]:

@@ -22,7 +22,6 @@ from penstock.agents.messages import Role
 from penstock.chat import protocol
 from penstock.chat.answering import Answering, kept_tree, newest_of
 from penstock.chat.arguments import (
-    can_be_written,
     must_be_id,
     must_be_line,
     must_be_list,
@@ -47,7 +46,7 @@ from penstock.chat.limits import (
     MessageUnknown,
     must_fit,
 )
-from penstock.chat.message import ChatMessage
+from penstock.chat.message import ChatMessage, can_be_written
 from penstock.chat.pauses import pause_at
 from penstock.chat.ports import Attachment, ChatRecord, ChatStore
 from penstock.chat.turn import ChatTurn
@@ -83,6 +82,8 @@ class _Addition:
     messages: Sequence[ChatMessage]
     path: tuple[ChatMessage, ...]
     """What leads to its answer."""
+    untold: Sequence[str]
+    """The answers on that way that are being written."""
     leaf_id: str | None
     """What was the last in view before."""
     begins_chat: bool
@@ -357,14 +358,14 @@ class ChatService:
         if turn.answer_id in tree:  # asked for before, and interrupted before its run was there
             await self._must_be_in(tree, turn)
             said_id = turn.user_id() if turn.user_id() in tree else None
-            return await self._submit(chat, turn, said_id, tree.before(turn.answer_id))
+            untold = protocol.unfinished(tree.before(turn.answer_id))
+            return await self._submit(chat, turn, turn.limits, said_id, untold)
         before, leaf = len(tree), tree.leaf
         said = await _prepared(tree, prepare, turn)
-        await self._check(chat, turn)
-        new = _Addition(
-            [*islice(tree, before, None)], tree.before(turn.answer_id), None if leaf is None else leaf.id, begins
-        )
-        return await self._add(chat, turn, new, None if said is None else said.id)
+        limits = await self._check(chat, turn)
+        added, path = [*islice(tree, before, None)], tree.before(turn.answer_id)
+        new = _Addition(added, path, protocol.unfinished(path), None if leaf is None else leaf.id, begins)
+        return await self._add(chat, turn, limits, new, None if said is None else said.id)
 
     async def _must_be_same(self, chat: ChatRecord, turn: Asked, known: RunRecord) -> None:
         """Conflict unless a run that is there is what is asked for now."""
@@ -391,10 +392,12 @@ class ChatService:
                 return False
         return True
 
-    async def _add(self, chat: ChatRecord, turn: Asked, new: _Addition, user_message_id: str | None) -> ChatTurn:
+    async def _add(
+        self, chat: ChatRecord, turn: Asked, limits: RunLimits, new: _Addition, said_id: str | None
+    ) -> ChatTurn:
         """Submit the run of a turn that is new; if it is refused, the chat is as it was."""
         try:
-            return await self._submit(chat, turn, user_message_id, new.path, lambda: self._write(chat, turn, new))
+            return await self._submit(chat, turn, limits, said_id, new.untold, lambda: self._write(chat, turn, new))
         except (Overloaded, Conflict):  # nothing was written, or it is another's
             raise
         except StoreUnavailable:
@@ -424,29 +427,33 @@ class ChatService:
             await self._must_be_in(tree, turn)  # then the same was asked for at the same time, and that was quicker
             return
         passing("chat.said")
-        self._answering.keep_at_hand(turn.run_id, new.path)
+        if not new.untold:
+            self._answering.keep_at_hand(turn.run_id, new.path)
 
-    async def _check(self, chat: ChatRecord, turn: Asked) -> None:
-        """What would keep the run from being taken on at any time is said before anything is written."""
+    async def _check(self, chat: ChatRecord, turn: Asked) -> RunLimits:
+        """Its limits; what would keep the run from being taken on at any time is said before anything is written."""
         must_be_version("version", turn.version)
         if turn.about is not None and not isinstance(turn.about, Mapping):
             raise InvalidValue("about", turn.about, "an object, as JSON")
-        limits = turn.limits if isinstance(turn.limits, RunLimits) else RunLimits.from_dict(turn.limits or {})
+        given: RunLimits | Mapping[str, Any] = {} if turn.limits is None else turn.limits
+        limits = given if isinstance(given, RunLimits) else RunLimits.from_dict(given)
         limits.within(self._host.settings.ceilings)
         if (chat.graph_id, turn.version) not in self._graphs:
-            if await self._host.stores.graphs.get(chat.graph_id, turn.version) is None:
+            if await self._host.stores.graphs.head(chat.graph_id, turn.version) is None:
                 raise UnknownGraph(chat.graph_id, turn.version)
             self._graphs.add((chat.graph_id, turn.version))
+        return limits
 
     async def _submit(
         self,
         chat: ChatRecord,
         turn: Asked,
+        limits: Limits,
         user_message_id: str | None,
-        path: Sequence[ChatMessage],
+        untold: Sequence[str],
         first: Write | None = None,
     ) -> ChatTurn:
-        """Have the host take the run on; answers that are being written on the `path` to its own it is not told."""
+        """Have the host take the run on; it is never told what the answers that are `untold` become."""
         origin: dict[str, Any] = {
             "kind": protocol.KIND,
             "chat_id": chat.id,
@@ -457,14 +464,14 @@ class ChatService:
             origin["user_tools"] = list(turn.user_tools)
         if turn.about:
             origin["about"] = dict(turn.about)
-        if untold := protocol.unfinished(path):
-            origin["untold"] = untold
+        if untold:
+            origin["untold"] = list(untold)
         try:
             run = await self._host.submit(
                 owner=chat.owner,
                 graph_id=chat.graph_id,
                 version=turn.version,
-                limits=turn.limits,
+                limits=limits,
                 run_id=turn.run_id,
                 origin=origin,
                 first=first,

@@ -96,6 +96,8 @@ class Admission:
         return bool(self._full(here))
 
     def _full(self, here: Mapping[str, int]) -> set[str]:
+        if not here:
+            return set()  # as nearly always
         return {owner for owner, count in here.items() if count >= self._at.settings.max_running_per_owner}
 
     async def _claim(self, run_id: str | None) -> RunRecord | None:

@@ -34,6 +34,7 @@ from penstock.hosting.records import (
     UNTIL_ENDED,
     ApprovalRecord,
     ApprovalState,
+    GraphHead,
     GraphRecord,
     HostedEvent,
     RunRecord,
@@ -220,25 +221,25 @@ class RunHost:
         limits above what may be asked for. What is to be written `first`, because the run will look for it, is written
         when nothing of this stands in the way any more, and just before the run is there.
         """
-        graph = await self.graph_to_begin(graph_id, version, run_id)
+        head = await self._to_begin(graph_id, version, run_id)
         run = RunRecord(
             _checked_id("run_id", new_run_id() if run_id is None else run_id),
             _checked_owner(owner),
             graph_id,
-            graph.version,
+            head.version,
             input,
-            self._limits(limits).to_dict(),
+            self._limits(limits),
             {"kind": "run"} if origin is None else dict(origin),
         )
         unasked = ("graph_version",) if version is None else ()
         return await self._add(run, is_new=run_id is None, first=first, unasked=unasked)
 
-    async def graph_to_begin(self, graph_id: str, version: int | None = None, run_id: str | None = None) -> GraphRecord:
-        """The graph that a run would be of; UnknownGraph, or GraphArchived unless the run is there already."""
+    async def graph_to_begin(self, graph_id: str, version: int | None = None) -> GraphRecord:
+        """The graph that a new run would be of; UnknownGraph, or GraphArchived."""
         graph = await self.stores.graphs.get(graph_id, version)
         if graph is None:
             raise UnknownGraph(graph_id, version)
-        if graph.is_archived and (run_id is None or await self.stores.runs.get(run_id) is None):
+        if graph.is_archived:
             raise GraphArchived(graph_id)
         return graph
 
@@ -329,8 +330,17 @@ class RunHost:
 
     # Taking on.
 
-    def _limits(self, asked: RunLimits | Mapping[str, Any] | None) -> RunLimits:
-        return _as_limits({} if asked is None else asked).within(self.settings.ceilings).or_else(self._usual_limits)
+    def _limits(self, asked: RunLimits | Mapping[str, Any] | None) -> dict[str, Any]:
+        return _as_limits({} if asked is None else asked).within(self.settings.ceilings).to_dict(self._usual_limits)
+
+    async def _to_begin(self, graph_id: str, version: int | None, run_id: str | None) -> GraphHead:
+        """What a run would be of; UnknownGraph, or GraphArchived unless the run is there already."""
+        head = await self.stores.graphs.head(graph_id, version)
+        if head is None:
+            raise UnknownGraph(graph_id, version)
+        if head.is_archived and (run_id is None or await self.stores.runs.get(run_id) is None):
+            raise GraphArchived(graph_id)
+        return head
 
     async def _add(
         self,
@@ -429,9 +439,11 @@ class RunHost:
             del self._coming[run_id]  # somebody else has it
 
     def _may_begin(self) -> bool:
+        if self._is_closing:
+            return False
         here, most = self._here, self.settings.max_running
-        if self._is_closing or len(here) < most:  # however many of them wait
-            return not self._is_closing
+        if len(here) < most:  # however many of them wait
+            return True
         waiting = sum(1 for hosted in here.values() if hosted.is_waiting)
         return len(here) - waiting < most and waiting < most * MAX_WAITING
 

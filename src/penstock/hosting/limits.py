@@ -6,7 +6,7 @@ that a ceiling reads the same after any number of databases and languages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import lru_cache
@@ -38,9 +38,14 @@ class RunLimits:
     def __post_init__(self) -> None:
         if self.max_cost_usd is not None:
             to_nanos(self.max_cost_usd, "max_cost_usd")
-        for name, value in zip(COUNTS, _counts(self), strict=True):
-            if value is not None:
-                _check_count(name, value)
+        if self.max_steps is not None:
+            _check_count("max_steps", self.max_steps)
+        if self.max_tokens is not None:
+            _check_count("max_tokens", self.max_tokens)
+        if self.max_api_calls is not None:
+            _check_count("max_api_calls", self.max_api_calls)
+        if self.max_retries is not None:
+            _check_count("max_retries", self.max_retries)
         if self.timeout_s is not None:
             seconds_to_ns(self.timeout_s, "timeout_s")
 
@@ -54,22 +59,22 @@ class RunLimits:
                 raise InvalidValue("limits", name, f"an object with any of {', '.join(NAMES)}")
         return cls(**given)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The limits as JSON data; what is not limited is left out."""
-        given = {name: one for name, one in zip(NAMES, _values(self), strict=True) if one is not None}
+    def to_dict(self, usual: RunLimits | None = None) -> dict[str, Any]:
+        """The limits as JSON data, the `usual` ones where these have none; what is not limited is left out."""
+        values: Iterable[Any] = _values(self)
+        if usual is not None:
+            values = [other if one is None else one for one, other in zip(values, _values(usual), strict=True)]
+        given = {name: one for name, one in zip(NAMES, values, strict=True) if one is not None}
         if "max_cost_usd" in given:
             given["max_cost_usd"] = _as_text(to_nanos(given["max_cost_usd"]))
         return given
 
-    def or_else(self, others: RunLimits) -> RunLimits:
-        """These limits, and those of `others` where these have none."""
-        own, usual = _values(self), _values(others)
-        filled = [other if one is None else one for one, other in zip(own, usual, strict=True)]
-        return self if (*filled,) == own else RunLimits(*filled)
-
     def within(self, ceilings: RunLimits) -> RunLimits:
         """The same limits; InvalidValue names the first that is above its ceiling."""
-        for name, asked, most in zip(NAMES, _values(self), _values(ceilings), strict=True):
+        highest = _values(ceilings)
+        if highest == NO_VALUES:
+            return self
+        for name, asked, most in zip(NAMES, _values(self), highest, strict=True):
             if asked is not None and most is not None and _amount(name, asked) > _amount(name, most):
                 ceiling = f"at most {_shown(name, most)}, which is the ceiling of a run here"
                 raise InvalidValue(name, _shown(name, asked), ceiling)
@@ -118,9 +123,9 @@ def _ceilings(kept: tuple[tuple[str, Any], ...]) -> Ceilings:
 
 
 NAMES = tuple(one.name for one in fields(RunLimits))
+NO_VALUES = (None,) * len(NAMES)
 _values: Callable[[RunLimits], tuple[Any, ...]] = attrgetter(*NAMES)
 COUNTS = ("max_steps", "max_tokens", "max_api_calls", "max_retries")
-_counts: Callable[[RunLimits], tuple[Any, ...]] = attrgetter(*COUNTS)
 
 
 def _check_count(name: str, value: object) -> None:

@@ -16,6 +16,7 @@ from penstock.hosting.records import (
     ApprovalRecord,
     ApprovalState,
     CancelIntent,
+    GraphHead,
     GraphRecord,
     HostedEvent,
     RunRecord,
@@ -149,6 +150,9 @@ class GraphStore(Protocol):
 
     async def get(self, graph_id: str, version: int | None = None) -> GraphRecord | None:
         """That version, the newest if none is named."""
+
+    async def head(self, graph_id: str, version: int | None = None) -> GraphHead | None:
+        """Whose that version is, and whether it is archived; the newest if none is named."""
 
     async def list(
         self, *, owner: str | None = None, before: str | None = None, limit: int = 100

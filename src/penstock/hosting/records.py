@@ -108,6 +108,15 @@ class GraphRecord:
     """Archived graphs are not listed, and begin nothing new; their runs go on, and their versions can be read."""
 
 
+class GraphHead(NamedTuple):
+    """Which version of a graph is there, without what is in it: that may be megabytes, and runs begin by the second."""
+
+    id: str
+    version: int
+    owner: str
+    is_archived: bool
+
+
 ApprovalState = Literal["waiting", "approved", "edited", "rejected", "withdrawn"]
 
 

@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import penstock.kernel.schema  # noqa: F401  # loads pydantic, here and not on the loop of the first run
 from penstock.containment.safety import ChainMetadata
 from penstock.errors import CancelledError, Halted, PenstockError
 from penstock.hosting.points import passing
 from penstock.hosting.ports import Fenced
-from penstock.hosting.records import ENDED, ApprovalRecord, CancelIntent, HostedEvent, RunRecord, RunStatus
+from penstock.hosting.records import ENDED, NO_DATA, ApprovalRecord, CancelIntent, HostedEvent, RunRecord, RunStatus
 from penstock.hosting.work.approvals import RunApprovals
 from penstock.hosting.work.claims import only_asks, workers_lost
 from penstock.hosting.work.durable import Durable, durable_parts, paid, shorten_journal
@@ -51,7 +48,6 @@ from penstock.hosting.work.told import (
     stop_data,
 )
 from penstock.hosting.work.workplace import Prepared, RunKind, Workplace
-from penstock.kernel.executor import ExecutionResult
 from penstock.money import to_nanos
 from penstock.runtime.call import running_call
 from penstock.runtime.cancellation import CancellationToken
@@ -61,16 +57,12 @@ from penstock.runtime.graphs.flow_context import FlowContext, entry_node_ids_in
 from penstock.runtime.graphs.graph_plan import GraphPlan
 from penstock.runtime.graphs.graph_runtime import tell_flow
 from penstock.runtime.graphs.node_events import NodeEvent
-from penstock.runtime.scheduling.listener import Audience
 from penstock.runtime.watching.registry import CancelResult
 from penstock.stops import Stop, StopReason
 from penstock.tracing.execution_graph import ExecutionGraph
 from penstock.tracing.record import CallRecord
 
 journal_of_failures = logging.getLogger("penstock.hosting")
-
-Flow = Callable[[Audience[NodeEvent]], Awaitable[ExecutionResult]]
-"""The graph of a run, about to run: it tells somebody what becomes of its nodes."""
 
 TAIL = 500
 """So many of the events of a run are read at once to find the newest."""
@@ -99,13 +91,12 @@ class WorkersDied(PenstockError):
         super().__init__(f"{times} workers in a row were lost while they worked on it; resume it once that is mended")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of a run: the changes to its record, and the data of its last event."""
 
     status: RunStatus
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    data: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = NO_DATA
+    data: Mapping[str, Any] = NO_DATA
 
 
 class HostedRun:
@@ -131,6 +122,8 @@ class HostedRun:
         self._has_asked = False
         self._lost_before = 0
         """How many workers in a row were lost over it."""
+        self._ran_in: ExecutionContext | None = None
+        """Where its graph runs, or ran; None if it never came to that."""
         self._trace: ExecutionGraph | None = None
         self._asking: dict[str, CallRecord | None] = {}
         """Where in the run its questions were put, by their ids."""
@@ -192,7 +185,7 @@ class HostedRun:
 
     def _let_go(self) -> None:
         """Keep nothing that leads back here: what a run leaves in memory goes at once."""
-        self.approvals = self._tap = self._journal = self._trace = None
+        self.approvals = self._tap = self._journal = self._ran_in = self._trace = None
         self._asking.clear()
 
     async def _worked(self) -> RunRecord:
@@ -227,15 +220,12 @@ class HostedRun:
         """Run it, and decide what it ends as."""
         error: BaseException | None = None
         came_to: Mapping[str, Any] = {}
-        context: ExecutionContext | None = None
         task = asyncio.current_task()
         await self._look_for_cancel()
         try:
             if self._lost_before >= MAX_DEATHS:
                 raise WorkersDied(self.run.id, self._lost_before)
-            async with self._prepared() as (context, flow):
-                result = await flow(self)
-                came_to = {"output": output_of(result), **not_whole(result.outputs.values())}
+            came_to = await self._ran()
         except asyncio.CancelledError as raised:
             if task is None or task.cancelling():
                 raise
@@ -249,11 +239,10 @@ class HostedRun:
         self._paid = await paid(self._at, self.run, self._is_leaving)
         if error is None:
             await self._look_for_cancel()
-        return self._decide(context, error, came_to)
+        return self._decide(self._ran_in, error, came_to)
 
-    @asynccontextmanager
-    async def _prepared(self) -> AsyncIterator[tuple[ExecutionContext, Flow]]:
-        """The run's context, and its graph about to run in it; afterwards, everything about it is told."""
+    async def _ran(self) -> Mapping[str, Any]:
+        """Run its graph in a context of its own; what it came to. Afterwards, everything about it is told."""
         at, run, log = self._at, self.run, self.log
         assert log is not None
         self.token.check()
@@ -273,10 +262,12 @@ class HostedRun:
         chat_id, services = run.origin.get("chat_id"), self._services(durable, prepared)
         flow_context = FlowContext(None, chat_id, run.id, None, None, services, context)
         try:
-            async with context:
+            with context:
                 plan = plan_of(graph, run)
                 await plan.get_ready(entry_node_ids_in(services))
-                yield context, partial(tell_flow, plan, flow_context)
+                self._ran_in = context
+                result = await tell_flow(plan, flow_context, self)
+                return {"output": output_of(result), **not_whole(result.outputs.values())}
         finally:
             tap.close()
             context._children = None  # each of them leads back here
@@ -366,7 +357,7 @@ class HostedRun:
             await self._tell_kind(kind, outcome)
         passing("end.after_kind")
         log.put(ENDINGS[outcome.status], outcome.data)
-        log.hurry()
+        log.hasten()
         await self._shorten_journal(outcome)  # while the last event is being written: either may be there first
         await log.flush()
         return await self._close(outcome)

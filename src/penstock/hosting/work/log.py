@@ -95,7 +95,7 @@ class RunLog:
         self._is_writing = False
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
-        self._soon: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
         """When what stands in line is written, if nobody waits for it before."""
         self._writer: asyncio.Task[None] | None = None
         self.source: Callable[[], None] | None = None
@@ -112,22 +112,24 @@ class RunLog:
 
     def tell(self, type: str, data: Mapping[str, Any] | None = None, *, at_ms: int | None = None) -> None:
         """Put an event in line, and see to it that it is written soon; does not wait."""
-        self.put(type, data, at_ms=at_ms)
-        self.rouse()
+        self.put(type, data, at_ms)
+        if self._soon is None:  # nearly always something was told just before
+            self.rouse()
 
-    def put(self, type: str, data: Mapping[str, Any] | None = None, *, at_ms: int | None = None) -> None:
+    def put(self, type: str, data: Mapping[str, Any] | None = None, at_ms: int | None = None) -> None:
         """Put an event in line; whoever does that sees to it that it is written."""
         if self.is_lost or self._is_closed:
             return
-        at_ms = self._clock.time_ns() // 1_000_000 if at_ms is None else at_ms
-        event = HostedEvent(self.seq + 1, at_ms, type, data or {})
-        if type == PIECE and len(self._line) > self._writing:
-            joined = _joined(self._line[-1], event)
+        line, data = self._line, data or {}
+        if type == PIECE and len(line) > self._writing:
+            joined = _joined(line[-1], data)
             if joined is not None:
-                self._line[-1] = joined
+                line[-1] = joined
                 return
-        self.seq += 1
-        self._line.append(event)
+        if at_ms is None:
+            at_ms = self._clock.time_ns() // 1_000_000
+        self.seq = seq = self.seq + 1
+        line.append(HostedEvent(seq, at_ms, type, data))
 
     def rouse(self) -> None:
         """See to it that what there is to tell is written soon."""
@@ -150,6 +152,12 @@ class RunLog:
             return []
         first = self._at_hand[0].seq if self._at_hand else self.seq + 1
         return None if seq + 1 < first else [*islice(self._at_hand, seq + 1 - first, seq + 1 - first + most)]
+
+    def hasten(self) -> None:
+        """Have it written as soon as the caller waits for something; if that is `flush`, no task is made for it."""
+        if not self._is_writing:
+            self._let_go_of_timer()
+            self._soon = self._loop.call_soon(self.hurry)
 
     def hurry(self) -> None:
         """Write what there is to tell now, whether or not more comes."""
@@ -227,10 +235,15 @@ class RunLog:
         return [] if self.is_lost else batch
 
     def _take_off(self, batch: list[HostedEvent]) -> None:
-        for event in batch:
-            self._line.popleft()
-            self._at_hand.append(event)
-            self.written = event.seq
+        line = self._line
+        if batch:
+            self._at_hand.extend(batch)
+            self.written = batch[-1].seq
+        if len(batch) == len(line):  # nearly always: nothing was told meanwhile
+            line.clear()
+        else:
+            for _ in batch:
+                line.popleft()
         self.bell.ring()
 
 
@@ -244,11 +257,11 @@ def _lost(error: InvalidValue) -> dict[str, str]:
     return {"lost": clean(f"what was told cannot be kept: {error}")}
 
 
-def _joined(last: HostedEvent, event: HostedEvent) -> HostedEvent | None:
-    """A piece of a text, and the event before it, as one; None if that is no piece of the same."""
+def _joined(last: HostedEvent, other: Mapping[str, Any]) -> HostedEvent | None:
+    """The data of a piece of a text, and the event before it, as one; None if that is no piece of the same."""
     if last.type != PIECE:
         return None
-    one, other = last.data, event.data
+    one = last.data
     if one.get("node_id") != other.get("node_id") or one.get("source") != other.get("source"):
         return None
     text = one["text"] + other["text"]

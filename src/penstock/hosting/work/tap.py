@@ -34,8 +34,8 @@ class TraceTap:
         self._thread = get_ident()
         self._read: deque[tuple[Told, int]] = deque()
         """What was read and is not told yet, and when it happened: one batch at most."""
-        self._seq = 0
-        """The newest that was read."""
+        self._next = 1
+        """The seq of the entry that is read next."""
         self._is_listening = False
 
     def open(self) -> None:
@@ -45,20 +45,27 @@ class TraceTap:
         self._log.rouse()
 
     def pump(self) -> None:
-        """Put into the log what the trace has that is not there yet, as far as there is room."""
+        """Put into the log what the trace has by now that is not there yet, as far as there is room."""
         read, log = self._read, self._log
         if self._is_listening and not read:
             return  # the next entry rings, and none has
-        while (read or self._has_more()) and not log.is_full:
-            self._tell(*read.popleft())
+        count = BATCH
+        while read or count == BATCH:  # a batch that was not full had all that there was
+            if not read:
+                count = self._read_on()
+            elif log.is_full:
+                return
+            else:
+                self._tell(*read.popleft())
 
     def close(self) -> None:
         """Tell the rest, whatever the room, and listen no more."""
         self._log.source = None
         with self._graph.lock:
             bells_of(self._graph).take_off(self)
-        while not self._log.is_lost and (self._read or self._has_more()):
-            self._tell(*self._read.popleft())
+        while not self._log.is_lost and (self._read or self._read_on()):
+            if self._read:
+                self._tell(*self._read.popleft())
         self._log.rouse()
 
     def release(self) -> None:
@@ -72,33 +79,33 @@ class TraceTap:
     def _on_writing(self) -> None:
         """Tell what is new, and be rung for by the next entry; once rung, it is asked for before the next writing."""
         self.pump()
-        if self._is_listening:
-            return
-        with self._graph.lock:
-            if not self._read and self._seq >= self._graph.seq:
-                bells_of(self._graph).sleeping.append(self)
-                self._is_listening = True
-                return
-        self._log.rouse()
+        while not self._is_listening and not self._read:
+            with self._graph.lock:
+                if self._next > self._graph.seq:
+                    bells_of(self._graph).sleeping.append(self)
+                    self._is_listening = True
+                    return
+            self.pump()  # another thread has written meanwhile, and has rung for nobody
+        if self._read:  # there was no room for it
+            self._log.rouse()
 
-    def _has_more(self) -> bool:
-        """Read on, until there is something to tell or no more to read."""
-        graph, read = self._graph, self._read
-        while not read:
-            with graph.lock:
-                first = max(self._seq + 1, graph._first_seq)
-                entries = graph._since(self._seq, BATCH)
-            if not entries:
-                return False
-            self._seq = first + len(entries) - 1
-            # Of all that a run's own log says, model and tool calls and limits are told.
-            for seq, entry in enumerate(entries, first):
-                if type(entry) is CallRecord:
-                    if entry.kind != "system":
-                        self._take(entry, seq)
-                elif isinstance(entry, LimitTrace):
-                    read.append((of_limit(entry), entry.at_ms))
-        return True
+    def _read_on(self) -> int:
+        """Read one more batch, and keep what is told of it; how many entries it had."""
+        graph = self._graph
+        with graph.lock:
+            at = max(self._next - graph._first_seq, 0)
+            first = graph._first_seq + at
+            entries = graph._log[at : at + BATCH]
+        count = len(entries)
+        self._next = first + count
+        # Of all that a run's own log says, model and tool calls and limits are told.
+        for seq, entry in enumerate(entries, first):
+            if type(entry) is CallRecord:
+                if entry.kind != "system":
+                    self._take(entry, seq)
+            elif isinstance(entry, LimitTrace):
+                self._read.append((of_limit(entry), entry.at_ms))
+        return count
 
     def _take(self, call: CallRecord, seq: int) -> None:
         is_over = call.end_seq == seq
@@ -107,4 +114,4 @@ class TraceTap:
         self._read.append((told, at_ns // 1_000_000))
 
     def _tell(self, told: Told, at_ms: int) -> None:
-        self._log.put(*told, at_ms=at_ms + self._later_ms)
+        self._log.put(*told, at_ms + self._later_ms)

@@ -6,7 +6,8 @@ Pure. Every store takes what comes out of here: finite numbers, text that can be
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from penstock.agents.model import AnswerCut
@@ -45,6 +46,7 @@ STATUS_OF: Mapping[str, RunStatus] = {event: status for status, event in ENDINGS
 
 FIGURES = ("cost_nanos", "tokens_in", "tokens_out", "unresolved_nanos", "unknown_costs")
 """The fields of a run that say what it has used."""
+_figures: Callable[[RunRecord], tuple[int, ...]] = attrgetter(*FIGURES)
 
 _REDACTION = Redaction()
 
@@ -61,17 +63,14 @@ def safe(text: str) -> str:
 
 def plain(value: Any) -> Any:
     """A value as JSON, whole; what JSON has no type for becomes its text."""
-    return value if _is_short_text(value) else _plain(value, 0)
+    return value if type(value) is str and value.isascii() else _plain(value, 0)
 
 
 def shown(value: Any) -> Any:
     """A value as JSON for whoever looks on: what is oversize is cut."""
-    return value if _is_short_text(value) else _plain(jsonable(value), 0)
-
-
-def _is_short_text(value: Any) -> bool:
-    """Whether nothing is to be done about it, as about nearly all that is told."""
-    return type(value) is str and len(value) <= SHORT and value.isascii()
+    if type(value) is str and len(value) <= SHORT and value.isascii():
+        return value  # nothing is to be done about it, as about nearly all that is told
+    return _plain(jsonable(value), 0)
 
 
 def _plain(value: Any, depth: int) -> Any:
@@ -99,39 +98,50 @@ def output_of(result: ExecutionResult) -> Any:
 
 def not_whole(values: Iterable[DataValue]) -> dict[str, Any]:
     """What is said beside values of which one is not whole: why."""
-    reason = next((one.finish_reason for one in values if isinstance(one, PartialValue)), None)
+    reason: object = None
+    for one in values:
+        if isinstance(one, PartialValue):
+            reason = one.finish_reason
+            break
     return {} if reason is None else {"finish_reason": plain(reason)}
 
 
 def of_node(event: NodeEvent) -> Told | None:
     """What is told of an event of a node; None for what is told elsewhere."""
-    if event.event_type == "delta" and isinstance(event.data, (dict, Mapping)):  # a dict is known for one at once
+    what = event.event_type
+    if what == "delta" and isinstance(event.data, (dict, Mapping)):  # a dict is known for one at once
         return _of_delta(event)
-    if event.event_type == ASKED_ELSEWHERE:
+    if what == ASKED_ELSEWHERE:
         return None
-    where: dict[str, Any] = {"node_id": event.node_id, "node_type": event.node_type}
+    about: dict[str, Any] = {"node_id": event.node_id, "node_type": event.node_type}
     if event.replayed:
-        where["replayed"] = True
-    if event.event_type not in LIFECYCLE:
-        return "node.progress", {**where, "name": clean(event.event_type), "data": shown(event.data)}
-    return f"node.{event.event_type}", {**where, **_of_lifecycle(event)}
+        about["replayed"] = True
+    if what not in LIFECYCLE:
+        about |= {"name": clean(what), "data": shown(event.data)}
+        return "node.progress", about
+    if what != "started" or event.data is not None:
+        about |= _of_lifecycle(event)
+    return f"node.{what}", about
 
 
 def _of_lifecycle(event: NodeEvent) -> dict[str, Any]:
+    data = event.data
     if event.event_type == "completed":
-        outputs = {plain(name): shown(one.value) for name, one in event.data.items()}
-        return {"outputs": outputs, **not_whole(event.data.values())}
-    if isinstance(event.data, BaseException):
-        return error_data(event.data)
-    return {} if event.data is None else {"reason": shown(event.data)}
+        outputs = {plain(name): shown(one.value) for name, one in data.items()}
+        return {"outputs": outputs, **not_whole(data.values())}
+    if isinstance(data, BaseException):
+        return error_data(data)
+    return {} if data is None else {"reason": shown(data)}
 
 
 def _of_delta(event: NodeEvent) -> Told:
     data = event.data
-    where = {"node_id": event.node_id, "source": shown(data.get("source"))}
+    about = {"node_id": event.node_id, "source": shown(data.get("source"))}
     if "tool_call" in data:
-        return "tool.call", {**where, "call": plain(data["tool_call"])}
-    return "text.delta", {**where, "text": plain(str(data.get("text", "")))}
+        about["call"] = plain(data["tool_call"])
+        return "tool.call", about
+    about["text"] = plain(str(data.get("text", "")))
+    return "text.delta", about
 
 
 def of_cut(event: NodeEvent) -> Told | None:
@@ -207,7 +217,7 @@ def stop_data(stop: Stop) -> dict[str, Any]:
 
 def spent(run: RunRecord, used: Mapping[str, int] | None = None) -> dict[str, Any]:
     """What a run has used, as its last event says it; where its record does not say so yet, `used` does."""
-    figures = {**{name: getattr(run, name) for name in FIGURES}, **(used or {})}
+    figures = {**dict(zip(FIGURES, _figures(run), strict=True)), **(used or {})}
     told: dict[str, Any] = {"cost_usd": to_usd(figures["cost_nanos"])}
     told |= {"tokens_in": figures["tokens_in"], "tokens_out": figures["tokens_out"]}
     if figures["unresolved_nanos"]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import HostedEvent
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage.memory.bells import Bells
 from penstock.storage.memory.runs import MemoryRunStore
-from penstock.storage.memory.shapes import Shape, check_object, is_same, to_give, to_keep
+from penstock.storage.memory.shapes import Shape, is_flat, is_same, to_give
 from penstock.storage.sql import codec
+from penstock.storage.sql.codec import MAX_NUMBER
 
 Told = tuple[int, int, str, object]
 """A `HostedEvent` as it is kept, without a `Shape`: a run tells a dozen, and each is kept and read."""
+_event: Callable[[Iterable[Any]], HostedEvent] = partial(tuple.__new__, HostedEvent)
+"""Makes an event of its values, without a call of Python for each."""
 ENTRY = Shape(
     JournalEntry,
     names=("key",),
@@ -34,7 +39,7 @@ class MemoryEventStore:
 
     async def append(self, run_id: str, epoch: int, events: Sequence[HostedEvent]) -> None:
         codec.name("run_id", run_id)
-        kept = [_kept(event) for event in events]
+        kept = [*map(_kept, events)]
         self._runs.fence(run_id, epoch)
         told = self._events.get(run_id, [])
         new = kept[_check_known(run_id, told, kept) :]
@@ -45,7 +50,10 @@ class MemoryEventStore:
     async def read(self, run_id: str, after_seq: int = 0, limit: int = 1_000) -> Sequence[HostedEvent]:
         codec.limit(limit)
         first = max(after_seq, 0)
-        return [_given(event) for event in self._events.get(run_id, [])[first : first + limit]]
+        return [
+            _event((seq, at_ms, kind, {**kept} if type(kept) is dict else to_give(kept)))
+            for seq, at_ms, kind, kept in self._events.get(run_id, [])[first : first + limit]
+        ]
 
     async def last_seq(self, run_id: str) -> int:
         return self._last_seq(run_id)
@@ -61,16 +69,16 @@ class MemoryEventStore:
 
 
 def _kept(event: HostedEvent) -> Told:
+    """The event as it is kept; numbers are asked about only if they are out of the ordinary."""
     seq, at_ms, kind, data = event
-    if type(data) is not dict:
-        check_object("data", data)
-    kept = to_keep("data", data)
-    return codec.number("seq", seq), codec.number("at_ms", at_ms), codec.name("type", kind), kept
-
-
-def _given(event: Told) -> HostedEvent:
-    seq, at_ms, type, kept = event
-    return HostedEvent(seq, at_ms, type, to_give(kept))
+    if type(seq) is not int or not 0 <= seq <= MAX_NUMBER:
+        codec.number("seq", seq)
+    if type(at_ms) is not int or not 0 <= at_ms <= MAX_NUMBER:
+        codec.number("at_ms", at_ms)
+    codec.name("type", kind)
+    if type(data) is dict and is_flat(data):
+        return seq, at_ms, kind, {**data}
+    return seq, at_ms, kind, (codec.object_document("data", data),)
 
 
 def _check_known(run_id: str, told: Sequence[Told], events: Sequence[Told]) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.hosting.ports import Conflict
-from penstock.hosting.records import GraphRecord
+from penstock.hosting.records import GraphHead, GraphRecord
 from penstock.storage.memory.shapes import Shape
 from penstock.storage.sql import codec
 
@@ -52,9 +52,12 @@ class MemoryGraphStore:
         return self._given(kept)
 
     async def get(self, graph_id: str, version: int | None = None) -> GraphRecord | None:
-        versions = self._graphs.get(graph_id, [])
-        number = len(versions) if version is None else version
-        return self._given(versions[number - 1]) if 1 <= number <= len(versions) else None
+        found = self._find(graph_id, version)
+        return None if found is None else self._given(found)
+
+    async def head(self, graph_id: str, version: int | None = None) -> GraphHead | None:
+        found = self._find(graph_id, version)
+        return None if found is None else GraphHead(graph_id, found.version, found.owner, graph_id in self._archived)
 
     async def list(
         self, *, owner: str | None = None, before: str | None = None, limit: int = 100
@@ -78,6 +81,11 @@ class MemoryGraphStore:
             self._archived.add(graph_id)
         else:
             self._archived.discard(graph_id)
+
+    def _find(self, graph_id: str, version: int | None) -> GraphRecord | None:
+        versions = self._graphs.get(graph_id, [])
+        number = len(versions) if version is None else version
+        return versions[number - 1] if 1 <= number <= len(versions) else None
 
     def _given(self, graph: GraphRecord) -> GraphRecord:
         given, is_archived = GRAPH.given(graph), graph.id in self._archived

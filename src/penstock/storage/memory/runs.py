@@ -116,8 +116,15 @@ class MemoryRunStore:
         if free is None:
             return None
         started_ms = now_ms if free.started_ms is None else free.started_ms
-        claim = {"worker": worker, "lease_until_ms": until_ms, "epoch": free.epoch + 1, "started_ms": started_ms}
-        return self._keep(RUN.changed(free, {"status": "running", **claim}))
+        return self._keep(
+            free._replace(
+                status="running",
+                worker=worker,
+                lease_until_ms=until_ms,
+                epoch=free.epoch + 1,
+                started_ms=started_ms,
+            )
+        )
 
     async def renew(self, worker: str, run_ids: Collection[str], *, now_ms: int, lease_ms: int) -> Collection[str]:
         until_ms = codec.number("lease_until_ms", now_ms + lease_ms)

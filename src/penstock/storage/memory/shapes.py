@@ -31,7 +31,7 @@ class Shape(Generic[Record]):
     those of them that are objects; what is `optional` may be None, and `choices` are names out of a closed list.
     """
 
-    __slots__ = ("_checked", "_fields", "_make", "_values", "_written")
+    __slots__ = ("_checked", "_counted", "_fields", "_make", "_values", "_written")
 
     def __init__(
         self,
@@ -59,7 +59,13 @@ class Shape(Generic[Record]):
         self._fields = {
             name: (at, checks.get(name), name in optional, name in documents) for at, name in enumerate(by_name)
         }
-        self._checked = [(name, by_name.index(name), check, name in optional) for name, check in checks.items()]
+        self._counted = [(name, by_name.index(name)) for name in numbers if name not in optional]
+        counted = {name for name, _ in self._counted}
+        self._checked = [
+            (name, by_name.index(name), check, name in optional)
+            for name, check in checks.items()
+            if name not in counted
+        ]
         self._written = [(name, by_name.index(name)) for name in documents]
 
     def kept(self, record: Record) -> Record:
@@ -69,6 +75,10 @@ class Shape(Generic[Record]):
             value = values[at]
             if value is not None or not is_optional:
                 check(name, value)
+        for name, at in self._counted:  # most fields of a run: those that are well need no call each
+            value = values[at]
+            if type(value) is not int or not MIN_NUMBER <= value <= MAX_NUMBER:
+                codec.number(name, value)
         if not self._written:
             return record
         for name, at in self._written:
@@ -89,7 +99,9 @@ class Shape(Generic[Record]):
         """The record as it came, with values of its own."""
         values = [*self._values(record)]
         for _, at in self._written:
-            values[at] = to_give(values[at])
+            kept = values[at]
+            if kept is not None:
+                values[at] = {**kept} if type(kept) is dict else to_give(kept)
         return self._make(values)
 
     def is_same(self, one: Record, other: Record) -> bool:
@@ -127,7 +139,7 @@ def to_keep(field: str, value: Any) -> object:
     kind = type(value)
     if value is None or (kind is str and value.isascii()):
         return value
-    return {**value} if kind is dict and _is_flat(value) else (codec.document(field, value),)
+    return {**value} if kind is dict and is_flat(value) else (codec.document(field, value),)
 
 
 def to_give(kept: Any) -> Any:
@@ -138,7 +150,7 @@ def to_give(kept: Any) -> Any:
     return codec.read_document("", "", kept[0]) if kind is tuple else kept
 
 
-def _is_flat(value: dict[Any, Any]) -> bool:
+def is_flat(value: dict[Any, Any]) -> bool:
     """Whether nothing is in it that JSON would write in another way, or not at all."""
     for key, one in value.items():
         kind = type(one)

@@ -8,15 +8,15 @@ from typing import Any
 
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict
-from penstock.hosting.records import GraphRecord
+from penstock.hosting.records import GraphHead, GraphRecord
 from penstock.storage.databases.port import Database, Row, Transaction, Value
 from penstock.storage.sql import codec
 
-SELECT = (
-    "SELECT graphs.id, version, owner, name, document, digest, created_ms, is_archived "
-    "FROM graphs JOIN graph_versions ON graph_versions.id = graphs.id"
-)
-SELECT_NEWEST = f"{SELECT} AND graph_versions.version = graphs.newest"
+VERSIONS = "FROM graphs JOIN graph_versions ON graph_versions.id = graphs.id"
+SELECT = f"SELECT graphs.id, version, owner, name, document, digest, created_ms, is_archived {VERSIONS}"
+SELECT_HEAD = f"SELECT graphs.id, version, owner, is_archived {VERSIONS}"
+OF_NEWEST = "AND graph_versions.version = graphs.newest"
+SELECT_NEWEST = f"{SELECT} {OF_NEWEST}"
 INSERT = "INSERT INTO graphs (id, owner, newest, is_archived) VALUES (?, ?, 0, 0) ON CONFLICT (id) DO NOTHING"
 INSERT_VERSION = (
     "INSERT INTO graph_versions (id, version, name, document, digest, created_ms) VALUES (?, ?, ?, ?, ?, ?)"
@@ -61,16 +61,15 @@ class SqlGraphStore:
         return await self._database.write(act)
 
     async def get(self, graph_id: str, version: int | None = None) -> GraphRecord | None:
-        statement, values = f"{SELECT_NEWEST} WHERE graphs.id = ?", [codec.sought(graph_id)]
-        if version is not None:
-            statement = f"{SELECT} WHERE graphs.id = ? AND version = ?"
-        asked: list[Value] = [*values] if version is None else [*values, codec.number("version", version)]
+        row = await self._row(SELECT, graph_id, version)
+        return None if row is None else _record(row)
 
-        async def act(transaction: Transaction) -> GraphRecord | None:
-            row = await transaction.row(statement, *asked)
-            return None if row is None else _record(row)
-
-        return await self._database.read(act, brief=True)
+    async def head(self, graph_id: str, version: int | None = None) -> GraphHead | None:
+        row = await self._row(SELECT_HEAD, graph_id, version)
+        if row is None:
+            return None
+        id, of_version, owner, is_archived = row
+        return GraphHead(id, of_version, owner, bool(is_archived))
 
     async def list(
         self, *, owner: str | None = None, before: str | None = None, limit: int = 100
@@ -94,6 +93,20 @@ class SqlGraphStore:
             return [_record(row) for row in await transaction.rows(statement, codec.sought(graph_id))]
 
         return await self._database.read(act)
+
+    async def _row(self, select: str, graph_id: str, version: int | None) -> Row | None:
+        """What of that version is selected, of the newest if none is named."""
+        asked: list[Value] = [codec.sought(graph_id)]
+        if version is None:
+            statement = f"{select} {OF_NEWEST} WHERE graphs.id = ?"
+        else:
+            statement = f"{select} WHERE graphs.id = ? AND version = ?"
+            asked.append(codec.number("version", version))
+
+        async def act(transaction: Transaction) -> Row | None:
+            return await transaction.row(statement, *asked)
+
+        return await self._database.read(act, brief=True)
 
     async def archive(self, graph_id: str, *, is_archived: bool = True) -> None:
         async def act(transaction: Transaction) -> None:

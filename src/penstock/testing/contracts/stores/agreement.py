@@ -148,6 +148,7 @@ def _graph_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
             id, owner, name, document, now_ms=now_ms, expected_version=expected
         ),
         "graphs.get": lambda stores: stores.graphs.get(id, expected),
+        "graphs.head": lambda stores: stores.graphs.head(id, expected),
         "graphs.list": lambda stores: stores.graphs.list(owner=owner, before=id, limit=version),
         "graphs.archive": lambda stores: stores.graphs.archive(id, is_archived=is_archived),
     }

@@ -39,6 +39,7 @@ class GraphStoreContract(StoreContract):
         assert (graph.document, graph.created_ms, graph.is_archived) == (DOCUMENT, 1_000, False)
         assert await stores.graphs.get("g") == graph
         assert await stores.graphs.get("g", 1) == graph
+        assert await stores.graphs.head("g") == await stores.graphs.head("g", 1) == ("g", 1, "ann", False)
         assert list(await stores.graphs.versions("g")) == [graph]
         assert list(await stores.graphs.list()) == [graph]
 
@@ -46,10 +47,12 @@ class GraphStoreContract(StoreContract):
     async def test_a_graph_or_version_that_is_not_there_is_none(self, stores: StoreBundle) -> None:
         for id in ("nobody", "", *NOT_NAMES):
             assert await stores.graphs.get(id) is None
+            assert await stores.graphs.head(id) is None
             assert list(await stores.graphs.versions(id)) == list(await stores.graphs.list(owner=id)) == []
         await saved(stores)
         for version in (0, 2, -1, 10**9):
             assert await stores.graphs.get("g", version) is None
+            assert await stores.graphs.head("g", version) is None
 
     @fresh
     async def test_documents_come_back_exactly_and_may_be_changed(self, stores: StoreBundle) -> None:
@@ -98,6 +101,8 @@ class GraphStoreContract(StoreContract):
         assert [graph.version for graph in versions] == [8, 7, 6, 5, 4, 3, 2, 1]
         assert await stores.graphs.get("g") == versions[0]
         assert await stores.graphs.get("g", 2) == versions[-2]
+        assert await stores.graphs.head("g") == ("g", 8, "ann", False)
+        assert await stores.graphs.head("g", 2) == ("g", 2, "ann", False)
         assert versions[-1].digest == versions[1].digest == versions[0].digest, "the same document"
         assert len({graph.digest for graph in versions}) == 6
 
@@ -179,6 +184,7 @@ class GraphStoreContract(StoreContract):
         first = await stores.graphs.get("g", 1)
         assert first is not None
         assert first.is_archived
+        assert await stores.graphs.head("g", 1) == ("g", 1, "ann", True)
         third = await saved(stores, "g", {"newer": True})
         assert (third.version, third.is_archived) == (3, True), "saving does not put it back"
         for _ in range(2):
