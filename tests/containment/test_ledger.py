@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import FrozenInstanceError, asdict, replace
 from typing import Any
 
 import pytest
@@ -270,6 +272,16 @@ def test_a_bill_of_less_than_nothing_or_of_no_number_leaves_the_hold_as_it_was(f
         ledger.settle(held, **{"cost_nanos": 0, field: value})
     assert ledger.balance() == before
     ledger.settle(held, 3)
+
+
+def test_a_balance_is_like_any_that_somebody_makes() -> None:
+    ledger = Ledger("run")
+    take(ledger, ledger.root, 10)
+    now = ledger.balance()
+    assert type(now) is Balance
+    assert now == replace(now) == pickle.loads(pickle.dumps(now)) == Balance(**asdict(now) | {"limits": now.limits})
+    with pytest.raises(FrozenInstanceError):
+        now.steps = 2  # type: ignore[misc]
 
 
 def test_a_balance_shows_dollars_too() -> None:

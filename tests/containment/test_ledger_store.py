@@ -56,6 +56,36 @@ class TestAStoreThatCanBeBroken(LedgerStoreContract):
         return store.cut()
 
 
+def test_a_key_that_was_withdrawn_and_is_held_elsewhere_is_not_forgotten_with_where_it_was() -> None:
+    store = MemoryLedgerStore()
+    for account in ("one", "other"):
+        store.open_account(account, NO_LIMITS)
+    for account in ("one", "other", "one", "other"):
+        assert store.hold("key", account, Amounts(5)) is None
+        store.withdraw("key")
+    assert store.hold("key", "other", Amounts(5)) is None
+    assert store.forget(["one", "other"]) == 1, "something is held from the other"
+    assert store.held() == {"key": Amounts(5)}
+    store.settle("key", Amounts(3))
+    assert store.forget(["one", "other"]) == 1
+    with pytest.raises(LedgerError, match="no hold 'key'"):
+        store.release("key")
+
+
+def test_a_store_remembers_nothing_of_what_it_forgot() -> None:
+    store = MemoryLedgerStore()
+    store.open_account("above", NO_LIMITS)
+    store.open_account("run", NO_LIMITS, parent="above")
+    store.hold("held", "run", Amounts(5))
+    store.settle("held", Amounts(5))
+    store.charge("charged", "run", Amounts(1))
+    store.draw_retry("run", "drawn")
+    assert store.forget(["run"]) == 1
+    kept = {name: value for name, value in vars(store).items() if isinstance(value, dict) and value}
+    assert list(kept) == ["_accounts"]
+    assert list(store._accounts) == ["above"]
+
+
 def test_the_contract_imports_nothing_but_the_standard_library_and_penstock() -> None:
     code = "import sys; before = {*sys.modules}; import penstock.testing.contracts; print(*{*sys.modules} - before)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -74,6 +74,8 @@ def test_birth_and_end_of_a_child_are_told_in_its_parent() -> None:
     assert (completed.child_name, completed.node_id) == ("compaction", "n000002")
     assert (completed.termination_reason, completed.duration_ms) == (TerminationReason.SUCCESS, 1_500)
     json.dumps([spawned.to_dict(), completed.to_dict()])
+    run.start_iteration()  # what was told stays as it was, whenever it is read
+    assert [one for one in run.events if one.seq in (spawned.seq, completed.seq)] == [spawned, completed]
 
 
 @pytest.mark.requirement("T-4")

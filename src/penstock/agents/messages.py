@@ -80,13 +80,16 @@ class Message:
         if role not in ROLES:
             raise InvalidValue("role", role, f"one of {', '.join(ROLES)}")
         self.role: Role = role
-        self.content: str | tuple[ContentPart, ...] = content if isinstance(content, str) else _parts(content)
+        self.content: str | tuple[ContentPart, ...]
+        if type(content) is str and content.isascii():
+            self.content, weight = content, MESSAGE_WEIGHT + len(content)
+        else:
+            self.content = content if isinstance(content, str) else _parts(content)
+            weight = MESSAGE_WEIGHT + _weight_of_content(self.content)
         self.tool_calls: tuple[ToolCall, ...] = tuple(tool_calls)
         self.tool_call_id = tool_call_id
         """The call this is the result of, for role tool."""
         self.name = name
-        plain = type(content) is str and content.isascii()
-        weight = MESSAGE_WEIGHT + (len(content) if plain else _weight_of_content(self.content))
         for call in self.tool_calls:
             weight += MESSAGE_WEIGHT + len(call.name) + _weight_of(call.arguments)
         self.weight = weight

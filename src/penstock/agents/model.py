@@ -220,10 +220,16 @@ class Model:
         said = await execution.fire("after_model_call", context, request, response, None)
         return said if isinstance(said, ModelResponse) else response
 
-    async def _ask(self, context: ExecutionContext, request: ModelRequest, told: Execution | None) -> ModelResponse:
+    def _ask(
+        self, context: ExecutionContext, request: ModelRequest, told: Execution | None
+    ) -> Coroutine[Any, Any, ModelResponse]:
         journal = context._run.journal
         if journal is not None:
-            return await self._ask_once(journal, context, request, told)
+            return self._ask_once(journal, context, request, told)
+        return self._ask_now(context, request, told)
+
+    async def _ask_now(self, context: ExecutionContext, request: ModelRequest, told: Execution | None) -> ModelResponse:
+        """Ask, in a run that writes no answers down."""
         made = await self._call(context, request, told)
         response: ModelResponse = made.value if made.stop is None and made.error is None else made.result()
         if request.is_clamped and response.is_cut:
@@ -247,7 +253,7 @@ class Model:
             points.hook("llm.before_call")
         with Entered(place):
             made = await self._call(context, request, told)
-        response = cast(ModelResponse, made.result())
+        response: ModelResponse = made.result()
         record = made.record
         written = _written(self.name, request, response)
         if record.cost_unknown:

@@ -106,12 +106,16 @@ class Amounts:
     api_calls: int = 0
 
     def __post_init__(self) -> None:
-        _check_amounts(
-            cost_nanos=self.cost_nanos,
-            tokens_in=self.tokens_in,
-            tokens_out=self.tokens_out,
-            api_calls=self.api_calls,
-        )
+        cost_nanos, tokens_in, tokens_out, api_calls = self.cost_nanos, self.tokens_in, self.tokens_out, self.api_calls
+        # Made twice for every call that a store is asked for: by name they are looked at if one of them is wrong.
+        if (
+            not type(cost_nanos) is type(tokens_in) is type(tokens_out) is type(api_calls) is int
+            or cost_nanos < 0
+            or tokens_in < 0
+            or tokens_out < 0
+            or api_calls < 0
+        ):
+            _check_amounts(cost_nanos=cost_nanos, tokens_in=tokens_in, tokens_out=tokens_out, api_calls=api_calls)
 
 
 class LedgerStore(Protocol):
@@ -212,6 +216,8 @@ class MemoryLedgerStore:
         self._lock = threading.Lock()
         self._accounts: dict[str, Account] = {}
         self._holds: dict[str, tuple[Hold, Amounts]] = {}
+        self._keys_of: dict[Account, set[str]] = {}
+        """The keys of what was held from each account: to forget one takes no look at what all others have held."""
         self._charges: dict[str, tuple[Account, Amounts]] = {}
         self._draws: dict[str, Account] = {}
 
@@ -253,7 +259,10 @@ class MemoryLedgerStore:
             taken = accounts.hold(target, ask.cost_nanos, tokens, ask.api_calls, now_ns, retry_drawn)
             if isinstance(taken, Stop):
                 return taken
+            if known is not None:  # it was withdrawn, perhaps from another account
+                self._keys_of[known.account].discard(key)
             self._holds[key] = taken, ask
+            self._keys_of.setdefault(target, set()).add(key)
             return None
 
     def settle(self, key: str, actual: Amounts, *, succeeded: bool = True) -> None:
@@ -330,15 +339,14 @@ class MemoryLedgerStore:
     def forget(self, names: Collection[str]) -> int:
         with self._lock:
             asked = {self._accounts[name] for name in names if name in self._accounts}
-            theirs = [(key, held) for key, (held, _) in self._holds.items() if held.account in asked]
-            holding = {held.account for _, held in theirs if held.state == "held"}
-            gone = asked - holding - {account.parent for account in self._accounts.values()}
-            for key, held in theirs:
-                if held.account in gone:
-                    del self._holds[key]
+            # Of one that no other is under, the calls under way are its own.
+            free = {account for account in asked if account.steps_taken == account.steps_done}
+            gone = free - {account.parent for account in self._accounts.values()}
             self._charges = {key: one for key, one in self._charges.items() if one[0] not in gone}
             self._draws = {key: account for key, account in self._draws.items() if account not in gone}
             for account in gone:
+                for key in self._keys_of.pop(account, ()):
+                    del self._holds[key]
                 del self._accounts[account.name]
             return len(gone)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock.agents.hooks import OnDelta
@@ -44,10 +45,7 @@ class LlmCompletion(Checked[LlmCompletionData]):
         """The answer to what came in; to the graph's own input, if no edge leads here."""
         read = self.settings.read(data)
         prompt = as_text(inputs["input"].value if "input" in inputs else context.execution.input)
-
-        async def answering(place: ExecutionContext, on_delta: OnDelta | None) -> DataValue:
-            return await _answer(read, prompt, context, place, on_delta)
-
+        answering = partial(_answer, read, prompt, context)
         place = place_of(context, read.budget)
         return streamed(place, answering) if read.stream else answering(place, None)
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import aclosing
+from enum import IntEnum
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ from penstock.runtime.durable.journal import (
     NotRecordable,
     fork_journal,
     is_json,
+    must_be_json,
     shortened,
 )
 from penstock.runtime.durable.keys import entry_node, idempotency_key, scope
@@ -404,6 +406,52 @@ async def test_a_value_that_is_no_json_fails_the_node_and_names_it_and_its_handl
     without, result = await events_of(graph([node("n", "odd")]), more={"odd": odd})
     assert without[-1].event_type == "completed"
     assert result.outputs["left"].value is value
+
+
+class Word(str):
+    """A text that is more than one."""
+
+
+class Few(dict[Any, Any]):
+    """A mapping that shows less than it holds."""
+
+    def items(self) -> Any:
+        return {}.items()
+
+
+DEEPEST: Any = "x"
+for _ in range(journal_module.MAX_DEPTH):
+    DEEPEST = [DEEPEST]
+
+
+@pytest.mark.parametrize(
+    ("value", "wrong"),
+    [
+        ({"a": [1, -1.5, None, True, "b", {}, []], Word("c"): {Word("d"): Word("e")}}, None),
+        ([(1 << 4_096) - 1, {"a": IntEnum("Number", "ONE")["ONE"]}], None),
+        ([1 << 4_096], "a whole number of 4097 bits"),
+        ({"a": 1, "b": -(1 << 4_096)}, "a whole number of 4097 bits"),
+        ([1.0, float("inf")], "inf, for which JSON has no number"),
+        ({"a": float("nan")}, "nan, for which JSON has no number"),
+        ({"a": {"b": (1,)}}, "a value of type tuple, which would come back as a list"),
+        ({"a": b"", 1: "b"}, "a value of type bytes"),  # the first that is wrong is told, be it a key or a value
+        ({1: b""}, "a key of type int"),
+        ({"a": 1, None: 2}, "a key of type NoneType"),
+        ({True: 1}, "a key of type bool"),
+        (Few({1: object()}), None),
+        (DEEPEST, None),
+        ([DEEPEST], "more than 90 levels deep"),
+        ({"a": DEEPEST}, "more than 90 levels deep"),
+    ],
+)
+def test_what_is_json_and_what_is_wrong_where_it_is_none(value: Any, wrong: str | None) -> None:
+    assert is_json(value) is (wrong is None)
+    if wrong is None:
+        must_be_json("it", value)
+    else:
+        with pytest.raises(NotRecordable, match="it cannot be written to the journal") as refused:
+            must_be_json("it", value)
+        assert refused.value.what == wrong
 
 
 async def test_a_value_that_holds_itself_fails_the_node() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import random
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
+from copy import copy
+from dataclasses import FrozenInstanceError, fields, replace
 from itertools import pairwise
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -886,6 +889,17 @@ async def test_an_event_is_json_whatever_is_in_it() -> None:
         "error": "ValueError",
         "message": "boom",
     }
+
+
+async def test_an_event_of_a_run_is_like_any_that_somebody_makes() -> None:
+    events, _ = await collect(chain("a"), ExecutionContext(), SAY)
+    for event in events:
+        made = NodeEvent(**{one.name: getattr(event, one.name) for one in fields(NodeEvent)})
+        assert type(event) is NodeEvent
+        assert made == event == pickle.loads(pickle.dumps(event)) == copy(event) == replace(event)
+        assert repr(made) == repr(event)
+        with pytest.raises(FrozenInstanceError):
+            event.timestamp = made.timestamp  # type: ignore[misc]
 
 
 def test_events_have_the_time_of_the_runs_clock() -> None:

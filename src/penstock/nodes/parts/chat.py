@@ -58,7 +58,7 @@ async def question(inputs: Mapping[str, DataValue], context: FlowContext) -> Que
 def messages_in(context: FlowContext) -> list[Mapping[str, Any]]:
     """What was said in the chat that this run answers, as `role` and `content`; empty if it answers none."""
     given = context.services.get("chat_input")
-    said = given.get("messages") if isinstance(given, Mapping) else None
+    said = given.get("messages") if isinstance(given, (dict, Mapping)) else None  # a dict is told at once
     return [] if said is None else list(said)
 
 

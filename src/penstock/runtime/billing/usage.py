@@ -66,22 +66,24 @@ class Usage:
         model: str | None = None,
     ) -> Usage:
         """A usage from figures that are checked first; InvalidValue names the field that is wrong."""
-        counts = {
-            "input_tokens": input_tokens,
-            "output_tokens": output_tokens,
-            "cached_input_tokens": cached_input_tokens,
-            "cache_write_tokens": cache_write_tokens,
-        }
-        for field, count in counts.items():
-            if not _is_count(count):
-                raise InvalidValue(field, count, "a whole number of tokens from 0 to 10**12")
+        if not _are_counts(input_tokens, output_tokens, cached_input_tokens, cache_write_tokens):
+            counts = {
+                "input_tokens": input_tokens,
+                "output_tokens": output_tokens,
+                "cached_input_tokens": cached_input_tokens,
+                "cache_write_tokens": cache_write_tokens,
+            }
+            field, count = next((field, count) for field, count in counts.items() if not _is_count(count))
+            raise InvalidValue(field, count, "a whole number of tokens from 0 to 10**12")
         if cached_input_tokens + cache_write_tokens > input_tokens:
-            field = "cached_input_tokens" if cached_input_tokens > input_tokens else "cache_write_tokens"
-            raise InvalidValue(field, counts[field], f"a part of input_tokens, of which there are {input_tokens}")
+            is_cached = cached_input_tokens > input_tokens
+            field = "cached_input_tokens" if is_cached else "cache_write_tokens"
+            part = cached_input_tokens if is_cached else cache_write_tokens
+            raise InvalidValue(field, part, f"a part of input_tokens, of which there are {input_tokens}")
         if model is not None and _name(model) is None:
             raise InvalidValue("model", model, f"a model name of 1 to {MAX_NAME} characters, or None")
         cost_nanos = None if cost_usd is None else to_nanos(cost_usd, "cost_usd")
-        return cls(**counts, model=model, cost_nanos=cost_nanos)
+        return cls(input_tokens, output_tokens, cached_input_tokens, cache_write_tokens, model, cost_nanos)
 
     @property
     def total_tokens(self) -> int:
@@ -260,8 +262,7 @@ def _of_report(report: Reported[object]) -> Usage | None:
 def _of_usage(usage: Usage) -> Usage | None:
     """`usage` if it can be believed: whoever made it may have gone around `Usage.of`."""
     inputs, cached, written = usage.input_tokens, usage.cached_input_tokens, usage.cache_write_tokens
-    # One after the other: every model call comes by here.
-    if not (_is_count(inputs) and _is_count(usage.output_tokens) and _is_count(cached) and _is_count(written)):
+    if not _are_counts(inputs, usage.output_tokens, cached, written):
         return None
     if usage.cost_nanos is not None and not _is_count(usage.cost_nanos, MAX_NANOS):
         return None
@@ -333,6 +334,17 @@ def _parts(inputs: int, cached: object, written: object) -> tuple[int, int]:
 def _is_count(value: object, most: int = MAX_TOKENS) -> TypeGuard[int]:
     # Exactly an int: a subclass may compare and add as it likes, and bool is one.
     return type(value) is int and 0 <= value <= most
+
+
+def _are_counts(inputs: object, outputs: object, cached: object, written: object) -> bool:
+    """Whether `_is_count` says so of each; asked at once, for every model call comes by here."""
+    return (
+        type(inputs) is type(outputs) is type(cached) is type(written) is int
+        and 0 <= inputs <= MAX_TOKENS
+        and 0 <= outputs <= MAX_TOKENS
+        and 0 <= cached <= MAX_TOKENS
+        and 0 <= written <= MAX_TOKENS
+    )
 
 
 def _getter(holder: object, wanted: Iterable[str]) -> Get:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.containment import accounts
@@ -241,9 +240,11 @@ def end(shared: SharedBudget, call: Call) -> None:
     note_end(shared, call)
     if not shared.waiting:
         return
-    with suppress(WouldWait):
+    try:
         shared.at_once(shared.catch_up)  # what it cannot record now, the next act tells it
         return
+    except WouldWait:
+        pass
     job = worker.Job(shared.catch_up, ignore)
     remove = call.token.add_callback(job.wake)
     try:
@@ -260,9 +261,11 @@ async def aend(shared: SharedBudget, call: Call) -> None:
     note_end(shared, call)
     if not shared.waiting:
         return
-    with suppress(WouldWait):
+    try:
         shared.at_once(shared.catch_up)  # what it cannot record now, the next act tells it
         return
+    except WouldWait:
+        pass
     job = worker.LoopJob(shared.catch_up, ignore)
     remove = call.token.add_callback(job.wake)
     try:

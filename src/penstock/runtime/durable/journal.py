@@ -34,6 +34,8 @@ MAX_DEPTH = 90
 MAX_INT_BITS = 4_096
 PLAIN = frozenset({str, bool, type(None)})
 """What is JSON whatever its value; nearly all values are of these very types."""
+TEXT = frozenset({str})
+"""What nearly all keys are of: that all of them are is asked at once."""
 COST_UNKNOWN = "cost_unknown"
 """What the entry of a call says, as true, if nobody could tell what it cost."""
 SHORT_CHARACTERS = 500
@@ -297,26 +299,43 @@ def is_json(value: Any) -> bool:
 
 def _wrong(value: Any, depth: int) -> str | None:
     """What of it is no JSON; None if it all is."""
-    if type(value) in PLAIN or isinstance(value, (str, bool)):
+    kind = type(value)
+    if kind in PLAIN:
         return None
-    if isinstance(value, int):
-        return None if value.bit_length() <= MAX_INT_BITS else f"a whole number of {value.bit_length()} bits"
-    if isinstance(value, float):
-        return None if isfinite(value) else f"{value}, for which JSON has no number"
+    if kind is not dict and kind is not list:  # nothing that is one of these can be one of those
+        if isinstance(value, (str, bool)):
+            return None
+        if isinstance(value, int):
+            return None if value.bit_length() <= MAX_INT_BITS else f"a whole number of {value.bit_length()} bits"
+        if isinstance(value, float):
+            return None if isfinite(value) else f"{value}, for which JSON has no number"
     if depth >= MAX_DEPTH:
         return f"more than {MAX_DEPTH} levels deep"
     if isinstance(value, list):
-        return next((wrong for one in value if (wrong := _wrong(one, depth + 1)) is not None), None)
+        return _wrong_among(value, depth + 1)
     if isinstance(value, dict):
-        return _wrong_in(value, depth)
+        return _wrong_in(value, depth + 1)
     hint = ", which would come back as a list" if isinstance(value, tuple) else ""
-    return f"a value of type {type(value).__name__}{hint}"
+    return f"a value of type {kind.__name__}{hint}"
+
+
+def _wrong_among(values: Iterable[Any], depth: int) -> str | None:
+    for one in values:
+        kind = type(one)
+        # What `_wrong` says of nearly all of them, without asking it.
+        if kind in PLAIN or (kind is int and one.bit_length() <= MAX_INT_BITS) or (kind is float and isfinite(one)):
+            continue
+        if (wrong := _wrong(one, depth)) is not None:
+            return wrong
+    return None
 
 
 def _wrong_in(value: dict[Any, Any], depth: int) -> str | None:
+    if type(value) is dict and TEXT.issuperset(map(type, value)):
+        return _wrong_among(value.values(), depth)
     for name, one in value.items():
-        if type(name) is not str and not isinstance(name, str):
+        if not isinstance(name, str):
             return f"a key of type {type(name).__name__}"
-        if type(one) not in PLAIN and (wrong := _wrong(one, depth + 1)) is not None:
+        if (wrong := _wrong(one, depth)) is not None:
             return wrong
     return None

@@ -21,7 +21,7 @@ Knows paths and names; nothing of journals, calls or graphs.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from hashlib import sha256
@@ -51,31 +51,35 @@ class Scope:
 
     def node(self, node_id: str, attempt: int = 1) -> Scope:
         """The place of a node of the graph that runs here."""
+        return Scope(self.run, self.run_id, self.node_path(node_id, attempt))
+
+    def node_path(self, node_id: str, attempt: int = 1) -> str:
+        """The key of that place."""
         segment = escaped(node_id)
-        return self._inner(segment if attempt == 1 else f"{segment}~{attempt}")
+        return self._path(segment if attempt == 1 else f"{segment}~{attempt}")
 
     def graph(self) -> Scope:
         """The place of the next graph that runs here; the first one's nodes stand here themselves."""
         times = self._count("graph")
-        return Scope(self.run, self.run_id, self.path) if times == 1 else self._inner(f"#{times}")
+        return Scope(self.run, self.run_id, self.path if times == 1 else self._path(f"#{times}"))
 
     def mark(self, kind: str, *names: object) -> Scope:
         """A place of that name; there is one."""
-        return self._inner(_marked(kind, names))
+        return Scope(self.run, self.run_id, self._path(_marked(kind, names)))
 
     def next(self, kind: str, *names: object) -> Scope:
         """The next place of that name."""
         segment = _marked(kind, names)
         times = self._count(segment)
-        return self._inner(segment if times == 1 else f"{segment}#{times}")
+        return Scope(self.run, self.run_id, self._path(segment if times == 1 else f"{segment}#{times}"))
 
     def again(self, times: int) -> Scope:
         """This place, come to for that time because what was found there is not enough; others keep their numbers."""
         return Scope(self.run, self.run_id, f"{self.path}?{times}")
 
-    def _inner(self, segment: str) -> Scope:
+    def _path(self, segment: str) -> str:
         path = f"{self.path}/{segment}" if self.path else segment
-        return Scope(self.run, self.run_id, path if len(path) <= MAX_KEY else _folded(path))
+        return path if len(path) <= MAX_KEY else _folded(path)
 
     def _count(self, segment: str) -> int:
         if self._times is None:
@@ -107,8 +111,10 @@ class Entered:
         return self._place
 
     def __exit__(self, *error: object) -> None:
-        with suppress(ValueError):  # closed from elsewhere, where there is nothing to reset
+        try:  # noqa: SIM105  in every call; `suppress` takes longer than all of this
             here.reset(self._outside)
+        except ValueError:
+            pass  # closed from elsewhere, where there is nothing to reset
 
 
 @contextmanager

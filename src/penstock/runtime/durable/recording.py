@@ -71,9 +71,10 @@ class RecordedNodes:
 
     def begin(self, node: int, attempt: int) -> None:
         """The node begins, here; JournalMissing if nothing new may run."""
+        key, place = self._key(node), self.place
         if node not in self._pure:
-            self._journal.find(self._key(node))
-        here.set(self.place.node(self._names[node], attempt))
+            self._journal.find(key)
+        here.set(Scope(place.run, place.run_id, key) if attempt == 1 else place.node(self._names[node], attempt))
         if points.hook is not None:
             points.hook("node.started")
 
@@ -91,5 +92,5 @@ class RecordedNodes:
     def _key(self, node: int) -> str:
         key = self._keys.get(node)
         if key is None:
-            key = self._keys[node] = self.place.node(self._names[node]).path
+            key = self._keys[node] = self.place.node_path(self._names[node])
         return key

@@ -240,18 +240,15 @@ class SharedBudget:
 
     def settled(self, key: str, actual: Amounts, succeeded: bool) -> None:
         """The call has used this."""
-        if self._close(key):
-            self._later(key, lambda store: store.settle(key, actual, succeeded=succeeded))
+        self._end(key, lambda store: store.settle(key, actual, succeeded=succeeded))
 
     def released(self, key: str) -> None:
         """The call failed and cost nothing."""
-        if self._close(key):
-            self._later(key, lambda store: store.release(key))
+        self._end(key, lambda store: store.release(key))
 
     def withdrawn(self, key: str) -> None:
         """The call never ran."""
-        if self._close(key):
-            self._later(key, _never_ran(key))
+        self._end(key, _never_ran(key))
 
     def unresolved(self, key: str) -> None:
         """The call is over and its bill is unknown; it may still be settled."""
@@ -296,11 +293,13 @@ class SharedBudget:
 
         self._later(key, draw)
 
-    def _close(self, key: str) -> bool:
+    def _end(self, key: str, do: Callable[[LedgerStore], object]) -> None:
+        """Tell it later, as the last of what was taken under that key; not if nothing was, or its end was told."""
         with self._lock:
-            was_open = key in self._open
-            self._open.discard(key)
-            return was_open
+            if key in self._open:
+                self._open.discard(key)
+                self._waiting.append(Act(key, do))
+                self._asking.discard(key)
 
     def _later(self, key: str, do: Callable[[LedgerStore], object]) -> None:
         with self._lock:

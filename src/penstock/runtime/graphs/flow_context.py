@@ -66,7 +66,10 @@ def execution_context_in(services: Mapping[str, Any]) -> ExecutionContext | None
 def entry_node_ids_in(services: Mapping[str, Any]) -> list[str] | None:
     """The nodes that `services` say a run begins with; None if they do not say."""
     scope = services.get("execution")
-    named = scope.get("entry_node_ids") if isinstance(scope, Mapping) else getattr(scope, "entry_node_ids", None)
+    if scope is None:
+        return None
+    is_mapping = isinstance(scope, (dict, Mapping))  # a dict is known for one at once, a Mapping is asked for
+    named = scope.get("entry_node_ids") if is_mapping else getattr(scope, "entry_node_ids", None)
     if named is None:
         return None
     if isinstance(named, str | bytes) or not hasattr(named, "__iter__"):

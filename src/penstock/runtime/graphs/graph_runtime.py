@@ -387,6 +387,6 @@ def _registry(executors: Executors) -> ExecutorRegistry:
 def _mapping(services: object) -> Mapping[str, Any]:
     if services is None:
         return {}
-    if not isinstance(services, Mapping):
+    if not isinstance(services, (dict, Mapping)):  # a dict is known for one at once, a Mapping is asked for
         raise InvalidValue("services", services, "a mapping of names to services")
     return services
