@@ -68,7 +68,10 @@ class Scene(Place):
         return found
 
     def _repeated(self) -> list[str]:
-        """What was recorded and is lost, or ran again; what ran more often than anybody died, or a limit halted it."""
+        """What was recorded and is lost, or ran again; what ran more often than its run was claimed.
+
+        Each process claims it, and again if it lost the lease, which it may where it hardly gets to run.
+        """
         found: list[str] = []
         recorded: dict[str, set[str]] = {}
         ran: Counter[str] = Counter()
@@ -82,8 +85,9 @@ class Scene(Place):
                 ran[line["key"]] += 1
                 if any(line["key"] in keys for keys in recorded.values()):
                     found.append(f"{line['key']} was recorded and ran again in process {line['epoch']}")
-        most = self.epoch + sum(run["told"].count("run.halted") for run in self.outcome().values())
-        return [*found, *(f"{key} ran {times} times" for key, times in ran.items() if times > most)]
+        claims = {run_id: run["claims"] for run_id, run in self.outcome().items()}
+        often = [(key, times) for key, times in ran.items() if times > claims.get(key.split("/")[0], 0)]
+        return [*found, *(f"{key} ran {times} times; the claims were {claims}" for key, times in often)]
 
     def _of_run(self, run: dict[str, Any], right: dict[str, Any]) -> list[str]:
         names = [name for name in SAME if run[name] != right[name]]
