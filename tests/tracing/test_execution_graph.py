@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import ExecutionContext
+from penstock import ExecutionContext, RunSettings
 from penstock.errors import InvalidValue, RunEnded
 from penstock.ids import call_number
 from penstock.testing import ManualClock
@@ -30,7 +30,7 @@ from penstock.tracing.events import CallEnded, CallStarted, CustomTrace, RunComp
 from penstock.tracing.execution_graph import EVENTS_PER_CALL_KEPT, TRIM_CHUNK, ExecutionGraph
 from penstock.tracing.explain import explain
 from penstock.tracing.lifecycle import TERMINAL
-from penstock.tracing.record import CallRecord, Source
+from penstock.tracing.record import ONLY_COST_UNKNOWN, CallRecord, Source
 
 NANOS = 1_000_000_000
 START_MS = 1_767_225_600_000
@@ -1146,6 +1146,24 @@ def test_a_whole_finished_subtree_ends_up_in_the_parent_it_had() -> None:
         "tokens_out": 0,
         "retries_used": 0,
     }
+
+
+@pytest.mark.requirement("G-11")
+def test_calls_whose_cost_nobody_can_tell_share_what_is_rare_about_them_also_when_they_are_folded() -> None:
+    with ExecutionContext(settings=RunSettings(max_kept_calls=16)) as run:
+        calls = [run.call_llm(lambda: "text").call.record for _ in range(10)]
+        assert {id(call.rare) for call in calls} == {id(ONLY_COST_UNKNOWN)}
+        failed = run.call_llm(_fail).call.record
+        for _ in range(40):
+            run.call_llm(lambda: "text")
+        assert [call.folded_from for call in (*calls, failed)] == [run.graph.root.number] * 11  # type: ignore[union-attr]
+        assert all(call.cost_unknown for call in (*calls, failed))
+        assert failed.error_class == "ConnectionError"
+        assert len({id(call.rare) for call in calls}) < len(calls)
+
+
+def _fail() -> None:
+    raise ConnectionError
 
 
 @pytest.mark.requirement("G-11")

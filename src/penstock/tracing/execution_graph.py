@@ -30,6 +30,7 @@ from penstock.tracing.events import TraceEvent
 from penstock.tracing.lifecycle import KINDS, TRANSITIONS, CallKind, Status
 from penstock.tracing.record import (
     NOTHING_RARE,
+    ONLY_COST_UNKNOWN,
     OPEN,
     CallRecord,
     IterationMark,
@@ -472,17 +473,23 @@ class ExecutionGraph:
             ended.rotate(-1)
         root, folded = self.root, self.folded
         sums: dict[int, list[int]] = {}
-        mark: Rare | None = None
+        mark = unpriced = NOTHING_RARE
         parent = kept = row = None
         for _ in range(max(1, min(max_kept // 8, FOLD_CHUNK))):
             if not ended or ended[0] is root:
                 break
             call = ended.popleft()
-            if mark is None or call.parent is not parent:  # most stand beside those that the same call made
+            if mark is NOTHING_RARE or call.parent is not parent:  # most stand beside those that the same call made
                 parent, kept = call.parent, self._kept_above(call)
                 mark = Rare(folded_from=0 if parent is None else parent.number)
+                unpriced = mark._replace(cost_unknown=True)
                 row = None if kept is None else sums.setdefault(kept.number, [0] * len(views.Folded._fields))
-            call.rare = mark if call.rare is NOTHING_RARE else call.rare._replace(folded_from=mark.folded_from)
+            if call.rare is NOTHING_RARE:
+                call.rare = mark
+            elif call.rare is ONLY_COST_UNKNOWN:
+                call.rare = unpriced
+            else:
+                call.rare = call.rare._replace(folded_from=mark.folded_from)
             call.parent = kept
             if row is not None:
                 _sum_up(row, call)

@@ -54,6 +54,8 @@ class Rare(NamedTuple):
 
 
 NOTHING_RARE = Rare()
+ONLY_COST_UNKNOWN = Rare(cost_unknown=True)
+"""Shared by all calls of which nothing else is to be said: in a run whose prices nobody knows, that is each."""
 
 
 class CallRecord:
@@ -223,7 +225,7 @@ class Settlement:
 
 def mark_cost_unknown(call: CallRecord) -> None:
     """Nobody can tell what the call costs that is about to end. The caller holds the lock of its run."""
-    call.rare = call.rare._replace(cost_unknown=True)
+    call.rare = ONLY_COST_UNKNOWN if call.rare is NOTHING_RARE else call.rare._replace(cost_unknown=True)
 
 
 def mark_not_whole(call: CallRecord, finish_reason: str) -> None:
