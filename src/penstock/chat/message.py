@@ -53,8 +53,8 @@ class ChatMessage:
 
     def copied(self) -> ChatMessage:
         """The same message with data of its own; it was good when it was made, and is not looked at again."""
-        # A chat is read whole for each turn: to write the fields of a draft takes half as long as those of a message.
-        copy: Any = _Draft()
+        # A chat is read whole for each turn: to write fields before they are frozen takes half as long.
+        copy: Any = _Unfrozen()
         copy.id = self.id
         copy.parent_id = self.parent_id
         copy.role = self.role
@@ -69,7 +69,7 @@ class ChatMessage:
         return made
 
 
-class _Draft:
+class _Unfrozen:
     """A message that is not frozen yet: it has the same fields, and becomes one by its class."""
 
     __slots__ = ChatMessage.__slots__

@@ -38,14 +38,9 @@ class RunLimits:
     def __post_init__(self) -> None:
         if self.max_cost_usd is not None:
             to_nanos(self.max_cost_usd, "max_cost_usd")
-        if self.max_steps is not None:
-            _check_count("max_steps", self.max_steps)
-        if self.max_tokens is not None:
-            _check_count("max_tokens", self.max_tokens)
-        if self.max_api_calls is not None:
-            _check_count("max_api_calls", self.max_api_calls)
-        if self.max_retries is not None:
-            _check_count("max_retries", self.max_retries)
+        for name, value in zip(COUNTS, _counts(self), strict=True):
+            if value is not None:
+                _check_count(name, value)
         if self.timeout_s is not None:
             seconds_to_ns(self.timeout_s, "timeout_s")
 
@@ -126,6 +121,7 @@ NAMES = tuple(one.name for one in fields(RunLimits))
 NO_VALUES = (None,) * len(NAMES)
 _values: Callable[[RunLimits], tuple[Any, ...]] = attrgetter(*NAMES)
 COUNTS = ("max_steps", "max_tokens", "max_api_calls", "max_retries")
+_counts: Callable[[RunLimits], tuple[Any, ...]] = attrgetter(*COUNTS)
 
 
 def _check_count(name: str, value: object) -> None:

@@ -78,13 +78,9 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-LEAVES = frozenset({str, int, float, bool, type(None)})
-"""What nearly all values are that hold no others; a subclass of them is asked what it is."""
-
-
 def thawed(value: Any) -> Any:
     """A copy in plain dicts and lists, for somebody who may change it."""
-    if type(value) in LEAVES:
+    if type(value) is str:
         return value
     if isinstance(value, (dict, Mapping)):  # a dict is known for one at once, a Mapping is asked for
         return {key: thawed(one) for key, one in value.items()}

@@ -6,7 +6,6 @@ import asyncio
 import random
 import sys
 import threading
-import time
 import types
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -371,21 +370,37 @@ def test_what_is_registered_stands_before_what_is_installed(monkeypatch: pytest.
 def test_an_installed_executor_that_several_threads_ask_for_at_once_is_loaded_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The first that loads it goes on once another has come: to the lock, or, were there none, to the load."""
     offering(monkeypatch, kind="Offered")
-    registry, together = ExecutorRegistry.from_entry_points(), threading.Barrier(4)
-    load = EntryPoint.load
+    registry, another = ExecutorRegistry.from_entry_points(), threading.Event()
+    load, loads = EntryPoint.load, []
 
-    def slowly(point: EntryPoint) -> Any:
-        time.sleep(0.01)
+    class Told:
+        """The registry's lock, which tells of who finds it taken."""
+
+        def __init__(self, lock: Any) -> None:
+            self._lock = lock
+
+        def __enter__(self) -> None:
+            if not self._lock.acquire(blocking=False):
+                another.set()
+                self._lock.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            self._lock.release()
+
+    def loaded(point: EntryPoint) -> Any:
+        loads.append(point)
+        if len(loads) > 1:
+            another.set()
+        assert another.wait(60)
         return load(point)
 
-    def ask(_: int) -> Any:
-        together.wait()
-        return registry["kind"]
-
-    monkeypatch.setattr(EntryPoint, "load", slowly)
+    registry._loading = Told(registry._loading)  # type: ignore[assignment]
+    monkeypatch.setattr(EntryPoint, "load", loaded)
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(ask, range(4)))
+        found = list(threads.map(lambda _: registry["kind"], range(4)))
+    assert len(loads) == 1
     assert all(one is found[0] for one in found)
 
 

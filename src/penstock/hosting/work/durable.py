@@ -68,8 +68,9 @@ class Durable:
         shared.close()
         pause_s, waited_s = FIRST_PAUSE_S, 0.0
         while True:
-            asking = shared.asking and waited_s < ASKING_S  # looked at first: what an answer leaves to be told waits
-            left = await shared.acatch_up() if shared.waiting else 0  # before it asks no more
+            # Looked at before what waits: an answer leaves what is to be told first, and then asks no more.
+            asking = shared.asking and waited_s < ASKING_S
+            left = await shared.acatch_up() if shared.waiting else 0
             if is_leaving() or not (asking or (left and waited_s < TELLING_S)):
                 break
             await asyncio.sleep(pause_s)
