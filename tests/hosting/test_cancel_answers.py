@@ -350,24 +350,31 @@ async def test_a_parked_run_whose_canceller_died_before_the_status_is_ended_by_t
 # What was told of the end before.
 
 
-async def test_a_cancel_of_a_run_whose_end_was_told_by_a_worker_that_died_is_too_late() -> None:
-    stores, gate = MemoryStores(), Gate()
-    gate.opened.set()
-    settings = replace(SETTINGS, lease_s=0.2)
-    dying = await host_with(stores, gate=gate, settings=settings, worker="dying")
-    closing = Held(stores.runs, "update")
-    await dying.start()
-    await dying.submit(owner="ann", graph_id="gate", run_id="r", input="x")
-    await closing.reached.wait()
-    await killed(dying)
-    shortening = Held(stores.journal, "load")  # a database that is slow at that moment
-    async with await host_with(stores, gate=gate, settings=settings, worker="heir") as heir:
-        await shortening.reached.wait()
-        asked = asyncio.create_task(heir.cancel("r"))
-        await asyncio.sleep(0.1)
-        shortening.let_go.set()
-        assert await asked is CancelResult.ENDED
-        assert (await heir.wait("r")).status == "completed"
+@pytest.mark.parametrize(("store", "method"), [("events", "last_seq"), ("journal", "load")])
+def test_a_cancel_of_a_run_whose_end_was_told_by_a_worker_that_died_is_too_late(store: str, method: str) -> None:
+    """Whether the next worker is about to look what was told, or has looked and clears away."""
+
+    async def main() -> None:
+        clock = sim_clock()
+        stores, gate = MemoryStores(clock=clock), Gate()
+        gate.opened.set()
+        dying = await host_with(stores, gate=gate, clock=clock, worker="dying")
+        closing = Held(stores.runs, "update")
+        await dying.start()
+        await dying.submit(owner="ann", graph_id="gate", run_id="r", input="x")
+        await closing.reached.wait()
+        await killed(dying)
+        slow = Held(getattr(stores, store), method)  # a database that is slow at that moment
+        async with await host_with(stores, gate=gate, clock=clock, worker="heir") as heir:
+            await slow.reached.wait()
+            asked = asyncio.create_task(heir.cancel("r"))
+            await asyncio.sleep(0.1)  # it has come to where it waits for the run
+            assert not asked.done()
+            slow.let_go.set()
+            assert await asked is CancelResult.ENDED
+            assert (await heir.wait("r")).status == "completed"
+
+    sim_run(main, seed=1)
 
 
 def test_a_cancel_that_was_put_ahead_and_done_here_holds_if_this_host_dies() -> None:

@@ -152,7 +152,7 @@ async def test_what_a_thread_writes_between_the_last_look_and_lying_down_is_told
     store.meanwhile = meanwhile
     run.tap.open()
     run.call("first")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while run.log.written < 4:
             await run.log.bell.wait()
     assert lock.left <= 0
