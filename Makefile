@@ -6,8 +6,13 @@ UV := $(BIN)/uv
 LOCK_FLAGS ?=
 JOBS ?= 2
 
+# Bytecode of everything that is imported, for the hundreds of processes that the tests start. Kept out of the source
+# tree, and also where the environment says not to write any.
+export PYTHONDONTWRITEBYTECODE :=
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
+
 .DEFAULT_GOAL := help
-.PHONY: help env run example test lint types format requirements bench soak lock clean
+.PHONY: help env run example check test lint types format requirements bench structure soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,8 +25,11 @@ run: env ## serve example graphs on a model that needs no key
 example: env ## run an example graph here: parallel branches, a retry, a fallback, a budget that trips
 	$(BIN)/penstock run examples/research.py:graph --input '"dams"' --max-cost 0.50
 
-test: lint types ## run every check: style, types, import layers, tests
-	$(BIN)/pytest --numprocesses=$(JOBS) --dist=loadfile
+check: lint types ## run the quick checks: style, types, import layers, unit tests
+	$(BIN)/pytest --unit --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
+
+test: lint types ## run every check: style, types, import layers, all tests
+	$(BIN)/pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
 
 lint: env ## check style, formatting and import layers
 	$(BIN)/ruff check .
@@ -41,6 +49,9 @@ requirements: env ## count what is done and what is deferred
 bench: env ## run every benchmark
 	$(BIN)/python -m benchmarks
 
+structure: env ## count modules, import cycles, and what one chat request costs
+	$(BIN)/python -m tools.structure
+
 soak: env ## run the reliability tests in their long form
 	PENSTOCK_SOAK=1 $(BIN)/pytest -m reliability --timeout=3600
 
@@ -50,7 +61,7 @@ lock: | $(UV) ## pin the dependencies anew (LOCK_FLAGS=--upgrade for the newest)
 
 clean: ## remove the environment and everything generated
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests benchmarks examples tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # uv itself is pinned in the lock; pip installs that one entry, hashes included.
 $(UV):

@@ -18,7 +18,7 @@ Cell = str | float | None
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One answer: what was asked, how it was measured, and the rows; a cell that is a string is shown as it is."""
+    """One answer: the question, how it was measured, and the rows; a cell that is a string is shown as it is."""
 
     question: str
     measured: str
@@ -34,7 +34,7 @@ class Table:
 
 
 Ask = Callable[[bool], list[Table]]
-"""A question: told whether to be quick, it answers with tables."""
+"""A question: takes whether to be quick, returns tables."""
 
 
 def main(*questions: Ask) -> None:

@@ -182,15 +182,15 @@ def openai_agents(script: Script) -> Run:
             x = script.next()
             if x is None:
                 text = types.ResponseOutputText.model_construct(type="output_text", text="done", annotations=[])
-                said = types.ResponseOutputMessage.model_construct(
+                output = types.ResponseOutputMessage.model_construct(
                     id="m", type="message", role="assistant", status="completed", content=[text]
                 )
             else:
-                said = types.ResponseFunctionToolCall.model_construct(
+                output = types.ResponseFunctionToolCall.model_construct(
                     id=f"f{x}", call_id=f"c{x}", type="function_call", name="inc", arguments=json.dumps({"x": x})
                 )
             usage = framework.Usage(requests=1, input_tokens=10, output_tokens=5, total_tokens=15)
-            return framework.ModelResponse(output=[said], usage=usage, response_id=None)
+            return framework.ModelResponse(output=[output], usage=usage, response_id=None)
 
         def stream_response(self, *args: Any, **options: Any) -> Any:
             raise NotImplementedError
@@ -221,8 +221,8 @@ def langchain(script: Script) -> Run:
         def _generate(self, *args: Any, **options: Any) -> Any:
             x = script.next()
             calls = [] if x is None else [{"name": "inc", "args": {"x": x}, "id": f"c{x}", "type": "tool_call"}]
-            said = messages.AIMessage(content="" if calls else "done", tool_calls=calls)
-            return outputs.ChatResult(generations=[outputs.ChatGeneration(message=said)])
+            output = messages.AIMessage(content="" if calls else "done", tool_calls=calls)
+            return outputs.ChatResult(generations=[outputs.ChatGeneration(message=output)])
 
         async def _agenerate(self, *args: Any, **options: Any) -> Any:
             return self._generate()

@@ -1,7 +1,7 @@
 """Does a call cost more in a long run, and what does a run keep of it?
 
 The door's contestants in runs of growing length: time in one process, memory in another, because counting memory
-slows a process down. To keep anything of a call takes memory that nobody has touched before, and gives the garbage
+slows a process down. To keep anything of a call takes memory that was not touched before, and gives the garbage
 collector more to look at: the first row is what that costs by itself, and what grows beyond it is the runtime's.
 """
 
@@ -20,7 +20,7 @@ TIME_LIMIT_S = 30.0
 MEMORY_LIMIT_S = 120.0
 
 RUNNERS: list[tuple[str, str, str | None, dict[str, object]]] = [
-    ("nobody: the bare call, and an object kept for each", "record_kept", None, {}),
+    ("bare: the call itself, and an object kept for each", "record_kept", None, {}),
     ("penstock", "penstock_sync", None, {}),
     ("penstock, max_kept_calls=1_000", "penstock_sync", None, {"max_kept_calls": 1_000}),
     ("veronica-core", "veronica_core", "veronica-core", {}),

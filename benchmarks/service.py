@@ -2,7 +2,7 @@
 
 Each question has its baseline in the same run: a graph without a journal and a bare INSERT in a thread; the same rows
 in one `executemany`; a bare FastAPI app behind the same server; the same server without readers that stall. Wall time,
-because most of it is waiting for a thread, a file or a socket; CPU time where it is asked whether something grows.
+because most of it is waiting for a thread, a file or a socket; CPU time where the question is whether something grows.
 
 Servers listen as `penstock serve` does, with its socket and its settings.
 """
@@ -33,7 +33,7 @@ EVENTS = 20_000
 BATCH = 20
 STALLED = 100
 LONG, LONG_LOG = 4_000, 2_000
-"""Characters of an event, and events, of a run that nobody can hold in a socket."""
+"""Characters of an event, and events, of a run whose events no socket buffer can hold."""
 TIME_LIMIT_S = 300.0
 
 
@@ -72,7 +72,8 @@ def chain(nodes: int) -> dict[str, Any]:
 async def run_chain(nodes: int, journal: Any = None) -> tuple[float, int]:
     """Wall µs per node of one run, and how many nodes completed."""
     from penstock.runtime.context import ExecutionContext
-    from penstock.runtime.graphs.graph_runtime import GraphRuntime, run_flow
+    from penstock.runtime.graphs.graph_runtime import GraphRuntime
+    from penstock.runtime.graphs.node_execution import run_flow
 
     context = ExecutionContext(journal=journal)
     runtime = GraphRuntime(chain(nodes), run_id=context.run_id, executors={"pass": Pass()})
@@ -198,11 +199,11 @@ async def _append_all(url: str, events: int, reps: int) -> list[float]:
     rates = []
     async with await open_stores(url) as stores:
         for rep in range(reps):
-            run = await stores.runs.add(RunRecord(f"run-{rep}", "bench", "chain", 1))
-            told = [HostedEvent(seq, 0, "text.delta", {"text": f"word {seq}"}) for seq in range(1, events + 1)]
+            run = (await stores.runs.add(RunRecord(f"run-{rep}", "bench", "chain", 1))).run
+            log = [HostedEvent(seq, 0, "text.delta", {"text": f"word {seq}"}) for seq in range(1, events + 1)]
             started = time.perf_counter()
             for at in range(0, events, BATCH):
-                await stores.events.append(run.id, run.epoch, told[at : at + BATCH])
+                await stores.events.append(run.id, run.epoch, log[at : at + BATCH])
             rates.append(events / (time.perf_counter() - started))
             expect("events", await stores.events.last_seq(run.id), events)
     return rates
@@ -217,7 +218,7 @@ def time_shared(kind: str, calls: int, reps: int) -> dict[str, Any]:
     from penstock.containment.limits import Limits
     from penstock.runtime.context import ExecutionContext
     from penstock.runtime.durable.shared import SharedBudget
-    from penstock.storage.sqlite_ledger import SqliteLedgerStore
+    from penstock.storage.sqlite.ledger import SqliteLedgerStore
 
     async def work() -> None:
         return None
@@ -306,8 +307,8 @@ async def _bare_server(url: str, ready: Callable[[Any], Any]) -> None:
     answer = {"object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": "…"}}]}
 
     @app.post("/v1/chat/completions")
-    async def complete(asked: dict[str, Any]) -> Any:
-        if not asked.get("stream"):
+    async def complete(body: dict[str, Any]) -> Any:
+        if not body.get("stream"):
             return answer
 
         async def pieces() -> AsyncIterator[str]:
@@ -356,9 +357,9 @@ def time_requests(kind: str, requests: int, clients: int, stream: bool) -> dict[
 
 
 def _asked_by_others(url: str, requests: int, clients: int, stream: bool) -> dict[str, Any]:
-    asked = json.dumps({"url": url, "requests": requests, "clients": clients, "stream": stream})
+    options = json.dumps({"url": url, "requests": requests, "clients": clients, "stream": stream})
     done = subprocess.run(
-        [sys.executable, "-c", f"from benchmarks.service import ask_all; ask_all({asked!r})"],
+        [sys.executable, "-c", f"from benchmarks.service import ask_all; ask_all({options!r})"],
         capture_output=True,
         text=True,
         check=True,
@@ -366,32 +367,32 @@ def _asked_by_others(url: str, requests: int, clients: int, stream: bool) -> dic
     return {name: [figure] for name, figure in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
-def ask_all(asked: str) -> None:
+def ask_all(text: str) -> None:
     """What a client process does: so many requests from so many threads, and prints how long they took."""
     import httpx2
 
-    told = json.loads(asked)
-    each = told["requests"] // told["clients"]
+    options = json.loads(text)
+    each = options["requests"] // options["clients"]
     taken: list[float] = []
 
     def client() -> None:
-        body = {"model": "echo", "messages": [{"role": "user", "content": "hello"}], "stream": told["stream"]}
-        with httpx2.Client(base_url=told["url"], timeout=60, trust_env=False) as http:
+        body = {"model": "echo", "messages": [{"role": "user", "content": "hello"}], "stream": options["stream"]}
+        with httpx2.Client(base_url=options["url"], timeout=60, trust_env=False) as http:
             for _ in range(each):
                 started = time.perf_counter()
                 response = http.post("/v1/chat/completions", json=body)
                 taken.append(time.perf_counter() - started)
                 expect("status", response.status_code, 200)
-                expect("end", "[DONE]" in response.text, told["stream"])
+                expect("end", "[DONE]" in response.text, options["stream"])
 
-    threads = [threading.Thread(target=client) for _ in range(told["clients"])]
+    threads = [threading.Thread(target=client) for _ in range(options["clients"])]
     begun = time.perf_counter()
     for one in threads:
         one.start()
     for one in threads:
         one.join()
     elapsed = time.perf_counter() - begun
-    expect("answers", len(taken), each * told["clients"])
+    expect("answers", len(taken), each * options["clients"])
     cuts_ms = [one * 1_000 for one in statistics.quantiles(taken, n=100)]
     told_ms = {"p50_ms": cuts_ms[49], "p95_ms": cuts_ms[94], "p99_ms": cuts_ms[98]}
     print(json.dumps({"per_s": len(taken) / elapsed, **told_ms}))
@@ -408,7 +409,7 @@ models = {"echo": ScriptedModel(lambda request: "An answer of some ten words, as
 
 
 async def tell_much(url: str) -> None:
-    """A graph that answers, and a run of another worker that goes on, and has told more than sockets hold."""
+    """A graph that answers, and a run of another worker that is running and has more events than sockets hold."""
     from penstock.hosting.records import HostedEvent, RunRecord
     from penstock.storage import open_stores
 
@@ -417,9 +418,9 @@ async def tell_much(url: str) -> None:
         await stores.runs.add(RunRecord("long", "bench", "none", 1))
         run = await stores.runs.claim("worker", now_ms=10**13, lease_ms=10**12)
         expect("claimed", run is not None and run.id, "long")
-        told = [HostedEvent(seq, 1, "text.delta", {"text": "x" * LONG}) for seq in range(1, LONG_LOG + 1)]
+        log = [HostedEvent(seq, 1, "text.delta", {"text": "x" * LONG}) for seq in range(1, LONG_LOG + 1)]
         for at in range(0, LONG_LOG, BATCH):
-            await stores.events.append("long", 1, told[at : at + BATCH])
+            await stores.events.append("long", 1, log[at : at + BATCH])
 
 
 @contextmanager
@@ -441,7 +442,7 @@ def served_alone(folder: str) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def stalling(url: str, readers: int) -> Iterator[None]:
-    """So many have asked for the run's events, and read no more than that they are coming."""
+    """Clients that have requested the run's events and read only the headers."""
     host, port = url.removeprefix("http://").split(":")
     with ExitStack() as opened:
         for _ in range(readers):
@@ -497,7 +498,7 @@ def time_turns(kind: str, turns: int) -> dict[str, Any]:
             chat = await service.create_chat(owner="bench", graph_id="echo")
             for _ in range(turns + 1):
                 started = time.process_time()
-                turn = await service.stream_chat(chat.id, "Some ten words that somebody says in a chat.", owner="bench")
+                turn = await service.stream_chat(chat.id, "Some ten words that a user writes in a chat.", owner="bench")
                 ends = [event.type async for event in turn.events()][-1]
                 taken.append((time.process_time() - started) * 1_000)
                 expect("end", ends, "run.completed")
@@ -596,7 +597,7 @@ def _ask_turns(quick: bool) -> Table:
     return Table(
         f"What does a turn of a chat cost, and does it grow? ({turns} turns)",
         f"CPU ms of a turn with one agent whose model answers at once, the minimum of {rounds} shuffled rounds. The "
-        "model is told everything that was said before.",
+        "model gets the whole conversation.",
         ("stores", "the first ten", "the last ten"),
         [(each.label, _least(each, "early_ms"), _least(each, "late_ms")) for each in contestants],
         raw={each.label: each.results for each in contestants},
@@ -641,7 +642,7 @@ def _ask_requests(quick: bool) -> Table:
 
 def _ask_stalled(quick: bool) -> Table:
     requests, rounds = (80, 1) if quick else (200, 5)
-    contestants = [Contestant("nobody stalls", "0"), Contestant(f"{STALLED} readers stall", str(STALLED))]
+    contestants = [Contestant("no reader stalls", "0"), Contestant(f"{STALLED} readers stall", str(STALLED))]
     play(
         contestants,
         rounds,
@@ -658,7 +659,7 @@ def _ask_stalled(quick: bool) -> Table:
     return Table(
         f"Do others wait while {STALLED} readers of a stream do not read?",
         f"POST /v1/chat/completions to `penstock serve` on SQLite, {requests} requests of 4 clients, the median of "
-        f"{rounds} shuffled rounds. Each reader has asked for a run's events, {LONG * LONG_LOG // 1_000_000} MB, and "
+        f"{rounds} shuffled rounds. Each reader has requested a run's events, {LONG * LONG_LOG // 1_000_000} MB, and "
         "reads none; what sockets hold is full when the requests begin.",
         ("", "p50 ms", "p99 ms", "p99 ms at worst"),
         [

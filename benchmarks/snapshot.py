@@ -80,7 +80,8 @@ def _raise_to(longest: dict[int, int], taken_ns: int) -> None:
 
 def penstock(calls: int, lock: TimedLock | None = None) -> tuple[ExecutionContext, Act]:
     """A run of that many calls, and how to write one more."""
-    from penstock import Ledger, WrapOptions, contain
+    from penstock import WrapOptions, contain
+    from penstock.stores import Ledger
 
     ledger = Ledger()
     if lock is not None:
@@ -190,7 +191,7 @@ def _take_snapshots(snapshot: Act) -> None:
 
 @dataclass(slots=True)
 class Writers:
-    """Threads that write until they are told to stop."""
+    """Threads that write until they are stopped."""
 
     write: Act
     stop: threading.Event = field(default_factory=threading.Event)

@@ -13,19 +13,8 @@ import argparse
 import asyncio
 from collections.abc import Mapping
 
-from penstock import (
-    Agent,
-    Budget,
-    BudgetExceededError,
-    ExecutionContext,
-    Graph,
-    ModelRequest,
-    ModelSettings,
-    Price,
-    PriceBook,
-    ScriptedModel,
-    Usage,
-)
+from penstock import Agent, Budget, BudgetExceededError, ExecutionContext, Graph, Price, PriceBook, Usage
+from penstock.agents import ModelRequest, ModelSettings, ScriptedModel
 
 PRICES = PriceBook(registered={"reader": Price(1, 5), "writer": Price(3, 15)}, use_genai_prices=False)
 RESERVE_USD = 0.05

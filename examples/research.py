@@ -26,27 +26,26 @@ async def think(ctx: ExecutionContext, prompt: str) -> Any:
     return await ctx.allm(ask, prompt, name="model", cost_hint_usd=0.01)
 
 
+graph = Graph("research", max_parallel=3)
+
+
+@graph.step
 async def plan(ctx: ExecutionContext) -> Any:
     return await think(ctx, f"how to find out about {ctx.input}")
 
 
-class Search:
+attempts = 0
+
+
+@graph.step(depends_on=[plan], error_policy=ErrorPolicy("retry", retry_count=2, retry_delay_ms=200))
+async def search(ctx: ExecutionContext) -> Any:
     """A search engine that is not there at the first attempt."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    async def __call__(self, ctx: ExecutionContext) -> Any:
-        self.asked += 1
-        await asyncio.sleep(0.1)
-        if self.asked == 1:
-            raise ConnectionError("the search engine hung up")
-        return await think(ctx, "what the search found")
-
-
-async def archive(ctx: ExecutionContext) -> None:
-    await asyncio.sleep(0.2)
-    raise FileNotFoundError("the archive is closed today")
+    global attempts
+    attempts += 1
+    await asyncio.sleep(0.1)
+    if attempts == 1:
+        raise ConnectionError("the search engine hung up")
+    return await think(ctx, "what the search found")
 
 
 async def cache(ctx: ExecutionContext) -> str:
@@ -54,6 +53,13 @@ async def cache(ctx: ExecutionContext) -> str:
     return "last week's copy of the archive"
 
 
+@graph.step(depends_on=[plan], error_policy=ErrorPolicy("fallback", fallback_node=FunctionNode("cache", cache)))
+async def archive(ctx: ExecutionContext) -> None:
+    await asyncio.sleep(0.2)
+    raise FileNotFoundError("the archive is closed today")
+
+
+@graph.step(depends_on=[plan], sub_budget=Budget(max_cost_dollars=0.02))
 async def interview(ctx: ExecutionContext) -> list[Any]:
     heard: list[Any] = []
     try:
@@ -63,36 +69,14 @@ async def interview(ctx: ExecutionContext) -> list[Any]:
         return heard
 
 
+@graph.step(depends_on=[search, archive, interview])
 async def draft(ctx: ExecutionContext) -> Any:
     return await think(ctx, f"a report from {' and '.join(ctx.input)}")
 
 
+@graph.step(depends_on=[draft])
 async def check(ctx: ExecutionContext) -> Any:
     return await think(ctx, f"is this right: {ctx.input}")
-
-
-graph = Graph("research", max_parallel=3)
-graph.add_step(FunctionNode("planner", plan), "plan")
-graph.add_step(
-    FunctionNode("engine", Search()),
-    "search",
-    depends_on=["plan"],
-    error_policy=ErrorPolicy("retry", retry_count=2, retry_delay_ms=200),
-)
-graph.add_step(
-    FunctionNode("archive", archive),
-    "archive",
-    depends_on=["plan"],
-    error_policy=ErrorPolicy("fallback", fallback_node=FunctionNode("cache", cache)),
-)
-graph.add_step(
-    FunctionNode("reporter", interview),
-    "interview",
-    depends_on=["plan"],
-    sub_budget=Budget(max_cost_dollars=0.02),
-)
-graph.add_step(FunctionNode("writer", draft), "draft", depends_on=["search", "archive", "interview"])
-graph.add_step(FunctionNode("editor", check), "check", depends_on=["draft"])
 
 
 def main() -> None:

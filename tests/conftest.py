@@ -1,4 +1,4 @@
-"""How every test is run: async ones on a fresh loop, each under a census, requirement marks checked both ways.
+"""How every test is run: async tests on a new event loop, each under a census, requirement marks checked both ways.
 
 While an async test runs, a call of ours that would block its event loop raises `blockbuster.BlockingError`.
 """
@@ -10,19 +10,21 @@ import gc
 import inspect
 import signal
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
-import penstock.kernel.schema  # noqa: F401  # reads files while it is loaded, which no test is to do on its event loop
+import penstock.kernel.schema  # noqa: F401  # reads files when imported, which must not happen on an event loop
 from penstock.testing import census
-from tests import requirements
+from tests import requirements, unit
+from tests.storage import postgres
 
 pytest.register_assert_rewrite("penstock.testing.contracts")
 
-# How long an example takes is the machine's affair, and that of whatever else it does: no test is about it.
+# How long an example takes depends on the machine and its load: no test is about it.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
@@ -30,48 +32,55 @@ MARKED = pytest.StashKey[set[str]]()
 PROOFS = pytest.StashKey["Proofs"]()
 DESELECTED = pytest.StashKey[bool]()
 
+SLOWEST_FOLDERS = ("reliability", "scenarios", "storage", "cli", "server", "chat", "hosting", "runtime", "providers")
+
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
+def leak_check() -> Iterator[None]:
     """No task, thread, descriptor or child process outlives the test that started it."""
     with census():
         yield
 
 
+@pytest.fixture(autouse=True)
+def patient_postgres(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a busy PostgreSQL server, except in the tests of how soon its failures are reported."""
+    if "postgres_server" in request.fixturenames and "test_inv_09" not in request.node.nodeid:
+        postgres.be_patient(monkeypatch)
+
+
 @pytest.fixture(autouse=True, scope="module")
-def what_stays_set_apart() -> None:
-    """No test's garbage is looked for among the half a million objects that are there for good."""
+def frozen_imports() -> None:
+    """Exclude the half a million objects of imported modules from garbage collection during tests."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an `async def` test, also one under hypothesis, each example on a loop of its own."""
+    """Run an `async def` test on a new event loop; under hypothesis, one for each example."""
     test = pyfuncitem.obj
     handle = getattr(test, "hypothesis", None)
     if handle is not None and inspect.iscoroutinefunction(handle.inner_test):
-        handle.inner_test = _on_a_fresh_loop(handle.inner_test)
+        handle.inner_test = _on_new_loop(handle.inner_test)
         return None
     if not inspect.iscoroutinefunction(test):
         return None
     names = pyfuncitem._fixtureinfo.argnames
-    _on_a_fresh_loop(test)(**{name: pyfuncitem.funcargs[name] for name in names})
+    _on_new_loop(test)(**{name: pyfuncitem.funcargs[name] for name in names})
     return True
 
 
-def _on_a_fresh_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def _on_new_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     def run(*args: Any, **kwargs: Any) -> None:
         with blockbuster_ctx(["penstock"]) as detector:
-            # A sync call made on a loop waits for its worker, as sync calls do; and the census looks at /proc.
+            # A sync call on an event loop blocks it until its worker is done, by design; and the census reads /proc.
             detector.functions["threading.Lock.acquire"].can_block_in("penstock/runtime/worker.py", {"wait"})
             for name, function in detector.functions.items():
                 function.can_block_in("penstock/testing/census.py", {"_count", "__exit__"})
-                if (
-                    name.startswith("sqlite3.") or name == "os.stat"
-                ):  # what is brief waits neither for others nor a disk
-                    function.can_block_in("penstock/storage/databases/sqlite.py", {"_written_now", "_read_now"})
-                    function.can_block_in("penstock/storage/sqlite_ledger.py", {"at_once"})
+                if name.startswith("sqlite3.") or name == "os.stat":  # inline operations wait for no lock and no disk
+                    function.can_block_in("penstock/storage/sqlite/database.py", {"_write_inline", "_read_inline"})
+                    function.can_block_in("penstock/storage/sqlite/ledger.py", {"try_inline"})
             asyncio.run(test(*args, **kwargs))
 
     return run
@@ -84,12 +93,27 @@ def _ids(item: pytest.Item) -> Iterator[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # As in a shell's background job: programs that tests start would inherit that, and could not be interrupted.
+        # In a shell's background job; programs started by tests would inherit it and could not be interrupted.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[MARKED] = set()
     config.stash[PROOFS] = Proofs()
     config.pluginmanager.register(config.stash[PROOFS])
     config.stash[DESELECTED] = False
+    postgres.configure(config)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--unit", action="store_true", help="leave out what tests/unit.py lists: slow or outside tests")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.option.unit and not unit.is_unit(collection_path) else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist where the run's PostgreSQL server is."""
+    node.workerinput[postgres.WORKERINPUT] = str(node.config.stash[postgres.FOLDER])
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -100,6 +124,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.user_properties.extend(("requirement", i) for i in _ids(item))  # its reports have them, in any process
     if unknown := requirements.unknown(marked):
         raise pytest.UsageError(f"tests/requirements.py has no {', '.join(unknown)}")
+    if config.option.unit:
+        config.hook.pytest_deselected(items=[item for item in items if not unit.is_unit_test(item)])
+        items[:] = [item for item in items if unit.is_unit_test(item)]
+    items.sort(key=_long_files_first)
+
+
+def _long_files_first(item: pytest.Item) -> int:
+    """The slowest folders first: a long file at the end would leave the other processes without work."""
+    folder = item.path.relative_to(unit.TESTS).parts[0]
+    return SLOWEST_FOLDERS.index(folder) if folder in SLOWEST_FOLDERS else len(SLOWEST_FOLDERS)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
@@ -108,7 +142,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 class Proofs:
-    """Which requirements had a test, and which of them had one that passed."""
+    """For each requirement that has a test, whether one of its tests passed."""
 
     def __init__(self) -> None:
         self.passes: dict[str, bool] = {}
@@ -122,25 +156,25 @@ class Proofs:
 
 
 def is_whole_run(config: pytest.Config) -> bool:
-    """Whether every test of the suite was asked for; a part of it cannot show that something is missing."""
+    """Whether the whole suite runs; a part of it cannot show that something is missing."""
     option = config.option
     chosen = (option.keyword, option.markexpr, option.deselect, option.ignore, option.ignore_glob)
-    parts = (*chosen, getattr(option, "lf", False))
-    asked_for_all = config.args == config.getini("testpaths") and not any(parts)
-    return asked_for_all and not option.collectonly and not config.stash[DESELECTED]
+    parts = (*chosen, option.unit, getattr(option, "lf", False))
+    is_everything_selected = config.args == config.getini("testpaths") and not any(parts)
+    return is_everything_selected and not option.collectonly and not config.stash[DESELECTED]
 
 
 @pytest.fixture
 def marked(request: pytest.FixtureRequest) -> set[str]:
-    """The ids the collected tests are marked with; the test is skipped when only a part of the suite is run."""
+    """The requirement ids of the collected tests; skips the test unless the whole suite runs."""
     if not is_whole_run(request.config):
-        pytest.skip("looks at the whole suite")
+        pytest.skip("checks the whole suite")
     return request.config.stash[MARKED]
 
 
 def _unproven(config: pytest.Config) -> list[str]:
-    is_one_of_several = hasattr(config, "workerinput")  # and has seen its own share only
-    if is_one_of_several or not is_whole_run(config):
+    is_worker = hasattr(config, "workerinput")  # a worker of pytest-xdist knows its own share only
+    if is_worker or not is_whole_run(config):
         return []
     return requirements.unproven(config.stash[PROOFS].passes)
 

@@ -31,6 +31,7 @@ GROUPS: Mapping[str, str] = {
 }
 
 WEB = "needs the web UI"
+TOOLS = "needs tools of clients in graphs"
 
 REQUIREMENTS: dict[str, Requirement] = {
     # the execution graph
@@ -63,17 +64,26 @@ REQUIREMENTS: dict[str, Requirement] = {
     "C-14": Requirement("A clean exit is not an abort; KeyboardInterrupt and SystemExit are never swallowed."),
     "C-15": Requirement("ChainMetadata reaches hooks, events, traces and exports."),
     "C-16": Requirement("Everything works with no pipeline and no configuration beyond limits."),
+    "C-17": Requirement("Output that a stopped stream had yielded is kept in the partial results of the stop."),
+    "C-18": Requirement("After a stop, wrap_* returns HALT outside the with block too; RunEnded is for normal ends."),
+    "C-19": Requirement("A pipeline has its events of wrapped and direct hook calls, and so has the run's log."),
+    "C-20": Requirement("A per-call timeout_ms overrides the configured one within the run's remaining time."),
     # policies
     "P-E1": Requirement("ErrorPolicy fails, retries, skips or falls back; contradictory fields are refused."),
     "P-E2": Requirement("Retry sleeps can be interrupted; attempts are traced and drawn from one budget."),
     "P-E3": Requirement("Fallback nodes run under the same budget, timeout, trace and cancellation."),
     "P-E4": Requirement("No policy retries, skips or replaces a cancellation or an exceeded budget."),
+    "P-E5": Requirement("Nodes of JSON graphs take the error policy, timeout and budget that Python steps take."),
+    "P-E6": Requirement("An ordinary exception of a step carries the results that had finished."),
     # budgets
     "P-B1": Requirement("Budget limits tokens, time, steps, api calls and cost; None is no limit, 0 is nothing."),
     "P-B2": Requirement("The runtime counts usage from what calls report, so that each limit can really trip."),
     "P-B3": Requirement("BudgetExceededError carries usage, budget, reason, whose budget, and partial results."),
     "P-B4": Requirement("Nested work shares the pool; a sub-budget and every ancestor hold before the work starts."),
     "P-B5": Requirement("Finishing exactly at a limit is fine; starting anything after it is not."),
+    "P-B6": Requirement("A context starts from a given ResourceUsage, which measures time and can be added to."),
+    "P-B7": Requirement("ctx.upstream is a real dict, and a step that returns it does not contain itself."),
+    "P-B8": Requirement("A sub-budget of one step allows the one step it is attached to."),
     # cancellation
     "P-C1": Requirement("CancellationToken is safe across threads and loops and wakes its waiters at once."),
     "P-C2": Requirement("Cancellation is checked around every step and during every wait."),
@@ -81,6 +91,7 @@ REQUIREMENTS: dict[str, Requirement] = {
     "P-O1": Requirement("ExecutionTrace explains itself: parents, attempts, fallbacks, status, totals."),
     "P-O2": Requirement("Tracing is opt-in and costs under 5 % on 100 steps."),
     "P-O3": Requirement("An opt-in JSONL audit log per node can be joined by node id and time."),
+    "P-O4": Requirement("Traces and steps can be constructed, changed and read back as plain dataclasses."),
     # parallel work
     "P-P1": Requirement("max_parallel holds over the whole nest; a step starts when its inputs are ready."),
     "P-P2": Requirement("Persistent nodes exclude each other, queue without deadlock, and time out."),
@@ -100,6 +111,8 @@ REQUIREMENTS: dict[str, Requirement] = {
     "T-9": Requirement("Text output formats validate, with errors a model can act on and bounded retries."),
     "T-10": Requirement("Deltas stream with their source path; a stream without its end marker is truncated."),
     "T-11": Requirement("The trace tree prints, and exports to JSON, Mermaid and OpenTelemetry."),
+    "T-12": Requirement("Tool arguments, results and messages are recorded on request, redacted and bounded."),
+    "T-13": Requirement("A context has its result, error, reason and times; a raising hook has a reason of its own."),
     # the graph kernel
     "K-1": Requirement("The kernel knows nodes, edges and routing, and no domain word."),
     "K-2": Requirement("Every edge states its channel, flow or link; nothing is inferred."),
@@ -118,15 +131,29 @@ REQUIREMENTS: dict[str, Requirement] = {
     "K-14": Requirement("An abandoned stream leaves nothing running unless asked to go on."),
     "K-15": Requirement("Messages form a tree: retry and edit add siblings, nothing is deleted."),
     "K-16": Requirement("The node library has every listed node type."),
+    "K-17": Requirement("Scope rules see into subgraphs, loops and maps: the first agent inside is an entry agent."),
+    "K-18": Requirement("The published OpenAPI describes graph documents, channels included."),
+    "K-19": Requirement("The editor always writes the channel of an edge and never patches one.", WEB),
     # beyond
     "X-1": Requirement("The worst case is held at every level at once; unknown outcomes stay held; output is clamped."),
     "X-2": Requirement("An unknown price is refused, assumed or counted as unknown, and reports say so."),
     "X-3": Requirement("A person grants more to a halted run and it goes on; a replay charges nothing twice."),
     "X-4": Requirement("The same run code is durable and spreads over machines.", "needs a durable engine"),
     "X-5": Requirement("Ten lines contain an existing program."),
-    "X-6": Requirement("A graph is served as a model, as tools, over REST and SSE, and in a web UI.", WEB),
+    "X-6": Requirement("A graph is served as an OpenAI model, as MCP tools, and over REST and resumable SSE."),
     "X-7": Requirement("Approvals pause, survive a restart, and can be cancelled while waiting."),
     "X-8": Requirement("Every reliability invariant holds.", "needs an engine, and a release to upgrade from"),
+    "X-9": Requirement("Admission waits for holds of others instead of refusing."),
+    "X-10": Requirement("A person lists and resolves unresolved bills."),
+    "X-11": Requirement("Nothing in a contained process spends silently.", "needs hooks in more HTTP stacks"),
+    "X-12": Requirement("One command contains any program in any language.", "needs the gateway"),
+    "X-13": Requirement("Python graphs and agents are served as they are.", "needs a server that loads programs"),
+    "X-14": Requirement("The OpenAI endpoint passes client tools and settings, or refuses them by name.", TOOLS),
+    "X-15": Requirement("Operators have logs, tokens, metrics and a model allow-list.", "needs the operator's tools"),
+    "X-16": Requirement("The documentation is a searchable site; every snippet runs.", "needs the documentation site"),
+    "X-17": Requirement("`make prove` runs the same probes on every peer.", "needs the comparison page"),
+    "X-18": Requirement("A web UI works offline from the wheel.", WEB),
+    "X-19": Requirement("A person's data is found, exported and erased; neighbours upgrade.", "needs data tools"),
 }
 
 

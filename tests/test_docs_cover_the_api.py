@@ -14,12 +14,14 @@ import pytest
 
 import penstock
 import penstock.testing
+from penstock import agents, events, executors, export, providers, stores, telemetry
 from penstock.tracing import lifecycle
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
-PUBLIC = sorted({*penstock.__all__, *penstock.testing.__all__})
+MODULES = (penstock, agents, events, executors, export, providers, stores, telemetry, penstock.testing)
+PUBLIC = sorted({name for module in MODULES for name in module.__all__})
 
 
 def blocks(path: Path) -> Iterator[tuple[str, str, bool]]:
@@ -50,7 +52,7 @@ def test_a_public_name_is_shown_running(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_block_prints_what_the_page_says(path: Path) -> None:
+def test_a_block_prints_the_output_shown_on_the_page(path: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
     for language, text, follows in blocks(path):

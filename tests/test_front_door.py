@@ -21,9 +21,7 @@ from penstock import (
     ExecutionContext,
     Halted,
     InvalidValue,
-    Ledger,
     Limits,
-    MemoryLedgerStore,
     Price,
     PriceBook,
     ShieldPipeline,
@@ -32,6 +30,7 @@ from penstock import (
     WrapOptions,
     contain,
 )
+from penstock.stores import Ledger, MemoryLedgerStore
 from penstock.testing import Answer, FailAfterBilling, FakeProvider, ManualClock
 
 
@@ -56,7 +55,7 @@ def test_the_example_of_the_readme() -> None:
 
 
 @pytest.mark.requirement("C-16")
-def test_an_agent_that_never_stops_is_stopped_and_what_it_did_is_told() -> None:
+def test_runaway_agent_is_stopped_and_its_calls_are_recorded() -> None:
     again = Answer("again", input_tokens=0, output_tokens=1_000)
     provider = FakeProvider(lambda _: again, output_usd_per_mtok=100)
     prices = PriceBook(registered={"fake-1": Price(0, 100)}, use_genai_prices=False)
@@ -101,7 +100,7 @@ def test_each_limit_lets_two_calls_through_and_stops_the_third(limit: dict[str, 
 
 
 @pytest.mark.requirement("C-1")
-def test_max_retries_is_how_many_failures_a_run_bears() -> None:
+def test_max_retries_is_the_number_of_failures_a_run_tolerates() -> None:
     def fails() -> None:
         raise ConnectionRefusedError
 
@@ -121,7 +120,7 @@ def test_none_is_no_limit_and_zero_is_nothing(limit: str) -> None:
 
 
 @pytest.mark.requirement("C-4")
-def test_a_timeout_frees_whoever_waits() -> None:
+def test_timeout_wakes_waiting_callers() -> None:
     release = threading.Event()
     with contain(timeout_s=0.02) as run:
         with pytest.raises(Halted) as stopped:
@@ -130,14 +129,14 @@ def test_a_timeout_frees_whoever_waits() -> None:
     assert stopped.value.stop_reason is StopReason.TIMEOUT
 
 
-def test_the_name_is_the_one_everybody_is_told() -> None:
+def test_name_is_used_everywhere() -> None:
     with contain(name="nightly", max_steps=0) as run, pytest.raises(BudgetExceededError, match="of 'nightly' used"):
         run.tool(nothing)
     assert (run.name, run.events[0].source, run.explain().split()[1]) == ("nightly", "nightly", "nightly")
 
 
 @pytest.mark.requirement("X-2")
-def test_strict_refuses_what_does_not_say_its_cost() -> None:
+def test_strict_refuses_calls_without_a_cost_hint() -> None:
     with contain(strict=True) as run:
         with pytest.raises(Halted, match="pass one"):
             run.tool(nothing)
@@ -146,9 +145,7 @@ def test_strict_refuses_what_does_not_say_its_cost() -> None:
 
 
 @pytest.mark.parametrize(("unknown_bill", "unresolved"), [("hold", 0.25), ("release", 0)])
-def test_the_hold_of_a_failure_nobody_knows_the_bill_of_is_kept_or_released(
-    unknown_bill: Any, unresolved: float
-) -> None:
+def test_hold_of_a_failed_call_of_unknown_cost_is_kept_or_released(unknown_bill: Any, unresolved: float) -> None:
     provider = FakeProvider([FailAfterBilling()])
     with contain(unknown_bill=unknown_bill) as run:
         run.wrap_llm_call(provider.complete, WrapOptions(cost_estimate_hint=0.25))
@@ -156,7 +153,7 @@ def test_the_hold_of_a_failure_nobody_knows_the_bill_of_is_kept_or_released(
 
 
 @pytest.mark.parametrize(("sync_calls", "inline"), [("auto", True), ("inline", True), ("thread", False)])
-def test_sync_functions_run_where_they_are_told_to(
+def test_sync_functions_run_where_the_option_says(
     sync_calls: Any, inline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.runtime.worker.others_alive", lambda: False)
@@ -166,7 +163,7 @@ def test_sync_functions_run_where_they_are_told_to(
         assert (run.tool(threading.get_ident) == threading.get_ident()) == (sync_calls == "inline")
 
 
-def test_only_so_many_calls_are_kept_and_the_figures_stay_whole() -> None:
+def test_only_max_kept_calls_are_kept_and_the_totals_stay_complete() -> None:
     with contain(max_kept_calls=10) as run:
         for _ in range(100):
             run.tool(nothing, cost_hint_usd=0.01)
@@ -176,11 +173,11 @@ def test_only_so_many_calls_are_kept_and_the_figures_stay_whole() -> None:
 
 @pytest.mark.requirement("C-8", "C-15")
 def test_hooks_breaker_metadata_and_prices_are_those_that_were_given() -> None:
-    told: list[ToolCallContext] = []
+    contexts: list[ToolCallContext] = []
 
     class Listen:
         def before_llm_call(self, ctx: ToolCallContext) -> None:
-            told.append(ctx)
+            contexts.append(ctx)
 
     breaker = CircuitBreaker(failure_threshold=1)
     with contain(
@@ -193,12 +190,12 @@ def test_hooks_breaker_metadata_and_prices_are_those_that_were_given() -> None:
         breaker.record_failure()
         with pytest.raises(Halted) as stopped:
             run.llm(nothing)
-    assert [(ctx.chain_id, ctx.team) for ctx in told] == [("chain-1", "search")] * 2
+    assert [(ctx.chain_id, ctx.team) for ctx in contexts] == [("chain-1", "search")] * 2
     assert (stopped.value.stop_reason, run.run_id, run.balance.spent_usd) == ("circuit_open", "chain-1", 0.10)
 
 
 @pytest.mark.requirement("G-12")
-def test_runaway_shapes_are_noticed_without_being_asked_for_and_halt_if_asked_to() -> None:
+def test_runaway_shapes_are_noticed_by_default_and_halt_on_request() -> None:
     with contain() as run:
         for _ in range(6):
             run.tool(fetch, "https://example.org")
@@ -210,7 +207,7 @@ def test_runaway_shapes_are_noticed_without_being_asked_for_and_halt_if_asked_to
 
 
 @pytest.mark.requirement("C-4")
-async def test_a_token_of_somebody_elses_stops_the_run_and_is_left_alone_by_it() -> None:
+async def test_given_token_stops_the_run_and_is_not_cancelled_by_it() -> None:
     token = CancellationToken()
     async with contain(cancellation=token) as run:
         running = asyncio.create_task(run.acall_tool(lambda: asyncio.sleep(30)))
@@ -279,7 +276,7 @@ def test_the_end_of_one_run_leaves_the_others_of_its_ledger_running() -> None:
     assert [event.kind for event in second.history()].count("call_started") == 2
 
 
-def test_a_run_goes_by_the_clock_of_its_ledger() -> None:
+def test_a_run_uses_the_clock_of_its_ledger() -> None:
     clock = ManualClock()
     day = Ledger("day", Budget(max_time_seconds=60).limits(), clock=clock)
     run = contain(ledger=day, timeout_s=10, sync_calls="inline")
@@ -288,7 +285,7 @@ def test_a_run_goes_by_the_clock_of_its_ledger() -> None:
     assert (run.wrap_tool_call(nothing), contain(ledger=day).wrap_tool_call(nothing)) == (Decision.HALT, Decision.ALLOW)
     clock.advance(50)
     assert contain(ledger=day).wrap_tool_call(nothing) is Decision.HALT
-    with pytest.raises(InvalidValue, match="clock must be the clock of the ledger that is given"):
+    with pytest.raises(InvalidValue, match="clock must be the clock of the ledger"):
         contain(ledger=day, clock=ManualClock())
 
 
@@ -311,11 +308,13 @@ def test_a_run_goes_by_the_clock_of_its_ledger() -> None:
             for value in (True, "3")
         ),
         *(("timeout_s", value) for value in (math.nan, math.inf, -1, True, "60", 1e12)),
+        *(("max_wait_s", value) for value in (math.nan, math.inf, -1, True, "60", None)),
         *(("name", value) for value in (None, 5, b"main")),
         *(("strict", value) for value in ("no", 1, None)),
         *(("unknown_bill", value) for value in ("forget", None)),
         *(("sync_calls", value) for value in ("process", None)),
         *(("max_kept_calls", value) for value in (0, -1, 1.5, True, "all")),
+        *(("record_payloads", value) for value in ("on", True, None)),
         *(
             (field, 5)
             for field in ("prices", "pipeline", "breaker", "divergence", "metadata", "cancellation", "ledger")
@@ -325,7 +324,7 @@ def test_a_run_goes_by_the_clock_of_its_ledger() -> None:
         ("metadata", {"request_id": "r"}),
     ],
 )
-def test_an_argument_that_makes_no_sense_is_refused_by_its_own_name(field: str, value: Any) -> None:
+def test_an_invalid_argument_is_refused_by_its_own_name(field: str, value: Any) -> None:
     with pytest.raises(InvalidValue, match=f"^{field} must be ") as refused:
         contain(**{field: value})
     assert refused.value.field == field

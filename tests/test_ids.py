@@ -35,7 +35,7 @@ def test_the_order_of_calls_is_kept_past_the_sixth_digit(numbers: list[int]) -> 
     ],
     ids=lambda text: repr(text[:12]),
 )
-def test_what_no_call_is_called_is_a_key_error(text: str) -> None:
+def test_an_unknown_call_id_is_a_key_error(text: str) -> None:
     with pytest.raises(KeyError, match=r"is not a call id \(they look like n000001\)"):
         call_number(text)
 

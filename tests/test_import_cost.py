@@ -27,7 +27,15 @@ def measure(statement: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "statement",
-    ["import penstock", "import penstock; penstock.ExecutionContext", "from penstock import *"],
+    [
+        "import penstock",
+        "import penstock; penstock.ExecutionContext",
+        "from penstock import *",
+        "from penstock.events import *",
+        "from penstock.export import *",
+        "from penstock.executors import *",
+        "import penstock.stores",
+    ],
 )
 def test_only_the_standard_library_is_imported(statement: str) -> None:
     roots = {name.partition(".")[0] for name in measure(statement)["modules"]}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidValue
-from penstock.money import MAX_NANOS, NANOS_PER_USD, format_usd, to_nanos, to_usd
+from penstock.money import MAX_NANOS, NANOS_PER_USD, format_cost, format_usd, known_usd, to_nanos, to_usd
 
 nanos = st.integers(0, MAX_NANOS)
 
@@ -68,7 +68,7 @@ def test_an_amount_is_rounded_to_the_nearest_and_a_half_to_the_even_one(amount: 
 
 
 @given(nanos)
-def test_what_is_written_as_text_or_as_a_decimal_is_exactly_that_amount(amount: int) -> None:
+def test_text_and_decimals_are_converted_exactly(amount: int) -> None:
     assert to_nanos(written(amount)) == to_nanos(Decimal(written(amount))) == amount
 
 
@@ -124,7 +124,7 @@ NOT_AMOUNTS: list[Any] = [
 
 @pytest.mark.parametrize("amount", NOT_AMOUNTS, ids=lambda value: type(value).__name__)
 @pytest.mark.requirement("C-1")
-def test_what_is_not_an_amount_is_refused_by_name(amount: Any) -> None:
+def test_a_value_that_is_not_an_amount_is_refused_by_name(amount: Any) -> None:
     with pytest.raises(InvalidValue, match=r"^price_usd must be a .* US dollars.*, not ") as caught:
         to_nanos(amount, "price_usd")
     assert caught.value.field == "price_usd"
@@ -151,7 +151,7 @@ def test_anything_at_all_is_an_amount_within_bounds_or_an_invalid_value(amount: 
         ("-1", "max_cost_usd must be a finite, non-negative number of US dollars below one billion, not '-1'"),
     ],
 )
-def test_a_refused_amount_is_told_with_what_was_expected(amount: Any, message: str) -> None:
+def test_the_error_of_a_refused_amount_names_what_was_expected(amount: Any, message: str) -> None:
     with pytest.raises(InvalidValue) as caught:
         to_nanos(amount, "max_cost_usd")
     assert str(caught.value) == message
@@ -176,5 +176,20 @@ def test_an_amount_is_shown_in_cents_at_least_and_as_many_digits_as_it_has(amoun
 
 
 @given(nanos)
-def test_what_is_shown_is_the_amount(amount: int) -> None:
+def test_the_text_of_an_amount_is_the_amount(amount: int) -> None:
     assert to_nanos(format_usd(amount).removeprefix("$")) == amount
+
+
+@pytest.mark.parametrize(
+    ("nanos", "unknown", "known", "text"),
+    [
+        (0, 0, 0.0, "$0.00 of $1"),
+        (120_000_000, 0, 0.12, "$0.12 of $1"),
+        (120_000_000, 2, 0.12, "at least $0.12 of $1, 2 calls unknown"),
+        (120_000_000, 1, 0.12, "at least $0.12 of $1, 1 call unknown"),
+        (0, 1_200, None, "unknown (1,200 calls) of $1"),
+    ],
+)
+def test_a_sum_with_unknown_parts_is_a_lower_bound(nanos: int, unknown: int, known: float | None, text: str) -> None:
+    assert known_usd(nanos, unknown) == known
+    assert format_cost(nanos, unknown, " of $1") == text

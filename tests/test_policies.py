@@ -36,7 +36,7 @@ def test_the_default_fails_at_once() -> None:
         {"retry_backoff": 1000.0, "retry_jitter": 1.0},
     ],
 )
-def test_what_makes_sense_is_accepted(fields: dict[str, Any]) -> None:
+def test_valid_values_are_accepted(fields: dict[str, Any]) -> None:
     policy = ErrorPolicy(**fields)
     assert all(getattr(policy, field) == value for field, value in fields.items())
 

@@ -16,11 +16,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import penstock
+from penstock import agents, events, executors, export, providers, stores, telemetry
 
+FACADES = (penstock, agents, events, executors, export, providers, stores, telemetry)
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 HOW_TO_UPDATE = "if this is meant, run: UPDATE_SNAPSHOTS=1 .venv/bin/pytest tests/test_public_api.py"
 
@@ -31,25 +34,44 @@ def test_importing_the_package_loads_none_of_its_modules() -> None:
     assert shown.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", penstock.__all__)
-def test_a_public_name_resolves_and_is_listed(name: str) -> None:
-    assert getattr(penstock, name) is getattr(penstock, name)
-    assert name in dir(penstock)
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(module, name) for module in FACADES for name in module.__all__],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_public_name_resolves_and_is_listed(module: ModuleType, name: str) -> None:
+    assert getattr(module, name) is getattr(module, name)
+    assert name in dir(module)
 
 
-def test_a_name_that_is_not_public_raises_attribute_error() -> None:
+@pytest.mark.parametrize("module", FACADES, ids=lambda module: module.__name__)
+def test_a_name_that_is_not_public_raises_attribute_error(module: ModuleType) -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
-        _ = penstock.no_such_name
+        _ = module.no_such_name
+
+
+@pytest.mark.parametrize("module", FACADES[1:], ids=lambda module: module.__name__)
+def test_a_name_in_a_module_and_at_the_root_is_the_same_object(module: ModuleType) -> None:
+    for name in {*module.__all__} & {*penstock.__all__}:
+        assert getattr(module, name) is getattr(penstock, name)
 
 
 def test_the_public_api_is_the_recorded_one() -> None:
-    now = "".join(f"{line}\n" for name in sorted(penstock.__all__) for line in described(name, getattr(penstock, name)))
+    now = "".join(f"{line}\n" for module in FACADES for line in api_of(module))
     if os.environ.get("UPDATE_SNAPSHOTS"):
         SNAPSHOT.write_text(now)
     recorded = SNAPSHOT.read_text() if SNAPSHOT.exists() else ""
     if recorded != now:
         diff = difflib.unified_diff(recorded.splitlines(), now.splitlines(), "recorded", "now", lineterm="")
         pytest.fail("\n".join([*diff, "", HOW_TO_UPDATE]), pytrace=False)
+
+
+def api_of(module: ModuleType) -> Iterator[str]:
+    """The public names of a module, without those that are at the root too."""
+    names = {*module.__all__} if module is penstock else {*module.__all__} - {*penstock.__all__}
+    yield f"# {module.__name__}"
+    for name in sorted(names):
+        yield from described(name, getattr(module, name))
 
 
 def described(name: str, value: object) -> Iterator[str]:

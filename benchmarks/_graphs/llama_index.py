@@ -83,7 +83,7 @@ def layers(shape: Layers) -> Run:
     total.__annotations__ = {"ctx": Context, "ev": functools.reduce(operator.or_, last), "return": StopEvent | None}
     total.__qualname__ = "Layered.total"
     steps["total"] = step(total)
-    # Some steps of the inner layers are needed by nobody, which the validation takes for a mistake.
+    # Some steps of the inner layers are needed by no other step, which the validation takes for a mistake.
     return _runs(type("Layered", (Workflow,), steps)(timeout=None, disable_validation=True))
 
 

@@ -30,7 +30,7 @@ def chain(shape: Chain, **settings: Any) -> Run:
 
 
 def traced_chain(shape: Chain, *, read: bool = False, **settings: Any) -> tuple[Run, Recorded]:
-    """With `read`, somebody looks at the trace after each run, which is when its steps are made."""
+    """With `read`, the trace is read after each run, which is when its steps are made."""
     graph = steps_of(shape, sync=settings.get("sync", False))
     plan(graph)
     last = f"s{shape.size - 1}"

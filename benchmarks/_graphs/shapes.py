@@ -115,7 +115,7 @@ Shape = Chain | Fan | Layers
 
 
 def shape_of(name: str, size: int, sleep_s: float = 0.0) -> Shape:
-    """The shape that a worker was told to time."""
+    """The shape that a worker is to time."""
     if name == "layers":
         return Layers.of(size)
     pause = functools.partial(asyncio.sleep, sleep_s) if sleep_s else None

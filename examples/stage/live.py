@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from stage.script import FAST, QUESTION, TOPICS, price_without_ceiling_usd
 
 from penstock import ExecutionContext
-from penstock.cli.showing import live
-from penstock.cli.showing.screen import Line, Screen
+from penstock.cli.render import local
+from penstock.cli.render.screen import Line, Screen
 
 SCREEN = Screen(sys.stdout)
 
@@ -19,7 +19,7 @@ SCREEN = Screen(sys.stdout)
 def watched(run: ExecutionContext) -> Iterator[None]:
     """Show `run` until it ends: moving on a terminal, line by line anywhere else."""
     SCREEN.show(*opening(run), [])
-    with live.watched(run, SCREEN, moves=not FAST):
+    with local.watched(run, SCREEN, moves=not FAST):
         yield
     SCREEN.show([])
 

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 
 from stage.live import SCREEN
 
-from penstock import ExecutionContext, LimitTrace, Stop
-from penstock.cli.showing.picture import COLOURS, clock, sum_of
-from penstock.cli.showing.screen import Line
+from penstock import ExecutionContext, Stop
+from penstock.cli.render.call_tree import COLOURS, explain_stop
+from penstock.cli.render.events import lead
+from penstock.cli.render.local import run_event
+from penstock.cli.render.screen import Line
+from penstock.events import LimitTrace
 from penstock.testing import Invoice
 
 COLOUR_OF = {"✓": "green", "■": "yellow", "✗": "red"}
@@ -47,11 +50,13 @@ def stopped(run: ExecutionContext, stop: Stop | None) -> list[Line]:
         return [[("  It was not: it ran to its end within its limits.", "")]]
     lines: list[Line] = [[("  ■ ", COLOURS["halt"]), (f"{stop.reason}: {stop.message}", "")]]
     log = run.history()
-    for event in log:
-        if isinstance(event, LimitTrace) and event.unit == "usd":
-            who, call = event.source.rpartition("/")[2], run.graph.call(event.parent_id or "").name
-            asked_by = f"{who:<16}{call:<10}"
-            lines.append([("  ", ""), *clock(event, log[0].at_ms), (asked_by, ""), (sum_of(event), "dim")])
+    for trace in log:
+        if isinstance(trace, LimitTrace) and trace.unit == "usd":
+            event = run_event(trace, log[0].at_ms)
+            agent, call = trace.source.rpartition("/")[2], run.graph.call(trace.parent_id or "").name
+            lines.append(
+                [(f"  {lead(event)}", "dim"), (f"{agent:<16}{call:<10}", ""), (explain_stop(event.data), "dim")]
+            )
     return lines
 
 

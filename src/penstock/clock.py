@@ -1,6 +1,6 @@
 """Time as a parameter.
 
-The cores never read a clock; whoever composes them passes one in, so that a test can hold time still.
+The cores never read a clock; the code that composes them passes one in, so that a test can hold time still.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Clock(Protocol):
 
 
 def _with_suspends() -> Callable[[], int]:
-    """The clock that goes on while this machine is suspended, and that nobody can set."""
+    """The clock that keeps running while the machine is suspended, and cannot be set."""
     # Linux has one of its own, macOS its monotonic one, which `time.monotonic` does not read, Windows `time.monotonic`.
     clock: Any = getattr(time, "CLOCK_BOOTTIME", None) or getattr(time, "CLOCK_MONOTONIC", None)
     try:

@@ -2,7 +2,7 @@
 
     Exception
     └── PenstockError
-        ├── InvalidValue (ValueError)          a value somebody gave is not one we can work with
+        ├── InvalidValue (ValueError)          an argument is not valid
         ├── RunEnded (RuntimeError)            a call or a mark after the end of its run
         ├── DeadlockError                      a turn at a persistent node did not come, or never could
         ├── LedgerError                        a hold used twice, or one that was never taken
@@ -14,19 +14,17 @@
     BaseException
     └── CancelledError                         the run was cancelled; `except Exception` does not catch it
 
-What can be wrong with a graph (GraphInvalid, CycleFound and others) stands in the kernel, beside what finds it.
+BudgetExceededError is in `containment.limits`, beside the budget and the usage it carries; what can be wrong with a
+graph (GraphInvalid, CycleFound and others) in the kernel, beside what finds it.
 A halt is not a fault: the limits did what they are for. Each class writes its message from the facts it is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, overload
 
 from penstock.stops import Stop, StopReason
-
-if TYPE_CHECKING:
-    from penstock.containment.limits import Budget, ResourceUsage
 
 
 class PenstockError(Exception):
@@ -48,23 +46,35 @@ class InvalidValue(PenstockError, ValueError):
 
 
 class RunEnded(PenstockError, RuntimeError):
-    """Something was asked of a run, or of a child context, that has already ended."""
+    """Work was started in a run, or in a child context, that has already ended."""
 
-    def __init__(self, run_id: str, asked: str, context: str | None = None) -> None:
+    def __init__(self, run_id: str, attempted: str, context: str | None = None) -> None:
         self.run_id = run_id
         self.context = context
         where = f"run {run_id}" if context is None else f"context {context!r} of run {run_id}"
         what = "run" if context is None else "child"
-        super().__init__(f"{where} has ended: {asked}; start a new {what} for further work")
+        super().__init__(f"{where} has ended: {attempted}; start a new {what} for further work")
 
 
 class DeadlockError(PenstockError):
-    """A turn at a persistent node did not come in time, or never could: then `waited_s` is None."""
+    """A turn at a persistent node did not come in time, or never could: then `waited_s` is None.
 
-    def __init__(self, node: str, waited_s: float | None, why: str) -> None:
-        self.node = node
+    Made from the node, the wait and why it failed; or, for a lock of your own, from a message alone.
+    """
+
+    @overload
+    def __init__(self, message: str, /) -> None: ...
+
+    @overload
+    def __init__(self, node: str, waited_s: float | None, why: str) -> None: ...
+
+    def __init__(self, node: str, waited_s: float | None = None, why: str | None = None) -> None:
+        self.node = None if why is None else node
         self.waited_s = waited_s
-        self.why = why
+        self.why = node if why is None else why
+        if why is None:
+            super().__init__(node)
+            return
         if waited_s is None:
             what = f"the wait for {node!r} could never end"
             to_do = "take such nodes in the same order everywhere, or give one back before asking for the next"
@@ -105,8 +115,13 @@ class Halted(PenstockError):
     def __init__(self, stop: Stop, *, partial: Mapping[str, Any] | None = None) -> None:
         self.stop = stop
         self.partial: Mapping[str, Any] = partial or {}
-        """Results that were complete when the stop came, by call name."""
+        """Results so far by call name; a stream that was stopped has an `IncompleteOutput` there."""
         super().__init__(str(stop))
+
+    @property
+    def partial_results(self) -> Mapping[str, Any]:
+        """`partial`, under the name that every exception raised from a graph has."""
+        return self.partial
 
     @property
     def stop_reason(self) -> StopReason:
@@ -119,30 +134,6 @@ class Halted(PenstockError):
         return self.stop.message
 
 
-class BudgetExceededError(Halted):
-    """A limit was reached; carries the usage, the budget, whose it is, and the results so far."""
-
-    def __init__(
-        self,
-        usage: ResourceUsage,
-        budget: Budget,
-        reason: str,
-        *,
-        stop: Stop | None = None,
-        partial: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(stop or Stop(StopReason.BUDGET_EXCEEDED, reason), partial=partial)
-        if stop is None:
-            self.args = (reason,)
-        self.usage = usage
-        self.budget = budget
-
-    @property
-    def owner(self) -> str | None:
-        """The name of the context whose budget refused."""
-        return self.stop.budget
-
-
 class CancelledError(BaseException):
     """The work was cancelled. Not an Exception: code and policies that catch Exception cannot swallow it."""
 
@@ -151,8 +142,13 @@ class CancelledError(BaseException):
             message = "cancelled" if stop is None else stop.message
         self.stop = stop or Stop(StopReason.ABORTED, message)
         self.partial: Mapping[str, Any] = {}
-        """Results that were complete when the cancel came, by step."""
+        """Results of a graph so far, by step; a stream that was stopped has an `IncompleteOutput` there."""
         super().__init__(message)
+
+    @property
+    def partial_results(self) -> Mapping[str, Any]:
+        """`partial`, under the name that every exception raised from a graph has."""
+        return self.partial
 
     @property
     def reason(self) -> str:

@@ -1,10 +1,11 @@
-"""The front door for code that exists already: limits in one line.
+"""The front door for existing code: limits in one line.
 
 Composes a run from plain arguments; everything else is the `ExecutionContext` it returns.
 """
 
 from __future__ import annotations
 
+from penstock import checks
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.breaker import CircuitBreaker
 from penstock.containment.ledger import Ledger
@@ -15,9 +16,12 @@ from penstock.money import Usd
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.options import whole
 from penstock.runtime.run import RunSettings, SyncCalls, UnknownBill
 from penstock.tracing.divergence import DivergenceDetector
+from penstock.tracing.payloads import RecordPayloads
+
+MAX_RETRIES = 1_000_000_000
+"""Largest retry budget accepted; more is a mistake."""
 
 
 def contain(
@@ -32,7 +36,9 @@ def contain(
     strict: bool = False,
     unknown_bill: UnknownBill = "hold",
     sync_calls: SyncCalls = "auto",
+    max_wait_s: float = 300.0,
     max_kept_calls: int | None = 100_000,
+    record_payloads: RecordPayloads = "off",
     prices: PriceBook | None = None,
     pipeline: ShieldPipeline | None = None,
     breaker: CircuitBreaker | None = None,
@@ -42,16 +48,19 @@ def contain(
     ledger: Ledger | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> ExecutionContext:
-    """A run under these limits, for `with` or `async with`; None is no limit, 0 is nothing.
+    """Return a run under these limits, for `with` or `async with`; None is no limit, 0 allows nothing.
 
-    `max_retries` is the run's retry budget: every call that fails draws one, and once it is used up nothing more
-    starts. `strict` refuses calls without a cost hint. `unknown_bill` says what becomes of the hold of a call that
-    failed with nobody knowing its bill. `sync_calls` says where sync functions run. `divergence` looks out for runaway
-    shapes: True with the usual thresholds, False not at all.
+    `max_retries` is the run's retry budget: each failed call uses one, and when it is used up, no call starts.
+    `strict` refuses calls without a cost hint. `unknown_bill` decides what happens to the hold of a failed call whose
+    cost is unknown. `sync_calls` decides where sync functions run. A call that other calls leave no room for waits for
+    up to `max_wait_s`; with 0 it is refused at once. `record_payloads` records the arguments and results of model and
+    tool calls: "redacted" without apparent secrets, "full" unchanged. `divergence` detects runaway call patterns: True
+    uses the default thresholds, False turns detection off.
     """
     if timeout_s is not None:
         seconds_to_ns(timeout_s, "timeout_s")
-    whole("max_retries", max_retries)
+    if max_retries is not None:
+        checks.integer("max_retries", max_retries, maximum=MAX_RETRIES, none="no limit")
     return ExecutionContext(
         ExecutionConfig(max_cost_usd=max_cost_usd, max_steps=max_steps, max_retries_total=max_retries),
         pipeline,
@@ -64,7 +73,12 @@ def contain(
         divergence=(DivergenceDetector() if divergence else None) if isinstance(divergence, bool) else divergence,
         ledger=ledger,
         settings=RunSettings(
-            strict=strict, unknown_bill=unknown_bill, sync_calls=sync_calls, max_kept_calls=max_kept_calls
+            strict=strict,
+            unknown_bill=unknown_bill,
+            sync_calls=sync_calls,
+            max_wait_s=max_wait_s,
+            max_kept_calls=max_kept_calls,
+            record_payloads=record_payloads,
         ),
         clock=clock,
     )

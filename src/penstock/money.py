@@ -77,3 +77,19 @@ def format_usd(nanos: int) -> str:
     whole, rest = divmod(abs(nanos), NANOS_PER_USD)
     fraction = f"{rest:09d}"
     return f"{sign}${whole}.{fraction[:2]}{fraction[2:].rstrip('0')}"
+
+
+def known_usd(nanos: int, unknown_calls: int) -> float | None:
+    """Return the known part of a sum of costs in US dollars; None if nothing of it is known."""
+    return None if unknown_calls and not nanos else to_usd(nanos)
+
+
+def format_cost(nanos: int, unknown_calls: int, of: str = "") -> str:
+    """Return a sum of costs for people, followed by `of`: its limit.
+
+    A sum with unknown parts is a lower bound: `at least $0.12, 2 calls unknown`.
+    """
+    if not unknown_calls:
+        return f"{format_usd(nanos)}{of}"
+    calls = f"{unknown_calls:,} call{'' if unknown_calls == 1 else 's'}"
+    return f"at least {format_usd(nanos)}{of}, {calls} unknown" if nanos else f"unknown ({calls}){of}"

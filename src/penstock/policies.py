@@ -10,9 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from penstock import checks
 from penstock.errors import InvalidValue
 
-OnError = Literal["fail", "retry", "skip", "fallback"]
+OnError = Literal["fail", "retry", "skip", "fallback", "continue"]
 
 MAX_DELAY_S = 3_600.0
 MAX_WHOLE = 1_000_000_000
@@ -23,7 +24,8 @@ class ErrorPolicy:
     """How one step recovers. Retries come first; what `on_error` says happens when they are used up."""
 
     on_error: OnError = "fail"
-    """fail and retry raise the last error; skip gives `fallback_value`; fallback gives the value or runs the node."""
+    """fail and retry raise the last error; skip gives `fallback_value`; fallback gives the value or runs the node;
+    continue gives the error, as `{"error": …, "message": …}`."""
     retry_count: int = 0
     """Attempts after the first."""
     retry_delay_ms: int = 1000
@@ -37,14 +39,13 @@ class ErrorPolicy:
     """The share by which a wait may differ, so that many who failed together do not come back together."""
 
     def __post_init__(self) -> None:
-        if self.on_error not in get_args(OnError):
-            raise InvalidValue("on_error", self.on_error, "fail, retry, skip or fallback")
-        _whole("retry_count", self.retry_count)
-        _whole("retry_delay_ms", self.retry_delay_ms)
+        checks.choice("on_error", self.on_error, get_args(OnError))
+        checks.integer("retry_count", self.retry_count, maximum=MAX_WHOLE)
+        checks.integer("retry_delay_ms", self.retry_delay_ms, maximum=MAX_WHOLE)
         if self.timeout_ms is not None:
-            _whole("timeout_ms", self.timeout_ms)
-        _number("retry_backoff", self.retry_backoff, 1.0, 1_000.0)
-        _number("retry_jitter", self.retry_jitter, 0.0, 1.0)
+            checks.integer("timeout_ms", self.timeout_ms, maximum=MAX_WHOLE)
+        checks.number("retry_backoff", self.retry_backoff, minimum=1, maximum=1_000)
+        checks.number("retry_jitter", self.retry_jitter, minimum=0, maximum=1)
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:
@@ -72,13 +73,3 @@ class ErrorPolicy:
         # 0 times infinity is not a number; no delay stays no delay
         delay = min(self.retry_delay_ms / 1_000 * growth, MAX_DELAY_S) if self.retry_delay_ms else 0.0
         return min(delay * (1 + self.retry_jitter * (2 * chance - 1)), MAX_DELAY_S)
-
-
-def _whole(field: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_WHOLE:
-        raise InvalidValue(field, value, f"a whole number from 0 to {MAX_WHOLE}")
-
-
-def _number(field: str, value: object, least: float, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise InvalidValue(field, value, f"a number from {least:g} to {most:g}")

@@ -50,7 +50,7 @@ LIMIT_REASONS = frozenset(
         StopReason.API_CALL_LIMIT_EXCEEDED,
     }
 )
-"""The reasons that come from a ceiling somebody set."""
+"""The reasons that come from a configured limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,8 @@ class Stop:
     asked: float | None = None
     momentary: bool = False
     """Whether only calls under way hold what is missing: as they end, what they do not use is free again."""
+    unresolved: float = 0.0
+    """The part of `held` that belongs to calls with an unknown bill: waiting does not free it."""
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.message}"

@@ -1,4 +1,4 @@
-"""What the tests of agents share: prices, calls of tools, and hooks that write down what they are told."""
+"""Shared by the tests of agents: prices, tool calls, and a hook that records every moment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kinds(context: ExecutionContext) -> list[str]:
 
 
 class Diary:
-    """A hook that writes down every moment it is told of."""
+    """A hook that records every moment."""
 
     def __init__(self) -> None:
         self.moments: list[str] = []

@@ -21,9 +21,9 @@ from penstock import (
     Usage,
 )
 from penstock.agents.agent import Agent
-from penstock.agents.hooks import Approval, HookAbort
-from penstock.agents.messages import Message, ToolCall
-from penstock.agents.model import ModelRequest, ModelResponse, TextDelta, ToolCallDelta
+from penstock.agents.execution import Approval, HookAbort
+from penstock.agents.messages import Message, TextDelta, ToolCall, ToolCallDelta
+from penstock.agents.model import ModelRequest, ModelResponse
 from penstock.agents.react import ReActLoop
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import Tool, tool
@@ -46,13 +46,13 @@ async def test_an_agent_runs_by_itself() -> None:
 
 
 async def test_a_conversation_goes_on() -> None:
-    agent = Agent(ScriptedModel(lambda request: f"{len(request.messages)} said"))
+    agent = Agent(ScriptedModel(lambda request: f"{len(request.messages)} messages"))
     first = await agent.run("one")
     again = await agent.run("two", history=first.messages)
-    assert (first.output, again.output) == ("1 said", "3 said")
+    assert (first.output, again.output) == ("1 messages", "3 messages")
 
 
-async def test_an_output_has_the_type_that_was_asked_for() -> None:
+async def test_an_output_has_the_requested_type() -> None:
     @dataclass
     class Dam:
         metres: int
@@ -201,7 +201,7 @@ async def test_an_agent_is_a_tool_of_another_with_a_budget_of_its_own() -> None:
     ]
 
 
-async def test_the_limit_of_an_agent_that_is_a_tool_is_told_to_the_one_above() -> None:
+async def test_the_limit_of_an_agent_used_as_a_tool_is_returned_to_the_calling_agent() -> None:
     inner = Agent(ScriptedModel(lambda request: use("find", q="x")), tools=[find], budget=Budget(max_steps=3))
     helper = inner.as_tool("helper", "Helps.")
     outer = Agent(ScriptedModel([use("helper", task="go"), "It gave up."]), tools=[helper], name="outer")
@@ -211,14 +211,14 @@ async def test_the_limit_of_an_agent_that_is_a_tool_is_told_to_the_one_above() -
     assert "of the 3 steps of 'agent' used" in result.messages[2].text
 
 
-async def test_an_agent_that_is_not_done_is_told_to_the_one_above() -> None:
+async def test_an_agent_tool_that_is_not_done_is_returned_to_the_calling_agent() -> None:
     inner = Agent(ScriptedModel(lambda request: use("find", q="x")), tools=[find], max_iterations=2, name="inner")
     outer = Agent(ScriptedModel([use("inner", task="go"), "It gave up."]), tools=[inner])
     result = await outer.run("go")
     assert result.messages[2].text.startswith("MaxIterationsReached: not done after 2")
 
 
-async def test_an_agent_that_its_own_hook_ends_is_told_to_the_one_above() -> None:
+async def test_an_agent_tool_that_its_own_hook_ends_is_returned_to_the_calling_agent() -> None:
     class Never:
         def before_model_call(self, context: ExecutionContext, request: ModelRequest) -> None:
             raise HookAbort("not today")
@@ -253,16 +253,16 @@ async def test_deltas_of_nested_agents_come_with_their_path() -> None:
 
 
 async def test_who_approves_for_the_agent_approves_for_those_below_it() -> None:
-    asked: list[str] = []
+    approvals: list[str] = []
 
     async def approve(context: ExecutionContext, call: ToolCall) -> Approval:
-        asked.append(f"{context._source.path} {call.name}")
+        approvals.append(f"{context._source.path} {call.name}")
         return Approval.allow()
 
     inner = Agent(ScriptedModel([use("find", q="x"), "ok"]), tools=[Tool(find.fn, needs_approval=True)], name="inner")
     outer = Agent(ScriptedModel([use("inner", task="go"), "ok"]), tools=[inner], name="outer", approve=approve)
     await outer.run("go")
-    assert asked == ["outer/inner find"]
+    assert approvals == ["outer/inner find"]
 
 
 async def test_an_agent_may_have_another_loop() -> None:

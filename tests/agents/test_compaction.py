@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock import Budget, CompactionTrace, InvalidValue, Usage
+from penstock import Budget, InvalidValue, Usage
 from penstock.agents.compaction import Compaction
 from penstock.agents.executor import Executor
 from penstock.agents.loop import Conversation
@@ -14,6 +14,7 @@ from penstock.agents.model import ModelRequest
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tool_calling import ToolCallingLoop
 from penstock.agents.tools import tool
+from penstock.events import CompactionTrace
 from tests.agents.scripts import priced, use
 
 pytestmark = pytest.mark.requirement("T-7")
@@ -34,11 +35,11 @@ def reader(pages: int, sizes: list[int]) -> ScriptedModel:
 
 
 async def test_the_older_part_is_summed_up_in_a_child_and_the_history_is_kept() -> None:
-    told: list[str] = []
+    summarized: list[str] = []
 
     def sum_up(request: ModelRequest) -> str:
-        told.append(request.messages[0].text)
-        return f"summary {len(told)}"
+        summarized.append(request.messages[0].text)
+        return f"summary {len(summarized)}"
 
     sizes: list[int] = []
     compaction = Compaction(600, keep_last=1, model=ScriptedModel(sum_up, usage=Usage(50, 5)))
@@ -46,29 +47,29 @@ async def test_the_older_part_is_summed_up_in_a_child_and_the_history_is_kept() 
     result = await Executor(ToolCallingLoop(reader(10, sizes), [read], compaction=compaction)).execute(run)
     assert result.result == "done"
     assert max(sizes) < 14
-    assert "tool read: page 1 " in told[0]
-    assert "user: What happened so far, summed up:\nsummary 1" in told[1]
+    assert "tool read: page 1 " in summarized[0]
+    assert "user: Summary of the conversation so far:\nsummary 1" in summarized[1]
     assert len(run.data.iteration_history) == 11
     assert [message.text[:7] for message in run.data.messages if message.role == "tool"][:2] == ["page 1 ", "page 2 "]
-    assert run.data.transcript[1].text.startswith("What happened so far, summed up:\nsummary")
+    assert run.data.transcript[1].text.startswith("Summary of the conversation so far:\nsummary")
     events = [event for event in run.events if isinstance(event, CompactionTrace)]
-    assert len(events) == len(told)
+    assert len(events) == len(summarized)
     assert all(event.after < event.before for event in events)
-    assert [child.name for child in run.children] == ["compaction"] * len(told)
+    assert [child.name for child in run.children] == ["compaction"] * len(summarized)
     assert {child.termination_reason for child in run.children} == {"success"}
     assert run.stats.cost_by_child["compaction"] > 0
 
 
-async def test_what_is_short_enough_stays_as_it_is() -> None:
+async def test_a_short_conversation_is_not_compacted() -> None:
     run = priced(data=Conversation("Read it all."))
     loop = ToolCallingLoop(reader(3, []), [read], compaction=Compaction(100_000))
     await Executor(loop).execute(run)
     assert run.children == ()
 
 
-async def test_the_agents_own_model_sums_up_where_no_other_is_given() -> None:
+async def test_without_a_model_of_its_own_compaction_uses_the_agents_model() -> None:
     def answer(request: ModelRequest) -> Any:
-        if "Sum it up" in request.instructions:
+        if "Summarize it" in request.instructions:
             return "summary"
         return use("read", page=1) if len(request.messages) < 7 else "done"
 
@@ -79,7 +80,7 @@ async def test_the_agents_own_model_sums_up_where_no_other_is_given() -> None:
     assert run.data.transcript[1].text.endswith("summary")
 
 
-async def test_a_limit_that_stops_the_summing_up_stops_the_agent() -> None:
+async def test_a_limit_that_stops_the_summary_stops_the_agent() -> None:
     run = priced(Budget(max_steps=7), data=Conversation("Read it all."))
     compaction = Compaction(300, keep_last=1, model=ScriptedModel(["never"]))
     result = await Executor(ToolCallingLoop(reader(10, []), [read], compaction=compaction)).execute(run)

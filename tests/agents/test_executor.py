@@ -1,4 +1,4 @@
-"""However an execution ends, it says how, and those who listen are told once, and last."""
+"""However an execution ends, it reports how, and `after_execution` is called once, and last."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from penstock import (
     TerminationReason,
     Usage,
 )
+from penstock.agents.execution import HookAbort
 from penstock.agents.executor import Executor, MaxIterationsReached
-from penstock.agents.hooks import Hook, HookAbort
+from penstock.agents.hooks import Hook
 from penstock.agents.loop import AgentLoopResult, Conversation, LoopAction
-from penstock.agents.messages import Message, ToolCall, ToolResult, Transcript
-from penstock.agents.model import ModelRequest, ModelResponse, TextDelta, TruncatedResponse
+from penstock.agents.messages import Message, TextDelta, ToolCall, ToolResult, Transcript
+from penstock.agents.model import ModelRequest, ModelResponse, TruncatedResponse
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tool_calling import ToolCallingLoop
 from penstock.agents.tools import tool
@@ -65,7 +66,7 @@ async def test_a_loop_that_never_waits_can_be_cancelled() -> None:
     assert 0 < len(turns) < 1_000
 
 
-async def test_every_moment_is_told_in_its_order() -> None:
+async def test_hooks_are_called_in_the_order_of_events() -> None:
     diary, run = Diary(), priced(data=Conversation("How high?"))
     result = await Executor(loop(use("find", q="dam"), "60 m"), hooks=[diary]).execute(run)
     assert (result.unwrap(), result.termination_reason) == ("60 m", "success")
@@ -115,7 +116,7 @@ async def test_data_or_an_input_is_a_run_of_its_own() -> None:
 
 
 async def ends(diary: Diary, executor: Executor, run: ExecutionContext) -> TerminationReason:
-    """How it ended, having checked that everybody was told so, once and last."""
+    """Return how it ended; check that `after_execution` was called once, and last."""
     result = await executor.execute(run)
     assert [moment for moment in diary.moments if moment.startswith("after_execution")] == diary.moments[-1:]
     assert diary.results == [result]
@@ -176,7 +177,7 @@ async def test_a_loop_that_makes_no_call_is_stopped_by_a_cancel_too() -> None:
     assert run.iteration == 2
 
 
-async def test_a_cancel_of_the_task_is_told_and_goes_on() -> None:
+async def test_a_cancel_of_the_task_calls_the_hooks_and_is_raised() -> None:
     diary, run = Diary(), priced(data=Conversation("go"))
     executor = Executor(ToolCallingLoop(ScriptedModel(["late"], latency_s=60)), hooks=[diary])
     task = asyncio.create_task(executor.execute(run))
@@ -187,18 +188,18 @@ async def test_a_cancel_of_the_task_is_told_and_goes_on() -> None:
     assert diary.moments[-1] == "after_execution context_canceled"
 
 
-async def test_a_coroutine_that_nobody_finishes_is_told_as_far_as_that_goes() -> None:
-    told: list[str] = []
+async def test_closing_the_coroutine_of_an_execution_calls_the_hooks_without_awaiting_them() -> None:
+    reasons: list[str] = []
 
     class Plain:
         def after_execution(self, context: ExecutionContext, result: Any) -> None:
-            told.append(str(result.termination_reason))
+            reasons.append(str(result.termination_reason))
 
     run = priced(data=Conversation("go"))
     coroutine = Executor(Turns(lambda context: asyncio.sleep(1)), hooks=[Plain(), Diary()]).execute(run)
     coroutine.send(None)
     coroutine.close()
-    assert told == ["context_canceled"]
+    assert reasons == ["context_canceled"]
 
 
 BEFORE_THE_END = [
@@ -215,18 +216,20 @@ BEFORE_THE_END = [
 @pytest.mark.parametrize("moment", BEFORE_THE_END)
 async def test_a_hook_may_abort_at_any_moment(moment: str) -> None:
     diary = Diary()
-    hooks = [diary, type("Aborts", (), {moment: lambda self, *told: _raise(HookAbort("not today"))})()]
+    hooks = [diary, type("Aborts", (), {moment: lambda self, *arguments: _raise(HookAbort("not today"))})()]
     executor = Executor(loop(use("find", q="dam"), "60 m"), hooks=hooks)
     assert await ends(diary, executor, priced(data=Conversation("go"))) == "hook_abort"
     assert str(diary.results[0].error) == "not today"
 
 
+@pytest.mark.requirement("T-13")
 @pytest.mark.parametrize("moment", BEFORE_THE_END)
-async def test_a_hook_that_fails_ends_it_with_an_error(moment: str) -> None:
+async def test_a_hook_that_raises_anything_ends_it_and_its_error_is_kept(moment: str) -> None:
     diary = Diary()
-    hooks = [diary, type("Fails", (), {moment: lambda self, *told: _raise(ValueError("no"))})()]
+    hooks = [diary, type("Fails", (), {moment: lambda self, *arguments: _raise(ValueError("no"))})()]
     executor = Executor(loop(use("find", q="dam"), "60 m"), hooks=hooks)
-    assert await ends(diary, executor, priced(data=Conversation("go"))) == "error"
+    assert await ends(diary, executor, priced(data=Conversation("go"))) == "hook_abort"
+    assert isinstance(diary.results[0].error, ValueError)
 
 
 def _raise(error: Exception) -> None:
@@ -250,7 +253,7 @@ async def test_a_loop_cannot_swallow_an_abort() -> None:
     assert result.termination_reason == "hook_abort"
 
 
-async def test_what_is_told_after_the_end_changes_nothing() -> None:
+async def test_an_exception_in_after_execution_changes_nothing() -> None:
     class Fails(Hook):
         def after_execution(self, context: ExecutionContext, result: Any) -> None:
             raise ValueError("too late")
@@ -260,7 +263,7 @@ async def test_what_is_told_after_the_end_changes_nothing() -> None:
     assert [event.message for event in run.events if event.kind == "error"] == ["after_execution: too late"]
 
 
-async def test_a_hook_may_change_what_is_asked_and_what_is_called() -> None:
+async def test_a_hook_may_change_requests_and_tool_calls() -> None:
     class Changes(Hook):
         def before_model_call(self, context: ExecutionContext, request: ModelRequest) -> ModelRequest:
             return replace(request, messages=Transcript([Message.user("changed")]))
@@ -276,16 +279,16 @@ async def test_a_hook_may_change_what_is_asked_and_what_is_called() -> None:
         def after_tool_call(self, context: ExecutionContext, call: ToolCall, result: ToolResult) -> ToolResult:
             return replace(result, content=result.content.upper())
 
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def answer(request: ModelRequest) -> Any:
-        asked.append(" ".join(message.text for message in request.messages))
-        return use("find", q="dam") if len(asked) == 1 else "60 m"
+        prompts.append(" ".join(message.text for message in request.messages))
+        return use("find", q="dam") if len(prompts) == 1 else "60 m"
 
     run = priced(data=Conversation("go"))
     result = await Executor(ToolCallingLoop(ScriptedModel(answer), [find]), hooks=[Changes()]).execute(run)
     assert result.result == "changed too"
-    assert asked == ["changed", "changed"]
+    assert prompts == ["changed", "changed"]
     assert [message.text for message in run.data.messages] == ["go", "", "WEIR: 60 M", "changed too"]
 
 
@@ -300,7 +303,7 @@ async def test_a_hook_may_answer_for_a_tool() -> None:
     assert run.data.messages[2].text == "cached"
 
 
-async def test_a_hook_may_spawn_a_child_and_ask_a_model_without_being_told_of_that() -> None:
+async def test_calls_that_a_hook_makes_are_not_passed_to_hooks() -> None:
     class Judge(Hook):
         calls = 0
 
@@ -325,7 +328,7 @@ async def test_a_prompt_for_the_next_iteration_is_remembered() -> None:
 
 
 @pytest.mark.requirement("T-10")
-async def test_deltas_are_told_with_their_source() -> None:
+async def test_deltas_have_the_path_of_their_context() -> None:
     deltas: list[Any] = []
     run = priced(data=Conversation("go"))
     await Executor(loop("60 m"), on_delta=deltas.append).execute(run)

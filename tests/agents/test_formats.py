@@ -67,24 +67,24 @@ def test_json_of_plain_types_is_read_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("no idea", "at line 1"),
         ('{"name": "Hoover"', "at line 1"),
         ('{"name": "Hoover"}', "metres"),
         ('{"name": "Hoover", "metres": "high"}', "metres: "),
         ('{"name": "Hoover", "metres": 3, "kind": "wooden"}', "kind: "),
-        ("[" * 100_000, "cannot be read"),
+        ("[" * 100_000, "cannot be parsed"),
     ],
 )
-def test_wrong_json_is_told_with_its_place(text: str, told: str) -> None:
-    with pytest.raises(FormatError, match=told) as wrong:
+def test_the_error_for_invalid_json_has_its_place(text: str, problem: str) -> None:
+    with pytest.raises(FormatError, match=problem) as wrong:
         JsonFormat(Dam).parse(text)
     assert "Answer again" in str(wrong.value)
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "problem"),
     [
         ("[]", "the whole: expected object, not array"),
         ('{"name": "Hoover"}', "metres: missing"),
@@ -96,8 +96,8 @@ def test_wrong_json_is_told_with_its_place(text: str, told: str) -> None:
         ('{"name": "Hoover", "metres": 1, "tags": ["old", "old", "old"]}', "tags: expected at most 2 long"),
     ],
 )
-def test_a_given_schema_is_checked_as_far_as_it_is_known(value: str, told: str) -> None:
-    with pytest.raises(FormatError, match=told):
+def test_a_given_schema_is_checked_by_the_known_keywords(value: str, problem: str) -> None:
+    with pytest.raises(FormatError, match=problem):
         JsonFormat(SCHEMA).parse(value)
 
 
@@ -107,15 +107,15 @@ def test_tags_are_read_with_what_stands_around_them_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("<title>Dams</title>", "<body> is missing"),
         ("<title>Dams</title><body>…", "<body> is not closed by </body>"),
-        ("<title>a</title><title>b</title><body>c</body>", "<title> stands there more than once"),
+        ("<title>a</title><title>b</title><body>c</body>", "<title> occurs more than once"),
     ],
 )
-def test_wrong_tags_are_told(text: str, told: str) -> None:
-    with pytest.raises(FormatError, match=told):
+def test_the_error_for_wrong_tags_names_them(text: str, problem: str) -> None:
+    with pytest.raises(FormatError, match=problem):
         FORMATS[2].parse(text)
 
 
@@ -125,14 +125,14 @@ def test_sections_are_read_and_code_in_them_is_no_heading() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("# Title\nDams", "'Body' is missing"),
-        ("# Title\na\n# Body\nb\n# Title\nc", "'Title' stands there more than once"),
+        ("# Title\na\n# Body\nb\n# Title\nc", "'Title' occurs more than once"),
     ],
 )
-def test_wrong_sections_are_told(text: str, told: str) -> None:
-    with pytest.raises(FormatError, match=told):
+def test_the_error_for_wrong_sections_names_them(text: str, problem: str) -> None:
+    with pytest.raises(FormatError, match=problem):
         FORMATS[3].parse(text)
 
 
@@ -153,15 +153,15 @@ def test_a_step_is_read(text: str, step: Step) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("I wonder.", "neither an Action nor a Final Answer"),
         ("Action: find", "no Action Input"),
         ("Action: find\nAction Input: {}\nFinal Answer: 3", "both"),
     ],
 )
-def test_what_is_no_step_is_told(text: str, told: str) -> None:
-    with pytest.raises(FormatError, match=told):
+def test_the_error_for_an_invalid_step_says_what_is_missing(text: str, problem: str) -> None:
+    with pytest.raises(FormatError, match=problem):
         ReActFormat().parse(text)
 
 

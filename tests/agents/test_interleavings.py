@@ -1,4 +1,4 @@
-"""Whenever an agent is stopped, by whatever, everything has ended, nothing is held, and everybody was told once."""
+"""Whenever and however an agent is stopped, all calls end, no hold remains, and `after_execution` is called once."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ def test_an_agent_that_is_stopped_at_any_moment_leaves_nothing_behind() -> None:
         assert run.balance.held_nanos == 0
         assert run.ledger.root.committed <= run.ledger.root.max_cost
         assert check_history(run.history()) == []
-        told = [moment for moment in diary.moments if moment.startswith("after_execution")]
-        assert diary.moments == [] or told == diary.moments[-1:]
+        ends = [moment for moment in diary.moments if moment.startswith("after_execution")]
+        assert diary.moments == [] or ends == diary.moments[-1:]
         begun = [event for event in run.history() if event.kind == "iteration_started"]
         assert len(begun) == len([event for event in run.history() if event.kind == "iteration_ended"])
-        return told[0] if told else "never began"
+        return ends[0] if ends else "never began"
 
     endings = Counter(explore(main, schedules=150))
     assert {"after_execution context_canceled", "after_execution limit_exceeded", "after_execution error"} <= set(

@@ -33,8 +33,8 @@ def texts(messages: Any) -> list[str]:
     return [message.text for message in messages]
 
 
-def test_a_conversation_sends_what_is_in_use_and_keeps_what_was_said() -> None:
-    data = Conversation("go", before=[Message.user("hello"), Message.assistant("hi")])
+def test_a_conversation_sends_the_iterations_in_use_and_keeps_all_messages() -> None:
+    data = Conversation("go", history=[Message.user("hello"), Message.assistant("hi")])
     remember(data, [Message.assistant("one")])
     remember(data, [Message.assistant("two")])
     assert isinstance(data, LoopData)
@@ -59,8 +59,8 @@ def test_a_conversation_about_nothing_begins_with_nothing() -> None:
 class Notes:
     """Loop data of one's own."""
 
-    def __init__(self, asked: str) -> None:
-        self.original_input: Sequence[ContentPart] = (asked,)
+    def __init__(self, prompt: str) -> None:
+        self.original_input: Sequence[ContentPart] = (prompt,)
         self.iteration_history: list[Iteration] = []
         self.iterations: Sequence[Iteration] = ()
         self.found: list[str] = []
@@ -90,8 +90,8 @@ async def test_a_loop_of_ones_own_uses_models_as_it_likes() -> None:
     class Debate:
         async def next(self, context: ExecutionContext) -> AgentLoopResult:
             data = data_of(context)
-            said = await ScriptedModel([f"point {context.iteration}"]).generate(context, transcript_of(data))
-            remember(data, [said.message])
+            response = await ScriptedModel([f"point {context.iteration}"]).generate(context, transcript_of(data))
+            remember(data, [response.message])
             if context.iteration < 3:
                 return AgentLoopResult(LoopAction.CONTINUE)
             return AgentLoopResult(LoopAction.TERMINATE, result=texts(transcript_of(data)))

@@ -1,4 +1,4 @@
-"""What was said, and what it weighs."""
+"""Messages, and their weight."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_text_that_is_no_valid_unicode_is_weighed_too() -> None:
 
 
 def test_a_transcript_keeps_the_weight_of_what_is_in_it() -> None:
-    said = [Message.user("one"), Message.assistant("two")]
-    transcript = Transcript(said)
+    messages = [Message.user("one"), Message.assistant("two")]
+    transcript = Transcript(messages)
     transcript.extend([Message.user("three")])
     assert transcript.weight == sum(message.weight for message in transcript)
     assert [message.text for message in transcript.since(1)] == ["two", "three"]

@@ -22,13 +22,13 @@ from penstock import (
     PriceBook,
     Usage,
 )
-from penstock.agents.messages import Message, ToolCall, Transcript
-from penstock.agents.model import ModelRequest, ModelResponse, ModelSettings, TextDelta, TruncatedResponse
+from penstock.agents.messages import Message, TextDelta, ToolCall, Transcript
+from penstock.agents.model import ModelRequest, ModelResponse, ModelSettings, TruncatedResponse
 from penstock.agents.scripted import ScriptedModel
 from penstock.testing import explore, sim_run
 from tests.agents.scripts import PRICES, priced, use
 
-ASKED = [Message.user("How high is it?")]
+PROMPT = [Message.user("How high is it?")]
 
 
 def model_calls(context: ExecutionContext) -> list[ModelCallTrace]:
@@ -38,7 +38,7 @@ def model_calls(context: ExecutionContext) -> list[ModelCallTrace]:
 @pytest.mark.requirement("T-8")
 async def test_a_model_call_traces_itself() -> None:
     run = priced()
-    response = await ScriptedModel(["60 m"], usage=Usage(100, 20)).generate(run, ASKED)
+    response = await ScriptedModel(["60 m"], usage=Usage(100, 20)).generate(run, PROMPT)
     assert response.text == "60 m"
     (call,) = model_calls(run)
     assert (call.name, call.model, call.input_tokens, call.output_tokens) == ("scripted", "scripted", 100, 20)
@@ -53,7 +53,7 @@ async def test_a_failed_model_call_is_traced_with_what_it_cost() -> None:
 
     run = priced()
     with pytest.raises(Broke):
-        await ScriptedModel([Broke()]).generate(run, ASKED)
+        await ScriptedModel([Broke()]).generate(run, PROMPT)
     (call,) = model_calls(run)
     assert (call.status, call.error, call.output_tokens) == ("fail", "Broke", 20)
     assert run.stats.total_cost == pytest.approx(300e-6)
@@ -61,15 +61,15 @@ async def test_a_failed_model_call_is_traced_with_what_it_cost() -> None:
 
 async def test_a_model_without_a_price_is_counted_as_unknown() -> None:
     run = ExecutionContext(prices=PriceBook(use_genai_prices=False))
-    await ScriptedModel(["hm"]).generate(run, ASKED)
-    assert "unknown 1 call" in run.explain()
+    await ScriptedModel(["hm"]).generate(run, PROMPT)
+    assert "cost unknown (1 call)" in run.explain()
 
 
 @pytest.mark.requirement("X-1")
-async def test_the_output_asked_for_is_what_the_budget_can_pay() -> None:
+async def test_the_requested_output_is_limited_to_what_the_budget_can_pay() -> None:
     run = priced(Budget(max_cost_dollars=0.001))
     model = ScriptedModel(["hm"])
-    await model.generate(run, ASKED)
+    await model.generate(run, PROMPT)
     assert model.last_request is not None
     tokens_in = model.count_input(model.last_request)
     assert model.last_request.max_output_tokens == (1_000_000 - tokens_in * 1_000) // 10_000 < 100
@@ -81,26 +81,26 @@ async def test_a_call_that_cannot_pay_for_the_least_output_is_refused_unsent() -
     run = priced(Budget(max_cost_dollars=0.0001))
     model = ScriptedModel(["hm"])
     with pytest.raises(BudgetExceededError, match="would hold"):
-        await model.generate(run, ASKED)
+        await model.generate(run, PROMPT)
     assert model.calls == 0
 
 
 @pytest.mark.requirement("X-1")
 @pytest.mark.parametrize("max_tokens", [60, 200])
-async def test_the_output_asked_for_is_what_the_token_limit_leaves(max_tokens: int) -> None:
+async def test_the_requested_output_is_limited_to_what_the_token_limit_leaves(max_tokens: int) -> None:
     run = priced(Budget(max_tokens=max_tokens))
     model = ScriptedModel(lambda request: ModelResponse("hm", usage=Usage(10, request.max_output_tokens)))
-    await model.generate(run, ASKED)
+    await model.generate(run, PROMPT)
     assert model.last_request is not None
     assert model.last_request.max_output_tokens == max_tokens - model.count_input(model.last_request)
 
 
 @pytest.mark.requirement("X-1")
-async def test_tokens_that_were_used_are_not_asked_for_again() -> None:
+async def test_used_tokens_reduce_the_requested_output() -> None:
     run = priced(Budget(max_tokens=300))
     model = ScriptedModel(lambda request: ModelResponse("hm", usage=Usage(100, 50)))
-    await model.generate(run, ASKED)
-    await model.generate(run, ASKED)
+    await model.generate(run, PROMPT)
+    await model.generate(run, PROMPT)
     assert model.last_request is not None
     assert model.last_request.max_output_tokens == 150 - model.count_input(model.last_request)
 
@@ -110,7 +110,7 @@ async def test_a_call_that_has_no_tokens_left_for_the_least_output_is_refused_un
     run = priced(Budget(max_tokens=20))
     model = ScriptedModel(["hm"])
     with pytest.raises(BudgetExceededError, match="tokens"):
-        await model.generate(run, ASKED)
+        await model.generate(run, PROMPT)
     assert model.calls == 0
 
 
@@ -131,7 +131,7 @@ def test_sixteen_at_once_never_pass_the_ceiling() -> None:
             model = ScriptedModel(answer)
             try:
                 for _ in range(3):
-                    await model.generate(run, ASKED)
+                    await model.generate(run, PROMPT)
             except BudgetExceededError:
                 pass
 
@@ -150,7 +150,7 @@ def test_sixteen_at_once_never_pass_the_ceiling() -> None:
 
 async def test_settings_bound_the_output_too() -> None:
     model = ScriptedModel(["hm"])
-    await model.generate(priced(), ASKED, settings=ModelSettings(max_output_tokens=7))
+    await model.generate(priced(), PROMPT, settings=ModelSettings(max_output_tokens=7))
     assert model.last_request is not None
     assert (model.last_request.max_output_tokens, model.last_request.is_clamped) == (7, False)
 
@@ -161,7 +161,7 @@ async def test_a_streamed_answer_comes_in_pieces_with_their_source() -> None:
     deltas: list[object] = []
     model = ScriptedModel(["sixty metres high"], piece_characters=6)
     child = run.spawn_child("researcher")
-    response = await model.generate(child, ASKED, on_delta=deltas.append)
+    response = await model.generate(child, PROMPT, on_delta=deltas.append)
     assert response.text == "sixty metres high"
     assert deltas == [TextDelta(text, "main/researcher") for text in ("sixty ", "metres", " high")]
 
@@ -171,14 +171,14 @@ async def test_a_stream_without_its_end_marker_is_truncated_and_keeps_what_came(
     run = priced()
     model = ScriptedModel(["sixty metres high"], piece_characters=6, breaks_off_after=2)
     with pytest.raises(TruncatedResponse) as broken:
-        await model.generate(run, ASKED, on_delta=lambda delta: None)
+        await model.generate(run, PROMPT, on_delta=lambda delta: None)
     assert broken.value.partial == "sixty metres"
     (call,) = model_calls(run)
     assert (call.status, call.error) == ("fail", "TruncatedResponse")
-    assert run.balance.unresolved_nanos > 0, "nobody said what it cost: the worst case stays held"
+    assert run.balance.unresolved_nanos > 0, "no usage was reported: the maximum cost stays held"
 
 
-async def test_what_a_broken_stream_said_of_its_usage_is_its_bill() -> None:
+async def test_a_broken_stream_costs_the_usage_it_has_reported() -> None:
     class Counting(ScriptedModel):
         async def request_stream(self, request: ModelRequest):  # type: ignore[no-untyped-def]
             yield "six"
@@ -188,7 +188,7 @@ async def test_what_a_broken_stream_said_of_its_usage_is_its_bill() -> None:
 
     run = priced()
     with pytest.raises(TruncatedResponse):
-        await Counting([]).generate(run, ASKED, on_delta=lambda delta: None)
+        await Counting([]).generate(run, PROMPT, on_delta=lambda delta: None)
     assert (run.balance.tokens_in, run.balance.tokens_out, run.balance.unresolved_nanos) == (100, 2, 0)
 
 
@@ -200,27 +200,27 @@ async def test_what_a_whole_stream_says_at_its_end_is_its_bill() -> None:
             yield ModelResponse("sixty", usage=Usage(100, 7))
 
     run = priced()
-    await Counting([]).generate(run, ASKED, on_delta=lambda delta: None)
+    await Counting([]).generate(run, PROMPT, on_delta=lambda delta: None)
     assert (run.balance.tokens_in, run.balance.tokens_out) == (100, 7)
 
 
 async def test_who_watches_an_answer_cannot_break_it() -> None:
-    run, told = priced(), 0
+    run, deltas = priced(), 0
 
     def watch(delta: object) -> None:
-        nonlocal told
-        told += 1
+        nonlocal deltas
+        deltas += 1
         raise RuntimeError("no more")
 
     model = ScriptedModel(["sixty metres high"], piece_characters=6)
-    assert (await model.generate(run, ASKED, on_delta=watch)).text == "sixty metres high"
-    assert told == 1
+    assert (await model.generate(run, PROMPT, on_delta=watch)).text == "sixty metres high"
+    assert deltas == 1
     assert [event.message for event in run.events if event.kind == "error"] == ["on_delta: no more"]
 
 
 async def test_a_cancel_reaches_a_model_that_is_waiting() -> None:
     run = priced()
-    waiting = asyncio.create_task(ScriptedModel(["late"], latency_s=60).generate(run, ASKED))
+    waiting = asyncio.create_task(ScriptedModel(["late"], latency_s=60).generate(run, PROMPT))
     await asyncio.sleep(0)
     run.abort("enough")
     with pytest.raises(CancelledError):
@@ -231,7 +231,7 @@ async def test_a_failed_request_is_sent_again_as_often_as_the_model_says() -> No
     run = priced()
     model = ScriptedModel([ConnectionRefusedError(), "60 m"])
     model.retries = 1
-    assert (await model.generate(run, ASKED)).text == "60 m"
+    assert (await model.generate(run, PROMPT)).text == "60 m"
     assert [call.status for call in model_calls(run)] == ["fail", "success"]
 
 
@@ -245,7 +245,7 @@ class BusyAtFirst(Exception):
 
 
 class Faltering(ScriptedModel):
-    """A model whose streams come to their piece, and fail behind it as often as it is told to."""
+    """A model whose streams yield one piece, and then fail the given number of times."""
 
     def __init__(self, piece: str | ToolCall | Usage, failures: int = 1) -> None:
         super().__init__(["60 m"] * 9)
@@ -267,36 +267,36 @@ def streamed_retrying(*replies: object, retries: int = 1) -> ScriptedModel:
 
 
 async def test_a_streamed_request_that_fails_before_its_first_piece_is_sent_again_and_answered_once() -> None:
-    run, told = priced(), [TextDelta("")]
-    told.clear()
+    run, deltas = priced(), [TextDelta("")]
+    deltas.clear()
     model = streamed_retrying(BusyAtFirst(), "60 m")
-    assert (await model.generate(run, ASKED, on_delta=told.append)).text == "60 m"
-    assert [delta.text for delta in told] == ["60 m"]
+    assert (await model.generate(run, PROMPT, on_delta=deltas.append)).text == "60 m"
+    assert [delta.text for delta in deltas] == ["60 m"]
     assert [call.status for call in model_calls(run)] == ["fail", "success"]
     assert (run.balance.attempts, run.balance.retries) == (2, 1)
 
 
 @pytest.mark.parametrize("piece", ["60", use("find")], ids=["text", "a tool call"])
-async def test_a_streamed_request_is_not_sent_again_once_a_piece_was_told(piece: str | ToolCall) -> None:
-    run, told, model = priced(), [TextDelta("")], Faltering(piece)
-    told.clear()
+async def test_a_streamed_request_is_not_retried_after_its_first_delta(piece: str | ToolCall) -> None:
+    run, deltas, model = priced(), [TextDelta("")], Faltering(piece)
+    deltas.clear()
     with pytest.raises(ConnectionResetError):
-        await model.generate(run, ASKED, on_delta=told.append)
-    assert (len(told), model.calls) == (1, 1)
+        await model.generate(run, PROMPT, on_delta=deltas.append)
+    assert (len(deltas), model.calls) == (1, 1)
 
 
 async def test_what_a_stream_has_used_is_no_piece_of_its_answer() -> None:
-    run, told, model = priced(), [TextDelta("")], Faltering(Usage(100, 1))
-    told.clear()
-    assert (await model.generate(run, ASKED, on_delta=told.append)).text == "60 m"
-    assert (len(told), model.calls) == (1, 2)
+    run, deltas, model = priced(), [TextDelta("")], Faltering(Usage(100, 1))
+    deltas.clear()
+    assert (await model.generate(run, PROMPT, on_delta=deltas.append)).text == "60 m"
+    assert (len(deltas), model.calls) == (1, 2)
     assert model_calls(run)[0].cost_nanos == 110_000
 
 
 async def test_a_stream_is_not_sent_again_behind_a_piece_that_an_earlier_attempt_did_not_have() -> None:
     run, model = priced(), Faltering("60")
     model.retries = 5
-    request = ModelRequest(Transcript(ASKED))
+    request = ModelRequest(Transcript(PROMPT))
     with pytest.raises(ConnectionResetError):
         await model.send(run, request, on_delta=lambda delta: None)
     model.failures = 9
@@ -310,7 +310,7 @@ async def test_a_stream_that_goes_on_failing_is_sent_as_often_as_the_model_says(
     run = priced()
     model = streamed_retrying(*[BusyAtFirst()] * 9, retries=2)
     with pytest.raises(BusyAtFirst):
-        await model.generate(run, ASKED, on_delta=lambda delta: None)
+        await model.generate(run, PROMPT, on_delta=lambda delta: None)
     assert model.calls == 3
 
 
@@ -318,14 +318,14 @@ async def test_streamed_requests_draw_on_the_budget_for_retries() -> None:
     run = ExecutionContext(ExecutionConfig(max_cost_usd=1, max_steps=9, max_retries_total=1), prices=PRICES)
     model = streamed_retrying(*[BusyAtFirst()] * 9, retries=5)
     with pytest.raises(Halted, match="the retry budget has nothing left"):
-        await model.generate(run, ASKED, on_delta=lambda delta: None)
+        await model.generate(run, PROMPT, on_delta=lambda delta: None)
     assert (model.calls, run.balance.retries) == (2, 1)
 
 
 def test_a_stream_is_sent_again_when_the_provider_says_and_a_cancel_ends_that_pause() -> None:
     async def ask(is_cancelled: bool) -> tuple[float, int]:
         run, model = priced(), streamed_retrying(BusyAtFirst(30), "60 m")
-        asking = asyncio.create_task(model.generate(run, ASKED, on_delta=lambda delta: None))
+        asking = asyncio.create_task(model.generate(run, PROMPT, on_delta=lambda delta: None))
         await asyncio.sleep(10)
         if is_cancelled:
             run.abort("enough")
@@ -340,7 +340,7 @@ def test_a_stream_is_sent_again_when_the_provider_says_and_a_cancel_ends_that_pa
 
 async def test_turns_of_one_conversation_are_not_taken_for_repetition() -> None:
     run = ExecutionContext(prices=PRICES, divergence=DivergenceDetector(repeats=3, halts=True))
-    model, transcript = ScriptedModel(lambda request: "hm"), Transcript(ASKED)
+    model, transcript = ScriptedModel(lambda request: "hm"), Transcript(PROMPT)
     for _ in range(10):
         await model.generate(run, transcript)
         transcript.append(Message.assistant("hm"))
@@ -349,12 +349,12 @@ async def test_turns_of_one_conversation_are_not_taken_for_repetition() -> None:
 
 async def test_a_script_that_is_too_short_says_so() -> None:
     with pytest.raises(Exception, match="no more replies"):
-        await ScriptedModel([]).generate(priced(), ASKED)
+        await ScriptedModel([]).generate(priced(), PROMPT)
 
 
 async def test_a_scripted_function_may_be_async_and_call_tools() -> None:
     async def answer(request: ModelRequest) -> object:
         return [use("find", q="dams")]
 
-    response = await ScriptedModel(answer).generate(priced(), ASKED)
+    response = await ScriptedModel(answer).generate(priced(), PROMPT)
     assert (response.finish_reason, response.tool_calls) == ("tool_calls", (use("find", q="dams"),))

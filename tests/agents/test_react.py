@@ -25,20 +25,20 @@ async def find(q: str) -> str:
 
 
 async def test_actions_are_run_and_observed_until_there_is_an_answer() -> None:
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def answer(request: ModelRequest) -> str:
-        asked.append(request.messages[-1].text)
+        prompts.append(request.messages[-1].text)
         assert "- find: Look something up." in request.instructions
         assert (request.tools, request.settings.stop) == ((), (STOP,))
-        if len(asked) == 1:
+        if len(prompts) == 1:
             return 'Thought: look\nAction: find\nAction Input: {"q": "dam"}'
         return "Thought: known\nFinal Answer: 60 m"
 
     run = priced(data=Conversation("How high?"))
     result = await Executor(ReActLoop(ScriptedModel(answer), [find])).execute(run)
     assert result.result == "60 m"
-    assert asked == ["How high?", "Observation: dam: 60 m"]
+    assert prompts == ["How high?", "Observation: dam: 60 m"]
     assert run.stats.tool_calls_by_name == {"find": 1}
 
 
@@ -46,13 +46,13 @@ async def test_a_wrong_action_is_observed() -> None:
     replies = ["Action: lose\nAction Input: {}", "Action: find\nAction Input: {", "Final Answer: sorry"]
     run = priced(data=Conversation("go"))
     assert (await Executor(ReActLoop(ScriptedModel(replies), [find])).execute(run)).result == "sorry"
-    told = [message.text for message in run.data.messages if message.role == "user"][1:]
-    assert told[0].startswith("Observation: error: there is no tool 'lose'")
-    assert "not JSON" in told[1]
+    observations = [message.text for message in run.data.messages if message.role == "user"][1:]
+    assert observations[0].startswith("Observation: error: there is no tool 'lose'")
+    assert "not JSON" in observations[1]
 
 
 @pytest.mark.requirement("T-9")
-async def test_what_is_no_step_is_asked_for_again_only_so_often() -> None:
+async def test_an_invalid_step_is_requested_again_up_to_the_maximum() -> None:
     run = priced(data=Conversation("go"))
     assert (await Executor(ReActLoop(ScriptedModel(["hm", "Final Answer: 3"]))).execute(run)).result == "3"
     model = ScriptedModel(lambda request: "hm")

@@ -38,57 +38,57 @@ async def run_loop(loop: ToolCallingLoop, **options: Any) -> tuple[Any, Executio
 
 @pytest.mark.requirement("T-6")
 async def test_tools_are_run_until_the_model_answers() -> None:
-    asked: list[list[tuple[str, str]]] = []
+    requests: list[list[tuple[str, str]]] = []
 
     def answer(request: ModelRequest) -> Any:
-        asked.append([(message.role, message.text) for message in request.messages])
+        requests.append([(message.role, message.text) for message in request.messages])
         assert (request.instructions, [spec.name for spec in request.tools]) == ("Be brief.", ["find"])
-        return [use("find", "a", q="one"), use("find", "b", q="two")] if len(asked) == 1 else "both 60 m"
+        return [use("find", "a", q="one"), use("find", "b", q="two")] if len(requests) == 1 else "both 60 m"
 
     result, run = await run_loop(ToolCallingLoop(ScriptedModel(answer), [find], instructions="Be brief."))
     assert result.result == "both 60 m"
-    assert asked[1] == [("user", "go"), ("assistant", ""), ("tool", "one: 60 m"), ("tool", "two: 60 m")]
+    assert requests[1] == [("user", "go"), ("assistant", ""), ("tool", "one: 60 m"), ("tool", "two: 60 m")]
     assert [message.tool_call_id for message in run.data.messages[2:4]] == ["a", "b"]
 
 
-async def test_a_wrong_call_is_told_to_the_model_which_goes_on() -> None:
+async def test_an_invalid_call_is_returned_to_the_model_which_continues() -> None:
     result, run = await run_loop(ToolCallingLoop(ScriptedModel([use("lose"), use("find"), "sorry"]), [find]))
     assert result.result == "sorry"
     assert "there is no tool 'lose'" in run.data.messages[2].text
     assert "q: Field required" in run.data.messages[4].text
 
 
-async def test_of_a_turn_with_too_many_calls_the_conversation_keeps_as_many_as_one_may_have() -> None:
-    asked = [use("find", f"c{number}", q="x") for number in range(5_000)]
-    result, run = await run_loop(ToolCallingLoop(ScriptedModel([asked, "sorry"]), [find]))
+async def test_a_turn_with_too_many_calls_keeps_the_maximum_in_the_conversation() -> None:
+    calls = [use("find", f"c{number}", q="x") for number in range(5_000)]
+    result, run = await run_loop(ToolCallingLoop(ScriptedModel([calls, "sorry"]), [find]))
     assert result.result == "sorry"
-    _, said, *told, _ = run.data.messages
-    assert said.tool_calls == tuple(asked[:MAX_CALLS_PER_TURN])
-    assert [one.tool_call_id for one in told] == [call.id for call in said.tool_calls]
-    assert {one.text for one in told} == {
-        "not run: 5000 calls in one turn, and at most 128 are; ask for fewer at a time"
+    _, message, *results, _ = run.data.messages
+    assert message.tool_calls == tuple(calls[:MAX_CALLS_PER_TURN])
+    assert [result.tool_call_id for result in results] == [call.id for call in message.tool_calls]
+    assert {result.text for result in results} == {
+        "not run: 5000 calls in one turn; the maximum is 128, so call fewer at a time"
     }
 
 
 async def test_a_turn_of_as_many_calls_as_one_may_have_is_run_and_kept_whole() -> None:
-    asked = [use("find", f"c{number}", q="x") for number in range(MAX_CALLS_PER_TURN)]
-    _, run = await run_loop(ToolCallingLoop(ScriptedModel([asked, "done"]), [find]))
+    calls = [use("find", f"c{number}", q="x") for number in range(MAX_CALLS_PER_TURN)]
+    _, run = await run_loop(ToolCallingLoop(ScriptedModel([calls, "done"]), [find]))
     assert {one.text for one in run.data.messages[2:-1]} == {"x: 60 m"}
     assert len(run.data.messages) == MAX_CALLS_PER_TURN + 3
 
 
 @pytest.mark.requirement("T-9")
-async def test_an_answer_in_the_wrong_form_is_asked_for_again() -> None:
+async def test_an_answer_in_the_wrong_format_is_requested_again() -> None:
     replies = ["about 60", '{"name": "Hoover"}', '{"name": "Hoover", "metres": 221}']
     result, run = await run_loop(ToolCallingLoop(ScriptedModel(replies), output=JsonFormat(Dam)))
     assert result.unwrap() == Dam("Hoover", 221)
-    told = [message.text for message in run.data.messages if message.role == "user"][1:]
-    assert "not JSON" in told[0]
-    assert "metres" in told[1]
+    corrections = [message.text for message in run.data.messages if message.role == "user"][1:]
+    assert "not JSON" in corrections[0]
+    assert "metres" in corrections[1]
 
 
 @pytest.mark.requirement("T-9")
-async def test_the_wrong_form_is_asked_for_again_only_so_often() -> None:
+async def test_an_answer_in_the_wrong_format_is_requested_again_up_to_the_maximum() -> None:
     model = ScriptedModel(lambda request: "about 60")
     result, _ = await run_loop(ToolCallingLoop(model, output=JsonFormat(Dam), max_format_retries=3))
     assert isinstance(result.error, FormatError)
@@ -96,7 +96,7 @@ async def test_the_wrong_form_is_asked_for_again_only_so_often() -> None:
 
 
 @pytest.mark.requirement("T-9")
-async def test_a_model_that_is_asked_again_may_call_a_tool_after_all() -> None:
+async def test_a_retry_for_the_format_may_call_a_tool_after_all() -> None:
     replies = ["about 60", use("find", q="Hoover"), '{"name": "Hoover", "metres": 60}']
     result, _ = await run_loop(ToolCallingLoop(ScriptedModel(replies), [find], output=JsonFormat(Dam)))
     assert result.unwrap() == Dam("Hoover", 60)

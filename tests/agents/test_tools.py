@@ -1,4 +1,4 @@
-"""Tools run contained; what goes wrong is told to the model, and what stops the agent goes on."""
+"""Tools run contained; failures are returned to the model, and what stops the agent is raised."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock import (
     Usage,
     current_call,
 )
-from penstock.agents.hooks import Approval, Execution, running_execution
+from penstock.agents.execution import Approval, Execution, running_execution
 from penstock.agents.messages import ToolCall, ToolResult
 from penstock.agents.tools import (
     MAX_CALLS_PER_TURN,
@@ -37,7 +37,7 @@ from penstock.agents.tools import (
     ToolChain,
     Tools,
     execute_all,
-    shown,
+    render_value,
     tool,
 )
 from tests.agents.scripts import priced, use
@@ -122,7 +122,7 @@ async def test_arguments_come_in_the_types_of_the_signature() -> None:
 
 @pytest.mark.requirement("T-8")
 @pytest.mark.parametrize(
-    ("call", "told", "error"),
+    ("call", "message", "error"),
     [
         (use("find"), "q: Field required", "InvalidArguments"),
         (use("find", q="x", limit="many"), "limit: ", "InvalidArguments"),
@@ -134,24 +134,26 @@ async def test_arguments_come_in_the_types_of_the_signature() -> None:
         (use("lose"), "there is no tool 'lose'; there are: find", "UnknownTool"),
     ],
 )
-async def test_a_wrong_call_is_told_and_written_down_as_failed(call: ToolCall, told: str, error: str) -> None:
+async def test_an_invalid_call_is_returned_to_the_model_and_recorded_as_failed(
+    call: ToolCall, message: str, error: str
+) -> None:
     run = priced()
     result = await Tools([find]).execute(run, call)
     assert result.is_error
-    assert told in result.content
+    assert message in result.content
     (failed,) = tool_calls(run)
     assert (failed.status, failed.error) == ("fail", error)
     assert run.balance.retries == 0
 
 
-async def test_a_name_the_model_makes_up_is_cut() -> None:
+async def test_a_name_that_the_model_invents_is_shortened() -> None:
     run = priced()
     await Tools([]).execute(run, use("x" * 10_000))
     assert len(tool_calls(run)[0].name) <= 64
 
 
 @pytest.mark.requirement("T-8")
-async def test_a_tool_that_raises_is_told_and_traced_with_what_it_cost() -> None:
+async def test_a_tool_that_raises_is_a_tool_error_and_is_traced_with_its_cost() -> None:
     class Broke(Exception):
         cost_usd = 0.25
 
@@ -166,7 +168,7 @@ async def test_a_tool_that_raises_is_told_and_traced_with_what_it_cost() -> None
     assert (call.status, call.error, call.cost) == ("fail", "Broke", 0.25)
 
 
-async def test_a_tool_is_told_to_have_failed_also_when_no_retry_is_left() -> None:
+async def test_a_tool_that_fails_without_retries_left_is_a_tool_error() -> None:
     @tool
     async def pump() -> None:
         raise ValueError("no water")
@@ -203,7 +205,7 @@ async def test_a_tool_knows_its_context_and_its_call() -> None:
 
 
 @pytest.mark.parametrize("is_sync", [False, True])
-async def test_a_tool_that_takes_too_long_is_told(is_sync: bool) -> None:
+async def test_a_tool_that_takes_too_long_is_a_tool_error(is_sync: bool) -> None:
     release = threading.Event()
 
     def wait_sync() -> None:
@@ -304,7 +306,7 @@ async def test_the_budget_of_the_agent_stops_the_agent(budget: Budget | None) ->
     assert stopped.value.owner == "main"
 
 
-async def test_the_time_of_whoever_runs_the_agent_stops_the_agent() -> None:
+async def test_the_time_limit_of_the_caller_stops_the_agent() -> None:
     @tool
     async def slow() -> None:
         await asyncio.sleep(3_600)
@@ -315,7 +317,7 @@ async def test_the_time_of_whoever_runs_the_agent_stops_the_agent() -> None:
         await Tools([slow]).execute(step, use("slow"))
 
 
-async def test_a_limit_that_a_tool_set_for_something_else_is_told() -> None:
+async def test_a_limit_inside_a_tool_is_a_tool_error() -> None:
     @tool
     async def elsewhere() -> None:
         with ExecutionContext(ExecutionConfig(max_cost_usd=1, max_steps=1, max_retries_total=1)) as other:
@@ -338,7 +340,7 @@ async def test_what_a_tool_costs_is_held_before_it_runs() -> None:
     assert run.balance.spent_usd == 2
 
 
-async def test_a_tool_that_a_shield_denies_is_told() -> None:
+async def test_a_tool_that_a_shield_denies_is_a_tool_error() -> None:
     class NoFind:
         def before_tool_call(self, ctx: Any) -> Decision:
             return Decision.HALT
@@ -363,12 +365,12 @@ async def test_the_same_call_over_and_over_is_noticed() -> None:
         await chain.execute(run, use("find", q="x"))
 
 
-async def test_a_tool_that_needs_approval_is_denied_where_nobody_can_be_asked() -> None:
+async def test_a_tool_that_needs_approval_is_denied_without_an_approver() -> None:
     ran = []
     guarded = Tool(lambda: ran.append(1), name="guarded", needs_approval=True)
     result = await Tools([guarded]).execute(priced(), use("guarded"))
     assert (result.is_error, ran) == (True, [])
-    assert "nobody to ask" in result.content
+    assert "no approver" in result.content
 
 
 @pytest.mark.parametrize(
@@ -377,7 +379,7 @@ async def test_a_tool_that_needs_approval_is_denied_where_nobody_can_be_asked() 
         (Approval.allow(), "3 dams for x"),
         (Approval.deny("too wet"), "not run: too wet"),
         (Approval.edit({"q": "y", "limit": 1}), "1 dams for y"),
-        (Approval.edit({"limit": 1}), "the arguments of find are wrong:\n- q: Field required"),
+        (Approval.edit({"limit": 1}), "the arguments of find are invalid:\n- q: Field required"),
     ],
 )
 async def test_approval_allows_denies_or_edits(approval: Approval, content: str) -> None:
@@ -428,12 +430,12 @@ async def test_one_call_that_stops_the_agent_ends_the_others() -> None:
     assert ended == ["wait"]
 
 
-async def test_too_many_calls_in_one_turn_are_all_refused_and_that_is_written_down_once() -> None:
+async def test_too_many_calls_in_one_turn_are_all_refused_and_recorded_once() -> None:
     calls = [use("find", f"c{number}", q="x") for number in range(MAX_CALLS_PER_TURN + 1)]
     run = priced()
     results = await execute_all(Tools([find]), run, calls)
     assert [result.call_id for result in results] == [call.id for call in calls]
-    assert all(result.is_error and "ask for fewer" in result.content for result in results)
+    assert all(result.is_error and "call fewer" in result.content for result in results)
     assert (run.stats.failed_count, run.usage.steps_executed) == (1, 0)
     (refused,) = tool_calls(run)
     assert (refused.name, refused.error) == ("find", "TooManyToolCalls")
@@ -457,28 +459,28 @@ class Thing:
         (Reported.of({"a": 1}, cost_usd=1), '{"a": 1}'),
     ],
 )
-def test_results_are_told_as_text_or_json(value: Any, text: str | None) -> None:
-    assert shown(value) == text if text is not None else json.loads(shown(value))["input_tokens"] == 1
+def test_results_are_rendered_as_text_or_json(value: Any, text: str | None) -> None:
+    assert render_value(value) == text if text is not None else json.loads(render_value(value))["input_tokens"] == 1
 
 
 @pytest.mark.parametrize("value", ["x" * 50_000_000, [list(range(100))] * 10_000, {"a": b"x" * 50_000_000}])
 def test_a_result_that_is_too_long_is_cut_and_says_so(value: Any) -> None:
-    told = shown(value)
-    assert len(told) < MAX_RESULT_CHARACTERS + 100
+    text = render_value(value)
+    assert len(text) < MAX_RESULT_CHARACTERS + 100
 
 
-def test_a_cut_text_says_how_much_there_was() -> None:
-    assert shown("x" * 200_000).endswith("[cut: the first 100,000 of 200,000 characters]")
+def test_a_truncated_text_has_its_full_length() -> None:
+    assert render_value("x" * 200_000).endswith("[truncated: the first 100,000 of 200,000 characters]")
 
 
 def test_a_list_with_too_many_items_says_how_many_there_were() -> None:
-    assert shown(list(range(15_000))).endswith('9998, "… (15000 items)"]')
+    assert render_value(list(range(15_000))).endswith('9998, "… (15000 items)"]')
 
 
-def test_a_result_with_a_cycle_is_told_too() -> None:
+def test_a_result_with_a_cycle_is_rendered_too() -> None:
     value: list[Any] = []
     value.append(value)
-    assert shown(value).startswith("[[")
+    assert render_value(value).startswith("[[")
 
 
 async def test_a_tool_with_a_schema_of_its_own_is_checked_by_it() -> None:
@@ -491,7 +493,7 @@ async def test_a_tool_with_a_schema_of_its_own_is_checked_by_it() -> None:
     assert "n: missing" in (await chain.execute(priced(), use("anything"))).content
 
 
-async def test_a_sync_function_that_gives_a_coroutine_is_told() -> None:
+async def test_a_sync_function_that_returns_a_coroutine_is_a_tool_error() -> None:
     result = await Tools([Tool(lambda: asyncio.sleep(0), name="odd")]).execute(priced(), use("odd"))
     assert result.is_error
     assert "async" in result.content
@@ -502,7 +504,7 @@ async def test_tools_of_one_turn_that_are_halted_leave_no_cancel_of_their_own_be
         await execute_all(Tools([find]), priced(Budget(max_steps=1)), [use("find", q="a"), use("find", q="b")])
     task = asyncio.current_task()
     assert task is not None
-    assert task.cancelling() == 0  # else the next cancel of ours would be taken for somebody else's
+    assert task.cancelling() == 0  # else the next cancel of the run would be taken for one from outside
 
 
 async def test_a_cancel_that_a_tool_raises_beside_others_is_not_swallowed() -> None:

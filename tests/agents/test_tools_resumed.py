@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.agents.agent import Agent
-from penstock.agents.hooks import Approval
+from penstock.agents.execution import Approval
 from penstock.agents.messages import ToolCall, ToolResult
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import Tool, Tools, execute_one
@@ -38,11 +38,11 @@ class Bank:
         return f"sunny in {city}"
 
 
-async def told(store: JsonJournals, bank: Bank, model: str, call: ToolCall) -> str:
-    """What a model of that name is told after its first call, as far as the run comes: it stops at the second turn."""
+async def first_result(store: JsonJournals, bank: Bank, model: str, call: ToolCall) -> str:
+    """The result of the model's first tool call; the run stops at the second turn."""
 
-    def answer(asked: Any) -> Any:
-        results = [message.text for message in asked.messages if message.role == "tool"]
+    def answer(request: Any) -> Any:
+        results = [message.text for message in request.messages if message.role == "tool"]
         return results[0] if results else call
 
     agent = Agent(ScriptedModel(answer, name=model), tools=[bank.pay, bank.weather], name="clerk")
@@ -59,9 +59,9 @@ def forget_after_tools(store: JsonJournals) -> None:
 
 async def test_a_recorded_result_is_not_handed_to_another_tool_under_the_same_id() -> None:
     store, bank = JsonJournals(), Bank()
-    assert await told(store, bank, "w1", ToolCall("call_0", "pay", {"amount": 5})) == "paid 5 to ann"
+    assert await first_result(store, bank, "w1", ToolCall("call_0", "pay", {"amount": 5})) == "paid 5 to ann"
     forget_after_tools(store)
-    assert await told(store, bank, "w2", ToolCall("call_0", "weather", {"city": "Bern"})) == "sunny in Bern"
+    assert await first_result(store, bank, "w2", ToolCall("call_0", "weather", {"city": "Bern"})) == "sunny in Bern"
     assert bank.did == [("pay", 5, "ann"), ("weather", "Bern")]
     assert len(set(bank.keys)) == 2, "a key of its own"
 
@@ -71,30 +71,32 @@ async def test_a_recorded_result_is_not_handed_to_another_tool_under_the_same_id
 )
 async def test_a_recorded_result_is_not_handed_to_other_arguments(arguments: Mapping[str, Any] | str) -> None:
     store, bank = JsonJournals(), Bank()
-    await told(store, bank, "w1", ToolCall("call_0", "pay", {"amount": 5}))
+    await first_result(store, bank, "w1", ToolCall("call_0", "pay", {"amount": 5}))
     forget_after_tools(store)
-    await told(store, bank, "w2", ToolCall("call_0", "pay", arguments))
+    await first_result(store, bank, "w2", ToolCall("call_0", "pay", arguments))
     assert len(bank.did) == 2
     forget_after_tools(store)
-    await told(store, bank, "w3", ToolCall("call_0", "pay", arguments))
-    await told(store, bank, "w4", ToolCall("call_0", "pay", {"amount": 5}))
+    await first_result(store, bank, "w3", ToolCall("call_0", "pay", arguments))
+    await first_result(store, bank, "w4", ToolCall("call_0", "pay", {"amount": 5}))
     assert len(bank.did) == 2, "both are recorded"
 
 
 async def test_the_same_call_finds_its_result_whatever_the_order_of_its_arguments() -> None:
     store, bank = JsonJournals(), Bank()
-    await told(store, bank, "w1", ToolCall("call_0", "pay", {"amount": 5, "to": "bob"}))
+    await first_result(store, bank, "w1", ToolCall("call_0", "pay", {"amount": 5, "to": "bob"}))
     forget_after_tools(store)
-    assert await told(store, bank, "w2", ToolCall("call_0", "pay", {"to": "bob", "amount": 5})) == "paid 5 to bob"
+    assert (
+        await first_result(store, bank, "w2", ToolCall("call_0", "pay", {"to": "bob", "amount": 5})) == "paid 5 to bob"
+    )
     assert len(bank.did) == 1
 
 
-async def test_an_approval_counts_for_the_call_that_was_asked_about() -> None:
-    store, bank, asked = JsonJournals(), Bank(), list[str]()
+async def test_an_approval_applies_only_to_its_call() -> None:
+    store, bank, keys = JsonJournals(), Bank(), list[str]()
 
     async def approve(context: ExecutionContext, call: ToolCall) -> Approval:
         assert context._run.journal is not None
-        asked.append(context._run.journal.key("approval"))
+        keys.append(context._run.journal.key("approval"))
         return Approval.allow()
 
     for amount in (5, 5, 500):
@@ -103,10 +105,10 @@ async def test_an_approval_counts_for_the_call_that_was_asked_about() -> None:
         with context_for(await Journal.open(store, "r")) as context:
             await agent.run("go", context)
         store.kept.clear()
-    assert asked[0] == asked[1] != asked[2]
+    assert keys[0] == keys[1] != keys[2]
 
 
-async def test_a_call_that_somebody_made_of_what_is_no_json_runs_once_as_well() -> None:
+async def test_a_call_with_arguments_that_are_not_json_runs_once_too() -> None:
     store, seen = JsonJournals(), list[Any]()
     odd: Mapping[Any, Any] = {"what": {1: float("nan"), "two": b"\xff"}}
     chain = Tools([Tool(lambda what: str(seen.append(what)), name="look", description="", parameters={})])

@@ -13,8 +13,8 @@ from penstock.agents.scripted import ScriptedModel
 from penstock.chat.service import ChatService
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.hosting.host import RunHost
+from penstock.hosting.limits import HostSettings
 from penstock.hosting.records import RunRecord
-from penstock.hosting.settings import HostSettings
 from penstock.kernel.values import DataValue
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop
@@ -51,9 +51,9 @@ class WatchedHost(RunHost):
         super().__init__(*args, **options)
         self.submitted: list[dict[str, Any]] = []
 
-    async def submit(self, *, first: Any = None, **asked: Any) -> RunRecord:
+    async def submit(self, *, also: Any = None, **asked: Any) -> RunRecord:
         self.submitted.append(asked)
-        return await super().submit(first=first, **asked)
+        return await super().submit(also=also, **asked)
 
 
 class Histories:

@@ -47,7 +47,7 @@ def test_what_a_graph_came_to_is_an_answer(output: Any, text: str) -> None:
     ChatMessage("a", None, "assistant", answer_text(output), 0)
 
 
-def test_an_answer_that_is_too_long_is_cut_and_says_so() -> None:
+def test_answer_that_is_too_long_is_truncated_and_marked() -> None:
     cut = as_content("x" * (MAX_CHARACTERS + 1))
     assert len(cut) == MAX_CHARACTERS
     assert cut.endswith(CUT)
@@ -80,11 +80,11 @@ def told(*events: tuple[str, str, str] | str) -> list[HostedEvent]:
         ([("A", "main/A", "said"), ("B", "main/B", "")], "said"),
     ],
 )
-def test_what_was_told_of_an_answer_that_broke_off(events: Any, text: str) -> None:
+def test_text_emitted_of_an_interrupted_answer(events: Any, text: str) -> None:
     assert partial_text(told(*events)) == text
 
 
-def test_history_leaves_out_what_says_nothing_and_keeps_references() -> None:
+def test_history_leaves_out_empty_messages_and_keeps_references() -> None:
     attached = [{"id": "x", "name": "n", "media_type": "image/png", "size": 1}]
     path = [
         ChatMessage("1", None, "user", "hi", 0),
@@ -114,7 +114,7 @@ def test_a_chat_enters_at_chat_starts_else_at_inputs_else_nowhere() -> None:
         chat_services(parse_graph(graph([node("a", "agent", model="m")])))
 
 
-def test_the_data_of_an_answer_says_what_became_of_its_run() -> None:
+def test_data_of_an_answer_has_the_outcome_of_its_run() -> None:
     run = RunRecord("r", "ann", "g", 1, status="halted", stop_reason="budget_exceeded", error="x" * 5_000)
     data = written(run)
     assert data["state"] == "halted"

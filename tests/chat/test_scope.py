@@ -16,9 +16,9 @@ from penstock.kernel.document import graph_to_json, parse_graph
 from penstock.kernel.executor import ExecutionResult
 from penstock.kernel.graph import Channel, EdgeSpec, GraphSpec, NodeSpec
 from penstock.kernel.values import DataValue
-from penstock.runtime.graphs.flow_context import FlowContext
-from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.node_events import NodeEvent
+from penstock.runtime.graphs.node_execution import run_flow
 from penstock.testing import explore
 
 TYPES = {"S": "chat-start", "A": "agent", "x": "step"}

@@ -16,10 +16,9 @@ from penstock.agents.scripted import ScriptedModel
 from penstock.chat.message import ChatMessage
 from penstock.chat.turn import ChatTurn
 from penstock.errors import InvalidValue
-from penstock.hosting.host import UnknownGraph
-from penstock.hosting.limits import RunLimits
+from penstock.hosting.host import GraphNotFound
+from penstock.hosting.limits import HostSettings, RunLimits
 from penstock.hosting.ports import Conflict
-from penstock.hosting.settings import HostSettings
 from penstock.nodes.parts.chat import GO_ON
 from penstock.storage.memory import MemoryStores
 from tests.chat.chats import ALONE, ANN, Chats, Histories, Slow, chatting, hosted
@@ -97,7 +96,7 @@ async def test_retry_and_edit_add_siblings_and_nothing_is_deleted() -> None:
         assert [one.content for one in switched.active_path()] == ["one", "answer 1"]
 
 
-async def test_what_was_said_before_is_the_history_of_what_is_said_next() -> None:
+async def test_earlier_messages_are_the_history_of_the_next_turn() -> None:
     histories = Histories()
     async with chatting(models={"A": histories.model}) as chats:
         _, answer = await said(chats, "one")
@@ -113,7 +112,7 @@ async def test_what_was_said_before_is_the_history_of_what_is_said_next() -> Non
     assert histories.asked[2] == [("user", "one"), ("assistant", "answer 1"), ("user", "three")]
 
 
-async def test_an_answer_is_there_from_the_beginning_and_whole_when_its_last_event_is_told() -> None:
+async def test_answer_exists_from_the_start_and_is_complete_with_the_last_event() -> None:
     slow = Slow("Hel", "lo")
     async with chatting(models={"A": slow}) as chats:
         turn = await chats.service.stream_chat(chats.chat_id, "hi", owner=ANN)
@@ -128,7 +127,7 @@ async def test_an_answer_is_there_from_the_beginning_and_whole_when_its_last_eve
         assert await turn.result() == message
 
 
-async def test_what_was_said_of_an_answer_that_is_cancelled_is_kept_and_can_be_continued() -> None:
+async def test_text_of_a_cancelled_answer_is_kept_and_can_be_continued() -> None:
     slow, histories = Slow("Hel", "lo"), Histories()
     models: dict[str, Any] = {"A": slow}
     async with chatting(models=models) as chats:
@@ -143,7 +142,7 @@ async def test_what_was_said_of_an_answer_that_is_cancelled_is_kept_and_can_be_c
     assert histories.asked == [[("user", "hi"), ("assistant", "Hello"), ("user", GO_ON)]]
 
 
-async def test_an_answer_that_fails_says_why_and_the_chat_goes_on() -> None:
+async def test_failed_answer_has_its_error_and_the_chat_continues() -> None:
     histories = Histories()
     models: dict[str, Any] = {"A": ScriptedModel([ValueError("the wall \ud800 cracked")])}
     async with chatting(models=models) as chats:
@@ -173,7 +172,9 @@ async def test_an_answer_that_a_limit_halts_says_so_and_a_grant_gives_one_beside
         assert tree.leaf == answer
         run = await chats.host.get(turn.run_id)
         assert run is not None
-        await chats.host.kinds["chat"].ended(run._replace(epoch=run.epoch + 1))  # a worker died before it could tell
+        await chats.host.handlers["chat"].on_end(
+            run._replace(epoch=run.epoch + 1), chats.stores
+        )  # a worker died before it could tell
         assert len(await chats.service.tree(chats.chat_id)) == len(tree)
 
 
@@ -391,7 +392,7 @@ async def test_the_same_run_id_again_is_the_same_turn() -> None:
     assert len(histories.asked) == 2
 
 
-async def test_a_run_id_again_with_something_else_to_say_is_a_conflict_and_not_the_old_answer() -> None:
+async def test_same_run_id_with_another_message_is_a_conflict() -> None:
     histories = Histories()
     async with chatting(models={"A": histories.model}) as chats:
         first, _ = await said(chats, "one", run_id="mine")
@@ -447,7 +448,7 @@ async def test_what_could_never_be_run_is_refused_before_anything_is_written() -
     async with chatting(settings=HostSettings(ceilings=RunLimits(max_steps=5))) as chats:
         service = chats.service
         nowhere = await service.create_chat(owner=ANN, graph_id="nothing")
-        with pytest.raises(UnknownGraph, match="nothing"):
+        with pytest.raises(GraphNotFound, match="nothing"):
             await service.stream_chat(nowhere.id, "one", owner=ANN)
         with pytest.raises(InvalidValue, match="run_id"):
             await service.stream_chat(chats.chat_id, "one", owner=ANN, run_id="no id")
@@ -598,7 +599,7 @@ async def test_a_turn_is_answered_by_the_version_that_is_named_and_keeps_what_is
 
 async def test_a_version_that_is_not_there_is_refused_before_anything_is_written() -> None:
     async with chatting() as chats:
-        with pytest.raises(UnknownGraph, match="version 7 of graph 'g'"):
+        with pytest.raises(GraphNotFound, match="version 7 of graph 'g'"):
             await chats.service.stream_chat(chats.chat_id, "x", owner=ANN, version=7)
         assert len(await chats.service.tree(chats.chat_id)) == 0
 

@@ -12,7 +12,7 @@ from penstock.hosting.host import GraphArchived
 from tests.chat.chats import ANN, chatting
 
 
-async def test_what_is_said_to_a_graph_that_is_archived_is_refused_and_not_written() -> None:
+async def test_turn_with_an_archived_graph_is_refused_and_not_stored() -> None:
     async with chatting(models={"A": ScriptedModel(lambda request: "an answer", name="A")}) as chats:
         service, chat_id = chats.service, chats.chat_id
         first = await service.stream_chat(chat_id, "one", owner=ANN, run_id="mine")

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock.chat.message import ChatMessage
-from penstock.chat.service import INTERRUPTED, INTERRUPTED_MS, ChatService
+from penstock.chat.service import ChatService
 from penstock.hosting.host import RunHost
+from penstock.hosting.limits import HostSettings
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import ENDED
-from penstock.hosting.settings import HostSettings
 from penstock.storage.memory import MemoryStores
 from penstock.testing import explore, sim_run
 from penstock.testing.faulty import Fault, FaultKind, FaultyStores, ask_again, every_call
@@ -142,43 +141,6 @@ async def everything_at_once(seed: int) -> None:
 @pytest.mark.requirement("K-14")
 def test_whatever_happens_at_once_every_answer_ends_and_nothing_is_lost() -> None:
     explore(everything_at_once, schedules=SCHEDULES)
-
-
-async def test_an_answer_whose_run_never_came_to_be_is_closed_when_somebody_looks() -> None:
-    async with chatting(models={"A": Histories().model}) as chats:
-        unfinished = {"state": "writing", "run_id": "never"}
-        said = ChatMessage("u", None, "user", "one", 0)
-        await chats.stores.chats.add_messages(
-            chats.chat_id, [said, ChatMessage("a", "u", "assistant", "", 0, unfinished)], now_ms=0
-        )
-        tree = await chats.service.tree(chats.chat_id)
-        assert (tree["a"].data["state"], tree["a"].data["error"]) == ("failed", INTERRUPTED)
-        again = await chats.service.retry_message(chats.chat_id, "a", owner=ANN)
-        assert (await again.result()).content == "answer 1"
-
-
-async def test_an_answer_whose_run_may_still_come_is_left_alone() -> None:
-    async with chatting(models={"A": Histories().model}) as chats:
-        now_ms = chats.service._clock.time_ns() // 1_000_000
-        assert INTERRUPTED_MS > 10_000
-        said = ChatMessage("u", None, "user", "one", now_ms)
-        unfinished = ChatMessage("a", "u", "assistant", "", now_ms, {"state": "writing", "run_id": "soon"})
-        await chats.stores.chats.add_messages(chats.chat_id, [said, unfinished], now_ms=now_ms)
-        assert (await chats.service.tree(chats.chat_id))["a"].data["state"] == "writing"
-
-
-async def test_a_caller_that_is_interrupted_leaves_no_answer_that_waits_for_nothing() -> None:
-    async with chatting(models={"A": Histories().model}) as chats:
-
-        async def interrupted(**asked: Any) -> Any:
-            await asked["first"]()
-            raise asyncio.CancelledError
-
-        chats.host.submit = interrupted  # type: ignore[method-assign]
-        with pytest.raises(asyncio.CancelledError):
-            await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
-        (_, answer) = await chats.service.tree(chats.chat_id)
-        assert (answer.data["state"], answer.data["error"]) == ("failed", "CancelledError: ")
 
 
 async def test_a_run_id_that_belongs_elsewhere_is_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.chat import conversation, limits
 from penstock.chat import service as chat_service
-from penstock.chat.limits import AttachmentUnknown, ChatLimitReached, ChatUnknown, MessageUnknown
+from penstock.chat.limits import AttachmentNotFound, ChatLimitReached, ChatNotFound, MessageNotFound
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict
 from tests.chat.chats import ANN, Histories, chatting
@@ -33,7 +33,7 @@ async def test_anothers_chat_is_as_unknown_as_one_that_never_was(chat: str) -> N
             lambda: service.switch(id, answer, owner=BOB),
             lambda: service.get_chat(id, owner=BOB),
         ):
-            with pytest.raises(ChatUnknown) as unknown:
+            with pytest.raises(ChatNotFound) as unknown:
                 await asked()
             assert str(unknown.value) == f"there is no chat {id!r}; list yours, or create one"
         assert len(chats.host.submitted) == 1
@@ -48,9 +48,9 @@ async def test_what_another_has_attached_cannot_be_named() -> None:
         kept = await chats.service.attach(BOB, "x", "text/plain", b"secret")
         assert await chats.service.attachment(kept.id, owner=BOB) == (kept, b"secret")
         for id in (kept.id, "none"):
-            with pytest.raises(AttachmentUnknown):
+            with pytest.raises(AttachmentNotFound):
                 await chats.service.attachment(id, owner=ANN)
-            with pytest.raises(AttachmentUnknown):
+            with pytest.raises(AttachmentNotFound):
                 await chats.service.stream_chat(chats.chat_id, "x", owner=ANN, attachments=[id])
         assert len(await chats.service.tree(chats.chat_id)) == 0
 
@@ -60,8 +60,8 @@ async def test_a_history_names_only_what_is_ones_own_and_no_more_than_a_message_
         own, secret = [await chats.service.attach(who, "x", "text/plain", b"x") for who in (ANN, BOB)]
         asks = {"role": "user", "content": "?"}
         wrong: list[tuple[type[Exception], str, Any]] = [
-            (AttachmentUnknown, secret.id, {"attachments": [secret.id]}),
-            (AttachmentUnknown, secret.id, {"attachments": [secret]}),
+            (AttachmentNotFound, secret.id, {"attachments": [secret.id]}),
+            (AttachmentNotFound, secret.id, {"attachments": [secret]}),
             (ChatLimitReached, r"messages\[0\].attachments must be at most 20", {"attachments": [own] * 21}),
             (InvalidValue, r"messages\[0\].attachments must be a list", {"attachments": own.id}),
             (InvalidValue, r"messages\[0\].attachments must be a list", {"attachments": None}),
@@ -85,7 +85,7 @@ async def test_a_message_that_is_not_there_is_named() -> None:
             lambda: service.edit_user_message(id, "none", "x", owner=ANN),
             lambda: service.switch(id, "none"),
         ):
-            with pytest.raises(MessageUnknown, match="'none'"):
+            with pytest.raises(MessageNotFound, match="'none'"):
                 await asked()
         assert not chats.host.submitted
 
@@ -174,7 +174,7 @@ async def test_a_chat_that_has_more_than_it_takes_is_read_and_deleted_and_takes_
         assert (await chats.host.wait(turn.run_id)).status == "completed"
         assert len(await service.tree(id)) == 2
         await service.delete_chat(id)
-        with pytest.raises(ChatUnknown):
+        with pytest.raises(ChatNotFound):
             await service.tree(id)
 
 
@@ -249,7 +249,7 @@ async def test_a_chat_has_an_id_that_fits_everywhere(id: str) -> None:
 async def test_a_stream_is_left_in_one_of_two_ways() -> None:
     async with chatting(models={"A": Histories().model}) as chats:
         turn = await chats.service.stream_chat(chats.chat_id, "x", owner=ANN)
-        with pytest.raises(InvalidValue, match="continue or cancel"):
+        with pytest.raises(InvalidValue, match="'continue' or 'cancel'"):
             await anext(turn.events(on_leave="stay"))  # type: ignore[arg-type]
         await turn.result()
 

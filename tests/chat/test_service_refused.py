@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +15,8 @@ from penstock.chat.conversation import MessageTree
 from penstock.chat.message import ChatMessage
 from penstock.chat.service import ChatService
 from penstock.hosting.host import Overloaded, RunHost
-from penstock.hosting.ports import Conflict, StoreUnavailable
-from penstock.hosting.records import RunRecord
-from penstock.hosting.settings import HostSettings
+from penstock.hosting.limits import HostSettings
+from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, Conflict, StoreUnavailable
 from penstock.storage.memory import MemoryStores
 from penstock.testing import explore
 from tests.chat.chats import ANN, ECHOING, Chats, Echo, Histories, Slow, chatting, loop
@@ -92,7 +89,7 @@ async def test_a_turn_that_was_refused_for_want_of_room_is_taken_on_later_and_sa
 
 async def test_a_turn_that_was_interrupted_and_finds_no_room_stays_to_be_asked_for_again() -> None:
     async with full() as chats:
-        turn = chats.service._asked(None, "mine", ())
+        turn = chats.service._turn_request(None, "mine", ())
         unfinished = [
             ChatMessage(turn.user_id(), None, "user", "two", turn.at_ms, {"state": "complete", "attachments": []}),
             ChatMessage(turn.answer_id, turn.user_id(), "assistant", "", turn.at_ms, {"state": "writing"}),
@@ -104,21 +101,22 @@ async def test_a_turn_that_was_interrupted_and_finds_no_room_stays_to_be_asked_f
         assert await everything(chats) == before
 
 
-async def test_a_place_is_kept_while_what_was_said_is_written_down() -> None:
+async def test_a_place_is_kept_while_a_turn_is_being_added() -> None:
     slow, may_write, writes = Slow("x"), asyncio.Event(), asyncio.Event()
     settings = HostSettings(tick_s=0.05, drain_s=0, max_running=1, max_queued=1)
-    async with chatting(models={"A": slow}, settings=settings) as chats:
+    stores: Any = MemoryStores()
+    async with chatting(models={"A": slow}, settings=settings, stores=stores) as chats:
         first = await chats.service.stream_chat(chats.chat_id, "runs", owner=ANN)
         await slow.begun.wait()
-        add = chats.stores.chats.add_messages
+        real = stores.transaction
 
-        async def add_when_it_may(*args: Any, **options: Any) -> None:
+        async def when_it_may(unit: Any, **options: Any) -> Any:
             if not writes.is_set():
                 writes.set()
                 await may_write.wait()
-            await add(*args, **options)
+            return await real(unit, **options)
 
-        chats.stores.chats.add_messages = add_when_it_may
+        stores.transaction = when_it_may
         waiting = asyncio.create_task(chats.service.stream_chat(chats.chat_id, "waits", owner=ANN))
         await writes.wait()
         for _ in range(3):
@@ -136,56 +134,76 @@ async def test_a_place_is_kept_while_what_was_said_is_written_down() -> None:
         ]
 
 
-async def test_a_caller_that_leaves_while_it_writes_gives_its_place_to_others() -> None:
+async def test_a_caller_that_leaves_while_its_turn_is_added_gives_its_place_to_others() -> None:
     settings = HostSettings(tick_s=0.05, drain_s=0, max_queued=1)
-    async with chatting(models={"A": Histories().model}, settings=settings) as chats:
-        add, writes = chats.stores.chats.add_messages, asyncio.Event()
+    stores: Any = MemoryStores()
+    async with chatting(models={"A": Histories().model}, settings=settings, stores=stores) as chats:
+        real, writes = stores.transaction, asyncio.Event()
 
-        async def never(*args: Any, **options: Any) -> None:
+        async def never(unit: Any, **options: Any) -> None:
             writes.set()
             await asyncio.Event().wait()
 
-        chats.stores.chats.add_messages = never
+        stores.transaction = never
         leaving = asyncio.create_task(chats.service.stream_chat(chats.chat_id, "one", owner=ANN))
         await writes.wait()
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
-        chats.stores.chats.add_messages = add
+        stores.transaction = real
         await (await chats.service.stream_chat(chats.chat_id, "two", owner=ANN)).result()
         assert [one.content for one in await chats.service.tree(chats.chat_id)] == ["two", "answer 1"]
 
 
-class Slowly:
-    """A store that takes a while for everything, before and after it is done, and does not always add what it is to."""
+async def test_a_caller_that_leaves_when_its_turn_was_committed_is_answered_all_the_same() -> None:
+    stores: Any = MemoryStores()
+    async with chatting(models={"A": Histories().model}, stores=stores) as chats:
+        real, committed = stores.transaction, asyncio.Event()
 
-    def __init__(self, store: Any, rng: random.Random) -> None:
-        self._store = store
+        async def slow_to_answer(unit: Any, **options: Any) -> Any:
+            answer = await real(unit, **options)
+            committed.set()
+            await asyncio.sleep(0.01)
+            return answer
+
+        stores.transaction = slow_to_answer
+        leaving = asyncio.create_task(chats.service.stream_chat(chats.chat_id, "one", owner=ANN, run_id="r"))
+        await committed.wait()
+        stores.transaction = real
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        run = await chats.stores.runs.get("r")
+        assert run is not None
+        assert run.status == "running", "the lost answer has claimed it for this host"
+        assert (await chats.host.wait("r")).status == "completed"
+        assert [one.content for one in await chats.service.tree(chats.chat_id)] == ["one", "answer 1"]
+
+
+class Slowly:
+    """Stores that take a while for every transaction, and of which some fail before they are done."""
+
+    def __init__(self, stores: MemoryStores, rng: random.Random) -> None:
+        self._stores = stores
         self._rng = rng
 
     def __getattr__(self, name: str) -> Any:
-        real = getattr(self._store, name)
-        if not inspect.iscoroutinefunction(real):
-            return real
+        return getattr(self._stores, name)
 
-        async def ask(*args: Any, **options: Any) -> Any:
-            await asyncio.sleep(self._rng.random() / 50)
-            if name == "add" and self._rng.random() < 0.3:
-                raise StoreUnavailable("the disk failed; ask again")
-            answer = await real(*args, **options)
-            await asyncio.sleep(self._rng.random() / 50)
-            return answer
-
-        return ask
+    async def transaction(self, unit: Any, *, inline: bool = False) -> Any:
+        await asyncio.sleep(self._rng.random() / 50)
+        if self._rng.random() < 0.6:
+            raise StoreUnavailable("the disk failed; ask again")
+        answer = await self._stores.transaction(unit, inline=inline)
+        await asyncio.sleep(self._rng.random() / 50)
+        return answer
 
 
-async def the_same_at_two_servers(seed: int) -> None:
-    """Turns that two servers are asked for at once, by name, while there is room for one at a time."""
+async def the_same_at_two_servers(seed: int) -> int:
+    """Turns that two servers are asked for at once, by name, with room for one at a time; how many were refused."""
     kept, rng, texts = MemoryStores(clock=loop().clock), random.Random(seed), ("one", "two", "three")
     await kept.graphs.save("g", ANN, "g", ECHOING, now_ms=0)
-    stores: Any = SimpleNamespace(**vars(kept))
-    for name in ("runs", "chats"):
-        setattr(stores, name, Slowly(getattr(kept, name), rng))
+    stores: Any = Slowly(kept, rng)
     settings = HostSettings(drain_s=0, max_running=1, max_queued=1)
     refused = 0
 
@@ -214,130 +232,69 @@ async def the_same_at_two_servers(seed: int) -> None:
             for service in services:
                 for text in texts:
                     group.create_task(ask(service, text))
-    assert refused, "nothing was tried"
     messages, _ = await kept.chats.messages("c")
     expected = sorted(pair for text in texts for pair in ((text, "complete"), (f"answer to {text}", "complete")))
     assert sorted((one.content, one.data["state"]) for one in messages) == expected
+    return refused
 
 
 @pytest.mark.reliability
 def test_whoever_asks_again_wherever_is_answered_once_and_has_said_it_once() -> None:
-    explore(the_same_at_two_servers, schedules=SCHEDULES)
+    assert any(explore(the_same_at_two_servers, schedules=SCHEDULES)), "nothing was refused"
 
 
-class Failing:
-    """A store of which one method fails so many times, before or after it has done its work."""
+def fail(stores: Any, times: int, *, is_done: bool) -> None:
+    """Have so many transactions fail, before or after they are committed."""
+    real = stores.transaction
 
-    def __init__(self, store: Any, method: str, *, is_done: bool) -> None:
-        self._store = store
-        self._method = method
-        self._is_done = is_done
-        self.left = 0
+    async def failing(unit: Any, **options: Any) -> Any:
+        nonlocal times
+        times -= 1
+        if times <= 0:
+            stores.transaction = real
+        if is_done:
+            await real(unit, **options)
+        raise StoreUnavailable("the disk failed; ask again")
 
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(self._store, name)
-        if name != self._method or not self.left:
-            return real
-        self.left -= 1
-
-        async def fail(*args: Any, **options: Any) -> Any:
-            if self._is_done:
-                await real(*args, **options)
-            raise StoreUnavailable("the disk failed; ask again")
-
-        return fail
+    stores.transaction = failing
 
 
-FAULTS = [("runs", "add", False), ("chats", "add_messages", False), ("chats", "add_messages", True)]
-
-
-@pytest.mark.parametrize(("store", "method", "is_done"), FAULTS)
 @pytest.mark.parametrize("way", SAYING)
-async def test_a_turn_that_a_store_could_not_take_leaves_the_chat_as_it_was(
-    way: str, store: str, method: str, is_done: bool
-) -> None:
+async def test_a_turn_that_the_stores_could_not_take_leaves_the_chat_as_it_was(way: str) -> None:
     stores: Any = MemoryStores()
-    failing = Failing(getattr(stores, store), method, is_done=is_done)
-    setattr(stores, store, failing)
     async with chatting(models={"A": Histories().model}, stores=stores) as chats:
         for text in ("one", "first retry", "second retry"):
             await (await chats.service.stream_chat(chats.chat_id, text, owner=ANN)).result()
         tree = await chats.service.tree(chats.chat_id)
         await (await chats.service.edit_user_message(chats.chat_id, tree.active_path()[0].id, "1", owner=ANN)).result()
         tree = await chats.service.switch(chats.chat_id, tree.active_path()[0].id)
-        before = await said_in(chats)
+        before = await everything(chats)
         for _ in range(3):
-            failing.left = 1
+            fail(stores, INTERACTIVE_ATTEMPTS, is_done=False)
             with pytest.raises(StoreUnavailable):
                 await SAYING[way](chats, tree, None)
-        assert await said_in(chats) == before
+        assert await everything(chats) == before
         assert (await chats.service.tree(chats.chat_id)).active_path() == tree.active_path()
         await (await SAYING[way](chats, tree, None)).result()
 
 
-async def test_a_run_that_is_there_after_all_is_the_turn_and_nothing_is_taken_back() -> None:
+@pytest.mark.parametrize("is_done", [True, False])
+async def test_a_turn_whose_transaction_fails_once_is_added_once(is_done: bool) -> None:
     stores: Any = MemoryStores()
-    stores.runs = failing = Failing(stores.runs, "add", is_done=True)
     async with chatting(models={"A": Histories().model}, stores=stores) as chats:
-        failing.left = 1
+        fail(stores, 1, is_done=is_done)
         turn = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
         assert (await turn.result()).content == "answer 1"
         assert [one.content for one in await chats.service.tree(chats.chat_id)] == ["one", "answer 1"]
 
 
-async def test_a_run_that_comes_after_its_turn_was_taken_back_is_not_wanted_and_asks_nobody() -> None:
+async def test_a_store_that_stays_away_is_reported_and_asking_again_by_name_says_it_once() -> None:
     stores: Any = MemoryStores()
-    histories, add, late = Histories(), stores.runs.add, []
-
-    async def add_later(run: RunRecord, *args: Any) -> RunRecord:
-        late.append(run)
-        raise StoreUnavailable("no answer came in time, it may have been done; ask again")
-
-    async with chatting(models={"A": histories.model}, stores=stores) as chats:
-        stores.runs.add = add_later
-        with pytest.raises(StoreUnavailable):
-            await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
-        assert [*await chats.service.tree(chats.chat_id)] == []
-        for run in late:
-            await add(run)
-        assert [(await chats.host.wait(run.id)).status for run in late] == ["cancelled"]
-        assert [*await chats.service.tree(chats.chat_id)] == []
-        stores.runs.add = add
-        again = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
-        assert (await again.result()).content == "answer 1"
-    assert histories.asked == [[("user", "one")]]
-
-
-async def test_what_somebody_has_built_upon_is_not_taken_back() -> None:
-    stores: Any = MemoryStores()
-    stores.runs = failing = Failing(stores.runs, "add", is_done=False)
     async with chatting(models={"A": Histories().model}, stores=stores) as chats:
-        real = stores.chats.add_messages
-
-        async def add_and_follow(chat_id: str, messages: Any, **options: Any) -> None:
-            await real(chat_id, messages, **options)
-            await real(chat_id, [ChatMessage("below", messages[-1].id, "user", "and?", 1)], **options)
-
-        stores.chats.add_messages = add_and_follow
-        failing.left = 1
-        with pytest.raises(StoreUnavailable):
-            await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
-        assert [one.content for one in await chats.service.tree(chats.chat_id)] == ["one", "", "and?"]
-
-
-async def test_a_store_that_stays_away_is_told_of_and_asking_again_by_name_says_it_once() -> None:
-    stores: Any = MemoryStores()
-    stores.runs = failing = Failing(stores.runs, "add", is_done=False)
-    async with chatting(models={"A": Histories().model}, stores=stores) as chats:
-        failing.left = 2
         for _ in range(2):
+            fail(stores, INTERACTIVE_ATTEMPTS, is_done=False)
             with pytest.raises(StoreUnavailable):
                 await chats.service.stream_chat(chats.chat_id, "one", owner=ANN, run_id="mine")
         turn = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN, run_id="mine")
         assert (await turn.result()).content == "answer 1"
         assert [one.content for one in await chats.service.tree(chats.chat_id)] == ["one", "answer 1"]
-
-
-async def said_in(chats: Chats) -> Any:
-    """What is said in each of ann's chats; when it was used last may have changed."""
-    return {chat.id: (await chats.stores.chats.messages(chat.id))[0] for chat, _ in await everything(chats)}

@@ -7,8 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.chat.limits import ChatUnknown, MessageUnknown
-from penstock.chat.message import ChatMessage
+from penstock.chat.limits import ChatNotFound, MessageNotFound
 from penstock.hosting.ports import Conflict
 from penstock.testing import explore
 from penstock.testing.faulty import Fault
@@ -19,11 +18,11 @@ from tests.chat.test_service_faults import SCHEDULES, behind
 async def test_a_chat_is_deleted_by_its_owner() -> None:
     async with chatting(models={"A": Histories().model}) as chats:
         await (await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)).result()
-        with pytest.raises(ChatUnknown):
+        with pytest.raises(ChatNotFound):
             await chats.service.delete_chat(chats.chat_id, owner="bob")
         await chats.service.delete_chat(chats.chat_id, owner=ANN)
         for again in (chats.service.delete_chat(chats.chat_id), chats.service.tree(chats.chat_id)):
-            with pytest.raises(ChatUnknown):
+            with pytest.raises(ChatNotFound):
                 await again
 
 
@@ -37,15 +36,6 @@ async def test_an_answer_that_is_being_written_keeps_its_chat() -> None:
         await turn.cancel()
         await turn.result()
         await chats.service.delete_chat(chats.chat_id)
-
-
-async def test_an_answer_that_nobody_writes_keeps_no_chat() -> None:
-    async with chatting() as chats:
-        unfinished = {"state": "writing", "run_id": "never"}
-        said = [ChatMessage("u", None, "user", "one", 0), ChatMessage("a", "u", "assistant", "", 0, unfinished)]
-        await chats.stores.chats.add_messages(chats.chat_id, said, now_ms=0)
-        await chats.service.delete_chat(chats.chat_id)
-        assert await chats.stores.chats.get(chats.chat_id) is None
 
 
 async def test_runs_of_a_chat_that_was_deleted_neither_go_on_nor_are_taken_up() -> None:
@@ -76,11 +66,11 @@ async def deleted_while_somebody_speaks(seed: int) -> None:
     async with host:
 
         async def says(text: str) -> None:
-            with suppress(ChatUnknown):
+            with suppress(ChatNotFound):
                 turn = await service.stream_chat("c", text, owner=ANN, run_id=text)
                 try:
                     assert (await turn.result()).content == f"answer to {text}"
-                except MessageUnknown:  # it was answered, and deleted before that was read
+                except MessageNotFound:  # it was answered, and deleted before that was read
                     assert await stores.chats.get("c") is None
 
         async def deletes() -> None:

@@ -30,18 +30,18 @@ def asked(**env: str) -> str:
         ("penstock serve --unknown-prices ", 3, ["count", "refuse"]),
     ],
 )
-def test_bash_is_told_what_could_come_next(line: str, word: int, offered: list[str]) -> None:
+def test_bash_completes_commands(line: str, word: int, offered: list[str]) -> None:
     told = asked(_PENSTOCK_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(word))
     assert told.split() == offered
 
 
-def test_zsh_and_fish_are_told_with_what_each_command_is_for() -> None:
+def test_zsh_and_fish_complete_commands_with_their_descriptions() -> None:
     zsh = asked(_PENSTOCK_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="penstock ru")
-    assert '"runs":"See and steer the runs of a server."' in zsh
+    assert '"runs":"Start, follow and control runs on a server."' in zsh
     fish = asked(
         _PENSTOCK_COMPLETE="complete_fish", _TYPER_COMPLETE_FISH_ACTION="get-args", _TYPER_COMPLETE_ARGS="penstock ru"
     )
-    assert "runs\tSee and steer the runs of a server." in fish.splitlines()
+    assert "runs\tStart, follow and control runs on a server." in fish.splitlines()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -44,12 +44,24 @@ def flow(directory: Path) -> Path:
     return path
 
 
-def test_a_valid_graph_says_so_and_what_was_not_checked(penstock: Penstock, flow: Path) -> None:
+def test_valid_graph_is_reported_with_what_was_not_checked(penstock: Penstock, flow: Path) -> None:
     ended = penstock("graph", "validate", flow.name)
     assert ended.code == 0
     assert ended.out == (
-        "flow.json: valid, 2 nodes, 1 edge; types and handles were not checked, --executors names what runs them\n"
+        "flow.json: valid, 2 nodes, 1 edge; types and handles were not checked: name the executors with --executors\n"
     )
+
+
+@pytest.mark.requirement("P-E5")
+@pytest.mark.parametrize("options", [[], ["--executors", "nodes:registry"]], ids=["alone", "with executors"])
+def test_a_wrong_error_policy_is_named_with_its_path(penstock: Penstock, flow: Path, options: list[str]) -> None:
+    Path("nodes.py").write_text(EXECUTORS)
+    document = json.loads(flow.read_text())
+    document["nodes"][1]["data"] = {"error_policy": {"max_retries": 3}}
+    flow.write_text(json.dumps(document))
+    ended = penstock("graph", "validate", flow, *options)
+    assert ended.code == 2
+    assert "bad_data  $.nodes[1].data.error_policy.max_retries  there is no such setting\n" in ended.out
 
 
 def test_types_are_checked_against_the_executors_that_are_named(penstock: Penstock, flow: Path) -> None:
@@ -101,12 +113,10 @@ def test_executors_are_refused_where_no_node_needs_one(penstock: Penstock) -> No
     Path("story.py").write_text("from penstock.flow.graph import Graph\ngraph = Graph('story')\n")
     ended = penstock("graph", "validate", "story.py", "--executors", "no:such")
     assert (ended.code, ended.out) == (64, "")
-    assert ended.err.startswith(
-        "penstock: --executors: this is for the nodes of a graph in JSON, and story.py is a Graph"
-    )
+    assert ended.err.startswith("penstock: --executors can only be used with a graph in JSON: story.py is a Graph")
 
 
-def test_agents_linked_into_each_other_are_said_to_be_before_they_run(penstock: Penstock) -> None:
+def test_agents_linked_to_each_other_are_reported_before_they_run(penstock: Penstock) -> None:
     agents = [{"id": id, "type": "agent", "data": {"model": "example"}} for id in "ab"]
     links = [
         {"id": f"{one}{other}", "source": one, "sourceHandle": "tool", "target": other, "targetHandle": "tools"}

@@ -38,7 +38,7 @@ def test_a_command_prints_what_the_page_says(command: str, shown: str) -> None:
 
 def test_the_page_names_every_option_and_exit_code() -> None:
     from penstock.cli.exits import Exit
-    from penstock.cli.running import LIMITS
+    from penstock.cli.run_command import LIMITS
 
     offered = ("--models", "--tools", "--executors", "--prices", "--unknown-prices")
     for option in (*LIMITS, "--input", "--max-parallel", *offered, "--approve", "--json"):

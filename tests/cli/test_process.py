@@ -161,7 +161,7 @@ def test_ctrl_c_while_a_module_is_loaded_is_130(directory: Path) -> None:
     assert (process.returncode, err) == (130, "")
 
 
-def test_only_results_reach_standard_output_whoever_writes_there() -> None:
+def test_only_results_reach_standard_output() -> None:
     ended = subprocess.run(
         [*PENSTOCK, "run", "flows.py:talking", "--json"], capture_output=True, text=True, encoding="utf-8", check=True
     )
@@ -232,7 +232,7 @@ def test_what_a_stream_cannot_encode_is_spelled_in_what_it_can(encoding: str) ->
     ended = subprocess.run([*PENSTOCK, "run", "flows.py"], capture_output=True, env=env, check=False)
     assert ended.returncode == 0
     assert ended.stdout.decode(encoding).startswith("quick: schnell + \\U0001f600\n")
-    assert "+ ok" in ended.stderr.decode(encoding)
+    assert "+ completed" in ended.stderr.decode(encoding)
     ended = subprocess.run([*PENSTOCK, "run", "flows.py", "--json"], capture_output=True, env=env, check=True)
     assert json.loads(ended.stdout.decode(encoding))["results"]["quick"] == "schnell ✓ 😀"
 
@@ -281,7 +281,7 @@ def test_on_a_terminal_the_tree_moves_and_the_results_stay_apart() -> None:
     assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l")
 
 
-def test_whoever_leaves_at_once_has_their_cursor_back() -> None:
+def test_immediate_exit_restores_the_cursor() -> None:
     code, out, sent = on_a_terminal("run", "flows.py:hanging", on={b"WAITING": signal.SIGINT, b"ASKED": signal.SIGINT})
     assert (code, out) == (130, "")
     assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l")
@@ -296,8 +296,8 @@ def test_no_color_is_heard() -> None:
 def test_a_dumb_terminal_gets_plain_lines() -> None:
     _, _, sent = on_a_terminal("run", "flows.py", TERM="dumb")
     assert "\x1b" not in sent
-    assert " s  ✓ quick\r\n" in sent
-    assert " s  ✓ then\r\n" in sent
+    assert " s  call.ended         ✓ step quick\r\n" in sent
+    assert " s  call.ended         ✓ step then\r\n" in sent
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(20, 5), (1, 1), (400, 100)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.running import LIMITS
+from penstock.cli.run_command import LIMITS
 from tests.cli.conftest import Penstock
 
 GRAPH = """
@@ -58,8 +58,8 @@ def test_results_go_to_standard_output_and_progress_to_standard_error(penstock: 
     ended = penstock("run", "story.py", "--input", '"a dam"')
     assert ended.code == 0
     assert ended.out == 'outline: {"about": "a dam"}\ndraft:\n  line one\n  line two\nreview: [1]\n'
-    assert "✓ draft/think" in ended.err
-    assert "✓ ok\n  cost $0.02 · 5 steps · " in ended.err
+    assert "✓ tool draft/think · $0.01" in ended.err
+    assert "✓ completed\n  cost $0.02 · 5 steps · " in ended.err
     assert "printed by a step" in ended.err
 
 
@@ -75,7 +75,7 @@ def test_json_is_one_document_and_nothing_else(penstock: Penstock) -> None:
     assert read["trace"]["chain_id"] == read["run_id"]  # type: ignore[index]
 
 
-def test_a_step_that_fails_is_2_and_says_where(penstock: Penstock, story: Path) -> None:
+def test_failed_step_exits_with_2_and_shows_its_location(penstock: Penstock, story: Path) -> None:
     story.write_text(FAILING)
     ended = penstock("run", "story.py")
     line = FAILING[: FAILING.index("raise ValueError")].count("\n") + 1
@@ -103,7 +103,7 @@ def test_a_failure_is_in_the_document_with_the_results_before_it(penstock: Penst
     assert read["status"] == "failed"
     assert read["error"]["type"] == "ValueError"  # type: ignore[index]
     assert list(read["results"]) == ["outline", "draft"]  # type: ignore[call-overload]
-    assert read["errors"] == {}  # the one that ended the run is told once
+    assert read["errors"] == {}  # the error that ended the run is not repeated
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_input_from_a_file_and_from_standard_input(penstock: Penstock, monkeypat
     [
         ("{", "--input is not JSON: "),
         ("a dam", "quote text as '\"text\"', or name a file as @file"),
-        ("NaN", "NaN is not a number of JSON"),
+        ("NaN", "NaN is not a JSON number"),
         ("[" * 100_000, "--input is nested too deeply"),
         ("@nowhere.json", "--input: there is no file 'nowhere.json'"),
         ("@.", "--input: '.' is a directory; name a file in it"),
@@ -198,7 +198,7 @@ def test_an_invalid_graph_is_2_with_its_problems_also_in_the_document(penstock: 
     ended = penstock("run", "flow.json", "--json")
     assert ended.code == 2
     assert "unknown_type  $.nodes[0].type  no executor is registered for type 'nothing'" in ended.err
-    assert "--executors module:name says what runs the nodes of a type" in ended.err
+    assert "name the executors of these types with --executors module:name" in ended.err
     read = document(ended.out)
     assert (read["status"], read["run_id"], read["results"]) == ("failed", None, {})
     assert read["error"]["problems"][0]["code"] == "unknown_type"  # type: ignore[index]
@@ -239,7 +239,7 @@ def test_a_limit_met_inside_a_task_group_is_a_halt_and_not_a_failure(penstock: P
     assert "■ halted: budget_exceeded: " in ended.err
 
 
-def test_a_limit_that_a_step_dealt_with_is_told_and_the_run_is_ok(penstock: Penstock, story: Path) -> None:
+def test_limit_that_a_step_handled_is_reported_and_the_run_completes(penstock: Penstock, story: Path) -> None:
     dealt_with = """    from penstock.errors import Halted
     try:
         await context.atool(str, 1, name="dear", cost_hint_usd=9)

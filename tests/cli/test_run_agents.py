@@ -61,7 +61,7 @@ def write_agent(**data: Any) -> str:
     return "agent.json"
 
 
-def test_the_built_in_model_is_there_and_what_it_costs_is_told(penstock: Penstock) -> None:
+def test_built_in_model_is_available_and_its_cost_is_shown(penstock: Penstock) -> None:
     ended = penstock("run", write_agent(model="example"), "--input", '"count to 3"', "--max-cost", "0.10")
     assert (ended.code, ended.out) == (0, "start: count to 3\nagent: 1, 2, 3.\n")
     assert "cost $0.00000" in ended.err
@@ -101,7 +101,7 @@ def test_tools_are_there_by_name(penstock: Penstock) -> None:
     assert "/depth" in ended.err
 
 
-def test_a_model_that_nobody_has_is_a_failure_that_names_those_there_are(penstock: Penstock) -> None:
+def test_unknown_model_is_a_failure_that_lists_the_known_ones(penstock: Penstock) -> None:
     ended = penstock("run", write_agent(model="nobody"), "--models", "mine.py:models", "--input", '"hello"')
     assert ended.code == 2
     assert "there is no model 'nobody': services['models'] has diver, example, mine, quick" in ended.err
@@ -114,7 +114,7 @@ def test_a_model_that_nobody_has_is_a_failure_that_names_those_there_are(penstoc
         (["--models", "nowhere:models"], "there is no module 'nowhere'"),
         (["--models", "mine.py:depth"], "--models mine.py:depth is of type Tool; it must be a mapping of names"),
         (["--tools", "mine.py:nothing"], "mine.py has no attribute 'nothing'"),
-        (["--prices", "mine.py:wrong"], "--prices: there is 3 for 'mine-1'; it must be a penstock Price"),
+        (["--prices", "mine.py:wrong"], "--prices: the price of 'mine-1' must be a penstock Price"),
         (["--prices", "mine.py:nameless"], "--prices: model must be a model name"),
         (["--unknown-prices", "guess"], "'--unknown-prices'"),
     ],
@@ -145,8 +145,8 @@ def test_a_graph_in_python_takes_none_of_them(penstock: Penstock, given: list[st
     ended = penstock("run", "story.py", *given)
     assert (ended.code, ended.out) == (64, "")
     assert ended.err == (
-        f"penstock: {given[0]}: this is for the nodes of a graph in JSON, and story.py is a Graph in Python, "
-        "whose steps have their own\n"
+        f"penstock: {given[0]} can only be used with a graph in JSON: story.py is a Graph in Python, "
+        "whose steps bring their own\n"
     )
 
 

@@ -63,7 +63,7 @@ def test_each_node_has_its_value_and_the_input_reaches_the_executors(penstock: P
     ended = penstock(*RUN, "--input", '"dams"')
     assert ended.code == 0
     assert ended.out == 'first: about dams\nthen: {"output": "ABOUT DAMS", "length": 10}\n'
-    assert "✓ then/shout aloud         $0.0100" in ended.err
+    assert "✓ tool then/shout aloud · $0.01" in ended.err
 
 
 def test_a_node_that_fails_is_2_with_the_results_before_it(penstock: Penstock) -> None:

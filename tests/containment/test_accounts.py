@@ -87,19 +87,40 @@ class Model:
         return total
 
     def refusal(self, ask: Entry, now: int, drawn: bool) -> tuple[StopReason, str] | None:
-        """Reason and budget of the refusal that is due; None if every level has room."""
+        """Reason and budget of the refusal that is due; None if every level has room.
+
+        One that would go away if all holds came free is due only if there is no other.
+        """
         sums = self.sums()
         found = [(level, self.left(level, sums[level], now)) for level in above(ask.account)]
-        for reason in ORDER:
-            for level, left in found:
-                if left[reason] <= 0 and not (drawn and reason is StopReason.RETRY_BUDGET_EXCEEDED):
-                    return reason, level.name
         asked = {COST: ask.cost, TOKENS: ask.tokens, API_CALLS: ask.api_calls}
-        for level, left in found:
-            for reason, amount in asked.items():
-                if amount > left[reason]:
-                    return reason, level.name
-        return None
+        refusals = [
+            (reason, level, 1)
+            for reason in ORDER
+            for level, left in found
+            if left[reason] <= 0 and not (drawn and reason is StopReason.RETRY_BUDGET_EXCEEDED)
+        ]
+        refusals += [
+            (reason, level, amount)
+            for level, left in found
+            for reason, amount in asked.items()
+            if amount > left[reason]
+        ]
+        lefts = dict(found)
+        final = [
+            (reason, level)
+            for reason, level, amount in refusals
+            if lefts[level][reason] + self.held(level, reason) < max(amount, 1)
+        ]
+        due = final or [(reason, level) for reason, level, _ in refusals]
+        return (due[0][0], due[0][1].name) if due else None
+
+    def held(self, level: Account, reason: StopReason) -> int:
+        """What calls under way hold of it."""
+        if reason not in (COST, TOKENS):
+            return 0
+        open_calls = [entry for entry in self.entries if entry.state == "held" and level in above(entry.account)]
+        return sum(entry.cost if reason is COST else entry.tokens for entry in open_calls)
 
     @staticmethod
     def left(level: Account, sums: dict[str, int], now: int) -> dict[StopReason, int]:
@@ -166,7 +187,7 @@ class Ledgering(RuleBasedStateMachine):
         before = self.snapshot()
         taken = accounts.hold(account, cost, tokens, api_calls, self.now, drawn)
         if isinstance(taken, Stop):
-            assert (taken.reason, taken.budget) == expected, "a refusal is right, and names the right budget"
+            assert (taken.reason, taken.budget) == expected, f"a refusal is right, and names the right budget: {taken}"
             assert self.snapshot() == before, "a refused hold changes nothing anywhere"
             return None
         assert expected is None, f"{expected} should have refused"
@@ -286,7 +307,10 @@ class Ledgering(RuleBasedStateMachine):
     def cost_left_is_what_the_tightest_level_has_left(self) -> None:
         sums = self.model.sums()
         for account in self.accounts:
-            left = [self.model.left(level, sums[level], self.now)[COST] for level in above(account)]
+            left = [
+                self.model.left(level, sums[level], self.now)[COST] + self.model.held(level, COST)
+                for level in above(account)
+            ]
             assert accounts.cost_left(account) == max(0, min(*left, UNLIMITED))
 
     @invariant()
@@ -296,11 +320,12 @@ class Ledgering(RuleBasedStateMachine):
             overdrawn = [
                 level
                 for level in above(account)
-                if level.committed > level.max_cost or level.tokens_committed > level.max_tokens
+                if level.committed - level.held >= level.max_cost
+                or level.tokens_committed - level.tokens_held >= level.max_tokens
             ]
-            assert accounts.has_room(account, cost, tokens) == (not overdrawn)
-            assert not accounts.has_room(account, cost + 1, tokens)
-            assert not accounts.has_room(account, cost, tokens + 1)
+            assert accounts.fits_alone(account, cost, tokens) == (not overdrawn)
+            assert not accounts.fits_alone(account, cost + 1, tokens)
+            assert not accounts.fits_alone(account, cost, tokens + 1)
 
     def snapshot(self) -> list[list[object]]:
         return [everything(account) for account in self.accounts]
@@ -437,7 +462,7 @@ def test_a_limit_further_up_is_named_before_a_later_one_nearby() -> None:
     assert (refusal(step).reason, refusal(step).budget) == (COST, "run")
 
 
-def test_a_hold_that_does_not_fit_is_told_only_when_nothing_is_used_up() -> None:
+def test_a_hold_that_does_not_fit_is_reported_only_when_nothing_is_used_up() -> None:
     run = Account("run", Limits(api_calls=0))
     step = Account("step", Limits(cost_nanos=5), run)
     assert refusal(step, cost=6).reason is API_CALLS
@@ -510,9 +535,11 @@ def test_a_ceiling_lowered_below_what_is_taken_refuses_and_what_runs_still_settl
     account = Account("main", Limits(cost_nanos=100, steps=5, retries=5))
     held = take(account, cost=60)
     accounts.draw_retry(account)
-    accounts.set_limits(account, Limits(cost_nanos=50, steps=0, retries=0))
-    assert accounts.cost_left(account) == 0
+    accounts.set_limits(account, Limits(cost_nanos=50, retries=5))
+    assert accounts.cost_left(account) == 50, "if the hold came free"
     assert (refusal(account).limit, refusal(account).held) == (50e-9, 60e-9)
+    accounts.set_limits(account, Limits(cost_nanos=50, steps=0, retries=0))
+    assert refusal(account).reason is STEPS, "the hold may come free, the steps do not"
     assert not accounts.draw_retry(account)
     accounts.settle(held, 55, 0, 0, True)
     assert refusal(account).message == "$0.000000055 spent of the $0.00000005 of 'main'"
@@ -596,7 +623,9 @@ def test_the_level_with_the_least_left_is_the_tightest_and_of_several_the_neares
     above = Account("run", Limits(cost_nanos=100, tokens=50))
     account = Account("node", Limits(cost_nanos=100), above)
     assert (accounts.tightest(account, "usd").name, accounts.tightest(account, "tokens").name) == ("node", "run")
-    take(above, cost=1)
+    held = take(above, cost=1)
+    assert accounts.tightest(account, "usd").name == "node", "what is held may come free"
+    accounts.settle(held, 1, 0, 0, True)
     assert accounts.tightest(account, "usd").name == "run"
 
 
@@ -615,6 +644,7 @@ def test_a_refusal_reads_as_figures_and_whose_they_are() -> None:
         held=0.625,
         asked=0.2,
         momentary=True,
+        unresolved=0.125,
     )
     assert refusal(account, tokens=900_000).message == (
         "0 and 200000 held of the 1000000 tokens of 'research' used; the call would take 900000"

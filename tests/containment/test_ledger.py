@@ -274,7 +274,7 @@ def test_a_bill_of_less_than_nothing_or_of_no_number_leaves_the_hold_as_it_was(f
     ledger.settle(held, 3)
 
 
-def test_a_balance_is_like_any_that_somebody_makes() -> None:
+def test_a_balance_equals_one_made_by_hand() -> None:
     ledger = Ledger("run")
     take(ledger, ledger.root, 10)
     now = ledger.balance()

@@ -106,7 +106,7 @@ def test_amounts_that_would_give_something_back_or_are_no_numbers_are_refused(fi
         Amounts(**{field: value})
 
 
-def test_errors_say_what_was_asked_and_what_is_known() -> None:
+def test_errors_name_the_request_and_what_is_stored() -> None:
     store = MemoryLedgerStore()
     store.open_account("run", NO_LIMITS)
     store.open_account("graph", NO_LIMITS, parent="run")
@@ -115,7 +115,7 @@ def test_errors_say_what_was_asked_and_what_is_known() -> None:
         store.hold("k", "graph", Amounts(10))
     with pytest.raises(LedgerError, match=r"^hold 'k' was taken for Amounts\(cost_nanos=10, .*not for Amounts"):
         store.hold("k", "run", Amounts(11))
-    with pytest.raises(LedgerError, match=r"^no hold 'x': it was refused, or never asked for$"):
+    with pytest.raises(LedgerError, match=r"^no hold 'x': it was refused, or never taken$"):
         store.release("x")
     with pytest.raises(KeyError, match=r"no account 'nobody'; open it first"):
         store.balance("nobody")

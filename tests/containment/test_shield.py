@@ -6,7 +6,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -98,7 +98,7 @@ def test_none_and_allow_are_no_opinion(slot: Slot, answers: tuple[object, ...]) 
 @pytest.mark.requirement("C-8")
 @pytest.mark.parametrize("slot", Slot)
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_the_first_refusal_wins_and_later_hooks_are_not_asked(slot: Slot, refusal: Decision) -> None:
+def test_the_first_refusal_wins_and_later_hooks_are_not_called(slot: Slot, refusal: Decision) -> None:
     hooks = [Saying(), Saying(refusal), Saying(Decision.HALT)]
     verdict = with_hooks(slot, *hooks).judge(slot, CALL, *ARGUMENTS[slot])
     assert verdict is not None
@@ -392,7 +392,7 @@ def test_an_empty_slot_says_so() -> None:
     assert [slot for slot in Slot if pipeline.has(slot)] == [Slot.BUDGET]
 
 
-def test_the_protocols_tell_hooks_from_other_things() -> None:
+def test_the_protocols_distinguish_hooks_from_other_objects() -> None:
     for protocol in (PreDispatchHook, ToolDispatchHook, EgressHook, RetryHook, BudgetHook):
         assert isinstance(Saying(), protocol)
         assert not isinstance(object(), protocol)
@@ -400,7 +400,7 @@ def test_the_protocols_tell_hooks_from_other_things() -> None:
     assert isinstance(BudgetWindowHook(1), ToolDispatchHook)
 
 
-def test_hooks_are_given_what_they_are_asked_about() -> None:
+def test_hooks_are_given_what_they_decide_on() -> None:
     given_to_hook: list[tuple[object, ...]] = []
 
     class Noting(Saying):
@@ -427,7 +427,7 @@ def ask(pipeline: ShieldPipeline, slot: Slot) -> Decision:
 
 
 @pytest.mark.requirement("C-8")
-def test_where_nobody_objects_calls_are_allowed_errors_are_retried_and_nothing_is_logged() -> None:
+def test_without_objections_calls_are_allowed_errors_are_retried_and_nothing_is_logged() -> None:
     pipeline = ShieldPipeline()
     assert {slot: ask(pipeline, slot) for slot in Slot} == {
         Slot.PRE_DISPATCH: Decision.ALLOW,
@@ -463,11 +463,42 @@ def test_the_event_of_a_degrade_carries_the_model() -> None:
     assert pipeline.get_events()[0].metadata["model"] == "small-model"
 
 
-@pytest.mark.requirement("C-8")
-def test_a_run_that_judges_leaves_no_event_for_others_to_find() -> None:
-    pipeline = ShieldPipeline(Saying(Decision.HALT))
-    pipeline.judge(Slot.PRE_DISPATCH, CALL)
-    assert pipeline.get_events() == []
+@pytest.mark.requirement("C-8", "C-19")
+@pytest.mark.parametrize("slot", Slot)
+def test_a_run_that_asks_leaves_the_same_event_as_a_direct_call(slot: Slot) -> None:
+    asked, direct = with_hooks(slot, Saying(Decision.HALT)), with_hooks(slot, Saying(Decision.HALT))
+    asked.judge(slot, CALL, *ARGUMENTS[slot])
+    ask(direct, slot)
+    (event,), (other,) = asked.get_events(), direct.get_events()
+    assert event == replace(other, ts=event.ts)
+
+
+@pytest.mark.requirement("C-19")
+def test_a_call_is_described_by_its_request_alone_and_by_all_that_is_known_of_it() -> None:
+    assert ShieldPipeline().before_llm_call(ToolCallContext(request_id="r")) is Decision.ALLOW
+    assert ToolCallContext("r") == ToolCallContext(
+        "r", "", session_id=None, endpoint=None, tokens_in=None, tokens_out=None
+    )
+    known = ToolCallContext("r", session_id="s", endpoint="https://api.example.org", tokens_in=0, tokens_out=7)
+    assert (known.session_id, known.endpoint) == ("s", "https://api.example.org")
+    assert (known.tokens_in, known.tokens_out) == (0, 7)
+
+
+@pytest.mark.requirement("C-19")
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("session_id", 7),
+        ("endpoint", b"x"),
+        ("tokens_in", -1),
+        ("tokens_in", True),
+        ("tokens_out", 1.5),
+        ("tokens_out", "7"),
+    ],
+)
+def test_a_description_that_is_none_is_refused_with_the_name_of_its_field(field: str, value: Any) -> None:
+    with pytest.raises(InvalidValue, match=f"^{field} must be (a |text)"):
+        ToolCallContext(**{"request_id": "r", field: value})
 
 
 @pytest.mark.parametrize("kept", [0, 3])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -91,22 +93,82 @@ async def test_a_hundred_steps_in_a_row_count_to_a_hundred() -> None:
     assert results["s99"] == 100
 
 
-async def test_upstream_has_all_results_so_far_and_cannot_be_written_to() -> None:
+@pytest.mark.requirement("P-B7")
+async def test_upstream_has_all_results_so_far_and_belongs_to_the_step_alone() -> None:
     seen: list[dict[str, Any]] = []
 
     def look(ctx: ExecutionContext) -> int:
         seen.append(dict(ctx.upstream))
-        with pytest.raises(TypeError):
-            ctx.upstream["forged"] = 1  # type: ignore[index]
+        ctx.upstream["forged"] = 1
+        assert ctx.upstream["forged"] == 1
         return len(seen)
 
+    given = {"before": 0}
     graph = Graph("g").add_step(node("look", look), "a").add_step(node("look", look), "b")
     graph.add_step(node("look", look), "c", depends_on=["a"])
-    await graph.execute(ExecutionContext(upstream={"before": 0}))
+    ctx = ExecutionContext(upstream=given)
+    assert await graph.execute(ctx) == {"a": 1, "b": 2, "c": 3}
     assert seen == [{"before": 0}, {"before": 0, "a": 1}, {"before": 0, "a": 1, "b": 2}]
+    assert given == ctx.upstream == {"before": 0}
 
 
-def test_upstream_is_live_also_for_the_results_of_the_outer_graph() -> None:
+@pytest.mark.requirement("P-B7")
+async def test_upstream_is_a_dict_that_can_be_written_as_json_and_copied() -> None:
+    def use(ctx: ExecutionContext) -> str:
+        assert type(ctx.upstream) is dict
+        assert ctx.upstream is ctx.upstream
+        assert copy.deepcopy(ctx.upstream) == ctx.upstream
+        return json.dumps(ctx.upstream, sort_keys=True)
+
+    inner = Graph("inner").add_step(const("two", 2), "two").add_step(node("use", use), "use", depends_on=["two"])
+    outer = Graph("outer").add_step(const("one", 1), "one").add_step(node("use", use), "use", depends_on=["one"])
+    outer.add_step(inner, "inner", depends_on=["use"])
+    results = await outer.execute(ExecutionContext(upstream={"zero": 0}))
+    assert results["use"] == '{"one": 1, "zero": 0}'
+    seen = json.loads(results["inner"]["use"])
+    assert seen == {"zero": 0, "one": 1, "use": results["use"], "two": 2}
+    assert type(ExecutionContext().upstream) is dict
+
+
+@pytest.mark.requirement("P-B7")
+async def test_a_step_that_returns_its_upstream_does_not_contain_itself() -> None:
+    graph = Graph("g").add_step(const("one", 1), "a")
+    graph.add_step(node("all", lambda ctx: ctx.upstream), "b", depends_on=["a"])
+    graph.add_step(node("all", lambda ctx: ctx.input), "c", input_fn=lambda upstream: upstream, depends_on=["b"])
+    results = await graph.execute()
+    assert results == {"a": 1, "b": {"a": 1}, "c": {"a": 1, "b": {"a": 1}}}
+    assert json.loads(json.dumps(results)) == results
+
+
+@pytest.mark.requirement("P-B7")
+async def test_a_step_that_does_not_read_its_upstream_makes_no_copy() -> None:
+    contexts: list[ExecutionContext] = []
+    inner = Graph("inner").add_step(node("keep", contexts.append), "x")
+    await Graph("g").add_step(node("keep", contexts.append), "a").add_step(inner, "b").execute()
+    assert [ctx._upstream for ctx in contexts] == [None, None]
+    first, second = contexts
+    assert first.upstream == {"a": None, "b": {"x": None}}
+    assert second.upstream == {**first.upstream, "x": None}
+
+
+@pytest.mark.requirement("P-B7")
+async def test_a_handle_made_inside_a_step_has_an_upstream_of_its_own() -> None:
+    def narrow(ctx: ExecutionContext) -> tuple[dict[str, Any], ...]:
+        ctx.upstream["mine"] = 1
+        handle, child = ctx.with_upstream({"more": 2}), ctx.spawn_child("child")
+        handle.upstream["its"] = child.upstream["its"] = 3
+        return ctx.upstream, handle.upstream, child.upstream
+
+    graph = Graph("g").add_step(const("one", 1), "a").add_step(node("narrow", narrow), "b", depends_on=["a"])
+    with ExecutionContext() as run:
+        own, handle, child = (await graph.execute(run))["b"]
+    assert own == {"a": 1, "mine": 1}
+    assert handle == {"a": 1, "mine": 1, "more": 2, "its": 3}
+    assert child == {"a": 1, "mine": 1, "its": 3}
+
+
+@pytest.mark.requirement("P-B7")
+def test_upstream_has_what_was_there_when_the_step_first_read_it() -> None:
     async def slow(ctx: ExecutionContext) -> str:
         await asyncio.sleep(1)
         return "slow"
@@ -116,12 +178,18 @@ def test_upstream_is_live_also_for_the_results_of_the_outer_graph() -> None:
         await asyncio.sleep(2)
         return before, sorted(ctx.upstream)
 
+    async def look_late(ctx: ExecutionContext) -> list[str]:
+        await asyncio.sleep(2)
+        return sorted(ctx.upstream)
+
     async def main() -> None:
         inner = Graph("inner").add_step(const("i", 0), "first")
         inner.add_step(node("look", look_twice), "look", depends_on=["first"])
-        outer = Graph("outer", max_parallel=2).add_step(node("slow", slow), "slow").add_step(inner, "inner")
+        inner.add_step(node("late", look_late), "late", depends_on=["first"])
+        outer = Graph("outer", max_parallel=3).add_step(node("slow", slow), "slow").add_step(inner, "inner")
         results = await outer.execute()
-        assert results["inner"]["look"] == (["first"], ["first", "slow"])
+        assert results["inner"]["look"] == (["first"], ["first"])
+        assert results["inner"]["late"] in (["first", "slow"], ["first", "look", "slow"])
 
     sim_run(main, seed=1)
 

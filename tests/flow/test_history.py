@@ -123,7 +123,7 @@ def test_entries_are_joined_to_a_trace_by_node_and_time(tmp_path: Path) -> None:
         assert len(list(read_history(tmp_path, step.node_id, "here"))) == 6
 
 
-def test_attempts_skips_and_fallbacks_are_told_apart(tmp_path: Path) -> None:
+def test_attempts_skips_and_fallbacks_are_distinguished(tmp_path: Path) -> None:
     def boom(ctx: ExecutionContext) -> None:
         raise ValueError("no")
 
@@ -260,7 +260,7 @@ def test_an_id_cannot_lead_out_of_the_directory(tmp_path: Path) -> None:
 
 
 def test_a_server_without_a_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValue, match="server must be a name"):
+    with pytest.raises(InvalidValue, match="server must be text that is not empty"):
         History(tmp_path, "")
 
 

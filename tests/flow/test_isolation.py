@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from penstock.containment.limits import Budget
-from penstock.errors import BudgetExceededError, CancelledError, InvalidValue, StepTimeout
+from penstock.containment.limits import Budget, BudgetExceededError
+from penstock.errors import CancelledError, InvalidValue, StepTimeout
 from penstock.flow import isolated_child, isolation
 from penstock.flow.graph import Graph
 from penstock.flow.isolated_child import NotJSON, to_json
@@ -33,7 +33,7 @@ from penstock.testing import ManualClock
 from penstock.tracing.events import CallEnded
 
 WORK = '''
-import ctypes, os, re, signal, subprocess, sys, threading, time
+import ctypes, json, os, re, signal, subprocess, sys, threading, time
 
 
 def echo(ctx):
@@ -55,6 +55,10 @@ def ask_for_object(ctx):
 
 def names_before(ctx):
     return [sorted(ctx.upstream), "object" in ctx.upstream, "nobody" in ctx.upstream]
+
+
+def as_json(ctx):
+    return [isinstance(ctx.upstream, dict), json.dumps(ctx.upstream)]
 
 
 def call_a_model(ctx):
@@ -230,10 +234,13 @@ async def test_the_results_before_are_there(work: Any) -> None:
     graph.add_step(FunctionNode("n1", lambda ctx: 1), "a")
     graph.add_step(FunctionNode("n2", lambda ctx: 2), "b")
     graph.add_step(FunctionNode("n3", work.add, isolation="process"), "sum", depends_on=["a", "b"])
-    assert (await graph.execute(ExecutionContext()))["sum"] == 5
+    graph.add_step(FunctionNode("n4", work.as_json, isolation="process"), "json", depends_on=["sum"])
+    results = await graph.execute(ExecutionContext())
+    assert results["sum"] == 5
+    assert results["json"] == [True, '{"a": 1, "b": 2, "sum": 5}']
 
 
-async def test_a_result_that_is_not_json_is_missed_only_by_whoever_asks_for_it(work: Any) -> None:
+async def test_a_result_that_is_not_json_fails_only_when_it_is_read(work: Any) -> None:
     def graph(fn: Any) -> Graph:
         made = Graph("g")
         made.add_step(FunctionNode("maker", lambda ctx: object()), "object")
@@ -243,6 +250,8 @@ async def test_a_result_that_is_not_json_is_missed_only_by_whoever_asks_for_it(w
     assert (await graph(work.names_before).execute(ExecutionContext()))["s"] == [["object"], True, False]
     with pytest.raises(IsolatedError, match=r"result of step 'object' did not come along: .*result is a object"):
         await graph(work.ask_for_object).execute(ExecutionContext())
+    with pytest.raises(IsolatedError, match="did not come along"):
+        await graph(work.as_json).execute(ExecutionContext())
 
 
 async def test_prints_go_where_the_parents_go_and_do_not_touch_the_value(
@@ -303,7 +312,7 @@ async def test_usage_in_the_value_is_counted(work: Any) -> None:
 
 def refused(fn: Any) -> str:
     with pytest.raises(InvalidValue, match="fn of node 'n' must be a function at the top level of a module") as info:
-        isolated(FunctionNode("n", fn, isolation="process"))
+        isolated(fn, "n")
     return str(info.value)
 
 
@@ -318,7 +327,7 @@ def test_only_what_another_process_can_find_is_taken(work: Any) -> None:
         assert "another process has to find it by its name" in refused(fn)
 
 
-def test_a_function_of_a_module_nobody_can_import_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_of_a_module_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     homeless = ModuleType("homeless")
     exec("def f(ctx): ...", homeless.__dict__)
     monkeypatch.setitem(sys.modules, "homeless", homeless)
@@ -496,7 +505,7 @@ async def test_the_end_of_the_function_ends_what_it_has_started(work: Any, line:
 
 def test_a_cancel_before_there_is_a_process_starts_none(work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     context = ExecutionContext()
-    run = isolated(FunctionNode("n", work.wait, isolation="process"))
+    run = isolated(work.wait, "n")
     monkeypatch.setattr(subprocess, "Popen", None)
     context.abort("early")
     with pytest.raises(CancelledError, match="early"):
@@ -514,7 +523,7 @@ def test_the_token_keeps_nothing_of_a_call_that_is_over(work: Any) -> None:
     token = CancellationToken()
     context = ExecutionContext(cancellation=token)
     before = len(context.cancellation._callbacks)
-    isolated(FunctionNode("n", work.echo, isolation="process"))(context)
+    isolated(work.echo, "n")(context)
     assert len(context.cancellation._callbacks) == before
 
 
@@ -527,7 +536,7 @@ def test_a_cancel_while_the_process_is_being_started_is_not_lost(work: Any, monk
         return started
 
     monkeypatch.setattr(subprocess, "Popen", cancelled_meanwhile)
-    run = isolated(FunctionNode("n", work.where, isolation="process"))
+    run = isolated(work.where, "n")
     with pytest.raises(CancelledError, match="meanwhile"):
         run(ExecutionContext(cancellation=token))
 
@@ -545,7 +554,7 @@ def test_a_deadline_is_noticed_where_no_loop_has_a_timer(work: Any, line: str) -
     reader = threading.Thread(target=let_time_pass)
     reader.start()
     with pytest.raises(CancelledError):
-        isolated(FunctionNode("n", work.wait, isolation="process"))(context)
+        isolated(work.wait, "n")(context)
     reader.join()
 
 
@@ -558,7 +567,7 @@ def test_nothing_is_killed_once_the_process_is_reaped(work: Any, monkeypatch: py
             made.append(self)
 
     monkeypatch.setattr(isolation, "Process", Kept)
-    assert isolated(FunctionNode("n", work.echo, isolation="process"))(ExecutionContext(input=1)) == 1
+    assert isolated(work.echo, "n")(ExecutionContext(input=1)) == 1
     monkeypatch.setattr(os, "killpg", None)
     made[0].kill()
 

@@ -445,7 +445,7 @@ def test_a_sibling_that_gives_its_value_after_the_stop_changes_nothing() -> None
 
 
 @pytest.mark.requirement("P-P3", "P-C2")
-def test_a_cancel_reaches_every_step_of_the_nest_and_tells_what_was_there() -> None:
+def test_a_cancel_reaches_every_nested_step_and_carries_partial_results() -> None:
     async def schedule(seed: int) -> None:
         gauge, loop = Gauge(), sim_loop()
         inner = Graph("inner", max_parallel=4).add_step(takes(1, "x"), "x").add_step(gauge.node(100), "w")
@@ -494,7 +494,7 @@ def test_a_task_that_is_cancelled_again_and_again_still_waits_for_its_steps() ->
 
 
 @pytest.mark.requirement("P-P3", "P-C2")
-def test_an_abort_from_inside_a_step_stops_the_others_whatever_that_step_asked_for() -> None:
+def test_an_abort_from_inside_a_step_stops_the_others_whatever_the_policy_of_that_step() -> None:
     async def schedule(seed: int) -> None:
         async def aborts(ctx: ExecutionContext) -> None:
             await asyncio.sleep(1)

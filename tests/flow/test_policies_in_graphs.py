@@ -21,6 +21,7 @@ from penstock import (
     Graph,
     Halted,
     InvalidValue,
+    Session,
     StepTimeout,
     StopReason,
     contain,
@@ -642,6 +643,66 @@ async def test_a_steps_own_budget_ends_the_step_and_in_a_graph_that_collects_no_
     assert isinstance(results.errors["a"], BudgetExceededError)
 
 
+def graph_of(steps: int, name: str = "inner") -> Graph:
+    """A graph of so many plain steps."""
+    made = Graph(name)
+    for at in range(steps):
+        made.add_step(Flaky(f"n{at}", 0), f"s{at}")
+    return made
+
+
+@pytest.mark.requirement("P-B8")
+async def test_a_sub_budget_of_one_step_runs_a_graph_of_one_step() -> None:
+    outer = Graph("outer").add_step(graph_of(1), "a", sub_budget=Budget(max_steps=1))
+    with ExecutionContext() as ctx:
+        assert await outer.execute(ctx) == {"a": {"s0": "done"}}
+        assert ctx.usage.steps_executed == 2  # the step and the one inside it
+
+
+@pytest.mark.requirement("P-B8")
+@pytest.mark.parametrize("limit", [0, 1, 2])
+async def test_a_graph_under_a_sub_budget_is_refused_where_it_is_refused_under_that_budget(limit: int) -> None:
+    nested = Graph("outer").add_step(graph_of(3), "a", sub_budget=Budget(max_steps=limit))
+    with pytest.raises(BudgetExceededError) as under_sub_budget:
+        await nested.execute()
+    with pytest.raises(BudgetExceededError) as under_budget:
+        await graph_of(3).execute(ExecutionContext(name="a", budget=Budget(max_steps=limit)))
+    assert under_sub_budget.value.reason == under_budget.value.reason
+    assert under_sub_budget.value.budget == under_budget.value.budget == Budget(max_steps=limit)
+
+
+@pytest.mark.requirement("P-B8")
+async def test_a_graph_in_a_graph_counts_its_own_step_and_those_inside_it() -> None:
+    middle = Graph("middle").add_step(graph_of(1), "deep", sub_budget=Budget(max_steps=1))
+    for limit, runs in ((1, False), (2, True)):
+        with ExecutionContext() as ctx:
+            execution = Graph("outer").add_step(middle, "a", sub_budget=Budget(max_steps=limit)).execute(ctx)
+            if runs:
+                assert await execution == {"a": {"deep": {"s0": "done"}}}
+                assert ctx.usage.steps_executed == 3
+            else:
+                with pytest.raises(BudgetExceededError) as raised:
+                    await execution
+                assert (raised.value.owner, raised.value.budget) == ("a", Budget(max_steps=limit))
+
+
+@pytest.mark.requirement("P-B8")
+async def test_a_fallback_that_is_a_graph_has_the_steps_of_the_sub_budget_to_itself() -> None:
+    policy = ErrorPolicy("fallback", fallback_node=graph_of(1))
+    assert await one_step(Flaky("f", 9), policy, sub_budget=Budget(max_steps=1)).execute() == {"a": {"s0": "done"}}
+    policy = ErrorPolicy("fallback", fallback_node=graph_of(2))
+    with pytest.raises(BudgetExceededError):
+        await one_step(Flaky("f", 9), policy, sub_budget=Budget(max_steps=1)).execute()
+
+
+@pytest.mark.requirement("P-B8")
+async def test_a_graph_of_the_session_runs_under_a_sub_budget_of_as_many_steps() -> None:
+    session = Session("s")
+    session.register(graph_of(1))
+    graph = Graph("outer").add_step_ref("inner", "a", sub_budget=Budget(max_steps=1))
+    assert await graph.execute(ExecutionContext(session=session)) == {"a": {"s0": "done"}}
+
+
 # Nodes that block.
 
 
@@ -657,6 +718,22 @@ async def test_a_blocking_node_that_takes_too_long_is_left_behind_and_its_step_s
             assert left.abandoned
     finally:
         release.set()
+
+
+@pytest.mark.requirement("P-E1", "P-E2")
+async def test_timeouts_of_a_blocking_node_draw_on_the_retry_budget() -> None:
+    release = Event()
+    policy = ErrorPolicy("retry", retry_count=8, timeout_ms=50, **AT_ONCE)
+    node = FunctionNode("b", lambda ctx: release.wait(30), blocking=True)
+    ctx = ExecutionContext(ExecutionConfig(max_cost_usd=None, max_steps=None, max_retries_total=2))
+    try:
+        with pytest.raises(Halted) as raised:
+            await one_step(node, policy).execute(ctx)
+    finally:
+        release.set()
+    assert raised.value.stop.reason is StopReason.TIMEOUT
+    attempts = [call for call in ctx.graph.calls()[1] if call.name == "a"]
+    assert (len(attempts), ctx.balance.retries) == (3, 2), "two attempts are retried, the third ends the step"
 
 
 @pytest.mark.requirement("P-E1")

@@ -61,7 +61,7 @@ def brief(events: list[StepEvent]) -> list[tuple[str, str]]:
 # What is told.
 
 
-async def test_each_step_is_told_when_it_starts_and_when_it_ends_with_its_result() -> None:
+async def test_each_step_emits_its_start_and_its_end_with_the_result() -> None:
     graph = Graph("g").add_step(const("one", 1), "a").add_step(const("two", 2), "b", depends_on=["a"])
     with ExecutionContext() as ctx:
         events, _ = await told(graph, ctx)
@@ -73,7 +73,7 @@ async def test_each_step_is_told_when_it_starts_and_when_it_ends_with_its_result
     assert sorted(event.timestamp for event in events) == [event.timestamp for event in events]
 
 
-def test_started_is_told_before_the_work_is_done() -> None:
+def test_started_is_emitted_before_the_work_is_done() -> None:
     async def main() -> None:
         ended: list[str] = []
 
@@ -87,7 +87,7 @@ def test_started_is_told_before_the_work_is_done() -> None:
     simulated(main)
 
 
-async def test_a_streaming_node_tells_its_pieces_and_has_their_list_as_result() -> None:
+async def test_a_streaming_node_emits_its_pieces_and_returns_their_list() -> None:
     events, _ = await told(Graph("g").add_step(counts(3), "a"))
     assert [(event.event_type, event.data) for event in events] == [
         ("started", None),
@@ -98,7 +98,7 @@ async def test_a_streaming_node_tells_its_pieces_and_has_their_list_as_result() 
     ]
 
 
-def test_pieces_are_told_as_they_come() -> None:
+def test_pieces_are_emitted_as_they_come() -> None:
     async def main() -> None:
         times = [
             sim_loop().time()
@@ -137,7 +137,7 @@ async def test_only_steps_are_in_the_path_of_a_step() -> None:
     assert {event.step_id for event in events} == {"x", "x/y"}
 
 
-async def test_a_stream_inside_a_streamed_step_is_told_to_its_own_reader_alone() -> None:
+async def test_events_of_a_stream_inside_a_step_go_to_its_own_reader_alone() -> None:
     inner = Graph("inner").add_step(const("y"), "y")
     seen: list[StepEvent] = []
 
@@ -178,7 +178,7 @@ async def test_a_skip_and_a_fallback_are_completions_with_what_stands_in() -> No
     ]
 
 
-async def test_a_failure_is_told_and_then_raised() -> None:
+async def test_a_failure_is_emitted_and_then_raised() -> None:
     graph = Graph("g").add_step(FunctionNode("f", breaks), "a").add_step(const("b"), "b", depends_on=["a"])
     events, error = await told(graph)
     assert isinstance(error, Boom)
@@ -187,7 +187,7 @@ async def test_a_failure_is_told_and_then_raised() -> None:
     assert ("started", "b") not in brief(events)
 
 
-async def test_what_did_not_run_because_of_a_failure_is_told_as_skipped() -> None:
+async def test_steps_that_did_not_run_because_of_a_failure_are_skipped() -> None:
     graph = Graph("g", settle="collect").add_step(FunctionNode("f", breaks), "a")
     graph.add_step(const("b"), "b", depends_on=["a"]).add_step(const("c"), "c")
     events, error = await told(graph)
@@ -201,7 +201,7 @@ async def test_what_did_not_run_because_of_a_failure_is_told_as_skipped() -> Non
     }
 
 
-async def test_a_step_that_a_limit_refuses_is_told_as_skipped_with_the_reason() -> None:
+async def test_a_step_refused_by_a_limit_is_skipped_with_the_reason() -> None:
     graph = Graph("g").add_step(const("a"), "a").add_step(const("b"), "b", depends_on=["a"])
     events, error = await told(graph, ExecutionContext(budget=Budget(max_steps=1)))
     assert isinstance(error, BudgetExceededError)
@@ -210,14 +210,14 @@ async def test_a_step_that_a_limit_refuses_is_told_as_skipped_with_the_reason() 
 
 
 @pytest.mark.parametrize("policy", [None, ErrorPolicy("retry", retry_count=1)])
-async def test_a_step_with_a_policy_that_a_limit_refuses_is_told_like_any_other(policy: ErrorPolicy | None) -> None:
+async def test_a_step_with_a_policy_refused_by_a_limit_is_skipped_like_any_other(policy: ErrorPolicy | None) -> None:
     graph = Graph("g").add_step(const("a"), "a").add_step(const("b"), "b", depends_on=["a"], error_policy=policy)
     events, error = await told(graph, ExecutionContext(budget=Budget(max_steps=1)))
     assert isinstance(error, BudgetExceededError)
     assert brief(events) == [("started", "a"), ("completed", "a"), ("skipped", "b")]
 
 
-def test_steps_that_a_cancel_stops_are_told_as_cancelled() -> None:
+def test_steps_stopped_by_a_cancel_are_cancelled() -> None:
     async def main() -> None:
         loop = sim_loop()
         ctx = ExecutionContext(clock=loop.clock)
@@ -263,7 +263,7 @@ def test_every_started_step_has_one_end_in_every_interleaving() -> None:
     explore(schedule, schedules=200)
 
 
-async def test_a_stream_tells_the_same_results_as_execute_returns() -> None:
+async def test_a_stream_has_the_results_that_execute_returns() -> None:
     graph = Graph("g").add_step(const("one", {"x": 1}), "a").add_step(counts(2), "b", depends_on=["a"])
     events, _ = await told(graph)
     assert {event.step_id: event.data for event in events if event.event_type == "completed"} == await graph.execute()
@@ -274,7 +274,7 @@ async def test_an_event_is_json() -> None:
     assert json.loads(json.dumps([event.to_dict() for event in events]))[1]["step_id"] == "a"
 
 
-async def test_an_empty_graph_tells_nothing() -> None:
+async def test_an_empty_graph_emits_nothing() -> None:
     assert await told(Graph("g")) == ([], None)
 
 

@@ -13,7 +13,7 @@ from penstock.kernel.executor import ExecutionResult, Handle
 from penstock.kernel.values import DataValue
 from penstock.nodes import executors as node_executors
 from penstock.runtime.billing.prices import PriceBook
-from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.node_events import NodeEvent
 
 SETTINGS = HostSettings(tick_s=0.05, lease_s=3, drain_s=0)

@@ -15,7 +15,7 @@ from penstock.agents.messages import ToolCall
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import Tool
 from penstock.errors import InvalidValue
-from penstock.hosting.host import RunHost, UnknownApproval
+from penstock.hosting.host import ApprovalNotFound, RunHost
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import ApprovalRecord
 from penstock.storage.memory import MemoryStores
@@ -37,7 +37,7 @@ async def asked(host: RunHost, run_id: str, after: int = 0) -> ApprovalRecord:
     raise AssertionError("the run ended without a question")
 
 
-async def test_a_run_waits_for_an_answer_and_goes_on_with_what_was_approved() -> None:
+async def test_run_waits_for_an_answer_and_continues_with_the_approved_value() -> None:
     stores = MemoryStores()
     async with await host_with(stores) as host:
         run = await host.submit(owner="ann", graph_id="ask", input="it")
@@ -66,7 +66,7 @@ async def test_a_run_waits_for_an_answer_and_goes_on_with_what_was_approved() ->
     ("state", "answer", "output"),
     [("edited", {"n": [1, None]}, {"n": [1, None]}), ("edited", None, None), ("edited", 0, 0)],
 )
-async def test_an_answer_may_change_what_goes_on(state: Any, answer: Any, output: Any) -> None:
+async def test_answer_may_replace_the_value(state: Any, answer: Any, output: Any) -> None:
     stores = MemoryStores()
     async with await host_with(stores) as host:
         run = await host.submit(owner="ann", graph_id="ask", input="it")
@@ -74,7 +74,7 @@ async def test_an_answer_may_change_what_goes_on(state: Any, answer: Any, output
         assert (await host.wait(run.id)).output == output
 
 
-async def test_what_is_rejected_does_not_go_on_and_the_first_answer_counts() -> None:
+async def test_rejected_value_is_not_passed_on_and_the_first_answer_counts() -> None:
     stores = MemoryStores()
     async with await host_with(stores) as host:
         run = await host.submit(owner="ann", graph_id="ask", input="it")
@@ -121,7 +121,7 @@ async def test_a_question_survives_a_restart_and_is_put_once(is_killed: bool, is
     assert told == [{"approval_id": approval.id, "state": "edited", "by": "bob"}]
 
 
-async def test_a_question_that_nobody_answers_in_time_is_closed_and_the_run_goes_on() -> None:
+async def test_approval_without_an_answer_in_time_is_closed_and_the_run_continues() -> None:
     stores = MemoryStores()
     nodes: Any = (("in", "input", {}), ("ask", "approval", {"timeout_s": 0.01}), ("no", "output", {}))
     async with await host_with(stores) as host:
@@ -129,7 +129,7 @@ async def test_a_question_that_nobody_answers_in_time_is_closed_and_the_run_goes
         await stores.graphs.save("quick", "ann", "quick", document, now_ms=0)
         run = await host.submit(owner="ann", graph_id="quick", input="it")
         left = await host.wait(run.id)
-    assert left.output == {"value": "it", "reason": "nobody answered within 0.01 s"}
+    assert left.output == {"value": "it", "reason": "not answered within 0.01 s"}
     (approval,) = await stores.approvals.list(run_id=run.id)
     assert (approval.state, approval.answered_by) == ("rejected", "timeout")
     told = [event.data for event in await stores.events.read(run.id) if event.type == "approval.answered"]
@@ -150,7 +150,7 @@ async def test_runs_that_wait_for_answers_do_not_keep_others_from_running() -> N
         assert {(await host.wait(run.id)).status for run in waiting} == {"completed"}
 
 
-async def test_questions_inside_a_map_are_told_apart() -> None:
+async def test_approvals_inside_a_map_are_distinct() -> None:
     stores = MemoryStores()
     document = graph(("in", "input", {}), ("each", "map", {"graph": ASK}), edges="in>each")
     async with await host_with(stores) as host:
@@ -169,9 +169,9 @@ async def test_questions_inside_a_map_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("approval_id", ["nope", "", "\ud800", "x" * 10_000])
-async def test_an_answer_to_a_question_that_nobody_put_says_so(approval_id: str) -> None:
+async def test_answer_to_an_unknown_approval_is_not_found(approval_id: str) -> None:
     host = await host_with(MemoryStores())
-    with pytest.raises(UnknownApproval, match="there is no approval") as raised:
+    with pytest.raises(ApprovalNotFound, match="there is no approval") as raised:
         await host.answer(approval_id, "approved", by="eve")
     assert raised.value.approval_id == approval_id
 
@@ -215,7 +215,7 @@ def test_the_time_of_a_question_is_over_at_the_same_moment_however_often_its_hos
             await host.start()
             assert (await asked(host, run.id, after)).id == approval.id
         left = await host.wait(run.id)
-        assert left.output == {"value": "it", "reason": "nobody answered within 60 s"}
+        assert left.output == {"value": "it", "reason": "not answered within 60 s"}
         assert 59 < loop.time() - began < 61
         await host.close()
 
@@ -223,7 +223,7 @@ def test_the_time_of_a_question_is_over_at_the_same_moment_however_often_its_hos
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_a_question_whose_time_was_up_while_nobody_worked_is_not_waited_for_again(is_answered: bool) -> None:
+def test_approval_that_timed_out_while_no_worker_had_the_run_is_not_waited_for_again(is_answered: bool) -> None:
     async def story(loop: SimLoop, stores: MemoryStores) -> None:
         first = await host_with(stores, clock=loop.clock)
         await first.start()
@@ -237,7 +237,7 @@ def test_a_question_whose_time_was_up_while_nobody_worked_is_not_waited_for_agai
         began = loop.time()
         await second.start()
         left = await second.wait(run.id)
-        late = {"value": "it", "reason": "nobody answered within 60 s"}
+        late = {"value": "it", "reason": "not answered within 60 s"}
         assert left.output == ("it" if is_answered else late)
         assert loop.time() - began < 1
         await second.close()
@@ -304,9 +304,7 @@ def paying() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_an_edit_that_a_tool_cannot_take_is_refused_by_whoever_is_answered_and_the_question_waits(
-    kind: str, tmp_path: Path
-) -> None:
+async def test_edit_that_a_tool_cannot_use_is_refused_and_the_approval_stays_pending(kind: str, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         stores: Any = MemoryStores()
         if kind == "sqlite":

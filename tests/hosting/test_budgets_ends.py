@@ -38,7 +38,7 @@ class SlowAnswers:
         return answer
 
     def __getattr__(self, name: str) -> Any:
-        if name == "at_once":
+        if name == "try_inline":
             raise AttributeError(name)
         return getattr(self._ledger, name)
 
@@ -54,7 +54,7 @@ class Late:
         raise ValueError("too late")
 
 
-async def test_a_hold_that_is_still_asked_for_when_a_run_ends_is_not_told_as_unresolved() -> None:
+async def test_hold_request_pending_when_a_run_ends_is_not_reported_as_unresolved() -> None:
     stores, penny = MemoryStores(), Penny()
     await stores.graphs.save("beside", "ann", "beside", BESIDE, now_ms=0)
     slow: Any = SlowAnswers(stores.ledger)
@@ -87,7 +87,7 @@ async def _until_failed(stores: MemoryStores, run_id: str, times: int) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_fork_that_ends_while_the_ledger_is_away_says_what_it_paid_itself_once_that_is_back() -> None:
+def test_fork_that_ends_while_the_ledger_is_unavailable_reports_its_own_cost_afterwards() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import InvalidValue
 from penstock.hosting.host import CancelResult, RunHost
-from penstock.hosting.records import ENDED, CancelIntent
+from penstock.hosting.records import ENDED, CancelRequest
 from penstock.storage.memory import MemoryStores
 from penstock.testing import ManualClock, SimLoop, sim_run
 from tests.hosting.graphs import SETTINGS, Gate, host_with, killed
@@ -114,10 +114,10 @@ async def test_a_cancel_that_came_too_long_before_is_forgotten() -> None:
         assert (await host.wait("r")).status == "completed"
 
 
-async def test_a_run_in_the_queue_is_cancelled_where_it_is_and_its_kind_is_told() -> None:
+async def test_queued_run_is_cancelled_in_place_and_its_handler_is_called() -> None:
     stores = MemoryStores()
     host = await host_with(stores)
-    kind = host.kinds["mine"] = Kind(stores)
+    kind = host.handlers["mine"] = Kind(stores)
     await host.submit(owner="ann", graph_id="echo", run_id="r", origin={"kind": "mine"})
     assert await host.cancel("r", reason="enough") is CancelResult.CANCELLED
     assert await ended(host, "r") == CANCELLED
@@ -155,7 +155,7 @@ async def test_a_run_that_another_host_works_on_is_stopped_there() -> None:
 
 
 @pytest.mark.requirement("X-7")
-async def test_a_run_that_waits_for_an_answer_is_stopped_and_nobody_is_asked_any_more() -> None:
+async def test_cancel_of_a_waiting_run_withdraws_its_approval() -> None:
     stores = MemoryStores()
     async with await host_with(stores) as host:
         await host.submit(owner="ann", graph_id="ask", run_id="r")
@@ -206,9 +206,9 @@ async def test_a_run_that_is_parked_can_be_cancelled_and_does_not_come_back() ->
     assert gate.came == 1
 
 
-def wished(run_id: str) -> CancelIntent:
+def wished(run_id: str) -> CancelRequest:
     """A cancel that was kept by somebody who died before doing more."""
-    return CancelIntent(run_id, "enough", "bob", at_ms=0, until_ms=1 << 52)
+    return CancelRequest(run_id, "enough", "bob", at_ms=0, until_ms=1 << 52)
 
 
 async def test_a_cancel_of_a_parked_run_whose_asker_died_is_done_by_the_next_host() -> None:

@@ -12,9 +12,8 @@ from penstock.agents.messages import ToolCall
 from penstock.agents.model import ModelResponse
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import Tool
+from penstock.hosting.hosted_run import MAX_CRASHES, before_this_claim
 from penstock.hosting.records import HostedEvent, RunRecord
-from penstock.hosting.work.claims import PAGE, workers_lost
-from penstock.hosting.work.execution import MAX_DEATHS
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop, sim_run
 from tests.hosting.graphs import ASK, Sleeper, graph, host_with, killed
@@ -119,51 +118,54 @@ async def claimed_over_and_over(document: Mapping[str, Any], times: int, is_answ
 
 
 @pytest.mark.parametrize("name", WAITING)
-def test_a_run_that_only_waits_for_somebody_outlives_any_number_of_hosts(name: str) -> None:
-    times = MAX_DEATHS + 3
+def test_run_that_only_waits_for_an_answer_outlives_any_number_of_hosts(name: str) -> None:
+    times = MAX_CRASHES + 3
     left = sim_run(lambda: claimed_over_and_over(WAITING[name], times, is_answered=True), seed=1)
     assert (left.status, left.epoch) == ("completed", times + 1)
 
 
 @pytest.mark.parametrize("name", AT_WORK)
 def test_a_run_that_was_at_work_each_time_fails_after_ten_hosts_also_if_it_asks_meanwhile(name: str) -> None:
-    for times, status in ((MAX_DEATHS - 1, {"running", "waiting"}), (MAX_DEATHS, {"failed"})):
+    for times, status in ((MAX_CRASHES - 1, {"running", "waiting"}), (MAX_CRASHES, {"failed"})):
         left = sim_run(lambda times=times: claimed_over_and_over(AT_WORK[name], times, is_answered=False), seed=1)  # type: ignore[misc]
         assert left.status in status, left
     assert "10 workers in a row" in str(left.error)
 
 
-QUEUED, STARTED = ("run.queued", {}), ("run.started", {"epoch": 1})
 IDLE, BUSY = ("run.waiting", {"idle": True}), ("run.waiting", {})
-LONG = (("node.progress", {}),) * (2 * PAGE + 1)
-
-
-def resumed(**lost: Any) -> tuple[str, dict[str, Any]]:
-    return "run.resumed", {"epoch": 2, **lost}
 
 
 @pytest.mark.parametrize(
-    ("told", "lost"),
+    ("last", "crashes"),
     [
-        ([], 1),
-        ([QUEUED], 1),
-        ([QUEUED, STARTED], 1),
-        ([QUEUED, STARTED, BUSY], 1),
-        ([QUEUED, STARTED, IDLE], 0),
-        ([QUEUED, STARTED, IDLE, ("approval.answered", {})], 1),
-        ([QUEUED, STARTED, *LONG], 1),
-        ([QUEUED, STARTED, resumed(lost=4)], 5),
-        ([QUEUED, STARTED, resumed(lost=4), *LONG], 5),
-        ([QUEUED, STARTED, resumed(lost=4), *LONG, IDLE], 4),
-        ([QUEUED, STARTED, resumed(), IDLE], 0),
-        ([QUEUED, STARTED, resumed(lost="many")], 1),
-        ([QUEUED, STARTED, resumed(lost=4), ("run.parked", {}), QUEUED], 0),
-        ([QUEUED, STARTED, resumed(lost=4), ("run.halted", {}), ("run.granted", {})], 0),
+        (None, 5),
+        ((1, "run.queued", {}), 5),
+        ((2, "run.started", {"epoch": 1}), 5),
+        ((3, *BUSY), 5),
+        ((3, *IDLE), 4),
+        ((4, "approval.answered", {}), 5),
     ],
 )
-async def test_the_events_of_a_run_tell_how_many_workers_were_lost_over_it(told: Any, lost: int) -> None:
-    stores = MemoryStores()
-    await stores.runs.add(RunRecord("r", "ann", "g", 1))
-    await stores.events.append("r", 0, [HostedEvent(seq, 0, *one) for seq, one in enumerate(told, 1)])
-    assert await workers_lost(stores.events, RunRecord("r", "ann", "g", 1, epoch=1)) == 0
-    assert await workers_lost(stores.events, RunRecord("r", "ann", "g", 1, epoch=2)) == lost
+def test_worker_that_vanishes_counts_as_lost_unless_the_run_only_waited(last: Any, crashes: int) -> None:
+    event = None if last is None else HostedEvent(last[0], 0, *last[1:])
+    run = RunRecord("r", "ann", "g", 1, epoch=2, crash_count=4)
+    assert before_this_claim(run, event)[0] == crashes
+
+
+@pytest.mark.parametrize("type", ["run.queued", "run.granted"])
+def test_requeued_run_has_lost_no_worker(type: str) -> None:
+    run = RunRecord("r", "ann", "g", 1, epoch=3, worked_ms=700, resumed_ms=10)
+    assert before_this_claim(run, HostedEvent(9, 90_000, type)) == (0, 700)
+
+
+@pytest.mark.parametrize(
+    ("run", "last_ms", "worked_ms"),
+    [
+        (RunRecord("r", "ann", "g", 1, epoch=2, started_ms=1_000), 1_700, 700),
+        (RunRecord("r", "ann", "g", 1, epoch=2, started_ms=1_000), 400, 0),
+        (RunRecord("r", "ann", "g", 1, epoch=3, started_ms=1_000, worked_ms=500, resumed_ms=8_000), 8_020, 520),
+        (RunRecord("r", "ann", "g", 1, epoch=1, started_ms=1_000), 9_000, 0),
+    ],
+)
+def test_lost_worker_has_worked_until_its_last_event(run: RunRecord, last_ms: int, worked_ms: int) -> None:
+    assert before_this_claim(run, HostedEvent(7, last_ms, "node.started"))[1] == worked_ms

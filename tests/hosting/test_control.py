@@ -11,7 +11,7 @@ import pytest
 
 from penstock.agents.scripted import ScriptedModel
 from penstock.errors import InvalidValue
-from penstock.hosting.host import HostSettings, Overloaded, RunHost, RunLimits, UnknownRun
+from penstock.hosting.host import HostSettings, Overloaded, RunHost, RunLimits, RunNotFound
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import RunRecord
 from penstock.kernel.executor import ExecutionResult, Handle
@@ -19,7 +19,7 @@ from penstock.kernel.values import DataValue
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.durable.ports import JournalEntry
-from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.storage.memory import MemoryJournalStore, MemoryStores
 from penstock.testing import crash_points
 from tests.hosting.graphs import SETTINGS, graph, host_with
@@ -57,7 +57,7 @@ async def with_model(stores: MemoryStores, **options: Any) -> tuple[RunHost, Scr
 
 
 @pytest.mark.requirement("X-3")
-async def test_a_halted_run_that_is_granted_more_goes_on_and_pays_for_nothing_twice() -> None:
+async def test_halted_run_that_is_granted_more_continues_and_pays_for_nothing_twice() -> None:
     stores = MemoryStores()
     host, model = await with_model(stores)
     async with host:
@@ -108,11 +108,11 @@ async def test_only_a_run_that_was_halted_is_granted_more() -> None:
             await host.grant(run.id, RunLimits(max_steps=1), by="eve")
         with pytest.raises(Conflict, match="nothing to resume"):
             await host.resume(run.id)
-        with pytest.raises(UnknownRun):
+        with pytest.raises(RunNotFound):
             await host.grant("nope", RunLimits(max_steps=1), by="eve")
 
 
-async def test_a_run_that_failed_goes_on_from_where_it_failed_when_it_is_resumed() -> None:
+async def test_resumed_run_continues_where_it_failed() -> None:
     stores = MemoryStores()
     host, model = await with_model(stores)
     is_broken = True
@@ -187,7 +187,7 @@ async def test_a_fork_does_a_node_and_what_is_behind_it_again_and_nothing_before
         assert old.output == "hi!!"
 
 
-async def test_a_fork_has_its_limits_for_itself_and_says_what_it_paid_itself() -> None:
+async def test_fork_has_its_own_limits_and_reports_its_own_cost() -> None:
     stores = MemoryStores()
     host, _ = await with_model(stores)
     async with host:
@@ -252,13 +252,13 @@ async def test_a_fork_names_a_node_that_is_there_and_a_run_that_is_there() -> No
     run = await host.submit(owner="ann", graph_id="two")
     with pytest.raises(InvalidValue, match="nope"):
         await host.fork(run.id, owner="ann", at="nope")
-    with pytest.raises(UnknownRun):
+    with pytest.raises(RunNotFound):
         await host.fork("nope", owner="ann", at="a")
-    with pytest.raises(UnknownRun):
+    with pytest.raises(RunNotFound):
         await host.replay("nope", owner="ann")
 
 
-async def test_a_fork_that_is_asked_for_again_is_the_run_that_is_there() -> None:
+async def test_repeated_fork_request_returns_the_existing_run() -> None:
     stores = MemoryStores()
     host, model = await with_model(stores, settings=HostSettings(tick_s=0.05, drain_s=0, max_queued=1))
     async with host:
@@ -346,7 +346,7 @@ async def test_a_fork_that_died_before_it_was_there_has_left_nothing_for_the_nex
 async def test_a_run_that_is_removed_while_it_is_taken_up_is_unknown(again: str) -> None:
     host, _, journals, run = await taken_up_meanwhile()
     journals.before = lambda: host.remove(run.id)
-    with pytest.raises(UnknownRun):
+    with pytest.raises(RunNotFound):
         await (host.fork(run.id, owner="ann", at="b") if again == "fork" else host.replay(run.id, owner="ann"))
     assert await host.stores.runs.count() == 0
 
@@ -392,7 +392,7 @@ async def test_a_replay_calls_nothing_and_fails_where_nothing_was_recorded() -> 
             stores.ledger.balance(f"run:{left.id}")
 
 
-async def test_the_calls_of_a_run_are_told_with_what_they_cost() -> None:
+async def test_calls_of_a_run_are_emitted_with_their_cost() -> None:
     stores = MemoryStores()
     host, _ = await with_model(stores)
     async with host:

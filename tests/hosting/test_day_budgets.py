@@ -11,10 +11,10 @@ import pytest
 
 from penstock.agents.model import Model, ModelRequest, ModelResponse
 from penstock.containment.ledger import MemoryLedgerStore
+from penstock.hosting.durability import day_accounts, day_of
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.ports import HostStores
 from penstock.hosting.records import RunRecord
-from penstock.hosting.work.durable import day_accounts, day_of
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.storage.memory import MemoryStores

@@ -12,8 +12,6 @@ import pytest
 from penstock.clock import Clock
 from penstock.hosting.host import HostSettings, RunHost, RunLimits
 from penstock.hosting.records import HostedEvent, RunRecord
-from penstock.hosting.work.claims import PAGE
-from penstock.hosting.work.elapsed import worked_ms
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop, sim_run
 from tests.hosting.graphs import Sleeper, graph, host_with, killed
@@ -140,42 +138,3 @@ def test_waiting_for_an_answer_counts_under_one_worker_and_under_several() -> No
         assert loop.time() - began == pytest.approx(2, abs=EPSILON_S)
 
     sim_run(main, seed=1)
-
-
-def _log(*told: tuple[str, int] | tuple[str, int, dict[str, Any]]) -> list[HostedEvent]:
-    return [HostedEvent(number, at_ms, type, *data) for number, (type, at_ms, *data) in enumerate(told, 1)]
-
-
-STARTED = ("run.started", 1_000)
-LONG_CLAIM = (("node.progress", 2_000),) * (2 * PAGE)
-
-
-@pytest.mark.parametrize(
-    ("told", "expected_ms"),
-    [
-        ([], 0),
-        ([("run.queued", 5)], 0),
-        ([("run.queued", 5), STARTED], 0),
-        ([("run.queued", 5), STARTED, ("node.started", 1_700)], 700),
-        ([STARTED, ("run.halted", 3_000)], 2_000),
-        ([STARTED, ("run.halted", 3_000), ("run.granted", 90_000)], 2_000),
-        (
-            [STARTED, ("run.parked", 3_000), ("run.queued", 9_000), ("run.cancelled", 9_500), ("run.queued", 9_900)],
-            2_000,
-        ),
-        ([STARTED, ("run.parked", 3_000), ("run.cancelled", 9_500), ("run.queued", 9_900)], 2_000),
-        ([STARTED, ("x", 1_500), ("run.resumed", 8_000, {"worked_ms": 500})], 500),
-        ([STARTED, ("x", 1_500), ("run.resumed", 8_000, {"worked_ms": 500}), ("x", 8_020)], 520),
-        ([STARTED, ("x", 1_500), ("run.resumed", 8_000, {"epoch": 2}), ("x", 8_020)], 20),
-        ([STARTED, ("x", 1_500), ("run.resumed", 8_000, {"worked_ms": "?"}), ("x", 8_020)], 20),
-        ([STARTED, ("x", 400)], 0),
-        ([STARTED, *LONG_CLAIM], 1_000),
-        ([STARTED, *LONG_CLAIM, ("run.halted", 4_000), ("run.granted", 9_000)], 3_000),
-    ],
-)
-async def test_the_time_that_others_worked_is_found_in_what_they_told(told: list[Any], expected_ms: int) -> None:
-    stores = MemoryStores()
-    await stores.runs.add(RunRecord("r", "ann", "g", 1))
-    await stores.events.append("r", 0, _log(*told))
-    assert await worked_ms(stores.events, RunRecord("r", "ann", "g", 1, epoch=2)) == expected_ms
-    assert await worked_ms(stores.events, RunRecord("r", "ann", "g", 1, epoch=1)) == 0

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from penstock.hosting.forking import whole_input
 from penstock.hosting.host import RunHost
-from penstock.hosting.work.forking import whole_input
 from penstock.kernel.document import parse_graph
 from penstock.storage.memory import MemoryStores
 from tests.hosting.graphs import graph

@@ -13,11 +13,11 @@ from penstock.agents.model import Model, ModelRequest, ModelResponse
 from penstock.clock import Clock
 from penstock.containment.accounts import Account
 from penstock.containment.limits import Limits
+from penstock.hosting.durability import day_accounts, day_of
+from penstock.hosting.halts import RAISED_BY, limit_owner
 from penstock.hosting.host import HostSettings, RunHost, RunLimits
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import HostedEvent, RunRecord
-from penstock.hosting.work.durable import day_accounts, day_of
-from penstock.hosting.work.halts import RAISED_BY, whose_limit
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.stops import LIMIT_REASONS, Stop, StopReason
@@ -82,9 +82,7 @@ CASES = {
     "a node's time": Case(
         line(("sub", "subgraph", {"graph": SLEEP, "budget": {"max_time_s": 1}})), {}, {}, "node", "sub", "sub"
     ),
-    "an agent": Case(
-        line(("a", "agent", {"model": "m", "name": "Botty", "budget": TIGHT})), {}, {}, "node", "a", "Botty"
-    ),
+    "an agent": Case(line(("a", "agent", {"model": "m", "name": "Botty", "budget": TIGHT})), {}, {}, "node", "a", "a"),
     "a node that is called as the run is": Case(
         line(("main", "agent", {"model": "m", "budget": TIGHT})), {"max_cost_usd": "0.50"}, {}, "node", "main"
     ),
@@ -135,7 +133,7 @@ async def events_of(stores: MemoryStores) -> list[HostedEvent]:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_end_of_a_halted_run_tells_whose_limit_it_was_and_at_which_node(case: Case) -> None:
+def test_halted_run_names_whose_limit_it_was_and_the_node(case: Case) -> None:
     async def main() -> None:
         stores, left = await halted(case)
         last = (await events_of(stores))[-1]
@@ -168,7 +166,11 @@ def test_the_end_of_a_halted_run_tells_whose_limit_it_was_and_at_which_node(case
             {"max_cost_usd": 9},
             "what its owner may spend in a day .* resume it when the server allows",
         ),
-        ("everybody's day", {"max_cost_usd": 9}, "what everybody together may spend in a day .* or fork it on another"),
+        (
+            "everybody's day",
+            {"max_cost_usd": 9},
+            "what all owners together may spend in a day .* or fork it on another",
+        ),
     ],
 )
 def test_a_grant_that_gives_nothing_of_what_halted_the_run_is_refused_and_changes_nothing(
@@ -187,7 +189,7 @@ def test_a_grant_that_gives_nothing_of_what_halted_the_run_is_refused_and_change
 
 
 @pytest.mark.parametrize("case", [name for name, case in CASES.items() if case.whose == "run"])
-def test_a_grant_of_what_halted_the_run_lets_it_go_on(case: str) -> None:
+def test_grant_of_the_limit_that_halted_the_run_resumes_it(case: str) -> None:
     async def main() -> None:
         stores, left = await halted(CASES[case])
         async with await host_at(stores) as host:
@@ -234,7 +236,7 @@ def test_what_a_days_budget_has_halted_goes_on_when_there_is_more_and_on_another
     sim_run(main, seed=1)
 
 
-def test_a_run_whose_end_does_not_say_whose_limit_it_was_may_be_granted_anything() -> None:
+def test_run_without_halt_details_may_be_granted_anything() -> None:
     async def main() -> None:
         stores = MemoryStores(clock=clock_here())
         host = await host_at(stores)
@@ -258,7 +260,7 @@ def test_a_limit_is_of_the_run_of_a_day_or_of_something_inside_and_what_is_none_
 
     def whose(budget: str | None, limit: float = 4, reason: StopReason = StopReason.STEP_LIMIT_EXCEEDED) -> str | None:
         unit = "seconds" if reason is StopReason.TIMEOUT else "steps"
-        return whose_limit(Stop(reason, "no", budget=budget, unit=unit, limit=limit), run, own)
+        return limit_owner(Stop(reason, "no", budget=budget, unit=unit, limit=limit), run, own)
 
     assert whose("main") == whose("main", 1.5, StopReason.TIMEOUT) == "run"
     assert whose("run:r") == "run", "as the ledger calls it, also where this process knows no such limit"
@@ -268,7 +270,7 @@ def test_a_limit_is_of_the_run_of_a_day_or_of_something_inside_and_what_is_none_
     assert whose("user:bob:1970-01-01") == whose("all:1970-01-02") == "node"
     assert whose(None) is None, "a hook that denies for such a reason names nobody"
     assert whose("main", 4, StopReason.CIRCUIT_OPEN) is None
-    assert whose_limit(Stop(StopReason.TIMEOUT, "no", budget="main"), run, None) is None
+    assert limit_owner(Stop(StopReason.TIMEOUT, "no", budget="main"), run, None) is None
 
 
 def test_every_limit_is_raised_by_something_that_can_be_granted() -> None:

@@ -10,18 +10,18 @@ import pytest
 
 from penstock.errors import InvalidValue
 from penstock.hosting.admission import MAX_WAITING, Overloaded
+from penstock.hosting.event_data import MAX_DEPTH
 from penstock.hosting.host import (
     GraphArchived,
+    GraphNotFound,
     HostSettings,
     Prepared,
     RunHost,
     RunLimits,
-    UnknownGraph,
-    UnknownRun,
+    RunNotFound,
 )
-from penstock.hosting.ports import Conflict
+from penstock.hosting.ports import Conflict, StoreUnavailable
 from penstock.hosting.records import HostedEvent, RunRecord
-from penstock.hosting.work.told import MAX_DEPTH
 from penstock.storage.memory import InProcessMemory, MemoryStores
 from penstock.testing import SimLoop, sim_run
 from tests.hosting.graphs import SETTINGS, Gate, Teller, graph, host_with
@@ -56,7 +56,7 @@ async def test_a_run_that_is_submitted_is_worked_on_and_can_be_read_to_its_end()
     assert (left.status, left.output, left.worker, left.error) == ("completed", "hello", None, None)
 
 
-async def test_a_node_that_raises_fails_its_run_with_what_it_said() -> None:
+async def test_node_that_raises_fails_its_run_with_its_message() -> None:
     stores = MemoryStores()
     async with await host_with(stores) as host:
         broken = graph(("in", "input", {}), ("bad", "breaker", {"message": "no \0 luck"}), edges="in>bad")
@@ -89,7 +89,7 @@ async def test_whatever_a_node_raises_ends_its_run_and_nothing_else(error: BaseE
         assert (await host.wait(other.id)).status == "completed"
 
 
-async def test_a_graph_that_cannot_run_fails_its_run_and_says_why() -> None:
+async def test_invalid_graph_fails_its_run_with_the_reason() -> None:
     stores = MemoryStores()
     async with await host_with(stores) as host:
         await stores.graphs.save("odd", "ann", "odd", graph(("a", "no-such-type", {})), now_ms=0)
@@ -98,7 +98,7 @@ async def test_a_graph_that_cannot_run_fails_its_run_and_says_why() -> None:
     assert "no-such-type" in str(left.error)
 
 
-async def test_a_run_that_reaches_a_limit_is_halted_and_says_which() -> None:
+async def test_run_that_reaches_a_limit_is_halted_and_names_it() -> None:
     stores = MemoryStores()
     async with await host_with(stores) as host:
         run = await host.submit(owner="ann", graph_id="echo", limits={"max_steps": 1})
@@ -157,9 +157,9 @@ async def test_the_same_submission_again_is_the_run_that_is_there() -> None:
 
 async def test_a_graph_or_a_version_that_is_not_there_is_refused() -> None:
     host = await host_with(MemoryStores())
-    with pytest.raises(UnknownGraph, match="'nope'"):
+    with pytest.raises(GraphNotFound, match="'nope'"):
         await host.submit(owner="ann", graph_id="nope")
-    with pytest.raises(UnknownGraph, match="version 7"):
+    with pytest.raises(GraphNotFound, match="version 7"):
         await host.submit(owner="ann", graph_id="echo", version=7)
 
 
@@ -231,7 +231,7 @@ def test_runs_that_wait_for_answers_leave_room_for_others_up_to_a_bound() -> Non
     sim_run(main, seed=1)
 
 
-async def test_limits_that_are_not_asked_for_are_the_usual_ones_and_none_is_above_its_ceiling() -> None:
+async def test_missing_limits_get_the_defaults_and_none_exceeds_its_ceiling() -> None:
     settings = HostSettings(default_limits=RunLimits(max_cost_usd="5", max_steps=9), ceilings=RunLimits(max_cost_usd=2))
     host = await host_with(MemoryStores(), settings=settings)
     run = await host.submit(owner="ann", graph_id="echo", limits={"max_tokens": 0})
@@ -279,7 +279,7 @@ async def test_a_reader_who_comes_early_sees_the_same_as_one_who_comes_late() ->
         assert await early == await types_of(host, run.id)
 
 
-async def test_a_reader_who_stops_in_the_middle_costs_nobody_anything() -> None:
+async def test_reader_that_stops_in_the_middle_leaves_nothing_behind() -> None:
     stores, gate = MemoryStores(), Gate()
     async with await host_with(stores, gate=gate) as host:
         run = await host.submit(owner="ann", graph_id="gate")
@@ -293,9 +293,9 @@ async def test_a_reader_who_stops_in_the_middle_costs_nobody_anything() -> None:
 
 async def test_a_run_that_is_not_there_cannot_be_read_or_waited_for() -> None:
     host = await host_with(MemoryStores())
-    with pytest.raises(UnknownRun):
+    with pytest.raises(RunNotFound):
         await anext(host.events("nope"))
-    with pytest.raises(UnknownRun):
+    with pytest.raises(RunNotFound):
         await host.wait("nope")
     with pytest.raises(InvalidValue):
         await anext(host.events("nope", -1))
@@ -329,42 +329,42 @@ class Kind:
         self.ends: list[tuple[str, Any]] = []
         self.told_by_then: list[str] = []
 
-    async def prepare(self, run: RunRecord) -> Prepared:
+    async def on_start(self, run: RunRecord) -> Prepared:
         return Prepared(f"prepared {run.input}", {"models": {}})
 
-    async def again(self, run: RunRecord) -> None:
+    async def on_resume(self, run: RunRecord) -> None:
         """It may."""
 
-    async def ended(self, run: RunRecord) -> None:
+    async def on_end(self, run: RunRecord, stores: Any) -> None:
         self.ends.append((run.status, run.output))
         self.told_by_then = [event.type for event in await self.stores.events.read(run.id)]
 
 
-async def test_a_kind_prepares_its_runs_and_is_told_of_their_end_before_the_last_event() -> None:
+async def test_a_handler_prepares_its_runs_and_is_called_in_the_transaction_of_their_end() -> None:
     stores = MemoryStores()
     async with await host_with(stores) as host:
-        kind = host.kinds["mine"] = Kind(stores)
+        kind = host.handlers["mine"] = Kind(stores)
         run = await host.submit(owner="ann", graph_id="echo", input="x", origin={"kind": "mine"})
         left = await host.wait(run.id)
     assert left.output == "prepared x"
     assert kind.ends == [("completed", "prepared x")]
-    assert kind.told_by_then[-1] == "node.completed"
+    assert kind.told_by_then[-1] == "run.completed"
 
 
-async def test_a_kind_whose_runs_cannot_begin_again_has_that_refused_before_anything_is_written() -> None:
+async def test_handler_can_refuse_a_resume_before_anything_is_written() -> None:
     class Gone(Kind):
-        async def again(self, run: RunRecord) -> None:
+        async def on_resume(self, run: RunRecord) -> None:
             assert run.origin["kind"] == "mine", "also of a fork of one"
             raise Conflict("gone")
 
     stores = MemoryStores()
     async with await host_with(stores) as host:
-        kind = host.kinds["mine"] = Kind(stores)
+        kind = host.handlers["mine"] = Kind(stores)
         run = await host.submit(owner="ann", graph_id="echo", input="x", limits={"max_steps": 1}, origin=MINE)
         assert (await host.wait(run.id)).status == "halted"
         fork = await host.fork(run.id, owner="ann", at="in")
         assert (await host.wait(fork.id)).status == "halted"
-        host.kinds["mine"] = Gone(stores)
+        host.handlers["mine"] = Gone(stores)
         before = await stores.runs.list(), await stores.events.read(run.id)
         for ended in (run, fork):
             for again in (
@@ -376,47 +376,103 @@ async def test_a_kind_whose_runs_cannot_begin_again_has_that_refused_before_anyt
                 with pytest.raises(Conflict, match="gone"):
                     await again
         assert (await stores.runs.list(), await stores.events.read(run.id)) == before
-        host.kinds["mine"] = kind
+        host.handlers["mine"] = kind
         await host.grant(run.id, {"max_steps": 5}, by="root")
         assert (await host.wait(run.id)).output == "prepared x"
 
 
 async def test_a_run_that_is_parked_comes_to_its_end_also_if_its_kind_would_refuse_it() -> None:
     class Gone(Kind):
-        async def prepare(self, run: RunRecord) -> Prepared:
+        async def on_start(self, run: RunRecord) -> Prepared:
             raise Conflict("gone")
 
-        async def again(self, run: RunRecord) -> None:
+        async def on_resume(self, run: RunRecord) -> None:
             raise Conflict("gone")
 
     stores, gate = MemoryStores(), Gate()
     first = await host_with(stores, gate=gate)
-    first.kinds["mine"] = Kind(stores)
+    first.handlers["mine"] = Kind(stores)
     await first.start()
     run = await first.submit(owner="ann", graph_id="gate", origin=MINE)
     await gate.has_come(1)
     await first.close()
     second = await host_with(stores, gate=gate)
-    second.kinds["mine"] = Gone(stores)
+    second.handlers["mine"] = Gone(stores)
     async with second:
         left = await second.wait(run.id)
     assert (left.status, left.error) == ("failed", "Conflict: gone")
 
 
-async def test_a_kind_that_cannot_take_the_end_does_not_keep_the_run_from_ending(
+async def test_failing_handler_does_not_keep_the_run_from_ending(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Broken(Kind):
-        async def ended(self, run: RunRecord) -> None:
+        async def on_end(self, run: RunRecord, stores: Any) -> None:
             raise ValueError("no")
 
     stores = MemoryStores()
     async with await host_with(stores) as host:
-        host.kinds["mine"] = Broken(stores)
+        host.handlers["mine"] = Broken(stores)
         run = await host.submit(owner="ann", graph_id="echo", origin={"kind": "mine"})
         assert (await host.wait(run.id)).status == "completed"
         assert host.stats()["totals"]["kind_failures"] == 1
-    assert "could not be told" in caplog.text
+    assert "could not store its end" in caplog.text
+
+
+async def test_handler_that_raises_conflict_does_not_look_like_a_takeover() -> None:
+    class Conflicting(Kind):
+        async def on_end(self, run: RunRecord, stores: Any) -> None:
+            raise Conflict("the chat is gone")
+
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        host.handlers["mine"] = Conflicting(stores)
+        run = await host.submit(owner="ann", graph_id="echo", origin={"kind": "mine"})
+        assert (await host.wait(run.id)).status == "completed"
+        assert host.stats()["totals"]["kind_failures"] == 1
+
+
+@pytest.mark.parametrize("where", ["in the handler", "after it"])
+async def test_unavailable_store_at_the_end_is_retried_and_not_taken_for_a_failing_handler(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Once(Kind):
+        async def on_end(self, run: RunRecord, stores: Any) -> None:
+            self.ends.append((run.status, run.output))
+            if len(self.ends) > 1:
+                monkeypatch.undo()
+            elif where == "in the handler":
+                raise StoreUnavailable("busy")
+            else:
+                monkeypatch.setattr(stores.runs, "update", unavailable)
+
+    async def unavailable(*args: Any, **changes: Any) -> Any:
+        raise StoreUnavailable("busy")
+
+    stores = MemoryStores()
+    async with await host_with(stores) as host:
+        kind = host.handlers["mine"] = Once(stores)
+        run = await host.submit(owner="ann", graph_id="echo", input="x", origin={"kind": "mine"})
+        assert (await host.wait(run.id)).status == "completed"
+        assert "kind_failures" not in host.stats()["totals"]
+    assert kind.ends == [("completed", "prepared x")] * 2
+
+
+async def test_run_whose_task_is_cancelled_in_its_handler_is_not_ended() -> None:
+    class Stuck(Kind):
+        async def on_end(self, run: RunRecord, stores: Any) -> None:
+            host._tasks[host._active[run.id]].cancel()
+            raise asyncio.CancelledError
+
+    stores = MemoryStores()
+    host = await host_with(stores)
+    host.handlers["mine"] = Stuck(stores)
+    async with host:
+        run = await host.submit(owner="ann", graph_id="echo", origin={"kind": "mine"})
+        while host._tasks:
+            await asyncio.wait(list(host._tasks.values()))
+        assert (await host.get(run.id)).status == "running"  # type: ignore[union-attr]
+        assert "kind_failures" not in host.stats()["totals"]
 
 
 async def test_what_ended_long_ago_is_removed() -> None:
@@ -432,7 +488,7 @@ async def test_what_ended_long_ago_is_removed() -> None:
         assert await host.get(run.id) is None
 
 
-async def test_a_reader_who_pauses_holds_nobody_up_and_misses_nothing() -> None:
+async def test_paused_reader_delays_no_run_and_misses_nothing() -> None:
     stores = MemoryStores()
     document = graph(("in", "input", {}), ("tell", "teller", {"events": 2_000}), edges="in>tell")
     async with await host_with(stores, teller=Teller()) as host:
@@ -491,7 +547,7 @@ async def test_an_archived_graph_begins_nothing_new_in_any_of_its_versions() -> 
     async with await host_with(stores) as host:
         await stores.graphs.archive("echo")
         for version in (None, 1):
-            with pytest.raises(GraphArchived, match="PUT /api/graphs/echo again"):
+            with pytest.raises(GraphArchived, match="restore it first"):
                 await host.submit(owner="ann", graph_id="echo", version=version, run_id="new")
         assert await stores.runs.list() == []
         await stores.graphs.archive("echo", is_archived=False)

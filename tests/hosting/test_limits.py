@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.containment.limits import UNLIMITED
 from penstock.errors import InvalidValue
-from penstock.hosting.limits import MAX_COUNT, NAMES, RunLimits
-from penstock.hosting.settings import HostSettings
+from penstock.hosting.limits import MAX_COUNT, NAMES, HostSettings, RunLimits
 
 counts = st.none() | st.integers(0, MAX_COUNT)
 limits = st.builds(
@@ -80,7 +79,7 @@ def test_none_is_no_limit_and_zero_is_nothing() -> None:
 
 
 @given(limits, limits)
-def test_the_usual_limits_hold_where_none_are_asked_for(one: RunLimits, usual: RunLimits) -> None:
+def test_default_limits_apply_where_none_are_requested(one: RunLimits, usual: RunLimits) -> None:
     kept = one.to_dict(usual)
     assert kept == {**usual.to_dict(), **one.to_dict()}
     assert [*kept] == [name for name in NAMES if name in kept]

@@ -12,7 +12,7 @@ from penstock.containment.limits import NO_LIMITS
 from penstock.hosting.host import CancelResult, HostSettings, RunHost, RunLimits
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import RunRecord
-from penstock.hosting.work.retention import sweep_accounts
+from penstock.hosting.retention import sweep_accounts
 from penstock.runtime.billing.usage import Usage
 from penstock.storage.stores import Stores, open_stores
 from tests.hosting.graphs import Gate, host_with, killed
@@ -167,7 +167,7 @@ async def test_accounts_of_runs_that_are_gone_and_of_days_long_past_are_forgotte
         await asyncio.to_thread(stores.ledger.open_account, "run:x", NO_LIMITS, parent="all:2001-01-01")
         await stores.runs.remove_ended(ended.ended_ms + 1, limit=1)  # and whoever did so died
         host = await host_with(stores, settings=settings)
-        await sweep_accounts(host._at)
+        await sweep_accounts(host._context)
         left = await asyncio.to_thread(stores.ledger.aged, 0)
         assert [name for name in left if not name.startswith("all:20")] == ["run:s"]
         assert [name for name in left if name.startswith("all:2001")] == []

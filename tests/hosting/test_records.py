@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import get_args
 
+from penstock.hosting.event_data import ENDINGS
 from penstock.hosting.records import CLAIMED, ENDED, PARKED, QUEUED, TRANSITIONS, RunStatus
-from penstock.hosting.work.told import ENDINGS
 
 PAGE = Path(__file__).parents[2] / "docs" / "hosting.md"
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.hosting.ports import AnotherRun
+from penstock.hosting.ports import RunIdConflict
 from penstock.storage.stores import open_stores
-from tests.hosting.test_asked_again import url, with_model
 from tests.hosting.test_control import TWO_CALLS
+from tests.hosting.test_resubmission import url, with_model
 from tests.storage.postgres import postgres_server, postgres_url
 
 __all__ = ["postgres_server", "postgres_url", "url"]
@@ -32,10 +32,10 @@ async def test_a_run_of_the_newest_version_is_the_one_that_was_asked_for_when_th
         left = await host.wait("r")
         assert await host.submit(**asked) == left
         assert (await host.submit(**asked, version=1)).graph_version == 1
-        with pytest.raises(AnotherRun, match="another graph_version"):
+        with pytest.raises(RunIdConflict, match="another graph_version"):
             await host.submit(**asked, version=2)
         for other in ({"owner": "bob"}, {"input": "ho"}, {"origin": {"kind": "other"}}):
-            with pytest.raises(AnotherRun, match=next(iter(other))):
+            with pytest.raises(RunIdConflict, match=next(iter(other))):
                 await host.submit(**{**asked, **other})
         assert (await host.submit(**{**asked, "run_id": "s"})).graph_version == 2
 
@@ -51,10 +51,10 @@ async def test_a_fork_is_the_one_that_was_asked_for_when_the_run_it_was_made_of_
         await host.wait("r")
         assert await host.fork("r", **asked) == left
         await host.submit(owner="ann", graph_id="two", input="hi", run_id="another")
-        with pytest.raises(AnotherRun, match="another limits, origin"):
+        with pytest.raises(RunIdConflict, match="another limits, origin"):
             await host.fork("another", **asked)
         for other in ({"at": "a"}, {"input": "hey"}, {"owner": "bob"}):
-            with pytest.raises(AnotherRun, match=r"origin|owner"):
+            with pytest.raises(RunIdConflict, match=r"origin|owner"):
                 await host.fork("r", **{**asked, **other})
 
 

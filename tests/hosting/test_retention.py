@@ -8,10 +8,10 @@ from datetime import date
 
 from penstock.containment.ledger import Amounts
 from penstock.containment.limits import NO_LIMITS
+from penstock.hosting import retention
+from penstock.hosting.durability import day_of
 from penstock.hosting.host import HostSettings, RunHost
-from penstock.hosting.work import retention
-from penstock.hosting.work.durable import day_of
-from penstock.hosting.work.retention import sweep_accounts
+from penstock.hosting.retention import sweep_accounts
 from penstock.storage.memory import MemoryStores
 from penstock.testing.clock import ManualClock
 from tests.hosting.graphs import Gate, host_with
@@ -71,7 +71,7 @@ async def test_what_a_host_that_died_in_the_middle_has_left_is_forgotten_by_the_
     assert stores.ledger.balance("run:r").spent_nanos == 0
     clock.advance(LONG_S)
     host = await a_host(stores, clock)
-    await sweep_accounts(host._at)
+    await sweep_accounts(host._context)
     assert "run:r" in accounts(stores), "its run is there"
 
 
@@ -95,13 +95,13 @@ async def test_days_are_kept_for_two_days_also_if_runs_are_not() -> None:
     for _ in range(4):
         clock.advance(DAY_S)
         host = await a_host(stores, clock, settings)
-        await retention.remove_ended(host._at)
-        await sweep_accounts(host._at)
+        await retention.remove_ended(host._context)
+        await sweep_accounts(host._context)
         left.append(len(accounts(stores)))
     assert left == [1, 1, 0, 0]
 
 
-async def test_accounts_that_somebody_may_still_ask_for_are_never_forgotten() -> None:
+async def test_accounts_still_in_use_are_never_removed() -> None:
     stores, clock = made()
     host = await a_host(stores, clock)
     async with host:
@@ -115,10 +115,10 @@ async def test_accounts_that_somebody_may_still_ask_for_are_never_forgotten() ->
     clock.advance(LONG_S)
     host = await a_host(stores, clock)
     assert await stores.runs.remove_ended(clock.time_ns() // 1_000_000) == ["held"]
-    await sweep_accounts(host._at)
+    await sweep_accounts(host._context)
     assert accounts(stores) == before
     stores.ledger.release("k")
-    await sweep_accounts(host._at)
+    await sweep_accounts(host._context)
     assert set(before) - set(accounts(stores)) == {"run:held", *(name for name in before if "bob" in name)}
 
 
@@ -131,11 +131,11 @@ async def test_the_day_of_a_run_that_was_never_begun_is_kept_until_it_has_ended(
     day = today(clock)
     clock.advance(LONG_S)
     host = await a_host(stores, clock)
-    await retention.remove_ended(host._at)
-    await sweep_accounts(host._at)
+    await retention.remove_ended(host._context)
+    await sweep_accounts(host._context)
     assert list(accounts(stores)) == [f"all:{day}", f"user:ann:{day}"]
     await host.cancel("queued")
-    await sweep_accounts(host._at)
+    await sweep_accounts(host._context)
     assert list(accounts(stores)) == []
 
 
@@ -147,5 +147,5 @@ async def test_many_accounts_are_looked_at_page_by_page_and_by_several_hosts_at_
     for number in range(0, retention.PAGE * 2, retention.PAGE // 2):
         await hosts[0].submit(owner=f"o{number}", graph_id="echo", run_id=f"r{number}")
     clock.advance(LONG_S)
-    await asyncio.gather(*(sweep_accounts(host._at) for host in hosts))
+    await asyncio.gather(*(sweep_accounts(host._context) for host in hosts))
     assert list(accounts(stores)) == [f"run:r{number}" for number in range(0, retention.PAGE * 2, retention.PAGE // 2)]

@@ -13,13 +13,13 @@ import pytest
 from penstock.agents.scripted import ScriptedModel
 from penstock.containment.ledger import LedgerStore
 from penstock.hosting.host import RunHost
+from penstock.hosting.hosted_run import HostedRun
 from penstock.hosting.ports import Fenced
-from penstock.hosting.records import CancelIntent, HostedEvent
-from penstock.hosting.work.execution import HostedRun
+from penstock.hosting.records import CancelRequest, HostedEvent
 from penstock.kernel.executor import ExecutionResult, Handle
 from penstock.kernel.values import DataValue
 from penstock.runtime.billing.usage import Usage
-from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.storage.memory import MemoryStores
 from penstock.testing import ManualClock, SimLoop, sim_run
 from tests.hosting.graphs import SETTINGS, Gate, graph, host_with, killed
@@ -78,13 +78,13 @@ class Scene:
 
 async def written(host: RunHost) -> HostedRun:
     """The run here once all that it told is in the store, so that no refused event says that it was lost."""
-    hosted = host._here["r"]
+    hosted = host._active["r"]
     assert hosted.log is not None
     await hosted.log.flush()
     return hosted
 
 
-async def test_a_run_whose_host_died_goes_on_elsewhere_from_what_it_had_done() -> None:
+async def test_run_of_a_dead_host_continues_on_another_from_its_journal() -> None:
     scene = Scene()
     await killed(await scene.begun())
     async with await scene.host("second") as second:
@@ -106,7 +106,7 @@ async def test_a_host_that_lost_a_run_stops_it_and_writes_nothing_more() -> None
     scene = Scene()
     asleep = await scene.begun(tick_s=1_000)  # as if it were stopped: it renews nothing
     scene.lease_runs_out()
-    lost = asleep._here["r"]
+    lost = asleep._active["r"]
     async with await scene.host("second") as second:
         await scene.gate.has_come(2)
         scene.gate.opened.set()  # both would go on now
@@ -188,7 +188,7 @@ async def test_a_host_that_claims_its_own_lost_run_again_begins_when_what_it_had
 async def test_a_host_that_closes_lets_runs_end_and_parks_the_others() -> None:
     scene = Scene()
     first = await scene.begun()
-    kind = first.kinds["run"] = Kind(scene.stores)
+    kind = first.handlers["run"] = Kind(scene.stores)
     await first.close(drain_s=0)
     parked = await scene.stores.runs.get("r")
     assert parked is not None
@@ -358,7 +358,7 @@ async def test_a_call_that_was_under_way_stays_in_the_bill_of_a_run_that_nobody_
     clock = ManualClock()
     stores = MemoryStores(clock=clock)
     services = await died_in_a_call(clock, stores, lambda: pytest.fail("a call left"))
-    await stores.cancels.put(CancelIntent("r", "enough", "bob", at_ms=0, until_ms=1 << 52))
+    await stores.cancels.put(CancelRequest("r", "enough", "bob", at_ms=0, until_ms=1 << 52))
     async with await host_with(stores, clock=clock, services=services) as second:
         left = await second.wait("r")
     assert (left.status, left.cost_nanos, left.unresolved_nanos) == ("cancelled", 400_000_000, 400_000_000)

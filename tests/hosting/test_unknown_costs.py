@@ -11,7 +11,8 @@ from penstock.agents.model import ModelRequest
 from penstock.agents.scripted import ScriptedModel
 from penstock.hosting.host import RunHost, RunLimits
 from penstock.hosting.records import HostedEvent, RunRecord
-from penstock.hosting.work.retention import remove_ended, sweep_accounts
+from penstock.hosting.retention import remove_ended, sweep_accounts
+from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.storage.memory import MemoryStores
 from penstock.testing import ManualClock
@@ -41,14 +42,14 @@ def costs(events: list[HostedEvent]) -> list[Any]:
 
 
 @pytest.mark.parametrize("usage", [TOKENS, None])
-async def test_a_run_says_of_how_many_calls_nobody_can_tell_the_cost(usage: Usage | None) -> None:
+async def test_run_counts_its_calls_of_unknown_cost(usage: Usage | None) -> None:
     async with await hosting(MemoryStores(), echoing(usage)) as host:
         run = await host.submit(owner="ann", graph_id="two", input="hi", limits={"max_cost_usd": "0.5"})
         left, events = await host.wait(run.id), await told(host, run.id)
         totals = host.stats()["totals"]
     assert (left.status, left.cost_nanos, left.unknown_costs) == ("completed", 0, 2)
     assert costs(events) == [None, None]
-    assert (events[-1].data["cost_usd"], events[-1].data["unknown_costs"]) == (0, 2)
+    assert (events[-1].data["cost_usd"], events[-1].data["unknown_costs"]) == (None, 2)
     assert (totals["unknown_costs"], totals["cost_nanos"]) == (2, 0)
 
 
@@ -115,7 +116,7 @@ async def test_what_a_dead_host_has_called_and_had_under_way_is_counted_once() -
 
 async def test_a_host_that_finds_the_last_event_written_takes_the_count_from_it() -> None:
     clock, stores = ManualClock(), MemoryStores()
-    run = await stores.runs.add(RunRecord("r", "ann", "two", 1))
+    run = (await stores.runs.add(RunRecord("r", "ann", "two", 1))).run
     await stores.runs.claim("dead", now_ms=0, lease_ms=1)
     data = {"output": "x", "cost_usd": 0.5, "tokens_in": 1, "tokens_out": 2, "unknown_costs": 7}
     await stores.events.append("r", 1, [HostedEvent(1, 0, "run.completed", data)])
@@ -134,7 +135,17 @@ async def test_the_account_that_counts_them_is_forgotten_with_its_run() -> None:
     kept = {"run:r:0", "unknown:r:0", "run:r:1", "unknown:r:1"}
     assert {*stores.ledger.aged(0)} == kept
     clock.advance(10 * 365 * 86_400)
-    await sweep_accounts(host._at)
+    await sweep_accounts(host._context)
     assert {*stores.ledger.aged(0)} == kept, "their runs are there"
-    await remove_ended(host._at)
+    await remove_ended(host._context)
     assert list(stores.ledger.aged(0)) == []
+
+
+async def test_a_model_without_a_price_is_reported_in_the_events_of_the_run() -> None:
+    prices = PriceBook(use_genai_prices=False)
+    async with await hosting(MemoryStores(), echoing(), prices=prices) as host:
+        run = await host.submit(owner="ann", graph_id="two", input="hi", limits={"max_cost_usd": "0.5"})
+        await host.wait(run.id)
+        (event,) = [event for event in await told(host, run.id) if event.type == "price.unknown"]
+    assert event.data["model"] == "scripted"
+    assert event.data["message"].startswith("model 'scripted' has no known price, so its calls are not limited by cost")

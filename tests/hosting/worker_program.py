@@ -18,7 +18,7 @@ from penstock.hosting.host import HostSettings, RunHost
 from penstock.kernel.executor import ExecutionResult, Handle
 from penstock.kernel.values import DataValue
 from penstock.nodes import executors
-from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.storage.stores import open_stores
 
 SETTINGS = HostSettings(lease_s=1, tick_s=0.1, drain_s=0)

@@ -66,5 +66,5 @@ def test_no_more_problems_are_listed_than_there_may_be() -> None:
     assert len(validate(GraphSpec(nodes), EXECUTORS)) == MAX_PROBLEMS
 
 
-def test_a_graph_that_nobody_finds_anything_in_is_planned() -> None:
+def test_a_graph_without_problems_is_planned() -> None:
     assert len(compile_graph(GraphSpec((NodeSpec("a", "checks"), NodeSpec("b", "plain"))), EXECUTORS).ids) == 2

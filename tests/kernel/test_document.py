@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel import document
-from penstock.kernel.document import graph_to_json, is_large, json_schema, parse_graph, parse_part
+from penstock.kernel.document import graph_to_json, is_large, parse_graph, parse_part
 from penstock.kernel.graph import MAX_PROBLEMS, EdgeSpec, GraphInvalid, GraphSpec, NodeSpec
+from penstock.runtime.graphs.document_schema import json_schema
 
 NODE = {"id": "a", "type": "step", "position": {"x": 1, "y": 2.5}, "data": {"depth": 3}}
 EDGE = {
@@ -346,7 +347,7 @@ def test_a_part_of_what_was_read_is_read_without_being_copied() -> None:
 
 
 @pytest.mark.parametrize("part", [{"nodes": 3}, doc(nodes=({"id": 1},)), {}, doc(edges=({**EDGE, "data": {}},))])
-def test_a_part_that_is_no_graph_is_said_as_of_a_whole(part: Any) -> None:
+def test_a_part_that_is_no_graph_is_reported_as_for_a_whole_document(part: Any) -> None:
     with pytest.raises(GraphInvalid) as whole:
         parse_graph(part)
     with pytest.raises(GraphInvalid) as read:

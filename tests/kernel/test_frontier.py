@@ -99,7 +99,7 @@ def test_several_edges_into_one_node_are_all_waited_for() -> None:
     assert driven.finish("b") == "c"
 
 
-def test_an_output_nobody_is_connected_to_skips_everything_behind() -> None:
+def test_an_unconnected_output_skips_all_successors() -> None:
     driven = Driven("ab", "ab")
     driven.start()
     assert driven.finish("a", "elsewhere") == ""

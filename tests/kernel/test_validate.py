@@ -16,8 +16,8 @@ from penstock.kernel.links import LinkCycle
 from penstock.kernel.plan import CycleFound, compile_plan
 from penstock.kernel.validate import compile_graph, flow_edges, validate
 from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue
-from penstock.runtime.graphs.flow_context import FlowContext
-from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.node_execution import run_flow
 from tests.kernel.graphs import Stub, chain, edge_lists, flow, graph, link
 
 Found = list[tuple[str, str]]
@@ -363,7 +363,7 @@ def test_two_ways_to_one_artifact_are_no_circle_however_many_there_are() -> None
     assert validate(graph, followers(say_so=True)) == []
 
 
-def test_a_long_circle_is_found_without_recursion_and_told_in_short() -> None:
+def test_a_long_cycle_is_found_without_recursion_and_reported_in_short() -> None:
     size = 20_000
     around = [link(f"n{at}", f"n{(at + 1) % size}", "o", "x") for at in range(size)]
     graph = typed(flow("s", "n0"), *around, s="neither", **{f"n{at}": "both" for at in range(size)})

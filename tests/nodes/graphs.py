@@ -7,13 +7,13 @@ from typing import Any
 
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry
-from penstock.kernel.validate import validate
 from penstock.nodes import executors, json_schemas
 from penstock.nodes.parts.condition import Condition
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.graphs.flow_context import FlowContext
-from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.node_events import NodeEvent
+from penstock.runtime.graphs.node_execution import run_flow
+from penstock.runtime.graphs.validation import validate
 
 Json = dict[str, Any]
 
@@ -70,20 +70,20 @@ async def events_of(
     more: Json | None = None,
     max_parallel: int = 16,
 ) -> tuple[list[NodeEvent], ExecutionResult]:
-    """What is told of a run, and what it comes to."""
+    """The events of a run, and its result."""
     within = run or ExecutionContext(input=input)
     context = FlowContext(services=services or {}, execution=within, run_id="r")
-    told: list[NodeEvent] = []
+    events: list[NodeEvent] = []
     result = ExecutionResult()
     async with aclosing(run_flow(document, context, registry(more), max_parallel=max_parallel)) as everything:
         async for one in everything:
             if isinstance(one, ExecutionResult):
                 result = one
             else:
-                told.append(one)
+                events.append(one)
     if run is None:
         within.end()
-    return told, result
+    return events, result
 
 
 async def output_of(document: Json, input: Any = None, **options: Any) -> Any:

@@ -15,21 +15,19 @@ from penstock.agents.messages import ToolCall
 from penstock.agents.model import Model, ModelRequest, TruncatedResponse
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import Tool
-from penstock.containment.limits import Budget
-from penstock.errors import BudgetExceededError, CancelledError, InvalidValue
+from penstock.containment.limits import Budget, BudgetExceededError
+from penstock.errors import CancelledError, InvalidValue
 from penstock.kernel.document import parse_graph
 from penstock.kernel.values import DataValue, PartialValue
 from penstock.nodes.llm_completion import LlmCompletion
-from penstock.nodes.parts.models import ModelUnknown
-from penstock.nodes.parts.services import NotOffered
+from penstock.nodes.parts.services import ModelUnknown, NotOffered
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.graphs.flow_context import FlowContext
 from penstock.runtime.graphs.graph_plan import GraphPlan
-from penstock.runtime.graphs.graph_runtime import run_flow, tell_flow
+from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.node_events import NodeEvent
-from penstock.runtime.graphs.node_work import ExecutorMisbehaved
+from penstock.runtime.graphs.node_execution import ExecutorMisbehaved, emit_flow, run_flow
 from penstock.stops import TerminationReason
 from tests.nodes.graphs import Json, events_of, graph, node, output_of, problems, registry
 
@@ -49,13 +47,13 @@ def alone(type: str = "agent", **data: Any) -> Json:
 @pytest.mark.requirement("K-12")
 async def test_pipeline_and_composition_live_in_one_graph() -> None:
     """A's output is B's input; a sub-agent that is linked into A's tools is called by A, and runs nowhere else."""
-    asked: dict[str, list[str]] = {"A": [], "B": [], "helper": []}
+    prompts: dict[str, list[str]] = {"A": [], "B": [], "helper": []}
 
     def model(name: str, *replies: Any) -> ScriptedModel:
         coming = iter(replies)
 
         def reply(request: ModelRequest) -> Any:
-            asked[name].append(request.messages[-1].text)
+            prompts[name].append(request.messages[-1].text)
             return next(coming)
 
         return ScriptedModel(reply, name=name)
@@ -71,14 +69,14 @@ async def test_pipeline_and_composition_live_in_one_graph() -> None:
         ["helper.tool > A.tools"],
     )
     with ExecutionContext(input="Tell me of Hoover Dam.") as run:
-        told, result = await events_of(both, run=run, services={"models": models})
+        events, result = await events_of(both, run=run, services={"models": models})
     assert result.outputs["output"].value == "In short: 221 m."
-    assert asked == {
+    assert prompts == {
         "A": ["Tell me of Hoover Dam.", "221 m"],
         "helper": ["How high?"],
         "B": ["It is 221 m high."],
     }
-    assert [one.node_id for one in told if one.event_type == "started"] == ["in", "A", "B"]
+    assert [one.node_id for one in events if one.event_type == "started"] == ["in", "A", "B"]
     assert [child.name for child in run.children] == ["A", "B"]
     assert [child.name for child in run.children[0].children] == ["helper"]
 
@@ -95,7 +93,7 @@ async def test_an_agent_may_be_a_stage_and_a_tool_at_once() -> None:
 
 
 async def test_a_script_is_a_model_that_is_written_in_the_graph() -> None:
-    assert await output_of(alone(model=script("said")), "hello") == "said"
+    assert await output_of(alone(model=script("hi")), "hello") == "hi"
 
 
 async def test_several_tools_are_called_in_one_turn() -> None:
@@ -116,7 +114,7 @@ def _tool(name: str, seen: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("type", ["agent", "llm-completion"])
-async def test_anything_that_comes_is_told_to_the_model_as_text(type: str) -> None:
+async def test_any_input_is_sent_to_the_model_as_text(type: str) -> None:
     echo = ScriptedModel(lambda request: request.messages[-1].text)
     services = {"models": {"echo": echo}}
     assert await output_of(alone(type, model="echo"), {"a": [1]}, services=services) == '{"a": [1]}'
@@ -142,10 +140,10 @@ async def test_instructions_and_settings_reach_the_model() -> None:
 
 
 @pytest.mark.parametrize("type", ["agent", "llm-completion"])
-async def test_a_stream_is_told_piece_by_piece(type: str) -> None:
+async def test_a_streamed_answer_is_emitted_in_pieces(type: str) -> None:
     model = ScriptedModel(["It is 221 m high."], piece_characters=9)
-    told, result = await events_of(alone(type, model="m", stream=True), "x", services={"models": {"m": model}})
-    assert [one.data["text"] for one in told if one.event_type == "delta"] == ["It is 221", " m high."]
+    events, result = await events_of(alone(type, model="m", stream=True), "x", services={"models": {"m": model}})
+    assert [one.data["text"] for one in events if one.event_type == "delta"] == ["It is 221", " m high."]
     assert result.outputs["output"].value == "It is 221 m high."
 
 
@@ -155,7 +153,7 @@ async def test_a_stream_that_breaks_off_is_the_nodes_error() -> None:
         await output_of(alone(model="m", stream=True), "x", services={"models": {"m": model}})
 
 
-async def test_a_piece_that_is_none_is_the_nodes_error() -> None:
+async def test_an_invalid_piece_fails_the_node() -> None:
     class Odd(Model):
         async def request_stream(self, request: ModelRequest) -> Any:
             yield "one "
@@ -166,7 +164,7 @@ async def test_a_piece_that_is_none_is_the_nodes_error() -> None:
 
 
 class Loud(LlmCompletion):
-    """As somebody would put an executor around one of ours."""
+    """A custom executor that wraps one of the package."""
 
     async def execute(self, data: Any, inputs: Any, context: FlowContext) -> Any:  # type: ignore[override]
         async for one in super().execute(data, inputs, context):
@@ -176,8 +174,8 @@ class Loud(LlmCompletion):
 async def test_a_streamed_answer_is_a_stream_for_an_executor_around_it() -> None:
     model = ScriptedModel(["It is 221 m high."], piece_characters=9)
     document = alone("loud", model="m", stream=True)
-    told, result = await events_of(document, "x", services={"models": {"m": model}}, more={"loud": Loud()})
-    assert [one.data for one in told if one.event_type == "delta"] == ["IT IS 221", " M HIGH."]
+    events, result = await events_of(document, "x", services={"models": {"m": model}}, more={"loud": Loud()})
+    assert [one.data for one in events if one.event_type == "delta"] == ["IT IS 221", " M HIGH."]
     assert result.outputs["output"].value == "It is 221 m high."
 
 
@@ -200,14 +198,14 @@ async def test_a_streamed_answer_of_a_blocking_executor_is_refused() -> None:
         await output_of(alone("b", model="m", stream=True), "x", services=services, more={"b": Blocking()})
 
 
-async def test_what_an_agent_on_another_thread_tells_is_told_on_the_thread_of_the_run() -> None:
+async def test_deltas_of_an_agent_on_another_thread_are_emitted_on_the_thread_of_the_run() -> None:
     heard: list[tuple[str, bool]] = []
     home = threading.get_ident()
 
     class Hearing:
         is_behind = False
 
-        def tell(self, event: NodeEvent) -> None:
+        def emit(self, event: NodeEvent) -> None:
             if event.event_type == "delta" and "text" in event.data:
                 heard.append((event.data["text"], threading.get_ident() == home))
 
@@ -222,24 +220,24 @@ async def test_what_an_agent_on_another_thread_tells_is_told_on_the_thread_of_th
     services = {"models": {"m": lead}, "tools": {"ask": Tool(ask)}}
     plan = GraphPlan(parse_graph(alone(model="m", stream=True, tools=["ask"])), registry())
     with ExecutionContext(input="x") as run:
-        await tell_flow(plan, FlowContext(services=services, execution=run), Hearing())
+        await emit_flow(plan, FlowContext(services=services, execution=run), Hearing())
     assert heard == [("a ", True), ("b ", True), ("c", True), ("done", True)]
 
 
-async def test_what_cannot_be_told_is_the_nodes_error() -> None:
+async def test_a_failing_reader_of_events_fails_the_node() -> None:
     class Deaf:
         is_behind = False
 
-        def tell(self, event: NodeEvent) -> None:
+        def emit(self, event: NodeEvent) -> None:
             if event.event_type == "delta":
-                raise OSError("nobody hears this")
+                raise OSError("the reader fails at this")
 
         async def make_room(self) -> None: ...
 
     plan = GraphPlan(parse_graph(alone(model="m", stream=True)), registry())
-    with ExecutionContext(input="x") as run, pytest.raises(OSError, match="nobody hears"):
+    with ExecutionContext(input="x") as run, pytest.raises(OSError, match="the reader fails at"):
         services = {"models": {"m": ScriptedModel(["x"])}}
-        await tell_flow(plan, FlowContext(services=services, execution=run), Deaf())
+        await emit_flow(plan, FlowContext(services=services, execution=run), Deaf())
 
 
 async def test_a_reader_who_leaves_in_the_middle_of_an_answer_stops_the_model() -> None:
@@ -247,8 +245,8 @@ async def test_a_reader_who_leaves_in_the_middle_of_an_answer_stops_the_model() 
     with ExecutionContext(input="x") as run:
         context = FlowContext(services={"models": {"m": model}}, execution=run)
         async with aclosing(run_flow(alone(model="m", stream=True), context, registry())) as everything:
-            async for told in everything:
-                if isinstance(told, NodeEvent) and told.event_type == "delta":
+            async for event in everything:
+                if isinstance(event, NodeEvent) and event.event_type == "delta":
                     break
         assert run.children[0].termination_reason == TerminationReason.CONTEXT_CANCELED
 
@@ -286,12 +284,12 @@ def _cut(request: ModelRequest) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("type", ["agent", "llm-completion"])
-async def test_an_answer_that_came_to_its_own_limit_goes_on_as_one_that_is_not_whole(type: str, stream: bool) -> None:
+async def test_an_answer_truncated_at_its_own_limit_is_passed_on_as_partial(type: str, stream: bool) -> None:
     nodes = [node("in", "input"), node("a", type, model="m", stream=stream, max_output_tokens=5), node("out", "output")]
     document = graph(nodes, ["in > a", "a > out"])
-    told, result = await events_of(document, "x", services={"models": {"m": ScriptedModel(_cut)}})
+    events, result = await events_of(document, "x", services={"models": {"m": ScriptedModel(_cut)}})
     assert result.outputs["output"] == PartialValue("text", "cut", "length")
-    assert [one.data["output"] for one in told if (one.node_id, one.event_type) == ("a", "completed")] == [
+    assert [one.data["output"] for one in events if (one.node_id, one.event_type) == ("a", "completed")] == [
         PartialValue("text", "cut", "length")
     ]
     _, whole = await events_of(document, "x", services={"models": {"m": ScriptedModel(["whole"])}})
@@ -323,7 +321,7 @@ async def test_a_sub_agents_budget_is_its_own_affair_and_the_runs_is_not() -> No
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("type", ["agent", "llm-completion"])
-async def test_a_cancel_reaches_a_model_that_is_asked(type: str, stream: bool) -> None:
+async def test_a_cancel_reaches_a_model_request(type: str, stream: bool) -> None:
     begun, cancelled = asyncio.Event(), []
 
     async def stuck(request: ModelRequest) -> str:
@@ -350,21 +348,21 @@ async def test_a_cancel_reaches_a_model_that_is_asked(type: str, stream: bool) -
 # models and tools by name
 
 
-async def test_a_model_that_nobody_has_is_named() -> None:
+async def test_the_error_for_an_unknown_model_names_it() -> None:
     with pytest.raises(ModelUnknown, match="there is no model 'nope': services\\['models'\\] has big, small, and"):
         await output_of(alone(model="nope"), "x", services={"models": {"small": 1, "big": 2}})
-    with pytest.raises(ModelUnknown, match="what there is, is a str"):
+    with pytest.raises(ModelUnknown, match="this one is a str, not a Model"):
         await output_of(alone(model="m"), "x", services={"models": {"m": "no model"}})
 
 
 async def test_a_graph_cannot_say_at_which_address_a_model_is() -> None:
     name = "openai-compatible:http://127.0.0.1:9/v1:m"
-    with pytest.raises(ModelUnknown, match="never an address"):
+    with pytest.raises(ModelUnknown, match="may not contain the address"):
         await output_of(alone(model=name), "x")
     assert await output_of(alone(model=name), "x", services={"models": {name: ScriptedModel(["offered"])}}) == "offered"
 
 
-async def test_a_tool_that_nobody_offers_is_named() -> None:
+async def test_the_error_for_an_unknown_tool_names_it() -> None:
     with pytest.raises(NotOffered, match="there is no tool 'dig'; there are: none"):
         await output_of(alone(model=script("x"), tools=["dig"]), "x")
 
@@ -392,8 +390,8 @@ def test_agents_that_are_tools_of_each_other_are_a_circle_that_is_named_before_t
     nodes += [node("s", "toolset"), node("t", "team", model=script("x")), node("i", "input"), node("m", "map")]
     used = {part.partition(".")[0] for one in links for part in one.split(" > ")} | {"i"}
     flow = ["i > m"] if "m" in used else []
-    ((path, said),) = problems(graph([one for one in nodes if one["id"] in used], flow, links))
-    assert (path, said) == ("$.edges", f"the links need each other: {circle}")
+    ((path, problem),) = problems(graph([one for one in nodes if one["id"] in used], flow, links))
+    assert (path, problem) == ("$.edges", f"the links need each other: {circle}")
 
 
 async def test_a_team_may_have_the_agent_that_asks_it_as_a_member() -> None:

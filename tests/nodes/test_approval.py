@@ -53,11 +53,11 @@ async def answered(document: Json, input: Any, answer: Callable[[Approvals, str]
         (lambda a, id: a.reject(id), {"rejected": {"value": 3, "reason": "rejected"}}),
     ],
 )
-async def test_what_was_answered_goes_on(answer: Callable[[Approvals, str], None], result: Json) -> None:
+async def test_an_answered_value_is_passed_on(answer: Callable[[Approvals, str], None], result: Json) -> None:
     assert await answered(asks(), 3, answer) == result
 
 
-async def test_a_question_is_listed_and_told_as_it_is_asked() -> None:
+async def test_a_question_is_listed_and_emitted() -> None:
     approvals = Approvals()
     running = asyncio.ensure_future(
         events_of(asks(question="Blast {{ input.where }}?"), {"where": "here"}, services={"approvals": approvals})
@@ -67,8 +67,8 @@ async def test_a_question_is_listed_and_told_as_it_is_asked() -> None:
     assert approvals.list("r") == (request,)
     assert approvals.list("another run") == ()
     approvals.approve(request.id)
-    told, _ = await running
-    assert [one.data for one in told if one.event_type == "approval_requested"] == [request.to_dict()]
+    events, _ = await running
+    assert [one.data for one in events if one.event_type == "approval_requested"] == [request.to_dict()]
 
 
 async def test_an_answer_may_come_from_another_thread() -> None:
@@ -89,8 +89,8 @@ async def test_the_first_answer_counts() -> None:
     assert (await answered(asks(), 3, twice))["rejected"]["reason"] == "first"
 
 
-def test_what_was_never_asked_cannot_be_answered() -> None:
-    with pytest.raises(ApprovalGone, match="nobody waits for an answer to 'nope'"):
+def test_answering_an_unknown_question_fails() -> None:
+    with pytest.raises(ApprovalGone, match="there is no open question 'nope'"):
         Approvals().approve("nope")
 
 
@@ -129,14 +129,14 @@ def test_an_answer_to_a_loop_that_is_gone_does_no_harm() -> None:
     approvals.approve(approvals.list()[0].id)
 
 
-def test_nobody_answers_in_time_is_a_rejection() -> None:
+def test_a_question_not_answered_in_time_is_rejected() -> None:
     async def unanswered() -> Any:
         approvals = Approvals()
         result = await output_of(asks(timeout_s=3600), 3, services={"approvals": approvals})
         assert approvals.list() == ()
         return result
 
-    assert sim_run(unanswered, seed=0)["rejected"]["reason"] == "nobody answered within 3600 s"
+    assert sim_run(unanswered, seed=0)["rejected"]["reason"] == "not answered within 3600 s"
 
 
 async def test_without_anybody_to_ask_the_node_says_what_it_needs() -> None:
@@ -155,7 +155,7 @@ BLAST = Tool(lambda where: f"boom at {where}", name="blast", description="", nee
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "output"),
     [
         (lambda a, id: a.approve(id), "boom at here"),
         (lambda a, id: a.edit(id, {"where": "there"}), "boom at there"),
@@ -164,12 +164,12 @@ BLAST = Tool(lambda where: f"boom at {where}", name="blast", description="", nee
     ],
 )
 async def test_an_agent_asks_about_tools_that_need_approval(
-    answer: Callable[[Approvals, str], None], said: str
+    answer: Callable[[Approvals, str], None], output: str
 ) -> None:
     coming = iter([ToolCall("1", "blast", {"where": "here"})])
     model = ScriptedModel(lambda request: next(coming, None) or request.messages[-1].text)
     document = graph([node("a", "agent", model="m", tools=["blast"])])
-    assert await answered(document, "go", answer, models={"m": model}, tools={"blast": BLAST}) == said
+    assert await answered(document, "go", answer, models={"m": model}, tools={"blast": BLAST}) == output
 
 
 def pays(amount: int, to: str = "ann") -> str:
@@ -191,7 +191,7 @@ PAY = Tool(pays, name="pay", description="", needs_approval=True)
         ({"amount": 7, "\ud83d": 1}, "not a known name; known are amount, to"),
         ({"tool": "pay", "arguments": {"amount": "seven"}}, "amount: expected integer, not string"),
         ({"tool": "pay", "arguments": None}, "an object with the arguments"),
-        ({"tool": "blast", "arguments": {"amount": 7}}, "the arguments of pay alone"),
+        ({"tool": "blast", "arguments": {"amount": 7}}, "only the arguments of pay"),
         ({"tool": "pay", "arguments": {"amount": 7}, "more": 1}, "tool: not a known name"),
     ],
 )
@@ -212,7 +212,7 @@ PAYS = graph([node("a", "agent", model="m", tools=["pay"])])
 
 
 def paying() -> Json:
-    """A model that pays once, and says what it was told."""
+    """A model that pays once, and answers with the result."""
     coming = iter([ToolCall("1", "pay", {"amount": 5})])
     model = ScriptedModel(lambda request: next(coming, None) or request.messages[-1].text)
     return {"models": {"m": model}, "tools": {"pay": PAY}}
@@ -240,7 +240,7 @@ def test_a_tool_that_takes_a_tool_and_arguments_is_given_what_was_sent() -> None
     assert as_edited(expects, sent) == sent
 
 
-async def test_an_edit_that_somebody_elses_questions_let_pass_is_no_call() -> None:
+async def test_an_edit_that_a_custom_service_does_not_check_is_not_run() -> None:
     class Careless(Approvals):
         def edit(self, id: str, value: Any) -> None:
             self._answer(id, Answer(True, value, edited=True))
@@ -249,12 +249,12 @@ async def test_an_edit_that_somebody_elses_questions_let_pass_is_no_call() -> No
     services = {"approvals": approvals, **paying()}
     running = asyncio.ensure_future(output_of(PAYS, "go", services=services))
     approvals.edit((await first(approvals)).id, 3)
-    assert await running == "not run: what it was changed to is no object of arguments"
+    assert await running == "not run: the edited value is not an object of arguments"
 
 
 def test_a_question_that_has_waited_before_is_given_the_rest_of_its_time() -> None:
     class Kept:
-        """Questions that were put some time ago, by somebody who is gone."""
+        """Questions that were put some time ago, by a process that is gone."""
 
         def __init__(self, waited_s: float, is_answered: bool = False) -> None:
             self.waited_s = waited_s
@@ -276,9 +276,9 @@ def test_a_question_that_has_waited_before_is_given_the_rest_of_its_time() -> No
         began = loop.time()
         return await output_of(asks(timeout_s=6), 3, services={"approvals": kept}), loop.time() - began
 
-    late = {"rejected": {"value": 3, "reason": "nobody answered within 6 s"}}
+    late = {"rejected": {"value": 3, "reason": "not answered within 6 s"}}
     for waited_s, takes_s in ((0, 6), (4.5, 1.5), (6, 0), (10**9, 0)):
-        asked = sim_run(lambda waited_s=waited_s: story(Kept(waited_s)), seed=1)  # type: ignore[misc]
-        assert asked == (late, pytest.approx(takes_s))
+        outcome = sim_run(lambda waited_s=waited_s: story(Kept(waited_s)), seed=1)  # type: ignore[misc]
+        assert outcome == (late, pytest.approx(takes_s))
         there = sim_run(lambda waited_s=waited_s: story(Kept(waited_s, True)), seed=1)  # type: ignore[misc]
         assert there[0] == {"approved": 3}, "an answer that was given counts"

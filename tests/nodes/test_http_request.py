@@ -22,10 +22,10 @@ from tests.nodes.graphs import Json, graph, node, output_of, problems
 
 
 class Site:
-    """Answers every request the same way, and keeps what it was asked."""
+    """Answers every request the same way, and records the requests."""
 
     def __init__(self, status: int = 200, body: bytes = b'{"a": 1}', kind: str = "application/json") -> None:
-        self.asked: list[bytes] = []
+        self.requests: list[bytes] = []
         self.came = asyncio.Event()
         self.answers = asyncio.Event()
         self.answers.set()
@@ -38,7 +38,7 @@ class Site:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             length = [int(one[15:]) for one in head.lower().split(b"\r\n") if one.startswith(b"content-length:")]
-            self.asked.append(head + await reader.readexactly(sum(length)))
+            self.requests.append(head + await reader.readexactly(sum(length)))
             self.came.set()
             await self.answers.wait()
             writer.write(self._answer)
@@ -71,17 +71,17 @@ def asks(url: str, **data: Any) -> Json:
 async def test_an_answer_in_json_is_a_value_and_its_status_a_number() -> None:
     async with listening() as site:
         with ExecutionContext(input={"id": "7"}) as run:
-            said = await output_of(asks(site.url("/items/{{ input.id }}")), run=run, services=site.services())
-            assert said == {"output": {"a": 1}, "status": 200}
+            output = await output_of(asks(site.url("/items/{{ input.id }}")), run=run, services=site.services())
+            assert output == {"output": {"a": 1}, "status": 200}
             assert run.stats.tool_call_count == 1
-        assert site.asked[0].startswith(b"GET /items/7 HTTP/1.1\r\n")
+        assert site.requests[0].startswith(b"GET /items/7 HTTP/1.1\r\n")
 
 
 async def test_any_other_answer_is_text() -> None:
     for kind, body in (("text/plain", b"hello"), ("application/json", b"{not json")):
         async with listening(kind=kind, body=body) as site:
-            said = await output_of(asks(site.url("/")), 1, services=site.services())
-            assert said["output"] == body.decode()
+            output = await output_of(asks(site.url("/")), 1, services=site.services())
+            assert output["output"] == body.decode()
 
 
 async def test_what_comes_in_is_the_body() -> None:
@@ -89,8 +89,8 @@ async def test_what_comes_in_is_the_body() -> None:
         headers = {"x-dam": "{{ input.dam }}"}
         posts = asks(site.url("/"), method="POST", headers=headers)
         await output_of(posts, {"dam": "Hoover"}, services=site.services())
-        assert site.asked[0].endswith(b'\r\n\r\n{"dam": "Hoover"}')
-        assert b"x-dam: Hoover\r\n" in site.asked[0]
+        assert site.requests[0].endswith(b'\r\n\r\n{"dam": "Hoover"}')
+        assert b"x-dam: Hoover\r\n" in site.requests[0]
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,11 @@ async def test_what_comes_in_is_the_body() -> None:
 async def test_a_value_stays_one_piece_of_the_address(value: str, path: bytes) -> None:
     async with listening() as site:
         await output_of(asks(site.url("/items/{{ input }}?q")), value, services=site.services())
-        assert site.asked[0].split(b" ")[1] == path
+        assert site.requests[0].split(b" ")[1] == path
 
 
 async def test_a_value_cannot_be_a_step_of_the_path() -> None:
-    with pytest.raises(TemplateFailed, match="cannot be a piece of an address"):
+    with pytest.raises(TemplateFailed, match="cannot be a segment of an address"):
         await output_of(asks("https://example.org/items/{{ input }}/secret"), "..")
 
 
@@ -116,18 +116,18 @@ async def test_a_status_that_is_no_success_is_an_error_unless_it_is_wanted() -> 
     async with listening(status=404) as site:
         with pytest.raises(HttpFailed, match=f"GET 127.0.0.1:{site.port} answered with status 404"):
             await output_of(asks(site.url("/")), 1, services=site.services())
-        said = await output_of(asks(site.url("/"), any_status=True), 1, services=site.services())
-        assert said["status"] == 404
+        output = await output_of(asks(site.url("/"), any_status=True), 1, services=site.services())
+        assert output["status"] == 404
 
 
 async def test_without_a_policy_of_its_own_nothing_private_is_reached() -> None:
     async with listening() as site:
         with pytest.raises(EgressDenied):
             await output_of(asks(site.url("/")), 1)
-        assert site.asked == []
+        assert site.requests == []
 
 
-async def test_the_hooks_of_the_run_are_asked() -> None:
+async def test_the_hooks_of_the_run_decide_on_requests() -> None:
     class Deny:
         def before_egress(self, ctx: Any, url: str, method: str) -> Decision:
             return Decision.HALT
@@ -136,7 +136,7 @@ async def test_the_hooks_of_the_run_are_asked() -> None:
         run = ExecutionContext(input=1, pipeline=ShieldPipeline(egress=Deny()))
         with run, pytest.raises(EgressDenied):
             await output_of(asks(site.url("/")), run=run, services=site.services())
-        assert site.asked == []
+        assert site.requests == []
 
 
 async def test_a_cancel_reaches_a_request_that_is_not_answered() -> None:

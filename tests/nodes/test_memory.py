@@ -12,8 +12,8 @@ from penstock.errors import InvalidValue
 from penstock.kernel.executor import ExecutionResult
 from penstock.nodes.parts.services import ServiceMissing
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.graphs.flow_context import FlowContext
-from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.node_execution import run_flow
 from penstock.storage.memory import InProcessMemory
 from tests.nodes.graphs import Json, graph, node, problems, registry
 
@@ -35,9 +35,9 @@ async def ran(
     services = {"memory": store, "run": {"owner": owner}, **more}
     with ExecutionContext(input=input) as run:
         context = FlowContext(chat_id=chat_id, run_id=run_id, services=services, execution=run)
-        async for told in run_flow(document, context, registry()):
-            if isinstance(told, ExecutionResult):
-                return told.outputs["output"].value
+        async for event in run_flow(document, context, registry()):
+            if isinstance(event, ExecutionResult):
+                return event.outputs["output"].value
     return None
 
 
@@ -50,7 +50,7 @@ async def test_what_one_run_remembers_another_one_of_the_same_chat_recalls() -> 
     assert await ran(alone(key="dam", scope="owner"), None, store, chat_id="c", owner="ann") is None
 
 
-async def test_an_owner_has_one_memory_in_all_chats_and_nobody_elses() -> None:
+async def test_an_owner_has_one_memory_in_all_chats_and_no_other_owner_sees_it() -> None:
     store = InProcessMemory()
     keep = alone(action="remember", key="name", scope="owner")
     await ran(keep, "Ann", store, chat_id="c1", owner="ann")
@@ -59,7 +59,7 @@ async def test_an_owner_has_one_memory_in_all_chats_and_nobody_elses() -> None:
 
 
 @pytest.mark.parametrize("scope", ["chat", "owner"])
-async def test_a_run_that_belongs_to_nobody_remembers_for_itself(scope: str) -> None:
+async def test_a_run_without_an_owner_has_a_memory_of_its_own(scope: str) -> None:
     store = InProcessMemory()
     await ran(alone(action="remember", key="k", scope=scope), "v", store, run_id="r1")
     assert await ran(alone(key="k", scope=scope), None, store, run_id="r1") == "v"
@@ -74,8 +74,8 @@ async def test_runs_that_were_given_no_id_remember_apart_too() -> None:
 
 async def test_the_same_thing_without_a_key_is_remembered_once() -> None:
     store = InProcessMemory()
-    for said in ("Hoover Dam is 221 m high", "Aswan is wide", "Hoover Dam is 221 m high"):
-        await ran(alone(action="remember"), said, store, chat_id="c")
+    for value in ("Hoover Dam is 221 m high", "Aswan is wide", "Hoover Dam is 221 m high"):
+        await ran(alone(action="remember"), value, store, chat_id="c")
     found = await ran(alone(), "how HIGH is Hoover?", store, chat_id="c")
     assert [one["value"] for one in found] == ["Hoover Dam is 221 m high", "Aswan is wide"]  # both have "is"
     everything = await ran(alone(), "", store, chat_id="c")
@@ -89,10 +89,10 @@ async def test_an_agent_that_is_linked_remembers_and_recalls() -> None:
         ["in > a"],
         ["mem.tools > a.tools", "own.tools > a.tools"],
     )
-    told: list[str] = []
+    prompts: list[str] = []
 
     def answer(request: Any) -> Any:
-        told.append(request.messages[-1].text)
+        prompts.append(request.messages[-1].text)
         assert [one.name for one in request.tools] == ["remember", "recall", "remember_own", "recall_own"]
         calls = [
             ToolCall("1", "remember", {"key": "height", "value": "221 m"}),
@@ -100,11 +100,11 @@ async def test_an_agent_that_is_linked_remembers_and_recalls() -> None:
             ToolCall("3", "recall", {"about": "the word 221"}),
             ToolCall("4", "recall", {"about": "nothing"}),
         ]
-        return calls[len(told) - 1] if len(told) <= len(calls) else "done"
+        return calls[len(prompts) - 1] if len(prompts) <= len(calls) else "done"
 
     assert await ran(document, "go", InProcessMemory(), models={"m": ScriptedModel(answer)}) == "done"
     found = '[{"key": "height", "value": "221 m"}]'
-    assert told == ["go", "remembered as 'height'", found, found, "[]"]
+    assert prompts == ["go", "remembered as 'height'", found, found, "[]"]
 
 
 @pytest.mark.parametrize("value", [float("nan"), [float("inf")], {1: "a", "b": 2}, {"a": object()}, b"bytes", {1}])
@@ -118,8 +118,8 @@ async def test_what_is_no_json_is_not_remembered(value: Any) -> None:
 
 async def test_values_that_are_equal_and_not_the_same_are_remembered_apart() -> None:
     store = InProcessMemory()
-    for said in (1, 1.0, True, "1", None, {"a": 1, "b": 2}, {"b": 2, "a": 1}, [1], (1,), "\ud800"):
-        await ran(alone(action="remember"), said, store, chat_id="c")
+    for value in (1, 1.0, True, "1", None, {"a": 1, "b": 2}, {"b": 2, "a": 1}, [1], (1,), "\ud800"):
+        await ran(alone(action="remember"), value, store, chat_id="c")
     found = await store.search("chat:c", "", 20)
     assert repr([one.value for one in reversed(found)]) == repr(
         [1, 1.0, True, "1", None, {"b": 2, "a": 1}, [1], "\ud800"]
@@ -131,7 +131,7 @@ async def test_a_node_without_the_service_says_so() -> None:
         await ran(alone(), "x", None)
 
 
-def test_what_is_wrong_is_said_before_it_runs() -> None:
+def test_invalid_data_is_reported_before_the_run() -> None:
     assert [path for path, _ in problems(alone(scope="world", action="forget", limit=0, key=""))] == [
         "$.nodes[1].data.scope",
         "$.nodes[1].data.action",

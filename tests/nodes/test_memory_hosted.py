@@ -1,4 +1,4 @@
-"""What runs of a service remember: whichever worker dies, once; and by whichever server it is asked for."""
+"""Memories of hosted runs are stored once, whichever worker dies, and read by any server."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_run_whose_worker_dies_while_it_remembers_remembers_once(document: Any
 
 
 @pytest.mark.parametrize("kind", ["busy", "write-then-timeout"])
-async def test_a_run_that_could_not_reach_its_memories_fails_and_when_it_goes_on_remembers_once(
+async def test_a_run_that_could_not_reach_its_memories_fails_and_stores_once_when_resumed(
     kind: FaultKind,
 ) -> None:
     stores = MemoryStores()
@@ -135,7 +135,7 @@ async def test_a_fork_remembers_for_itself_and_a_replay_nothing() -> None:
     assert [[one.value for one in some] for some in kept] == [["a dam"], [], ["another dam"]]
 
 
-def said(url: str, chat_id: str, content: str) -> Any:
+def chat_answer(url: str, chat_id: str, content: str) -> Any:
     """What the graph answers in a chat."""
     with Connection(url) as server:
         run_id = str(server.post(f"/api/chats/{chat_id}/messages", {"content": content})["run_id"])
@@ -145,7 +145,7 @@ def said(url: str, chat_id: str, content: str) -> Any:
 
 
 @pytest.mark.requirement("K-16")
-def test_what_is_said_in_a_chat_is_recalled_there_after_the_server_was_killed(
+def test_memories_of_a_chat_are_recalled_after_the_server_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -154,9 +154,9 @@ def test_what_is_said_in_a_chat_is_recalled_there_after_the_server_was_killed(
     with served("notes.json", "--db", "sqlite:///kept.db") as server:
         with Connection(server.url) as client:
             chat, other = (client.post("/api/chats", {"graph_id": "notes"})["id"] for _ in range(2))
-        assert [one["value"] for one in said(server.url, chat, dam)] == [dam]
+        assert [one["value"] for one in chat_answer(server.url, chat, dam)] == [dam]
         assert server.stop(signal.SIGKILL)[0] == -signal.SIGKILL
     with served("notes.json", "--db", "sqlite:///kept.db") as server:
-        assert [one["value"] for one in said(server.url, chat, question)] == [question, dam]
-        assert [one["value"] for one in said(server.url, other, question)] == [question]
+        assert [one["value"] for one in chat_answer(server.url, chat, question)] == [question, dam]
+        assert [one["value"] for one in chat_answer(server.url, other, question)] == [question]
         assert server.stop(signal.SIGTERM) == (0, "")

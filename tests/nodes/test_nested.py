@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.containment.limits import Budget
-from penstock.errors import BudgetExceededError, CancelledError
+from penstock.containment.limits import Budget, BudgetExceededError
+from penstock.errors import CancelledError
 from penstock.kernel.document import parse_graph
 from penstock.kernel.graph import GraphInvalid
 from penstock.kernel.values import DataValue
@@ -19,9 +19,9 @@ from penstock.nodes.map import ItemFailed, MapRefused
 from penstock.nodes.parts import nested
 from penstock.nodes.parts.condition import ConditionFailed
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.graphs.flow_context import FlowContext
-from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.node_events import NodeEvent
+from penstock.runtime.graphs.node_execution import run_flow
 from penstock.testing import explore
 from tests.nodes.graphs import Json, events_of, graph, node, output_of, problems, registry
 
@@ -94,25 +94,25 @@ def works(type: str, **data: Any) -> Json:
 # subgraph
 
 
-async def test_a_subgraph_is_given_what_comes_in_and_gives_what_it_comes_to() -> None:
+async def test_a_subgraph_gets_the_input_and_outputs_its_result() -> None:
     assert await output_of(around("subgraph", graph=ADDS), 1, more=MORE) == 2
 
 
-async def test_a_subgraph_with_several_ends_gives_them_by_name() -> None:
+async def test_a_subgraph_with_several_outputs_returns_them_by_name() -> None:
     ends = graph([node("a", "text", text="x"), node("b", "constant", value=2)])
     assert await output_of(around("subgraph", graph=ends)) == {"a.output": "x", "b.output": 2}
 
 
-async def test_what_happens_inside_is_told_with_its_path() -> None:
+async def test_events_of_nested_nodes_have_their_path() -> None:
     inner = graph([node("tells", "tells")])
-    told, _ = await events_of(around("subgraph", graph=around("subgraph", graph=inner)), more={"tells": Tells()})
-    inside = [one.data for one in told if one.event_type == "inside" and one.data["type"] == "tells"]
+    events, _ = await events_of(around("subgraph", graph=around("subgraph", graph=inner)), more={"tells": Tells()})
+    inside = [one.data for one in events if one.event_type == "inside" and one.data["type"] == "tells"]
     assert inside == [
         {"node": "n/tells", "type": "tells", "event": "started"},
         {"node": "n/tells", "type": "tells", "event": "counted", "data": 1},
         {"node": "n/tells", "type": "tells", "event": "completed"},
     ]
-    assert {one.node_id for one in told} == {"in", "n"}
+    assert {one.node_id for one in events} == {"in", "n"}
 
 
 async def test_a_subgraph_is_a_part_of_the_run() -> None:
@@ -143,7 +143,7 @@ async def test_state_and_services_are_those_of_the_graph_around() -> None:
     assert await output_of(outer, services={"word": "sill"}, more={"looks": Looks(), "reads": Reads()}) == "sill r"
 
 
-async def test_where_the_run_begins_is_said_of_the_outer_graph_alone() -> None:
+async def test_the_start_of_the_run_is_known_only_to_the_outer_graph() -> None:
     services = {"execution": {"entry_node_ids": ["n"]}}
     outer = graph([node("n", "subgraph", graph=graph([node("a", "text", text="x")]))])
     assert await output_of(outer, services=services) == "x"
@@ -167,7 +167,7 @@ def test_everything_wrong_inside_is_found_before_the_run() -> None:
     assert path == "$.nodes[1].data.graph"
 
 
-def test_what_stands_deep_inside_is_read_once_and_not_again_at_each_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deeply_nested_graphs_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
 
     def parse(document: Any) -> Any:
@@ -241,7 +241,7 @@ async def test_maps_in_maps_are_under_the_one_cap() -> None:
 
 
 @pytest.mark.reliability
-def test_a_map_gives_the_same_in_every_interleaving() -> None:
+def test_a_map_has_the_same_result_in_every_interleaving() -> None:
     async def once(seed: int) -> None:
         busy = Busy()
         mapped = around("map", graph=works("busy"), parallel=4)
@@ -254,13 +254,13 @@ def test_a_map_gives_the_same_in_every_interleaving() -> None:
 async def test_a_list_that_is_too_long_is_refused_before_any_item_runs() -> None:
     busy = Busy()
     mapped = around("map", graph=works("busy"), max_items=2)
-    with pytest.raises(MapRefused, match="3 items are more than the 2 that max_items allows"):
+    with pytest.raises(MapRefused, match="the list has 3 items; the maximum is 2"):
         await output_of(mapped, [1, 2, 3], more={"busy": busy})
     assert busy.begun == 0
 
 
 async def test_nothing_is_no_list() -> None:
-    with pytest.raises(MapRefused, match="a list of items is needed, and there is a NoneType"):
+    with pytest.raises(MapRefused, match="the input must be a list of items, not a NoneType"):
         await output_of(around("map", graph=works("busy")), None, more={"busy": Busy()})
 
 
@@ -313,7 +313,7 @@ async def test_a_tool_that_fails_names_the_item() -> None:
 
 
 async def test_a_map_needs_one_thing_to_do() -> None:
-    with pytest.raises(MapRefused, match=r"either data\.graph or a link into `each`"):
+    with pytest.raises(MapRefused, match=r"exactly one of data\.graph and a link into `each`"):
         await output_of(around("map"), [1])
 
 
@@ -327,18 +327,20 @@ def test_what_cannot_become_a_list_is_found_before_the_run() -> None:
 
 
 async def test_a_loop_runs_on_what_it_came_to_until_its_condition_holds() -> None:
-    told, result = await events_of(around("loop", graph=ADDS, max_iterations=10, until="output >= 5"), 1, more=MORE)
+    events, result = await events_of(around("loop", graph=ADDS, max_iterations=10, until="output >= 5"), 1, more=MORE)
     assert result.outputs["output"].value == 5
-    assert [one.data for one in told if one.event_type == "iteration"] == [1, 2, 3, 4]
-    assert [one.data["node"] for one in told if one.event_type == "inside"][-1] == "4/add"
+    assert [one.data for one in events if one.event_type == "iteration"] == [1, 2, 3, 4]
+    assert [one.data["node"] for one in events if one.event_type == "inside"][-1] == "4/add"
 
 
 async def test_a_loop_without_a_condition_runs_as_often_as_it_may() -> None:
     assert await output_of(around("loop", graph=ADDS, max_iterations=3), 1, more=MORE) == 4
 
 
-async def test_a_loop_that_is_not_done_in_time_is_an_error_or_gives_what_it_has() -> None:
-    with pytest.raises(LoopNotDone, match="ran 3 times, which is all it may, and 'output > 100' does not hold"):
+async def test_a_loop_at_its_maximum_fails_or_outputs_its_last_result() -> None:
+    with pytest.raises(
+        LoopNotDone, match=r"ran 3 times, the maximum \(max_iterations\), and 'output > 100' does not hold"
+    ):
         await output_of(around("loop", graph=ADDS, max_iterations=3, until="output > 100"), 1, more=MORE)
     lenient = around("loop", graph=ADDS, max_iterations=3, until="output > 100", at_limit="output")
     assert await output_of(lenient, 1, more=MORE) == 4
@@ -378,7 +380,7 @@ def test_a_loop_without_a_bound_is_found_before_the_run() -> None:
     found = problems(around("loop", graph=ADDS, until="outputs > 1"), MORE)
     assert found == [("$.nodes[1].data.max_iterations", "this is needed, and it is not there")]
     found = problems(around("loop", graph=ADDS, max_iterations=1, until="outputs > 1"), MORE)
-    assert found == [("$.nodes[1].data.until", "there is no 'outputs' here; there are: input, iteration, output")]
+    assert found == [("$.nodes[1].data.until", "there is no 'outputs'; there are: input, iteration, output")]
 
 
 @pytest.mark.parametrize(("type", "data"), [("subgraph", {}), ("loop", {"max_iterations": 3}), ("map", {})])
@@ -392,7 +394,7 @@ async def test_time_that_is_used_up_stops_what_runs_inside_and_nothing_else(type
 
 
 class Talks:
-    """Never stops telling, and says when it is closed."""
+    """Never stops emitting events, and records when it is closed."""
 
     closed = 0
 
@@ -413,8 +415,8 @@ async def test_a_reader_who_leaves_closes_everything_inside_before_it_is_gone(ty
     with ExecutionContext(input=[1]) as run:
         context = FlowContext(execution=run)
         async with aclosing(run_flow(document, context, registry({"talks": talks}))) as everything:
-            async for told in everything:
-                if isinstance(told, NodeEvent) and told.event_type == "inside" and told.data["event"] == "word":
+            async for event in everything:
+                if isinstance(event, NodeEvent) and event.event_type == "inside" and event.data["event"] == "word":
                     break
         assert talks.closed == 1
 

@@ -20,7 +20,7 @@ async def test_values_come_in_under_the_names_of_handles() -> None:
     )
 
 
-async def test_what_comes_in_stands_before_what_is_written() -> None:
+async def test_inputs_take_precedence_over_written_values() -> None:
     written = {"unit": "feet", "tone": "brief"}
     assert await output_of(filled(template="{{ unit }}, {{ tone }}", values=written)) == "m, brief"
 

@@ -1,4 +1,4 @@
-"""The team node: its three modes, in pipelines, in chats and as somebody's tool."""
+"""The team node: its three modes, in pipelines, in chats and as a tool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from penstock.agents.messages import ToolCall
 from penstock.agents.model import ModelRequest, ModelResponse, TruncatedResponse
 from penstock.agents.scripted import ScriptedModel
 from penstock.chat.scope import ChatScope
-from penstock.errors import BudgetExceededError, InvalidValue
+from penstock.containment.limits import BudgetExceededError
+from penstock.errors import InvalidValue
 from penstock.kernel.document import parse_graph
 from penstock.kernel.values import PartialValue
 from penstock.nodes.team import MemberFailed
@@ -43,15 +44,15 @@ def call(name: str, task: str) -> ToolCall:
 
 @pytest.mark.requirement("K-16")
 async def test_a_lead_asks_members_and_answers_itself() -> None:
-    said: list[str] = []
+    prompts: list[str] = []
 
     def lead(request: ModelRequest) -> Any:
-        said.append(request.messages[-1].text)
-        return [call("high", "h?"), call("wide", "w?")] if len(said) == 1 else "both"
+        prompts.append(request.messages[-1].text)
+        return [call("high", "h?"), call("wide", "w?")] if len(prompts) == 1 else "both"
 
     services = models(lead=ScriptedModel(lead))
     assert await output_of(team(model="lead"), "Tell me", services=services) == "both"
-    assert said == ["Tell me", "wide: w?"]
+    assert prompts == ["Tell me", "wide: w?"]
 
 
 @pytest.mark.requirement("K-16")
@@ -62,7 +63,7 @@ async def test_a_routing_lead_hands_the_task_on_and_the_members_answer_is_the_te
     assert services["models"]["high"].calls == 0
 
 
-async def test_a_routing_lead_that_errs_is_told_and_one_that_calls_nobody_has_answered() -> None:
+async def test_a_routing_lead_retries_after_an_error_and_answers_itself_without_a_call() -> None:
     services = models(call("nobody", "?"), call("high", "h?"))
     assert await output_of(team(model="lead", mode="route"), "Tell me", services=services) == "high: h?"
     assert await output_of(team(model="lead", mode="route"), "Hello", services=models("Hello!")) == "Hello!"
@@ -85,10 +86,10 @@ async def test_a_routing_lead_that_is_cut_in_its_call_hands_nothing_on() -> None
 
 @pytest.mark.requirement("K-16")
 async def test_all_members_are_given_the_task_and_a_lead_makes_one_answer_of_theirs() -> None:
-    asked: list[str] = []
-    lead = ScriptedModel(lambda request: asked.append(request.messages[-1].text) or "one")
+    prompts: list[str] = []
+    lead = ScriptedModel(lambda request: prompts.append(request.messages[-1].text) or "one")
     assert await output_of(team(model="lead", mode="parallel"), "Tell me", services=models(lead=lead)) == "one"
-    assert asked == ["Tell me\n\nhigh answered:\nhigh: Tell me\n\nwide answered:\nwide: Tell me"]
+    assert prompts == ["Tell me\n\nhigh answered:\nhigh: Tell me\n\nwide answered:\nwide: Tell me"]
 
 
 async def test_without_a_lead_the_answers_go_on_by_name() -> None:
@@ -96,12 +97,12 @@ async def test_without_a_lead_the_answers_go_on_by_name() -> None:
     assert answers == {"high": "high: Tell me", "wide": "wide: Tell me"}
 
 
-async def test_a_lead_makes_do_without_a_member_that_fails_and_nobody_else_does() -> None:
-    asked: list[str] = []
-    lead = ScriptedModel(lambda request: asked.append(request.messages[-1].text) or "one")
+async def test_only_a_lead_can_do_without_a_member_that_fails() -> None:
+    prompts: list[str] = []
+    lead = ScriptedModel(lambda request: prompts.append(request.messages[-1].text) or "one")
     broken = {"high": ScriptedModel([ValueError("cracked")] * 2)}
     assert await output_of(team(model="lead", mode="parallel"), "x", services=models(lead=lead, **broken)) == "one"
-    assert "high failed:\nValueError: cracked" in asked[0]
+    assert "high failed:\nValueError: cracked" in prompts[0]
     with pytest.raises(MemberFailed, match="'high' of the team gave no answer: ValueError: cracked"):
         await output_of(team(mode="parallel"), "x", services=models(**broken))
     all_broken = {name: ScriptedModel([ValueError("cracked")]) for name in ("high", "wide")}
@@ -130,15 +131,15 @@ async def test_a_team_can_be_a_member_of_another_team() -> None:
     assert boss.last_request.tools[0].description == "Knows dams."
 
 
-async def test_pieces_are_told_of_the_lead_and_of_the_member_it_routes_to() -> None:
+async def test_deltas_of_the_lead_and_of_the_member_it_routes_to_are_emitted() -> None:
     services = models(call("wide", "w?"))
-    told, _ = await events_of(team(model="lead", mode="route", stream=True), "x", services=services)
-    pieces = [one.data for one in told if one.event_type == "delta"]
+    events, _ = await events_of(team(model="lead", mode="route", stream=True), "x", services=services)
+    pieces = [one.data for one in events if one.event_type == "delta"]
     assert [one["source"] for one in pieces] == ["main/t", "main/t/wide"]
     assert pieces[1]["text"] == "wide: w?"
 
 
-async def test_a_team_is_who_the_user_talks_to_and_an_agent_behind_it_is_not() -> None:
+async def test_the_user_talks_to_the_team_and_not_to_an_agent_downstream_of_it() -> None:
     nodes = [node("start", "chat-start"), node("t", "team", model="lead"), node("B", "agent", model="lead"), *MEMBERS]
     document = graph(nodes, ["start > t", "t > B"], LINKS)
     assert ChatScope(parse_graph(document)).entry_agent_ids == {"t"}
@@ -146,18 +147,22 @@ async def test_a_team_is_who_the_user_talks_to_and_an_agent_behind_it_is_not() -
 
 @pytest.mark.parametrize("mode", ["coordinate", "parallel"])
 async def test_the_lead_is_given_the_history_and_members_their_task(mode: str) -> None:
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
     document = graph(
         [node("start", "chat-start"), node("t", "team", model="lead", mode=mode), *MEMBERS], ["start > t"], LINKS
     )
-    asked: list[list[str]] = []
-    lead = ScriptedModel(lambda request: asked.append([one.text for one in request.messages]) or "done")
-    services = {"chat_scope": ChatScope(parse_graph(document)), "chat_input": {"messages": said}}
+    prompts: list[list[str]] = []
+    lead = ScriptedModel(lambda request: prompts.append([one.text for one in request.messages]) or "done")
+    services = {"chat_scope": ChatScope(parse_graph(document)), "chat_input": {"messages": messages}}
     await output_of(document, services={**models(lead=lead), **services})
-    assert asked[0][:3] == ["a", "b", "c"]
-    assert len(asked[0]) == (3 if mode == "coordinate" else 4)
+    assert prompts[0][:3] == ["a", "b", "c"]
+    assert len(prompts[0]) == (3 if mode == "coordinate" else 4)
     if mode == "parallel":
-        assert asked[0][3] == "high answered:\nhigh: c\n\nwide answered:\nwide: c"
+        assert prompts[0][3] == "high answered:\nhigh: c\n\nwide answered:\nwide: c"
 
 
 async def test_a_plain_tool_cannot_be_given_a_task() -> None:
@@ -169,8 +174,8 @@ async def test_a_plain_tool_cannot_be_given_a_task() -> None:
         await output_of(document, "x", services={**models(), "tools": {"add": add}})
 
 
-def test_what_is_wrong_is_said_before_it_runs() -> None:
+def test_invalid_data_is_reported_before_the_run() -> None:
     assert [path for path, _ in problems(team(mode="route"))] == ["$.nodes[1].data.model"]
     assert [path for path, _ in problems(team(mode="route", model="m", tools=["x"]))] == ["$.nodes[1].data.tools"]
-    ((_, nobody),) = problems(team(links=[], model="lead"))
-    assert "members" in nobody
+    ((_, problem),) = problems(team(links=[], model="lead"))
+    assert "members" in problem

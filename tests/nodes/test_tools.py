@@ -11,7 +11,8 @@ import pytest
 from penstock.agents.messages import ToolCall, ToolResult
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import Tool, Tools
-from penstock.errors import BudgetExceededError, CancelledError
+from penstock.containment.limits import BudgetExceededError
+from penstock.errors import CancelledError
 from penstock.nodes.approval import Approvals
 from penstock.nodes.parts.services import NotOffered, ServiceMissing
 from penstock.providers.mcp import McpServers, StdioServer
@@ -23,7 +24,7 @@ HEIGHT = {"type": "object", "properties": {"dam": {"type": "string"}}, "required
 
 
 def calling(*calls: ToolCall) -> ScriptedModel:
-    """A model that makes calls one after the other, and then says what it was told last."""
+    """A model that makes calls one after the other, and then answers with the last result."""
     coming = iter(calls)
     return ScriptedModel(lambda request: next(coming, None) or request.messages[-1].text)
 
@@ -53,8 +54,8 @@ async def test_a_tool_may_be_held_tighter_and_called_otherwise() -> None:
     tool = node("t", "tool", tool="height", name="how_high", description="Say how high.", needs_approval=True)
     model = calling(ToolCall("1", "how_high", {"dam": "Hoover"}))
     services = {"models": {"m": model}, "tools": {"height": height}}
-    said = await output_of(linked(tool, link=["t.tool > a.tools"]), "go", services=services)
-    assert said == "not run: it needs approval, and there is nobody to ask"
+    output = await output_of(linked(tool, link=["t.tool > a.tools"]), "go", services=services)
+    assert output == "not run: it needs approval, and this run has no approver"
     assert model.last_request is not None
     assert model.last_request.tools[0].description == "Say how high."
 
@@ -62,8 +63,8 @@ async def test_a_tool_may_be_held_tighter_and_called_otherwise() -> None:
 async def test_a_tools_own_schema_is_kept_when_it_is_held_tighter() -> None:
     given = Tool(lambda **arguments: arguments, name="any", description="", parameters=HEIGHT, timeout_s=5)
     document = linked(node("t", "tool", tool="any", timeout_s=9), link=["t.tool > a.tools"])
-    said = await answer(document, ToolCall("1", "any", {"dam": "x"}), tools={"any": given})
-    assert said == '{"dam": "x"}'
+    output = await answer(document, ToolCall("1", "any", {"dam": "x"}), tools={"any": given})
+    assert output == '{"dam": "x"}'
 
 
 GRAPH_TOOL = node(
@@ -71,9 +72,7 @@ GRAPH_TOOL = node(
     "tool",
     description="How high a dam is.",
     parameters=HEIGHT,
-    graph=graph(
-        [node("in", "input"), node("p", "prompt-template", template="{{ asked.dam }}: 221 m")], ["in > p.asked"]
-    ),
+    graph=graph([node("in", "input"), node("p", "prompt-template", template="{{ call.dam }}: 221 m")], ["in > p.call"]),
 )
 
 
@@ -86,17 +85,17 @@ async def test_a_graph_is_a_tool() -> None:
 
 
 async def test_the_arguments_of_a_graph_are_checked() -> None:
-    said = await answer(linked(GRAPH_TOOL, link=["height.tool > a.tools"]), ToolCall("1", "height", {"dam": 3}))
-    assert "the arguments of height are wrong" in said
+    output = await answer(linked(GRAPH_TOOL, link=["height.tool > a.tools"]), ToolCall("1", "height", {"dam": 3}))
+    assert "the arguments of height are invalid" in output
 
 
-async def test_a_graph_that_fails_or_uses_up_its_budget_is_told_to_the_model() -> None:
+async def test_a_graph_tool_that_fails_or_uses_up_its_budget_is_a_tool_error() -> None:
     broken = node("t", "tool", graph=graph([node("p", "prompt-template", template="{{ nothing }}")]))
-    said = await answer(linked(broken, link=["t.tool > a.tools"]), ToolCall("1", "t", {}))
-    assert said == "TemplateFailed: there is no nothing; there are: none"
+    output = await answer(linked(broken, link=["t.tool > a.tools"]), ToolCall("1", "t", {}))
+    assert output == "TemplateFailed: there is no nothing; there are: none"
     poor = node("t", "tool", budget={"max_steps": 0}, graph=graph([node("c", "constant", value=1)]))
-    said = await answer(linked(poor, link=["t.tool > a.tools"]), ToolCall("1", "t", {}))
-    assert said.startswith("stopped: ")
+    output = await answer(linked(poor, link=["t.tool > a.tools"]), ToolCall("1", "t", {}))
+    assert output.startswith("stopped: ")
 
 
 async def test_what_the_graph_of_a_tool_does_counts_for_the_agent_that_calls_it() -> None:
@@ -119,15 +118,15 @@ async def test_a_cancel_reaches_the_graph_of_a_tool() -> None:
     assert approvals.list() == ()
 
 
-async def test_a_toolset_lends_all_of_its_tools_to_several_agents() -> None:
+async def test_a_toolset_provides_all_of_its_tools_to_several_agents() -> None:
     calls = [ASKS, ToolCall("2", "dig", {})]
     parts = [GRAPH_TOOL, node("set", "toolset", tools=["dig"]), node("b", "agent", model="n")]
     links = ["height.tool > set.tools", "set.tools > a.tools", "set.tools > b.tools"]
     document = linked(*parts, link=links)
     models = {"m": calling(*calls), "n": calling(*calls)}
     tools = {"dig": Tool(lambda: "a hole", name="dig", description="")}
-    said = await output_of(document, "go", services={"models": models, "tools": tools})
-    assert said == {"a.output": "a hole", "b.output": "a hole"}
+    output = await output_of(document, "go", services={"models": models, "tools": tools})
+    assert output == {"a.output": "a hole", "b.output": "a hole"}
 
 
 # servers
@@ -144,14 +143,14 @@ class Server:
         return await self._tools.execute(context, call)
 
 
-async def test_the_tools_of_a_server_are_lent_beside_others() -> None:
+async def test_the_tools_of_a_server_are_provided_beside_others() -> None:
     parts = [node("s", "mcp-server", server="dams"), node("t", "tool", tool="dig")]
     document = linked(*parts, link=["s.tools > a.tools", "t.tool > a.tools"])
     dig = Tool(lambda: "a hole", name="dig", description="")
-    for call, said in ((ASKS, "221"), (ToolCall("1", "dig", {}), "a hole")):
-        assert await answer(document, call, mcp={"dams": Server()}, tools={"dig": dig}) == said
-    said = await answer(document, ToolCall("1", "fly", {}), mcp={"dams": Server()}, tools={"dig": dig})
-    assert said.startswith("there is no tool 'fly'")
+    for call, output in ((ASKS, "221"), (ToolCall("1", "dig", {}), "a hole")):
+        assert await answer(document, call, mcp={"dams": Server()}, tools={"dig": dig}) == output
+    output = await answer(document, ToolCall("1", "fly", {}), mcp={"dams": Server()}, tools={"dig": dig})
+    assert output.startswith("there is no tool 'fly'")
 
 
 PROGRAM = """
@@ -173,11 +172,11 @@ async def test_the_tools_of_a_real_server_are_called() -> None:
         assert await answer(document, ASKS, mcp={"dams": opened}) == "Hoover: 221 m"
 
 
-async def test_only_the_tools_that_are_named_are_lent() -> None:
+async def test_only_the_named_tools_are_provided() -> None:
     document = linked(node("s", "mcp-server", server="dams", tools=["height"]), link=["s.tools > a.tools"])
     assert await answer(document, ASKS, mcp={"dams": Server()}) == "221"
-    said = await answer(document, ToolCall("1", "delete", {}), mcp={"dams": Server()})
-    assert said == "there is no tool 'delete'; there are: height"
+    output = await answer(document, ToolCall("1", "delete", {}), mcp={"dams": Server()})
+    assert output == "there is no tool 'delete'; there are: height"
 
 
 @pytest.mark.parametrize(

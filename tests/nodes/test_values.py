@@ -22,16 +22,16 @@ from tests.nodes.graphs import events_of, graph, node, output_of, problems
         (None, "any"),
     ],
 )
-async def test_a_constant_gives_its_value_with_its_type(value: Any, type: str) -> None:
+async def test_a_constant_outputs_its_value_with_its_type(value: Any, type: str) -> None:
     _, result = await events_of(graph([node("c", "constant", value=value)]))
     assert (result.outputs["output"].type, result.outputs["output"].value) == (type, value)
 
 
-async def test_a_text_gives_itself_and_is_no_template() -> None:
+async def test_a_text_is_output_unchanged_and_is_not_a_template() -> None:
     assert await output_of(graph([node("t", "text", text="as {{ it }} is")])) == "as {{ it }} is"
 
 
-async def test_the_input_of_the_run_is_what_the_input_node_gives() -> None:
+async def test_the_input_node_outputs_the_input_of_the_run() -> None:
     ends = graph([node("in", "input"), node("out", "output")], ["in > out"])
     assert await output_of(ends, {"a": 1}) == {"a": 1}
 

@@ -19,12 +19,12 @@ def branches(when: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("value", "way", "other"), [(3, "high", "low"), (1, "low", "high")])
 async def test_one_way_is_taken_and_the_other_is_skipped(value: int, way: str, other: str) -> None:
-    told, result = await events_of(branches("input > 2"), value)
+    events, result = await events_of(branches("input > 2"), value)
     assert result.outputs["output"].value == way
-    assert [one.node_id for one in told if one.event_type == "skipped"] == [other]
+    assert [one.node_id for one in events if one.event_type == "skipped"] == [other]
 
 
-async def test_what_came_goes_on_as_it_is() -> None:
+async def test_the_input_is_passed_on_unchanged() -> None:
     nodes = [node("in", "input"), node("c", "conditional", when="input.ok")]
     assert await output_of(graph(nodes, ["in > c"]), {"ok": True}) == {"true": {"ok": True}}
 
@@ -35,7 +35,7 @@ async def test_a_condition_that_cannot_be_answered_is_the_nodes_error() -> None:
 
 
 def test_a_condition_that_cannot_be_read_is_found_before_the_run() -> None:
-    assert problems(branches("state > 2")) == [("$.nodes[1].data.when", "there is no 'state' here; there are: input")]
+    assert problems(branches("state > 2")) == [("$.nodes[1].data.when", "there is no 'state'; there are: input")]
 
 
 def test_a_way_that_is_not_there_is_found_before_the_run() -> None:
@@ -72,7 +72,10 @@ async def test_only_the_branches_that_were_taken_are_joined() -> None:
 
 @pytest.mark.parametrize(
     ("values", "why"),
-    [(({"a": 1}, {"a": 2}), "two objects have the key 'a', with different values"), (({"a": 1}, 3), "3 is none")],
+    [
+        (({"a": 1}, {"a": 2}), "two objects have the key 'a', with different values"),
+        (({"a": 1}, 3), "3 is not an object"),
+    ],
 )
 async def test_what_cannot_be_one_object_is_an_error_and_never_the_last_that_wins(values: Any, why: str) -> None:
     with pytest.raises(MergeFailed, match=why):
@@ -80,7 +83,7 @@ async def test_what_cannot_be_one_object_is_an_error_and_never_the_last_that_win
 
 
 async def test_nothing_has_no_text() -> None:
-    with pytest.raises(MergeFailed, match="None cannot become text"):
+    with pytest.raises(MergeFailed, match="None cannot be converted to text"):
         await output_of(joined("a", None, mode="text"))
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from penstock import ExecutionContext
 from penstock.agents import Message, TextDelta, TruncatedResponse
-from penstock.agents.model import Delta, ModelResponse
+from penstock.agents.messages import Delta
+from penstock.agents.model import ModelResponse
 from penstock.providers.models import AnthropicModel, CompatibleModel, OpenAIModel, RemoteModel
 from penstock.testing.provider import FakeProviderServer
 
@@ -48,10 +49,10 @@ each_api = pytest.mark.parametrize("make", MODELS)
 streamed_or_not = pytest.mark.parametrize("streams", [False, True], ids=["plain", "streamed"])
 
 
-async def ask(model: RemoteModel, run: ExecutionContext, streams: bool, said: str = "hello") -> ModelResponse:
+async def ask(model: RemoteModel, run: ExecutionContext, streams: bool, prompt: str = "hello") -> ModelResponse:
     """Ask for an answer, whole or in pieces."""
     ignored: list[Delta] = []
-    return await model.generate(run, [Message.user(said)], on_delta=ignored.append if streams else None)
+    return await model.generate(run, [Message.user(prompt)], on_delta=ignored.append if streams else None)
 
 
 def texts(deltas: list[Delta]) -> list[str]:

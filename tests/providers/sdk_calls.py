@@ -19,9 +19,9 @@ Call = Callable[[Any], str]
 AsyncCall = Callable[[Any], Awaitable[str]]
 
 MODEL = "fake-1"
-SAID: Any = [{"role": "user", "content": "hello"}]
+PROMPT: Any = [{"role": "user", "content": "hello"}]
 MAX = 100
-"""Every call sets a maximum, so that its worst case can be told."""
+"""Every call sets a maximum, so that its maximum cost is known."""
 
 
 class Clients:
@@ -53,12 +53,12 @@ async def async_clients(server: FakeProviderServer, **options: Any) -> AsyncIter
 
 
 def chat(to: Clients) -> str:
-    found = to.openai.chat.completions.create(model=MODEL, messages=SAID, max_completion_tokens=MAX)
+    found = to.openai.chat.completions.create(model=MODEL, messages=PROMPT, max_completion_tokens=MAX)
     return str(found.choices[0].message.content)
 
 
 def chat_stream(to: Clients) -> str:
-    with to.openai.chat.completions.create(model=MODEL, messages=SAID, max_tokens=MAX, stream=True) as chunks:
+    with to.openai.chat.completions.create(model=MODEL, messages=PROMPT, max_tokens=MAX, stream=True) as chunks:
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
@@ -72,21 +72,21 @@ def responses_stream(to: Clients) -> str:
 
 
 def messages(to: Clients) -> str:
-    return str(to.anthropic.messages.create(model=MODEL, messages=SAID, max_tokens=MAX).content[0].text)
+    return str(to.anthropic.messages.create(model=MODEL, messages=PROMPT, max_tokens=MAX).content[0].text)
 
 
 def messages_stream(to: Clients) -> str:
-    with to.anthropic.messages.create(model=MODEL, messages=SAID, max_tokens=MAX, stream=True) as events:
+    with to.anthropic.messages.create(model=MODEL, messages=PROMPT, max_tokens=MAX, stream=True) as events:
         return "".join(event.delta.text for event in events if event.type == "content_block_delta")
 
 
 async def achat(to: Clients) -> str:
-    found = await to.openai.chat.completions.create(model=MODEL, messages=SAID, max_completion_tokens=MAX)
+    found = await to.openai.chat.completions.create(model=MODEL, messages=PROMPT, max_completion_tokens=MAX)
     return str(found.choices[0].message.content)
 
 
 async def achat_stream(to: Clients) -> str:
-    chunks = await to.openai.chat.completions.create(model=MODEL, messages=SAID, max_tokens=MAX, stream=True)
+    chunks = await to.openai.chat.completions.create(model=MODEL, messages=PROMPT, max_tokens=MAX, stream=True)
     async with chunks:
         return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
 
@@ -102,11 +102,11 @@ async def aresponses_stream(to: Clients) -> str:
 
 
 async def amessages(to: Clients) -> str:
-    return str((await to.anthropic.messages.create(model=MODEL, messages=SAID, max_tokens=MAX)).content[0].text)
+    return str((await to.anthropic.messages.create(model=MODEL, messages=PROMPT, max_tokens=MAX)).content[0].text)
 
 
 async def amessages_stream(to: Clients) -> str:
-    events = await to.anthropic.messages.create(model=MODEL, messages=SAID, max_tokens=MAX, stream=True)
+    events = await to.anthropic.messages.create(model=MODEL, messages=PROMPT, max_tokens=MAX, stream=True)
     async with events:
         return "".join([event.delta.text async for event in events if event.type == "content_block_delta"])
 

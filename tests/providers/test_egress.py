@@ -19,18 +19,18 @@ from pathlib import Path
 import pytest
 
 from penstock import Budget, CancelledError, Decision, ExecutionContext, InvalidValue, ShieldPipeline
+from penstock.containment.limits import BudgetExceededError
 from penstock.containment.safety import ToolCallContext
-from penstock.errors import BudgetExceededError
 from penstock.providers.egress import EgressClient, EgressDenied, EgressFailed, EgressPolicy
 from penstock.providers.egress.transport import resolve
 from penstock.tracing.divergence import DivergenceDetector
 from penstock.tracing.events import DivergenceTrace
 
-Answer = Callable[["Asked"], bytes | AsyncIterator[bytes]]
+Answer = Callable[["Received"], bytes | AsyncIterator[bytes]]
 
 
 @dataclass
-class Asked:
+class Received:
     """A request as the server got it."""
 
     method: str
@@ -45,16 +45,16 @@ class Server:
 
     answer: Answer
     port: int = 0
-    asked: list[Asked] = field(default_factory=list)
+    received: list[Received] = field(default_factory=list)
     connections: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
-            asked = await self._read(reader)
-            self.asked.append(asked)
-            answer = self.answer(asked)
+            request = await self._read(reader)
+            self.received.append(request)
+            answer = self.answer(request)
             if isinstance(answer, bytes):
                 writer.write(answer)
                 await writer.drain()
@@ -69,11 +69,11 @@ class Server:
             self.ended.set()
 
     @staticmethod
-    async def _read(reader: asyncio.StreamReader) -> Asked:
+    async def _read(reader: asyncio.StreamReader) -> Received:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, path, _ = head[0].split(" ")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
-        return Asked(method, path, headers, await reader.readexactly(int(headers.get("content-length", "0"))))
+        return Received(method, path, headers, await reader.readexactly(int(headers.get("content-length", "0"))))
 
     @property
     def url(self) -> str:
@@ -92,14 +92,14 @@ async def serving(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIte
         await listening.wait_closed()
 
 
-def said(body: bytes = b"hello", status: str = "200 OK", **headers: str) -> bytes:
+def response(body: bytes = b"hello", status: str = "200 OK", **headers: str) -> bytes:
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     head = "\r\n".join([f"HTTP/1.1 {status}", f"content-length: {len(body)}", "connection: close", *lines])
     return head.encode() + b"\r\n\r\n" + body
 
 
 def sent_to(location: str, status: int = 302) -> bytes:
-    return said(b"", f"{status} Moved", location=location)
+    return response(b"", f"{status} Moved", location=location)
 
 
 def local(*servers: Server, **options: object) -> EgressPolicy:
@@ -116,25 +116,25 @@ def names(table: dict[str, Sequence[str]]) -> Callable[[str, int], Awaitable[Seq
 
 async def test_an_answer_keeps_its_status_headers_type_and_body() -> None:
     async with serving(
-        lambda _: said("grüße".encode("latin-1"), "404 Not Found", content_type="Text/Plain; charset=latin-1")
+        lambda _: response("grüße".encode("latin-1"), "404 Not Found", content_type="Text/Plain; charset=latin-1")
     ) as server:
         answer = await EgressClient(local(server)).get(f"{server.url}/a?b=c")
         assert (answer.status, answer.content_type, answer.text) == (404, "text/plain", "grüße")
         assert not answer.is_success
         assert answer.url == f"{server.url}/a?b=c"
-        assert server.asked[0].path == "/a?b=c"
+        assert server.received[0].path == "/a?b=c"
 
 
 async def test_a_request_carries_its_body_and_its_headers() -> None:
-    async with serving(lambda _: said(b'{"ok": true}')) as server:
+    async with serving(lambda _: response(b'{"ok": true}')) as server:
         client = EgressClient(local(server))
         answer = await client.post(server.url, json={"a": 1}, headers={"Authorization": "Bearer x"})
         assert answer.json() == {"ok": True}
-        asked = server.asked[0]
-        assert json.loads(asked.body) == {"a": 1}
-        assert asked.headers["authorization"] == "Bearer x"
-        assert asked.headers["content-type"] == "application/json"
-        assert asked.headers["host"] == f"127.0.0.1:{server.port}"
+        request = server.received[0]
+        assert json.loads(request.body) == {"a": 1}
+        assert request.headers["authorization"] == "Bearer x"
+        assert request.headers["content-type"] == "application/json"
+        assert request.headers["host"] == f"127.0.0.1:{server.port}"
 
 
 @pytest.mark.parametrize("name", ["Host", "content-length", "Transfer-Encoding", "Connection", "Proxy-Authorization"])
@@ -153,7 +153,7 @@ async def test_a_header_cannot_smuggle_another_line(value: str) -> None:
 
 
 async def test_nothing_on_this_machine_is_reached_unless_the_policy_says_so() -> None:
-    async with serving(lambda _: said()) as server:
+    async with serving(lambda _: response()) as server:
         client = EgressClient(EgressPolicy(ports=[server.port]))
         for url in (server.url, f"http://localhost:{server.port}", f"http://[::ffff:127.0.0.1]:{server.port}"):
             with pytest.raises(EgressDenied, match="loopback"):
@@ -162,7 +162,7 @@ async def test_nothing_on_this_machine_is_reached_unless_the_policy_says_so() ->
 
 
 async def test_a_name_with_one_private_address_among_public_ones_is_refused() -> None:
-    async with serving(lambda _: said()) as server:
+    async with serving(lambda _: response()) as server:
         client = EgressClient(
             EgressPolicy(ports=[server.port]), resolve=names({"mixed.example": ["8.8.8.8", "127.0.0.1"]})
         )
@@ -172,22 +172,22 @@ async def test_a_name_with_one_private_address_among_public_ones_is_refused() ->
 
 
 async def test_a_name_is_resolved_once_and_what_it_changes_to_is_never_used() -> None:
-    asked: list[str] = []
+    resolved: list[str] = []
 
     async def rebinding(host: str, port: int) -> Sequence[str]:
-        asked.append(host)
-        return ["127.0.0.1"] if len(asked) == 1 else ["169.254.169.254"]
+        resolved.append(host)
+        return ["127.0.0.1"] if len(resolved) == 1 else ["169.254.169.254"]
 
-    async with serving(lambda _: said()) as server:
+    async with serving(lambda _: response()) as server:
         answer = await EgressClient(local(server), resolve=rebinding).get(f"http://rebind.example:{server.port}/")
         assert answer.is_success
-        assert asked == ["rebind.example"]
-        assert server.asked[0].headers["host"] == f"rebind.example:{server.port}"
+        assert resolved == ["rebind.example"]
+        assert server.received[0].headers["host"] == f"rebind.example:{server.port}"
 
 
 async def test_each_request_checks_anew_where_its_host_is_now() -> None:
     table: dict[str, Sequence[str]] = {"moving.example": ["127.0.0.1"]}
-    async with serving(lambda _: said()) as server:
+    async with serving(lambda _: response()) as server:
         client = EgressClient(local(server), resolve=names(table))
         await client.get(f"http://moving.example:{server.port}/")
         table["moving.example"] = ["169.254.169.254"]
@@ -197,7 +197,7 @@ async def test_each_request_checks_anew_where_its_host_is_now() -> None:
 
 
 async def test_the_next_address_is_tried_if_one_does_not_answer() -> None:
-    async with serving(lambda _: said()) as server:
+    async with serving(lambda _: response()) as server:
         client = EgressClient(local(server), resolve=names({"two.example": ["127.0.0.99", "127.0.0.1"]}))
         assert (await client.get(f"http://two.example:{server.port}/")).is_success
 
@@ -216,7 +216,7 @@ async def test_the_systems_resolver_knows_this_machine() -> None:
 
 
 async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(lambda _: said(b"proxy")) as proxy, serving(lambda _: said(b"server")) as server:
+    async with serving(lambda _: response(b"proxy")) as proxy, serving(lambda _: response(b"server")) as server:
         for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
             monkeypatch.setenv(name, proxy.url)
         assert (await EgressClient(local(server)).get(server.url)).text == "server"
@@ -270,31 +270,33 @@ def trusted(tmp_path: Path) -> Authority:
 
 
 async def test_tls_asks_for_the_hosts_name_and_checks_its_certificate(trusted: Authority) -> None:
-    asked: list[str | None] = []
-    trusted.server.sni_callback = lambda _socket, name, _context: asked.append(name)
-    async with serving(lambda _: said(b"safe"), trusted.server) as server:
+    server_names: list[str | None] = []
+    trusted.server.sni_callback = lambda _socket, name, _context: server_names.append(name)
+    async with serving(lambda _: response(b"safe"), trusted.server) as server:
         table = {"secure.example": ["127.0.0.1"], "other.example": ["127.0.0.1"]}
         client = EgressClient(local(server), resolve=names(table), ssl_context=trusted.client)
         assert (await client.get(f"https://secure.example:{server.port}/")).text == "safe"
         with pytest.raises(EgressFailed, match="ertificate"):
             await client.get(f"https://other.example:{server.port}/")
-        assert asked == ["secure.example", "other.example"]
-        assert len(server.asked) == 1
+        assert server_names == ["secure.example", "other.example"]
+        assert len(server.received) == 1
 
 
-async def test_a_certificate_nobody_vouches_for_is_refused(trusted: Authority) -> None:
-    async with serving(lambda _: said(), trusted.server) as server:
+async def test_an_untrusted_certificate_is_refused(trusted: Authority) -> None:
+    async with serving(lambda _: response(), trusted.server) as server:
         client = EgressClient(local(server), resolve=names({"secure.example": ["127.0.0.1"]}))
         with pytest.raises(EgressFailed):
             await client.get(f"https://secure.example:{server.port}/")
-        assert server.asked == []
+        assert server.received == []
 
 
 # Redirects.
 
 
-async def test_a_redirect_is_followed_and_told() -> None:
-    async with serving(lambda asked: sent_to("/b?x=1") if asked.path == "/a?key=secret" else said(b"there")) as server:
+async def test_a_redirect_is_followed_and_listed() -> None:
+    async with serving(
+        lambda request: sent_to("/b?x=1") if request.path == "/a?key=secret" else response(b"there")
+    ) as server:
         answer = await EgressClient(local(server)).get(f"{server.url}/a?key=secret")
         assert (answer.text, answer.url) == ("there", f"{server.url}/b?x=1")
         assert answer.redirects == (f"{server.url}/a?…",)
@@ -328,38 +330,38 @@ async def test_a_redirect_is_checked_like_any_address(location: str) -> None:
 
 
 async def test_redirects_end() -> None:
-    async with serving(lambda asked: sent_to(asked.path + "x")) as server:
+    async with serving(lambda request: sent_to(request.path + "x")) as server:
         with pytest.raises(EgressFailed, match="more than 3 times"):
             await EgressClient(local(server, max_redirects=3)).get(f"{server.url}/")
         assert server.connections == 4
 
 
 async def test_what_goes_to_another_origin_carries_no_credentials() -> None:
-    async with serving(lambda _: said(b"other")) as other, serving(lambda _: sent_to(other.url)) as server:
+    async with serving(lambda _: response(b"other")) as other, serving(lambda _: sent_to(other.url)) as server:
         headers = {"Authorization": "Bearer x", "Cookie": "a=b", "X-Api-Key": "k", "Accept": "text/html"}
         answer = await EgressClient(local(server, other)).get(server.url, headers=headers)
         assert answer.text == "other"
-        got = other.asked[0].headers
+        got = other.received[0].headers
         assert got["accept"] == "text/html"
         assert not {"authorization", "cookie", "x-api-key"} & got.keys()
 
 
 async def test_what_stays_at_its_origin_keeps_its_credentials() -> None:
-    async with serving(lambda asked: sent_to("/b") if asked.path == "/a" else said()) as server:
+    async with serving(lambda request: sent_to("/b") if request.path == "/a" else response()) as server:
         await EgressClient(local(server)).get(f"{server.url}/a", headers={"X-Api-Key": "k"})
-        assert server.asked[1].headers["x-api-key"] == "k"
+        assert server.received[1].headers["x-api-key"] == "k"
 
 
 @pytest.mark.parametrize(("status", "method"), [(301, "GET"), (302, "GET"), (303, "GET"), (307, "POST"), (308, "POST")])
 async def test_a_redirect_keeps_method_and_body_only_where_it_says_so(status: int, method: str) -> None:
-    async with serving(lambda asked: sent_to("/b", status) if asked.path == "/a" else said()) as server:
+    async with serving(lambda request: sent_to("/b", status) if request.path == "/a" else response()) as server:
         await EgressClient(local(server)).post(f"{server.url}/a", content=b"body")
-        asked = server.asked[1]
-        assert (asked.method, asked.body) == (method, b"body" if method == "POST" else b"")
+        request = server.received[1]
+        assert (request.method, request.body) == (method, b"body" if method == "POST" else b"")
 
 
 async def test_a_body_is_never_sent_on_to_another_origin() -> None:
-    async with serving(lambda _: said()) as other, serving(lambda _: sent_to(other.url, 307)) as server:
+    async with serving(lambda _: response()) as other, serving(lambda _: sent_to(other.url, 307)) as server:
         with pytest.raises(EgressDenied, match="another origin"):
             await EgressClient(local(server, other)).post(server.url, content=b"secret")
         assert other.connections == 0
@@ -370,7 +372,7 @@ async def test_a_redirect_leads_from_https_to_http_only_where_that_is_allowed(
     allowed: bool, trusted: Authority
 ) -> None:
     async with (
-        serving(lambda _: said(b"plain")) as plain,
+        serving(lambda _: response(b"plain")) as plain,
         serving(lambda _: sent_to(plain.url), trusted.server) as server,
     ):
         table = {"secure.example": ["127.0.0.1"], "127.0.0.1": ["127.0.0.1"]}
@@ -385,11 +387,11 @@ async def test_a_redirect_leads_from_https_to_http_only_where_that_is_allowed(
 
 
 async def test_cookies_are_not_kept() -> None:
-    async with serving(lambda _: said(set_cookie="a=b")) as server:
+    async with serving(lambda _: response(set_cookie="a=b")) as server:
         client = EgressClient(local(server))
         await client.get(server.url)
         await client.get(server.url)
-        assert "cookie" not in server.asked[1].headers
+        assert "cookie" not in server.received[1].headers
 
 
 # Size and time.
@@ -409,7 +411,7 @@ async def test_an_answer_larger_than_allowed_is_cut_off() -> None:
 
 
 async def test_an_answer_of_exactly_the_allowed_size_is_read() -> None:
-    async with serving(lambda _: said(b"x" * 1000)) as server:
+    async with serving(lambda _: response(b"x" * 1000)) as server:
         assert len((await EgressClient(local(server, max_bytes=1000)).get(server.url)).body) == 1000
         with pytest.raises(EgressFailed):
             await EgressClient(local(server, max_bytes=999)).get(server.url)
@@ -419,17 +421,17 @@ async def test_an_answer_of_exactly_the_allowed_size_is_read() -> None:
 async def test_a_packed_answer_is_unpacked(coding: str) -> None:
     body = bytes(range(256)) * 1000
     packed = zlib.compress(body) if coding == "deflate" else gzip.compress(body)
-    async with serving(lambda _: said(packed, content_encoding=coding)) as server:
+    async with serving(lambda _: response(packed, content_encoding=coding)) as server:
         answer = await EgressClient(local(server)).get(server.url)
         assert answer.body == body
         assert "content-encoding" not in answer.headers
-        assert server.asked[0].headers["accept-encoding"] == "gzip, deflate"
+        assert server.received[0].headers["accept-encoding"] == "gzip, deflate"
 
 
 async def test_a_bomb_is_counted_as_it_unpacks_and_never_held_whole() -> None:
     bomb = gzip.compress(bytes(100_000_000))
     taken: list[int] = []
-    async with serving(lambda _: said(bomb, content_encoding="gzip")) as server:
+    async with serving(lambda _: response(bomb, content_encoding="gzip")) as server:
         client = EgressClient(local(server, max_bytes=1_000_000))
         with pytest.raises(EgressFailed, match="larger"):
             await client.download(server.url, lambda piece: taken.append(len(piece)))
@@ -438,15 +440,15 @@ async def test_a_bomb_is_counted_as_it_unpacks_and_never_held_whole() -> None:
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip", "gzip,deflate", "evil"])
-async def test_a_coding_that_was_not_asked_for_is_refused(coding: str) -> None:
-    async with serving(lambda _: said(content_encoding=coding)) as server:
+async def test_a_coding_that_was_not_requested_is_refused(coding: str) -> None:
+    async with serving(lambda _: response(content_encoding=coding)) as server:
         with pytest.raises(EgressFailed, match="coding"):
             await EgressClient(local(server)).get(server.url)
 
 
 @pytest.mark.parametrize("body", [b"no gzip at all", gzip.compress(b"x" * 1000)[:-9]], ids=["plain", "cut short"])
 async def test_an_answer_that_cannot_be_unpacked_is_a_failure(body: bytes) -> None:
-    async with serving(lambda _: said(body, content_encoding="gzip")) as server:
+    async with serving(lambda _: response(body, content_encoding="gzip")) as server:
         with pytest.raises(EgressFailed):
             await EgressClient(local(server)).get(server.url)
 
@@ -477,8 +479,8 @@ async def dripping() -> AsyncIterator[bytes]:
 
 async def test_a_server_that_never_finishes_is_left_in_time_however_often_it_says_something() -> None:
     async with serving(lambda _: dripping()) as server:
-        with pytest.raises(EgressFailed, match=r"longer than 0\.2 s"):
-            await EgressClient(local(server, timeout_s=0.2)).get(server.url)
+        with pytest.raises(EgressFailed, match="longer than 2 s"):  # long enough to connect on a busy machine
+            await EgressClient(local(server, timeout_s=2)).get(server.url)
         await server.ended.wait()
 
 
@@ -495,7 +497,7 @@ def test_a_client_may_be_used_on_one_loop_after_another() -> None:
     client = EgressClient(EgressPolicy(allow_private=True, ports=range(1, 65_536)))
 
     async def once() -> None:
-        async with serving(lambda _: said()) as server:
+        async with serving(lambda _: response()) as server:
             assert (await client.get(server.url)).is_success
 
     for _ in range(3):
@@ -503,7 +505,7 @@ def test_a_client_may_be_used_on_one_loop_after_another() -> None:
 
 
 async def test_an_answer_without_a_body_is_read() -> None:
-    async with serving(lambda asked: b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\n") as server:
+    async with serving(lambda request: b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\n") as server:
         answer = await EgressClient(local(server)).request("HEAD", server.url)
         assert (answer.status, answer.body, answer.headers["content-length"]) == (200, b"", "5")
 
@@ -512,7 +514,7 @@ async def test_what_a_sink_raises_ends_the_download() -> None:
     def full(piece: bytes) -> None:
         raise OSError("no space left")
 
-    async with serving(lambda _: said(b"x" * 300_000)) as server:
+    async with serving(lambda _: response(b"x" * 300_000)) as server:
         with pytest.raises(OSError, match="no space"):
             await EgressClient(local(server)).download(server.url, full)
         await server.ended.wait()
@@ -524,7 +526,7 @@ async def test_a_download_gives_its_pieces_as_they_come() -> None:
     async def keep(piece: bytes) -> None:
         taken.extend(piece)
 
-    async with serving(lambda _: said(b"x" * 300_000, content_type="image/png")) as server:
+    async with serving(lambda _: response(b"x" * 300_000, content_type="image/png")) as server:
         answer = await EgressClient(local(server)).download(server.url, keep)
         assert (len(taken), answer.body, answer.content_type) == (300_000, b"", "image/png")
 
@@ -543,15 +545,15 @@ class Refusing:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.asked: list[tuple[str, str]] = []
+        self.received: list[tuple[str, str]] = []
 
     def before_egress(self, ctx: ToolCallContext, url: str, method: str) -> Decision | None:
-        self.asked.append((method, url))
+        self.received.append((method, url))
         return Decision.HALT if url.endswith(self.path) else None
 
 
 async def test_a_request_is_one_tool_call_of_the_run() -> None:
-    async with serving(lambda _: said()) as server:
+    async with serving(lambda _: response()) as server:
         with ExecutionContext() as context:
             await EgressClient(local(server)).get(f"{server.url}/?key=secret", context=context)
         assert tool_calls(context) == [(f"GET 127.0.0.1:{server.port}", "success")]
@@ -560,21 +562,21 @@ async def test_a_request_is_one_tool_call_of_the_run() -> None:
 
 
 async def test_a_request_that_is_repeated_again_and_again_is_seen_and_its_secrets_are_not() -> None:
-    async with serving(lambda _: said()) as server:
+    async with serving(lambda _: response()) as server:
         client = EgressClient(local(server))
         with ExecutionContext(divergence=DivergenceDetector()) as context:
             for _ in range(20):
                 await client.get(f"{server.url}/?key=secret", context=context)
             for number in range(20):
                 await client.post(f"{server.url}/?key=secret", content=str(number), context=context)
-        told = [event for event in context.events if isinstance(event, DivergenceTrace)]
-        assert len(told) == 1
-        assert "GET" in repr(told[0])
+        divergences = [event for event in context.events if isinstance(event, DivergenceTrace)]
+        assert len(divergences) == 1
+        assert "GET" in repr(divergences[0])
         assert "secret" not in repr([*context.events])
 
 
 async def test_the_run_is_found_where_the_request_is_made() -> None:
-    async with serving(lambda _: said()) as server:
+    async with serving(lambda _: response()) as server:
         client = EgressClient(local(server))
 
         async def fetch() -> str:
@@ -587,7 +589,7 @@ async def test_the_run_is_found_where_the_request_is_made() -> None:
 
 
 async def test_a_limit_of_the_run_stops_a_request_before_anything_is_sent() -> None:
-    async with serving(lambda _: said()) as server:
+    async with serving(lambda _: response()) as server:
         with ExecutionContext(budget=Budget(max_steps=1)) as context:
             client = EgressClient(local(server))
             await client.get(server.url, context=context)
@@ -596,7 +598,7 @@ async def test_a_limit_of_the_run_stops_a_request_before_anything_is_sent() -> N
         assert server.connections == 1
 
 
-async def test_the_hooks_are_asked_before_the_name_is_resolved_and_for_each_redirect() -> None:
+async def test_hooks_decide_before_the_name_is_resolved_and_for_each_redirect() -> None:
     looked_up: list[str] = []
 
     async def look_up(host: str, port: int) -> Sequence[str]:
@@ -613,7 +615,7 @@ async def test_the_hooks_are_asked_before_the_name_is_resolved_and_for_each_redi
             assert looked_up == []
             with pytest.raises(EgressDenied, match="hook"):
                 await client.get(f"{base}/", context=context)
-            assert hook.asked == [("GET", f"{base}/secret"), ("GET", f"{base}/"), ("GET", f"{base}/secret")]
+            assert hook.received == [("GET", f"{base}/secret"), ("GET", f"{base}/"), ("GET", f"{base}/secret")]
             assert server.connections == 1
         assert [status for _, status in tool_calls(context)] == ["fail", "fail"]
 
@@ -649,9 +651,9 @@ import asyncio
 from penstock.providers.egress import EgressClient
 from penstock.providers.mcp import McpTools, StdioServer
 opened = McpTools(StdioServer(["true"])).__aenter__()
-for asked, extra in ((EgressClient().get("http://example.org"), "http"), (opened, "mcp")):
+for operation, extra in ((EgressClient().get("http://example.org"), "http"), (opened, "mcp")):
     try:
-        asyncio.run(asked)
+        asyncio.run(operation)
     except ModuleNotFoundError as error:
         assert f"install penstock[{extra}]" in str(error), error
     else:

@@ -49,8 +49,8 @@ RAW = """
     def tool(name, **more):
         return {"name": name, "description": "", "inputSchema": {"type": "object"}, **more}
 
-    def text(said, **more):
-        return {"content": [{"type": "text", "text": said}], **more}
+    def text(content, **more):
+        return {"content": [{"type": "text", "text": content}], **more}
 
     def tools(params):
         return {"tools": [tool("act")]}
@@ -61,11 +61,11 @@ RAW = """
     START
 
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         if os.environ.get("LOG"):
             with open(os.environ["LOG"], "a") as log:
-                log.write(asked["method"] + "\\n")
-        id, method, params = asked.get("id"), asked.get("method"), asked.get("params") or {}
+                log.write(request["method"] + "\\n")
+        id, method, params = request.get("id"), request.get("method"), request.get("params") or {}
         if id is None:
             continue
         if method == "initialize":
@@ -110,12 +110,12 @@ async def run(
 # Configuration.
 
 
-def test_a_server_is_asked_for_by_a_configured_name_only() -> None:
+def test_a_server_is_selected_by_a_configured_name_only() -> None:
     servers = McpServers({"files": StdioServer(["true"])})
     assert servers.tools("files").name == "files"
-    for asked in ("other", "rm -rf /", ["true"], {"command": ["true"]}, None, StdioServer(["true"])):
+    for name in ("other", "rm -rf /", ["true"], {"command": ["true"]}, None, StdioServer(["true"])):
         with pytest.raises(InvalidValue, match="files"):
-            servers.tools(asked)  # type: ignore[arg-type]
+            servers.tools(name)  # type: ignore[arg-type]
     with pytest.raises(InvalidValue):
         McpTools("files")  # type: ignore[arg-type]
 
@@ -189,7 +189,7 @@ async def test_calls_run_side_by_side(written: Written) -> None:
         assert [answer.content for answer in answers] == ["1", "2"]
 
 
-async def test_only_the_tools_that_were_asked_for_are_offered(written: Written) -> None:
+async def test_only_the_selected_tools_are_offered(written: Written) -> None:
     two = "def tools(params): return {'tools': [tool('act'), tool('other')]}"
     async with McpTools(written(two), only=["act"]) as tools:
         assert [spec.name for spec in tools.specs] == ["act"]
@@ -208,7 +208,7 @@ async def test_tools_come_in_pages(written: Written) -> None:
         assert [spec.name for spec in tools.specs] == ["t0", "t1", "t2"]
 
 
-async def test_an_answer_is_told_as_text_and_what_is_none_is_named(written: Written) -> None:
+async def test_a_result_is_rendered_as_text_and_other_content_is_described(written: Written) -> None:
     several = """
         def act(arguments, id):
             image = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
@@ -221,7 +221,7 @@ async def test_an_answer_is_told_as_text_and_what_is_none_is_named(written: Writ
         assert answer.content == "grüße \U0001f600\n[image, image/png, 3 bytes]\ninside\n[b: file:///b]"
 
 
-async def test_data_is_told_where_there_is_no_text(written: Written) -> None:
+async def test_structured_content_is_used_if_there_is_no_text(written: Written) -> None:
     async with McpTools(written("def act(a, id): return {'content': [], 'structuredContent': {'a': 1}}")) as tools:
         assert (await run(tools)).content == '{"a": 1}'
 
@@ -278,7 +278,7 @@ async def test_a_tool_of_an_odd_name_is_called_by_its_own(written: Written) -> N
 
 
 @pytest.mark.parametrize(
-    ("start", "told"),
+    ("start", "problem"),
     [
         ("def tools(params): return {'tools': [tool('a'), tool('a')]}", "two tools of the name 'a'"),
         ("def tools(params): return {'tools': [tool(f't{n}') for n in range(129)]}", "more than 128 tools"),
@@ -302,14 +302,14 @@ async def test_a_tool_of_an_odd_name_is_called_by_its_own(written: Written) -> N
     ],
 )
 async def test_a_server_that_cannot_be_used_is_refused_when_it_is_opened(
-    written: Written, start: str, told: str
+    written: Written, start: str, problem: str
 ) -> None:
-    with pytest.raises(McpError, match=told):
+    with pytest.raises(McpError, match=problem):
         async with McpTools(written(start)):
             pass
 
 
-async def test_a_program_that_is_not_there_is_told() -> None:
+async def test_the_error_for_a_missing_program_names_it() -> None:
     with pytest.raises(McpError, match="FileNotFoundError"):
         async with McpTools(StdioServer(["/no/such/program"])):
             pass
@@ -336,7 +336,7 @@ async def test_some_lines_that_are_no_messages_do_no_harm(written: Written) -> N
 
 
 @pytest.mark.parametrize(
-    ("act", "told"),
+    ("act", "problem"),
     [
         ("sys.exit(1)", "closed its output"),
         ("os.kill(os.getpid(), 9)", "closed its output"),
@@ -347,14 +347,14 @@ async def test_some_lines_that_are_no_messages_do_no_harm(written: Written) -> N
         ("return {'content': [{'type': 'unknown'}]}", "not of the form"),
         ("return {'resultType': 'input_required', 'inputRequests': {}}", ""),
         ("say(id=id, error={'code': -32000, 'message': 'out of order'})", "out of order"),
-        ("return text('told', isError=True)", "told"),
+        ("return text('no water', isError=True)", "no water"),
     ],
 )
-async def test_a_call_that_goes_wrong_is_told_to_the_model(written: Written, act: str, told: str) -> None:
+async def test_a_failing_call_is_returned_to_the_model(written: Written, act: str, problem: str) -> None:
     async with McpTools(written(f"def act(arguments, id): {act}"), timeout_s=20) as tools:
         answer = await run(tools)
         assert answer.is_error
-        assert told in answer.content
+        assert problem in answer.content
         assert len(answer.content) < 3_000
 
 
@@ -375,11 +375,11 @@ async def test_a_server_that_broke_off_stays_broken_and_is_not_started_again(wri
     assert log.read_text().split().count("initialize") == 1
 
 
-async def test_an_answer_to_a_question_nobody_asked_is_dropped(written: Written) -> None:
+async def test_an_answer_to_an_unknown_request_is_dropped(written: Written) -> None:
     noisy = """
         def act(arguments, id):
             for n in range(1000):
-                say(id=n + 10_000, result=text("not asked for"))
+                say(id=n + 10_000, result=text("not requested"))
                 say(method="notifications/message", params={"level": "info", "data": "x"})
                 say(method="notifications/tools/list_changed")
             say(id="evil", method="sampling/createMessage", params={"messages": [], "maxTokens": 1})
@@ -393,11 +393,11 @@ async def test_an_answer_to_a_question_nobody_asked_is_dropped(written: Written)
         assert [spec.name for spec in tools.specs] == ["act"]
 
 
-async def test_a_call_that_takes_too_long_is_told_and_the_next_one_works(written: Written) -> None:
+async def test_a_call_that_takes_too_long_is_a_tool_error_and_the_next_one_works(written: Written) -> None:
     once = """
-        def act(arguments, id, asked=[]):
-            asked.append(id)
-            return None if len(asked) == 1 else text("done")
+        def act(arguments, id, seen=[]):
+            seen.append(id)
+            return None if len(seen) == 1 else text("done")
     """
     async with McpTools(written(once), timeout_s=0.3) as tools:
         slow = await run(tools)
@@ -436,7 +436,7 @@ async def test_a_cancel_reaches_a_running_call_at_once_also_if_the_server_hangs(
                 await running
 
 
-async def test_the_server_is_told_of_a_cancel(written: Written, tmp_path: Path) -> None:
+async def test_a_cancel_is_sent_to_the_server(written: Written, tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with McpTools(written("def act(a, id): return None", env={"LOG": str(log)})) as tools:
         with ExecutionContext() as context:
@@ -474,7 +474,7 @@ async def test_a_task_that_is_cancelled_leaves_no_process(written: Written, tmp_
 
 
 def wait_for_the_end_of(pid: int) -> None:
-    """It is not our child: there is nothing but looking, until whoever inherits it has noticed its death."""
+    """It is not our child: there is nothing but looking, until the process that inherits it has noticed its death."""
     status = Path(f"/proc/{pid}/stat")
     with suppress(FileNotFoundError, ProcessLookupError):
         while status.read_text().rpartition(")")[2].split()[0] != "Z":
@@ -525,6 +525,6 @@ async def test_a_cancel_at_any_moment_leaves_nothing_behind(written: Written) ->
             await asyncio.sleep(moment % 20 * 0.007)
             using.cancel()
             await asyncio.sleep(0)
-            using.cancel()  # whoever is impatient does it twice
+            using.cancel()  # an impatient caller cancels twice
             with pytest.raises(asyncio.CancelledError):
                 await using

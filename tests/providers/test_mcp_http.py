@@ -83,7 +83,7 @@ async def test_a_cancel_reaches_a_call_over_http() -> None:
             assert (await run(tools, other, "add", a=1, b=1)).content == "2"
 
 
-async def test_an_address_the_policy_does_not_allow_is_never_asked() -> None:
+async def test_an_address_that_the_policy_forbids_is_never_contacted() -> None:
     async with served(honest()) as port:
         for server in (
             HttpServer(f"http://127.0.0.1:{port}/mcp"),
@@ -100,7 +100,7 @@ class Refusing:
         return Decision.HALT
 
 
-async def test_the_runs_hooks_are_asked_before_a_call_leaves() -> None:
+async def test_the_hooks_of_the_run_decide_before_a_call_is_sent() -> None:
     async with served(honest()) as port, McpTools(to(port)) as tools:
         with ExecutionContext(pipeline=ShieldPipeline(egress=Refusing())) as context:
             answer = await run(tools, context, "add", a=1, b=1)
@@ -123,9 +123,9 @@ class Hostile:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
             length = int(head.partition("content-length:")[2].partition("\r\n")[0] or 0)
-            asked = json.loads(await reader.readexactly(length) or b"{}")
-            self.methods.append(asked.get("method") or head.partition(" ")[0])
-            answer = self.answer(asked)
+            request = json.loads(await reader.readexactly(length) or b"{}")
+            self.methods.append(request.get("method") or head.partition(" ")[0])
+            answer = self.answer(request)
             if isinstance(answer, bytes):
                 writer.write(answer)
                 await writer.drain()
@@ -138,16 +138,16 @@ class Hostile:
         finally:
             writer.close()
 
-    def answer(self, asked: Body) -> bytes | AsyncIterator[bytes]:
-        method, id = asked.get("method"), asked.get("id")
+    def answer(self, request: Body) -> bytes | AsyncIterator[bytes]:
+        method, id = request.get("method"), request.get("id")
         if method == "initialize":
             info = {"name": "hostile", "version": "1"}
-            version = asked["params"]["protocolVersion"]
+            version = request["params"]["protocolVersion"]
             return result(id, {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info})
         if method == "tools/list":
             return result(id, {"tools": [{"name": "act", "inputSchema": {"type": "object"}}]})
         if method == "tools/call":
-            return self.act(asked)
+            return self.act(request)
         if id is None:
             return http(b"", "202 Accepted")
         return http(json.dumps({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": "no"}}).encode())
@@ -164,8 +164,8 @@ def result(id: object, value: object) -> bytes:
     return http(json.dumps({"jsonrpc": "2.0", "id": id, "result": value}).encode(), more="mcp-session-id: s\r\n")
 
 
-def text(said: str) -> Body:
-    return {"content": [{"type": "text", "text": said}]}
+def text(content: str) -> Body:
+    return {"content": [{"type": "text", "text": content}]}
 
 
 @asynccontextmanager
@@ -195,24 +195,24 @@ async def silent() -> AsyncIterator[bytes]:
 
 
 NO_ANSWERS: dict[str, Callable[[Body], bytes | AsyncIterator[bytes]]] = {
-    "large": lambda asked: result(asked["id"], text("x" * 50_000_000)),
-    "endless": lambda asked: endless("application/json"),
-    "endless events": lambda asked: endless("text/event-stream"),
-    "silent": lambda asked: silent(),
-    "closes": lambda asked: b"",
-    "garbage": lambda asked: http(b"garbage"),
-    "garbage events": lambda asked: http(b"garbage", kind="text/event-stream"),
-    "asks to come back": lambda asked: http(b"id: 1\nretry: 1\ndata:\n\n", kind="text/event-stream"),
-    "html": lambda asked: http(b"<html>", kind="text/html"),
-    "500": lambda asked: http(b"", "500 Broken"),
-    "202": lambda asked: http(b"", "202 Accepted"),
-    "redirect": lambda asked: http(b"", "307 Moved", more="location: http://169.254.169.254/\r\n"),
-    "another id": lambda asked: result("another", text("not asked for")),
+    "large": lambda request: result(request["id"], text("x" * 50_000_000)),
+    "endless": lambda request: endless("application/json"),
+    "endless events": lambda request: endless("text/event-stream"),
+    "silent": lambda request: silent(),
+    "closes": lambda request: b"",
+    "garbage": lambda request: http(b"garbage"),
+    "garbage events": lambda request: http(b"garbage", kind="text/event-stream"),
+    "asks to come back": lambda request: http(b"id: 1\nretry: 1\ndata:\n\n", kind="text/event-stream"),
+    "html": lambda request: http(b"<html>", kind="text/html"),
+    "500": lambda request: http(b"", "500 Broken"),
+    "202": lambda request: http(b"", "202 Accepted"),
+    "redirect": lambda request: http(b"", "307 Moved", more="location: http://169.254.169.254/\r\n"),
+    "another id": lambda request: result("another", text("not requested")),
 }
 
 
 @pytest.mark.parametrize("act", NO_ANSWERS.values(), ids=NO_ANSWERS)
-async def test_an_answer_that_is_none_is_told_to_the_model(act: Callable[[Body], Any]) -> None:
+async def test_a_malformed_answer_is_returned_to_the_model_as_an_error(act: Callable[[Body], Any]) -> None:
     async with hostile(act) as server, McpTools(to(server.port), timeout_s=1) as tools:
         with ExecutionContext() as context:
             answer = await run(tools, context)
@@ -223,9 +223,9 @@ async def test_an_answer_that_is_none_is_told_to_the_model(act: Callable[[Body],
 
 
 async def test_a_call_that_fails_fails_alone_and_says_why() -> None:
-    def act(asked: Body) -> bytes:
-        size = asked["params"]["arguments"]["size"]
-        return result(asked["id"], text("x" * size))
+    def act(request: Body) -> bytes:
+        size = request["params"]["arguments"]["size"]
+        return result(request["id"], text("x" * size))
 
     async with hostile(act) as server, McpTools(to(server.port, max_bytes=100_000)) as tools:
         with ExecutionContext() as context:
@@ -235,8 +235,8 @@ async def test_a_call_that_fails_fails_alone_and_says_why() -> None:
         assert all("larger than 100,000 bytes" in answer.content for answer in answers if answer.is_error)
 
 
-async def test_a_server_that_is_not_there_is_told() -> None:
-    async with hostile(lambda asked: b"") as gone:
+async def test_the_error_for_an_unreachable_server_names_it() -> None:
+    async with hostile(lambda request: b"") as gone:
         port = gone.port
     with pytest.raises(EgressFailed):
         async with McpTools(to(port)):

@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from penstock import AnswerCut, CancelledError, Halted, StopReason, contain, contained
+from penstock import CancelledError, Halted, StopReason, contain, contained
 from penstock.agents import (
     Agent,
     Media,
@@ -19,12 +19,12 @@ from penstock.agents import (
     ModelSettings,
     ToolCallDelta,
     Transcript,
+    TruncatedByBudget,
     TruncatedResponse,
     tool,
 )
-from penstock.agents.messages import ToolCall
-from penstock.agents.model import Delta
-from penstock.providers.models import AnthropicModel, CannotAsk, OpenAIModel, close_connections
+from penstock.agents.messages import Delta, ToolCall
+from penstock.providers.models import AnthropicModel, OpenAIModel, UnsupportedRequest, close_connections
 from penstock.testing.provider import Cut, Fail, FakeProviderServer, Garble, Hang, RefuseFree, Say, Truncate
 from penstock.testing.provider import ToolCall as Asked
 from tests.providers.remote_models import Make, ask, chat, each_api, messages, responses, streamed_or_not, texts
@@ -68,7 +68,7 @@ async def test_the_request_says_how_much_output_the_budget_pays_for(make: Make, 
         ceiling_nanos = price.worst_case_nanos("fake-1", 60, 100)
         assert ceiling_nanos is not None
         async with contain(max_cost_usd=ceiling_nanos / 1e9, prices=price) as run:
-            with pytest.raises(AnswerCut) as cut:
+            with pytest.raises(TruncatedByBudget) as cut:
                 await ask(make(server), run, streams)
         cap = server.requests[0].max_tokens
         assert cap is not None
@@ -81,7 +81,7 @@ async def test_the_request_says_how_much_output_the_budget_pays_for(make: Make, 
 @pytest.mark.parametrize(
     ("make", "field"), [(chat, "max_completion_tokens"), (responses, "max_output_tokens"), (messages, "max_tokens")]
 )
-async def test_the_most_output_is_said_in_the_field_of_the_api(make: Make, field: str) -> None:
+async def test_the_output_limit_is_sent_in_the_field_of_the_api(make: Make, field: str) -> None:
     async with FakeProviderServer() as server:
         async with contain() as run:
             await make(server, max_output_tokens=77).generate(run, [Message.user("hi")])
@@ -109,13 +109,13 @@ async def test_an_agent_calls_its_tools_and_answers(make: Make, streams: bool) -
         assert first.connection == second.connection
         assert '"content":"5"' in second.raw.decode() or '"output":"5"' in second.raw.decode()
         assert len({message.tool_call_id for message in result.messages if message.role == "tool"}) == 2
-        told = [delta.call for delta in deltas if isinstance(delta, ToolCallDelta)]
-        assert [call.arguments for call in told] == ([{"a": 2, "b": 3}, {"a": 20, "b": 30}] if streams else [])
+        calls = [delta.call for delta in deltas if isinstance(delta, ToolCallDelta)]
+        assert [call.arguments for call in calls] == ([{"a": 2, "b": 3}, {"a": 20, "b": 30}] if streams else [])
 
 
 @each_api
 @streamed_or_not
-async def test_arguments_that_are_no_json_are_told_to_the_model(make: Make, streams: bool) -> None:
+async def test_arguments_that_are_not_json_are_returned_to_the_model_as_an_error(make: Make, streams: bool) -> None:
     @tool
     def add(a: int, b: int) -> int:
         """Add two numbers."""
@@ -176,7 +176,7 @@ async def test_a_retry_waits_as_long_as_the_server_asks(make: Make, streams: boo
 
 
 @each_api
-async def test_a_stream_that_broke_off_behind_a_piece_is_not_asked_for_again(make: Make) -> None:
+async def test_a_stream_that_broke_off_after_a_piece_is_not_requested_again(make: Make) -> None:
     async with FakeProviderServer(script=[Say("sixty metres high", then=Cut(after=2)), "fine"]) as server:
         async with contain() as run:
             with pytest.raises((openai.APIError, anthropic.APIError, TruncatedResponse)):
@@ -215,7 +215,7 @@ async def test_a_stream_that_breaks_off_is_no_answer_and_what_came_is_kept(make:
 
 @pytest.mark.requirement("T-10")
 @each_api
-async def test_a_stream_that_breaks_off_before_it_has_said_anything_is_no_answer(make: Make) -> None:
+async def test_a_stream_that_breaks_off_before_its_first_piece_is_truncated(make: Make) -> None:
     async with FakeProviderServer(script=[Say(TEXT, then=Truncate(0))]) as server, contain() as run:
         with pytest.raises(TruncatedResponse, match="after 0 characters"):
             await ask(make(server), run, streams=True)
@@ -252,14 +252,14 @@ async def test_a_cancel_closes_the_connection_and_keeps_what_came(make: Make, fa
     some = asyncio.Event()
     deltas: list[Delta] = []
 
-    def told(delta: Delta) -> None:
+    def on_delta(delta: Delta) -> None:
         deltas.append(delta)
         if len(deltas) == 2:
             some.set()
 
     async with FakeProviderServer(script=[Say(TEXT, then=fault)]) as server:
         async with contain(max_cost_usd=1, prices=server.provider.prices) as run:
-            agent = Agent(make(server), on_delta=told if streams else None)
+            agent = Agent(make(server), on_delta=on_delta if streams else None)
             running = asyncio.create_task(agent.run("hi", run))
             if streams and fault.after:
                 await some.wait()
@@ -283,7 +283,7 @@ async def test_a_deadline_ends_a_stream_that_stalls(make: Make) -> None:
         await server.until(lambda: server.disconnects)
 
 
-# What is said.
+# What is sent.
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ async def test_an_output_schema_is_sent_in_the_field_of_the_api(make: Make, sche
 async def test_settings_cannot_ask_for_more_than_was_held(make: Make, name: str) -> None:
     async with FakeProviderServer() as server:
         async with contain(max_cost_usd=1, prices=server.provider.prices) as run:
-            with pytest.raises(CannotAsk, match=name):
+            with pytest.raises(UnsupportedRequest, match=name):
                 await make(server).generate(run, [Message.user("hi")], settings=ModelSettings(extra={name: 100_000}))
             assert run.balance.unresolved_nanos == 0
         assert server.requests == ()
@@ -322,17 +322,17 @@ async def test_pictures_go_by_address_and_by_their_bytes(make: Make) -> None:
     async with FakeProviderServer() as server:
         async with contain() as run:
             await make(server).generate(run, [Message.user(["look", *pictures])])
-        said = server.requests[0].raw.decode()
-    assert "http://pictures/1.png" in said
-    assert "iVBORw==" in said
+        body = server.requests[0].raw.decode()
+    assert "http://pictures/1.png" in body
+    assert "iVBORw==" in body
 
 
 @each_api
-async def test_what_an_api_cannot_be_told_is_refused_before_it_is_sent(make: Make) -> None:
+async def test_a_request_that_the_api_cannot_express_is_refused_before_it_is_sent(make: Make) -> None:
     film = Media("video/mp4", url="http://films/1.mp4")
     async with FakeProviderServer() as server:
         async with contain(max_cost_usd=1, prices=server.provider.prices) as run:
-            with pytest.raises(CannotAsk, match="video/mp4 by address"):
+            with pytest.raises(UnsupportedRequest, match="video/mp4 by address"):
                 await make(server).generate(run, [Message.user([film])])
             assert run.balance.unresolved_nanos == 0
         assert server.requests == ()
@@ -357,13 +357,13 @@ def test_a_model_works_on_several_loops_at_once() -> None:
     with FakeProviderServer(script=lambda request: request.last_text) as server:
         model = chat(server)
 
-        async def several(said: str) -> set[str]:
+        async def several(prompt: str) -> set[str]:
             async with contain() as run:
-                answers = await asyncio.gather(*(ask(model, run, True, said) for _ in range(5)))
+                answers = await asyncio.gather(*(ask(model, run, True, prompt) for _ in range(5)))
             return {answer.text for answer in answers}
 
         with ThreadPoolExecutor(4) as threads:
-            answers = list(threads.map(lambda said: asyncio.run(several(said)), "abcd"))
+            answers = list(threads.map(lambda prompt: asyncio.run(several(prompt)), "abcd"))
     assert answers == [{"a"}, {"b"}, {"c"}, {"d"}]
 
 
@@ -409,7 +409,7 @@ async def test_many_streams_share_one_loop(make: Make) -> None:
 
 
 @each_api
-async def test_whoever_stops_listening_closes_the_connection(make: Make) -> None:
+async def test_a_consumer_that_stops_reading_closes_the_connection(make: Make) -> None:
     async with FakeProviderServer(script=[Say(TEXT, then=Hang(2))]) as server:
         request = ModelRequest(Transcript([Message.user("hi")]), max_output_tokens=100)
         pieces = make(server).request_stream(request)

@@ -6,7 +6,7 @@ import pytest
 
 from penstock import CircuitBreaker, Halted, StopReason, contain
 from penstock.agents import Message, ModelSettings
-from penstock.providers.models import Breakers, CannotAsk, breakers
+from penstock.providers.models import Breakers, UnsupportedRequest, breakers
 from penstock.testing import ManualClock
 from penstock.testing.provider import Cut, Fail, FakeProviderServer, RefuseFree, Say, Truncate
 from tests.providers.remote_models import FAILURES, Make, ask, chat, each_api, streamed_or_not
@@ -56,7 +56,7 @@ async def test_what_the_provider_refuses_for_good_reason_does_not_open_the_circu
 async def test_what_was_never_sent_does_not_open_the_circuit() -> None:
     breaker = CircuitBreaker(1)
     async with FakeProviderServer() as server, contain() as run:
-        with pytest.raises(CannotAsk):
+        with pytest.raises(UnsupportedRequest):
             model = chat(server, breaker=breaker)
             await model.generate(run, [Message.user("hi")], settings=ModelSettings(extra={"n": 2}))
         assert breaker.state == "closed"

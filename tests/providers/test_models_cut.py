@@ -11,8 +11,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from penstock import Message, ModelRequest, Transcript, TruncatedResponse
+from penstock.agents import Message, ModelRequest, Transcript, TruncatedResponse
 from penstock.providers.models.remote import RemoteModel
+from penstock.providers.reading.meter import Allowance, Meter
 from penstock.testing.provider import FakeProviderServer, Say
 from penstock.testing.provider import ToolCall as Asked
 from tests.providers.remote_models import Make, each_api
@@ -38,8 +39,9 @@ async def read(model: RemoteModel, sent: bytes) -> tuple[str, list[Any], bool]:
         yield sent
 
     pieces: list[Any] = []
+    meter = Meter(Allowance(100, 100, 1_000_000))
     try:
-        async with aclosing(model._pieces(chunks(), model.format.reader())) as coming:
+        async with aclosing(model._pieces(chunks(), model.format.reader(), meter)) as coming:
             async for piece in coming:
                 pieces.append(piece)
     except TruncatedResponse as cut:
@@ -51,8 +53,8 @@ async def read(model: RemoteModel, sent: bytes) -> tuple[str, list[Any], bool]:
 @each_api
 @pytest.mark.parametrize("calls", [False, True], ids=["text", "tool call"])
 async def test_a_stream_cut_at_any_byte_is_truncated_and_what_came_is_kept(make: Make, calls: bool) -> None:
-    said = Say(tool_calls=[Asked("search", {"for": "dams"})]) if calls else Say(TEXT)
-    async with FakeProviderServer(script=[said]) as server:
+    answer = Say(tool_calls=[Asked("search", {"for": "dams"})]) if calls else Say(TEXT)
+    async with FakeProviderServer(script=[answer]) as server:
         model = make(server)
         sent = await asyncio.to_thread(whole_stream, server, model)
     whole, tools, is_whole = await read(model, sent)

@@ -1,4 +1,4 @@
-"""What is said to each API, and how its answers are read: also those of servers that are sloppy with them."""
+"""What is sent to each API, and how its answers are parsed: also those of servers that are sloppy with them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from penstock.agents import Media, Message, ModelRequest, ModelSettings, ToolCall, ToolResult, Transcript
 from penstock.agents.model import ModelResponse
-from penstock.providers.models import CannotAsk
+from penstock.providers.models import UnsupportedRequest
 from penstock.providers.models.events import UnreadableEvent, events
 from penstock.providers.models.formats import Chat, Format, Messages, Responses
 from penstock.providers.models.formats.format import StreamError, is_strict
+from penstock.providers.reading.meter import Allowance, Meter
 from penstock.runtime.billing.usage import Usage
 
 CONVERSATION = [
@@ -31,9 +32,9 @@ CONVERSATION = [
 ]
 
 
-def request(*said: Message, **settings: Any) -> ModelRequest:
+def request(*messages: Message, **settings: Any) -> ModelRequest:
     return ModelRequest(
-        Transcript(said), settings=ModelSettings(**settings), instructions="You add.", max_output_tokens=9
+        Transcript(messages), settings=ModelSettings(**settings), instructions="You add.", max_output_tokens=9
     )
 
 
@@ -47,12 +48,12 @@ def streamed(format: Format, *fed: dict[str, Any]) -> tuple[list[str | ToolCall]
 
 
 def test_a_conversation_for_chat_completions() -> None:
-    said = Chat().body("m", request(*CONVERSATION), streams=False)["messages"]
-    roles = [message["role"] for message in said]
+    messages = Chat().body("m", request(*CONVERSATION), streams=False)["messages"]
+    roles = [message["role"] for message in messages]
     assert roles == ["system", "system", "user", "assistant", "tool", "tool", "assistant", "tool"]
-    assert said[3]["tool_calls"][1]["function"] == {"name": "add", "arguments": '{"a": 20,'}
-    assert said[6]["content"] is None
-    assert said[7] == {"role": "tool", "tool_call_id": "3", "content": "50"}
+    assert messages[3]["tool_calls"][1]["function"] == {"name": "add", "arguments": '{"a": 20,'}
+    assert messages[6]["content"] is None
+    assert messages[7] == {"role": "tool", "tool_call_id": "3", "content": "50"}
 
 
 def test_a_conversation_for_responses() -> None:
@@ -79,12 +80,12 @@ def test_a_conversation_for_messages() -> None:
     assert body["messages"][1]["content"][2]["input"] == {"arguments": '{"a": 20,'}
 
 
-def test_stop_sequences_are_said_or_refused() -> None:
-    asked = request(Message.user("hi"), stop=("END",))
-    assert Chat().body("m", asked, streams=False)["stop"] == ["END"]
-    assert Messages().body("m", asked, streams=False)["stop_sequences"] == ["END"]
-    with pytest.raises(CannotAsk, match="no stop sequences"):
-        Responses().body("m", asked, streams=False)
+def test_stop_sequences_are_sent_or_refused() -> None:
+    stopping = request(Message.user("hi"), stop=("END",))
+    assert Chat().body("m", stopping, streams=False)["stop"] == ["END"]
+    assert Messages().body("m", stopping, streams=False)["stop_sequences"] == ["END"]
+    with pytest.raises(UnsupportedRequest, match="no stop sequences"):
+        Responses().body("m", stopping, streams=False)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +112,8 @@ def test_stop_sequences_are_said_or_refused() -> None:
 )
 def test_media_in_the_words_of_each_api(format: Format, media: Media, part: dict[str, Any]) -> None:
     body = format.body("m", request(Message.user([media])), streams=False)
-    (said,) = [turn for turn in body.get("messages", body.get("input")) if turn["role"] == "user"]
-    assert said["content"] == [part]
+    (message,) = [turn for turn in body.get("messages", body.get("input")) if turn["role"] == "user"]
+    assert message["content"] == [part]
 
 
 @pytest.mark.parametrize(
@@ -249,12 +250,12 @@ def test_an_answer_without_its_end_is_none(format: Format, answer: dict[str, Any
         (Responses(), {"type": "error", "message": "overloaded"}),
     ],
 )
-def test_an_error_in_a_stream_is_told(format: Format, event: dict[str, Any]) -> None:
+def test_an_error_in_a_stream_is_raised(format: Format, event: dict[str, Any]) -> None:
     with pytest.raises(StreamError, match="overloaded"):
         list(format.reader().feed(event))
 
 
-def test_a_response_that_failed_is_told() -> None:
+def test_a_failed_response_is_an_error() -> None:
     failed = {"status": "failed", "error": {"code": "server_error", "message": "overloaded"}}
     reader = Responses().reader()
     assert list(reader.feed({"type": "response.failed", "response": failed})) == []
@@ -270,7 +271,7 @@ async def _read(chunks: list[bytes]) -> list[dict[str, Any]]:
         for one in chunks:
             yield one
 
-    return [event async for event in events(coming())]
+    return [event async for event in events(coming(), Meter(Allowance(1_000, 1_000, 1_000_000)))]
 
 
 @given(
@@ -278,12 +279,12 @@ async def _read(chunks: list[bytes]) -> list[dict[str, Any]]:
     st.lists(st.integers(0, 400), max_size=8),
     st.sampled_from(["\n", "\r\n"]),
 )
-def test_events_are_the_same_however_the_bytes_come(said: list[dict[str, str]], cuts: list[int], end: str) -> None:
-    lines = (f": a comment{end}event: x{end}data: {json.dumps(one, ensure_ascii=False)}{end}{end}" for one in said)
+def test_events_are_the_same_however_the_bytes_come(objects: list[dict[str, str]], cuts: list[int], end: str) -> None:
+    lines = (f": a comment{end}event: x{end}data: {json.dumps(one, ensure_ascii=False)}{end}{end}" for one in objects)
     stream = ("".join(lines) + f"data: [DONE]{end}{end}data: no{end}{end}").encode("utf-8", "surrogatepass")
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     chunks = [stream[begin:until] for begin, until in itertools.pairwise(places)]
-    assert asyncio.run(_read(chunks)) == [json.loads(json.dumps(one)) for one in said]
+    assert asyncio.run(_read(chunks)) == [json.loads(json.dumps(one)) for one in objects]
 
 
 @pytest.mark.parametrize("data", [b"data: {\n\n", b"data: [1]\n\n", b"data: " + b"[" * 100_000 + b"\n\n"])

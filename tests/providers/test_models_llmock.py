@@ -1,4 +1,4 @@
-"""Models against a provider that somebody else wrote, and breaks on demand; skipped where it cannot be installed."""
+"""Models against an independent fake provider that breaks on demand; skipped where it cannot be installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from benchmarks import _peers as peers
 from penstock import CancelledError, contain
 from penstock.agents import Agent, Message, TruncatedResponse, tool
-from penstock.agents.model import Delta
+from penstock.agents.messages import Delta
 from penstock.providers.models import AnthropicModel, OpenAIModel, RemoteModel
 from tests.providers.remote_models import texts
 
@@ -33,7 +33,7 @@ server.run(sockets=[listener])
 
 
 class Mock:
-    """The server, and how it is told what to do."""
+    """The server, and how it is configured."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -78,12 +78,12 @@ def model(request: pytest.FixtureRequest, mock: Mock) -> RemoteModel:
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_tool_loop_comes_to_its_answer(mock: Mock, model: RemoteModel, streams: bool) -> None:
-    asked: list[str] = []
+    cities: list[str] = []
 
     @tool
     def weather(city: str) -> str:
         """The weather in a city."""
-        asked.append(city)
+        cities.append(city)
         return "sunny"
 
     call = {"name": "weather", "arguments": {"city": "Paris"}}
@@ -91,7 +91,7 @@ async def test_a_tool_loop_comes_to_its_answer(mock: Mock, model: RemoteModel, s
     async with contain() as run:
         agent = Agent(model, tools=[weather], on_delta=(lambda _: None) if streams else None)
         assert (await agent.run("What is the weather in Paris?", run)).output == "It is sunny."
-    assert asked == ["Paris"]
+    assert cities == ["Paris"]
 
 
 async def test_a_rate_limit_is_tried_again_as_often_as_the_policy_says(mock: Mock, model: RemoteModel) -> None:

@@ -1,4 +1,4 @@
-"""Models by name, and what is said where there is none."""
+"""Models by name, and the errors for unknown names."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def test_a_name_says_provider_and_model(name: str, kind: type, called: str, path
         ("http://[::1]:8080/v1:name", "http://[::1]:8080/v1", "name"),
     ],
 )
-def test_an_address_and_a_name_are_told_apart(name: str, provider: str, called: str) -> None:
+def test_an_address_and_a_name_are_distinguished(name: str, provider: str, called: str) -> None:
     made = model(f"openai-compatible:{name}")
     assert (made.provider, made.name) == (f"openai-compatible:{provider}", called)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("gpt-4o", "providers are openai:, openai-responses:, anthropic:, openai-compatible:, ollama:"),
         ("mistral:large", "providers are openai:"),
-        ("openai:", "there is nothing behind openai:"),
-        ("anthropic:  ", "there is nothing behind anthropic:"),
-        ("openai-compatible:", "there is nothing behind"),
+        ("openai:", "there is nothing after openai:"),
+        ("anthropic:  ", "there is nothing after anthropic:"),
+        ("openai-compatible:", "there is nothing after"),
         ("openai-compatible:localhost:8080:name", "an address and a name"),
         ("openai-compatible:http://localhost:8080/v1", "an address and a name"),
         ("openai-compatible:http://localhost:8080", "an address and a name"),
@@ -65,8 +65,8 @@ def test_an_address_and_a_name_are_told_apart(name: str, provider: str, called: 
         ("openai:" + "x" * 300, "1 to 256 characters"),
     ],
 )
-def test_a_name_that_is_none_says_what_is_expected(name: str, told: str) -> None:
-    with pytest.raises(InvalidValue, match=told):
+def test_the_error_for_an_invalid_name_says_what_is_expected(name: str, expected: str) -> None:
+    with pytest.raises(InvalidValue, match=expected):
         model(name, api_key="k")
 
 

@@ -20,7 +20,7 @@ from tests.providers.sdk_calls import (
     ASYNC_CALLS,
     CALLS,
     MODEL,
-    SAID,
+    PROMPT,
     AsyncCall,
     Call,
     async_clients,
@@ -163,7 +163,7 @@ def test_a_model_call_around_a_contained_one_is_not_billed_twice() -> None:
     with FakeProviderServer() as server, clients(server) as to, limits(server, max_cost_usd=1) as run:
 
         def ask() -> Any:
-            return to.openai.chat.completions.create(model=MODEL, messages=SAID, max_tokens=50)
+            return to.openai.chat.completions.create(model=MODEL, messages=PROMPT, max_tokens=50)
 
         assert run.llm(ask, model=MODEL).usage.completion_tokens
     assert run.balance.spent_nanos == server.invoice.total_nanos > 0
@@ -207,10 +207,10 @@ def test_what_the_client_does_not_cap_gets_a_cap_and_what_cannot_be_paid_for_is_
     with FakeProviderServer(output_tokens=5_000) as server, clients(server) as to:
         prices = server.provider.prices
         with contain(prices=prices) as run, contained(run, max_output_tokens=321):
-            to.openai.chat.completions.create(model=MODEL, messages=SAID)
+            to.openai.chat.completions.create(model=MODEL, messages=PROMPT)
             to.openai.responses.create(model=MODEL, input="hello")
         with contain(max_cost_usd=0.01, prices=prices) as run, contained(run):
-            to.anthropic.messages.create(model=MODEL, messages=SAID, max_tokens=10_000)
+            to.anthropic.messages.create(model=MODEL, messages=PROMPT, max_tokens=10_000)
         first, second, third = (request.body for request in server.requests)
     assert first["max_tokens"] == second["max_output_tokens"] == 321
     assert 600 < third["max_tokens"] < 667  # a cent buys 666 tokens of output, and there is the input
@@ -239,7 +239,7 @@ def test_a_strict_run_refuses_what_it_cannot_price_and_another_lets_it_pass() ->
             assert type(embed()).__name__ == "Halted"
             assert chat(to)
             assert to.openai.models.list().data
-            assert to.anthropic.messages.count_tokens(model=MODEL, messages=SAID).input_tokens
+            assert to.anthropic.messages.count_tokens(model=MODEL, messages=PROMPT).input_tokens
         assert {request.path for request in server.requests}.isdisjoint({"/v1/embeddings"})
         with contain(prices=server.provider.prices) as run, contained(run):
             assert type(embed()).__name__ == "NotFoundError"  # of a server that has none
@@ -253,6 +253,19 @@ def test_a_scope_that_outlives_its_run_lets_nothing_through() -> None:
         with scope:
             for call in (chat, messages):
                 with pytest.raises(RunEnded):
+                    call(to)
+    assert server.requests == ()
+
+
+@pytest.mark.requirement("C-18")
+def test_a_scope_that_outlives_a_stopped_run_reports_the_stop() -> None:
+    with FakeProviderServer() as server, clients(server) as to:
+        with contain(max_steps=0, prices=server.provider.prices) as run:
+            run.call_tool(lambda: None)
+            scope = contained(run)
+        with scope:
+            for call in (chat, messages):
+                with pytest.raises(BudgetExceededError):
                     call(to)
     assert server.requests == ()
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import CancelledError, Price, PriceBook, contain
 from penstock.agents import Agent, JsonFormat, Message, ModelSettings
-from penstock.agents.model import Delta
+from penstock.agents.messages import Delta
 from penstock.providers.models import CompatibleModel
 from tests.providers.remote_models import texts
 

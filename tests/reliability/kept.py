@@ -1,4 +1,4 @@
-"""A database of either kind, and all that it keeps, for whoever searches that."""
+"""A database of either kind and everything it stores, for tests that search it for secrets."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
 
 @dataclass(frozen=True)
 class Kept:
-    """Where a service keeps things."""
+    """The database of a service."""
 
     url: str
     folder: Path | None
-    """Of a file and those beside it; None if a server keeps them."""
+    """The folder of the SQLite files; None for a server."""
 
     async def everything(self) -> Mapping[str, bytes]:
         """The bytes of each file, or the rows of each table as text."""

@@ -1,4 +1,4 @@
-"""Whether ten thousand of something leave anything behind."""
+"""Check that ten thousand repetitions leak nothing."""
 
 from __future__ import annotations
 

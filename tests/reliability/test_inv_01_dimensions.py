@@ -20,7 +20,7 @@ from penstock.containment.accounts import Balance
 from penstock.containment.ledger import Amounts, LedgerStore
 from penstock.containment.limits import Limits
 from penstock.storage import SqliteLedgerStore
-from penstock.storage.postgres_ledger import PostgresLedgerStore
+from penstock.storage.postgres.ledger import PostgresLedgerStore
 from tests.storage.ledger_postgres import dsn, ledger_database, postgres_server
 
 __all__ = ["dsn", "ledger_database", "postgres_server"]

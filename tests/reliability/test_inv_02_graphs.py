@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,10 +26,11 @@ from penstock import (
     quorum,
 )
 from penstock.testing import SimLoop, check_history, explore
+from tests.soak import SOAK
 
 pytestmark = [pytest.mark.reliability]
 
-SCHEDULES = 200_000 if os.environ.get("PENSTOCK_SOAK") else 20_000
+SCHEDULES = 200_000 if SOAK else 5_000
 
 TERMINAL = ("completed", "error", "cancelled")
 

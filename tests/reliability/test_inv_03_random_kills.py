@@ -1,15 +1,13 @@
-"""INV 3 at random moments: as many kills as are asked for, each of which found the run at work.
+"""INV 3 at random moments: a given number of kills, each of which hit a process that was working.
 
-Runs on a journal, and chats on a host, each on both databases. How long a process is at work, from its first node or
-its claim to its end, is measured first, on the same database; a kill comes at a random share of that, counted from
-there. It counts if the next process found work left to do: a kill that came when all was over shows nothing, and
-another is made instead.
+Runs on a journal, and chats on a host, each on both databases. The time that a process works, from its first node or
+its claim to its end, is measured first, on the same database; a kill comes at a random share of that. It counts if the
+next process found work left to do: a kill after the end shows nothing, and another is made instead.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import signal
 from collections.abc import Callable, Iterator
@@ -18,48 +16,48 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.reliability.test_inv_03_crash import Place, Server
-from tests.reliability.test_inv_03_hosted import Scene
+from tests.reliability.fork_server import ForkServer
+from tests.reliability.killed_runs import KilledChat, KilledRun
+from tests.soak import SOAK
 from tests.storage.postgres import postgres_schemas, postgres_server  # noqa: F401
 
 pytestmark = pytest.mark.reliability
 
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 KILLS = 100 if SOAK else 20
-"""At work, of each kind on each database."""
-KILLS_OF_ONE = 3
-"""So often the same run is tried to kill."""
+"""Kills of working processes, of each kind on each database."""
+KILLS_PER_RUN = 3
+"""Attempted kills of one run."""
 
 
 class Kind(NamedTuple):
-    """What is killed: who runs it, where its work begins, and its stories."""
+    """What is killed: its driver, the failpoint where its work starts, and its stories."""
 
     driver: str
-    begins_at: str
+    starts_at: str
     stories: tuple[str, ...]
-    make: Callable[[Server, str, Path, str], Place]
+    make: Callable[[ForkServer, str, Path, str], KilledRun]
 
 
 KINDS = {
     "run": Kind(
-        "tests.reliability.crash_driver", "node.started", ("",), lambda server, url, log, _: Place(server, url, log)
+        "tests.reliability.crash_driver", "node.started", ("",), lambda server, url, log, _: KilledRun(server, url, log)
     ),
-    "chat": Kind("tests.reliability.hosted_driver", "claim.taken", ("chat", "grant", "fork", "cancel"), Scene),
+    "chat": Kind("tests.reliability.hosted_driver", "claim.taken", ("chat", "grant", "fork", "cancel"), KilledChat),
 }
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def killing(request: pytest.FixtureRequest) -> Iterator[tuple[Kind, Server]]:
-    """What is killed, and the process that forks those who do it."""
+def killing(request: pytest.FixtureRequest) -> Iterator[tuple[Kind, ForkServer]]:
+    """What is killed, and the fork server of its processes."""
     kind = KINDS[request.param]
-    server = Server(kind.driver)
+    server = ForkServer(kind.driver)
     yield kind, server
     server.close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
-    """Gives an empty database each time it is called."""
+    """Returns a new, empty database at each call."""
     numbers = itertools.count()
     if request.param == "postgresql":
         schemas: Callable[[], str] = request.getfixturevalue("postgres_schemas")
@@ -70,55 +68,55 @@ def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]
 class Killer:
     """Kills processes of one kind on one database."""
 
-    def __init__(self, kind: Kind, server: Server, new_url: Callable[[], str], folder: Path) -> None:
+    def __init__(self, kind: Kind, server: ForkServer, new_url: Callable[[], str], folder: Path) -> None:
         self._kind, self._server, self._new_url, self._folder = kind, server, new_url, folder
         self._numbers = itertools.count()
-        self._undisturbed = {story: self._whole(story) for story in kind.stories}
-        self.at_work = self.after_a_call = self.tried = 0
+        self._undisturbed = {story: self._run_without_kills(story) for story in kind.stories}
+        self.hits = self.after_a_call = self.tried = 0
 
-    def go(self, chance: random.Random) -> list[str]:
-        """Kill some of one run's processes, until one comes to the end; what went wrong."""
+    def kill_one_run(self, chance: random.Random) -> list[str]:
+        """Kill processes of one run until one completes it; the violations."""
         story = chance.choice(self._kind.stories)
-        place = self._place(story)
-        right, works_s = self._undisturbed[story]
+        run = self._new_run(story)
+        expected, works_s = self._undisturbed[story]
         status = -signal.SIGKILL
         while status == -signal.SIGKILL:
-            kill_after_s = chance.uniform(0, works_s) if place.epoch < KILLS_OF_ONE else None
+            kill_after_s = chance.uniform(0, works_s) if run.epoch < KILLS_PER_RUN else None
             self.tried += kill_after_s is not None
-            status = place.live(begins_at=self._kind.begins_at, kill_after_s=kill_after_s)
-            if status == 0 and place.epoch == 1 and self._server.worked_s is not None:  # the machine has become faster
-                self._undisturbed[story] = right, min(works_s, self._server.worked_s)
-            if place.epoch > 1 and self._server.worked_s is not None:  # the one before it had left something to do
-                self.at_work += 1
-                self.after_a_call += place.epoch - 1 in _callers(place)
+            status = run.work(starts_at=self._kind.starts_at, kill_after_s=kill_after_s)
+            if status == 0 and run.epoch == 1 and self._server.worked_s is not None:  # the machine is faster now
+                self._undisturbed[story] = expected, min(works_s, self._server.worked_s)
+            if run.epoch > 1 and self._server.worked_s is not None:  # the process before it had left work
+                self.hits += 1
+                self.after_a_call += run.epoch - 1 in _callers(run)
         assert status == 0
-        return place.violations(right)
+        return run.violations(expected)
 
-    def _whole(self, story: str) -> tuple[dict[str, Any], float]:
-        """What it comes to when nobody is killed, and how long it is at work."""
-        place = self._place(story)
-        assert place.live(begins_at=self._kind.begins_at) == 0
-        assert self._server.worked_s is not None, f"nothing came by {self._kind.begins_at}"
-        return place.outcome(), self._server.worked_s
+    def _run_without_kills(self, story: str) -> tuple[dict[str, Any], float]:
+        """The outcome without kills, and how long the process works."""
+        run = self._new_run(story)
+        assert run.work(starts_at=self._kind.starts_at) == 0
+        assert self._server.worked_s is not None, f"it does not pass {self._kind.starts_at}"
+        return run.outcome(), self._server.worked_s
 
-    def _place(self, story: str) -> Place:
+    def _new_run(self, story: str) -> KilledRun:
         return self._kind.make(self._server, self._new_url(), self._folder / f"{next(self._numbers)}.log", story)
 
 
-def _callers(place: Place) -> set[int]:
-    """The processes that have called a model or a tool."""
-    return {line["epoch"] for line in place.lines() if "key" in line}
+def _callers(run: KilledRun) -> set[int]:
+    """Epochs of the processes that have called a model or a tool."""
+    return {line["epoch"] for line in run.lines() if "key" in line}
 
 
 @pytest.mark.timeout(3_600 if SOAK else 300)
-def test_what_is_killed_at_work_at_random_moments_comes_to_the_end_it_would_have_had(
-    killing: tuple[Kind, Server], new_url: Callable[[], str], tmp_path: Path
+def test_work_killed_at_random_moments_ends_as_without_kills(
+    killing: tuple[Kind, ForkServer], new_url: Callable[[], str], tmp_path: Path
 ) -> None:
     killer = Killer(*killing, new_url, tmp_path)
     for seed in itertools.count():
-        if killer.at_work >= KILLS:
+        if killer.hits >= KILLS and 4 * killer.after_a_call >= KILLS:
             break
-        assert killer.go(random.Random(seed)) == [], f"seed {seed}"
-        assert seed < 4 * KILLS, f"{killer.at_work} of {killer.tried} kills found somebody at work"
-    assert 3 * killer.at_work >= killer.tried, f"only {killer.at_work} of {killer.tried} kills found somebody at work"
-    assert 4 * killer.after_a_call >= killer.at_work, f"only {killer.after_a_call} of those had made a call"
+        assert killer.kill_one_run(random.Random(seed)) == [], f"seed {seed}"
+        assert seed < 10 * KILLS, (
+            f"{killer.hits} of {killer.tried} kills hit a process; {killer.after_a_call} after a call"
+        )

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.reliability]
 
 
 LEFT_BEHIND: deque[asyncio.Future[object]] = deque(maxlen=10)
-"""Calls that were under way when their run ended; asyncio wants somebody to keep them."""
+"""Calls that were under way when their run ended; asyncio needs a reference to them."""
 
 
 async def mixed_run(number: int) -> None:
@@ -56,7 +56,7 @@ async def test_ten_thousand_mixed_runs_leave_no_task_no_thread_and_little_memory
     await leave_nothing(mixed_run)
 
 
-def test_runs_that_nobody_ends_are_collected() -> None:
+def test_runs_that_are_never_ended_are_garbage_collected() -> None:
     def abandoned() -> None:
         run = ExecutionContext(ExecutionConfig(1, 10, 1, timeout_ms=60_000))
         run.spawn_child("child").wrap_tool_call(lambda: None)

@@ -1,4 +1,4 @@
-"""INV 6: a client that does not read costs little, delays nobody, resumes exactly, and is missed by nobody."""
+"""INV 6: a client that does not read costs little, delays no other, resumes exactly, and can leave at any time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from penstock.hosting.records import HostedEvent, RunRecord
 from penstock.server.serve import ServerProcess, listen
 from penstock.server.settings import ServerSettings
-from tests.server.served import SECRETS, Served, eventually, parts, running, served, told
+from tests.server.served import SECRETS, Served, eventually, parse_events, parts, running, served
 
 CLIENTS = 100
 MAX_BYTES_EACH = 256 * 1024
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.reliability
 
 
 async def long_log(server: Served, size: int = 1_000) -> None:
-    """A run that goes on, and has told much."""
+    """A running run with many events."""
     await server.stores.runs.add(RunRecord("long", "ann", "none", 1))
     run = await server.stores.runs.claim("worker", now_ms=10**13, lease_ms=10**12)
     assert run is not None
@@ -50,9 +50,9 @@ def small_listener() -> socket.socket:
 
 @asynccontextmanager
 async def watchers(address: Any, count: int) -> AsyncGenerator[list[socket.socket], None]:
-    """Clients that have asked for the run's events, and read nothing."""
+    """Clients that have requested the run's events and read nothing."""
     loop = asyncio.get_running_loop()
-    asked = (
+    request = (
         f"GET /api/runs/long/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {SECRETS['ann']}\r\n\r\n"
     ).encode()
     clients = []
@@ -63,7 +63,7 @@ async def watchers(address: Any, count: int) -> AsyncGenerator[list[socket.socke
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
             client.setblocking(False)
             await loop.sock_connect(client, address)
-            await loop.sock_sendall(client, asked)
+            await loop.sock_sendall(client, request)
         yield clients
     finally:
         for client in clients:
@@ -94,7 +94,7 @@ def unchunked(body: bytes) -> bytes:
     return bytes(whole)
 
 
-async def test_a_hundred_clients_that_do_not_read_are_small_and_in_nobodys_way() -> None:
+async def test_a_hundred_stalled_clients_use_little_memory_and_delay_no_other() -> None:
     settings = ServerSettings(max_streams_per_user=CLIENTS + 5, heartbeat_s=86_400)
     async with served(settings) as server:
         await long_log(server)
@@ -112,10 +112,10 @@ async def test_a_hundred_clients_that_do_not_read_are_small_and_in_nobodys_way()
                     tracemalloc.stop()
                     await end_it(server)
                     async with server.client() as quick:
-                        events = told((await quick.get("/api/runs/long/events")).text)
+                        events = parse_events((await quick.get("/api/runs/long/events")).text)
                         assert [int(one["id"]) for one in events] == list(range(1, EVENTS + 2))
                         assert (await quick.get("/health")).status_code == 200
-                    late = told(await everything(clients[0]))
+                    late = parse_events(await everything(clients[0]))
                     assert late == events
             finally:
                 tracemalloc.stop()

@@ -1,7 +1,7 @@
-"""INV 9 on real databases, hurt from outside while a service uses them, and made well again.
+"""INV 9 on real databases that are broken from outside while a service uses them, and repaired.
 
-While one is hurt: callers are told to come back, and no model is asked. When it is well, the same requests succeed in
-the same process, once.
+While one is broken, callers get 503 with Retry-After, and no model is called. Once it works again, the same requests
+succeed in the same process, once.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from penstock.runtime.billing.usage import Usage
 from penstock.server.app import create_app
 from penstock.server.settings import ServerSettings
 from penstock.storage import open_stores
-from penstock.storage.sqlite_file import _FILES, PAGE_SIZE
+from penstock.storage.sqlite.file import _FILES, PAGE_SIZE
 from penstock.storage.stores import Stores
 from tests.nodes.graphs import graph, node, registry
 from tests.server.served import SECRETS, TOKENS
-from tests.storage.postgres import _started, postgres_server, postgres_url
+from tests.storage.postgres import postgres_server, postgres_url, start_server
 
 __all__ = ["postgres_server", "postgres_url"]
 
@@ -49,18 +49,18 @@ Hurt = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class Held(Model):
-    """A model that answers when it may."""
+    """A model that answers when it is allowed to."""
 
     max_output_tokens = 64
 
     def __init__(self) -> None:
         super().__init__("gpt-4o-mini")
-        self.asked = self.answered = 0
+        self.requests = self.answered = 0
         self.entered, self.may_answer = asyncio.Event(), asyncio.Event()
         self.may_answer.set()
 
     async def request(self, request: ModelRequest) -> ModelResponse:
-        self.asked += 1
+        self.requests += 1
         self.entered.set()
         await self.may_answer.wait()
         self.answered += 1
@@ -79,16 +79,16 @@ class Service:
     padding: str = ""
 
     def word(self, number: int) -> str:
-        """What is said."""
+        """The text of a turn."""
         return f"word {number}{self.padding}"
 
-    async def try_to_say(self, number: int) -> httpx2.Response:
-        said = {"content": self.word(number), "run_id": f"r{number}"}
-        return await self.client.post("/api/chats/c/messages", json=said)
+    async def try_to_send(self, number: int) -> httpx2.Response:
+        message = {"content": self.word(number), "run_id": f"r{number}"}
+        return await self.client.post("/api/chats/c/messages", json=message)
 
-    async def say(self, number: int) -> None:
-        """Say it until it is taken; whoever is told to come back does, a little earlier than told."""
-        while (answer := await self.try_to_say(number)).status_code != 200:
+    async def send(self, number: int) -> None:
+        """Send it until it is accepted, retrying a little earlier than the server suggests."""
+        while (answer := await self.try_to_send(number)).status_code != 200:
             check_refusal(answer)
             await asyncio.sleep(0.05)
 
@@ -105,7 +105,7 @@ class Service:
         texts = {one["id"]: one["content"] for one in seen["messages"]}
         words = [self.word(number) for number in range(1, turns + 1)]
         assert [texts[id] for id in seen["active"]] == [text for word in words for text in (word, f"answer to {word}")]
-        assert self.model.answered == self.model.asked == turns
+        assert self.model.answered == self.model.requests == turns
         runs = [await self.host.get(f"r{number}") for number in range(1, turns + 1)]
         assert [run and run.cost_nanos for run in runs] == [COST_NANOS] * turns
         assert await asyncio.to_thread(self._spent) == turns * COST_NANOS
@@ -116,7 +116,7 @@ class Service:
         return sum(one.spent_nanos for one in balances)
 
     def _ids(self) -> list[str]:
-        return [f"r{number}" for number in range(1, self.model.asked + 1)]
+        return [f"r{number}" for number in range(1, self.model.requests + 1)]
 
 
 def check_refusal(answer: httpx2.Response) -> None:
@@ -141,28 +141,28 @@ async def serving(url: str) -> AsyncIterator[Service]:
                 yield Service(client, host, stores, model)
 
 
-async def hurt_and_healed(url: str, hurt: Hurt, *, is_refused: bool = True, padding: str = "") -> None:
-    """A turn before, one that is asked for while the database is hurt, one that is answered then, and one after."""
+async def broken_and_repaired(url: str, hurt: Hurt, *, is_refused: bool = True, padding: str = "") -> None:
+    """One turn before, one requested while the database is broken, one answered while it is, and one after."""
     async with serving(url) as service:
         service.padding = padding
-        await service.say(1)
+        await service.send(1)
         await service.answered(1)
         async with hurt():
             if is_refused:
-                check_refusal(await service.try_to_say(2))
-                assert service.model.asked == 1
-        await service.say(2)
+                check_refusal(await service.try_to_send(2))
+                assert service.model.requests == 1
+        await service.send(2)
         await service.answered(2)
         service.model.entered.clear()
         service.model.may_answer.clear()
-        await service.say(3)
+        await service.send(3)
         await service.model.entered.wait()
         async with hurt():
             service.model.may_answer.set()
             if is_refused:
-                check_refusal(await service.try_to_say(4))
+                check_refusal(await service.try_to_send(4))
         await service.answered(3)
-        await service.say(4)
+        await service.send(4)
         await service.answered(4)
         await service.check(4)
 
@@ -201,7 +201,7 @@ async def test_a_service_whose_files_another_process_has_locked(path: Path) -> N
         finally:
             await other.communicate(b"")
 
-    await hurt_and_healed(str(path), locked)
+    await broken_and_repaired(str(path), locked)
 
 
 async def test_a_service_whose_files_are_moved_away_and_put_back(path: Path) -> None:
@@ -216,12 +216,12 @@ async def test_a_service_whose_files_are_moved_away_and_put_back(path: Path) -> 
             for one in names:
                 await asyncio.to_thread(Path(f"{one}.away").rename, one)
 
-    await hurt_and_healed(str(path), away)
+    await broken_and_repaired(str(path), away)
 
 
 @asynccontextmanager
-async def told_to_all(during: str, after: str) -> AsyncIterator[None]:
-    """A statement to each connection that is open: what they keep for themselves cannot be had from outside."""
+async def on_all_connections(during: str, after: str) -> AsyncIterator[None]:
+    """Execute a statement on each open connection: their settings cannot be changed from outside."""
     for statement in (during, after):
         for file in list(_FILES):
             with file._lock:
@@ -235,10 +235,10 @@ async def test_a_service_whose_files_may_grow_no_more_as_on_a_full_disk(path: Pa
     @asynccontextmanager
     async def full() -> AsyncIterator[None]:
         await asyncio.to_thread(_fill, path)
-        async with told_to_all("PRAGMA max_page_count = 1", f"PRAGMA max_page_count = {2**30}"):
+        async with on_all_connections("PRAGMA max_page_count = 1", f"PRAGMA max_page_count = {2**30}"):
             yield
 
-    await hurt_and_healed(str(path), full, padding=", and much more" * 1_000)
+    await broken_and_repaired(str(path), full, padding=", and much more" * 1_000)
 
 
 def _fill(path: Path) -> None:
@@ -250,7 +250,9 @@ def _fill(path: Path) -> None:
 
 
 async def test_a_service_whose_files_may_only_be_read_for_a_while(path: Path) -> None:
-    await hurt_and_healed(str(path), lambda: told_to_all("PRAGMA query_only = ON", "PRAGMA query_only = OFF"))
+    await broken_and_repaired(
+        str(path), lambda: on_all_connections("PRAGMA query_only = ON", "PRAGMA query_only = OFF")
+    )
 
 
 async def test_a_service_whose_disk_fails_at_every_write(path: Path) -> None:
@@ -263,16 +265,16 @@ async def test_a_service_whose_disk_fails_at_every_write(path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    await hurt_and_healed(str(path), failing)
+    await broken_and_repaired(str(path), failing)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
-def test_files_that_may_only_be_read_are_said_and_used_once_they_may_be_written() -> None:
+def test_read_only_files_are_reported_and_used_once_they_are_writable() -> None:
     folder = Path(tempfile.mkdtemp())
     path = folder / "data.db"
     try:
         asyncio.run(_opened(path))
-        with _as_somebody_who_may_only_read(folder), pytest.raises(StoreUnavailable):
+        with _as_reader(folder), pytest.raises(StoreUnavailable):
             asyncio.run(_opened(path))
         asyncio.run(_opened(path))
     finally:
@@ -284,8 +286,8 @@ async def _opened(path: Path) -> None:
         await stores.graphs.save("chat", "ann", "chat", CHAT, now_ms=0)
 
 
-class _as_somebody_who_may_only_read:
-    """Root may write anything, so that whoever runs as root is somebody else here."""
+class _as_reader:
+    """Root may write anything, so a test that runs as root becomes another user here."""
 
     def __init__(self, folder: Path) -> None:
         self._paths = [*folder.iterdir(), folder]
@@ -315,27 +317,27 @@ async def test_a_service_whose_connections_are_all_cut(postgres_url: str) -> Non
         await connection.close()
         yield
 
-    await hurt_and_healed(postgres_url, cut, is_refused=False)
+    await broken_and_repaired(postgres_url, cut, is_refused=False)
 
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[Any]:
-    """A server that may be stopped, for nobody else uses it."""
+    """A server of its own, which may be stopped."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-pg-own-"))
     try:
-        server = _started(folder)
+        server = start_server(folder)
     except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         pytest.skip(f"no PostgreSQL server could be started: {error}")
     yield server
-    server.cleanup()
+    server.stop()
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
 def own_url(own_server: Any) -> str:
     uri: str = own_server.get_uri(database="postgres")
-    return uri.replace("postgres:@", "postgres:unasked@")
+    return uri.replace("postgres:@", "postgres:unused@")
 
 
 async def test_a_service_whose_database_server_is_stopped_and_started(own_server: Any, own_url: str) -> None:
@@ -347,4 +349,4 @@ async def test_a_service_whose_database_server_is_stopped_and_started(own_server
         finally:
             await asyncio.to_thread(own_server.ensure_postgres_running)
 
-    await hurt_and_healed(own_url, stopped)
+    await broken_and_repaired(own_url, stopped)

@@ -1,4 +1,4 @@
-"""INV 9 on a PostgreSQL server that is there and cannot do it: read-only, full, or kept locked by somebody."""
+"""INV 9 on a PostgreSQL server that is reachable but cannot write: read-only, full, or locked by another client."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from penstock.containment.limits import Limits
 from penstock.errors import LedgerUnavailable
 from penstock.hosting.ports import StoreUnavailable
-from penstock.storage import postgres_ledger
-from penstock.storage.databases import postgres
-from penstock.storage.postgres_ledger import PostgresLedgerStore
-from tests.reliability.test_inv_09_databases import hurt_and_healed, serving
+from penstock.storage.postgres import database as postgres_database
+from penstock.storage.postgres import ledger
+from penstock.storage.postgres.ledger import PostgresLedgerStore
+from tests.reliability.test_inv_09_databases import broken_and_repaired, serving
 from tests.storage.postgres import postgres_server, postgres_url
 
 __all__ = ["postgres_server", "postgres_url"]
@@ -40,7 +40,7 @@ END $$
 
 @asynccontextmanager
 async def operator(url: str) -> AsyncIterator[Any]:
-    """A connection of somebody else's."""
+    """A connection of another client."""
     connection = await asyncpg.connect(url)
     try:
         yield connection
@@ -60,12 +60,12 @@ async def test_a_service_whose_database_may_only_be_read(postgres_url: str) -> N
     async def read_only() -> AsyncIterator[None]:
         async with operator(postgres_url) as connection:
             await connection.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-            await connection.execute(CUT)  # whoever comes again finds it so
+            await connection.execute(CUT)  # clients that reconnect see the change
             yield
             await connection.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
             await connection.execute(CUT)
 
-    await hurt_and_healed(postgres_url, read_only)
+    await broken_and_repaired(postgres_url, read_only)
 
 
 async def test_a_service_whose_database_server_has_a_full_disk(postgres_url: str) -> None:
@@ -83,7 +83,7 @@ async def test_a_service_whose_database_server_has_a_full_disk(postgres_url: str
             for table in await tables(connection):
                 await connection.execute(f"DROP TRIGGER full_disk ON {table}")
 
-    await hurt_and_healed(postgres_url, full)
+    await broken_and_repaired(postgres_url, full)
 
 
 def locked(url: str, is_locked: Callable[[str], bool]) -> AbstractAsyncContextManager[None]:
@@ -101,7 +101,7 @@ def locked(url: str, is_locked: Callable[[str], bool]) -> AbstractAsyncContextMa
 
 
 async def _locked(connection: Any, names: str) -> None:
-    """Lock them all; whoever is at work there may have them in another order, and then one of us is turned away."""
+    """Lock them all; a client that locks them in another order may cause a deadlock, which PostgreSQL resolves."""
     while True:
         await connection.execute("BEGIN")
         try:
@@ -111,11 +111,11 @@ async def _locked(connection: Any, names: str) -> None:
             await connection.execute("ROLLBACK")
 
 
-async def test_a_service_whose_tables_somebody_keeps_locked(postgres_url: str) -> None:
-    await hurt_and_healed(postgres_url, lambda: locked(postgres_url, lambda name: True))
+async def test_a_service_whose_tables_another_client_keeps_locked(postgres_url: str) -> None:
+    await broken_and_repaired(postgres_url, lambda: locked(postgres_url, lambda name: True))
 
 
-ASKED: list[tuple[str, str, Any]] = [
+REQUESTS: list[tuple[str, str, Any]] = [
     ("GET", "/api/graphs", None),
     ("GET", "/api/graphs/chat", None),
     ("POST", "/api/runs", {"graph_id": "chat"}),
@@ -132,23 +132,25 @@ ASKED: list[tuple[str, str, Any]] = [
 ]
 
 
-async def test_while_tables_are_locked_every_request_is_told_to_come_back(postgres_url: str) -> None:
+async def test_while_tables_are_locked_every_request_is_answered_503(postgres_url: str) -> None:
     async with serving(postgres_url) as service:
-        await service.say(1)
+        await service.send(1)
         await service.answered(1)
         async with locked(postgres_url, lambda name: True):
             answers = await asyncio.gather(
-                *(service.client.request(method, path, json=body) for method, path, body in ASKED)
+                *(service.client.request(method, path, json=body) for method, path, body in REQUESTS)
             )
-        told = {f"{asked[0]} {asked[1]}": answer.status_code for asked, answer in zip(ASKED, answers, strict=True)}
-        assert told == dict.fromkeys(told, 503)
-        await service.say(2)
+        statuses = {
+            f"{request[0]} {request[1]}": answer.status_code for request, answer in zip(REQUESTS, answers, strict=True)
+        }
+        assert statuses == dict.fromkeys(statuses, 503)
+        await service.send(2)
         await service.answered(2)
         await service.check(2)
 
 
-async def test_a_lock_of_somebody_else_is_waited_for_no_longer_than_a_service_has_to_answer(postgres_url: str) -> None:
-    assert max(postgres.LOCKED_S, postgres_ledger.LOCKED_S) < ANSWERED_WITHIN_S
+async def test_waiting_for_a_lock_ends_before_the_time_to_answer(postgres_url: str) -> None:
+    assert max(postgres_database.LOCKED_S, ledger.LOCKED_S) < ANSWERED_WITHIN_S
 
     async def waits(transaction: Any) -> str:
         row = await transaction.row("SHOW lock_timeout")
@@ -157,12 +159,12 @@ async def test_a_lock_of_somebody_else_is_waited_for_no_longer_than_a_service_ha
     async def look(transaction: Any) -> Any:
         return await transaction.rows("SELECT * FROM kept")
 
-    database = await postgres.PostgresDatabase.open(postgres_url)
+    database = await postgres_database.PostgresDatabase.open(postgres_url)
     try:
         async with operator(postgres_url) as connection:
             await connection.execute("CREATE TABLE kept (id INTEGER)")
         for _ in range(2):  # the second time on a connection that was given back
-            assert await database.read(waits) == f"{round(postgres.LOCKED_S * 1_000)}ms"
+            assert await database.read(waits) == f"{round(postgres_database.LOCKED_S * 1_000)}ms"
         async with locked(postgres_url, lambda name: name == "kept"):
             with pytest.raises(StoreUnavailable, match=r"lock timeout.*see who keeps a lock"):
                 await database.read(look)
@@ -170,7 +172,7 @@ async def test_a_lock_of_somebody_else_is_waited_for_no_longer_than_a_service_ha
         await database.close()
 
 
-async def test_a_ledger_that_somebody_keeps_locked_says_so(postgres_url: str) -> None:
+async def test_a_locked_ledger_is_reported_as_locked(postgres_url: str) -> None:
     ledger = await asyncio.to_thread(PostgresLedgerStore, postgres_url)
     try:
         await asyncio.to_thread(ledger.open_account, "a", Limits(cost_nanos=1))

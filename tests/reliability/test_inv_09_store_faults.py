@@ -29,9 +29,9 @@ from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop, sim_run
 from penstock.testing.faulty import FAULTS, Fault, FaultKind, FaultyStores
 from tests.nodes.graphs import graph, node, registry
-from tests.server.served import SECRETS, TOKENS, told
+from tests.server.served import SECRETS, TOKENS, parse_events
 
-pytestmark = pytest.mark.reliability
+pytestmark = [pytest.mark.reliability, pytest.mark.timeout(900)]
 
 ANSWERS_WITHIN_S = 2.0
 WELL_WITHIN_S = 30.0
@@ -44,7 +44,7 @@ COST_NANOS = 20_000
 
 
 class Careful(Model):
-    """A model that refuses to be asked while nobody could record what it costs."""
+    """A model that fails the test when it is called while its cost could not be recorded."""
 
     max_output_tokens = 64
 
@@ -110,7 +110,7 @@ async def serving(fault: Fault) -> AsyncIterator[Service]:
 
 
 async def ask(client: httpx2.AsyncClient, method: str, path: str, **options: Any) -> httpx2.Response:
-    """What a careful client does: where it is told to come back later, it does."""
+    """Send a request as a careful client does: retry when the server says so."""
     loop = asyncio.get_running_loop()
     last_s = loop.time() + AWAY_S + WELL_WITHIN_S
     while True:
@@ -134,7 +134,7 @@ async def follow(client: httpx2.AsyncClient, run_id: str) -> list[dict[str, Any]
         if answer.status_code == 204:  # the stream broke off behind the end
             return events
         assert answer.status_code == 200, answer.text
-        came = told(answer.text)
+        came = parse_events(answer.text)
         events += [one for one in came if one["event"] != "error"]
         if not came or came[-1]["event"] != "error":
             return events
@@ -146,8 +146,8 @@ async def chat(fault: Fault) -> None:
         made = await ask(client, "POST", "/api/chats", json={"graph_id": "chat", "chat_id": "c"})
         assert made.status_code == 201, made.text
         for number in (1, 2):
-            said = {"content": f"word {number}", "run_id": f"r{number}"}
-            turn = await ask(client, "POST", "/api/chats/c/messages", json=said)
+            message = {"content": f"word {number}", "run_id": f"r{number}"}
+            turn = await ask(client, "POST", "/api/chats/c/messages", json=message)
             assert turn.status_code == 200, turn.text
             events = await follow(client, f"r{number}")
             while events[-1]["event"] != "run.completed":  # the ledger could not record: nothing left, it is resumed
@@ -204,6 +204,6 @@ def test_whichever_call_of_a_chat_fails_it_is_answered_once_and_paid_once(kind: 
 
 
 @pytest.mark.parametrize("kind", ["gone", "write-then-timeout"])
-def test_a_chat_goes_on_after_its_stores_were_away_from_any_moment_on(kind: FaultKind) -> None:
+def test_a_chat_continues_after_its_stores_were_unavailable_from_any_moment(kind: FaultKind) -> None:
     for at in range(1, calls_of_a_chat(), 1 if SOAK else 7):
         with_a_fault(kind, at, Outage)

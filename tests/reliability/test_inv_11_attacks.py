@@ -13,12 +13,12 @@ import pytest
 from penstock.hosting.host import HostSettings, RunLimits
 from penstock.server.auth import TokensInvalid, parse_tokens
 from penstock.server.settings import ServerSettings
-from tests.server.served import ECHO, SECRETS, edge, happened, listening, node, served, told, wire
+from tests.server.served import ECHO, SECRETS, edge, happened, listening, node, parse_events, served, wire
 
 pytestmark = pytest.mark.reliability
 
 NOISE: list[str] = []
-"""What the process did to the world while somebody listened."""
+"""Audit events of the process during the test."""
 _listening = False
 WORLD = (
     "subprocess.Popen",
@@ -94,7 +94,7 @@ async def test_a_graph_that_cannot_run_is_refused_by_name_and_runs_nothing() -> 
         assert noise == []
 
 
-async def test_the_servers_own_addresses_cannot_be_asked_by_a_graph() -> None:
+async def test_a_graph_cannot_send_requests_to_the_servers_own_addresses() -> None:
     inside = {
         "nodes": [node("in", "input"), node("http", "http-request", url=""), node("out", "output")],
         "edges": [edge("in", "http"), edge("http", "out")],
@@ -120,7 +120,7 @@ async def test_the_servers_own_addresses_cannot_be_asked_by_a_graph() -> None:
         ("/api/agents/echo/chat", {"content": "hi", "owner": "bob"}),
     ],
 )
-async def test_a_body_cannot_say_whose_a_thing_is_or_who_somebody_is(path: str, body: dict[str, Any]) -> None:
+async def test_a_body_cannot_set_the_owner_or_the_caller(path: str, body: dict[str, Any]) -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("echo", ECHO)
         assert (await ann.post(path, json=body)).status_code == 422
@@ -143,7 +143,7 @@ HOSTILE_LIMITS = [
 
 
 @pytest.mark.parametrize("limits", HOSTILE_LIMITS, ids=str)
-async def test_nobody_asks_for_more_than_the_host_allows(limits: dict[str, Any]) -> None:
+async def test_no_request_gets_more_than_the_host_allows(limits: dict[str, Any]) -> None:
     ceilings = HostSettings(tick_s=0.05, drain_s=0, ceilings=RunLimits(max_cost_usd="2", max_steps=10))
     async with served(host_settings=ceilings) as server, server.client("ann") as ann:
         await server.save("echo", ECHO)
@@ -163,8 +163,8 @@ async def test_a_user_cannot_grant_what_the_host_does_not_allow_and_an_admin_can
         await server.save("echo", ECHO)
         run = (await ann.post("/api/runs", json={"graph_id": "echo", "limits": {"max_steps": 0}})).json()
         await server.host.wait(run["id"])
-        asked = await ann.post(f"/api/runs/{run['id']}/grant", json={"limits": {"max_steps": 11}})
-        assert asked.status_code == 422, asked.text
+        response = await ann.post(f"/api/runs/{run['id']}/grant", json={"limits": {"max_steps": 11}})
+        assert response.status_code == 422, response.text
         granted = await root.post(f"/api/runs/{run['id']}/grant", json={"limits": {"max_steps": 11}})
         assert granted.status_code in {200, 409}
 
@@ -186,7 +186,7 @@ IDS = [
 @pytest.mark.parametrize(
     "path", ["/api/runs/{}", "/api/graphs/{}", "/api/chats/{}", "/api/attachments/{}", "/v1/models/{}"]
 )
-async def test_an_id_that_is_a_path_or_worse_is_nothing(path: str, id: str) -> None:
+async def test_an_id_that_is_a_path_or_worse_is_not_found(path: str, id: str) -> None:
     async with served() as server, server.client("root") as root:
         answer = await root.get(path.format(id))
         assert answer.status_code in {404, 422}, answer.text
@@ -213,9 +213,9 @@ async def test_an_attachment_of_another_cannot_be_sent_or_seen() -> None:
         await server.save("echo", ECHO)
         theirs = await server.chats.attach("bob", "secret.txt", "text/plain", b"canary")
         assert (await ann.get(f"/api/attachments/{theirs.id}")).status_code == 404
-        said = await ann.post("/api/agents/echo/chat", json={"content": "x", "attachments": [theirs.id]})
-        assert said.status_code == 404
-        assert "canary" not in said.text
+        response = await ann.post("/api/agents/echo/chat", json={"content": "x", "attachments": [theirs.id]})
+        assert response.status_code == 404
+        assert "canary" not in response.text
 
 
 async def test_model_text_cannot_frame_events_of_its_own() -> None:
@@ -224,24 +224,24 @@ async def test_model_text_cannot_frame_events_of_its_own() -> None:
         await server.save("echo", ECHO)
         run = await server.host.submit(owner="ann", graph_id="echo", input=text.replace("\0", ""))
         await happened(server, run.id, "run.completed")
-        events = told((await ann.get(f"/api/runs/{run.id}/events")).text)
+        events = parse_events((await ann.get(f"/api/runs/{run.id}/events")).text)
         assert [int(one["id"]) for one in events] == list(range(1, len(events) + 1))
         assert sum(one["event"] == "run.completed" for one in events) == 1
         assert "forged" in json.dumps(events[-1]["data"])
 
 
 async def test_the_first_page_shows_names_as_text_and_to_whom_it_may() -> None:
-    async with served() as server, server.client("ann") as ann, server.client() as nobody:
+    async with served() as server, server.client("ann") as ann, server.client() as anonymous:
         await server.stores.graphs.save("x", "ann", "<script>alert(1)</script>", ECHO, now_ms=1)
         page = (await ann.get("/")).text
         assert "<script>" not in page
         assert "&lt;script&gt;" in page
-        assert "alert" not in (await nobody.get("/")).text
+        assert "alert" not in (await anonymous.get("/")).text
 
 
 def test_nothing_listens_beyond_this_machine_without_a_token() -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.com", ""):
-        with pytest.raises(ValueError, match="for as long as there are no tokens"):
+        with pytest.raises(ValueError, match="because no tokens are configured"):
             ServerSettings(host=host)
     token = parse_tokens([f"ann:user:{SECRETS['ann']}"])
     assert ServerSettings(host="0.0.0.0", tokens=token).host == "0.0.0.0"

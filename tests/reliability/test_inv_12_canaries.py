@@ -1,7 +1,7 @@
 """INV 12 over a whole service: secrets are planted where services have them, and everything that leaves, or is kept, is
 searched for them.
 
-A real provider's client with a key from the environment, a provider that fails and is asked again, a tool and a node
+A real provider's client with a key from the environment, a provider that fails and is called again, a tool and a node
 whose errors say too much, callers with right and wrong tokens; on a real socket, over a real file or a real server.
 """
 

@@ -33,7 +33,7 @@ class Broken:
         raise RuntimeError("cannot reach postgresql://admin:canary-db-0123456789@db/prod")
 
 
-async def test_no_answer_of_any_route_to_anybody_has_a_secret(
+async def test_no_response_of_any_route_contains_a_secret(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "canary-env-0123456789")
@@ -48,7 +48,7 @@ async def test_no_answer_of_any_route_to_anybody_has_a_secret(
     assert leaks(caplog.text) == []
 
 
-async def test_an_error_that_says_too_much_is_told_without_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_secrets_are_removed_from_published_errors(caplog: pytest.LogCaptureFixture) -> None:
     graph = {"nodes": [{**ECHO["nodes"][0], "type": "broken"}], "edges": []}
     with caplog.at_level(logging.DEBUG):
         async with served() as server, server.client("ann") as ann:

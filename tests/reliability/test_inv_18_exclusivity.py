@@ -1,7 +1,7 @@
-"""One run, one worker: four workers, each a process of its own, and a thousand runs that each is claimed once.
+"""One run, one worker: four workers, each a process of its own, and a thousand runs, each of which is claimed once.
 
-Every worker asks for runs until there are none, and ends what it got. Then each run must have had one claim, by the
-worker that says so, and no two workers may say so of one run.
+Every worker claims runs until there are none left, and completes them. Then each run must have been claimed once, by
+the worker that reports it and by no other.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ async def _ended(url: str) -> list[RunRecord]:
 
 
 def _work(url: str) -> dict[str, list[str]]:
-    """What each worker says it got; they begin together."""
+    """The runs that each worker reports; they start together."""
     workers = {
         f"worker {number}": subprocess.Popen(
             [sys.executable, "-c", WORKER, url, f"worker {number}"], stdin=-1, stdout=-1, text=True

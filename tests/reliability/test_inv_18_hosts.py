@@ -1,6 +1,6 @@
-"""INV 18 with whole hosts: four processes that work on the runs of one database, and a node that says where it ran.
+"""INV 18 with whole hosts: four processes that work on the runs of one database, and a node that records where it ran.
 
-Each run is worked on once: its node has written one line, however many hosts there are and whoever submitted it.
+Each run is worked on once: its node has written one line, regardless of the number of hosts and of the submitter.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def _each_run_is_done_once(url: str, notes: Path) -> None:
             assert host.stdout is not None
             assert host.stdout.readline() == "ready\n"
         for host in hosts:
-            _tell(host)
+            _send_line(host)
         left = asyncio.run(_ended(url))
         for host in hosts:
-            _tell(host)
+            _send_line(host)
             assert host.wait() == 0
     finally:
         for host in hosts:
@@ -102,7 +102,7 @@ def _host(url: str, notes: Path, worker: str) -> subprocess.Popen[str]:
     return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
-def _tell(host: subprocess.Popen[str]) -> None:
+def _send_line(host: subprocess.Popen[str]) -> None:
     assert host.stdin is not None
     host.stdin.write("\n")
     host.stdin.flush()

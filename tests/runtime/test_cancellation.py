@@ -88,14 +88,14 @@ def test_a_cancel_reaches_all_below_and_nothing_above_or_beside() -> None:
 
 @pytest.mark.requirement("P-C1")
 @pytest.mark.parametrize("cause", ["user", "limit", "shutdown", "abandoned_stream"])
-def test_who_cancels_may_say_what_it_was(cause: Cause) -> None:
+def test_a_cancel_may_have_a_cause_and_a_reason(cause: Cause) -> None:
     token = CancellationToken()
     below = token.child()
     token.cancel("why", cause=cause)
     assert (token.cause, below.cause, below.reason) == (cause, "parent", "why")
 
 
-def test_a_stop_that_is_given_is_the_one_that_everybody_below_is_told() -> None:
+def test_the_stop_of_a_cancel_is_passed_to_all_tokens_below() -> None:
     token = CancellationToken()
     below = token.child().child()
     stop = Stop(StopReason.DIVERGED, "in circles")
@@ -121,7 +121,7 @@ def test_a_child_that_was_cancelled_keeps_its_own_reason_when_its_parent_follows
     assert (child.reason, child.cause) == ("its own", "user")
 
 
-def test_of_a_hundred_threads_that_cancel_exactly_one_is_the_first() -> None:
+def test_exactly_one_of_a_hundred_cancelling_threads_is_the_first() -> None:
     token = CancellationToken()
     below = token.child()
     together, firsts = threading.Barrier(100), []
@@ -159,7 +159,7 @@ def test_no_child_slips_through_between_being_made_and_the_cancel_of_its_parent(
         assert all(child.cancellation is not None for child in made)
 
 
-def test_children_that_nobody_holds_are_collected() -> None:
+def test_unreferenced_children_are_collected() -> None:
     token = CancellationToken(deadline_s=60)
     gc.disable()
     try:
@@ -170,7 +170,7 @@ def test_children_that_nobody_holds_are_collected() -> None:
 
 
 @pytest.mark.requirement("P-C1")
-def test_a_cancel_finds_its_way_through_tokens_that_nobody_else_holds() -> None:
+def test_a_cancel_passes_through_otherwise_unreferenced_tokens() -> None:
     token = CancellationToken()
     leaf = token.child("middle").child("leaf")
     run = ExecutionContext(cancellation=token.child("for the run"))
@@ -207,17 +207,17 @@ def test_a_deadline_cancels_with_the_figures_of_whose_it_was() -> None:
     assert token.seconds_left() == 0.0
 
 
-def test_a_token_without_a_deadline_has_no_seconds_left_to_tell_of() -> None:
+def test_a_token_without_a_deadline_has_no_seconds_left() -> None:
     assert CancellationToken().child().seconds_left() is None
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), True, "5", 1e10])
-def test_a_deadline_that_is_no_number_of_seconds_is_refused_by_name(seconds: Any) -> None:
+def test_an_invalid_deadline_is_refused_by_name(seconds: Any) -> None:
     with pytest.raises(InvalidValue, match="deadline_s"):
         CancellationToken(deadline_s=seconds)
 
 
-def test_a_deadline_of_zero_has_passed_at_once() -> None:
+def test_a_deadline_of_zero_has_passed_immediately() -> None:
     token = CancellationToken(deadline_s=0, clock=ManualClock())
     assert (token.is_cancelled, token.cause) == (True, "deadline")
 
@@ -241,7 +241,7 @@ def test_a_child_is_never_due_later_than_its_parent(own_s: float | None, left_s:
 
 @pytest.mark.requirement("C-11")
 @pytest.mark.parametrize("own_s", [None, 100.0, 0.5], ids=["none of its own", "a later one", "the same instant"])
-def test_an_inherited_deadline_is_told_as_the_one_of_its_owner_who_is_cancelled_with_all_below(
+def test_an_inherited_deadline_cancels_its_owner_and_all_tokens_below(
     own_s: float | None,
 ) -> None:
     clock = ManualClock()
@@ -367,7 +367,7 @@ async def _done() -> str:
 
 
 @pytest.mark.requirement("P-C1")
-async def test_waiting_on_a_cancelled_token_returns_at_once() -> None:
+async def test_waiting_on_a_cancelled_token_returns_immediately() -> None:
     token = CancellationToken()
     token.cancel()
     await token.wait()
@@ -404,12 +404,12 @@ def test_a_cancel_wakes_threads_that_wait() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [0, 0.001, -1])
-def test_a_thread_that_waits_no_longer_than_it_wants_is_told_that_nothing_was_cancelled(timeout_s: float) -> None:
+def test_a_thread_whose_wait_times_out_learns_that_nothing_was_cancelled(timeout_s: float) -> None:
     assert CancellationToken().wait_sync(timeout_s) is False
     assert CancellationToken(deadline_s=3600).wait_sync(timeout_s) is False
 
 
-def test_a_thread_that_waits_notices_the_deadline_by_itself() -> None:
+def test_a_waiting_thread_notices_the_deadline() -> None:
     token = CancellationToken(deadline_s=0.02)
     assert token.wait_sync(PATIENCE_S) is True
     assert token.cause == "deadline"
@@ -440,7 +440,7 @@ def test_a_waiter_whose_loop_was_closed_under_it_does_not_keep_the_cancel_from_o
     waiting.get_coro().close()
 
 
-async def test_whoever_waits_on_the_token_of_a_run_is_told_of_a_cancel_from_above_after_the_run_has_ended() -> None:
+async def test_a_waiter_on_a_runs_token_sees_an_outer_cancel_after_the_run_has_ended() -> None:
     outside = CancellationToken()
     run = ExecutionContext(cancellation=outside)
     waiting = asyncio.create_task(run.cancellation.wait())
@@ -473,7 +473,7 @@ def test_a_callback_that_was_taken_back_is_not_called_and_may_be_taken_back_agai
 
 
 @pytest.mark.requirement("P-C1")
-def test_a_callback_on_a_cancelled_token_is_called_at_once() -> None:
+def test_a_callback_on_a_cancelled_token_is_called_immediately() -> None:
     token, called = CancellationToken(), list[int]()
     token.cancel()
     remove = token.add_callback(lambda: called.append(1))
@@ -500,7 +500,7 @@ def test_a_callback_that_raises_does_not_stop_the_others() -> None:
 
 @pytest.mark.requirement("C-14")
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, CancelledError])
-def test_what_is_no_exception_is_raised_from_a_callback_after_the_others_were_called(kind: type[BaseException]) -> None:
+def test_a_base_exception_of_a_callback_is_raised_after_the_others_were_called(kind: type[BaseException]) -> None:
     token, called = CancellationToken(), list[str]()
 
     def interrupted() -> None:
@@ -528,7 +528,7 @@ def test_a_callback_may_use_the_token_it_listens_to() -> None:
     assert called == ["first", False, "first", "nested"]
 
 
-def test_of_callbacks_added_while_another_thread_cancels_each_is_called_exactly_once() -> None:
+def test_callbacks_added_during_a_cancel_are_each_called_exactly_once() -> None:
     for _ in range(50):
         token, together, calls = CancellationToken(), threading.Barrier(2), dict[int, int]()
 
@@ -597,7 +597,7 @@ def test_a_token_shared_by_tasks_of_two_loops_in_two_threads_reaches_both() -> N
 
 
 @pytest.mark.requirement("C-4")
-def test_one_loop_cancels_the_work_of_another_and_goes_on() -> None:
+def test_one_loop_cancels_the_work_of_another_and_continues() -> None:
     run = ExecutionContext()
     under_way, decisions = threading.Event(), list[Decision]()
 
@@ -714,7 +714,7 @@ def test_a_signal_handler_that_aborts_wakes_a_loop_that_sleeps() -> None:
 
 
 @pytest.mark.requirement("P-C1")
-def test_a_signal_handler_that_cancels_wakes_the_thread_it_struck() -> None:
+def test_a_signal_handler_that_cancels_wakes_the_thread_it_interrupted() -> None:
     token = CancellationToken()
     with on_alarm(token.cancel):
         signal.setitimer(signal.ITIMER_REAL, 0.02)

@@ -60,7 +60,7 @@ def test_a_child_knows_its_parent_its_depth_and_its_data_and_the_parent_knows_it
 
 
 @pytest.mark.requirement("T-4", "T-2")
-def test_birth_and_end_of_a_child_are_told_in_its_parent() -> None:
+def test_start_and_end_of_a_child_are_events_of_its_parent() -> None:
     clock = ManualClock()
     run = ExecutionContext(clock=clock)
     run.start_iteration()
@@ -97,7 +97,7 @@ def test_fifty_levels_are_fine() -> None:
 
 
 @pytest.mark.requirement("T-4")
-def test_children_of_one_name_are_told_apart() -> None:
+def test_children_of_the_same_name_are_distinguished() -> None:
     run = ExecutionContext()
     children = [run.spawn_child(name) for name in ("worker", "worker", "worker#2", "worker", "worker")]
     for number, child in enumerate(children):
@@ -112,7 +112,7 @@ def test_children_of_one_name_are_told_apart() -> None:
 
 
 @pytest.mark.requirement("T-4")
-def test_children_of_one_name_are_told_apart_when_threads_spawn_them_together() -> None:
+def test_children_of_the_same_name_are_distinguished_when_threads_spawn_them_together() -> None:
     run, together = ExecutionContext(), threading.Barrier(16)
     found: list[ExecutionContext] = []
 
@@ -179,7 +179,7 @@ def test_completing_a_child_again_changes_nothing() -> None:
 
 @pytest.mark.requirement("T-4")
 @pytest.mark.parametrize("reason", list(TerminationReason))
-def test_whoever_completes_a_child_may_say_how_it_ended(reason: TerminationReason) -> None:
+def test_complete_child_accepts_a_termination_reason(reason: TerminationReason) -> None:
     run = ExecutionContext()
     child = run.spawn_child("child")
     run.complete_child(child, reason)
@@ -187,7 +187,7 @@ def test_whoever_completes_a_child_may_say_how_it_ended(reason: TerminationReaso
 
 
 @pytest.mark.requirement("T-4")
-def test_nobody_completes_the_child_of_another() -> None:
+def test_a_context_completes_only_its_own_children() -> None:
     run, other = ExecutionContext(name="run"), ExecutionContext(name="other")
     child = run.spawn_child("child")
     grandchild = child.spawn_child("grandchild")
@@ -298,7 +298,7 @@ def test_children_that_have_ended_no_longer_listen_to_their_token() -> None:
 
 
 @pytest.mark.requirement("T-4")
-def test_what_is_cancelled_after_a_child_has_ended_did_not_stop_it() -> None:
+def test_a_cancel_after_the_end_of_a_child_did_not_stop_it() -> None:
     token = CancellationToken()
     run = ExecutionContext()
     with run.spawn_child("done", cancellation=token) as done:
@@ -311,7 +311,7 @@ def test_what_is_cancelled_after_a_child_has_ended_did_not_stop_it() -> None:
 
 
 @pytest.mark.requirement("T-4")
-def test_the_time_of_a_childs_budget_stops_the_child_and_the_run_goes_on() -> None:
+def test_the_time_limit_of_a_child_stops_the_child_and_the_run_continues() -> None:
     release = threading.Event()
     run = ExecutionContext()
     with run.spawn_child("child", budget=Budget(max_time_seconds=0.02)) as child:
@@ -324,7 +324,7 @@ def test_the_time_of_a_childs_budget_stops_the_child_and_the_run_goes_on() -> No
 
 
 @pytest.mark.requirement("T-4")
-def test_a_child_that_its_parents_deadline_stops_says_whose_it_was() -> None:
+def test_a_child_stopped_by_its_parents_deadline_names_the_parent() -> None:
     release = threading.Event()
     run = ExecutionContext(ExecutionConfig(None, None, None, timeout_ms=20), name="run")
     with run.spawn_child("child") as child:
@@ -362,7 +362,7 @@ def test_the_failures_of_children_draw_on_the_retries_of_the_run() -> None:
 
 
 @pytest.mark.requirement("T-3")
-def test_a_childs_figures_count_above_at_once_and_its_own_are_kept_apart() -> None:
+def test_a_childs_figures_count_in_its_parent_immediately_and_separately_in_the_child() -> None:
     run = ExecutionContext()
     run.llm(lambda: run.report(cost_usd=0.10, input_tokens=10, output_tokens=1, model="large-1"))
     child = run.spawn_child("compaction")

@@ -18,36 +18,28 @@ from penstock import (
     Budget,
     BudgetExceededError,
     BudgetWindowHook,
-    CallEnded,
-    CallSettled,
-    CallStarted,
     CancellationToken,
     CancelledError,
     ChainMetadata,
     ChildCompleteTrace,
     ChildSpawnTrace,
     CircuitBreaker,
-    CompactionTrace,
     CustomTrace,
     Decision,
     DivergenceDetector,
-    ErrorTrace,
     ExecutionConfig,
     ExecutionContext,
     Halted,
     InvalidValue,
     IterationEndTrace,
     IterationStartTrace,
-    LimitTrace,
     ModelCallTrace,
     Outcome,
     PolicyContext,
     PolicyDecision,
     Price,
     PriceBook,
-    RunCompleted,
     RunSettings,
-    RunStarted,
     SafetyEvent,
     ShieldPipeline,
     StopReason,
@@ -58,6 +50,16 @@ from penstock import (
     WrapOptions,
     contain,
     current_context,
+)
+from penstock.events import (
+    CallEnded,
+    CallSettled,
+    CallStarted,
+    CompactionTrace,
+    ErrorTrace,
+    LimitTrace,
+    RunCompleted,
+    RunStarted,
 )
 from penstock.testing import Answer, FakeProvider, ManualClock, check_history
 from penstock.testing.clock import WALL_START_NS
@@ -177,9 +179,7 @@ class Violating:
 @pytest.mark.requirement("C-5")
 @pytest.mark.parametrize("first", range(len(ORDER)), ids=NAMES)
 @pytest.mark.parametrize("door", ["wrap", "await"])
-async def test_of_all_that_would_refuse_the_first_in_the_order_does_and_nothing_after_it_is_asked(
-    first: int, door: str
-) -> None:
+async def test_the_first_check_that_refuses_ends_the_checks(first: int, door: str) -> None:
     case = Violating(first)
     if door == "wrap":
         decision = case.ctx.wrap_llm_call(case.work, case.options)
@@ -193,7 +193,7 @@ async def test_of_all_that_would_refuse_the_first_in_the_order_does_and_nothing_
 
 
 @pytest.mark.requirement("C-5")
-def test_a_call_that_is_refused_has_taken_nothing_whoever_refused_it() -> None:
+def test_a_refused_call_has_taken_nothing_whatever_refused_it() -> None:
     for first in range(len(ORDER)):
         case = Violating(first)
         case.ctx.wrap_llm_call(case.work, case.options)
@@ -204,7 +204,7 @@ def test_a_call_that_is_refused_has_taken_nothing_whoever_refused_it() -> None:
 
 
 @pytest.mark.requirement("C-5")
-def test_a_call_without_a_price_or_in_circles_is_refused_before_hooks_and_breaker_are_asked() -> None:
+def test_an_unpriced_or_looping_call_is_refused_before_hooks_and_breaker_run() -> None:
     hook, breaker = Deny(), Watched()
     pipeline = ShieldPipeline(pre_dispatch=hook)
     strict = ExecutionContext(None, pipeline, breaker=breaker, settings=RunSettings(strict=True))
@@ -353,11 +353,16 @@ WHY = {
 }
 
 
+BEFORE = {"retry_budget_exceeded": ["provider_error"]}
+"""Stops that are recorded before another one: the failure that used up the retry budget is final."""
+
+
 @pytest.mark.requirement("C-11")
 @pytest.mark.parametrize("reason", STOPS)
-def test_every_stop_is_told_once_by_the_run_with_its_reason_and_its_figures(reason: str) -> None:
+def test_every_stop_is_recorded_once_with_its_reason_and_its_figures(reason: str) -> None:
     stopped, figures = STOPS[reason]
-    event = the_stop(stopped())
+    *earlier, event = stopped().get_snapshot().events
+    assert [before.event_type for before in earlier] == BEFORE.get(reason, [])
     assert (event.event_type, event.hook, event.decision) == (reason, "ExecutionContext", Decision.HALT)
     assert event.reason.startswith(WHY[reason])
     assert event.reason
@@ -371,8 +376,9 @@ def test_every_stop_is_told_once_by_the_run_with_its_reason_and_its_figures(reas
 def test_every_stop_is_in_the_log_with_the_call_it_stopped(reason: str) -> None:
     stopped, figures = STOPS[reason]
     ctx = stopped()
-    (told,) = [event for event in ctx.history() if isinstance(event, LimitTrace)]
-    assert (told.stop_reason, told.message) == (reason, the_stop(ctx).reason)
+    *earlier, told = [event for event in ctx.history() if isinstance(event, LimitTrace)]
+    assert [before.stop_reason for before in earlier] == BEFORE.get(reason, [])
+    assert (told.stop_reason, told.message) == (reason, ctx.get_snapshot().events[-1].reason)
     facts = {"budget": told.budget, "unit": told.unit, "limit": told.limit, "used": told.used}
     assert facts == {key: figures.get(key) for key in facts}
     if reason != "aborted":
@@ -409,7 +415,7 @@ def test_the_eight_reasons_of_a_run_are_all_reached() -> None:
 
 
 @pytest.mark.requirement("C-11")
-def test_a_stop_names_the_budget_it_came_from_and_not_the_context_it_struck() -> None:
+def test_a_stop_names_its_budget_and_not_the_stopped_context() -> None:
     run = ExecutionContext(ExecutionConfig(None, 1, None), name="run")
     child = run.spawn_child("child", budget=Budget(max_steps=5))
     child.tool(nothing)
@@ -422,7 +428,7 @@ def test_a_stop_names_the_budget_it_came_from_and_not_the_context_it_struck() ->
 
 @pytest.mark.requirement("C-6")
 @pytest.mark.parametrize("kind", ["llm", "tool"])
-def test_the_same_call_may_be_asked_for_its_decision_its_outcome_or_its_value(kind: str) -> None:
+def test_a_call_is_made_for_its_decision_its_outcome_or_its_value(kind: str) -> None:
     ctx = ExecutionContext()
     wrap, call, plain = (getattr(ctx, name) for name in (f"wrap_{kind}_call", f"call_{kind}", kind))
     assert wrap(lambda: 42) is Decision.ALLOW
@@ -530,7 +536,7 @@ async def test_a_coroutine_in_the_place_of_a_function_is_refused_and_closed() ->
         ("degraded", "short answer"),
     ],
 )
-async def test_what_cannot_be_said_of_a_call_is_refused_by_name_and_nothing_runs(
+async def test_an_invalid_argument_of_a_call_is_refused_by_name_and_nothing_runs(
     door: str, field: str, value: Any
 ) -> None:
     ctx, ran = ExecutionContext(), []
@@ -541,7 +547,7 @@ async def test_what_cannot_be_said_of_a_call_is_refused_by_name_and_nothing_runs
     assert (ran, ctx.get_snapshot().nodes) == ([], [])
 
 
-def test_a_model_that_is_no_name_is_refused() -> None:
+def test_an_invalid_model_name_is_refused() -> None:
     with pytest.raises(InvalidValue, match="model must be a string, or None, not 5"):
         ExecutionContext().llm(nothing, model=5)  # type: ignore[arg-type]
 
@@ -608,7 +614,7 @@ def test_a_timeout_of_zero_is_no_timeout() -> None:
 
 
 @pytest.mark.requirement("C-1")
-def test_of_a_config_and_a_budget_the_tighter_limit_holds_in_each_dimension() -> None:
+def test_the_tighter_limit_of_config_and_budget_holds_in_each_dimension() -> None:
     ctx = ExecutionContext(ExecutionConfig(0.50, 9, None), budget=Budget(max_cost_dollars=0.90, max_steps=2))
     limits = ctx.balance.limits
     assert (limits.cost_nanos, limits.steps) == (500_000_000, 2)
@@ -630,7 +636,7 @@ def test_an_argument_of_the_wrong_kind_is_refused_by_name(field: str, wrong: Any
 
 
 def test_a_name_of_none_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="name must be a string, not None"):
+    with pytest.raises(InvalidValue, match="name must be text, not None"):
         ExecutionContext(name=None)  # type: ignore[arg-type]
 
 
@@ -749,7 +755,7 @@ def test_the_budget_that_refused_is_found_even_if_another_has_its_name() -> None
 
 
 @pytest.mark.requirement("P-B3", "C-12")
-def test_what_was_done_is_told_by_name_and_a_name_that_comes_again_has_its_call_beside_it() -> None:
+def test_partial_results_are_listed_by_name_and_repeated_names_have_the_call_id() -> None:
     ctx = ExecutionContext(ExecutionConfig(None, 4, None))
     ctx.tool(lambda: 1, name="search")
     ctx.tool(lambda: 2, name="search")
@@ -771,7 +777,7 @@ def test_only_so_many_results_are_kept_the_latest_ones() -> None:
 
 
 @pytest.mark.requirement("P-B1")
-def test_checking_a_budget_looks_at_every_level() -> None:
+def test_check_budget_checks_every_level() -> None:
     run = ExecutionContext(ExecutionConfig(None, 1, None), name="run")
     child = run.spawn_child("child", budget=Budget(max_steps=5))
     grandchild = child.spawn_child("grandchild")
@@ -960,7 +966,7 @@ def test_one_context_goes_through_model_tool_hook_and_sub_agent_into_one_ledger_
 
 
 @pytest.mark.requirement("C-15")
-def test_who_a_run_belongs_to_is_told_to_every_hook() -> None:
+def test_every_hook_receives_the_owner_of_the_run() -> None:
     told: dict[str, ToolCallContext] = {}
 
     class Listen:
@@ -994,7 +1000,7 @@ def test_who_a_run_belongs_to_is_told_to_every_hook() -> None:
 
 
 @pytest.mark.requirement("C-15")
-def test_who_a_run_belongs_to_is_in_its_first_event_its_root_its_safety_events_and_its_snapshot() -> None:
+def test_the_owner_of_a_run_is_in_its_first_event_its_root_its_safety_events_and_its_snapshot() -> None:
     class Slow:
         def before_tool_call(self, ctx: ToolCallContext) -> Verdict:
             return Verdict.degrade(reason="slow down")
@@ -1198,7 +1204,7 @@ def test_an_iteration_that_was_never_started_cannot_be_ended() -> None:
     ],
     ids=lambda garbage: getattr(garbage, "__name__", type(garbage).__name__),
 )
-def test_what_is_no_event_or_belongs_to_the_run_alone_is_refused(garbage: Any) -> None:
+def test_invalid_events_and_events_of_the_run_itself_are_refused(garbage: Any) -> None:
     with ExecutionContext() as ctx:
         before = len(ctx.history())
         with pytest.raises(InvalidValue) as refused:
@@ -1226,9 +1232,7 @@ def test_what_is_no_event_or_belongs_to_the_run_alone_is_refused(garbage: Any) -
         ("error", 5),
     ],
 )
-def test_a_recorded_call_with_a_figure_that_is_none_is_refused_by_name_and_leaves_nothing(
-    field: str, value: Any
-) -> None:
+def test_a_recorded_call_with_an_invalid_figure_is_refused_by_name_and_leaves_nothing(field: str, value: Any) -> None:
     with ExecutionContext(budget=Budget(max_tokens=10)) as ctx:
         with pytest.raises(InvalidValue) as refused:
             ctx.record_event(ModelCallTrace(**({"name": "ask"} | {field: value})))
@@ -1238,7 +1242,7 @@ def test_a_recorded_call_with_a_figure_that_is_none_is_refused_by_name_and_leave
 
 
 @pytest.mark.parametrize(("name", "data", "field"), [(5, None, "name"), ("note", 5, "data")])
-def test_a_custom_event_that_is_none_is_refused_by_name(name: Any, data: Any, field: str) -> None:
+def test_an_invalid_custom_event_is_refused_by_name(name: Any, data: Any, field: str) -> None:
     with pytest.raises(InvalidValue) as refused:
         ExecutionContext().trace_custom(name, data)
     assert refused.value.field == field
@@ -1291,7 +1295,7 @@ def test_two_threads_may_begin_to_observe_at_the_same_moment() -> None:
 
 
 @pytest.mark.requirement("P-B2", "T-3")
-def test_a_call_says_from_inside_what_it_used_and_parts_add_up() -> None:
+def test_a_call_reports_its_usage_from_inside_and_reports_add_up() -> None:
     ctx = ExecutionContext()
 
     def ask() -> str:
@@ -1309,7 +1313,7 @@ def test_a_call_says_from_inside_what_it_used_and_parts_add_up() -> None:
 
 
 @pytest.mark.requirement("P-B2")
-def test_what_a_call_said_counts_however_it_ends() -> None:
+def test_a_reported_usage_is_charged_whatever_the_outcome_of_the_call() -> None:
     ctx = ExecutionContext()
 
     def breaks() -> None:
@@ -1326,7 +1330,7 @@ def test_the_innermost_call_is_the_one_that_is_reported_for() -> None:
     assert ctx.stats.cost_by_name == {"inner": 0.10}
 
 
-def test_a_report_from_outside_of_any_call_is_refused_and_says_where_it_belongs() -> None:
+def test_a_report_from_outside_a_call_is_refused_with_a_hint() -> None:
     ctx, other = ExecutionContext(), ExecutionContext()
     for report in (lambda: ctx.report(cost_usd=1), lambda: other.tool(lambda: ctx.report(cost_usd=1))):
         with pytest.raises(InvalidValue, match="report must be called from inside a function that this run executes"):
@@ -1359,7 +1363,7 @@ def test_a_report_that_comes_after_its_call_has_ended_is_refused_and_not_lost_in
 @pytest.mark.parametrize(
     "figures", [{"cost_usd": math.nan}, {"input_tokens": -1}, {"output_tokens": 0.5}, {"model": ""}]
 )
-def test_a_report_with_a_figure_that_is_none_is_refused_by_name(figures: dict[str, Any]) -> None:
+def test_a_report_with_an_invalid_figure_is_refused_by_name(figures: dict[str, Any]) -> None:
     ctx = ExecutionContext()
     with pytest.raises(InvalidValue) as refused:
         ctx.tool(lambda: ctx.report(**figures))
@@ -1376,7 +1380,7 @@ class OnlyExample:
         return None if "example.org" in url and method == "GET" else Verdict.deny(f"{method} {url} is not on the list")
 
 
-def test_egress_hooks_are_asked_and_their_denial_is_written_down() -> None:
+def test_egress_hooks_run_and_their_denial_is_recorded() -> None:
     ctx = ExecutionContext(pipeline=ShieldPipeline(egress=OnlyExample()), metadata=META)
     assert ctx.egress("https://example.org") is Decision.ALLOW
     assert ctx.tool(lambda: ctx.egress("https://evil.test", "POST"), name="fetch") is Decision.HALT
@@ -1411,7 +1415,7 @@ def test_a_question_about_egress_belongs_to_the_run_that_asks_it() -> None:
 
 
 @pytest.mark.requirement("C-11")
-def test_an_abort_is_told_once_whoever_aborts_again() -> None:
+def test_a_repeated_abort_is_recorded_once() -> None:
     ctx = ExecutionContext()
     ctx.abort("first")
     ctx.abort("second")
@@ -1422,12 +1426,12 @@ def test_an_abort_is_told_once_whoever_aborts_again() -> None:
 @pytest.mark.parametrize("reason", [None, 5, b"enough"], ids=repr)
 def test_a_reason_to_abort_is_text(reason: Any) -> None:
     ctx = ExecutionContext()
-    with pytest.raises(InvalidValue, match="reason must be a string"):
+    with pytest.raises(InvalidValue, match="reason must be text"):
         ctx.abort(reason)
     assert ctx.wrap_tool_call(nothing) is Decision.ALLOW
 
 
-def test_a_context_says_what_it_is() -> None:
+def test_the_repr_of_a_context_names_it() -> None:
     ctx = ExecutionContext(metadata=META, name="run")
     assert repr(ctx) == "<ExecutionContext run of chain-1>"
     assert repr(ctx.spawn_child("part")) == "<ExecutionContext run/part of chain-1>"

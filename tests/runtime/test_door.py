@@ -27,8 +27,6 @@ from penstock import (
     ExecutionContext,
     Halted,
     InvalidValue,
-    Ledger,
-    LimitTrace,
     Price,
     PriceBook,
     Reported,
@@ -40,11 +38,14 @@ from penstock import (
     WrapOptions,
     contain,
 )
-from penstock.runtime.admission import enter
-from penstock.runtime.call import Call, running_call
+from penstock.events import LimitTrace
+from penstock.runtime.admission import admit
+from penstock.runtime.call import Call, CallSpec, blank, running_call
 from penstock.runtime.calls import Outcome
-from penstock.runtime.run import MAX_TOLD_ABORTS
+from penstock.runtime.run import MAX_RECORDED_ABORTS
 from penstock.runtime.settlement import succeed
+from penstock.stops import Stop
+from penstock.stores import Ledger
 from penstock.testing import (
     Answer,
     FailAfterBilling,
@@ -218,7 +219,7 @@ def test_after_an_abort_every_way_in_is_shut(way: str) -> None:
 @pytest.mark.requirement("C-14")
 @pytest.mark.parametrize("way", SYNC + ASYNC)
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, Exit])
-def test_what_is_no_exception_passes_every_way_in_and_is_recorded(kind: type[BaseException], way: str) -> None:
+def test_base_exceptions_pass_through_every_kind_of_call_and_are_recorded(kind: type[BaseException], way: str) -> None:
     def interrupted() -> None:
         raise kind("now")
 
@@ -232,7 +233,7 @@ def test_what_is_no_exception_passes_every_way_in_and_is_recorded(kind: type[Bas
 
 @pytest.mark.requirement("C-14")
 @pytest.mark.parametrize("way", SYNC + ASYNC)
-def test_a_cancel_that_a_function_raises_by_itself_passes_on_as_what_it_is(way: str) -> None:
+def test_a_cancel_raised_by_a_function_passes_unchanged(way: str) -> None:
     def cancelled() -> None:
         raise asyncio.CancelledError
 
@@ -243,7 +244,7 @@ def test_a_cancel_that_a_function_raises_by_itself_passes_on_as_what_it_is(way: 
     assert run.wrap_tool_call(lambda: None) is Decision.ALLOW
 
 
-async def test_a_function_that_awaits_a_task_somebody_cancelled_cancels_nobody_else() -> None:
+async def test_awaiting_a_cancelled_task_cancels_nothing_else() -> None:
     run, other = ExecutionContext(), asyncio.create_task(asyncio.sleep(3600))
     other.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -296,7 +297,7 @@ def test_a_function_may_report_what_it_used_and_the_caller_gets_the_value_alone(
 
 
 @pytest.mark.requirement("C-7", "C-4")
-def test_a_timeout_of_one_async_call_halts_it_in_time_and_the_run_goes_on() -> None:
+def test_a_timeout_of_one_async_call_halts_it_in_time_and_the_run_continues() -> None:
     async def main(loop: SimLoop) -> None:
         run = ExecutionContext(clock=loop.clock)
         options = WrapOptions(operation_name="slow", cost_estimate_hint=0.25, timeout_ms=500)
@@ -315,7 +316,7 @@ def test_a_timeout_of_one_async_call_halts_it_in_time_and_the_run_goes_on() -> N
 
 
 @pytest.mark.requirement("C-7", "C-4")
-def test_a_timeout_of_one_sync_call_frees_its_caller_and_the_run_goes_on() -> None:
+def test_a_timeout_of_one_sync_call_frees_its_caller_and_the_run_continues() -> None:
     run, release = ExecutionContext(), threading.Event()
     outcome = run.call_tool(lambda: release.wait(PATIENCE_S), WrapOptions("slow", timeout_ms=10))
     stop = outcome.call.stop
@@ -334,7 +335,7 @@ async def test_a_call_that_is_done_in_time_is_not_touched_by_its_timeout() -> No
 
 
 @pytest.mark.requirement("C-4", "C-5")
-def test_after_the_timeout_of_the_run_new_calls_halt_at_once() -> None:
+def test_after_the_timeout_of_the_run_new_calls_halt_immediately() -> None:
     async def main(loop: SimLoop) -> None:
         run = ExecutionContext(ExecutionConfig(None, None, None, timeout_ms=1_000), clock=loop.clock)
         with pytest.raises(BudgetExceededError) as raised:
@@ -389,7 +390,7 @@ def test_a_sync_call_inside_another_is_bound_by_the_timeout_of_that_one() -> Non
 
 
 @pytest.mark.requirement("C-4")
-async def test_code_that_swallows_the_timeout_of_its_call_gets_nothing_more_through_the_door() -> None:
+async def test_code_that_swallows_the_timeout_of_its_call_gets_no_further_calls_admitted() -> None:
     run, inner = ExecutionContext(), list[Decision]()
 
     async def stubborn() -> str:
@@ -436,7 +437,7 @@ def told(run: ExecutionContext) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.requirement("C-4")
-async def test_an_abort_is_told_once_and_every_call_it_stops_says_so_in_its_own_record() -> None:
+async def test_an_abort_is_recorded_once_and_in_the_record_of_every_call_it_stops() -> None:
     run = contain()
     under_way = [asyncio.create_task(run.awrap_tool_call(lambda: asyncio.sleep(PATIENCE_S))) for _ in range(3)]
     await turns()
@@ -452,7 +453,7 @@ async def test_an_abort_is_told_once_and_every_call_it_stops_says_so_in_its_own_
 
 
 @pytest.mark.parametrize("given", [False, True])
-async def test_a_cancel_that_no_abort_has_told_of_is_told_with_the_first_call_it_stops(given: bool) -> None:
+async def test_a_cancel_is_recorded_with_the_first_call_it_stops(given: bool) -> None:
     token = CancellationToken()
     run = contain(cancellation=token) if given else contain()
     under_way = [asyncio.create_task(run.awrap_tool_call(lambda: asyncio.sleep(PATIENCE_S))) for _ in range(3)]
@@ -486,7 +487,7 @@ def test_a_bill_that_comes_with_a_cancel_is_settled(how: str) -> None:
     whole(run)
 
 
-def test_two_aborts_with_the_same_words_are_told_one_by_one() -> None:
+def test_two_aborts_with_the_same_message_are_recorded_separately() -> None:
     run = contain()
     for name in ("one", "other"):
         with run.spawn_child(name) as child:
@@ -498,18 +499,18 @@ def test_two_aborts_with_the_same_words_are_told_one_by_one() -> None:
 
 def test_a_run_forgets_the_oldest_aborts_and_never_remembers_more_than_its_bound() -> None:
     run = contain()
-    for _ in range(MAX_TOLD_ABORTS + 10):
+    for _ in range(MAX_RECORDED_ABORTS + 10):
         child = run.spawn_child("child")
         child.abort("enough")
         child.end()
-    assert len(run._run.told_aborts) == MAX_TOLD_ABORTS
+    assert len(run._run.recorded_aborts) == MAX_RECORDED_ABORTS
     run.abort("enough of all")
     assert run.wrap_tool_call(print) is Decision.HALT
     assert [reason for reason in told(run)[0] if reason != "enough"] == ["enough of all"]
     whole(run)
 
 
-def test_calls_that_run_into_a_deadline_are_told_of_one_by_one() -> None:
+def test_calls_that_reach_a_deadline_are_recorded_separately() -> None:
     async def main(loop: SimLoop) -> None:
         run = contain(timeout_s=1.0, clock=loop.clock)
         under_way = [run.awrap_tool_call(lambda: asyncio.sleep(60)) for _ in range(3)]
@@ -520,9 +521,15 @@ def test_calls_that_run_into_a_deadline_are_told_of_one_by_one() -> None:
     simulated(main)
 
 
+def admitted(run: ExecutionContext, spec: CallSpec, attempt: int = 1) -> Call:
+    call = blank(Call)
+    admit(call, run, spec, run.cancellation, attempt=attempt)
+    return call
+
+
 def test_a_call_that_was_let_in_has_the_fields_of_one_made_by_hand() -> None:
     run = contain()
-    entered = enter(run, "tool", "fetch", 0, None, run.cancellation)
+    entered = admitted(run, CallSpec("tool", "fetch", 0))
     by_hand = Call(run, entered.record, True, run.cancellation)
     fields = [field for field in Call.__slots__ if not field.startswith("_")]
     assert [getattr(entered, field) for field in fields] == [getattr(by_hand, field) for field in fields]
@@ -533,14 +540,15 @@ def test_a_call_that_was_let_in_has_the_fields_of_one_made_by_hand() -> None:
     whole(run)
 
 
-def test_what_a_call_is_recorded_with_is_shared_between_records_and_copied_for_whoever_looks() -> None:
+def test_metadata_is_shared_between_records_and_copied_for_readers() -> None:
     run = contain()
     about = {"step": "fetch", "inputs": ["a"]}
-    first = enter(run, "system", "fetch", None, None, run.cancellation, metadata=about)
+    spec = CallSpec("system", "fetch", metadata=about)
+    first = admitted(run, spec)
     succeed(first, None)
-    second = enter(run, "system", "fetch", None, None, run.cancellation, attempt=2, metadata=about)
+    second = admitted(run, spec, attempt=2)
     succeed(second, None)
-    third = enter(run, "system", "fetch", None, None, run.cancellation, attempt=2)
+    third = admitted(run, CallSpec("system", "fetch"), attempt=2)
     succeed(third, None)
     assert first.record.metadata is about
     nodes = run.graph.snapshot()["nodes"]
@@ -688,7 +696,7 @@ def test_a_token_from_outside_frees_the_caller_of_a_sync_call() -> None:
 
 
 @pytest.mark.requirement("C-4", "P-C2")
-async def test_sync_code_that_asks_stops_by_itself_and_is_a_halt() -> None:
+async def test_sync_code_that_checks_for_a_cancel_stops_as_a_halt() -> None:
     run = ExecutionContext()
 
     def asks() -> None:
@@ -771,7 +779,7 @@ def test_an_asyncio_timeout_and_ours_at_the_same_instant_are_both_kept() -> None
 
 
 @pytest.mark.requirement("C-4")
-async def test_a_task_group_around_calls_that_we_stop_goes_on() -> None:
+async def test_a_task_group_around_stopped_calls_continues() -> None:
     run = ExecutionContext()
     async with asyncio.TaskGroup() as group:
         asking = [group.create_task(run.awrap_tool_call(asyncio.Event().wait)) for _ in range(3)]
@@ -858,7 +866,7 @@ async def test_a_cancel_from_outside_that_comes_with_ours_from_inside_the_work_i
 
 
 @pytest.mark.requirement("C-4")
-def test_a_cancel_from_outside_that_strikes_while_ours_is_taken_back_leaves_no_trace_of_ours() -> None:
+def test_an_outside_cancel_while_ours_is_taken_back_leaves_no_trace_of_ours() -> None:
     async def main(loop: SimLoop) -> None:
         run = ExecutionContext(clock=loop.clock)
 
@@ -918,7 +926,7 @@ async def test_an_abort_from_inside_does_not_strike_what_the_task_does_after_the
 
 
 @pytest.mark.requirement("C-4")
-async def test_an_abort_that_strikes_calls_in_a_task_group_inside_a_call_is_a_halt_of_that_call() -> None:
+async def test_an_abort_of_calls_in_a_task_group_inside_a_call_halts_that_call() -> None:
     run = ExecutionContext()
 
     async def fan_out() -> None:
@@ -950,7 +958,7 @@ async def test_an_interrupt_in_a_group_of_errors_is_not_kept_even_when_the_run_w
 
 
 @pytest.mark.requirement("C-14")
-def test_a_coroutine_that_nobody_finishes_is_closed_and_its_call_recorded() -> None:
+def test_an_abandoned_coroutine_is_closed_and_its_call_recorded() -> None:
     run = ExecutionContext()
     loop = asyncio.new_event_loop()
     coroutine = run.acall_tool(loop.create_future, QUARTER)
@@ -1113,7 +1121,8 @@ FAILURES: list[tuple[BaseException | type[BaseException], float, float]] = [
     (ProviderHTTPError(429), 0, 0),
     (ProviderHTTPError(400), 0, 0),
     (ConnectionRefusedError(), 0, 0),
-    (ProviderHTTPError(500), 0, 0.25),
+    (ProviderHTTPError(500), 0, 0),
+    (ProviderHTTPError(502), 0, 0.25),
     (ConnectionResetError(), 0, 0.25),
     (Boom(), 0, 0.25),
     (Billed(), 0.04, 0),
@@ -1137,9 +1146,47 @@ def test_a_failure_costs_nothing_its_bill_or_what_was_held(
     whole(run)
 
 
+BAD_COUNTS = [-1, 10**30, True, "5", 1.5, float("nan"), float("inf"), [], {"value": 5}]
+
+
+@pytest.mark.requirement("X-1", "X-2")
+@pytest.mark.parametrize("field", ["prompt_tokens", "completion_tokens"])
+@pytest.mark.parametrize("count", BAD_COUNTS, ids=repr)
+@pytest.mark.parametrize("way", ["call_llm", "acall_llm"])
+def test_a_usage_that_cannot_be_true_costs_the_hint_or_is_counted_as_unknown(way: str, count: Any, field: str) -> None:
+    answer = {"model": "m", "usage": {"prompt_tokens": 5, "completion_tokens": 5, field: count}}
+    run = ExecutionContext(ExecutionConfig(1, 10, None), prices=PriceBook(registered={"m": Price(3, 15)}))
+    for options in (QUARTER, WrapOptions()):
+        asked = getattr(run, way)(lambda: answer, options)
+        outcome = asyncio.run(asked) if asyncio.iscoroutine(asked) else asked
+        assert (outcome.decision, outcome.value) == (Decision.ALLOW, answer)
+    assert money(run) == (0.25, 0, 0)
+    assert (run.usage.tokens_used, run.get_snapshot().unknown_costs) == (0, 1)
+    whole(run)
+
+
+@pytest.mark.requirement("X-1")
+@pytest.mark.parametrize(("beside", "unresolved"), [([], 0), ([Boom()], 0.25)], ids=["alone", "with a failure"])
+@pytest.mark.parametrize("way", ["call_llm", "acall_llm"])
+def test_a_halt_is_free_alone_and_not_in_a_group_with_a_failure(
+    way: str, beside: list[Exception], unresolved: float
+) -> None:
+    halted = Halted(Stop(StopReason.DIVERGED, "stopped below"))
+
+    def fails() -> None:
+        raise ExceptionGroup("both", [halted, *beside]) if beside else halted
+
+    run = ExecutionContext(ExecutionConfig(1, 10, None))
+    asked = getattr(run, way)(fails, QUARTER)
+    outcome = asyncio.run(asked) if asyncio.iscoroutine(asked) else asked
+    assert (outcome.decision, outcome.call.stop) == (Decision.HALT, halted.stop)
+    assert money(run) == (0, 0, unresolved)
+    whole(run)
+
+
 @pytest.mark.requirement("X-1")
 @pytest.mark.parametrize(("error", "spent"), [(Boom(), 0), (Billed(), 0.04)], ids=["unknown", "billed"])
-def test_who_says_so_gets_the_hold_of_an_unknown_bill_back_but_not_of_a_known_one(
+def test_the_release_setting_gives_back_the_hold_of_an_unknown_bill_but_not_of_a_known_one(
     error: Exception, spent: float
 ) -> None:
     def fails() -> None:
@@ -1152,7 +1199,7 @@ def test_who_says_so_gets_the_hold_of_an_unknown_bill_back_but_not_of_a_known_on
 
 @pytest.mark.requirement("X-1", "P-B2")
 @pytest.mark.parametrize("how", ["returns", "raises", "is interrupted", "is aborted"])
-def test_what_a_call_reports_while_it_runs_counts_however_it_ends(how: str) -> None:
+def test_usage_reported_during_a_call_counts_whatever_its_outcome(how: str) -> None:
     run = ExecutionContext()
 
     def work() -> None:
@@ -1203,6 +1250,20 @@ def test_an_unhinted_call_holds_the_largest_that_one_of_its_kind_has_cost_so_far
     run.tool(costs, 0.01)
     run.llm(costs, 9, cost_hint_usd=0.01)
     assert held == [0, 0.30, 0.30, 0.50, 0, 0.05, 0.01]
+
+
+@pytest.mark.requirement("X-1")
+def test_a_call_holds_the_most_tokens_that_one_of_its_kind_has_used_also_with_a_cost_hint() -> None:
+    run, held = contain(max_tokens=1_000), list[int]()
+
+    def uses(tokens: int) -> Any:
+        held.append(run.balance.tokens_held)
+        return Reported.of("answer", cost_usd=0, output_tokens=tokens)
+
+    run.llm(uses, 300, cost_hint_usd=0.01)
+    run.llm(uses, 100, cost_hint_usd=0.01)
+    run.llm(uses, 200)
+    assert held == [0, 300, 300]
 
 
 @pytest.mark.requirement("X-1")
@@ -1259,15 +1320,15 @@ def test_a_model_without_a_price_costs_the_assumed_one() -> None:
 
 
 @pytest.mark.requirement("X-2")
-def test_costs_that_nobody_knows_are_counted_and_the_total_is_told_as_a_lower_bound() -> None:
+def test_unknown_costs_are_counted_and_the_total_is_shown_as_a_lower_bound() -> None:
     provider, run = FakeProvider([Answer(), NoUsage(), Answer()]), unpriced("count")
     run.llm(lambda: Reported.of("known", cost_usd=0.50))
     run.llm(provider.complete)
-    assert re.search(r"known ≥ \$0\.50( of .*)?, unknown 1 call\b", run.explain())
+    assert re.search(r"at least \$0\.50( of .*)?, 1 call unknown\b", run.explain())
     run.llm(provider.complete)
     run.llm(provider.complete, cost_hint_usd=0.25)
     assert run.get_snapshot().unknown_costs == 2
-    assert re.search(r"known ≥ \$0\.75( of .*)?, unknown 2 calls\b", run.explain())
+    assert re.search(r"at least \$0\.75( of .*)?, 2 calls unknown\b", run.explain())
 
 
 # Hooks.
@@ -1294,7 +1355,7 @@ def test_a_charge_that_a_hook_refuses_is_counted_and_its_value_withheld(decision
 
 @pytest.mark.requirement("C-8", "C-4")
 @pytest.mark.parametrize("said", [Decision.DEGRADE, Decision.QUARANTINE, Decision.HALT])
-def test_a_call_that_was_aborted_is_a_halt_by_the_run_whatever_a_hook_says_of_its_charge(said: Decision) -> None:
+def test_an_aborted_call_is_halted_by_the_run_whatever_a_hook_decides_about_its_charge(said: Decision) -> None:
     class Says:
         def before_charge(self, ctx: Any, cost_usd: float) -> Decision:
             return said
@@ -1304,7 +1365,9 @@ def test_a_call_that_was_aborted_is_a_halt_by_the_run_whatever_a_hook_says_of_it
     assert before is (Decision.ALLOW if said is Decision.DEGRADE else said)
     outcome = run.call_tool(run.abort, QUARTER)
     assert (outcome.decision, outcome.value) == (Decision.HALT, None)
-    assert [event.hook for event in run.get_snapshot().events][-1] == "ExecutionContext"
+    assert outcome.call.stop is not None
+    assert outcome.call.stop.reason is StopReason.ABORTED
+    assert [event.hook for event in run.get_snapshot().events] == ["Says", "ExecutionContext", "Says"]
 
 
 @pytest.mark.requirement("C-8")
@@ -1321,7 +1384,7 @@ def test_a_call_that_was_aborted_is_a_halt_by_the_run_whatever_a_hook_says_of_it
         ("nonsense", Decision.HALT, True),
     ],
 )
-def test_what_a_hook_says_of_an_error_is_the_decision(answer: Any, decision: Decision, stops: bool) -> None:
+def test_a_hooks_verdict_on_an_error_is_the_decision(answer: Any, decision: Decision, stops: bool) -> None:
     seen: list[BaseException] = []
 
     class OnError:
@@ -1427,7 +1490,7 @@ def test_a_call_in_degraded_form_is_one_also_when_it_is_tried_again() -> None:
 
 
 @pytest.mark.requirement("C-15")
-def test_hooks_are_told_whose_call_it_is_and_what_it_holds() -> None:
+def test_hooks_receive_the_owner_and_the_hold_of_a_call() -> None:
     told: list[Any] = []
 
     class Noted:
@@ -1495,7 +1558,7 @@ async def test_a_probe_that_is_stopped_is_given_back(how: str) -> None:
 
 @pytest.mark.requirement("C-10", "C-4")
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_probe_that_was_left_behind_in_its_thread_is_given_back_at_once(nested: bool) -> None:
+def test_the_permit_of_an_abandoned_probe_is_given_back_immediately(nested: bool) -> None:
     release = threading.Event()
     with half_open() as breaker:
         probing = ExecutionContext(breaker=breaker)
@@ -1509,14 +1572,14 @@ def test_a_probe_that_was_left_behind_in_its_thread_is_given_back_at_once(nested
 
 
 @pytest.mark.requirement("C-10")
-def test_a_halt_inside_a_probe_says_nothing_about_the_provider() -> None:
+def test_a_halt_inside_a_probe_is_not_counted_for_the_provider() -> None:
     with half_open() as breaker:
         guarded, limited = ExecutionContext(breaker=breaker), ExecutionContext(ExecutionConfig(None, 0, None))
         assert guarded.wrap_tool_call(lambda: limited.tool(lambda: None)) is Decision.HALT
 
 
 @pytest.mark.requirement("C-10", "C-11")
-def test_an_open_circuit_refuses_and_failures_through_the_door_open_it() -> None:
+def test_an_open_circuit_refuses_calls_and_failed_calls_open_it() -> None:
     clock = ManualClock()
     breaker = CircuitBreaker(3, 10.0, clock=clock)
     run = ExecutionContext(breaker=breaker)
@@ -1567,7 +1630,7 @@ async def test_a_refusal_inside_a_call_halts_the_calls_around_it_and_draws_no_re
 
 
 @pytest.mark.requirement("G-10")
-def test_a_call_of_another_run_inside_a_call_is_no_child_of_it() -> None:
+def test_a_call_of_another_run_inside_a_call_is_not_its_child() -> None:
     one, other = ExecutionContext(name="one"), ExecutionContext(name="other")
 
     def inner() -> None:
@@ -1718,16 +1781,43 @@ def test_a_message_of_any_length_is_kept_short() -> None:
     assert len(first_call(run)["stop_reason"]) == 500
 
 
-def test_a_generator_is_a_value_and_what_it_does_later_is_no_part_of_the_call() -> None:
-    run, inside = ExecutionContext(), list[Any]()
+@pytest.mark.parametrize("mode", ["inline", "thread"])
+def test_a_generator_runs_inside_its_call_and_its_value_is_the_list_of_its_pieces(mode: Any) -> None:
+    run, inside = ExecutionContext(settings=RunSettings(sync_calls=mode)), list[str]()
 
     def generate() -> Iterator[int]:
-        inside.append(running_call.get())
+        call = running_call.get()
+        assert call is not None
+        inside.append(call.record.name)
+        yield 1
+        yield run.tool(lambda: 2, name="below")
+
+    assert run.tool(generate) == [1, 2]
+    assert inside == ["generate"]
+    assert run.partial_results == {"below": 2, "generate": [1, 2]}
+
+
+async def test_a_generator_of_an_awaited_call_is_drained_too() -> None:
+    run = ExecutionContext()
+
+    async def count() -> Any:
+        yield 1
+        await asyncio.sleep(0)
+        yield 2
+
+    assert await run.atool(count) == [1, 2]
+    assert await run.atool(lambda: (number for number in (3, 4))) == [3, 4]
+
+
+@pytest.mark.parametrize("mode", ["inline", "thread"])
+def test_an_async_generator_in_a_sync_call_is_refused(mode: Any) -> None:
+    async def count() -> Any:
         yield 1
 
-    assert list(run.tool(generate)) == [1]
-    assert inside == [None]
-    assert run.tool(lambda: None) is None
+    run = ExecutionContext(settings=RunSettings(sync_calls=mode))
+    with pytest.raises(InvalidValue, match="atool"):
+        run.tool(count)
+    assert run.wrap_tool_call(lambda: None) is Decision.ALLOW
 
 
 def test_a_generator_that_is_closed_in_the_middle_of_a_call_ends_the_call() -> None:
@@ -1874,8 +1964,28 @@ def test_a_run_that_ends_while_another_thread_is_inside_a_call_leaves_it_unresol
     assert run.history() == history
 
 
+@pytest.mark.requirement("C-4", "X-1")
+@pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
+def test_the_bill_of_a_call_whose_caller_has_left_is_added_to_its_node_in_the_tree(fails: bool) -> None:
+    run, release = ExecutionContext(), threading.Event()
+
+    def slow() -> Any:
+        release.wait(PATIENCE_S)
+        if fails:
+            raise Billed
+        return Reported.of("late", cost_usd=0.04, input_tokens=100, output_tokens=50)
+
+    outcome = run.call_llm(slow, WrapOptions(operation_name="ask", cost_estimate_hint=0.25, timeout_ms=50))
+    assert (outcome.decision, outcome.call.cost_usd) == (Decision.HALT, 0)
+    release.set()
+    until(lambda: money(run) == (0.04, 0, 0))
+    node = first_call(run)
+    assert (node["status"], node["cost_usd"], node["tokens_in"], node["tokens_out"]) == ("halt", 0.04, 100, 50)
+    whole(run)
+
+
 @pytest.mark.requirement("C-4", "G-10")
-async def test_what_is_open_when_a_run_ends_ends_newest_first_children_before_parents() -> None:
+async def test_open_calls_end_with_the_run_newest_first_children_before_parents() -> None:
     run = ExecutionContext()
 
     async def nested() -> None:
@@ -1912,7 +2022,7 @@ async def test_a_child_that_ends_while_its_calls_are_open_ends_those_and_no_othe
 
 
 @pytest.mark.requirement("C-14", "C-4")
-async def test_leaving_a_run_cleanly_is_no_abort_and_leaving_it_with_work_open_is_one_for_that_work() -> None:
+async def test_leaving_a_run_aborts_open_work_only() -> None:
     with contain() as run:
         run.tool(lambda: None)
     assert (run.termination_reason, run.get_snapshot().aborted, run.cancellation.is_cancelled) == (
@@ -1929,7 +2039,7 @@ async def test_leaving_a_run_cleanly_is_no_abort_and_leaving_it_with_work_open_i
 
 
 @pytest.mark.requirement("C-4")
-def test_in_any_order_a_run_that_ends_while_calls_start_and_finish_tells_one_story() -> None:
+def test_in_any_order_a_run_that_ends_while_calls_start_and_finish_has_a_consistent_log() -> None:
     async def schedule(seed: int) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
@@ -1958,7 +2068,7 @@ def test_in_any_order_a_run_that_ends_while_calls_start_and_finish_tells_one_sto
     explore(schedule, schedules=100)
 
 
-def test_a_value_that_breaks_whoever_looks_at_it_is_paid_all_the_same() -> None:
+def test_a_value_whose_attributes_raise_is_paid_all_the_same() -> None:
     class Breaking(dict[str, Any]):
         def __getattr__(self, name: str) -> Any:
             return self[name]

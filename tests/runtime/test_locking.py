@@ -42,7 +42,7 @@ def is_free(lock: threading.RLock) -> bool:
     return bool(taken)
 
 
-def test_a_lock_is_given_back_by_who_has_it_and_by_nobody_else() -> None:
+def test_only_the_thread_that_has_the_lock_releases_it() -> None:
     lock = threading.RLock()
     unlock(lock)
     lock.acquire()
@@ -62,11 +62,17 @@ class Contended:
     def release(self) -> None:
         self.lock.release()
 
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
     def _is_owned(self) -> bool:
         return self.lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_a_call_that_is_struck_while_it_waits_for_the_lock_gives_nothing_back_that_it_has_not() -> None:
+def test_a_call_interrupted_while_it_waits_for_the_lock_does_not_release_it() -> None:
     run = ExecutionContext()
     lock = run._run.lock
     run._run.lock = Contended(lock)  # type: ignore[assignment]
@@ -78,9 +84,7 @@ def test_a_call_that_is_struck_while_it_waits_for_the_lock_gives_nothing_back_th
 
 
 @pytest.mark.parametrize("part", ["begin", "end"])
-def test_a_call_that_is_struck_in_the_middle_of_its_books_leaves_the_lock_free(
-    part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_interrupted_during_accounting_leaves_the_lock_free(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = ExecutionContext()
     graph_type = type(run.graph)
     written = getattr(graph_type, part)

@@ -60,7 +60,7 @@ class Flaky:
         ("degraded", "short answer"),
     ],
 )
-def test_an_option_that_is_none_is_refused_and_the_message_names_it(field: str, value: Any) -> None:
+def test_an_invalid_option_is_refused_and_the_message_names_it(field: str, value: Any) -> None:
     with pytest.raises(InvalidValue, match=f"^{field} must be ") as refused:
         WrapOptions(**{field: value})
     assert refused.value.field == field
@@ -107,7 +107,7 @@ def test_a_hint_of_zero_is_no_hint() -> None:
 
 
 @pytest.mark.requirement("C-7", "C-4")
-def test_the_timeout_is_the_calls_own_and_the_run_goes_on() -> None:
+def test_the_timeout_is_the_calls_own_and_the_run_continues() -> None:
     release = threading.Event()
     ctx = ExecutionContext()
     outcome = ctx.call_tool(lambda: release.wait(30), WrapOptions("slow", timeout_ms=10))
@@ -135,7 +135,7 @@ async def test_the_timeout_cancels_what_is_awaited() -> None:
 
 
 @pytest.mark.requirement("C-7")
-def test_a_timeout_of_zero_is_none_of_its_own() -> None:
+def test_a_timeout_of_zero_leaves_the_runs_timeout() -> None:
     assert ExecutionContext().wrap_tool_call(nothing, WrapOptions(timeout_ms=0)) is Decision.ALLOW
 
 
@@ -150,7 +150,7 @@ def test_a_longer_timeout_does_not_outlast_the_run() -> None:
 
 
 @pytest.mark.requirement("C-7")
-def test_the_call_is_tried_again_in_its_place_as_often_as_it_says() -> None:
+def test_a_call_is_retried_in_place_as_often_as_its_options_allow() -> None:
     ctx, work = ExecutionContext(), Flaky(2)
     outcome = ctx.call_tool(work, WrapOptions("flaky", retry_policy_override=2))
     assert (outcome.value, outcome.decision, work.calls) == ("done", Decision.ALLOW, 3)

@@ -105,14 +105,14 @@ def test_waiting_without_a_limit_lasts_until_the_function_is_done() -> None:
     assert job.value is True
 
 
-def test_a_wait_longer_than_any_lock_can_take_is_no_error() -> None:
+def test_a_wait_longer_than_the_maximum_lock_timeout_is_allowed() -> None:
     job = started(lambda: "done")
     assert job.wait(threading.TIMEOUT_MAX * 10)
 
 
 @pytest.mark.requirement("C-4")
 @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
-def test_what_comes_after_the_caller_has_left_is_reported_once(fails: bool) -> None:
+def test_a_result_after_the_caller_has_left_is_reported_once(fails: bool) -> None:
     late, release, error = Late(), threading.Event(), ValueError("late")
 
     def slow() -> str:
@@ -129,7 +129,7 @@ def test_what_comes_after_the_caller_has_left_is_reported_once(fails: bool) -> N
     assert late.results == [(None, error) if fails else ("late", None)]
 
 
-def test_whoever_waits_may_be_woken_by_anybody_any_number_of_times() -> None:
+def test_a_waiting_caller_may_be_woken_from_any_thread_any_number_of_times() -> None:
     release = threading.Event()
     job = started(lambda: release.wait(PATIENCE_S))
     for _ in range(3):
@@ -138,7 +138,7 @@ def test_whoever_waits_may_be_woken_by_anybody_any_number_of_times() -> None:
     release.set()
 
 
-def test_who_leaves_after_the_end_has_not_abandoned_anything() -> None:
+def test_leaving_after_the_end_abandons_nothing() -> None:
     job = started(lambda: "done")
     assert job.wait(PATIENCE_S)
     assert not job.leave()
@@ -384,7 +384,7 @@ def test_ctrl_c_that_comes_when_the_function_is_just_done_loses_no_bill() -> Non
 
 
 @pytest.mark.requirement("X-1")
-def test_a_call_for_which_there_is_no_thread_fails_and_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_without_an_available_thread_fails_and_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     run = ExecutionContext(ExecutionConfig(1, 10, 5), settings=RunSettings(sync_calls="thread"))
     with no_new_threads(monkeypatch):
         outcome = run.call_tool(lambda: pytest.fail("it ran"), WrapOptions(cost_estimate_hint=0.5))
@@ -398,7 +398,7 @@ def test_a_call_for_which_there_is_no_thread_fails_and_holds_nothing(monkeypatch
 
 
 @pytest.mark.requirement("C-4")
-def test_a_late_result_is_told_once_and_its_stop_was_told_before() -> None:
+def test_a_late_result_is_recorded_once_after_its_stop() -> None:
     run, release = ExecutionContext(ExecutionConfig(1, 10, 5)), threading.Event()
     with pytest.raises(Halted) as raised:
         run.tool(release.wait, PATIENCE_S, name="slow", cost_hint_usd=0.25, timeout_s=0.01)
@@ -413,7 +413,7 @@ def test_a_late_result_is_told_once_and_its_stop_was_told_before() -> None:
 
 
 @pytest.mark.requirement("C-3", "C-4")
-def test_a_late_failure_draws_no_retry_and_settles_what_it_says_it_cost() -> None:
+def test_a_late_failure_draws_no_retry_and_settles_its_reported_cost() -> None:
     run, release = ExecutionContext(ExecutionConfig(1, 10, 5)), threading.Event()
 
     def slow() -> None:

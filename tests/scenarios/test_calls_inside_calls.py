@@ -13,7 +13,6 @@ from penstock import (
     ExecutionContext,
     Halted,
     InvalidValue,
-    LedgerError,
     Price,
     PriceBook,
     Reported,
@@ -25,6 +24,7 @@ from penstock import (
     contain,
     current_call,
 )
+from penstock.stores import LedgerError
 from penstock.testing import Answer, FailAfterBilling, FakeProvider, ManualClock, RefuseFree, check_history
 
 
@@ -91,18 +91,18 @@ def test_an_async_function_in_a_sync_door_is_refused_with_what_to_use_instead(
 
 
 @pytest.mark.requirement("X-2", "X-1")
-def test_a_billed_failure_that_nobody_hinted_at_is_reported_as_unknown_and_not_as_zero() -> None:
+def test_a_billed_failure_without_a_hint_is_reported_as_unknown_and_not_as_zero() -> None:
     provider = FakeProvider([FailAfterBilling(), RefuseFree(429)])
     ctx = ExecutionContext()
     ctx.wrap_llm_call(provider.complete)
     assert ctx.get_snapshot().unknown_costs == 1
     ctx.wrap_llm_call(provider.complete)
     assert ctx.get_snapshot().unknown_costs == 1, "a 429 is known to be free"
-    assert "known ≥ $0.00, unknown 1 call" in ctx.explain()
+    assert "unknown (1 call)" in ctx.explain()
 
 
 @pytest.mark.requirement("X-1")
-def test_somebody_who_learns_the_bill_of_a_failed_call_can_settle_it_once() -> None:
+def test_the_bill_of_a_failed_call_can_be_settled_later_once() -> None:
     provider = FakeProvider([FailAfterBilling()])
     with contain(max_cost_usd=1.00) as run:
         _, _, call = run.call_llm(provider.complete, WrapOptions(cost_estimate_hint=0.60))
@@ -250,7 +250,7 @@ def test_a_degraded_call_is_priced_as_the_model_the_hook_names() -> None:
 
 @pytest.mark.requirement("C-11")
 @pytest.mark.parametrize("look", [True, False])
-def test_a_deadline_that_no_call_ran_into_is_told_all_the_same(look: bool) -> None:
+def test_a_deadline_that_no_call_ran_into_is_still_published(look: bool) -> None:
     clock = ManualClock()
     with ExecutionContext(ExecutionConfig(None, None, None, timeout_ms=20), clock=clock) as ctx:
         clock.advance(0.05)

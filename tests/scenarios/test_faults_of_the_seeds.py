@@ -245,7 +245,7 @@ async def test_a_cancel_from_another_thread_wakes_a_waiter_at_once() -> None:
 
 
 @pytest.mark.requirement("T-3", "T-4")
-def test_a_parents_limit_stops_a_child_that_is_still_running_and_the_child_says_so() -> None:
+def test_a_parents_limit_stops_a_running_child_and_the_child_reports_it() -> None:
     with ExecutionContext(ExecutionConfig(None, 3, None), name="parent") as parent:
         with pytest.raises(Halted), parent.spawn_child("child") as child:
             for number in range(10):

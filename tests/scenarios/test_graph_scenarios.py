@@ -1,4 +1,4 @@
-"""Graphs from end to end: every scenario that was asked for by name, and where limits, retries and nests meet."""
+"""Graphs from end to end: the named scenarios, and limits, retries and nested graphs together."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from penstock import (
     FunctionNode,
     Graph,
     Halted,
+    Price,
+    PriceBook,
     Session,
     StopReason,
     contain,
@@ -53,7 +55,7 @@ async def test_retry_succeeds_on_the_second_attempt() -> None:
 
 
 @pytest.mark.requirement("P-G2", "P-E1")
-async def test_skip_on_error_lets_the_graph_go_on_with_the_fallback_value() -> None:
+async def test_skip_on_error_lets_the_graph_continue_with_the_fallback_value() -> None:
     policy = ErrorPolicy(on_error="skip", fallback_value="default")
     graph = Graph("skip").add_step(fails_times(9, []), "fails", error_policy=policy)
     graph.add_step(FunctionNode("next", lambda ctx: f"got {ctx.input}"), "next", depends_on=["fails"])
@@ -282,7 +284,7 @@ async def test_three_layers_of_three_attempts_share_one_retry_budget(retry_budge
                 ("inner step", 2),
                 ("ask the model", 1),
                 ("ask the model", 2),
-            ], "the tree says which layer asked again"
+            ], "the tree shows which layer retried"
         explained = ctx.explain()
     assert explained.count("ask the model") == requests
     assert check_history(ctx.history(), ledger=ctx.balance) == []
@@ -321,6 +323,7 @@ def test_parallel_steps_draw_on_one_retry_budget_in_every_interleaving() -> None
 def test_a_nest_of_parallel_graphs_never_spends_more_than_the_run_has() -> None:
     async def schedule(seed: int) -> None:
         provider = FakeProvider(lambda at: Answer(cost_usd=0.10, latency_s=1))
+        prices = PriceBook(registered={"fake-1": Price(0, 0, request_usd=0.10)}, use_genai_prices=False)
 
         async def ask(ctx: ExecutionContext) -> None:
             await ctx.allm(provider.acomplete, cost_hint_usd=0.10)
@@ -331,9 +334,7 @@ def test_a_nest_of_parallel_graphs_never_spends_more_than_the_run_has() -> None:
         outer = Graph("outer", max_parallel=16)
         for at in range(4):
             outer.add_step(inner, f"s{at}", sub_budget=Budget(max_cost_dollars=0.30))
-        ctx = ExecutionContext(
-            budget=Budget(max_cost_dollars=1.00), prices=provider.prices, clock=sim_loop().clock, name="run"
-        )
+        ctx = ExecutionContext(budget=Budget(max_cost_dollars=1.00), prices=prices, clock=sim_loop().clock, name="run")
         with pytest.raises(BudgetExceededError) as raised:
             await outer.execute(ctx)
         assert raised.value.owner in {"run", "s0", "s1", "s2", "s3"}
@@ -390,7 +391,7 @@ async def test_a_graph_is_a_tool_like_any_function() -> None:
 
 
 @pytest.mark.requirement("P-C2")
-def test_a_run_that_is_cancelled_at_any_moment_leaves_nothing_and_tells_one_story() -> None:
+def test_a_run_cancelled_at_any_moment_leaves_nothing_and_has_a_consistent_history() -> None:
     async def schedule(seed: int) -> None:
         loop = sim_loop()
         provider = FakeProvider(lambda at: Answer(latency_s=0.5) if at % 3 else ServerError(500))

@@ -1,4 +1,4 @@
-"""A long chat costs what is said in it, and not the square of that.
+"""The cost of a long chat grows with its length, not with the square of it.
 
 In a SQLite file that is closed and opened again halfway; a thousand turns in the long form.
 """
@@ -16,7 +16,7 @@ import pytest
 
 from penstock.agents.model import ModelRequest
 from penstock.agents.scripted import ScriptedModel
-from penstock.hosting.settings import HostSettings
+from penstock.hosting.limits import HostSettings
 from penstock.storage import open_stores
 from tests.chat.chats import ALONE, ANN, Chats, chatting, hosted
 
@@ -24,21 +24,21 @@ TURNS = 1_000 if os.environ.get("PENSTOCK_SOAK") else 160
 QUESTION = "What about dam number {}? " + "It is a long question. " * 100
 ANSWER = "Dam number {} holds. " + "It is a long answer, and a true one. " * 100
 COPIES = 3
-"""What is said stands in the messages. What goes with it (a run, its journal and its account, ids, times, limits,
-indexes, half-filled pages) has to fit into the rest. Events, and a database in which nothing was said, are apart."""
+"""The messages have the text once. What belongs to them (a run, its journal and its account, ids, times, limits,
+indexes, half-filled pages) has to fit into the rest. Events, and an empty database, are counted separately."""
 
 
 class Answers:
-    """A model that counts, and remembers how much it was told."""
+    """A model that counts, and remembers how many messages it received."""
 
     def __init__(self, characters: int) -> None:
-        self.told: list[int] = []
+        self.received: list[int] = []
         self._characters = characters
         self.model = ScriptedModel(self._answer, piece_characters=500)
 
     def _answer(self, request: ModelRequest) -> str:
-        self.told.append(len(request.messages))
-        return ANSWER.format(len(self.told))[: self._characters]
+        self.received.append(len(request.messages))
+        return ANSWER.format(len(self.received))[: self._characters]
 
 
 @pytest.mark.reliability
@@ -50,25 +50,25 @@ async def test_each_turn_of_a_long_chat_costs_the_same_and_nothing_of_it_is_lost
 ) -> None:
     file, model = tmp_path / "chats.db", Answers(answers)
     settings = HostSettings(tick_s=30)
-    asked = [QUESTION.format(number)[:asks] for number in range(1, TURNS + 1)]
+    questions = [QUESTION.format(number)[:asks] for number in range(1, TURNS + 1)]
     async with await open_stores(f"sqlite:///{file}"):
         pass
     empty = await size_of(file)
     stores = await open_stores(f"sqlite:///{file}")
     async with stores, chatting(ALONE, {"A": model.model}, stores=stores, settings=settings) as chats:
         chat_id = chats.chat_id
-        await talk(chats, chat_id, asked[: TURNS // 2])
+        await talk(chats, chat_id, questions[: TURNS // 2])
     half = await size_of(file)
     stores = await open_stores(f"sqlite:///{file}")
     async with stores, hosted(stores, {"A": model.model}, settings=settings) as chats:
-        await talk(chats, chat_id, asked[TURNS // 2 :])
+        await talk(chats, chat_id, questions[TURNS // 2 :])
         tree = await chats.service.tree(chat_id)
     whole, events = await size_of(file), await size_of_events(file)
-    assert model.told == list(range(1, 2 * TURNS, 2))
+    assert model.received == list(range(1, 2 * TURNS, 2))
     answered = [ANSWER.format(number)[:answers] for number in range(1, TURNS + 1)]
-    said = [text for turn in zip(asked, answered, strict=True) for text in turn]
-    assert [one.content for one in tree.active_path()] == said
-    assert whole - empty <= COPIES * sum(map(len, said)) + events
+    texts = [text for turn in zip(questions, answered, strict=True) for text in turn]
+    assert [one.content for one in tree.active_path()] == texts
+    assert whole - empty <= COPIES * sum(map(len, texts)) + events
     assert whole - half <= 1.1 * (half - empty)
 
 

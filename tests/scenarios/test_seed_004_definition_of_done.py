@@ -28,15 +28,15 @@ from penstock.kernel.graph import GraphInvalid
 from penstock.nodes import NODE_TYPES
 from penstock.nodes.text import TextNode
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.graphs.graph_runtime import run_flow
 from penstock.runtime.graphs.node_events import NodeEvent
+from penstock.runtime.graphs.node_execution import run_flow
 from penstock.runtime.watching.registry import CancelResult
 from penstock.storage.memory import MemoryStores
 from tests.chat.chats import ALONE, ANN, Chats, Histories, Slow, chatting, hosted
 from tests.nodes.graphs import Json, graph, node
 
 
-async def said(chats: Chats, content: str, **options: Any) -> tuple[ChatTurn, ChatMessage]:
+async def send(chats: Chats, content: str, **options: Any) -> tuple[ChatTurn, ChatMessage]:
     turn = await chats.service.stream_chat(chats.chat_id, content, owner=ANN, **options)
     return turn, await turn.result()
 
@@ -45,8 +45,8 @@ async def nodes_of(turn: ChatTurn) -> list[str]:
     return [event.data["node_id"] async for event in turn.events() if event.type == "node.started"]
 
 
-class Asked:
-    """Models by name, each with what it was asked: the texts, and the names of the tools."""
+class RecordingModels:
+    """Models by name, each with what it received: the texts and the names of the tools."""
 
     def __init__(self, *names: str, **replies: Any) -> None:
         self.texts: dict[str, list[list[str]]] = {}
@@ -56,10 +56,10 @@ class Asked:
 
     def _answer(self, name: str) -> Callable[[ModelRequest], Any]:
         def answer(request: ModelRequest) -> Any:
-            asked = self.texts.setdefault(name, [])
-            asked.append([one.text for one in request.messages])
+            received = self.texts.setdefault(name, [])
+            received.append([one.text for one in request.messages])
             self.tools.setdefault(name, []).append([one.name for one in request.tools])
-            return next(self._replies[name]) if name in self._replies else f"{name}{len(asked)}"
+            return next(self._replies[name]) if name in self._replies else f"{name}{len(received)}"
 
         return answer
 
@@ -83,7 +83,7 @@ ENTRIES: dict[str, Entry] = {
 @pytest.mark.parametrize("entry", ENTRIES)
 async def test_1_every_entry_point_is_a_run_of_the_graph(entry: str) -> None:
     async with chatting(models={"A": Histories().model}) as chats:
-        first, _ = await said(chats, "one")
+        first, _ = await send(chats, "one")
         turn = await ENTRIES[entry](chats, first)
         answer = await turn.result()
         assert answer.content == "answer 2"
@@ -91,7 +91,7 @@ async def test_1_every_entry_point_is_a_run_of_the_graph(entry: str) -> None:
         run = await chats.host.get(turn.run_id)
         assert run is not None
         assert (run.graph_id, run.graph_version, run.status, run.origin["kind"]) == ("g", 1, "completed", "chat")
-        assert [asked["run_id"] for asked in chats.host.submitted] == [first.run_id, turn.run_id]
+        assert [request["run_id"] for request in chats.host.submitted] == [first.run_id, turn.run_id]
 
 
 # 2. Runtime core remains domain-agnostic.
@@ -116,8 +116,8 @@ async def test_2_any_type_is_as_good_as_any_other() -> None:
     """What a node does is what its executor does, whatever the type is called."""
     for type in ("agent", "chat-start", "no-such-type"):
         executors = {type: TextNode()}
-        told = run_flow(graph([node("a", type, text="said")]), ExecutionContext(), executors)
-        events = [one async for one in told]
+        flow = run_flow(graph([node("a", type, text="said")]), ExecutionContext(), executors)
+        events = [one async for one in flow]
         assert [one.event_type for one in events if isinstance(one, NodeEvent)] == ["started", "completed"]
         assert isinstance(events[-1], ExecutionResult)
         assert events[-1].outputs["output"].value == "said"
@@ -128,7 +128,7 @@ async def test_2_any_type_is_as_good_as_any_other() -> None:
 
 @pytest.mark.requirement("K-11")
 @pytest.mark.requirement("K-12")
-async def test_3_the_first_agent_has_the_history_and_those_behind_it_what_the_one_before_answered() -> None:
+async def test_3_the_first_agent_gets_the_history_and_each_later_one_the_answer_before_it() -> None:
     """chat-start → A → prompt → B, with a helper that is linked to B: pipeline and composition in one graph."""
     agents = [node(name, "agent", model=name) for name in ("A", "B", "helper")]
     document = graph(
@@ -136,13 +136,13 @@ async def test_3_the_first_agent_has_the_history_and_those_behind_it_what_the_on
         ["start > A", "A > p.a", "p > B"],
         ["helper.tool > B.tools"],
     )
-    asked = Asked("A", "helper", B=["B1", ToolCall("1", "helper", {"task": "sure?"}), "B2"])
-    async with chatting(document, asked.models) as chats:
-        assert (await said(chats, "one"))[1].content == "B1"
-        assert (await said(chats, "two"))[1].content == "B2"
-    assert asked.texts["A"] == [["one"], ["one", "B1", "two"]]
-    assert asked.texts["B"][:2] == [["Check: A1"], ["Check: A2"]]
-    assert asked.texts["helper"] == [["sure?"]]
+    recorded = RecordingModels("A", "helper", B=["B1", ToolCall("1", "helper", {"task": "sure?"}), "B2"])
+    async with chatting(document, recorded.models) as chats:
+        assert (await send(chats, "one"))[1].content == "B1"
+        assert (await send(chats, "two"))[1].content == "B2"
+    assert recorded.texts["A"] == [["one"], ["one", "B1", "two"]]
+    assert recorded.texts["B"][:2] == [["Check: A1"], ["Check: A2"]]
+    assert recorded.texts["helper"] == [["sure?"]]
 
 
 # 4. includeUserTools policy is topology-robust.
@@ -161,18 +161,18 @@ BETWEEN = {
 @pytest.mark.requirement("K-11")
 @pytest.mark.parametrize("include", [True, False, None])
 @pytest.mark.parametrize("between", BETWEEN)
-async def test_4_user_tools_reach_the_first_agent_through_anything_if_the_start_says_so(
+async def test_4_user_tools_reach_the_first_agent_through_other_nodes_if_the_start_node_includes_them(
     between: str, include: bool | None
 ) -> None:
     nodes, ways = BETWEEN[between]
     start = node("start", "chat-start", **({} if include is None else {"includeUserTools": include}))
     agents = [node("A", "agent", model="A"), node("B", "agent", model="B")]
-    asked = Asked("A", "B")
+    recorded = RecordingModels("A", "B")
     async with chatting(
-        graph([start, *nodes, *agents], [*ways, "A > B"]), asked.models, tools={"mail": _mail}
+        graph([start, *nodes, *agents], [*ways, "A > B"]), recorded.models, tools={"mail": _mail}
     ) as chats:
-        assert (await said(chats, "one", user_tools=["mail"]))[1].content == "B1"
-    assert asked.tools == {"A": [["mail"] if include else []], "B": [[]]}
+        assert (await send(chats, "one", user_tools=["mail"]))[1].content == "B1"
+    assert recorded.tools == {"A": [["mail"] if include else []], "B": [[]]}
 
 
 async def _send() -> str:
@@ -190,13 +190,13 @@ async def test_5_a_cancel_before_the_run_is_registered_is_applied_when_it_is() -
     histories = Histories()
     async with chatting(models={"A": histories.model}) as chats:
         assert await chats.host.cancel("early", reason="changed my mind") is CancelResult.REMEMBERED
-        _, answer = await said(chats, "one", run_id="early")
+        _, answer = await send(chats, "one", run_id="early")
         assert (answer.data["state"], answer.data["error"]) == ("partial", "changed my mind")
     assert histories.asked == []
 
 
 @pytest.mark.requirement("K-13")
-async def test_5_a_cancel_while_it_runs_is_one_and_a_second_one_and_one_after_the_end_say_so() -> None:
+async def test_5_repeated_cancels_and_cancels_after_the_end_are_reported_as_such() -> None:
     slow = Slow("Hel", "lo")
     async with chatting(models={"A": slow}) as chats:
         turn = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
@@ -208,10 +208,10 @@ async def test_5_a_cancel_while_it_runs_is_one_and_a_second_one_and_one_after_th
 
 
 @pytest.mark.requirement("K-13")
-async def test_5_a_cancel_while_somebody_is_asked_withdraws_the_question() -> None:
+async def test_5_a_cancel_while_an_approval_is_waiting_withdraws_it() -> None:
     document = graph([node("start", "chat-start"), node("ok", "approval"), node("A", "agent", model="A")])
     document["edges"] = graph([], ["start > ok", "ok.approved > A"])["edges"]
-    async with chatting(document, Asked("A").models) as chats:
+    async with chatting(document, RecordingModels("A").models) as chats:
         turn = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
         async for event in turn.events():
             if event.type == "run.waiting":
@@ -222,7 +222,7 @@ async def test_5_a_cancel_while_somebody_is_asked_withdraws_the_question() -> No
 
 
 @pytest.mark.requirement("K-13")
-async def test_5_a_cancel_survives_the_host_it_was_given_to() -> None:
+async def test_5_a_cancel_survives_the_host_that_received_it() -> None:
     slow, stores = Slow("Hel", "lo"), MemoryStores()
     async with chatting(models={"A": slow}, stores=stores) as chats:
         turn = await chats.service.stream_chat(chats.chat_id, "one", owner=ANN)
@@ -246,7 +246,7 @@ async def test_6_an_edge_without_a_channel_is_refused_wherever_it_comes_in(data:
         parse_graph(document)
     assert all(problem.path.startswith("$.edges[0]") for problem in invalid.value.problems)
     async with chatting(document, {"A": Histories().model}) as chats:
-        _, answer = await said(chats, "one")
+        _, answer = await send(chats, "one")
         assert answer.data["state"] == "failed"
         assert "$.edges[0]" in answer.data["error"]
 
@@ -259,29 +259,29 @@ async def test_7_only_what_the_chat_leads_to_runs() -> None:
     apart = [node("apart", "agent", model="nobody"), node("x", "output"), node("y", "output")]
     document = graph([*ALONE["nodes"], *apart], ["start > A", "x > y", "y > x"])
     async with chatting(document, {"A": Histories().model}) as chats:
-        turn, answer = await said(chats, "one")
+        turn, answer = await send(chats, "one")
         assert answer.content == "answer 1"
         assert await nodes_of(turn) == ["start", "A"]
 
 
-async def test_7_a_circle_of_links_is_named() -> None:
+async def test_7_a_cycle_of_links_is_named() -> None:
     nodes = [node("start", "chat-start"), node("A", "agent", model="A"), node("B", "agent", model="A")]
     document = graph(nodes, ["start > A"], ["A.tool > B.tools", "B.tool > A.tools"])
     async with chatting(document, {"A": Histories().model}) as chats:
-        _, answer = await said(chats, "one")
+        _, answer = await send(chats, "one")
         assert answer.data["state"] == "failed"
         assert "A" in answer.data["error"]
         assert "B" in answer.data["error"]
 
 
-async def test_7_what_is_streamed_is_what_is_kept() -> None:
+async def test_7_the_stored_answer_is_the_streamed_one() -> None:
     text = "Hoover Dam is 221 m high — ダム — and the answer comes in pieces."
     async with chatting(models={"A": ScriptedModel([text])}) as chats:
-        turn, answer = await said(chats, "one")
-        told = [event async for event in turn.events()]
-        assert "".join(one.data["text"] for one in told if one.type == "text.delta") == answer.content == text
-        assert told[-1].data["output"] == text
-        lifecycle = [(one.type, one.data["node_id"]) for one in told if one.type.startswith("node.")]
+        turn, answer = await send(chats, "one")
+        events = [event async for event in turn.events()]
+        assert "".join(one.data["text"] for one in events if one.type == "text.delta") == answer.content == text
+        assert events[-1].data["output"] == text
+        lifecycle = [(one.type, one.data["node_id"]) for one in events if one.type.startswith("node.")]
         assert lifecycle == [
             ("node.started", "start"),
             ("node.completed", "start"),

@@ -18,6 +18,7 @@ from penstock.agents.model import ModelRequest, ModelResponse
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import tool
 from penstock.chat.service import ChatService
+from penstock.errors import Halted
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.records import RunRecord
 from penstock.nodes import executors
@@ -27,6 +28,7 @@ from penstock.server.app import create_app
 from penstock.server.auth import Token
 from penstock.server.examples import EXAMPLE_PRICE, ExampleModel
 from penstock.server.settings import ServerSettings
+from penstock.stops import Stop, StopReason
 from penstock.storage import Stores, open_stores
 from tests.nodes.graphs import graph, node
 from tests.server.served import listening
@@ -76,6 +78,16 @@ class Gate:
         return f"After all: {last(request)}"
 
 
+class Crowd:
+    """A model that is refused once because of what other calls hold, and answers afterwards."""
+
+    def __init__(self) -> None:
+        self._stops = [Stop(StopReason.BUDGET_EXCEEDED, "the rest is held", unit="usd", held=1.0, momentary=True)]
+
+    def reply(self, request: ModelRequest) -> str | Halted:
+        return Halted(self._stops.pop()) if self._stops else f"Now: {last(request)}"
+
+
 def chat_with(model: str, **data: Any) -> Json:
     nodes = [node("start", "chat-start"), node("agent", "agent", model=model, stream=True, **data)]
     return graph(nodes, ["start > agent"])
@@ -90,6 +102,7 @@ GRAPHS: dict[str, Json] = {
     "quiet": graph([node("start", "chat-start"), node("agent", "agent", model="parrot")], ["start > agent"]),
     "slow": chat_with("slow"),
     "broken": chat_with("broken"),
+    "crowded": chat_with("crowded"),
     "greedy": graph(
         [
             node("start", "chat-start"),
@@ -135,7 +148,7 @@ class Served:
 
     async def nobody_reads(self) -> None:
         """Once the server has noticed that every stream was left."""
-        while self.app.state.parts.metrics.open_streams:  # noqa: ASYNC110  it is a figure
+        while self.app.state.server.metrics.open_streams:  # noqa: ASYNC110  it is a figure
             await asyncio.sleep(0.01)
 
     async def runs(self) -> list[RunRecord]:
@@ -177,6 +190,7 @@ def _models(gate: Gate) -> dict[str, ScriptedModel]:
         "endless": says_and_looks,
         "slow": gate.reply,
         "broken": lambda _: ValueError("the model fell over"),
+        "crowded": Crowd().reply,
     }
     made = {name: ScriptedModel(answer, name=name, usage=PRICE) for name, answer in answers.items()}
     made["counter"].piece_characters = 4

@@ -23,7 +23,8 @@ from penstock.hosting.host import HostSettings, RunHost
 from penstock.kernel.executor import ExecutionResult
 from penstock.kernel.values import DataValue
 from penstock.nodes import executors as standard_executors
-from penstock.server.app import create_app, parts_of
+from penstock.runtime.billing.prices import PriceBook
+from penstock.server.app import create_app, state_of
 from penstock.server.auth import Token
 from penstock.server.serve import ServerProcess, listen
 from penstock.server.settings import ServerSettings
@@ -111,6 +112,7 @@ async def served(
     *,
     host_settings: HostSettings | None = None,
     clock: Clock = SYSTEM_CLOCK,
+    prices: PriceBook | None = None,
     **services: Any,
 ) -> AsyncGenerator[Served, None]:
     """A server with tokens for ann and bob (users), vera (viewer), root (admin) and past (an admin's that is over),
@@ -121,7 +123,7 @@ async def served(
     stores = MemoryStores()
     settings = settings or ServerSettings(tokens=TOKENS)
     quick = host_settings or HostSettings(tick_s=0.05, drain_s=0)
-    async with RunHost(stores, executors=executors, services=services, settings=quick) as host:
+    async with RunHost(stores, executors=executors, services=services, settings=quick, prices=prices) as host:
         chats = ChatService(host, stores.chats)
         yield Served(create_app(host, chats, stores, settings, clock=clock), host, chats, stores, gate)
 
@@ -201,7 +203,7 @@ async def happened(server: Served, run_id: str, type: str) -> Mapping[str, Any]:
     raise AssertionError(f"the run ended without {type}")
 
 
-def told(text: str) -> list[dict[str, Any]]:
+def parse_events(text: str) -> list[dict[str, Any]]:
     """The events in the text of a stream, as a browser would read them."""
     found = []
     for block in text.split("\n\n"):
@@ -212,4 +214,4 @@ def told(text: str) -> list[dict[str, Any]]:
 
 
 def parts(app: FastAPI) -> Any:
-    return parts_of(app)
+    return state_of(app)

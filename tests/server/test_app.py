@@ -7,9 +7,10 @@ import pytest
 
 from penstock.server.auth import ACCESS
 from penstock.server.settings import ServerSettings
-from tests.server.served import ASK, CHAT, ECHO, GATE, SECRETS, happened, listening, served, told, wire
+from tests.server.served import ASK, CHAT, ECHO, GATE, SECRETS, happened, listening, parse_events, served, wire
 
 
+@pytest.mark.requirement("X-6")
 async def test_a_graph_is_saved_run_and_watched_over_http() -> None:
     async with served() as server, server.client("ann") as ann:
         saved = await ann.put("/api/graphs/echo", json={"name": "Echo", "document": ECHO})
@@ -18,7 +19,7 @@ async def test_a_graph_is_saved_run_and_watched_over_http() -> None:
         assert started.status_code == 201, started.text
         run_id = started.json()["id"]
         watched = await ann.get(f"/api/runs/{run_id}/events")
-        events = told(watched.text)
+        events = parse_events(watched.text)
         assert events[0]["event"] == "run.queued"
         assert events[-1]["event"] == "run.completed"
         assert [int(event["id"]) for event in events] == list(range(1, len(events) + 1))
@@ -31,9 +32,9 @@ async def test_a_graph_is_saved_run_and_watched_over_http() -> None:
 async def test_a_chat_is_answered_over_http() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("chat", CHAT)
-        said = await ann.post("/api/agents/chat/chat", json={"content": "Hello"})
-        assert said.status_code == 200, said.text
-        turn = said.json()
+        response = await ann.post("/api/agents/chat/chat", json={"content": "Hello"})
+        assert response.status_code == 200, response.text
+        turn = response.json()
         await ann.get(f"/api/runs/{turn['run_id']}/events")
         chat = (await ann.get(f"/api/chats/{turn['chat_id']}")).json()
         assert [message["role"] for message in chat["messages"]] == ["user", "assistant"]
@@ -48,7 +49,7 @@ async def test_a_question_is_answered_over_http() -> None:
         waiting = (await ann.get("/api/approvals")).json()["approvals"]
         answered = await ann.post(f"/api/approvals/{waiting[0]['id']}/approve")
         assert (answered.status_code, answered.json()["state"]) == (200, "approved"), answered.text
-        events = told((await ann.get(f"/api/runs/{run['id']}/events")).text)
+        events = parse_events((await ann.get(f"/api/runs/{run['id']}/events")).text)
         assert events[-1]["event"] == "run.completed"
         again = await ann.post(f"/api/approvals/{waiting[0]['id']}/reject")
         assert (again.status_code, again.json()["error"]["code"]) == (409, "conflict")
@@ -68,14 +69,14 @@ async def test_a_run_is_cancelled_while_its_stream_is_open() -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/"])
-async def test_whether_it_is_there_is_said_to_everybody(path: str) -> None:
+async def test_health_is_open_to_every_client(path: str) -> None:
     async with served() as server, server.client() as nobody:
         answer = await nobody.get(path)
         assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
-async def test_monitors_may_ask_for_the_head_alone(path: str) -> None:
+async def test_health_and_ready_accept_head_requests(path: str) -> None:
     async with served() as server, listening(server.app) as (host, port):
         async with httpx2.AsyncClient(base_url=f"http://{host}:{port}") as monitor:
             head, whole = await monitor.head(path), await monitor.get(path)
@@ -84,7 +85,7 @@ async def test_monitors_may_ask_for_the_head_alone(path: str) -> None:
         assert {name: head.headers[name] for name in same} == {name: whole.headers[name] for name in same}
 
 
-async def test_the_description_says_where_a_token_is_needed_and_how_errors_look() -> None:
+async def test_openapi_describes_required_tokens_and_errors() -> None:
     async with served() as server, served(ServerSettings()) as unasked, server.client("ann") as ann:
         description = (await ann.get("/api/openapi.json")).json()
         assert description["components"]["securitySchemes"]["token"]["scheme"] == "bearer"

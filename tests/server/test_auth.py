@@ -18,12 +18,12 @@ from penstock.server.auth import (
     Token,
     TokensInvalid,
     User,
+    format_time,
     names_of,
     parse_tokens,
     reserved,
     secret_in,
     token_of,
-    written,
 )
 
 SECRET = "s" * MIN_SECRET
@@ -52,7 +52,7 @@ def test_tokens_are_lines_of_name_role_and_secret() -> None:
         (b"", None),
     ],
 )
-def test_a_secret_is_what_stands_behind_bearer(header: bytes, secret: bytes | None) -> None:
+def test_the_secret_is_the_text_after_bearer(header: bytes, secret: bytes | None) -> None:
     assert secret_in(header) == secret
 
 
@@ -74,7 +74,7 @@ def test_a_secret_is_what_stands_behind_bearer(header: bytes, secret: bytes | No
         f"ann:user:{SECRET}é",
     ],
 )
-def test_a_line_that_is_no_token_is_refused_by_its_number_and_not_shown(line: str) -> None:
+def test_an_invalid_token_line_is_refused_by_number_and_not_shown(line: str) -> None:
     with pytest.raises(TokensInvalid) as caught:
         parse_tokens(["# first", line])
     assert caught.value.line == 2
@@ -98,15 +98,15 @@ NEW_YEAR_NS = 1_798_761_600 * NANOS_PER_S
         ("9999-12-31", 253_402_300_800 * NANOS_PER_S - 1, "9999-12-31T23:59:59Z"),
     ],
 )
-def test_a_token_is_good_through_its_last_moment(until: str, last_ns: int, shown: str) -> None:
+def test_a_token_is_valid_through_its_last_moment(until: str, last_ns: int, shown: str) -> None:
     (token,) = parse_tokens([f"ann:user:{SECRET}   until={until}  "])
     assert token == Token.of("ann", "user", SECRET, until)
     assert token.until_ns == last_ns
     assert [token.has_expired(last_ns + more) for more in (-1, 0, 1)] == [False, False, True]
-    assert (written(last_ns), repr(token)) == (shown, f"<Token of ann, user, until {shown}>")
+    assert (format_time(last_ns), repr(token)) == (shown, f"<Token of ann, user, until {shown}>")
 
 
-def test_a_token_that_says_nothing_of_its_end_has_none() -> None:
+def test_a_token_without_until_does_not_expire() -> None:
     (token,) = parse_tokens([f"ann:user:{SECRET}"])
     assert not token.has_expired(10**30)
 
@@ -123,7 +123,7 @@ def test_a_token_that_says_nothing_of_its_end_has_none() -> None:
         ("until=9999-12-31T23:59:59-00:01", "years 1 to 9999"),
         ("until=0001-01-01T00:00:00+00:01", "years 1 to 9999"),
         ("until=10000-01-01", "a day such as 2026-12-31"),
-        ("until=2026-12-31T18:00:00", "Z behind it for UTC"),
+        ("until=2026-12-31T18:00:00", "Z for UTC"),
         ("until=2026-12-31T18:00Z", "such as 2026-12-31T18:00:00Z"),
         ("until=2026-12-31T18:00:00.5Z", "such as 2026-12-31T18:00:00Z"),
         ("until=2026-12-31t18:00:00z", "such as 2026-12-31T18:00:00Z"),
@@ -132,21 +132,21 @@ def test_a_token_that_says_nothing_of_its_end_has_none() -> None:
         ("until=1798761600", "a day such as"),
         ("until=٢٠٢٦-12-31", "a day such as"),
         ("until=", "a day such as"),
-        ("until= 2026-12-31", "nothing else"),
-        ("until", "nothing else"),
-        ("UNTIL=2026-12-31", "nothing else"),
-        ("since=2026-12-31", "nothing else"),
-        ("2026-12-31", "nothing else"),
-        ("# hers", "nothing else"),
-        ("until=2026-12-31 rest-of-a-secret", "nothing else"),
+        ("until= 2026-12-31", "only until= may follow"),
+        ("until", "only until= may follow"),
+        ("UNTIL=2026-12-31", "only until= may follow"),
+        ("since=2026-12-31", "only until= may follow"),
+        ("2026-12-31", "only until= may follow"),
+        ("# hers", "only until= may follow"),
+        ("until=2026-12-31 rest-of-a-secret", "only until= may follow"),
         ("until=2026-12-31 until=2026-12-31", "more than once"),
     ],
 )
-def test_an_end_that_cannot_be_is_refused_with_what_is_expected(behind: str, expected: str) -> None:
+def test_an_invalid_until_is_refused_with_the_expected_format(behind: str, expected: str) -> None:
     with pytest.raises(TokensInvalid, match=expected) as caught:
         parse_tokens(["", f"ann:user:{SECRET} {behind}"])
     assert caught.value.line == 2
-    assert str(caught.value).endswith("a token is written name:role:secret, or name:role:secret until=2026-12-31")
+    assert str(caught.value).endswith("write a token as name:role:secret, or name:role:secret until=2026-12-31")
     assert SECRET not in str(caught.value)
     assert "rest-of" not in str(caught.value)
 
@@ -154,12 +154,12 @@ def test_an_end_that_cannot_be_is_refused_with_what_is_expected(behind: str, exp
 @pytest.mark.parametrize(
     "line", ["ann:user:until=2026-12-31", "ann:user: until=2026-12-31", "ann:user until=2026-12-31"]
 )
-def test_an_end_is_no_secret(line: str) -> None:
-    with pytest.raises(TokensInvalid, match=r"the (secret|role) must"):
+def test_until_is_not_accepted_as_a_secret(line: str) -> None:
+    with pytest.raises(TokensInvalid, match=r"the (secret is missing|secret must|role must)"):
         parse_tokens([line])
 
 
-def test_a_secret_with_an_end_in_it_is_no_secret() -> None:
+def test_a_secret_must_not_contain_until() -> None:
     with pytest.raises(TokensInvalid, match="no spaces"):
         Token.of("ann", "user", f"{SECRET} until=2026-12-31")
 
@@ -181,30 +181,28 @@ ends = st.one_of(
 @given(st.text())
 @example("ann:user:\ud800" + "s" * 20)
 @example("ann:user:" + "s" * 20 + " until=\ud800")
-def test_any_line_is_a_token_nothing_or_refused(line: str) -> None:
+def test_every_line_is_a_token_a_comment_or_refused(line: str) -> None:
     with suppress(TokensInvalid):
         assert len(parse_tokens([line])) <= 1
 
 
 @given(st.sampled_from(["ann:user", "ann:king", "a b:user", "ann", ""]), odd_words, ends)
-def test_whatever_stands_behind_a_secret_it_is_read_or_refused_without_being_shown(
-    who: str, secret: str, end: str
-) -> None:
+def test_text_after_a_secret_is_parsed_or_refused_without_being_shown(who: str, secret: str, end: str) -> None:
     try:
-        said = repr(parse_tokens([f"{who}:{secret}{end}"]))
+        shown_text = repr(parse_tokens([f"{who}:{secret}{end}"]))
     except TokensInvalid as refused:
-        said = str(refused)
-    assert re.search(f"[{re.escape(ODD)}]{{2}}", said) is None
+        shown_text = str(refused)
+    assert re.search(f"[{re.escape(ODD)}]{{2}}", shown_text) is None
 
 
-def test_of_many_tokens_the_first_names_are_shown_each_once() -> None:
+def test_the_list_of_token_owners_is_bounded_and_without_duplicates() -> None:
     tokens = [Token.of(f"u{number // 2}", "user", f"{SECRET}{number}") for number in range(50)]
     assert names_of(tokens[:4]) == "u0, u1"
     assert names_of(tokens).endswith("u18, u19 and 5 more")
 
 
-def test_a_secret_is_of_one_token_alone() -> None:
-    with pytest.raises(TokensInvalid, match="of another token"):
+def test_two_tokens_cannot_have_the_same_secret() -> None:
+    with pytest.raises(TokensInvalid, match="the same secret"):
         parse_tokens([f"ann:user:{SECRET}", f"bob:admin:{SECRET}"])
 
 
@@ -213,7 +211,7 @@ def test_the_longest_and_the_shortest_secret_are_fine() -> None:
     assert Token.of("a" * 64, "viewer", "s" * MAX_SECRET)
 
 
-def test_a_role_may_what_lesser_ones_may() -> None:
+def test_a_role_includes_the_rights_of_lower_roles() -> None:
     assert [[User("x", role).may(access) for access in ("open", *ROLES)] for role in ROLES] == [
         [True, True, False, False],
         [True, True, True, False],
@@ -228,7 +226,7 @@ def test_no_viewer_can_write_and_only_these_are_open() -> None:
     assert {path for path, methods in ACCESS.items() if "open" in methods.values()} == {"/", "/health", "/ready"}
 
 
-def test_only_graphs_have_ids_that_would_be_taken_for_a_route() -> None:
+def test_only_graph_ids_can_collide_with_a_route() -> None:
     """Of others there are no such words; where there come to be, they have to be refused as these are."""
     taken = {template: reserved(template) for template in ACCESS if template.endswith("}")}
     assert {template for template, words in taken.items() if words} == {"/api/graphs/{graph_id}"}

@@ -8,11 +8,11 @@ import pytest
 
 from penstock.errors import Halted, InvalidValue, LedgerUnavailable, PenstockError
 from penstock.hosting.admission import Overloaded
-from penstock.hosting.control import UnknownApproval, UnknownRun
-from penstock.hosting.host import GraphArchived, HostSettings, RunLimits, UnknownGraph
+from penstock.hosting.control import ApprovalNotFound, RunNotFound
+from penstock.hosting.host import GraphArchived, GraphNotFound, HostSettings, RunLimits
 from penstock.hosting.ports import Conflict, Fenced, StoreUnavailable
 from penstock.kernel.graph import GraphInvalid, Problem
-from penstock.server.errors import MAX_DETAILS, STATUS, ApiError, answer, api_error
+from penstock.server.errors import MAX_DETAILS, STATUS, ApiError, api_error, error_response
 from penstock.stops import Stop, StopReason
 from tests.server.served import CHAT, ECHO, node, served
 
@@ -26,10 +26,10 @@ from tests.server.served import CHAT, ECHO, node, served
         (Conflict("no"), 409, "conflict", None),
         (Fenced("r", 1), 409, "conflict", None),
         (InvalidValue("x", 1, "2"), 422, "invalid_value", None),
-        (UnknownGraph("g", None), 404, "not_found", None),
+        (GraphNotFound("g", None), 404, "not_found", None),
         (GraphArchived("g"), 409, "conflict", None),
-        (UnknownRun("r"), 404, "not_found", None),
-        (UnknownApproval("a"), 404, "not_found", None),
+        (RunNotFound("r"), 404, "not_found", None),
+        (ApprovalNotFound("a"), 404, "not_found", None),
         (Halted(Stop(StopReason.TIMEOUT, "late")), 409, "halted", None),
         (PenstockError("unknown"), 500, "internal", None),
         (KeyError("canary"), 500, "internal", None),
@@ -48,20 +48,20 @@ def test_a_message_is_short_and_without_secrets() -> None:
     assert len(str(found)) < 1_100
 
 
-def test_a_graph_that_is_wrong_is_told_place_by_place_up_to_a_bound() -> None:
+def test_the_problems_of_a_graph_are_listed_by_path_up_to_a_limit() -> None:
     found = api_error(GraphInvalid([Problem("bad", f"$.nodes[{at}]", "wrong") for at in range(200)]))
     assert (found.status, found.path, len(found.details)) == (422, "$.nodes[0]", MAX_DETAILS)
 
 
-async def test_what_is_no_id_is_told_in_words_wherever_it_stands() -> None:
+async def test_an_invalid_id_is_described_in_words_in_every_place() -> None:
     words = "must be an id: a letter or digit, then up to 99 letters, digits or any of ._:-, all of them ASCII"
     async with served() as server, server.client("ann") as ann:
-        asked = {
+        requests = {
             "path.graph_id": ann.get("/api/graphs/my report"),
             "query.before": ann.get("/api/runs", params={"before": "größe"}),
             "$.graph_id": ann.post("/api/runs", json={"graph_id": "my report"}),
         }
-        for path, request in asked.items():
+        for path, request in requests.items():
             error = (await request).json()["error"]
             assert (error["path"], error["message"]) == (path, f"{path}: {words}")
         name = (await ann.post("/api/attachments?name=a&media_type=no", content=b"x")).json()["error"]
@@ -88,7 +88,7 @@ PLACES: list[tuple[str, str, Any, str | None]] = [
 ]
 
 
-async def test_the_path_of_an_error_is_a_place_in_the_request() -> None:
+async def test_the_path_of_an_error_points_into_the_request() -> None:
     most = HostSettings(tick_s=0.05, drain_s=0, ceilings=RunLimits(max_steps=50))
     async with served(host_settings=most) as server, server.client("ann") as ann:
         for name, document in (("echo", ECHO), ("chat", CHAT), ("draft", DRAFT)):
@@ -105,7 +105,7 @@ async def test_the_path_of_an_error_is_a_place_in_the_request() -> None:
             assert (found if where is None else str(found)[: len(where)]) == where, (path, body)
 
 
-async def test_of_a_graph_that_cannot_run_the_details_are_places_in_its_document() -> None:
+async def test_the_details_of_an_invalid_graph_point_into_its_document() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("draft", DRAFT)
         checked = (await ann.post("/api/graphs/validate", json={"document": DRAFT})).json()["problems"]
@@ -114,11 +114,13 @@ async def test_of_a_graph_that_cannot_run_the_details_are_places_in_its_document
         assert (await ann.put("/api/graphs/g", json={"document": ODD})).json()["error"]["details"] == odd
 
 
-def test_under_v1_errors_have_the_shape_of_openai() -> None:
+def test_errors_under_v1_have_openais_format() -> None:
     error = ApiError(422, "no", path="$.model")
-    assert b'"param":"model"' in answer(error, "/v1/responses").body
-    assert b'"type":"invalid_request_error"' in answer(error, "/v1/responses").body
-    assert answer(error, "/api/runs").body == b'{"error":{"code":"invalid_value","message":"no","path":"$.model"}}'
+    assert b'"param":"model"' in error_response(error, "/v1/responses").body
+    assert b'"type":"invalid_request_error"' in error_response(error, "/v1/responses").body
+    assert (
+        error_response(error, "/api/runs").body == b'{"error":{"code":"invalid_value","message":"no","path":"$.model"}}'
+    )
 
 
 def test_no_known_error_is_a_plain_server_error() -> None:

@@ -11,10 +11,10 @@ from openai import APIStatusError, AsyncOpenAI
 from penstock.containment.ledger import MemoryLedgerStore
 from penstock.errors import LedgerUnavailable
 from penstock.hosting.ports import StoreUnavailable
-from penstock.server.serve import PatientProtocol
+from penstock.server.serve import HeaderTimeoutProtocol
 from penstock.server.settings import ServerSettings
+from penstock.storage.codec import StoreCorrupt
 from penstock.storage.memory import MemoryGraphStore
-from penstock.storage.sql.codec import StoreCorrupt
 from tests.server.served import CHAT, ECHO, SECRETS, TOKENS, listening, parts, served, wire
 
 
@@ -45,7 +45,7 @@ class Corrupt(MemoryGraphStore):
         ("POST", "/v1/responses", {"model": "g", "input": "x", "stream": True}),
     ],
 )
-async def test_an_error_of_ours_that_no_client_can_mend_is_logged_and_counted_as_a_fault(
+async def test_an_unexpected_error_of_our_own_is_logged_and_counted_as_a_fault(
     method: str, path: str, body: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with served() as server, server.client("ann") as ann, server.client("root") as root:
@@ -57,7 +57,9 @@ async def test_an_error_of_ours_that_no_client_can_mend_is_logged_and_counted_as
         assert "penstock_http_faults_total 1" in (await root.get("/metrics")).text
 
 
-async def test_a_stream_that_fails_says_so_and_the_log_says_where(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_stream_reports_the_error_and_the_log_has_the_location(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("echo", ECHO)
         run = await server.host.submit(owner="ann", graph_id="echo", input="x")
@@ -91,14 +93,14 @@ STARTED = [
 ]
 
 
-@pytest.mark.parametrize(("endpoint", "asked"), STARTED)
+@pytest.mark.parametrize(("endpoint", "content"), STARTED)
 @pytest.mark.parametrize("graph", ["chat", "echo"])
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [(StoreUnavailable("gone"), 503, "store_unavailable"), (StoreCorrupt("runs", "k", "canary"), 500, "internal")],
 )
 async def test_the_sdk_does_not_repeat_a_request_whose_run_was_started(
-    endpoint: str, asked: dict[str, Any], graph: str, error: Exception, status: int, code: str
+    endpoint: str, content: dict[str, Any], graph: str, error: Exception, status: int, code: str
 ) -> None:
     async with served() as server, server.client("ann") as inside:
         await server.save("chat", CHAT)
@@ -107,7 +109,7 @@ async def test_the_sdk_does_not_repeat_a_request_whose_run_was_started(
         async with AsyncOpenAI(api_key=SECRETS["ann"], base_url="http://localhost/v1", http_client=inside) as client:
             create = (client.chat.completions if endpoint == "chat.completions" else client.responses).create
             with pytest.raises(APIStatusError) as refused:
-                await create(model=graph, **asked)  # type: ignore[operator]
+                await create(model=graph, **content)  # type: ignore[operator]
         (run,) = await server.stores.runs.list()
         assert (refused.value.status_code, refused.value.code) == (status, code)
         assert refused.value.response.headers["x-should-retry"] == "false"
@@ -116,8 +118,10 @@ async def test_the_sdk_does_not_repeat_a_request_whose_run_was_started(
         assert parts(server.app).metrics.open_streams == 0
 
 
-@pytest.mark.parametrize(("endpoint", "asked"), [STARTED[0], STARTED[2]])
-async def test_nor_one_whose_run_cannot_be_followed(endpoint: str, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("endpoint", "content"), [STARTED[0], STARTED[2]])
+async def test_the_sdk_does_not_repeat_a_request_whose_run_cannot_be_followed(
+    endpoint: str, content: dict[str, Any]
+) -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("echo", ECHO)
 
@@ -127,14 +131,14 @@ async def test_nor_one_whose_run_cannot_be_followed(endpoint: str, asked: dict[s
 
         server.host.events = fails  # type: ignore[method-assign]
         path = "/v1/chat/completions" if endpoint == "chat.completions" else "/v1/responses"
-        refused = await ann.post(path, json={"model": "echo", **asked})
+        refused = await ann.post(path, json={"model": "echo", **content})
         (run,) = await server.stores.runs.list()
         assert (refused.status_code, refused.headers["x-should-retry"]) == (503, "false")
         assert refused.json()["error"]["penstock"] == {"run_id": run.id}
-        assert "ask again" not in refused.json()["error"]["message"]
+        assert "retry" not in refused.json()["error"]["message"]
 
 
-async def test_whoever_cannot_be_told_how_a_new_run_stands_is_told_that_there_is_one() -> None:
+async def test_if_the_state_of_a_new_run_cannot_be_read_the_error_names_the_run() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("echo", ECHO)
         first = (await ann.post("/api/runs", json={"graph_id": "echo", "input": "x"})).json()["id"]
@@ -159,7 +163,7 @@ async def test_whoever_cannot_be_told_how_a_new_run_stands_is_told_that_there_is
             error = refused.json()["error"]
             assert (refused.status_code, error["code"]) == (503, "store_unavailable")
             assert refused.headers["x-run-id"] == new
-            assert (f"run {new} was started" in error["message"], "ask again" in error["message"]) == (True, False)
+            assert (f"run {new} was started" in error["message"], "retry" in error["message"]) == (True, False)
 
 
 class Silent(MemoryGraphStore):
@@ -180,7 +184,7 @@ class Silent(MemoryGraphStore):
         ("GET", "/ready", None),
     ],
 )
-async def test_a_store_that_is_away_is_a_503_that_says_when_to_come_back(method: str, path: str, body: Any) -> None:
+async def test_an_unavailable_store_is_a_503_with_retry_after(method: str, path: str, body: Any) -> None:
     async with served() as server, server.client("ann") as ann:
         server.stores.graphs = Away()
         answer = await ann.request(method, path, json=body)
@@ -191,9 +195,9 @@ async def test_a_store_that_is_away_is_a_503_that_says_when_to_come_back(method:
 
 
 async def test_ready_does_not_wait_for_a_store_that_never_answers() -> None:
-    async with served(ServerSettings(tokens=TOKENS, ready_timeout_s=0.01)) as server, server.client() as nobody:
+    async with served(ServerSettings(tokens=TOKENS, ready_timeout_s=0.01)) as server, server.client() as anonymous:
         server.stores.graphs = Silent()
-        assert (await nobody.get("/ready")).status_code == 503
+        assert (await anonymous.get("/ready")).status_code == 503
 
 
 class Unreadable(MemoryLedgerStore):
@@ -204,24 +208,24 @@ class Unreadable(MemoryLedgerStore):
 
 
 async def test_a_server_without_its_ledger_is_not_ready() -> None:
-    async with served() as server, server.client() as nobody:
-        assert (await nobody.get("/ready")).status_code == 200
+    async with served() as server, server.client() as anonymous:
+        assert (await anonymous.get("/ready")).status_code == 200
         server.stores.ledger = Unreadable()
-        assert (await nobody.get("/ready")).json()["error"]["code"] == "store_unavailable"
+        assert (await anonymous.get("/ready")).json()["error"]["code"] == "store_unavailable"
 
 
-@pytest.mark.parametrize("said", [b"", b"GET", b"GET /health HTTP/1.1\r\nHost: loc"])
-async def test_a_client_that_does_not_finish_its_request_is_let_go(
-    said: bytes, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sent_bytes", [b"", b"GET", b"GET /health HTTP/1.1\r\nHost: loc"])
+async def test_a_client_that_does_not_finish_its_request_is_disconnected(
+    sent_bytes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PatientProtocol, "headers_s", 0.01)
+    monkeypatch.setattr(HeaderTimeoutProtocol, "headers_s", 0.01)
     async with served() as server, listening(server.app) as address, wire(address) as client:
-        client.writer.write(said)
+        client.writer.write(sent_bytes)
         assert await client.reader.read() == b""
 
 
-async def test_the_second_request_of_a_connection_is_not_waited_for_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PatientProtocol, "headers_s", 0.01)
+async def test_the_second_request_of_a_connection_has_a_timeout_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeaderTimeoutProtocol, "headers_s", 0.01)
     async with served() as server, listening(server.app) as address, wire(address) as client:
         client.send("GET", "/health")
         assert await client.status() == 200
@@ -230,8 +234,8 @@ async def test_the_second_request_of_a_connection_is_not_waited_for_either(monke
         assert await client.reader.read() == b""
 
 
-async def test_a_request_under_way_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PatientProtocol, "headers_s", 0.001)
+async def test_a_request_in_progress_is_not_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeaderTimeoutProtocol, "headers_s", 0.001)
     settings = ServerSettings(ready_timeout_s=0.2)
     async with served(settings) as server, listening(server.app) as address, wire(address) as client:
         server.stores.graphs = Silent()

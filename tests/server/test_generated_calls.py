@@ -64,10 +64,10 @@ class Asking:
 
     def ask(self, case: Case) -> None:
         with suppress(UnicodeEncodeError, httpx2.InvalidURL, httpx2.LocalProtocolError):  # what no client could send
-            self._runner.run(self._asked(case))
+            self._runner.run(self._call(case))
 
-    async def _asked(self, case: Case) -> None:
-        request = self._client.build_request(case.method, case.formatted_path, **parts_of(case))
+    async def _call(self, case: Case) -> None:
+        request = self._client.build_request(case.method, case.formatted_path, **state_of(case))
         try:
             async with asyncio.timeout(60 if SOAK else 15):
                 answer = await self._client.send(request)
@@ -80,7 +80,7 @@ class Asking:
             assert set(answer.json()) == {"error"}, answer.text
 
 
-def parts_of(case: Case) -> dict[str, Any]:
+def state_of(case: Case) -> dict[str, Any]:
     parts: dict[str, Any] = {"headers": {**(case.headers or {})}, "params": case.query or None}
     if case.body is not NOT_SET:
         is_raw = isinstance(case.body, bytes)
@@ -89,6 +89,7 @@ def parts_of(case: Case) -> dict[str, Any]:
     return parts
 
 
+@pytest.mark.reliability
 @pytest.mark.timeout(3_600 if SOAK else 300)
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("is_there", [True, False], ids=["of things that are there", "of anything"])

@@ -50,6 +50,7 @@ class AskingADatabase(Asking):
         return server.app.openapi(), things["ann"]
 
 
+@pytest.mark.reliability
 @pytest.mark.timeout(3_600 if SOAK else 300)
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 @pytest.mark.filterwarnings("ignore")

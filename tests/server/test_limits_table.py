@@ -28,16 +28,16 @@ from penstock.nodes.parts import condition, template
 from penstock.nodes.parts.settings import MAX_TEXT
 from penstock.server import auth
 from penstock.server.auth import Token
+from penstock.server.bodies import read_json
 from penstock.server.errors import ApiError
-from penstock.server.guards.json_text import read_json
 from penstock.server.metrics import Metrics
-from penstock.server.openai.wire import bodies
-from penstock.server.openai.wire.bodies import ChatCompletionBody, ChatMessageBody, InputItem, ResponseBody
-from penstock.server.parts import MAX_PAGE
-from penstock.server.schemas import MAX_NAME, MAX_REASON, Cancel, ChatTitle, Limits, NewRun, Say
+from penstock.server.openai.wire import request as bodies
+from penstock.server.openai.wire.request import ChatCompletionBody, ChatMessageBody, InputItem, ResponseBody
+from penstock.server.schemas import MAX_NAME, MAX_REASON, Cancel, ChatTitle, Limits, NewMessage, NewRun
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import Streams
-from penstock.storage.memory.memories import to_keep
+from penstock.server.state import MAX_PAGE
+from penstock.storage.rules import encode_memory
 from tests.server.served import CHAT, ECHO, GATE, edge, node, served
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits-table.md"
@@ -101,9 +101,9 @@ SIDES: dict[str, tuple[int, Callable[[int], Any]]] = {
     "a whole number": (2**63 - 1, lambda n: read(str(n).encode())),
     "a title": (MAX_NAME, lambda n: ChatTitle(title="x" * n)),
     "a reason": (MAX_REASON, lambda n: Cancel(reason="x" * n)),
-    "a message": (1_000_000, lambda n: Say(content="x" * n)),
-    "attachments": (20, lambda n: Say(content="x", attachments=["a"] * n)),
-    "user tools": (200, lambda n: Say(content="x", user_tools=["a"] * n)),
+    "a message": (1_000_000, lambda n: NewMessage(content="x" * n)),
+    "attachments": (20, lambda n: NewMessage(content="x", attachments=["a"] * n)),
+    "user tools": (200, lambda n: NewMessage(content="x", user_tools=["a"] * n)),
     "money": (1_000_000, lambda n: Limits.model_validate({"max_cost_usd": n})),
     "time": (30 * 86_400, lambda n: Limits.model_validate({"timeout_s": n})),
     "counts": (2**53 - 1, lambda n: Limits(max_steps=n)),
@@ -133,8 +133,8 @@ SIDES: dict[str, tuple[int, Callable[[int], Any]]] = {
     "a template": (100_000, lambda n: template.Template("x" * n)),
     "places of a template": (1_000, lambda n: template.Template("{{x}}" * n)),
     "what comes of a template": (1_000_000, lambda n: template.Template("{{x}}").render({"x": "x" * n})),
-    "the key of a memory": (200, lambda n: to_keep("s", "k" * n, 1)),
-    "a memory": (100_000, lambda n: to_keep("s", "k", "x" * (n - len('""')))),
+    "the key of a memory": (200, lambda n: encode_memory("s", "k" * n, 1)),
+    "a memory": (100_000, lambda n: encode_memory("s", "k", "x" * (n - len('""')))),
     "memories found": (100, lambda n: MemoryNode.settings.read({"limit": n})),
 }
 """Others that wait, are cut or are told to a model: tests/hosting/test_host.py, tests/storage/test_memories.py and
@@ -196,14 +196,14 @@ def tokens(count: int) -> list[str]:
     return [f"user-{at}:user:secret-of-number-{at}" for at in range(count)]
 
 
-def test_as_many_tokens_as_may_be_are_fine_and_one_more_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_at_the_limit_are_fine_and_one_more_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "MAX_TOKENS", 50)
     assert len(auth.parse_tokens(tokens(50))) == 50
-    with pytest.raises(auth.TokensInvalid, match="there may be 50"):
+    with pytest.raises(auth.TokensInvalid, match="at most 50 tokens"):
         auth.parse_tokens(tokens(51))
 
 
-async def test_a_chat_at_its_limit_is_told_so_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_chat_at_its_limit_refuses_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (conversation, chat_service):
         monkeypatch.setattr(module, "MAX_DEPTH", 2)
     async with served() as server, server.client("ann") as ann:
@@ -226,7 +226,7 @@ ASKING_TOO_MUCH: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("type", "data"), ASKING_TOO_MUCH.items(), ids=ASKING_TOO_MUCH)
-async def test_a_graph_that_asks_a_node_for_more_than_there_is_does_not_run(type: str, data: dict[str, Any]) -> None:
+async def test_a_graph_with_node_options_over_the_limit_does_not_run(type: str, data: dict[str, Any]) -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("g", {"nodes": [node("in", "input"), node("n", type, **data)], "edges": [edge("in", "n")]})
         answer = await ann.post("/api/runs", json={"graph_id": "g"})
@@ -235,15 +235,13 @@ async def test_a_graph_that_asks_a_node_for_more_than_there_is_does_not_run(type
 
 
 @pytest.mark.parametrize(("path", "field"), [("chat/completions", "messages"), ("responses", "input")])
-async def test_as_many_messages_for_openais_api_as_may_be_are_answered_and_one_more_is_a_bad_request(
-    path: str, field: str
-) -> None:
+async def test_openai_messages_at_the_limit_are_answered_and_one_more_is_a_bad_request(path: str, field: str) -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("chat", CHAT)
         body = {"model": "chat", **({"instructions": "Be short."} if field == "input" else {})}
-        said = [{"role": "user", "content": "x"}] * bodies.MAX_MESSAGES
-        most = await ann.post(f"/v1/{path}", json={**body, field: said})
+        full_list = [{"role": "user", "content": "x"}] * bodies.MAX_MESSAGES
+        most = await ann.post(f"/v1/{path}", json={**body, field: full_list})
         assert most.status_code == 200, most.text
-        more = await ann.post(f"/v1/{path}", json={**body, field: [*said, *said[:1]]})
+        more = await ann.post(f"/v1/{path}", json={**body, field: [*full_list, *full_list[:1]]})
         assert (more.status_code, more.json()["error"]["code"]) == (400, "invalid_request")
         assert more.json()["error"]["param"] == field

@@ -23,6 +23,8 @@ BODIES: dict[str, Any] = {
     "PUT /api/graphs/{graph_id}": {"document": ECHO},
     "POST /api/runs": {"graph_id": "echo"},
     "POST /api/runs/{run_id}/grant": {"limits": {"max_steps": 1}},
+    "POST /api/runs/{run_id}/bills/resolve": {"call_id": "1-x/n000002", "cost_usd": "0.02"},
+    "POST /api/runs/{run_id}/bills/release": {"call_id": "1-x/n000002"},
     "POST /api/runs/{run_id}/fork": {"at": "out"},
     "POST /api/approvals/{approval_id}/edit": {"answer": 1},
     "POST /api/chats": {"graph_id": "chat"},
@@ -115,19 +117,19 @@ async def prepared(server: Served) -> dict[str, Things]:
 
 
 @pytest.mark.parametrize(("method", "path", "access"), list(declared()))
-async def test_the_matrix_of_a_route(method: str, path: str, access: Access) -> None:
+async def test_every_role_and_owner_on_a_route(method: str, path: str, access: Access) -> None:
     async with served() as server:
         things = await prepared(server)
-        async with server.client() as nobody, server.client("past") as past, server.client("vera") as vera:
-            await look_at_nobody(nobody, method, path, access, things["ann"], "unauthorized")
-            await look_at_nobody(past, method, path, access, things["ann"], "token_expired")
+        async with server.client() as anonymous, server.client("past") as past, server.client("vera") as vera:
+            await check_anonymous(anonymous, method, path, access, things["ann"], "unauthorized")
+            await check_anonymous(past, method, path, access, things["ann"], "token_expired")
             await look_at_a_viewer(vera, method, path, access, things)
         async with server.client("ann") as ann, server.client("root") as root:
             await look_at_a_user(ann, method, path, access, things)
             await look_at_an_admin(root, method, path, things)
 
 
-async def look_at_nobody(
+async def check_anonymous(
     client: httpx2.AsyncClient, method: str, path: str, access: Access, things: Things, code: str
 ) -> None:
     for chosen in (things, MISSING):
@@ -194,30 +196,30 @@ async def test_every_route_of_the_app_is_declared_and_every_declared_route_is_th
 
 
 @pytest.mark.parametrize("method", list(ACCESS["/mcp"]))
-async def test_the_tools_are_behind_the_same_gate(method: str) -> None:
+async def test_mcp_is_behind_the_same_auth_guard(method: str) -> None:
     async with (
         served() as server,
-        server.client() as nobody,
+        server.client() as anonymous,
         server.client("past") as past,
         server.client("vera") as vera,
     ):
-        assert (await nobody.request(method, "/mcp")).status_code == 401
+        assert (await anonymous.request(method, "/mcp")).status_code == 401
         assert (await past.request(method, "/mcp")).status_code == 401
         assert (await vera.request(method, "/mcp")).status_code == 403
 
 
-async def test_a_route_that_nobody_declared_cannot_be_reached() -> None:
-    async with served() as server, server.client("root") as root, server.client() as nobody:
+async def test_an_undeclared_route_cannot_be_reached() -> None:
+    async with served() as server, server.client("root") as root, server.client() as anonymous:
 
         @server.app.get("/api/forgotten")
         async def forgotten() -> str:
             return "secret"
 
         assert (await root.get("/api/forgotten")).status_code == 404
-        assert (await nobody.get("/api/forgotten")).status_code == 401
+        assert (await anonymous.get("/api/forgotten")).status_code == 401
 
 
-async def test_lists_show_ones_own_things_and_only_an_admin_may_ask_for_others() -> None:
+async def test_lists_show_the_users_own_things_and_only_admins_may_list_others() -> None:
     async with served() as server, server.client("ann") as ann, server.client("root") as root:
         things = await prepared(server)
         for path, key in (("/api/runs", "runs"), ("/api/chats", "chats"), ("/api/approvals", "approvals")):
@@ -228,14 +230,14 @@ async def test_lists_show_ones_own_things_and_only_an_admin_may_ask_for_others()
                 refused = await ann.get(path, params={"owner": other})
                 error = refused.json()["error"]
                 assert (refused.status_code, error["code"], error["path"]) == (403, "forbidden", "query.owner")
-                assert "only an admin" in error["message"]
+                assert "only admins" in error["message"]
             found = (await root.get(path, params={"owner": "bob"})).json()[key]
             assert {one["owner"] for one in found} == {"bob"}, path
         filtered = await ann.get("/api/approvals", params={"run_id": things["bob"]["run_id"]})
         assert filtered.json() == {"approvals": [], "next": None}
 
 
-async def test_everybodys_graphs_may_be_listed_by_whose_they_are() -> None:
+async def test_graphs_may_be_listed_by_any_owner() -> None:
     async with served() as server, server.client("vera") as vera:
         await server.save("g", ECHO, "ann")
         assert [one["id"] for one in (await vera.get("/api/graphs?owner=ann")).json()["graphs"]] == ["g"]
@@ -243,7 +245,7 @@ async def test_everybodys_graphs_may_be_listed_by_whose_they_are() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(path for path in ACCESS if path.startswith("/api/")))
-async def test_a_name_in_the_query_that_a_route_does_not_know_is_refused_with_those_it_does(path: str) -> None:
+async def test_an_unknown_query_parameter_is_refused_with_the_known_ones(path: str) -> None:
     async with served() as server, server.client("root") as root:
         described = (await root.get("/api/openapi.json")).json()["paths"][path]
         for method in ACCESS[path]:
@@ -258,13 +260,13 @@ async def test_a_name_in_the_query_that_a_route_does_not_know_is_refused_with_th
                 assert taken.json()["error"].get("path") != f"query.{name}" or "there is no" not in taken.text
 
 
-async def test_probes_and_clients_of_openai_send_what_they_like() -> None:
+async def test_health_probes_and_openai_clients_may_send_unknown_parameters() -> None:
     async with served() as server, server.client("ann") as ann:
         for path in ("/health", "/ready", "/", "/v1/models"):
             assert (await ann.get(path, params={"cache": "no"})).status_code == 200
 
 
-async def test_a_page_behind_what_is_not_there_or_not_theirs_is_refused_in_the_same_words() -> None:
+async def test_a_cursor_that_is_missing_or_anothers_is_refused_with_the_same_message() -> None:
     async with served() as server, server.client("ann") as ann, server.client("root") as root:
         things = await prepared(server)
         places = (("/api/runs", "run_id"), ("/api/chats", "chat_id"), ("/api/approvals", "approval_id"))
@@ -278,7 +280,7 @@ async def test_a_page_behind_what_is_not_there_or_not_theirs_is_refused_in_the_s
         assert (await ann.get("/api/graphs", params={"before": "nonsense"})).status_code == 200  # any id is a place
 
 
-async def test_a_cancel_of_anothers_run_changes_nothing() -> None:
+async def test_cancelling_anothers_run_changes_nothing() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("ask", ASK, "root")
         run = await server.host.submit(owner="bob", graph_id="ask", input=1)
@@ -292,14 +294,14 @@ async def test_a_cancel_of_anothers_run_changes_nothing() -> None:
     ("run_id", "status"),
     [("ann:nightly", 200), ("01890000-0000-7000-8000-0000000000aa", 200), ("nightly", 404), ("bob:nightly", 404)],
 )
-async def test_a_cancel_ahead_is_remembered_only_for_ids_that_cannot_be_anothers(run_id: str, status: int) -> None:
+async def test_an_early_cancel_is_stored_only_for_ids_that_cannot_be_anothers(run_id: str, status: int) -> None:
     async with served() as server, server.client("ann") as ann:
         assert (await ann.post(f"/api/runs/{run_id}/cancel")).status_code == status
         remembered = await server.stores.cancels.find({run_id: "ann"}, now_ms=0)
         assert bool(remembered) == (status == 200)
 
 
-async def test_nobody_cancels_ahead_what_another_will_start() -> None:
+async def test_a_user_cannot_cancel_anothers_run_before_it_starts() -> None:
     run_id = "01890000-0000-7000-8000-0000000000aa"
     async with served() as server, server.client("ann") as ann, server.client("bob") as bob:
         await server.save("echo", ECHO)
@@ -312,19 +314,21 @@ async def test_nobody_cancels_ahead_what_another_will_start() -> None:
 
 
 @pytest.mark.parametrize("canceller", ["ann", "root"])
-async def test_ones_own_cancel_ahead_and_an_admins_strike_whatever_another_has_sent_before(canceller: str) -> None:
+async def test_an_early_cancel_of_the_owner_or_an_admin_works_despite_earlier_requests_of_others(
+    canceller: str,
+) -> None:
     run_id = "01890000-0000-7000-8000-0000000000aa"
     async with served() as server, server.client("ann") as ann, server.client("bob") as bob:
         await server.save("echo", ECHO)
         await bob.post(f"/api/runs/{run_id}/cancel", json={"reason": "because I can"})
         async with server.client(canceller) as asker:
-            said = await asker.post(f"/api/runs/{run_id}/cancel", json={"reason": "not needed"})
-        assert said.json() == {"result": "remembered"}
+            response = await asker.post(f"/api/runs/{run_id}/cancel", json={"reason": "not needed"})
+        assert response.json() == {"result": "remembered"}
         run = (await ann.post("/api/runs", json={"graph_id": "echo", "run_id": run_id})).json()
         assert (run["status"], run["error"]) == ("cancelled", "not needed")
 
 
-async def test_nobody_takes_an_id_that_is_named_after_another() -> None:
+async def test_an_id_with_another_users_prefix_is_refused() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("echo", ECHO)
         taken = await ann.post("/api/runs", json={"graph_id": "echo", "run_id": "bob:1"})

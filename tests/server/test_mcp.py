@@ -61,20 +61,20 @@ def text(result: Any) -> str:
 
 
 @pytest.mark.parametrize("id", ["a", "A-b_9", "x" * 64, "my.graph", "a:b", "x" * 100, "a.b", "a_b"])
-def test_every_graph_has_a_name_that_clients_take(id: str) -> None:
+def test_every_graph_has_a_valid_tool_name(id: str) -> None:
     name = tool_name(id)
     assert len(name) <= 64
     assert all(c.isascii() and (c.isalnum() or c in "_-") for c in name)
     assert tool_name(id) == name
 
 
-def test_no_two_graphs_share_a_name() -> None:
+def test_tool_names_are_unique() -> None:
     ids = ["a.b", "a:b", "a_b", "x" * 65, "x" * 66, "x" * 64, "a-b"]
     assert len({tool_name(id) for id in ids}) == len(ids)
 
 
 @pytest.mark.parametrize("id", ["ann:nightly", "x" * 65, "my.graph", "é"])
-def test_a_name_that_was_made_of_an_id_is_no_graphs_by_its_own(id: str) -> None:
+def test_a_hashed_tool_name_is_no_graphs_own_id(id: str) -> None:
     made = tool_name(id)
     assert tool_name(made) != made
     assert tool_name(tool_name(made)) not in (id, made, tool_name(made))
@@ -96,11 +96,11 @@ def record(document: dict[str, Any], **more: Any) -> GraphRecord:
         ({}, {"type": "string"}, []),
     ],
 )
-def test_what_a_graph_is_given_is_what_its_tool_takes(
+def test_the_schema_of_a_tool_is_that_of_the_graphs_input(
     document: dict[str, Any], input: dict[str, Any], required: list[str]
 ) -> None:
     schema = tool_of(record(document)).input_schema
-    assert schema["properties"]["input"] == {**input, "description": "What the graph is given."}
+    assert schema["properties"]["input"] == {**input, "description": "The input of the graph."}
     assert schema["required"] == required
     assert schema["additionalProperties"] is False
 
@@ -122,7 +122,7 @@ def test_a_tool_is_described_by_its_graph() -> None:
         ("any", [1, "x", True, [], {}], [], ""),
     ],
 )
-def test_a_tool_takes_what_its_schema_says_and_nothing_else(
+def test_a_tool_accepts_only_what_its_schema_allows(
     kind: str, taken: list[Any], refused: list[Any], called: str
 ) -> None:
     needed, with_default = (record(graph([node("in", "input", type=kind, **more)])) for more in ({}, {"default": 1}))
@@ -151,7 +151,7 @@ async def test_a_graph_that_was_just_saved_can_be_called() -> None:
             await client.call_tool(name, {"input": "x"})
 
 
-async def test_a_call_is_a_run_and_says_what_it_cost() -> None:
+async def test_a_call_is_a_run_and_reports_its_cost() -> None:
     async with serving() as served, in_memory(served) as client:
         result = await client.call_tool("parrot", {"input": "Hi 🙂"})
         assert (text(result), result.is_error) == ("Hi 🙂", False)
@@ -160,7 +160,7 @@ async def test_a_call_is_a_run_and_says_what_it_cost() -> None:
         assert (await served.run(about["id"])).owner == "anna"
 
 
-async def test_what_is_no_text_is_given_as_it_is() -> None:
+async def test_output_that_is_not_text_is_returned_as_structured_content() -> None:
     async with serving() as served, in_memory(served) as client:
         document = graph([node("in", "input", type="object"), node("out", "output")], ["in > out"])
         await served.stores.graphs.save("thing", "anna", "Thing", document, now_ms=1)
@@ -170,17 +170,17 @@ async def test_what_is_no_text_is_given_as_it_is() -> None:
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("parrot", {}, "input must be given"),
-    ("parrot", {"input": None}, "input must be given"),
+    ("parrot", {}, "input must be present"),
+    ("parrot", {"input": None}, "input must be present"),
     ("parrot", {"input": 3}, "input must be text"),
-    ("parrot", {"input": "x", "more": 1}, "nothing else"),
+    ("parrot", {"input": "x", "more": 1}, "only `input`"),
     ("plain", {"input": 3}, "input must be text, not 3"),
     ("plain", {"input": {"a": 1}}, "input must be text"),
     ("broken", {"input": "x"}, "the model fell over"),
 ]
 
 
-async def test_what_goes_wrong_is_an_error_of_the_tool() -> None:
+async def test_a_run_without_a_result_is_a_tool_error() -> None:
     async with serving() as served, in_memory(served) as client:
         for name, arguments, says in WRONG:
             result = await client.call_tool(name, arguments)
@@ -188,7 +188,7 @@ async def test_what_goes_wrong_is_an_error_of_the_tool() -> None:
             assert says in text(result)
 
 
-async def test_limits_hold_and_say_so() -> None:
+async def test_requested_limits_hold() -> None:
     async with serving() as served, in_memory(served) as client:
         result = await client.call_tool("greedy", {"input": "x"}, meta={LIMITS: {"max_api_calls": 1}})  # type: ignore[arg-type]
         assert result.is_error
@@ -200,24 +200,25 @@ async def test_limits_hold_and_say_so() -> None:
         assert "max_cost_usd must be at most 1000000" in text(result)
 
 
+@pytest.mark.requirement("X-6")
 @pytest.mark.parametrize("mode", MODES)
 async def test_graphs_are_called_over_http(mode: str) -> None:
     async with serving() as served, over_http(served, BERT, mode) as client:
         assert "parrot" in [tool.name for tool in (await client.list_tools()).tools]
-        told: list[str | None] = []
+        reported: list[str | None] = []
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-            told.append(message)
+            reported.append(message)
 
         result = await client.call_tool("parrot", {"input": "Hi"}, progress_callback=on_progress)
         assert text(result) == "Hi"
-        assert told == ["start started", "start completed", "agent started", "agent completed"]
+        assert reported == ["start started", "start completed", "agent started", "agent completed"]
         (run,) = await served.runs()
         assert run.owner == "bert"
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_call_that_is_cancelled_cancels_its_run(mode: str, tmp_path: Path) -> None:
+async def test_cancelling_a_call_cancels_its_run(mode: str, tmp_path: Path) -> None:
     async with serving(url=f"sqlite:///{tmp_path}/it.db") as served, over_http(served, mode=mode) as client:
         calling = asyncio.ensure_future(client.call_tool("slow", {"input": "x"}))
         await served.gate.reached.wait()
@@ -229,7 +230,7 @@ async def test_a_call_that_is_cancelled_cancels_its_run(mode: str, tmp_path: Pat
         assert "cancelled" in str(ended.error)
 
 
-async def test_a_session_is_its_users_alone() -> None:
+async def test_a_session_belongs_to_its_user() -> None:
     async with serving() as served, httpx2.AsyncClient(base_url=served.url, timeout=30) as http:
         headers = {"Accept": "application/json, text/event-stream"}
         mine = {**headers, "Authorization": f"Bearer {ANNA}"}
@@ -243,37 +244,37 @@ async def test_a_session_is_its_users_alone() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_who_waits_for_a_run_when_the_server_closes_is_told_that_it_was_parked(mode: str) -> None:
+async def test_a_call_in_progress_at_shutdown_reports_that_its_run_was_parked(mode: str) -> None:
     async with serving() as served, over_http(served, mode=mode) as client:
         calling = asyncio.ensure_future(client.call_tool("slow", {"input": "x"}))
         await served.gate.reached.wait()
-        served.app.state.parts.streams.close()
+        served.app.state.server.streams.close()
         await served.host.close(0)
         result = await calling
         (run,) = await served.runs()
         assert (result.is_error, run.status) == (True, "parked")
-        assert text(result).startswith(f"run {run.id} was parked: the server is closing")
+        assert text(result).startswith(f"run {run.id} was parked: the server is shutting down")
         assert (result.meta or {})[RUN]["status"] == "parked"
 
 
-async def test_a_stream_that_a_client_listens_to_ends_in_order_when_the_server_closes() -> None:
+async def test_a_listening_stream_ends_cleanly_at_shutdown() -> None:
     headers = {"Accept": "application/json, text/event-stream", "Authorization": f"Bearer {ANNA}"}
     async with serving() as served, httpx2.AsyncClient(base_url=served.url, headers=headers, timeout=30) as http:
         session = (await http.post("/mcp", json=HELLO)).headers["mcp-session-id"]
         async with http.stream("GET", "/mcp", headers={"Mcp-Session-Id": session}) as listening:
             assert listening.status_code == 200
-            served.app.state.parts.streams.close()
+            served.app.state.server.streams.close()
             assert [piece async for piece in listening.aiter_bytes()] == [], "and not broken off"
         ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
         assert (await http.post("/mcp", json=ping, headers={"Mcp-Session-Id": session})).status_code == 200
 
 
-async def test_a_server_that_closes_does_not_cancel_what_was_called() -> None:
+async def test_shutdown_does_not_cancel_the_runs_of_calls() -> None:
     async with serving() as served:
         async with over_http(served) as client:
             calling = asyncio.ensure_future(client.call_tool("slow", {"input": "x"}))
             await served.gate.reached.wait()
-            served.app.state.parts.streams.close()
+            served.app.state.server.streams.close()
             calling.cancel()
             await asyncio.gather(calling, return_exceptions=True)
         served.gate.opened.set()
@@ -302,6 +303,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.requirement("X-6")
 async def test_graphs_are_called_over_stdin_and_stdout() -> None:
     program = StdioServerParameters(command=sys.executable, args=["-c", STDIO])
     async with Client(stdio_client(program)) as client:

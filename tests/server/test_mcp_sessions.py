@@ -13,15 +13,15 @@ import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.types import Message, Receive, Scope, Send
 
 from penstock.chat.service import ChatService
 from penstock.hosting.host import RunHost
 from penstock.server.auth import User
 from penstock.server.errors import ApiError
-from penstock.server.guards.asgi import Message, Receive, Scope, Send
+from penstock.server.graph_check import GraphChecker
 from penstock.server.mcp import McpEndpoint, create_mcp
 from penstock.server.mcp.sessions import Session, Sessions
-from penstock.server.runnable import Runnable
 from penstock.server.settings import ServerSettings
 from penstock.storage.memory import MemoryStores
 from penstock.testing import sim_run
@@ -48,7 +48,7 @@ def bounds(most: int, most_per_user: int) -> ServerSettings:
 async def asking(server: Served, *names: str) -> AsyncGenerator[list[httpx2.AsyncClient], None]:
     """A client for each name, of a server whose /mcp answers."""
     clients = [server.client(name, **ACCEPT) for name in names]
-    async with server.app.state.living[0]:
+    async with server.app.state.contexts[0]:
         yield clients
     for client in clients:
         await client.aclose()
@@ -64,7 +64,7 @@ async def pinged(client: httpx2.AsyncClient, session: str) -> int:
     return (await client.post("/mcp", json=PING, headers={"Mcp-Session-Id": session})).status_code
 
 
-async def test_beyond_a_users_number_their_idlest_session_goes_and_nobody_elses() -> None:
+async def test_over_the_users_limit_their_idlest_session_is_evicted() -> None:
     async with served(bounds(most=100, most_per_user=3)) as server, asking(server, "ann", "bob") as (ann, bob):
         first = await opened(bob)
         mine = [await opened(ann) for _ in range(3)]
@@ -77,7 +77,7 @@ async def test_beyond_a_users_number_their_idlest_session_goes_and_nobody_elses(
         assert await pinged(bob, first) == 200
 
 
-async def test_where_something_is_under_way_in_all_of_them_no_other_is_opened_until_one_ends() -> None:
+async def test_no_session_is_opened_while_all_are_active() -> None:
     settings = bounds(most=100, most_per_user=2)
     async with (
         served(settings) as server,
@@ -100,14 +100,14 @@ async def test_where_something_is_under_way_in_all_of_them_no_other_is_opened_un
         refused = await ann.post("/mcp", json=HELLO)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
         assert refused.headers["retry-after"] == "5"
-        assert refused.json()["error"]["message"].startswith("there may be 2 open sessions for each user")
+        assert refused.json()["error"]["message"].startswith("at most 2 open sessions per user")
         assert [await pinged(ann, session) for session in mine] == [200, 200]
         await opened(bob)
         assert (await ann.delete("/mcp", headers={"Mcp-Session-Id": mine[0]})).status_code == 200
         await opened(ann)
 
 
-async def test_a_call_that_nobody_listens_to_any_more_ends_with_its_session_and_its_run_is_cancelled() -> None:
+async def test_evicting_a_session_cancels_the_run_of_an_abandoned_call() -> None:
     settings = bounds(most=100, most_per_user=1)
     call = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "gate", "arguments": {"input": "x"}}}
     async with served(settings) as server, listening(server.app) as address, server.client("ann", **ACCEPT) as ann:
@@ -124,7 +124,7 @@ async def test_a_call_that_nobody_listens_to_any_more_ends_with_its_session_and_
         assert (await server.host.wait(run.id)).status == "cancelled"
 
 
-async def test_where_all_places_are_taken_who_has_the_most_gives_one_up() -> None:
+async def test_at_the_total_limit_the_user_with_most_sessions_loses_one() -> None:
     async with (
         served(bounds(most=4, most_per_user=3)) as server,
         asking(server, "bob", "ann", "root") as (bob, ann, root),
@@ -146,7 +146,7 @@ async def test_a_session_that_its_client_ended_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize("body", [PING, [], "x"])
-async def test_what_opens_no_session_takes_no_place(body: Any) -> None:
+async def test_a_request_that_opens_no_session_is_not_counted(body: Any) -> None:
     async with served(bounds(most=3, most_per_user=3)) as server, asking(server, "ann") as (ann,):
         mine = [await opened(ann) for _ in range(2)]
         for _ in range(5):
@@ -164,9 +164,9 @@ async def test_versions_of_the_protocol_without_sessions_are_not_counted() -> No
         assert await pinged(ann, mine) == 200
 
 
-async def test_who_leaves_while_a_session_is_opened_has_taken_no_place() -> None:
+async def test_a_disconnect_while_a_session_is_opened_is_not_counted() -> None:
     async with served(bounds(most=1, most_per_user=1)) as server, asking(server, "ann") as (ann,):
-        endpoint: McpEndpoint = server.app.state.living[0]
+        endpoint: McpEndpoint = server.app.state.contexts[0]
         entered = asyncio.Event()
 
         async def never() -> Message:
@@ -190,12 +190,12 @@ async def test_who_leaves_while_a_session_is_opened_has_taken_no_place() -> None
         assert await pinged(ann, await opened(ann)) == 200
 
 
-def test_a_session_in_which_nothing_is_under_way_ends_after_a_while_and_makes_room() -> None:
+def test_an_idle_session_ends_and_frees_its_slot() -> None:
     async def story() -> list[int]:
         stores = MemoryStores()
         host = RunHost(stores, executors={})
         settings = bounds(most=2, most_per_user=2)
-        chats, graphs = ChatService(host, stores.chats), Runnable(host.executors, host.services)
+        chats, graphs = ChatService(host, stores.chats), GraphChecker(host.executors, host.services)
         endpoint = create_mcp(host, chats, stores, graphs, settings=settings)
 
         async def let_in(scope: Scope, receive: Receive, send: Send) -> None:
@@ -219,7 +219,7 @@ Act = tuple[str, str]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["open", "use", "rest", "end"]), st.sampled_from("abcd")), max_size=60))
-def test_whatever_happens_there_are_never_more_than_may_be_and_what_is_under_way_is_never_given_up(
+def test_limits_always_hold_and_active_sessions_are_never_evicted(
     acts: list[Act],
 ) -> None:
     sessions, alive, now_s = Sessions(5, 2), list[Session](), 0.0
@@ -228,14 +228,14 @@ def test_whatever_happens_there_are_never_more_than_may_be_and_what_is_under_way
         own = [one for one in alive if one.owner == owner]
         if act == "open":
             with suppress(ApiError):
-                session, given_up = sessions.open(owner)
+                session, evicted = sessions.open(owner)
                 session.id = f"s{now_s}"
-                assert given_up is None or given_up.under_way == 0
-                alive = [*(one for one in alive if one is not given_up), session]
+                assert evicted is None or evicted.active_requests == 0
+                alive = [*(one for one in alive if one is not evicted), session]
         elif own and act == "use":
-            own[0].under_way += 1
-        elif own and act == "rest" and own[-1].under_way:
-            sessions.rest(own[-1], now_s)
+            own[0].active_requests += 1
+        elif own and act == "rest" and own[-1].active_requests:
+            sessions.end_request(own[-1], now_s)
         elif own and act == "end":
             sessions.forget(own[0])
             alive.remove(own[0])
@@ -244,7 +244,7 @@ def test_whatever_happens_there_are_never_more_than_may_be_and_what_is_under_way
         assert all(sessions.find(one.owner, str(one.id)) is one for one in alive)
 
 
-def test_a_session_is_found_by_its_owner_alone() -> None:
+def test_a_session_is_found_only_by_its_owner() -> None:
     sessions = Sessions(5, 2)
     session, _ = sessions.open("ann")
     session.id = "one"
@@ -255,7 +255,7 @@ def test_a_session_is_found_by_its_owner_alone() -> None:
     assert sessions.find("ann", "one") is None
 
 
-async def test_ten_times_as_many_as_may_be_leave_as_many_as_may_be() -> None:
+async def test_ten_times_the_limit_leaves_the_limit() -> None:
     settings = ServerSettings(tokens=TOKENS, max_mcp_sessions_per_user=20)
     async with served(settings) as server, asking(server, "ann", "bob") as (ann, bob):
         theirs = await opened(bob)

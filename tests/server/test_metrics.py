@@ -85,11 +85,11 @@ def value(families: Mapping[str, Family], name: str, **labels: str) -> float:
     return family.samples[name, frozenset(labels.items())]
 
 
-def test_the_text_has_the_form_that_is_read() -> None:
+def test_the_text_is_valid_prometheus_format() -> None:
     metrics = Metrics()
-    metrics.answered("/api/runs", "GET", 200, 7_000_000)
-    metrics.answered("/api/runs", "GET", 200, 20_000_000_000)
-    metrics.answered('odd "route"\n\\', "BREW", 429, 0)
+    metrics.count_request("/api/runs", "GET", 200, 7_000_000)
+    metrics.count_request("/api/runs", "GET", 200, 20_000_000_000)
+    metrics.count_request('odd "route"\n\\', "BREW", 429, 0)
     text = metrics.text({"running": 2, "totals": {"completed": 5}, "worker": "me", "ready": True})
     assert parsed(text)
     lines = text.splitlines()
@@ -134,7 +134,7 @@ TOTALS = {
 }
 
 
-def test_what_the_host_counts_of_runs_has_names_of_its_own_in_base_units() -> None:
+def test_host_totals_have_named_metrics_in_base_units() -> None:
     families = parsed(Metrics().text({"totals": TOTALS}))
     assert "penstock_runs_cost_usd_total 1.250000001" in Metrics().text({"totals": TOTALS})
     assert value(families, "penstock_runs_tokens_total", direction="input") == 70
@@ -149,7 +149,7 @@ def test_what_the_host_counts_of_runs_has_names_of_its_own_in_base_units() -> No
     assert shown == {"submitted", "completed"}, "what has a name of its own is not shown twice"
 
 
-def test_what_nobody_foresaw_is_shown_and_breaks_nothing() -> None:
+def test_unknown_totals_are_labelled_and_break_nothing() -> None:
     odd = {"totals": {'a "b"\n\\': 1, "ended:": 1, "ended:x": 2, "half": 0.5}, "odd name\n": 3, "load": {"x": 1}}
     families = parsed(Metrics().text(odd))
     assert value(families, "penstock_host_total", of='a \\"b\\"\\n\\\\') == 1
@@ -159,12 +159,12 @@ def test_what_nobody_foresaw_is_shown_and_breaks_nothing() -> None:
     assert not any("odd" in name for name in families)
 
 
-def test_nothing_is_told_of_what_nobody_has_counted() -> None:
+def test_nothing_is_rendered_before_anything_is_counted() -> None:
     families = parsed(Metrics().text({"totals": {}}))
     assert not [name for name in families if name.startswith(("penstock_run", "penstock_events"))]
 
 
-async def test_a_whole_server_tells_what_a_scraper_takes() -> None:
+async def test_a_scraper_can_read_the_metrics_of_a_server() -> None:
     async with served() as server, server.client("root") as root:
         await server.save("echo", ECHO)
         for text in ("x", "y"):

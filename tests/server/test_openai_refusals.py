@@ -14,7 +14,7 @@ from penstock.server.openai.wire.answer import Ended
 from tests.nodes.graphs import graph, node
 from tests.server.openai_service import ANNA, Served, serving
 
-SAID = [{"role": "user", "content": "x"}]
+MESSAGES = [{"role": "user", "content": "x"}]
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "bright"}
@@ -38,7 +38,12 @@ def named(name: Any) -> dict[str, Any]:
 
 
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
-    (CHAT, {"messages": [*SAID, {"role": "user", "content": ""}]}, "messages.1.content", "something to say"),
+    (
+        CHAT,
+        {"messages": [*MESSAGES, {"role": "user", "content": ""}]},
+        "messages.1.content",
+        "text, a picture or a file",
+    ),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 1_000_001}]}, "messages.0.content", "at most 1,000,000"),
     (CHAT, {"messages": [{"role": "user", "content": [PICTURE] * 21}]}, "messages.0.content", "at most 20"),
     (CHAT, {"messages": [{"role": "user", "content": [BROKEN]}]}, "messages.0.content.0.image_url.url", "string"),
@@ -81,37 +86,57 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     (
         CHAT,
-        {"messages": SAID, "penstock": {"limits": {"max_cost_usd": "1_0"}}},
+        {"messages": MESSAGES, "penstock": {"limits": {"max_cost_usd": "1_0"}}},
         "penstock.limits.max_cost_usd",
         "'0.50'",
     ),
     (
         CHAT,
-        {"messages": SAID, "penstock": {"limits": {"max_cost_usd": 1e-10}}},
+        {"messages": MESSAGES, "penstock": {"limits": {"max_cost_usd": 1e-10}}},
         "penstock.limits.max_cost_usd",
         "at least",
     ),
-    (CHAT, {"messages": [*SAID, {"role": "tool", "content": "3"}]}, "messages", "runs its tools itself"),
-    (CHAT, {"messages": SAID, "stream": "yes"}, "stream", "boolean"),
-    (CHAT, {"messages": SAID, "stream": 1}, "stream", "boolean"),
-    (CHAT, {"messages": SAID, "n": "1"}, "n", "integer"),
-    (CHAT, {"messages": SAID, "n": True}, "n", "integer"),
-    (CHAT, {"messages": SAID, "max_tokens": "5"}, "max_tokens", "integer"),
-    (CHAT, {"messages": SAID, "temperature": "0.5"}, "temperature", "number"),
-    (RESPONSES, {"input": [{**OUTPUT, "output": {"a": 1}}, *SAID]}, "input.0.output", "string"),
-    (CHAT, {"messages": SAID, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage", "boolean"),
-    (CHAT, {"messages": SAID, "penstock": {"limits": {"max_steps": -1}}}, "penstock.limits.max_steps", "whole number"),
-    (CHAT, {"messages": SAID, "penstock": {"limits": {"max_tokens": 9}}}, "penstock.limits.max_tokens", "at most 5"),
-    (CHAT, {"messages": SAID, "penstock": {"limits": {"money": 1}}}, "penstock.limits", "max_cost_usd"),
-    (CHAT, {"messages": SAID, "penstock": {"run_id": "bert:1"}}, "penstock.run_id", "anna:"),
-    (CHAT, {"messages": SAID, "model": "draft"}, "model", "no-such-type"),
-    (RESPONSES, {"input": ""}, "input", "something to say"),
+    (CHAT, {"messages": [*MESSAGES, {"role": "tool", "content": "3"}]}, "messages", "runs its own tools"),
+    (CHAT, {"messages": MESSAGES, "stream": "yes"}, "stream", "boolean"),
+    (CHAT, {"messages": MESSAGES, "stream": 1}, "stream", "boolean"),
+    (CHAT, {"messages": MESSAGES, "n": "1"}, "n", "integer"),
+    (CHAT, {"messages": MESSAGES, "n": True}, "n", "integer"),
+    (CHAT, {"messages": MESSAGES, "max_tokens": "5"}, "max_tokens", "integer"),
+    (CHAT, {"messages": MESSAGES, "temperature": "0.5"}, "temperature", "number"),
+    (RESPONSES, {"input": [{**OUTPUT, "output": {"a": 1}}, *MESSAGES]}, "input.0.output", "string"),
+    (
+        CHAT,
+        {"messages": MESSAGES, "stream_options": {"include_usage": "yes"}},
+        "stream_options.include_usage",
+        "boolean",
+    ),
+    (
+        CHAT,
+        {"messages": MESSAGES, "penstock": {"limits": {"max_steps": -1}}},
+        "penstock.limits.max_steps",
+        "whole number",
+    ),
+    (
+        CHAT,
+        {"messages": MESSAGES, "penstock": {"limits": {"max_tokens": 9}}},
+        "penstock.limits.max_tokens",
+        "at most 5",
+    ),
+    (CHAT, {"messages": MESSAGES, "penstock": {"limits": {"money": 1}}}, "penstock.limits", "max_cost_usd"),
+    (CHAT, {"messages": MESSAGES, "penstock": {"run_id": "bert:1"}}, "penstock.run_id", "anna:"),
+    (CHAT, {"messages": MESSAGES, "model": "draft"}, "model", "no-such-type"),
+    (RESPONSES, {"input": ""}, "input", "text, a picture or a file"),
     (RESPONSES, {"input": "x" * 1_000_001}, "input", "at most 1,000,000"),
     (RESPONSES, {"input": "x", "instructions": "x" * 1_000_001}, "instructions", "at most 1,000,000"),
-    (RESPONSES, {"input": [{"role": "user", "content": ""}]}, "input.0.content", "something to say"),
-    (RESPONSES, {"input": [*SAID, CALL, OUTPUT]}, "input", "runs its tools itself"),
-    (RESPONSES, {"input": [REASONING]}, "input", "something that the user says"),
-    (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_1"}, *SAID]}, "input.0.type", "previous_response_id"),
+    (RESPONSES, {"input": [{"role": "user", "content": ""}]}, "input.0.content", "text, a picture or a file"),
+    (RESPONSES, {"input": [*MESSAGES, CALL, OUTPUT]}, "input", "runs its own tools"),
+    (RESPONSES, {"input": [REASONING]}, "input", "at least one user message"),
+    (
+        RESPONSES,
+        {"input": [{"type": "item_reference", "id": "msg_1"}, *MESSAGES]},
+        "input.0.type",
+        "previous_response_id",
+    ),
     (RESPONSES, {"input": "x", "conversation": "conv_1"}, "conversation", "previous_response_id"),
     (RESPONSES, {"input": "x", "conversation": {"id": "conv_1"}}, "conversation", "previous_response_id"),
     (RESPONSES, {"input": "x", "background": "no"}, "background", "boolean"),
@@ -119,7 +144,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-async def test_what_cannot_be_done_is_refused_by_the_name_it_has_in_the_request() -> None:
+async def test_invalid_values_are_refused_with_their_field_in_the_request() -> None:
     settings = HostSettings(ceilings=RunLimits(max_tokens=5), drain_s=0)
     async with serving(settings, max_body_bytes=4_000_000) as served:
         draft = graph([node("start", "chat-start"), node("odd", "no-such-type")], ["start > odd"])
@@ -133,7 +158,7 @@ async def test_what_cannot_be_done_is_refused_by_the_name_it_has_in_the_request(
         assert list(await served.stores.chats.list()) == []
 
 
-async def test_a_place_in_the_query_has_its_own_name_and_what_is_no_json_has_none() -> None:
+async def test_an_invalid_query_has_a_param_and_invalid_json_has_none() -> None:
     async with serving() as served, served.client() as client:
         given = await client.responses.create(model="parrot", input="x")
         answer = await posted(served, f"{RESPONSES}/{given.id}?starting_after=soon", {}, "GET")
@@ -155,9 +180,7 @@ async def test_a_place_in_the_query_has_its_own_name_and_what_is_no_json_has_non
     ],
     ids=["NUL", "half a pair", "NaN", "too large", "too deep", "twice"],
 )
-async def test_json_that_nobody_can_work_with_is_400_as_every_fault_of_a_request(
-    body: bytes, code: str, param: str | None
-) -> None:
+async def test_unusable_json_is_a_400_like_every_invalid_request(body: bytes, code: str, param: str | None) -> None:
     async with serving() as served, httpx2.AsyncClient(base_url=served.url) as client:
         headers = {"Authorization": f"Bearer {ANNA}", "Content-Type": "application/json"}
         answer = await client.post(RESPONSES, content=body, headers=headers)
@@ -166,65 +189,69 @@ async def test_json_that_nobody_can_work_with_is_400_as_every_fault_of_a_request
         assert param is None or error["param"] == param
 
 
-async def test_the_result_of_a_tool_does_not_go_on_with_a_response() -> None:
+async def test_a_tool_result_cannot_continue_a_response() -> None:
     async with serving() as served, served.client() as client:
         given = await client.responses.create(model="looker", input="x")
-        for items in ([OUTPUT], [OUTPUT, *SAID]):
+        for items in ([OUTPUT], [OUTPUT, *MESSAGES]):
             answer = await posted(
                 served, RESPONSES, {"model": "looker", "input": items, "previous_response_id": given.id}
             )
             error = answer.json()["error"]
             assert (answer.status_code, error["param"]) == (400, "input")
-            assert "runs its tools itself" in error["message"]
+            assert "runs its own tools" in error["message"]
             assert "the result of a tool" in error["message"]
         again: Any = [item.model_dump() for item in given.output]
-        later = await client.responses.create(model="looker", input=[*SAID, *again, OUTPUT, *SAID])  # type: ignore[list-item]
+        later = await client.responses.create(model="looker", input=[*MESSAGES, *again, OUTPUT, *MESSAGES])  # type: ignore[list-item]
         assert later.output_text == "Bright."
 
 
-async def test_reasoning_that_is_sent_back_is_not_heard_and_named() -> None:
+async def test_returned_reasoning_is_ignored_and_listed() -> None:
     async with serving() as served:
-        answer = (await posted(served, RESPONSES, {"model": "listener", "input": [*SAID, REASONING, *SAID]})).json()
+        answer = (
+            await posted(served, RESPONSES, {"model": "listener", "input": [*MESSAGES, REASONING, *MESSAGES]})
+        ).json()
         assert answer["penstock"]["ignored"] == ["input.1"]
         assert answer["output"][0]["content"][0]["text"] == "user: x | user: x"
 
 
-async def test_of_a_conversation_that_a_graph_has_no_part_in_what_is_not_heard_is_named() -> None:
+async def test_a_graph_without_history_lists_the_ignored_messages() -> None:
     system = {"role": "system", "content": "Be kind."}
-    asked = {"model": "plain", "instructions": "Be short."}
+    request_body = {"model": "plain", "instructions": "Be short."}
     async with serving() as served, served.client() as client:
         for body, ignored in (
-            ({"messages": SAID}, []),
-            ({"messages": [system, *SAID]}, ["messages.0"]),
-            ({"messages": [system, *SAID, *SAID, *SAID]}, ["messages.0-2"]),
+            ({"messages": MESSAGES}, []),
+            ({"messages": [system, *MESSAGES]}, ["messages.0"]),
+            ({"messages": [system, *MESSAGES, *MESSAGES, *MESSAGES]}, ["messages.0-2"]),
         ):
             answer = (await posted(served, CHAT, {"model": "plain", **body})).json()
             assert (answer["penstock"]["ignored"], answer["choices"][0]["message"]["content"]) == (ignored, "x")
-        for said, ignored in (("x", ["instructions"]), ([system, *SAID], ["input.0", "instructions"])):
-            answer = (await posted(served, RESPONSES, {**asked, "input": said})).json()
+        for given_input, ignored in (("x", ["instructions"]), ([system, *MESSAGES], ["input.0", "instructions"])):
+            answer = (await posted(served, RESPONSES, {**request_body, "input": given_input})).json()
             assert (answer["penstock"]["ignored"], answer["instructions"]) == (ignored, None)
             later = await client.responses.retrieve(answer["id"])
             assert later.instructions is None
             assert (later.model_extra or {})["penstock"]["ignored"] == ignored
-        heard = (await posted(served, RESPONSES, {**asked, "model": "listener", "input": [system, *SAID]})).json()
+        heard = (
+            await posted(served, RESPONSES, {**request_body, "model": "listener", "input": [system, *MESSAGES]})
+        ).json()
         assert (heard["penstock"]["ignored"], heard["instructions"]) == ([], "Be short.")
 
 
 # Limits
 
 
-async def test_a_limit_says_where_it_was_set_and_how_to_have_more() -> None:
+async def test_a_limit_error_names_its_source_and_how_to_raise_it() -> None:
     settings = HostSettings(default_limits=RunLimits(max_steps=0), drain_s=0)
     async with serving(settings) as served:
-        asked = {"messages": SAID, "penstock": {"limits": {"max_steps": 1}}}
-        error = (await posted(served, CHAT, asked)).json()["error"]
+        request_body = {"messages": MESSAGES, "penstock": {"limits": {"max_steps": 1}}}
+        error = (await posted(served, CHAT, request_body)).json()["error"]
         assert error["code"] == "step_limit_exceeded"
-        assert "the request sets it, in penstock.limits.max_steps: ask again with more" in error["message"]
+        assert "the request sets it in penstock.limits.max_steps: retry with a higher limit" in error["message"]
         grant = f'POST /api/runs/{error["run_id"]}/grant with {{"limits": {{"max_steps": …}}}}'
         assert grant in error["message"]
-        error = (await posted(served, CHAT, {"messages": SAID})).json()["error"]
-        assert "the server sets it, unless a request has penstock.limits.max_steps" in error["message"]
-        streamed = (await posted(served, CHAT, {**asked, "stream": True})).text
+        error = (await posted(served, CHAT, {"messages": MESSAGES})).json()["error"]
+        assert "the server sets it unless you send penstock.limits.max_steps" in error["message"]
+        streamed = (await posted(served, CHAT, {**request_body, "stream": True})).text
         assert "the request sets it" in streamed
 
 
@@ -232,13 +259,13 @@ async def test_a_limit_says_where_it_was_set_and_how_to_have_more() -> None:
     ("whose", "says"),
     [
         ("node", "a node of the graph sets that limit"),
-        ("owner", "what you may spend in a day"),
-        ("all", "what everybody together may spend in a day"),
+        ("owner", "daily budget for you"),
+        ("all", "daily budget for all users together"),
         ("run", "penstock.limits.max_cost_usd"),
         (None, "penstock.limits.max_cost_usd"),
     ],
 )
-def test_what_helps_depends_on_whose_limit_it_was(whose: str | None, says: str) -> None:
+def test_the_advice_depends_on_the_owner_of_the_limit(whose: str | None, says: str) -> None:
     refused = failure_of(Ended("halted", reason="budget_exceeded", whose=whose), "r1", has_text=False)
     assert refused is not None
     assert says in refused.message

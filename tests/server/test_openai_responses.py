@@ -22,6 +22,7 @@ async def until(served: Served, client: openai.AsyncOpenAI, response: Response) 
     return await client.responses.retrieve(response.id)
 
 
+@pytest.mark.requirement("X-6")
 async def test_a_graph_responds() -> None:
     async with serving() as served, served.client() as client:
         response = await client.responses.create(
@@ -40,7 +41,7 @@ async def test_a_graph_responds() -> None:
         assert later == response
 
 
-ASKED: list[dict[str, Any]] = [
+REQUESTS: list[dict[str, Any]] = [
     {"instructions": "Be kind.", "metadata": {"a": "b", "☀": "🙂"}, "temperature": 0, "top_p": 0.5, "user": "u"},
     {"max_output_tokens": 5, "background": False, "truncation": "auto", "metadata": {}},
     {"instructions": "x" * 5_000},
@@ -48,12 +49,12 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("request_fields", REQUESTS)
 @pytest.mark.parametrize("model", ["parrot", "plain", "plain@1"])
-async def test_a_response_that_is_asked_for_later_is_the_one_that_was_given(model: str, asked: dict[str, Any]) -> None:
+async def test_a_retrieved_response_equals_the_created_one(model: str, request_fields: dict[str, Any]) -> None:
     """Every field, what the request said of itself among them."""
     async with serving() as served, served.client() as client:
-        given = await client.responses.create(model=model, input="Hi", **asked)
+        given = await client.responses.create(model=model, input="Hi", **request_fields)
         assert (given.model, given.completed_at is None) == (model, False)
         assert await client.responses.retrieve(given.id) == given
         assert await client.responses.cancel(given.id) == given
@@ -63,7 +64,7 @@ async def test_a_response_that_is_asked_for_later_is_the_one_that_was_given(mode
         assert last.response == given
 
 
-async def test_a_response_that_goes_on_says_later_what_it_went_on_from() -> None:
+async def test_a_retrieved_response_has_its_previous_response_id() -> None:
     async with serving() as served, served.client() as client:
         first = await client.responses.create(model="parrot", input="one")
         given = await client.responses.create(
@@ -75,7 +76,7 @@ async def test_a_response_that_goes_on_says_later_what_it_went_on_from() -> None
         assert (later.model_extra or {})["penstock"]["ignored"] == ["instructions"]
 
 
-async def test_a_response_goes_on_with_the_version_that_is_named() -> None:
+async def test_a_response_continues_with_the_named_version() -> None:
     async with serving() as served, served.client() as client:
         await served.stores.graphs.save("parrot", "anna", "New", GRAPHS["looker"], now_ms=1)
         first = await client.responses.create(model="parrot@1", input="one")
@@ -85,7 +86,7 @@ async def test_a_response_goes_on_with_the_version_that_is_named() -> None:
         assert (await client.responses.retrieve(first.id)).output_text == "one"
 
 
-async def test_of_a_request_that_is_too_long_what_is_short_is_kept() -> None:
+async def test_of_an_oversized_request_the_short_fields_are_stored() -> None:
     async with serving() as served, served.client() as client:
         long = await client.responses.create(
             model="plain", input="x", instructions="i" * 100_000, metadata={"a": "b"}, user="u" * 100_000
@@ -96,7 +97,7 @@ async def test_of_a_request_that_is_too_long_what_is_short_is_kept() -> None:
         assert len(json.dumps(dict(run.origin))) < 1_000
 
 
-async def test_what_a_request_said_is_shown_with_its_run_and_not_in_lists() -> None:
+async def test_the_stored_request_is_shown_with_its_run_and_not_in_lists() -> None:
     async with serving() as served, served.client() as client, httpx2.AsyncClient(base_url=served.url) as http:
         given = await client.responses.create(model="plain", input="x", metadata={"a": "b"})
         headers = {"Authorization": f"Bearer {ANNA}"}
@@ -106,7 +107,7 @@ async def test_what_a_request_said_is_shown_with_its_run_and_not_in_lists() -> N
         assert run["origin"]["about"]["metadata"] == {"a": "b"}
 
 
-async def test_a_run_that_was_not_asked_for_over_responses_is_a_response_of_its_graph() -> None:
+async def test_any_run_can_be_retrieved_as_a_response() -> None:
     async with serving() as served, served.client() as client:
         run = await served.host.submit(owner="anna", graph_id="plain", input="x", origin={"kind": "run", "about": 3})
         await served.run(run.id)
@@ -115,11 +116,11 @@ async def test_a_run_that_was_not_asked_for_over_responses_is_a_response_of_its_
 
 
 @pytest.mark.parametrize("ahead", [0, 1_000, 2**53])
-async def test_a_stream_is_not_taken_up_ahead_of_what_was_told(ahead: int) -> None:
+async def test_a_stream_cannot_be_resumed_ahead_of_its_newest_event(ahead: int) -> None:
     async with serving() as served, served.client() as client:
         under_way = await client.responses.create(model="slow", input="x", background=True)
         await served.gate.reached.wait()
-        with pytest.raises(openai.BadRequestError, match="ahead of the newest, which is 1") as refused:
+        with pytest.raises(openai.BadRequestError, match="the newest is 1") as refused:
             await client.responses.retrieve(under_way.id, stream=True, starting_after=2 + ahead)
         assert refused.value.param == "starting_after"
         served.gate.opened.set()
@@ -127,11 +128,11 @@ async def test_a_stream_is_not_taken_up_ahead_of_what_was_told(ahead: int) -> No
         stream = await client.responses.retrieve(ended.id, stream=True)
         newest = [event.sequence_number async for event in stream][-1]
         assert [_ async for _ in await client.responses.retrieve(ended.id, stream=True, starting_after=newest)] == []
-        with pytest.raises(openai.BadRequestError, match=f"which is {newest}"):
+        with pytest.raises(openai.BadRequestError, match=f"the newest is {newest}"):
             await client.responses.retrieve(ended.id, stream=True, starting_after=newest + 1 + ahead)
 
 
-async def test_a_response_is_told_as_it_comes() -> None:
+async def test_a_response_is_streamed() -> None:
     async with serving() as served, served.client() as client:
         async with client.responses.stream(model="looker", input="look") as stream:
             events = [event async for event in stream]
@@ -154,20 +155,22 @@ async def test_a_thousand_pieces_come_in_order() -> None:
         assert "".join(pieces) == final.output_text == " ".join(str(number) for number in range(1000))
 
 
-async def test_of_a_long_answer_that_was_cut_short_every_piece_is_there_when_it_is_looked_at_again() -> None:
+async def test_a_long_truncated_answer_is_retrieved_completely() -> None:
     pieces = [f"{number} " for number in range(2_500)]
-    said = [HostedEvent(at, 0, "text.delta", {"node_id": "agent", "text": piece}) for at, piece in enumerate(pieces, 1)]
+    text_events = [
+        HostedEvent(at, 0, "text.delta", {"node_id": "agent", "text": piece}) for at, piece in enumerate(pieces, 1)
+    ]
     async with serving() as served, served.client() as client:
         await served.host.close()
         await served.stores.runs.add(RunRecord("r", "anna", "parrot", 1))
         await served.stores.runs.claim("w", now_ms=0, lease_ms=1_000)
-        await served.stores.events.append("r", 1, [*said, HostedEvent(2_501, 0, "run.cancelled")])
+        await served.stores.events.append("r", 1, [*text_events, HostedEvent(2_501, 0, "run.cancelled")])
         await served.stores.runs.update("r", 1, status="cancelled")
         later = await client.responses.retrieve("resp_r")
         assert (later.status, later.output_text) == ("cancelled", "".join(pieces))
 
 
-async def test_a_response_goes_on_from_an_earlier_one() -> None:
+async def test_a_response_continues_an_earlier_one() -> None:
     async with serving() as served, served.client() as client:
         first = await client.responses.create(model="listener", input="One")
         second = await client.responses.create(model="listener", input="Two", previous_response_id=first.id)
@@ -182,7 +185,7 @@ async def test_a_response_goes_on_from_an_earlier_one() -> None:
         assert other.output_text.endswith("user: Else")
 
 
-async def test_a_conversation_keeps_the_instructions_it_began_with() -> None:
+async def test_a_conversation_keeps_its_first_instructions() -> None:
     async with serving() as served, served.client() as client:
         first = await client.responses.create(model="listener", input="One", instructions="Be kind.")
         second = await client.responses.create(
@@ -193,15 +196,15 @@ async def test_a_conversation_keeps_the_instructions_it_began_with() -> None:
         assert (second.model_extra or {})["penstock"]["ignored"] == ["instructions"]
 
 
-async def test_what_cannot_go_on_is_said() -> None:
+async def test_a_response_that_cannot_be_continued_is_refused_with_the_reason() -> None:
     async with serving() as served, served.client() as client:
         plain = await client.responses.create(model="plain", input="x")
         with pytest.raises(openai.BadRequestError, match="chat-start"):
             await client.responses.create(model="plain", input="y", previous_response_id=plain.id)
-        with pytest.raises(openai.BadRequestError, match="plain, which gave"):
+        with pytest.raises(openai.BadRequestError, match="plain, the model of the previous response"):
             await client.responses.create(model="parrot", input="y", previous_response_id=plain.id)
         parrot = await client.responses.create(model="parrot", input="x")
-        with pytest.raises(openai.BadRequestError, match="kept here"):
+        with pytest.raises(openai.BadRequestError, match="the server has the rest"):
             await client.responses.create(
                 model="parrot",
                 input=[{"role": "system", "content": "New rules."}, {"role": "user", "content": "y"}],
@@ -222,7 +225,7 @@ async def test_what_cannot_go_on_is_said() -> None:
             assert refused.value.param == "previous_response_id"
 
 
-async def test_responses_are_their_owners_alone() -> None:
+async def test_responses_are_private_to_their_owner() -> None:
     async with serving() as served, served.client() as client, served.client(BERT) as other:
         response = await client.responses.create(model="parrot", input="secret")
         with pytest.raises(openai.NotFoundError):
@@ -233,7 +236,7 @@ async def test_responses_are_their_owners_alone() -> None:
             await other.responses.create(model="parrot", input="x", previous_response_id=response.id)
 
 
-async def test_a_response_in_the_background_is_asked_for_later() -> None:
+async def test_a_background_response_is_retrieved_later() -> None:
     async with serving() as served, served.client() as client:
         response = await client.responses.create(model="slow", input="x", background=True)
         assert response.status in {"queued", "in_progress"}
@@ -245,12 +248,12 @@ async def test_a_response_in_the_background_is_asked_for_later() -> None:
         assert (ended.status, ended.output_text) == ("completed", "After all: x")
 
 
-async def test_a_response_in_the_background_that_is_there_already_is_given_as_it_stands() -> None:
+async def test_an_existing_background_response_is_returned_in_its_current_state() -> None:
     async with serving() as served, served.client() as client:
-        asked: Any = {"input": "x", "background": True, "extra_body": {"penstock": {"run_id": "anna:bg"}}}
-        begun = await client.responses.create(model="parrot", **asked)
+        request_fields: Any = {"input": "x", "background": True, "extra_body": {"penstock": {"run_id": "anna:bg"}}}
+        begun = await client.responses.create(model="parrot", **request_fields)
         later = await until(served, client, begun)
-        again = await client.responses.create(model="parrot", **asked)
+        again = await client.responses.create(model="parrot", **request_fields)
         assert again == later
         assert (again.status, again.output_text) == ("completed", "x")
         assert again.usage is not None
@@ -283,7 +286,8 @@ async def test_a_response_that_is_complete_is_not_cancelled() -> None:
         assert (await client.responses.cancel(response.id)).status == "completed"
 
 
-async def test_a_stream_is_taken_up_again_where_it_was_left() -> None:
+@pytest.mark.requirement("X-6")
+async def test_a_stream_is_resumed_where_it_was_left() -> None:
     async with serving() as served, served.client() as client:
         stream = await client.responses.create(model="counter", input="go", stream=True, background=True)
         seen: list[Any] = []
@@ -301,7 +305,7 @@ async def test_a_stream_is_taken_up_again_where_it_was_left() -> None:
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_a_client_that_leaves_cancels_its_run_unless_it_is_in_the_background(background: bool) -> None:
+async def test_a_disconnect_cancels_the_run_unless_it_is_in_the_background(background: bool) -> None:
     async with serving() as served, served.client() as client:
         stream = await client.responses.create(model="slow", input="x", stream=True, background=background)
         await served.gate.reached.wait()
@@ -313,7 +317,7 @@ async def test_a_client_that_leaves_cancels_its_run_unless_it_is_in_the_backgrou
         assert (await served.run(run.id)).status == ("completed" if background else "cancelled")
 
 
-async def test_who_looks_at_a_response_again_and_leaves_cancels_nothing() -> None:
+async def test_a_disconnect_from_a_retrieved_stream_cancels_nothing() -> None:
     async with serving() as served, served.client() as client:
         response = await client.responses.create(model="slow", input="x", background=True)
         await served.gate.reached.wait()
@@ -326,7 +330,7 @@ async def test_who_looks_at_a_response_again_and_leaves_cancels_nothing() -> Non
         assert (ended.status, ended.output_text) == ("completed", "After all: x")
 
 
-async def test_a_client_that_leaves_before_its_answer_cancels_its_run() -> None:
+async def test_a_disconnect_before_the_answer_cancels_the_run() -> None:
     async with serving() as served, served.client() as client:
         asking = asyncio.ensure_future(client.responses.create(model="slow", input="x"))
         await served.gate.reached.wait()
@@ -347,7 +351,7 @@ async def test_a_limit_makes_a_response_incomplete() -> None:
         assert [event.type async for event in stream][-1] == "response.incomplete"
 
 
-async def test_a_run_that_was_granted_more_and_went_on_is_complete_in_the_end() -> None:
+async def test_a_halted_run_is_complete_after_a_grant() -> None:
     async with serving() as served, served.client() as client:
         limits = {"penstock": {"limits": {"max_api_calls": 1}}}
         response = await client.responses.create(model="looker", input="look", extra_body=limits)
@@ -357,7 +361,7 @@ async def test_a_run_that_was_granted_more_and_went_on_is_complete_in_the_end() 
         assert (ended.status, ended.output_text) == ("completed", "Bright.")
 
 
-async def test_a_run_that_fails_is_a_response_that_failed() -> None:
+async def test_a_failed_run_is_a_failed_response() -> None:
     async with serving() as served, served.client() as client:
         response = await client.responses.create(model="broken", input="x")
         assert response.status == "failed"
@@ -367,7 +371,7 @@ async def test_a_run_that_fails_is_a_response_that_failed() -> None:
         assert [event.type async for event in stream][-1] == "response.failed"
 
 
-async def test_asking_again_with_the_id_of_a_run_gives_the_same_response() -> None:
+async def test_a_repeated_request_with_a_run_id_returns_the_same_response() -> None:
     async with serving() as served, served.client() as client:
         extra = {"penstock": {"run_id": "mine"}}
         first = await client.responses.create(model="parrot", input="x", extra_body=extra)
@@ -388,8 +392,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 async def test_a_bad_request_names_what_is_wrong() -> None:
     async with serving() as served, served.client() as client:
-        for asked, param in BAD:
+        for request_fields, param in BAD:
             with pytest.raises(openai.BadRequestError) as refused:
-                await client.responses.create(model="parrot", **asked)
+                await client.responses.create(model="parrot", **request_fields)
             assert (refused.value.param or "").startswith(param)
         assert await served.runs() == []

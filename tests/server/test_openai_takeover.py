@@ -22,9 +22,10 @@ from penstock.nodes import executors
 from penstock.server.app import create_app
 from penstock.server.metrics import Metrics
 from penstock.server.openai.responses import _frames
-from penstock.server.openai.running import Service, Started
-from penstock.server.openai.wire.answer import Answer, Piece
-from penstock.server.openai.wire.response import Asked, ResponseUnderWay
+from penstock.server.openai.run_handle import RunHandle
+from penstock.server.openai.service import Service
+from penstock.server.openai.wire.answer import AnswerBuilder, Piece
+from penstock.server.openai.wire.response import EchoedRequest, ResponseBuilder
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import Streams
 from penstock.storage import Stores, open_stores
@@ -105,14 +106,14 @@ class Scene:
             ChatService(second, self.stores.chats)
             yield second
 
-    async def has_said(self, text: str) -> None:
+    async def wait_for_text(self, text: str) -> None:
         """Once so much of the answer is in the database."""
         (run,) = await self.stores.runs.list()
-        said, after = "", 0
-        while not said.endswith(text):
+        emitted, after = "", 0
+        while not emitted.endswith(text):
             await self.stores.events.wait(run.id, after, 1)
             for event in await self.stores.events.read(run.id, after):
-                after, said = event.seq, said + str(event.data.get("text", ""))
+                after, emitted = event.seq, emitted + str(event.data.get("text", ""))
 
 
 @asynccontextmanager
@@ -128,13 +129,13 @@ async def scene(*answers: Saying) -> AsyncIterator[Scene]:
 async def heard_until(stream: Any, end: str) -> list[Any]:
     """The events of a stream up to the one after which so much was said."""
     seen: list[Any] = []
-    said = ""
+    emitted = ""
     async for event in stream:
         seen.append(event)
-        said += event.delta if event.type == "response.output_text.delta" else ""
-        if said.endswith(end):
+        emitted += event.delta if event.type == "response.output_text.delta" else ""
+        if emitted.endswith(end):
             return seen
-    raise AssertionError(f"the stream ended after {said!r}")
+    raise AssertionError(f"the stream ended after {emitted!r}")
 
 
 def deltas(events: Sequence[Any]) -> str:
@@ -146,7 +147,7 @@ OTHER: Saying = ("1, 2, ", "buckle my shoe.")
 
 
 @pytest.mark.parametrize("again", [SAME, OTHER, ("1, 2.",)], ids=["the same", "something else", "less"])
-async def test_a_response_that_was_taken_over_is_what_its_run_came_to(again: Saying) -> None:
+async def test_the_response_of_a_taken_over_run_is_its_output(again: Saying) -> None:
     text = "".join(map(str, again))
     async with scene((BEGUN, HANGS), again) as it:
         stream = await it.client.responses.create(model="teller", input="Count.", stream=True, background=True)
@@ -166,7 +167,7 @@ async def test_a_response_that_was_taken_over_is_what_its_run_came_to(again: Say
     assert it.teller.calls == 2
 
 
-async def test_a_stream_over_a_takeover_says_nothing_twice() -> None:
+async def test_a_stream_across_a_takeover_repeats_nothing() -> None:
     async with scene((BEGUN, HANGS), SAME) as it:
         stream = await it.client.responses.create(model="teller", input="Count.", stream=True, background=True)
         seen = await heard_until(stream, BEGUN)
@@ -176,37 +177,37 @@ async def test_a_stream_over_a_takeover_says_nothing_twice() -> None:
     assert [event.type for event in seen].count("response.output_item.added") == 1
 
 
-async def test_a_response_that_is_looked_at_in_the_middle_holds_nothing_twice() -> None:
+async def test_a_response_retrieved_midway_repeats_nothing() -> None:
     async with scene((BEGUN, HANGS), (WHOLE[:300], HANGS)) as it:
         given = await it.client.responses.create(model="teller", input="Count.", background=True)
-        await it.has_said(BEGUN)
+        await it.wait_for_text(BEGUN)
         async with it.taken_over():
-            await it.has_said(WHOLE[:300])
+            await it.wait_for_text(WHOLE[:300])
             now = await it.client.responses.retrieve(given.id)
     assert (now.status, now.output_text) == ("in_progress", WHOLE[:300])
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_completion_that_follows_a_run_over_a_takeover_says_nothing_twice(streamed: bool) -> None:
+async def test_a_completion_across_a_takeover_repeats_nothing(streamed: bool) -> None:
     async with scene((BEGUN, HANGS), SAME) as it:
         asking = asyncio.ensure_future(_completed(it.client, streamed))
         while not await it.stores.runs.list():  # noqa: ASYNC110  it is on its way
             await asyncio.sleep(0.01)
-        await it.has_said(BEGUN)
+        await it.wait_for_text(BEGUN)
         async with it.taken_over():
             assert await asking == WHOLE
 
 
 async def _completed(client: openai.AsyncOpenAI, streamed: bool) -> str | None:
-    said: Any = [{"role": "user", "content": "Count."}]
+    emitted: Any = [{"role": "user", "content": "Count."}]
     if not streamed:
-        whole = await client.chat.completions.create(model="teller", messages=said)
+        whole = await client.chat.completions.create(model="teller", messages=emitted)
         return whole.choices[0].message.content
-    stream = await client.chat.completions.create(model="teller", messages=said, stream=True)
+    stream = await client.chat.completions.create(model="teller", messages=emitted, stream=True)
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
-async def test_what_was_said_before_a_tool_is_not_said_again_when_the_rest_is() -> None:
+async def test_text_before_a_tool_call_is_not_repeated_after_a_takeover() -> None:
     looking = ("Let me look. ", ToolCall("c1", "look", {"at": "it"}))
     async with scene(looking, ("It is ", HANGS), ("It is ", "bright.")) as it:
         stream = await it.client.responses.create(model="teller", input="Look.", stream=True, background=True)
@@ -219,7 +220,7 @@ async def test_what_was_said_before_a_tool_is_not_said_again_when_the_rest_is() 
     assert it.teller.calls == 3
 
 
-async def test_a_stream_of_a_run_that_was_parked_is_taken_up_again_where_it_was() -> None:
+async def test_the_stream_of_a_parked_run_is_resumed_where_it_stopped() -> None:
     async with scene((BEGUN, HANGS), SAME) as it:
         stream = await it.client.responses.create(model="teller", input="Count.", stream=True, background=True)
         seen = await heard_until(stream, BEGUN)
@@ -238,22 +239,20 @@ async def test_a_stream_of_a_run_that_was_parked_is_taken_up_again_where_it_was(
     assert deltas(seen) == seen[-1].response.output_text == WHOLE
 
 
-class Away(Started):
+class Away(RunHandle):
     """A run that nothing can be read of."""
 
-    async def pieces(self, answer: Answer) -> AsyncGenerator[Piece, None]:
+    async def pieces(self, answer: AnswerBuilder) -> AsyncGenerator[Piece, None]:
         raise StoreUnavailable("gone")
         yield
 
 
 @pytest.mark.parametrize(("after", "place"), [(None, 1), (0, 1), (7, 7)])
-async def test_a_stream_that_breaks_off_before_it_came_to_its_place_keeps_that_place(
-    after: int | None, place: int
-) -> None:
+async def test_a_stream_that_fails_before_its_start_position_keeps_that_position(after: int | None, place: int) -> None:
     settings = ServerSettings()
     service = Service(Any, Any, Any, Any, Streams(settings, Metrics()))  # type: ignore[arg-type]
     run = RunRecord("r", "anna", "teller", 1, created_ms=1)
-    under_way = ResponseUnderWay("r", 0, Asked("teller"))
+    under_way = ResponseBuilder("r", 0, EchoedRequest("teller"))
     *_, last = [frame async for frame in _frames(Away(service, run, frozenset()), under_way, after)]
     error = json.loads(last.decode().partition("data: ")[2])
     assert (error["type"], error["code"], error["sequence_number"]) == ("error", "store_unavailable", place)

@@ -18,18 +18,29 @@ from pydantic import TypeAdapter, ValidationError
 from penstock.errors import InvalidValue
 from penstock.hosting.records import HostedEvent
 from penstock.server.openai.refusals import failure_of, refusal_of
-from penstock.server.openai.wire.answer import Answer, Ended, Piece, Said, Used, Waits, Withdrawn, fold, speakers
-from penstock.server.openai.wire.bodies import ChatCompletionBody, ResponseBody
-from penstock.server.openai.wire.chunks import Completion, spent
-from penstock.server.openai.wire.conversation import (
+from penstock.server.openai.wire.answer import (
+    AnswerBuilder,
+    Ended,
+    Piece,
+    QuestionsChanged,
+    TextAdded,
+    ToolCalled,
+    Withdrawn,
+    answering_nodes,
+    fold,
+)
+from penstock.server.openai.wire.chunks import Completion, run_facts
+from penstock.server.openai.wire.request import (
     DATA_URL,
+    ChatCompletionBody,
+    ResponseBody,
     Turn,
     check_supported,
-    of_chat_completion,
-    of_response,
+    completion_turns,
+    response_turns,
     text_to_add,
 )
-from penstock.server.openai.wire.response import Asked, ResponseUnderWay, response_id, run_id_of
+from penstock.server.openai.wire.response import EchoedRequest, ResponseBuilder, response_id, run_id_of
 from penstock.server.schemas import MEDIA_TYPE
 from penstock.stops import StopReason
 
@@ -38,8 +49,8 @@ SPENT = {"cost_usd": 0.25, "tokens_in": 7, "tokens_out": 3}
 AGENT = frozenset({"agent"})
 
 
-def events(*told: tuple[str, dict[str, Any]]) -> list[HostedEvent]:
-    return [HostedEvent(seq, seq, type, data) for seq, (type, data) in enumerate(told, 1)]
+def events(*fold_events: tuple[str, dict[str, Any]]) -> list[HostedEvent]:
+    return [HostedEvent(seq, seq, type, data) for seq, (type, data) in enumerate(fold_events, 1)]
 
 
 def says(text: str, node: str = "agent", source: str = "main") -> tuple[str, dict[str, Any]]:
@@ -60,12 +71,12 @@ FAILED = ("run.failed", {"error": "ValueError", "message": "no such page", **SPE
 CANCELLED = ("run.cancelled", {"reason": "enough", "cause": "user", **SPENT})
 
 
-def told(*what: tuple[str, dict[str, Any]]) -> tuple[list[Piece], Answer]:
+def fold_events(*what: tuple[str, dict[str, Any]]) -> tuple[list[Piece], AnswerBuilder]:
     return fold(events(*what), AGENT)
 
 
 def texts(pieces: list[Piece]) -> list[str]:
-    return [piece.text for piece in pieces if isinstance(piece, Said)]
+    return [piece.text for piece in pieces if isinstance(piece, TextAdded)]
 
 
 def followed(pieces: list[Piece]) -> list[str]:
@@ -74,14 +85,14 @@ def followed(pieces: list[Piece]) -> list[str]:
     for piece in pieces:
         if isinstance(piece, Withdrawn):
             del items[len(items) - piece.items :]
-        elif isinstance(piece, Used):
+        elif isinstance(piece, ToolCalled):
             items.append(None)
-        elif isinstance(piece, Said):
+        elif isinstance(piece, TextAdded):
             items.append(piece.text if piece.begins else f"{items.pop()}{piece.text}")
     return [item for item in items if item is not None]
 
 
-def as_text(under_way: ResponseUnderWay) -> list[str]:
+def as_text(under_way: ResponseBuilder) -> list[str]:
     """The items of a response: what messages say, and which tools were used."""
     return [item["name"] if "name" in item else item["content"][0]["text"] for item in under_way.to_dict()["output"]]
 
@@ -110,73 +121,75 @@ def document(nodes: dict[str, str], *edges: tuple[str, str], links: tuple[tuple[
     ],
     ids=["alone", "last of two", "before output", "behind merge", "either branch", "link", "circle", "empty", "bad"],
 )
-def test_the_nodes_whose_output_is_the_graphs_speak(graph: dict[str, Any], speak: set[str]) -> None:
-    assert speakers(graph) == speak
+def test_the_nodes_whose_output_is_the_graphs_can_answer(graph: dict[str, Any], speak: set[str]) -> None:
+    assert answering_nodes(graph) == speak
 
 
-def test_only_the_answering_node_is_heard() -> None:
-    pieces, answer = told(says("draft", node="writer"), says("Hel"), says("lo"), completes("Hello"))
+def test_only_the_answering_node_counts() -> None:
+    pieces, answer = fold_events(says("draft", node="writer"), says("Hel"), says("lo"), completes("Hello"))
     assert texts(pieces) == ["Hel", "lo"]
-    assert answer.said == "Hello"
+    assert answer.text == "Hello"
 
 
-def test_of_two_that_could_answer_the_first_to_speak_has_the_word() -> None:
+def test_the_first_node_to_emit_output_is_the_answering_node() -> None:
     both = frozenset({"a", "b"})
     pieces, answer = fold(events(says("A", "a"), says("B", "b"), says("a", "a"), completes("Aa")), both)
-    assert (texts(pieces), answer.said) == (["A", "a"], "Aa")
+    assert (texts(pieces), answer.text) == (["A", "a"], "Aa")
 
 
-def test_agents_that_are_used_as_tools_are_not_heard() -> None:
-    pieces, _ = told(
+def test_agents_used_as_tools_do_not_count() -> None:
+    pieces, _ = fold_events(
         uses("researcher", {"q": 1}),
         says("I looked", source="main/researcher"),
         uses("search", {}, source="main/researcher"),
         says("Found."),
         completes("Found."),
     )
-    assert [type(piece) for piece in pieces] == [Used, Said, Ended]
+    assert [type(piece) for piece in pieces] == [ToolCalled, TextAdded, Ended]
     assert texts(pieces) == ["Found."]
 
 
-def test_a_graph_that_does_not_stream_is_told_in_one_piece() -> None:
-    assert texts(told(completes("All at once"))[0]) == ["All at once"]
+def test_a_graph_that_does_not_stream_answers_in_one_piece() -> None:
+    assert texts(fold_events(completes("All at once"))[0]) == ["All at once"]
 
 
-def test_what_was_not_told_on_the_way_is_told_at_the_end() -> None:
-    assert texts(told(says("All "), completes("All at once"))[0]) == ["All ", "at once"]
+def test_output_that_was_not_streamed_is_emitted_at_the_end() -> None:
+    assert texts(fold_events(says("All "), completes("All at once"))[0]) == ["All ", "at once"]
 
 
-def test_an_answer_that_was_started_over_is_told_whole_as_a_statement_of_its_own() -> None:
-    pieces, answer = told(says("I thi"), completes("Yes."))
-    assert pieces[:-1] == [Said("I thi", True), Withdrawn(1), Said("Yes.", True)]
-    assert answer.said == "Yes."
+def test_a_restarted_answer_is_emitted_as_a_new_statement() -> None:
+    pieces, answer = fold_events(says("I thi"), completes("Yes."))
+    assert pieces[:-1] == [TextAdded("I thi", True), Withdrawn(1), TextAdded("Yes.", True)]
+    assert answer.text == "Yes."
     assert as_text(response_of(pieces)[0]) == ["Yes."]
 
 
-def test_what_ends_in_the_answer_is_not_told_again() -> None:
-    twice = told(says("Hel"), says("Hello"), completes("Hello"))[0]
+def test_text_that_ends_with_the_output_is_not_emitted_again() -> None:
+    twice = fold_events(says("Hel"), says("Hello"), completes("Hello"))[0]
     assert texts(twice) == ["Hel", "Hello"]
     assert as_text(response_of(twice)[0]) == ["Hello"]  # the stream has said more, and the response knows better
-    assert texts(told(says("Hello"), completes(None))[0]) == ["Hello"]
+    assert texts(fold_events(says("Hello"), completes(None))[0]) == ["Hello"]
 
 
-def test_statements_before_and_after_a_tool_stand_apart() -> None:
-    pieces, answer = told(says("Let me see."), uses("look", {"at": "ü"}), says("It is 5."), completes("It is 5."))
-    assert pieces[1] == Used("call_look", "look", '{"at": "ü"}')
-    assert answer.said == "Let me see.\n\nIt is 5."
+def test_statements_around_a_tool_call_are_separate() -> None:
+    pieces, answer = fold_events(
+        says("Let me see."), uses("look", {"at": "ü"}), says("It is 5."), completes("It is 5.")
+    )
+    assert pieces[1] == ToolCalled("call_look", "look", '{"at": "ü"}')
+    assert answer.text == "Let me see.\n\nIt is 5."
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"), [("{not json", "{not json"), (None, "{}"), ({}, "{}"), ({"a": [1]}, '{"a": [1]}')]
 )
 def test_arguments_of_tools_are_text(arguments: Any, text: str) -> None:
-    assert told(uses("t", arguments))[0] == [Used("call_t", "t", text)]
+    assert fold_events(uses("t", arguments))[0] == [ToolCalled("call_t", "t", text)]
 
 
-def test_a_run_that_went_on_after_it_was_halted_has_not_ended() -> None:
-    pieces, answer = told(says("So far"), HALTED, ("run.granted", {}), ("run.resumed", {"epoch": 2}))
+def test_a_resumed_run_has_not_ended() -> None:
+    pieces, answer = fold_events(says("So far"), HALTED, ("run.granted", {}), ("run.resumed", {"epoch": 2}))
     assert (texts(pieces), answer.ended) == (["So far"], None)
-    pieces, answer = told(says("So far"), HALTED, ("run.resumed", {"epoch": 2}), completes("So far, so good."))
+    pieces, answer = fold_events(says("So far"), HALTED, ("run.resumed", {"epoch": 2}), completes("So far, so good."))
     assert texts(pieces) == ["So far", ", so good."]
     assert isinstance(pieces[-1], Ended)
     assert pieces[-1].status == "completed"
@@ -186,7 +199,7 @@ def test_a_run_that_went_on_after_it_was_halted_has_not_ended() -> None:
 
 RESUMED = ("run.resumed", {"epoch": 2})
 LOOK = uses("look", {"at": 1})
-LOOKED = Used("call_look", "look", '{"at": 1}')
+LOOKED = ToolCalled("call_look", "look", '{"at": 1}')
 
 
 @pytest.mark.parametrize(
@@ -209,12 +222,14 @@ LOOKED = Used("call_look", "look", '{"at": 1}')
         ([says("🙂 a")], [says(""), says("🙂"), says(" ab"), completes("🙂 ab")], ["b"]),
     ],
 )
-def test_what_is_told_again_and_is_the_same_is_not_told_twice(first: Any, then: Any, heard: list[Any]) -> None:
-    before, _ = told(*first)
-    pieces, answer = told(*first, RESUMED, *then)
+def test_repeated_output_is_not_emitted_twice(first: Any, then: Any, heard: list[Any]) -> None:
+    before, _ = fold_events(*first)
+    pieces, answer = fold_events(*first, RESUMED, *then)
     after = pieces[len(before) : -1]
     assert "".join(texts(after)) == "".join(one for one in heard if isinstance(one, str))
-    assert [piece for piece in after if isinstance(piece, Used)] == [one for one in heard if isinstance(one, Used)]
+    assert [piece for piece in after if isinstance(piece, ToolCalled)] == [
+        one for one in heard if isinstance(one, ToolCalled)
+    ]
     assert not any(isinstance(piece, Withdrawn) for piece in after)
     assert answer.ended is not None
     assert as_text(response_of(pieces)[0])[-1] == answer.ended.text
@@ -236,16 +251,16 @@ def test_what_is_told_again_and_is_the_same_is_not_told_twice(first: Any, then: 
         ([LOOK, uses("ask", {})], [LOOK, says("5"), completes("5")], ["look", "5"]),
     ],
 )
-def test_what_is_told_otherwise_takes_the_place_of_what_was_told(first: Any, then: Any, stands: list[str]) -> None:
-    pieces, answer = told(*first, RESUMED, *then)
+def test_different_output_replaces_the_earlier_output(first: Any, then: Any, stands: list[str]) -> None:
+    pieces, answer = fold_events(*first, RESUMED, *then)
     under_way, stream = response_of(pieces)
     assert as_text(under_way) == stands
     assert stream[-1]["response"]["output"] == under_way.to_dict()["output"]
-    assert answer.said == "\n\n".join(one for one in stands if one not in ("look", "ask"))
+    assert answer.text == "\n\n".join(one for one in stands if one not in ("look", "ask"))
     Response.model_validate(under_way.to_dict())
 
 
-def test_an_answer_that_breaks_off_again_and_again_is_told_once() -> None:
+def test_an_answer_interrupted_repeatedly_is_emitted_once() -> None:
     first = [
         says("1, 2, "),
         RESUMED,
@@ -256,41 +271,41 @@ def test_an_answer_that_breaks_off_again_and_again_is_told_once() -> None:
         RESUMED,
         says("1, 2"),
     ]
-    pieces, answer = told(*first)
-    assert (texts(pieces), answer.said, answer.ended) == (["1, 2, ", "3, "], "1, 2, 3, ", None)
-    assert texts(told(*first, says(", 3, 4"), completes("1, 2, 3, 4"))[0]) == ["1, 2, ", "3, ", "4"]
-    assert told(*first, HALTED)[1].said == "1, 2, 3, "
+    pieces, answer = fold_events(*first)
+    assert (texts(pieces), answer.text, answer.ended) == (["1, 2, ", "3, "], "1, 2, 3, ", None)
+    assert texts(fold_events(*first, says(", 3, 4"), completes("1, 2, 3, 4"))[0]) == ["1, 2, ", "3, ", "4"]
+    assert fold_events(*first, HALTED)[1].text == "1, 2, 3, "
 
 
-def attempt(script: list[str | Used], size: int) -> list[tuple[str, dict[str, Any]]]:
+def attempt(script: list[str | ToolCalled], size: int) -> list[tuple[str, dict[str, Any]]]:
     """What is told of a script, its texts in pieces of so many characters."""
-    told: list[tuple[str, dict[str, Any]]] = []
+    fold_events: list[tuple[str, dict[str, Any]]] = []
     for item in script:
-        if isinstance(item, Used):
-            told.append(LOOK)
+        if isinstance(item, ToolCalled):
+            fold_events.append(LOOK)
         else:
-            told += [says(item[at : at + size]) for at in range(0, len(item), size)]
-    return told
+            fold_events += [says(item[at : at + size]) for at in range(0, len(item), size)]
+    return fold_events
 
 
 @given(
     st.lists(st.sampled_from(["hello ", "abcabc", "a", LOOKED]), max_size=5),
     st.lists(st.tuples(st.integers(0, 25), st.integers(1, 6)), max_size=3),
 )
-def test_wherever_a_run_is_left_whoever_follows_it_hears_its_answer_once(
-    begun: list[str | Used], left_after: list[tuple[int, int]]
+def test_an_answer_interrupted_anywhere_is_emitted_once(
+    begun: list[str | ToolCalled], left_after: list[tuple[int, int]]
 ) -> None:
     """It says the same each time, in pieces of other lengths."""
     script = [*begun, LOOKED, "That is all."]
     before = [event for number, size in left_after for event in (*attempt(script, size)[:number], RESUMED)]
-    pieces, _ = told(*before, *attempt(script, 3), completes("That is all."))
+    pieces, _ = fold_events(*before, *attempt(script, 3), completes("That is all."))
     assert not any(isinstance(piece, Withdrawn) for piece in pieces)
     assert "".join(texts(pieces)) == "".join(item for item in script if isinstance(item, str))
     assert pieces.count(LOOKED) == script.count(LOOKED)
 
 
-def test_a_stream_says_what_it_cannot_take_back() -> None:
-    pieces, _ = told(says("I thi"), RESUMED, says("Yes."), completes("Yes."))
+def test_a_stream_reports_withdrawn_output() -> None:
+    pieces, _ = fold_events(says("I thi"), RESUMED, says("Yes."), completes("Yes."))
     chunks = streamed(pieces)
     assert [chunk["penstock"]["withdrawn"] for chunk in chunks if "withdrawn" in chunk.get("penstock", {})] == [1]
     assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == "I thi\n\nYes."
@@ -309,11 +324,11 @@ def test_a_stream_says_what_it_cannot_take_back() -> None:
     assert state._completed_response.output_text == "Yes."
 
 
-def test_a_stream_that_breaks_off_keeps_its_place() -> None:
+def test_a_failing_stream_keeps_its_position() -> None:
     """What comes later has the numbers after those that were told, wherever it was told that the run is parked."""
     so_far = [says("1, "), says("2, ")]
-    _, parked = response_of(told(*so_far, ("run.parked", {}))[0])
-    _, whole = response_of(told(*so_far, ("run.parked", {}), RESUMED, says("1, 2, 3"), completes("1, 2, 3"))[0])
+    _, parked = response_of(fold_events(*so_far, ("run.parked", {}))[0])
+    _, whole = response_of(fold_events(*so_far, ("run.parked", {}), RESUMED, says("1, 2, 3"), completes("1, 2, 3"))[0])
     *seen, error = parked
     assert (error["type"], error["sequence_number"]) == ("error", seen[-1]["sequence_number"])
     assert whole[: len(seen)] == seen
@@ -321,20 +336,20 @@ def test_a_stream_that_breaks_off_keeps_its_place() -> None:
     assert [event["delta"] for event in rest if "delta" in event] == ["3"]
 
 
-def test_events_that_say_nothing_add_nothing() -> None:
+def test_events_without_output_add_nothing() -> None:
     silent = [("run.queued", {}), ("run.started", {"epoch": 1}), ("node.started", {"node_id": "agent"}), says("")]
-    assert told(*silent) == ([], Answer(AGENT, _node="agent", _source="main"))
+    assert fold_events(*silent) == ([], AnswerBuilder(AGENT, _node="agent", _source="main"))
 
 
-def test_a_hundred_thousand_pieces_are_put_together_once() -> None:
-    pieces, answer = told(*[says("abcdefghij")] * 100_000, completes("abcdefghij" * 100_000))
+def test_a_hundred_thousand_pieces_are_joined_once() -> None:
+    pieces, answer = fold_events(*[says("abcdefghij")] * 100_000, completes("abcdefghij" * 100_000))
     assert len(pieces) == 100_001
-    assert len(answer.said) == 1_000_000
+    assert len(answer.text) == 1_000_000
 
 
-def test_a_hundred_thousand_pieces_are_told_again_without_being_put_together_each_time() -> None:
-    pieces, answer = told(*[says("abcdefghij")] * 100_000, RESUMED, *[says("abcdefghij")] * 100_000, says("k"))
-    assert (len(pieces), pieces[-1], len(answer.said)) == (100_001, Said("k"), 1_000_001)
+def test_a_hundred_thousand_repeated_pieces_are_not_joined_each_time() -> None:
+    pieces, answer = fold_events(*[says("abcdefghij")] * 100_000, RESUMED, *[says("abcdefghij")] * 100_000, says("k"))
+    assert (len(pieces), pieces[-1], len(answer.text)) == (100_001, TextAdded("k"), 1_000_001)
 
 
 # Chat completions
@@ -350,7 +365,7 @@ def streamed(pieces: list[Piece], **options: Any) -> list[dict[str, Any]]:
 
 
 def test_a_stream_is_a_role_then_text_then_a_finish() -> None:
-    chunks = [ChatCompletionChunk.model_validate(c) for c in streamed(told(says("Hel"), completes("Hello"))[0])]
+    chunks = [ChatCompletionChunk.model_validate(c) for c in streamed(fold_events(says("Hel"), completes("Hello"))[0])]
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert deltas[0].role == "assistant"
     assert [delta.content for delta in deltas] == ["", "Hel", "lo", None]
@@ -358,8 +373,8 @@ def test_a_stream_is_a_role_then_text_then_a_finish() -> None:
     assert {chunk.id for chunk in chunks} == {"chatcmpl-r1"}
 
 
-def test_usage_comes_last_and_only_if_it_was_asked_for() -> None:
-    pieces, _ = told(completes("x"))
+def test_usage_comes_last_and_only_if_requested() -> None:
+    pieces, _ = fold_events(completes("x"))
     assert all("usage" not in chunk for chunk in streamed(pieces))
     *before, last = [ChatCompletionChunk.model_validate(c) for c in streamed(pieces, include_usage=True)]
     assert all(chunk.usage is None for chunk in before)
@@ -369,8 +384,8 @@ def test_usage_comes_last_and_only_if_it_was_asked_for() -> None:
     assert (last.usage.model_extra or {})["cost"] == 0.25
 
 
-def test_a_tool_is_told_beside_the_protocol() -> None:
-    chunk = streamed(told(uses("look", {"at": 1}), completes(""))[0])[1]
+def test_a_tool_call_is_in_the_penstock_field() -> None:
+    chunk = streamed(fold_events(uses("look", {"at": 1}), completes(""))[0])[1]
     assert chunk["choices"][0]["delta"] == {}
     assert chunk["penstock"]["tool_call"] == {"id": "call_look", "name": "look", "arguments": '{"at": 1}'}
 
@@ -385,7 +400,7 @@ def answers(id: str) -> tuple[str, dict[str, Any]]:
     return "approval.answered", {"approval_id": id, "state": "approved", "by": "ann"}
 
 
-ASKED_AP = {
+QUESTION_AP = {
     "id": "ap-1",
     "node_id": "ask",
     "question": "Really?",
@@ -395,7 +410,7 @@ ASKED_AP = {
 
 
 def test_a_cancelled_run_has_the_reason_that_its_record_has() -> None:
-    pieces, answer = told(says("So"), CANCELLED)
+    pieces, answer = fold_events(says("So"), CANCELLED)
     assert answer.ended is not None
     assert (answer.ended.reason, answer.ended.message) == (str(StopReason.ABORTED), "enough")
     under_way, _ = response_of(pieces)
@@ -403,32 +418,32 @@ def test_a_cancelled_run_has_the_reason_that_its_record_has() -> None:
 
 
 @pytest.mark.parametrize("ending", [completes("So"), HALTED, FAILED, CANCELLED])
-def test_money_that_is_held_for_calls_nobody_knows_of_is_told_if_there_is_any(
+def test_unresolved_holds_are_reported_if_there_are_any(
     ending: tuple[str, dict[str, Any]],
 ) -> None:
     for data, expected in (({}, None), ({"unresolved_usd": 0.5}, 0.5)):
-        pieces, answer = told(says("So"), (ending[0], {**ending[1], **data}))
+        pieces, answer = fold_events(says("So"), (ending[0], {**ending[1], **data}))
         assert answer.ended is not None
         under_way, _ = response_of(pieces)
-        facts = [under_way.to_dict()["penstock"], spent("r1", answer.ended), completion().whole(answer)["penstock"]]
+        facts = [under_way.to_dict()["penstock"], run_facts("r1", answer.ended), completion().whole(answer)["penstock"]]
         assert [one.get("unresolved_usd") for one in facts] == [expected] * 3
 
 
-def test_what_a_run_asks_people_is_told_beside_the_protocol() -> None:
-    pieces, _ = told(asks("ap-1"), ("run.waiting", {}), answers("ap-1"), completes("x"))
+def test_questions_of_a_run_are_in_the_penstock_field() -> None:
+    pieces, _ = fold_events(asks("ap-1"), ("run.waiting", {}), answers("ap-1"), completes("x"))
     _, first, then, *_ = streamed(pieces)
     ChatCompletionChunk.model_validate(first)
     assert first["choices"][0]["delta"] == {}
-    assert first["penstock"] == {"run_id": "r1", "approvals": [ASKED_AP]}
+    assert first["penstock"] == {"run_id": "r1", "approvals": [QUESTION_AP]}
     assert then["penstock"] == {"run_id": "r1", "approvals": []}
 
 
-def test_a_response_says_what_it_waits_for_as_long_as_it_does() -> None:
-    under_way, stream = response_of(told(asks("ap-1"))[0])
+def test_a_response_lists_its_open_questions_while_it_waits() -> None:
+    under_way, stream = response_of(fold_events(asks("ap-1"))[0])
     assert STREAM_EVENT.validate_python(stream[-1]).type == "response.in_progress"
-    assert stream[-1]["response"]["penstock"]["approvals"] == [ASKED_AP]
-    assert under_way.to_dict()["penstock"]["approvals"] == [ASKED_AP]
-    under_way, stream = response_of(told(asks("ap-1"), answers("ap-1"), says("So."), completes("So."))[0])
+    assert stream[-1]["response"]["penstock"]["approvals"] == [QUESTION_AP]
+    assert under_way.to_dict()["penstock"]["approvals"] == [QUESTION_AP]
+    under_way, stream = response_of(fold_events(asks("ap-1"), answers("ap-1"), says("So."), completes("So."))[0])
     assert stream[3]["response"]["penstock"]["approvals"] == []
     assert "approvals" not in under_way.to_dict()["penstock"]
     assert [event["sequence_number"] for event in stream] == list(range(len(stream)))
@@ -447,15 +462,15 @@ def test_a_response_says_what_it_waits_for_as_long_as_it_does() -> None:
     ],
     ids=["two", "one of two answered", "asked again after a takeover", "went on", "failed", "cancelled", "others"],
 )
-def test_what_it_waits_for_is_told_when_it_changes(what: Any, waiting: list[list[str]]) -> None:
-    pieces, _ = told(*what)
-    assert [[one.id for one in piece.questions] for piece in pieces if isinstance(piece, Waits)] == waiting
+def test_open_questions_are_emitted_when_they_change(what: Any, waiting: list[list[str]]) -> None:
+    pieces, _ = fold_events(*what)
+    assert [[one.id for one in piece.questions] for piece in pieces if isinstance(piece, QuestionsChanged)] == waiting
 
 
 @pytest.mark.parametrize(("cut", "detail"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
-def test_an_answer_that_the_model_did_not_finish_says_so(cut: str, detail: str) -> None:
+def test_an_unfinished_answer_of_the_model_says_so(cut: str, detail: str) -> None:
     what = completes("1, 2, ")
-    pieces, answer = told(says("1, 2, "), (what[0], {**what[1], "finish_reason": cut}))
+    pieces, answer = fold_events(says("1, 2, "), (what[0], {**what[1], "finish_reason": cut}))
     assert streamed(pieces)[-1]["choices"][0]["finish_reason"] == cut
     whole = ChatCompletion.model_validate(completion().whole(answer))
     assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == ("1, 2, ", cut)
@@ -467,8 +482,8 @@ def test_an_answer_that_the_model_did_not_finish_says_so(cut: str, detail: str) 
     assert body["penstock"]["status"] == "completed"
 
 
-def test_an_error_says_what_the_run_has_used() -> None:
-    ended = told(says("So"), FAILED)[1].ended
+def test_an_error_has_the_usage_of_the_run() -> None:
+    ended = fold_events(says("So"), FAILED)[1].ended
     assert ended is not None
     refused = failure_of(ended, "r1", has_text=True)
     assert refused is not None
@@ -481,31 +496,47 @@ def test_an_error_says_what_the_run_has_used() -> None:
     }
 
 
-def test_that_a_model_has_no_price_is_told_for_whoever_asks_and_not_for_whoever_programs() -> None:
+def test_an_unknown_price_is_explained_to_clients_and_not_to_programmers() -> None:
     words = "no price is known for model 'gpt-9'; register one, or pass a cost hint"
-    pieces, answer = told(("run.halted", {"stop_reason": "price_unknown", "message": words}))
+    pieces, answer = fold_events(("run.halted", {"stop_reason": "price_unknown", "message": words}))
     assert answer.ended is not None
     refused = failure_of(answer.ended, "r1", has_text=False)
     assert refused is not None
     assert (refused.status, refused.code, refused.param) == (503, "price_unknown", "model")
     for message in (refused.message, response_of(pieces)[0].to_dict()["error"]["message"]):
         assert "no price is known for model 'gpt-9'" in message
-        assert "whoever runs the server has to register it" in message
+        assert "the operator of the server has to register it" in message
         assert "cost hint" not in message
 
 
-def test_what_only_calls_under_way_hold_is_asked_for_again_in_a_moment() -> None:
-    halted = {"stop_reason": "budget_exceeded", "message": "held", "whose": "owner", "momentary": True}
-    ended = told(("run.halted", halted))[1].ended
+@pytest.mark.parametrize(
+    ("cost", "is_retried"),
+    [
+        ({"cost_usd": 0}, True),
+        ({"cost_usd": 0.25}, False),
+        ({"cost_usd": 0, "unknown_costs": 1}, False),
+        ({"cost_usd": 0, "unresolved_usd": 0.1}, False),
+        ({}, False),
+    ],
+)
+def test_a_limit_reached_by_held_amounts_advises_a_retry_which_clients_make_if_the_run_was_free(
+    cost: dict[str, Any], is_retried: bool
+) -> None:
+    halted = {"stop_reason": "budget_exceeded", "message": "held", "whose": "owner", "momentary": True, **cost}
+    ended = fold_events(("run.halted", halted))[1].ended
     assert ended is not None
     refused = failure_of(ended, "r1", has_text=False)
     assert refused is not None
-    assert "ask again in a moment" in refused.message
+    assert (refused.status, refused.code) == (429, "budget_exceeded")
+    assert refused.to_dict()["error"]["type"] == "rate_limit_error"
+    headers = refused.response().headers
+    assert (headers["retry-after"], headers.get("x-should-retry")) == ("2", None if is_retried else "false")
+    assert "retry in a moment" in refused.message
     assert "another day" not in refused.message
 
 
-def test_a_completion_says_what_it_cost_and_what_it_did_not_do() -> None:
-    _, answer = told(says("First."), uses("t", {}), says("Then."), completes("Then."))
+def test_a_completion_has_its_cost_and_its_ignored_fields() -> None:
+    _, answer = fold_events(says("First."), uses("t", {}), says("Then."), completes("Then."))
     body = completion(ignored=["temperature"]).whole(answer)
     read = ChatCompletion.model_validate(body)
     assert read.choices[0].message.content == "Then."
@@ -518,8 +549,8 @@ def test_a_completion_says_what_it_cost_and_what_it_did_not_do() -> None:
     }
 
 
-def test_a_limit_that_cuts_an_answer_short_is_its_length() -> None:
-    pieces, answer = told(says("So far"), HALTED)
+def test_an_answer_truncated_by_a_limit_finishes_with_length() -> None:
+    pieces, answer = fold_events(says("So far"), HALTED)
     assert streamed(pieces)[-1]["choices"][0]["finish_reason"] == "length"
     whole = completion().whole(answer)
     assert whole["choices"][0]["message"]["content"] == "So far"
@@ -540,10 +571,10 @@ def test_a_limit_that_cuts_an_answer_short_is_its_length() -> None:
         (("run.parked", {}), True, 503, "parked"),
     ],
 )
-def test_what_is_no_answer_is_an_error_that_clients_do_not_repeat(
+def test_a_run_without_an_answer_is_an_error_that_clients_do_not_retry(
     end: tuple[str, dict[str, Any]], has_text: bool, status: int | None, code: str | None
 ) -> None:
-    ended = told(end)[1].ended
+    ended = fold_events(end)[1].ended
     assert ended is not None
     refused = failure_of(ended, "r1", has_text=has_text)
     if status is None:
@@ -552,6 +583,7 @@ def test_what_is_no_answer_is_an_error_that_clients_do_not_repeat(
     assert refused is not None
     assert (refused.status, refused.code) == (status, code)
     assert refused.response().headers["x-should-retry"] == "false"
+    assert "retry-after" not in refused.response().headers
     assert refused.to_dict()["error"]["run_id"] == "r1"
     assert "r1" in refused.message
 
@@ -559,13 +591,15 @@ def test_what_is_no_answer_is_an_error_that_clients_do_not_repeat(
 # Responses
 
 
-def response_of(pieces: list[Piece]) -> tuple[ResponseUnderWay, list[dict[str, Any]]]:
-    under_way = ResponseUnderWay("r1", 1_700_000_000, Asked("graph", metadata={"a": "b"}))
+def response_of(pieces: list[Piece]) -> tuple[ResponseBuilder, list[dict[str, Any]]]:
+    under_way = ResponseBuilder("r1", 1_700_000_000, EchoedRequest("graph", metadata={"a": "b"}))
     return under_way, [*under_way.opening(), *(event for piece in pieces for event in under_way.events(piece))]
 
 
 def test_the_events_of_a_response_are_those_of_the_official_types() -> None:
-    pieces, _ = told(says("Let me "), says("see."), uses("look", {"at": 1}), says("It is 5."), completes("It is 5."))
+    pieces, _ = fold_events(
+        says("Let me "), says("see."), uses("look", {"at": 1}), says("It is 5."), completes("It is 5.")
+    )
     _, stream = response_of(pieces)
     for event in stream:
         read = STREAM_EVENT.validate_python(event)
@@ -592,9 +626,11 @@ def test_the_events_of_a_response_are_those_of_the_official_types() -> None:
     ]
 
 
-def test_the_official_stream_helper_puts_the_same_response_together() -> None:
-    asked = (asks("ap-1"), answers("ap-1"))
-    pieces, _ = told(says("Let me see."), uses("look", {"at": 1}), *asked, says("It is"), completes("It is 5."))
+def test_the_official_stream_helper_builds_the_same_response() -> None:
+    question = (asks("ap-1"), answers("ap-1"))
+    pieces, _ = fold_events(
+        says("Let me see."), uses("look", {"at": 1}), *question, says("It is"), completes("It is 5.")
+    )
     _, stream = response_of(pieces)
     state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[], text_format=omit)
     for event in stream:
@@ -618,7 +654,7 @@ def test_the_official_stream_helper_puts_the_same_response_together() -> None:
     ],
 )
 def test_every_end_of_a_run_is_a_status(end: tuple[str, dict[str, Any]], status: str, event: str) -> None:
-    under_way, stream = response_of(told(says("So"), end)[0])
+    under_way, stream = response_of(fold_events(says("So"), end)[0])
     assert stream[-1]["type"] == event
     STREAM_EVENT.validate_python(stream[-1])
     read = Response.model_validate(under_way.to_dict())
@@ -629,15 +665,15 @@ def test_every_end_of_a_run_is_a_status(end: tuple[str, dict[str, Any]], status:
         assert under_way.output[-1]["status"] == "incomplete"
 
 
-def test_a_response_that_said_nothing_has_no_items() -> None:
-    under_way, stream = response_of(told(completes(""))[0])
+def test_a_response_without_output_has_no_items() -> None:
+    under_way, stream = response_of(fold_events(completes(""))[0])
     assert [event["type"] for event in stream] == ["response.created", "response.in_progress", "response.completed"]
     assert under_way.to_dict()["output"] == []
     assert under_way.to_dict()["usage"]["total_tokens"] == 10
 
 
-def test_a_response_that_is_being_written_shows_what_was_said_so_far() -> None:
-    under_way, _ = response_of(told(says("So "), says("far"))[0])
+def test_a_response_in_progress_has_its_text_so_far() -> None:
+    under_way, _ = response_of(fold_events(says("So "), says("far"))[0])
     read = Response.model_validate(under_way.to_dict())
     assert (read.status, read.output_text, read.usage) == ("in_progress", "So far", None)
 
@@ -660,7 +696,7 @@ def respond(input: Any, **more: Any) -> ResponseBody:
 
 def test_every_role_is_understood() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
-    turns = of_chat_completion(
+    turns = completion_turns(
         chat(
             [
                 {"role": "system", "content": "Be short."},
@@ -684,10 +720,10 @@ def test_every_role_is_understood() -> None:
     ]
 
 
-def test_whatever_way_a_tool_call_is_told_its_name_and_what_it_was_given_are_kept() -> None:
+def test_tool_calls_in_every_format_keep_name_and_arguments() -> None:
     custom = {"id": "c2", "type": "custom", "custom": {"name": "shell", "input": "ls -l"}}
     plain = {"id": "c3", "type": "function", "function": {"name": "now", "arguments": ""}}
-    turns = of_chat_completion(
+    turns = completion_turns(
         chat(
             [
                 {"role": "user", "content": "x"},
@@ -707,15 +743,15 @@ def test_whatever_way_a_tool_call_is_told_its_name_and_what_it_was_given_are_kep
     ]
 
 
-def test_whatever_a_tool_gave_is_told_as_text_and_pictures_are_taken() -> None:
+def test_tool_results_become_text_and_keep_pictures() -> None:
     picture = {"type": "input_image", "image_url": "data:image/png;base64,eA=="}
-    said = [{"type": "input_text", "text": "It is"}, {"type": "input_text", "text": "bright."}]
-    turns = of_response(
+    sent_items = [{"type": "input_text", "text": "It is"}, {"type": "input_text", "text": "bright."}]
+    turns = response_turns(
         respond(
             [
                 {"type": "custom_tool_call", "call_id": "c1", "name": "shell", "input": "ls -l"},
-                {"type": "custom_tool_call_output", "call_id": "c1", "output": [*said, picture]},
-                {"type": "function_call_output", "call_id": "c2", "output": said},
+                {"type": "custom_tool_call_output", "call_id": "c1", "output": [*sent_items, picture]},
+                {"type": "function_call_output", "call_id": "c2", "output": sent_items},
                 {"type": "mcp_call", "id": "m", "name": "look", "arguments": "{}", "server_label": "s", "output": "☀"},
                 {"role": "user", "content": "And?"},
             ]
@@ -728,11 +764,11 @@ def test_whatever_a_tool_gave_is_told_as_text_and_pictures_are_taken() -> None:
         "[called look with {}]\n[look gave: ☀]",
     ]
     assert [file.content for file in turns[1].files] == [b"x"]
-    assert [turn.is_of_tool for turn in turns] == [False, True, True, False, False]
+    assert [turn.is_tool_result for turn in turns] == [False, True, True, False, False]
 
 
 def test_items_of_a_response_are_understood() -> None:
-    turns = of_response(
+    turns = response_turns(
         respond(
             [
                 {"role": "user", "content": "Hi"},
@@ -746,7 +782,7 @@ def test_items_of_a_response_are_understood() -> None:
     )
     assert [turn.role for turn in turns] == ["system", "user", "assistant", "assistant", "assistant", "user"]
     assert turns[3:5] == [Turn("assistant", "[called f with {}]"), Turn("assistant", "[a tool gave: 3]")]
-    assert of_response(respond("Hi")) == [Turn("user", "Hi")]
+    assert response_turns(respond("Hi")) == [Turn("user", "Hi")]
 
 
 PNG = base64.b64encode(b"\x89PNG").decode()
@@ -763,7 +799,7 @@ PNG = base64.b64encode(b"\x89PNG").decode()
     ],
 )
 def test_files_come_as_data(part: dict[str, Any], media_type: str, content: bytes) -> None:
-    (turn,) = of_chat_completion(chat([{"role": "user", "content": [{"type": "text", "text": "see"}, part]}]))
+    (turn,) = completion_turns(chat([{"role": "user", "content": [{"type": "text", "text": "see"}, part]}]))
     assert turn.text == "see"
     assert [(file.media_type, file.content) for file in turn.files] == [(media_type, content)]
 
@@ -773,7 +809,7 @@ def test_files_come_as_data(part: dict[str, Any], media_type: str, content: byte
 )
 def test_a_file_is_known_by_its_name_and_not_by_its_path(sent: str, name: str) -> None:
     part = {"type": "file", "file": {"file_data": "data:text/plain,x", "filename": sent}}
-    (turn,) = of_chat_completion(chat([{"role": "user", "content": [part]}]))
+    (turn,) = completion_turns(chat([{"role": "user", "content": [part]}]))
     assert [file.name for file in turn.files] == [name]
 
 
@@ -792,14 +828,14 @@ def test_a_file_is_known_by_its_name_and_not_by_its_path(sent: str, name: str) -
         ([{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}], "type", "text, an image or a file"),
     ],
 )
-def test_what_cannot_be_taken_is_named(content: Any, where: str, says: str) -> None:
+def test_unsupported_content_is_refused_with_its_path(content: Any, where: str, says: str) -> None:
     with pytest.raises(InvalidValue) as refused:
-        of_chat_completion(chat([{"role": "user", "content": "a"}, {"role": "user", "content": content}]))
+        completion_turns(chat([{"role": "user", "content": "a"}, {"role": "user", "content": content}]))
     assert refused.value.field == f"messages.1.content.0.{where}"
     assert says in str(refused.value)
 
 
-def test_a_type_is_taken_by_the_pattern_of_every_door() -> None:
+def test_media_types_are_checked_alike_in_every_api() -> None:
     for kind in (
         "image/png",
         "application/vnd.a+json",
@@ -818,13 +854,13 @@ def test_a_type_is_taken_by_the_pattern_of_every_door() -> None:
 
 @pytest.mark.parametrize("role", ["system", "assistant", "tool"])
 def test_a_conversation_ends_with_its_user(role: str) -> None:
-    with pytest.raises(InvalidValue, match="last message is the user's"):
-        of_chat_completion(chat([{"role": role, "content": "x"}]))
+    with pytest.raises(InvalidValue, match="ends with a user message"):
+        completion_turns(chat([{"role": role, "content": "x"}]))
 
 
-def test_a_kept_conversation_is_continued_by_its_user_alone() -> None:
+def test_a_stored_conversation_is_continued_only_by_user_messages() -> None:
     assert text_to_add([Turn("user", "a"), Turn("user", "b")], "input") == ("a\n\nb", ())
-    with pytest.raises(InvalidValue, match="kept here"):
+    with pytest.raises(InvalidValue, match="the server has the rest"):
         text_to_add([Turn("system", "new rules"), Turn("user", "b")], "input")
 
 
@@ -840,7 +876,7 @@ def test_a_kept_conversation_is_continued_by_its_user_alone() -> None:
         (respond("x", tool_choice="required"), "tool_choice"),
     ],
 )
-def test_what_would_change_the_answer_and_cannot_be_done_is_refused(body: Any, param: str) -> None:
+def test_unsupported_options_that_change_the_answer_are_refused(body: Any, param: str) -> None:
     with pytest.raises(InvalidValue) as refused:
         check_supported(body)
     told_as = refusal_of(refused.value)
@@ -848,7 +884,7 @@ def test_what_would_change_the_answer_and_cannot_be_done_is_refused(body: Any, p
     assert (told_as.status, told_as.param) == (400, param)
 
 
-def test_what_has_no_effect_is_listed() -> None:
+def test_fields_without_effect_are_listed() -> None:
     body = chat(
         [{"role": "user", "content": "x"}],
         n=1,
@@ -866,19 +902,19 @@ def test_what_has_no_effect_is_listed() -> None:
     assert body.ignored() == ["max_tokens", "seed", "stop", "temperature", "tools"]
 
 
-def test_what_has_no_effect_inside_of_a_field_is_listed_by_its_place() -> None:
+def test_nested_fields_without_effect_are_listed_by_path() -> None:
     named = [{"role": "user", "name": "Ann", "content": "x"}, {"role": "tool", "name": "look", "content": "3"}]
     answered = {"role": "assistant", "content": "x", "audio": {"id": "a1"}, "annotations": [], "refusal": None}
     body = chat([*named, answered, *named[:1]], stream_options={"include_obfuscation": False})
     assert body.ignored() == ["messages.*.audio", "messages.*.name", "stream_options.include_obfuscation"]
-    asked = respond("x", text={"verbosity": "low", "format": {"type": "text", "strict": False}})
-    assert asked.ignored() == ["text.format.strict", "text.verbosity"]
+    request_body = respond("x", text={"verbosity": "low", "format": {"type": "text", "strict": False}})
+    assert request_body.ignored() == ["text.format.strict", "text.verbosity"]
     assert chat(named[:1], response_format={"type": "text", "a": 1}).ignored() == [
         "messages.*.name", "response_format.a"
     ]  # fmt: skip
 
 
-def test_what_has_no_effect_inside_of_what_was_said_is_listed_by_its_place() -> None:
+def test_message_fields_without_effect_are_listed_by_path() -> None:
     url = "data:image/png;base64,eA=="
     parts = [
         {"type": "text", "text": "see", "cache_control": {"type": "ephemeral"}, "annotations": []},
@@ -899,14 +935,14 @@ def test_what_has_no_effect_inside_of_what_was_said_is_listed_by_its_place() -> 
     ]
 
 
-def test_what_has_no_effect_inside_of_the_input_is_listed_by_its_place() -> None:
+def test_input_fields_without_effect_are_listed_by_path() -> None:
     url = "data:image/png;base64,eA=="
     text = {"type": "output_text", "text": "x", "annotations": [{"type": "file_path"}], "logprobs": []}
-    said = {"type": "message", "id": "msg_1", "status": "completed", "phase": "final", "role": "assistant"}
+    sent_items = {"type": "message", "id": "msg_1", "status": "completed", "phase": "final", "role": "assistant"}
     body = respond(
         [
             {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}]},
-            {**said, "content": [text]},
+            {**sent_items, "content": [text]},
             {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c1", "output": "3", "namespace": "n"},
             {"role": "user", "name": "Ann", "content": [{"type": "input_image", "image_url": url, "detail": "high"}]},
@@ -924,10 +960,10 @@ def test_what_has_no_effect_inside_of_the_input_is_listed_by_its_place() -> None
     ]
 
 
-def test_who_the_user_is_matters_where_a_conversation_begins() -> None:
-    said = [{"role": "user", "content": "x"}]
-    assert chat(said, user="ann").ignored() == []
-    assert chat(said, user="ann").ignored(is_heard=False) == ["user"]
+def test_the_user_field_has_an_effect_only_at_the_start_of_a_conversation() -> None:
+    sent_items = [{"role": "user", "content": "x"}]
+    assert chat(sent_items, user="ann").ignored() == []
+    assert chat(sent_items, user="ann").ignored(uses_history=False) == ["user"]
     assert respond("x", user="ann").ignored() == []
     assert respond("x", user="ann", previous_response_id="resp_1").ignored() == ["user"]
 
@@ -948,17 +984,17 @@ NULLED = [
 
 
 @pytest.mark.parametrize("kind", [chat, respond])
-def test_what_is_null_was_not_given(kind: Any) -> None:
-    said = [{"role": "user", "content": "x", "name": None, "audio": None, "tool_calls": None}]
-    given_body = kind(said, **dict.fromkeys([*NULLED, "background", "previous_response_id", "instructions"]))
+def test_null_fields_count_as_absent(kind: Any) -> None:
+    sent_items = [{"role": "user", "content": "x", "name": None, "audio": None, "tool_calls": None}]
+    given_body = kind(sent_items, **dict.fromkeys([*NULLED, "background", "previous_response_id", "instructions"]))
     assert given_body == kind([{"role": "user", "content": "x"}])
     assert given_body.ignored() == []
-    inside = kind(said, stream_options={"include_usage": None}, penstock={"run_id": None, "on_disconnect": None})
-    assert inside.penstock == kind(said).penstock
+    inside = kind(sent_items, stream_options={"include_usage": None}, penstock={"run_id": None, "on_disconnect": None})
+    assert inside.penstock == kind(sent_items).penstock
 
 
 @pytest.mark.parametrize("name", ["model", "messages"])
-def test_what_has_to_be_given_cannot_be_null(name: str) -> None:
+def test_required_fields_cannot_be_null(name: str) -> None:
     with pytest.raises(ValidationError, match="required"):
         ChatCompletionBody.model_validate({"model": "g", "messages": [{"role": "user", "content": "x"}], name: None})
 
@@ -1013,12 +1049,12 @@ PLAUSIBLE = st.recursive(
     st.dictionaries(st.sampled_from(["messages", "n", "stream", "tools", "penstock", "seed"]), PLAUSIBLE),
     st.lists(st.fixed_dictionaries({"role": st.just("user") | PLAUSIBLE, "content": PLAUSIBLE}), max_size=3),
 )
-def test_any_body_is_taken_or_refused_and_never_breaks(body: dict[str, Any], messages: list[Any]) -> None:
+def test_any_body_is_accepted_or_refused(body: dict[str, Any], messages: list[Any]) -> None:
     given_body = {"model": "g", "messages": messages, **body}
     try:
         read = ChatCompletionBody.model_validate(given_body)
         check_supported(read)
-        turns = of_chat_completion(read)
+        turns = completion_turns(read)
     except (ValidationError, InvalidValue):
         return
     assert turns[-1].role == "user"
@@ -1026,10 +1062,10 @@ def test_any_body_is_taken_or_refused_and_never_breaks(body: dict[str, Any], mes
 
 
 @given(PLAUSIBLE | st.lists(PLAUSIBLE, max_size=3))
-def test_any_input_is_taken_or_refused_and_never_breaks(input: Any) -> None:
+def test_any_input_is_accepted_or_refused(input: Any) -> None:
     try:
         read = ResponseBody.model_validate({"model": "g", "input": input})
-        turns = of_response(read)
+        turns = response_turns(read)
     except (ValidationError, InvalidValue):
         return
     assert turns[-1].role == "user"
@@ -1066,18 +1102,18 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_whatever_happens_the_stream_and_the_response_say_the_same(what: list[tuple[str, dict[str, Any]]]) -> None:
-    pieces, answer = told(*what)
+def test_the_stream_and_the_response_always_agree(what: list[tuple[str, dict[str, Any]]]) -> None:
+    pieces, answer = fold_events(*what)
     chunks = "".join(c["choices"][0]["delta"].get("content") or "" for c in streamed(pieces))
-    assert "\n\n".join(followed(pieces)) == answer.said
+    assert "\n\n".join(followed(pieces)) == answer.text
     under_way, stream = response_of(pieces)
     numbers = [event["sequence_number"] for event in stream if event["type"] != "error"]
     assert numbers == list(range(len(numbers)))
     messages = [item["content"][0]["text"] for item in under_way.to_dict()["output"] if item["type"] == "message"]
     if answer.ended is None or answer.ended.status != "completed" or not answer.ended.text:
-        assert "\n\n".join(messages) == answer.said
+        assert "\n\n".join(messages) == answer.text
     else:
         assert messages[-1] == answer.ended.text
-        assert answer.said.endswith(answer.ended.text)
+        assert answer.text.endswith(answer.ended.text)
     if not any(isinstance(piece, Withdrawn) for piece in pieces):
-        assert chunks == answer.said
+        assert chunks == answer.text

@@ -15,10 +15,10 @@ import pytest
 from penstock.chat.service import ChatService
 from penstock.hosting.host import RunHost
 from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.records import CancelIntent
+from penstock.hosting.records import CancelRequest
 from penstock.nodes import executors
 from penstock.server.app import create_app
-from penstock.server.readiness import FRESH_S, NOBODY
+from penstock.server.readiness import FRESH_S, PROBE
 from penstock.server.settings import ServerSettings
 from penstock.storage import Stores, open_stores
 from penstock.storage.memory.approvals import MemoryCancelStore
@@ -82,12 +82,12 @@ async def test_a_server_whose_file_is_read_only_is_not_ready(tmp_path: Path, suf
         assert (await client.get("/ready")).status_code == 503
 
 
-async def test_asking_leaves_nothing_that_anybody_could_find(tmp_path: Path) -> None:
+async def test_the_readiness_check_leaves_no_data(tmp_path: Path) -> None:
     async with serving(tmp_path / "data.db") as (stores, client):
         assert (await client.get("/ready")).status_code == 200
-        assert await stores.cancels.find({NOBODY: NOBODY}, now_ms=ManualClock().time_ns() // 1_000_000) == {}
+        assert await stores.cancels.find({PROBE: PROBE}, now_ms=ManualClock().time_ns() // 1_000_000) == {}
         with pytest.raises(KeyError):
-            await asyncio.to_thread(stores.ledger.balance, NOBODY)
+            await asyncio.to_thread(stores.ledger.balance, PROBE)
 
 
 class Counting(MemoryCancelStore):
@@ -96,35 +96,35 @@ class Counting(MemoryCancelStore):
     times = 0
     is_full = False
 
-    async def put(self, intent: CancelIntent) -> CancelIntent:
+    async def put(self, intent: CancelRequest) -> CancelRequest:
         self.times += 1
         if self.is_full:
             raise StoreUnavailable("database or disk is full")
         return await super().put(intent)
 
 
-async def test_however_many_ask_it_is_written_once_a_second() -> None:
+async def test_the_readiness_check_writes_at_most_once_a_second() -> None:
     clock = ManualClock()
-    async with served(clock=clock) as server, server.client() as nobody:
+    async with served(clock=clock) as server, server.client() as anonymous:
         server.stores.cancels = store = Counting()
-        answers = await asyncio.gather(*(nobody.get("/ready") for _ in range(20)))
+        answers = await asyncio.gather(*(anonymous.get("/ready") for _ in range(20)))
         assert ({answer.status_code for answer in answers}, store.times) == ({200}, 1)
         store.is_full = True
-        assert (await nobody.get("/ready")).status_code == 200  # what came of it a moment ago
+        assert (await anonymous.get("/ready")).status_code == 200  # what came of it a moment ago
         clock.advance(FRESH_S)
-        assert [(await nobody.get("/ready")).status_code for _ in range(3)] == [503] * 3
+        assert [(await anonymous.get("/ready")).status_code for _ in range(3)] == [503] * 3
         assert store.times == 2
 
 
 class Silent(MemoryCancelStore):
     """A store that takes what is written, and never says so."""
 
-    async def put(self, intent: CancelIntent) -> Any:
+    async def put(self, intent: CancelRequest) -> Any:
         await asyncio.Event().wait()
 
 
-async def test_a_store_that_does_not_say_whether_it_has_written_is_not_waited_for() -> None:
-    async with served(ServerSettings(ready_timeout_s=0.01)) as server, server.client() as nobody:
+async def test_a_write_that_does_not_return_times_out() -> None:
+    async with served(ServerSettings(ready_timeout_s=0.01)) as server, server.client() as anonymous:
         server.stores.cancels = Silent()
-        answers = await asyncio.gather(*(nobody.get("/ready") for _ in range(3)))
+        answers = await asyncio.gather(*(anonymous.get("/ready") for _ in range(3)))
         assert {answer.status_code for answer in answers} == {503}

@@ -16,7 +16,7 @@ from penstock.server.schemas import Body, Grant, Limits, limits_in
 from tests.server.served import ECHO, served
 
 BODIES = sorted((one for one in vars(schemas).values() if isinstance(one, type) and issubclass(one, Body)), key=repr)
-FILLED: dict[str, Any] = {"graph_id": "g", "document": {}}
+FILLED: dict[str, Any] = {"graph_id": "g", "document": {}, "call_id": "1-x/n1", "cost_usd": "0"}
 
 
 def number_fields() -> Iterator[tuple[type[Body], str]]:
@@ -30,7 +30,7 @@ def number_fields() -> Iterator[tuple[type[Body], str]]:
 
 @pytest.mark.parametrize(("body", "name"), list(number_fields()))
 @pytest.mark.parametrize("value", ["1", "1.0", " 1 ", "", True, False, [1], {"value": 1}], ids=repr)
-def test_a_number_is_neither_a_text_nor_a_truth_nor_a_list(body: type[Body], name: str, value: Any) -> None:
+def test_a_number_must_be_a_json_number(body: type[Body], name: str, value: Any) -> None:
     needed = {one: FILLED[one] for one, field in body.model_fields.items() if field.is_required()}
     body.model_validate({**needed, name: 1})
     with pytest.raises(ValidationError) as caught:
@@ -38,14 +38,15 @@ def test_a_number_is_neither_a_text_nor_a_truth_nor_a_list(body: type[Body], nam
     assert {one["loc"][0] for one in caught.value.errors()} == {name}
 
 
-def test_every_number_was_looked_at() -> None:
+def test_every_number_field_is_covered() -> None:
     assert {name for _, name in number_fields()} == {
-        "version", "expected_version", "timeout_s", "max_steps", "max_tokens", "max_api_calls", "max_retries"
+        "version", "expected_version", "timeout_s", "max_steps", "max_tokens", "max_api_calls", "max_retries",
+        "tokens_in", "tokens_out",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("value", ["0.50", 0.5, "5e-1"])
-def test_money_is_a_number_or_a_text_of_one(value: Any) -> None:
+def test_money_is_a_number_or_a_decimal_string(value: Any) -> None:
     assert Limits.model_validate({"max_cost_usd": value}).max_cost_usd == Decimal("0.5")
     for wrong in (True, "", "much", "NaN", [1]):
         with pytest.raises(ValidationError):
@@ -61,7 +62,7 @@ def test_money_is_a_number_or_a_text_of_one(value: Any) -> None:
         ("Infinity", None), ("-1", None), ("1000001", None), (1_000_001, None), (True, None), ("", None), ("0x1", None),
     ],
 )  # fmt: skip
-def test_money_is_read_the_same_at_every_door(amount: Any, nanos: int | None) -> None:
+def test_money_is_parsed_alike_in_every_api(amount: Any, nanos: int | None) -> None:
     """/v1 and /mcp read limits by `limits_in`, all other routes by `Limits`."""
     given = {"max_cost_usd": amount}
     if nanos is None:
@@ -90,7 +91,7 @@ def test_seconds_may_have_a_fraction_and_need_none() -> None:
         ("POST", "/api/agents/echo/chat", {"content": "x", "limits": {"timeout_s": True}}, "$.limits.timeout_s"),
     ],
 )
-async def test_a_text_where_a_number_belongs_is_refused_by_its_place(
+async def test_text_in_place_of_a_number_is_refused_with_its_path(
     method: str, path: str, body: Any, where: str
 ) -> None:
     async with served() as server, server.client("ann") as ann:

@@ -16,10 +16,10 @@ from typing import Any
 import httpx2
 import pytest
 from openai import AsyncOpenAI, InternalServerError
+from starlette.types import Message, Receive, Scope, Send
 
 from penstock.errors import InvalidValue
-from penstock.server.guards.asgi import Message, Receive, Scope, Send
-from penstock.server.serve import Answered, ServerProcess, farewell, greeting, listen
+from penstock.server.serve import ServerProcess, ShutdownResponder, farewell, greeting, listen
 from penstock.server.settings import ServerSettings
 from tests.server.served import SECRETS, TOKENS, eventually, served, wire
 from tests.server.test_mcp_sessions import ACCEPT, HELLO
@@ -67,7 +67,7 @@ async def process(*args: str) -> AsyncGenerator[tuple[asyncio.subprocess.Process
     assert started.stdout is not None
     try:
         first = (await started.stdout.readline()).decode()
-        assert first.startswith("Penstock listens at "), first + (await _rest(started.stderr))
+        assert first.startswith("Penstock is listening on "), first + (await _rest(started.stderr))
         yield started, first.split()[-1]
     finally:
         if started.returncode is None:
@@ -86,7 +86,7 @@ async def ended(started: asyncio.subprocess.Process) -> str:
     return out.decode()
 
 
-async def test_what_runs_is_parked_at_the_end_and_goes_on_at_the_next_beginning(tmp_path: Path) -> None:
+async def test_running_runs_are_parked_at_shutdown_and_continue_at_the_next_start(tmp_path: Path) -> None:
     database = str(tmp_path / "data.db")
     async with process(database, "wait", "600") as (first, address), httpx2.AsyncClient(base_url=address) as client:
         run = (await client.post("/api/runs", json={"graph_id": "wait"})).json()
@@ -104,8 +104,8 @@ async def test_what_runs_is_parked_at_the_end_and_goes_on_at_the_next_beginning(
         first.send_signal(signal.SIGINT)
         assert "closed" in await ended(first)
     async with process(database, "go on", "0") as (second, address), httpx2.AsyncClient(base_url=address) as client:
-        told = await client.get(f"/api/runs/{run['id']}/events")
-        types = [json.loads(line[6:])["type"] for line in told.text.splitlines() if line.startswith("data: ")]
+        reported = await client.get(f"/api/runs/{run['id']}/events")
+        types = [json.loads(line[6:])["type"] for line in reported.text.splitlines() if line.startswith("data: ")]
         assert "run.parked" in types
         assert types[-1] == "run.completed"
         second.send_signal(signal.SIGTERM)
@@ -116,11 +116,11 @@ async def test_what_runs_is_parked_at_the_end_and_goes_on_at_the_next_beginning(
 
 
 Given = list[tuple[str, dict[str, Any]]]
-SAID = [{"role": "user", "content": "x"}]
+MESSAGES = [{"role": "user", "content": "x"}]
 CALL = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "wait", "arguments": {"input": "x"}}}
-ASKED: Given = [
-    ("/v1/chat/completions", {"model": "wait", "messages": SAID}),
-    ("/v1/chat/completions", {"model": "approval", "messages": SAID}),
+REQUESTS: Given = [
+    ("/v1/chat/completions", {"model": "wait", "messages": MESSAGES}),
+    ("/v1/chat/completions", {"model": "approval", "messages": MESSAGES}),
     ("/v1/responses", {"model": "wait", "input": "x"}),
     ("/v1/responses", {"model": "approval", "input": "x"}),
 ]
@@ -144,7 +144,7 @@ async def listens_no_more(client: httpx2.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-async def test_whoever_waits_for_a_run_that_is_parked_is_told_so_and_where_it_is(tmp_path: Path, signals: int) -> None:
+async def test_a_client_waiting_for_a_parked_run_is_told_where_to_find_it(tmp_path: Path, signals: int) -> None:
     drain_s = "0" if signals == 1 else "600"
     async with (
         process(str(tmp_path / "data.db"), "wait", drain_s) as (server, address),
@@ -152,8 +152,8 @@ async def test_whoever_waits_for_a_run_that_is_parked_is_told_so_and_where_it_is
     ):
         session = (await client.post("/mcp", json=HELLO)).headers["mcp-session-id"]
         called = asyncio.ensure_future(client.post("/mcp", json=CALL, headers={"Mcp-Session-Id": session}))
-        waiting = [asyncio.ensure_future(client.post(path, json=body)) for path, body in ASKED]
-        await under_way(client, len(ASKED) + 1)
+        waiting = [asyncio.ensure_future(client.post(path, json=body)) for path, body in REQUESTS]
+        await under_way(client, len(REQUESTS) + 1)
         server.send_signal(signal.SIGTERM)
         if signals == 2:
             await listens_no_more(client)
@@ -164,24 +164,24 @@ async def test_whoever_waits_for_a_run_that_is_parked_is_told_so_and_where_it_is
             assert (error["type"], error["code"]) == ("service_unavailable_error", "parked")
             assert f"GET /v1/responses/resp_{error['run_id']}" in error["message"]
             assert f"GET /api/runs/{error['run_id']}" in error["message"]
-        *_, told = [line[6:] for line in (await called).text.splitlines() if line.startswith("data: {")]
-        result = json.loads(told)["result"]
+        *_, reported = [line[6:] for line in (await called).text.splitlines() if line.startswith("data: {")]
+        result = json.loads(reported)["result"]
         assert (result["isError"], " was parked: " in result["content"][0]["text"]) == (True, True)
         assert "closed" in await ended(server)
 
 
-async def test_the_sdk_does_not_ask_again_for_a_run_that_is_parked(tmp_path: Path) -> None:
+async def test_the_sdk_does_not_retry_a_parked_run(tmp_path: Path) -> None:
     database = str(tmp_path / "data.db")
     async with (
         process(database, "wait", "0") as (first, address),
         httpx2.AsyncClient(base_url=address, timeout=60) as http,
         AsyncOpenAI(api_key="-", base_url=f"{address}/v1") as client,
     ):
-        asked = asyncio.ensure_future(client.responses.create(model="wait", input="x"))
+        requested = asyncio.ensure_future(client.responses.create(model="wait", input="x"))
         (run,) = await under_way(http, 1)
         first.send_signal(signal.SIGTERM)
         with pytest.raises(InternalServerError) as parked:
-            await asked
+            await requested
         assert (parked.value.code, parked.value.body["run_id"]) == ("parked", run["id"])  # type: ignore[index]
         assert "closed" in await ended(first)
     async with (
@@ -197,26 +197,28 @@ async def test_the_sdk_does_not_ask_again_for_a_run_that_is_parked(tmp_path: Pat
         assert "closed" in await ended(second)
 
 
-async def test_an_answer_that_comes_while_the_server_lets_runs_end_is_given(tmp_path: Path) -> None:
+async def test_a_run_that_ends_while_draining_is_answered(tmp_path: Path) -> None:
     let_go = tmp_path / "let go"
     os.mkfifo(let_go)
     async with (
         process(str(tmp_path / "data.db"), str(let_go), "600") as (server, address),
         httpx2.AsyncClient(base_url=address, timeout=60) as client,
     ):
-        asked = asyncio.ensure_future(client.post("/v1/chat/completions", json={"model": "wait", "messages": SAID}))
+        requested = asyncio.ensure_future(
+            client.post("/v1/chat/completions", json={"model": "wait", "messages": MESSAGES})
+        )
         await under_way(client, 1)
         server.send_signal(signal.SIGTERM)
         await listens_no_more(client)
         await asyncio.to_thread(let_go.write_text, "now")
-        answer = await asked
+        answer = await requested
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["message"]["content"] == "done"
         assert "closed" in await ended(server)
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-async def test_an_answer_that_is_cancelled_is_refused_in_the_shape_of_its_route_unless_it_has_begun(
+async def test_a_cancelled_request_gets_503_unless_its_response_has_begun(
     has_begun: bool,
 ) -> None:
     sent: list[Message] = []
@@ -234,7 +236,7 @@ async def test_an_answer_that_is_cancelled_is_refused_in_the_shape_of_its_route_
     async def send(message: Message) -> None:
         sent.append(message)
 
-    answering = asyncio.ensure_future(Answered(app)({"type": "http", "path": "/v1/responses"}, receive, send))
+    answering = asyncio.ensure_future(ShutdownResponder(app)({"type": "http", "path": "/v1/responses"}, receive, send))
     await reached.wait()
     answering.cancel()
     await answering
@@ -247,7 +249,7 @@ async def test_an_answer_that_is_cancelled_is_refused_in_the_shape_of_its_route_
     assert json.loads(body[0]["body"])["error"]["type"] == "server_error"
 
 
-async def test_whoever_is_still_sending_when_the_server_has_closed_is_refused_in_the_shape_of_the_route() -> None:
+async def test_a_client_still_sending_at_shutdown_gets_503() -> None:
     listener = listen(ServerSettings(port=0))
     async with served() as it, wire(listener.getsockname()) as client:
         server = ServerProcess(it.app, timeout_graceful_shutdown=0)
@@ -269,7 +271,7 @@ async def test_whoever_is_still_sending_when_the_server_has_closed_is_refused_in
 # Where it listens
 
 
-def test_an_address_that_is_taken_is_said_by_name() -> None:
+def test_a_port_in_use_is_reported_with_its_address() -> None:
     taken = listen(ServerSettings(port=0))
     try:
         port = taken.getsockname()[1]
@@ -279,7 +281,7 @@ def test_an_address_that_is_taken_is_said_by_name() -> None:
         taken.close()
 
 
-async def test_an_answer_is_sent_at_once_and_does_not_wait_for_the_one_before_to_be_acknowledged() -> None:
+async def test_responses_are_sent_without_waiting_for_acknowledgements() -> None:
     listener, sent_at_once = listen(ServerSettings(port=0)), asyncio.get_running_loop().create_future()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -293,38 +295,38 @@ async def test_an_answer_is_sent_at_once_and_does_not_wait_for_the_one_before_to
         await writer.wait_closed()
 
 
-def test_the_greeting_says_what_it_goes_on_with() -> None:
-    assert "goes on" not in greeting(ServerSettings(), 1, "sqlite:x")
-    one = "  goes on       with 1 run; what another server had at work when it was killed, 15 s after that"
-    assert one in greeting(ServerSettings(), 1, "sqlite:x", 1, 15).splitlines()
-    assert "with 1000 runs or more;" in greeting(ServerSettings(), 1, "sqlite:x", 1_000, 15)
+def test_the_greeting_has_the_number_of_unfinished_runs() -> None:
+    assert "resuming" not in greeting(ServerSettings(), 1, "sqlite:x")
+    line = "  resuming      1 unfinished run; the runs of a killed server 15 s after it died"
+    assert line in greeting(ServerSettings(), 1, "sqlite:x", 1, 15).splitlines()
+    assert " 1000 or more unfinished runs;" in greeting(ServerSettings(), 1, "sqlite:x", 1_000, 15)
 
 
 @pytest.mark.parametrize(
-    ("after", "is_kept", "said"),
+    ("after", "is_persistent", "expected"),
     [
-        ({"parked": 5}, True, "stopped: 3 runs parked, for the next server to go on with"),
+        ({"parked": 5}, True, "stopped: 3 runs parked for the next server"),
         ({"parked": 2, "failed": 3}, True, "stopped"),
         ({"parked": 2, "failed": 3}, False, "stopped"),
-        ({"parked": 4, "completed": 1}, False, "stopped: 2 runs gone with the memory"),
-        ({"parked": 2}, False, "stopped: 3 runs gone with the memory"),
+        ({"parked": 4, "completed": 1}, False, "stopped: 2 runs lost with the memory"),
+        ({"parked": 2}, False, "stopped: 3 runs lost with the memory"),
         (
             {"parked": 3, "lost": 1},
             True,
-            "stopped: 1 run parked, for the next server to go on with; 1 run could not be parked, as the database does "
-            "not answer: a server goes on with it after 15 s",
+            "stopped: 1 run parked for the next server; 1 run could not be parked because the database is "
+            "unavailable: a server takes over after 15 s",
         ),
     ],
 )
-def test_the_farewell_says_what_became_of_what_ran(after: dict[str, int], is_kept: bool, said: str) -> None:
-    assert farewell({"parked": 2}, after, 3, 15, is_kept=is_kept) == said
+def test_the_farewell_has_the_outcome_of_active_runs(after: dict[str, int], is_persistent: bool, expected: str) -> None:
+    assert farewell({"parked": 2}, after, 3, 15, is_persistent=is_persistent) == expected
 
 
-def test_the_greeting_says_where_for_whom_and_how_long() -> None:
+def test_the_greeting_has_address_access_and_storage() -> None:
     text = greeting(ServerSettings(), 8642, "memory:")
     assert "http://127.0.0.1:8642/" in text
-    assert "gone when the server ends" in text
-    assert "nobody else" in text
+    assert "lost when the server stops" in text
+    assert "clients on this machine only" in text
     wide = greeting(ServerSettings(host="::", tokens=TOKENS), 1, "postgresql://u:canary-secret@db/x")
     assert "http://[::]:1" in wide
     assert "canary" not in wide

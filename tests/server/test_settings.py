@@ -38,7 +38,7 @@ SECRET = "0123456789abcdef"
         ("host", "0.0.0.0"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(name: str, value: Any) -> None:
+def test_invalid_settings_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidValue) as caught:
         ServerSettings(**{name: value})
     assert caught.value.field == name
@@ -64,7 +64,7 @@ def test_settings_come_from_an_environment_and_from_a_file_of_tokens(tmp_path: P
 
 
 @pytest.mark.parametrize("environ", [{"PENSTOCK_PORT": "eighty"}, {"PENSTOCK_TOKENS_FILE": "/nowhere/tokens"}])
-def test_an_environment_that_cannot_be_is_refused_by_name(environ: dict[str, str]) -> None:
+def test_an_invalid_environment_is_refused_by_name(environ: dict[str, str]) -> None:
     with pytest.raises(InvalidValue) as caught:
         ServerSettings.from_env(environ)
     assert caught.value.field == next(iter(environ))
@@ -74,9 +74,7 @@ NO_TOKENS = ["", "\n \n", "# ann:user:canary-of-ann-01\n", "  # x"]
 
 
 @pytest.mark.parametrize("text", NO_TOKENS)
-def test_who_names_tokens_of_which_there_are_none_is_refused_instead_of_letting_everybody_in(
-    tmp_path: Path, text: str
-) -> None:
+def test_an_empty_source_of_tokens_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "tokens"
     file.write_text(text)
     named = {"PENSTOCK_TOKENS": text, "PENSTOCK_TOKENS_FILE": str(file)}
@@ -84,18 +82,18 @@ def test_who_names_tokens_of_which_there_are_none_is_refused_instead_of_letting_
         with pytest.raises(TokensMissing) as caught:
             ServerSettings.from_env({name: named[name] for name in names})
         where = " and ".join(name if name == "PENSTOCK_TOKENS" else repr(str(file)) for name in names)
-        assert str(caught.value).startswith(f"there is no token in {where}: write name:role:secret, one a line")
+        assert str(caught.value).startswith(f"there is no token in {where}: add lines of name:role:secret, or")
         assert "canary" not in str(caught.value)
     with pytest.raises(TokensMissing, match="there is no token in PENSTOCK_TOKENS_FILE: "):
         ServerSettings.from_env({"PENSTOCK_TOKENS_FILE": ""})
 
 
 @pytest.mark.parametrize("text", NO_TOKENS)
-def test_one_place_with_tokens_is_enough(tmp_path: Path, text: str) -> None:
+def test_one_source_of_tokens_is_enough(tmp_path: Path, text: str) -> None:
     file, token = tmp_path / "tokens", f"ann:user:{SECRET}"
-    for said, written in ((text, token), (token, text)):
+    for env_text, written in ((text, token), (token, text)):
         file.write_text(written)
-        found = ServerSettings.from_env({"PENSTOCK_TOKENS": said, "PENSTOCK_TOKENS_FILE": str(file)})
+        found = ServerSettings.from_env({"PENSTOCK_TOKENS": env_text, "PENSTOCK_TOKENS_FILE": str(file)})
         assert [one.user.name for one in found.tokens] == ["ann"]
 
 
@@ -104,5 +102,5 @@ def test_one_place_with_tokens_is_enough(tmp_path: Path, text: str) -> None:
     [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
      ("192.0.2.1", False), ("localhost.example", False), ("", False), ("::ffff:127.0.0.1", False)],
 )  # fmt: skip
-def test_loopback_is_what_only_this_machine_reaches(host: str, is_so: bool) -> None:
+def test_loopback_addresses_are_recognized(host: str, is_so: bool) -> None:
     assert is_loopback(host) == is_so

@@ -18,7 +18,7 @@ from penstock.server.metrics import Metrics
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import CHUNK_BYTES, HEARTBEAT, EventStream, Streams, _chunk, follow, frame, framed, is_over
 from penstock.storage.memory import MemoryStores
-from tests.server.served import GATE, SECRETS, TOKENS, happened, listening, served, told, wire
+from tests.server.served import GATE, SECRETS, TOKENS, happened, listening, parse_events, served, wire
 
 ANN = User("ann", "user")
 PAGE = {"Accept": "application/json"}
@@ -26,7 +26,7 @@ HOSTILE = "a\r\nevent: run.completed\ndata: {}\n\nid: 9\r\r\0\u2028\u2029\x0bğŸ˜
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "\ud800", "\n\n", "data: x", ":", ""])
-def test_what_a_model_wrote_cannot_break_the_framing(text: str) -> None:
+def test_model_output_cannot_break_the_framing(text: str) -> None:
     wire_form = frame(HostedEvent(7, 0, "text.delta", {"text": text}))
     lines = wire_form.split(b"\n")
     assert lines[0] == b"id: 7"
@@ -35,17 +35,17 @@ def test_what_a_model_wrote_cannot_break_the_framing(text: str) -> None:
     assert lines[3:] == [b"", b""]
     assert b"\r" not in wire_form
     assert b"\0" not in wire_form
-    assert told(wire_form.decode())[0]["data"]["data"] == {"text": text}
+    assert parse_events(wire_form.decode())[0]["data"]["data"] == {"text": text}
 
 
 @given(st.text())
-def test_any_text_comes_back_as_it_was(text: str) -> None:
+def test_any_text_is_framed_losslessly(text: str) -> None:
     wire_form = framed({"text": text}, event="text.delta", id="1")
     assert wire_form.count(b"\n") == 4
-    assert told(wire_form.decode())[0]["data"] == {"text": text}
+    assert parse_events(wire_form.decode())[0]["data"] == {"text": text}
 
 
-def test_a_type_that_is_no_name_is_left_out() -> None:
+def test_an_invalid_event_type_is_omitted() -> None:
     assert framed(1, event="a\nb") == b"data: 1\n\n"
 
 
@@ -64,28 +64,29 @@ async def log_of(*types: str, status: str = "completed", text: str = "") -> Memo
 
 async def frames_of(stores: MemoryStores, after: int = 0, heartbeat_s: float = 0.001) -> list[dict[str, Any]]:
     async with aclosing(follow(stores, "r", after, heartbeat_s)) as frames:
-        return told("".join([one.decode() async for one in frames]))
+        return parse_events("".join([one.decode() async for one in frames]))
 
 
-async def test_a_stream_can_be_taken_up_at_every_place_without_gap_or_repetition() -> None:
+@pytest.mark.requirement("X-6")
+async def test_a_stream_can_be_resumed_at_every_event_without_gap_or_repetition() -> None:
     types = ["run.queued", *["text.delta"] * 200, "run.completed"]
     stores = await log_of(*types)
     for after in (0, 1, 63, 64, 65, 128, 201, 202, 500):
         assert [int(one["id"]) for one in await frames_of(stores, after)] == list(range(after + 1, 203))
 
 
-async def test_a_stream_that_is_taken_up_behind_the_end_is_over_at_once() -> None:
+async def test_a_stream_resumed_after_the_end_is_over_at_once() -> None:
     stores = await log_of("run.queued", "run.failed", status="failed")
     assert await frames_of(stores, 2, heartbeat_s=1_000) == []
     assert await frames_of(stores, 2_000, heartbeat_s=1_000) == []
 
 
-async def test_an_end_that_was_resumed_is_not_the_end() -> None:
+async def test_a_resumed_end_is_not_final() -> None:
     stores = await log_of("run.halted", "run.granted", "run.completed")
     assert [one["event"] for one in await frames_of(stores)] == ["run.halted", "run.granted", "run.completed"]
 
 
-async def test_a_last_word_waits_for_its_status_and_a_status_for_its_word() -> None:
+async def test_a_stream_waits_for_both_final_event_and_final_status() -> None:
     stores = await log_of("run.completed", status="running")
     async with aclosing(follow(stores, "r", 1, 1_000)) as frames:
         await anext(frames)
@@ -98,7 +99,7 @@ async def test_a_last_word_waits_for_its_status_and_a_status_for_its_word() -> N
     assert await frames_of(await log_of("run.queued")) != []  # completed, and nobody ever says so
 
 
-async def test_a_silent_run_is_kept_alive_by_comments() -> None:
+async def test_an_idle_stream_sends_comments() -> None:
     stores = await log_of("run.queued", status="running")
     async with aclosing(follow(stores, "r", 1, 0.001)) as frames:
         assert (await anext(frames)).startswith(b"retry: ")
@@ -119,7 +120,7 @@ async def test_a_chunk_is_small_whatever_the_events_are() -> None:
 
 
 @pytest.mark.parametrize("size", [1_000, CHUNK_BYTES // 3, CHUNK_BYTES - 100, 2 * CHUNK_BYTES])
-async def test_what_did_not_go_out_with_the_chunk_before_is_the_first_of_the_next(size: int) -> None:
+async def test_an_event_that_does_not_fit_starts_the_next_chunk(size: int) -> None:
     types = ["run.queued", *["text.delta"] * 70, "run.completed"]
     stores = await log_of(*types, text="x" * size)
     for after in (0, 1, 40, 71):
@@ -136,7 +137,7 @@ async def test_each_chunk_ends_with_the_event_that_its_place_names(spare: int) -
     seen, place = [], 9
     while rest := [event for event in events if event.seq > place]:
         chunk, place = _chunk(rest, place)
-        seen.append([int(one["id"]) for one in told(chunk.decode())])
+        seen.append([int(one["id"]) for one in parse_events(chunk.decode())])
         assert place == seen[-1][-1]
     assert seen == ([[10, 11], [12, 13], [14]] if spare >= 0 else [[10], [11], [12, 13], [14]])
     assert _chunk([], 14) == (b"", 14)
@@ -185,14 +186,14 @@ async def endless(gone: asyncio.Event) -> Any:
         gone.set()
 
 
-async def test_a_stream_whose_client_left_ends_although_sending_seems_to_work() -> None:
+async def test_a_stream_ends_after_a_disconnect_that_send_does_not_report() -> None:
     client, gone, left = Client(), asyncio.Event(), asyncio.Event()
     metrics = Metrics()
 
-    async def on_left() -> None:
+    async def on_disconnect() -> None:
         left.set()
 
-    stream = opened(endless(gone), Streams(ServerSettings(), metrics), on_left=on_left)
+    stream = opened(endless(gone), Streams(ServerSettings(), metrics), on_disconnect=on_disconnect)
     running = asyncio.ensure_future(stream(SCOPE, client.receive, client.send))
     await client.has_read(10)
     assert metrics.open_streams == 1
@@ -216,7 +217,7 @@ async def test_a_stream_is_cancelled_with_its_request_and_leaves_nothing() -> No
     assert metrics.open_streams == 0
 
 
-async def test_when_the_server_closes_every_stream_ends_well() -> None:
+async def test_at_shutdown_every_stream_ends_cleanly() -> None:
     client, gone = Client(), asyncio.Event()
     streams = Streams(ServerSettings(), Metrics())
     running = asyncio.ensure_future(opened(endless(gone), streams)(SCOPE, client.receive, client.send))
@@ -244,7 +245,7 @@ async def test_streams_at_the_limit_are_fine_and_one_more_is_refused() -> None:
     streams.enter("ann")
 
 
-def test_a_place_is_given_back_where_no_stream_comes_of_it() -> None:
+def test_a_reservation_is_released_if_no_stream_is_opened() -> None:
     streams = Streams(ServerSettings(max_streams_per_user=1), Metrics())
     for _ in range(3):
         with pytest.raises(StoreUnavailable), streams.place("ann"):
@@ -264,16 +265,16 @@ BEGINNING = [
 
 @pytest.mark.parametrize(("path", "body"), BEGINNING)
 @pytest.mark.parametrize(("why", "status"), [("crowded", 429), ("closing", 503)])
-async def test_nothing_is_started_for_a_stream_that_cannot_be(path: str, body: Any, why: str, status: int) -> None:
+async def test_nothing_is_started_for_a_stream_over_the_limit(path: str, body: Any, why: str, status: int) -> None:
     settings = ServerSettings(tokens=TOKENS, max_streams_per_user=1)
     async with served(settings) as server, server.client("ann") as ann:
         await server.save("gate", GATE)
         await server.save("chat", CHAT_GATE)
-        said = (await ann.post("/api/agents/chat/chat", json={"content": "hi"})).json()
-        await ann.post(f"/api/runs/{said['run_id']}/cancel")
-        await server.host.wait(said["run_id"])
-        ids = {"chat": said["chat_id"], "message": said["message_id"], "user_message": said["user_message_id"]}
-        streams, before = server.app.state.parts.streams, await everything(server)
+        turn = (await ann.post("/api/agents/chat/chat", json={"content": "hi"})).json()
+        await ann.post(f"/api/runs/{turn['run_id']}/cancel")
+        await server.host.wait(turn["run_id"])
+        ids = {"chat": turn["chat_id"], "message": turn["message_id"], "user_message": turn["user_message_id"]}
+        streams, before = server.app.state.server.streams, await everything(server)
         if why == "crowded":
             streams.enter("ann")
         else:
@@ -288,11 +289,11 @@ async def test_nothing_is_started_for_a_stream_that_cannot_be(path: str, body: A
 async def everything(server: Any) -> tuple[set[str], dict[str, int]]:
     """All runs, and how much was said in each chat."""
     chats = await server.stores.chats.list()
-    said = {chat.id: len([*await server.chats.tree(chat.id)]) for chat in chats}
-    return {run.id for run in await server.stores.runs.list()}, said
+    turn = {chat.id: len([*await server.chats.tree(chat.id)]) for chat in chats}
+    return {run.id for run in await server.stores.runs.list()}, turn
 
 
-async def test_a_stream_that_could_not_begin_leaves_its_place() -> None:
+async def test_a_stream_that_cannot_start_releases_its_reservation() -> None:
     async with served(ServerSettings(tokens=TOKENS, max_streams_per_user=1)) as server, server.client("ann") as ann:
         await server.save("gate", GATE)
         server.gate.opened.set()
@@ -302,26 +303,27 @@ async def test_a_stream_that_could_not_begin_leaves_its_place() -> None:
             taken = await ann.post("/api/chats/none/messages?stream=true", json={"content": "x"})
             assert taken.status_code == 404
         whole = await ann.post("/api/runs?stream=true", json={"graph_id": "gate"})
-        assert told(whole.text)[-1]["event"] == "run.completed"
+        assert parse_events(whole.text)[-1]["event"] == "run.completed"
         assert (await ann.get(f"/api/runs/{whole.headers['x-run-id']}/export")).status_code == 200
-        assert server.app.state.parts.metrics.open_streams == 0
+        assert server.app.state.server.metrics.open_streams == 0
 
 
-async def test_a_store_that_goes_away_is_told_in_the_stream_and_the_place_stays() -> None:
+async def test_an_outage_is_reported_in_the_stream_and_keeps_the_position() -> None:
     async def frames() -> Any:
         yield frame(HostedEvent(1, 0, "run.queued"))
         raise StoreUnavailable("the disk is full; password=canary-1234")
 
     client = Client()
     await opened(frames(), Streams(ServerSettings(), Metrics()))(SCOPE, client.receive, client.send)
-    *_, error = told(client.text())
+    *_, error = parse_events(client.text())
     assert (error["event"], error["data"]["code"]) == ("error", "store_unavailable")
     assert "id" not in error
     assert "canary" not in client.text()
     assert client.sent[-1]["more_body"] is False
 
 
-async def test_over_a_socket_a_client_comes_back_where_it_was_and_gets_everything_once() -> None:
+@pytest.mark.requirement("X-6")
+async def test_a_client_reconnecting_over_a_socket_gets_every_event_once() -> None:
     async with served() as server, listening(server.app) as address:
         await server.save("gate", GATE)
         run = await server.host.submit(owner="ann", graph_id="gate", input="x")
@@ -333,18 +335,18 @@ async def test_over_a_socket_a_client_comes_back_where_it_was_and_gets_everythin
         server.gate.opened.set()
         await happened(server, run.id, "run.completed")
         async with server.client("ann") as ann:
-            whole = told((await ann.get(f"/api/runs/{run.id}/events")).text)
+            whole = parse_events((await ann.get(f"/api/runs/{run.id}/events")).text)
             for place in range(len(whole) + 1):
                 rest = await ann.get(f"/api/runs/{run.id}/events", headers={"Last-Event-ID": str(place)})
-                assert told(rest.text) == whole[place:]
-                assert told((await ann.get(f"/api/runs/{run.id}/events?after={place}")).text) == whole[place:]
+                assert parse_events(rest.text) == whole[place:]
+                assert parse_events((await ann.get(f"/api/runs/{run.id}/events?after={place}")).text) == whole[place:]
             page = await ann.get(f"/api/runs/{run.id}/events?after=1&limit=2", headers={"Accept": "application/json"})
             assert page.json()["events"] == [one["data"] for one in whole[1:3]]
             assert page.json()["last_seq"] == len(whole)
 
 
 @pytest.mark.parametrize("place", ["-1", "x", "9" * 30, "1.5", ""])
-async def test_a_place_that_is_none_is_refused_by_name(place: str) -> None:
+async def test_an_invalid_position_is_refused_by_name(place: str) -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("gate", GATE)
         run = await server.host.submit(owner="ann", graph_id="gate")
@@ -353,7 +355,7 @@ async def test_a_place_that_is_none_is_refused_by_name(place: str) -> None:
 
 
 @pytest.mark.parametrize(("on_leave", "status"), [("cancel", "cancelled"), ("continue", "completed")])
-async def test_leaving_a_chats_stream_cancels_the_answer_only_if_asked_to(on_leave: str, status: str) -> None:
+async def test_a_disconnect_from_a_chat_stream_cancels_only_if_requested(on_leave: str, status: str) -> None:
     async with served() as server, listening(server.app) as address:
         await server.save("slow", CHAT_GATE)
         async with wire(address) as client:
@@ -370,7 +372,7 @@ async def test_leaving_a_chats_stream_cancels_the_answer_only_if_asked_to(on_lea
 
 @pytest.mark.parametrize("status", ["queued", "running", "waiting", "parked", "completed", "failed", "halted"])
 @pytest.mark.parametrize("way", ["after", "header", "page"])
-async def test_a_place_ahead_of_the_log_is_refused_with_the_place_to_go_on_from(status: str, way: str) -> None:
+async def test_a_position_ahead_of_the_log_is_refused_with_the_newest_position(status: str, way: str) -> None:
     """In whatever state the run is: a stream from there would never say anything."""
     async with served(ServerSettings(tokens=TOKENS, heartbeat_s=1_000)) as server, server.client("ann") as ann:
         newest = await standing(server, status)
@@ -385,7 +387,7 @@ async def test_a_place_ahead_of_the_log_is_refused_with_the_place_to_go_on_from(
             assert (answer.status_code, error["code"]) == (422, "invalid_value")
             assert error["path"] == ("header.last-event-id" if way == "header" else "query.after")
             assert error["details"] == [{"last_seq": newest, "status": status}]
-            assert f"ask after {newest}, or 0 for all" in error["message"]
+            assert f"send {newest}, or 0 for all events" in error["message"]
 
 
 async def standing(server: Any, status: str) -> int:
@@ -405,7 +407,7 @@ async def standing(server: Any, status: str) -> int:
     return len(types)
 
 
-async def test_a_run_that_has_told_nothing_yet_is_watched_from_the_beginning_only() -> None:
+async def test_a_run_without_events_is_followed_only_from_the_beginning() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.host.close()
         await server.stores.runs.add(RunRecord("r", "ann", "g", 1))
@@ -415,34 +417,36 @@ async def test_a_run_that_has_told_nothing_yet_is_watched_from_the_beginning_onl
         assert (page.status_code, page.json()["events"]) == (200, [])
 
 
-async def test_who_is_refused_goes_on_from_the_place_that_is_named() -> None:
+async def test_a_refused_client_continues_from_the_named_position() -> None:
     async with served() as server, server.client("ann") as ann:
         newest = await standing(server, "completed")
         refused = (await ann.get("/api/runs/r/events?after=99")).json()["error"]
         place = refused["details"][0]["last_seq"]
-        assert told((await ann.get(f"/api/runs/r/events?after={place}")).text) == []
-        assert len(told((await ann.get("/api/runs/r/events")).text)) == newest
+        assert parse_events((await ann.get(f"/api/runs/r/events?after={place}")).text) == []
+        assert len(parse_events((await ann.get("/api/runs/r/events")).text)) == newest
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "halted", "cancelled"])
-async def test_behind_the_event_that_ended_a_run_nothing_is_said_and_a_browser_does_not_come_back(status: str) -> None:
+async def test_after_the_final_event_the_response_is_204_so_that_browsers_do_not_reconnect(status: str) -> None:
     async with served() as server, server.client("ann") as ann:
         newest = await standing(server, status)
         for query, place in ((f"?after={newest}", {}), ("", {"Last-Event-ID": str(newest)})):
             over = await ann.get(f"/api/runs/r/events{query}", headers={"Accept": "text/event-stream", **place})
             assert (over.status_code, over.content, over.headers["x-run-id"]) == (204, b"", "r")
         one_before = await ann.get(f"/api/runs/r/events?after={newest - 1}")
-        assert [one["event"] for one in told(one_before.text)] == [f"run.{status}"]
+        assert [one["event"] for one in parse_events(one_before.text)] == [f"run.{status}"]
         page = await ann.get(f"/api/runs/r/events?after={newest}", headers=PAGE)
         assert (page.status_code, page.json()["events"], page.json()["last_seq"]) == (200, [], newest)
 
 
-async def test_a_run_that_is_parked_or_goes_on_is_not_over_behind_its_newest_event() -> None:
+async def test_a_parked_or_active_run_is_not_over_after_its_newest_event() -> None:
     settings = ServerSettings(tokens=TOKENS, heartbeat_s=0.001)
     async with served(settings) as server, server.client("ann") as ann:
         newest = await standing(server, "parked")
         parked = await ann.get(f"/api/runs/r/events?after={newest}")
-        assert (parked.status_code, told(parked.text)) == (200, []), "come back: another server will go on with it"
+        assert (parked.status_code, parse_events(parked.text)) == (200, []), (
+            "come back: another server will go on with it"
+        )
     async with served(settings) as server, server.client("ann") as ann:
         newest = await standing(server, "failed")
         await server.host.resume("r")
@@ -453,7 +457,7 @@ async def test_a_run_that_is_parked_or_goes_on_is_not_over_behind_its_newest_eve
         assert not await is_over(server.stores, run, newest + 1)
 
 
-async def test_another_is_not_told_how_far_a_run_has_come() -> None:
+async def test_other_users_do_not_learn_the_position_of_a_run() -> None:
     async with served() as server, server.client("bob") as bob:
         await standing(server, "running")
         assert (await bob.get("/api/runs/r/events?after=99")).json() == (await bob.get("/api/runs/none/events")).json()

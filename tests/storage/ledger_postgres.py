@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import asyncpg
 import pytest
 
-from tests.storage.postgres import postgres_server
+from tests.storage.postgres import TEMPLATE, postgres_server
 
 __all__ = ["dsn", "ledger_database", "postgres_server"]
 
@@ -20,8 +21,8 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def ledger_database(postgres_server: str) -> Iterator[str]:
     """The URL of a database that does not wait for the disk."""
-    name = f"ledger_{next(_numbers)}"  # each module that imports this has one of its own
-    making = f"CREATE DATABASE {name}", f"ALTER DATABASE {name} SET synchronous_commit = off"
+    name = f"ledger_{os.getpid()}_{next(_numbers)}"  # each module that imports this has one of its own
+    making = f"CREATE DATABASE {name} {TEMPLATE}", f"ALTER DATABASE {name} SET synchronous_commit = off"
     run(postgres_server % "postgres", *making)
     yield postgres_server % name
     run(postgres_server % "postgres", f"DROP DATABASE {name} WITH (FORCE)")

@@ -1,4 +1,4 @@
-"""Whatever is asked of it, in whatever order, a ledger that is kept answers as the one in memory does."""
+"""Random operations on a stored ledger have the same answers as on the one in memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.containment.ledger import Amounts, LedgerStore, MemoryLedgerStore
+from penstock.containment.ledger import Amounts, LedgerStore, MemoryLedgerStore, TicketRequest
 from penstock.containment.limits import UNLIMITED, Limits
 from penstock.storage import SqliteLedgerStore
-from penstock.storage.postgres_ledger import PostgresLedgerStore
+from penstock.storage.postgres.ledger import PostgresLedgerStore
 from penstock.testing import ManualClock
 from tests.storage.ledger_postgres import dsn, ledger_database, postgres_server
 
@@ -19,7 +19,7 @@ __all__ = ["dsn", "ledger_database", "postgres_server"]
 
 ACCOUNTS = ("run", "graph", "step", "sibling", "later", "nobody")
 PARENTS = {"run": None, "graph": "run", "step": "graph", "sibling": "run", "later": None}
-Act = Callable[[LedgerStore], object]
+Operation = Callable[[LedgerStore], object]
 
 
 def some_limits(rng: random.Random) -> Limits:
@@ -32,11 +32,11 @@ def some_amounts(rng: random.Random) -> Amounts:
     return Amounts(*(rng.choice([0, rng.randint(0, 12)]) for _ in range(3)), rng.randint(0, 2))
 
 
-def some_act(rng: random.Random) -> Act:
+def random_operation(rng: random.Random) -> Operation:
     limits = some_limits(rng)
     other = rng.choice(ACCOUNTS)
     key, account, amounts, yes = str(rng.randint(0, 12)), rng.choice(ACCOUNTS), some_amounts(rng), rng.random() < 0.5
-    acts: list[Act] = [
+    operations: list[Operation] = [
         lambda store: store.settle(key, amounts, succeeded=yes),
         lambda store: store.release(key),
         lambda store: store.withdraw(key),
@@ -47,40 +47,48 @@ def some_act(rng: random.Random) -> Act:
         lambda store: store.grant(account, limits),
         lambda store: store.open_account(account, Limits(steps=1), parent="run"),
         lambda store: store.put_under(account, other),
+        lambda store: store.renew(key),
+        lambda store: store.leave_queue(key),
     ]
-    hold: Act = lambda store: store.hold(key, account, amounts, retry_drawn=yes)  # noqa: E731 - as the others
-    return hold if rng.random() < 0.5 else rng.choice(acts)
+    under = rng.choice([None, str(rng.randint(0, 12))])
+    ticket = TicketRequest(rng.choice("ab"), rng.choice("xy"), lease_s=1_000)
+    holds: list[Operation] = [
+        lambda store: store.hold(key, account, amounts, retry_drawn=yes, under=under),
+        lambda store: store.join_queue(key, account, amounts, ticket, retry_drawn=yes, under=under),
+    ]
+    return rng.choice(holds if rng.random() < 0.5 else operations)
 
 
-def answer(store: LedgerStore, act: Act) -> object:
+def answer(store: LedgerStore, operation: Operation) -> object:
     try:
-        return act(store)
+        return operation(store)
     except Exception as error:
         return type(error), str(error)
 
 
-def agree(store: LedgerStore, clock: ManualClock, rng: random.Random, acts: int) -> None:
-    """Do the same at `store` and at one in memory, and compare what they say and have after each act."""
+def agree(store: LedgerStore, clock: ManualClock, rng: random.Random, operations: int) -> None:
+    """Do the same at `store` and at one in memory, and compare the answers and figures after each operation."""
     memory = MemoryLedgerStore(clock=clock)
     for account, parent in PARENTS.items():
         limits = some_limits(rng)
         memory.open_account(account, limits, parent=parent)
         store.open_account(account, limits, parent=parent)
-    for number in range(acts):
+    for number in range(operations):
         clock.advance_ns(rng.randint(0, 1))
-        act = some_act(rng)
-        assert answer(store, act) == answer(memory, act), number
+        operation = random_operation(rng)
+        assert answer(store, operation) == answer(memory, operation), number
         for account in ACCOUNTS:
-            look: Act = lambda store, account=account: store.balance(account)  # noqa: E731
+            look: Operation = lambda store, account=account: store.balance(account)  # noqa: E731
             assert answer(store, look) == answer(memory, look), number
         assert dict(store.unresolved()) == dict(memory.unresolved())
         assert dict(store.held("1")) == dict(memory.held("1"))
+        assert dict(store.queued()) == dict(memory.queued())
         assert list(store.aged(0)) == list(memory.aged(0))
 
 
 @pytest.mark.requirement("X-1")
 @pytest.mark.parametrize("seed", range(20))
-def test_any_sequence_of_acts_has_the_same_answers_and_figures_in_a_file(seed: int, tmp_path: Path) -> None:
+def test_any_sequence_of_operations_has_the_same_answers_and_figures_in_a_file(seed: int, tmp_path: Path) -> None:
     clock = ManualClock(start_ns=1_000)
     with SqliteLedgerStore(tmp_path / "ledger.db", clock=clock) as store:
         agree(store, clock, random.Random(seed), 80)
@@ -88,7 +96,7 @@ def test_any_sequence_of_acts_has_the_same_answers_and_figures_in_a_file(seed: i
 
 @pytest.mark.requirement("X-1")
 @pytest.mark.parametrize("seed", range(8))
-def test_any_sequence_of_acts_has_the_same_answers_and_figures_in_postgresql(seed: int, dsn: str) -> None:
+def test_any_sequence_of_operations_has_the_same_answers_and_figures_in_postgresql(seed: int, dsn: str) -> None:
     clock = ManualClock(start_ns=1_000)
     with PostgresLedgerStore(dsn, clock=clock, timeout_s=60) as store:
         agree(store, clock, random.Random(seed), 80)

@@ -9,11 +9,11 @@ import pytest
 
 from penstock.chat.message import ChatMessage
 from penstock.hosting.ports import Conflict
-from penstock.storage.memory.chats import new_messages
+from penstock.storage.rules import new_messages
 
 
 class Looked(dict[str, ChatMessage]):
-    """Messages that count how often somebody looks for one."""
+    """Messages that count lookups."""
 
     looks = 0
 
@@ -33,16 +33,18 @@ def shuffled(messages: list[ChatMessage]) -> list[ChatMessage]:
 ORDERS: list[Callable[[list[ChatMessage]], list[ChatMessage]]] = [list, lambda all: all[::-1], shuffled]
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=["as said", "backwards", "shuffled"])
-def test_the_place_of_each_message_is_looked_for_once(order: Callable[[list[ChatMessage]], list[ChatMessage]]) -> None:
+@pytest.mark.parametrize("order", ORDERS, ids=["in order", "backwards", "shuffled"])
+def test_the_ancestors_of_each_message_are_visited_once(
+    order: Callable[[list[ChatMessage]], list[ChatMessage]],
+) -> None:
     known = Looked(root=ChatMessage("root", None, "user", "x", 0))
     messages = order(chain(2_000))
     assert new_messages(known, messages) == messages
     assert known.looks <= 2 * 2_000
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=["as said", "backwards", "shuffled"])
-def test_a_message_without_a_place_is_found_among_many(
+@pytest.mark.parametrize("order", ORDERS, ids=["in order", "backwards", "shuffled"])
+def test_a_message_without_a_parent_is_found_among_many(
     order: Callable[[list[ChatMessage]], list[ChatMessage]],
 ) -> None:
     lost = [ChatMessage("lost", "nowhere", "user", "x", 0), ChatMessage("below", "lost", "user", "x", 0)]

@@ -13,8 +13,7 @@ import pytest
 from penstock.hosting.ports import StoreUnavailable
 from penstock.nodes import memory
 from penstock.nodes.memory import Memory, MemoryStore
-from penstock.storage import migrate, open_stores, schema_version
-from penstock.storage.databases import migrations
+from penstock.storage import migrate, migrations, open_stores, schema_version
 from penstock.storage.memory import InProcessMemory, memories
 from penstock.testing.faulty import FAULTS, FaultKind, FaultyStores
 from tests.storage.postgres import postgres_schemas, postgres_server
@@ -40,14 +39,12 @@ async def _recall(url: str) -> list[Memory]:
         return [*await stores.memories.search("chat:c", "which dam?")]
 
 
-def test_what_was_remembered_is_there_when_the_stores_are_opened_again(url: str) -> None:
+def test_memories_survive_reopening_the_stores(url: str) -> None:
     asyncio.run(_remember(url))
     assert asyncio.run(_recall(url)) == [Memory("dam", {"m": 221})]
 
 
-def test_a_database_from_before_there_were_memories_has_them_once_it_is_upgraded(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_without_memories_has_them_after_the_upgrade(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as before:
         before.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:1])
         assert asyncio.run(migrate(url)) == 1
@@ -58,7 +55,7 @@ def test_a_database_from_before_there_were_memories_has_them_once_it_is_upgraded
     assert asyncio.run(_recall(url)) == [Memory("dam", {"m": 221})]
 
 
-async def test_words_go_with_the_memories_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_words_of_a_memory_are_removed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "MAX_MEMORIES", 2)
     async with await open_stores(str(tmp_path / "p.db")) as stores:
         for key in ("a", "b", "c", "c"):
@@ -76,7 +73,7 @@ def _rows(path: Path) -> list[tuple[str, int, str]]:
         return file.execute(found).fetchall()
 
 
-async def test_so_many_spaces_are_kept_in_a_process_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_spaces_in_a_process_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memories, "MAX_SPACES", 2)
     store = InProcessMemory()
     for space in ("s", "t", "s", "u"):
@@ -85,7 +82,7 @@ async def test_so_many_spaces_are_kept_in_a_process_and_no_more(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-async def test_a_store_that_cannot_be_reached_says_so(kind: FaultKind) -> None:
+async def test_an_unavailable_store_raises(kind: FaultKind) -> None:
     async with FaultyStores(await open_stores("memory:"), kind) as stores:
         assert isinstance(stores.memories, MemoryStore)
         with pytest.raises(StoreUnavailable, match=r"InProcessMemory\.put"):

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from penstock.hosting.records import ApprovalRecord, HostedEvent, RunRecord
+from penstock.notify import Notifier, wait_until
 from penstock.storage.memory import MemoryStores
-from penstock.storage.memory.bells import Bells
 from penstock.testing import explore, sim_run
 
 
@@ -44,7 +44,7 @@ async def withdraw(stores: MemoryStores) -> None:
         (lambda stores: stores.approvals.wait("a", 60), withdraw),
     ],
 )
-def test_all_who_wait_are_woken_the_moment_it_happens(
+def test_all_waiters_are_woken_immediately(
     wait: Callable[[MemoryStores], Awaitable[object]], happen: Callable[[MemoryStores], Awaitable[None]]
 ) -> None:
     async def main(seed: int) -> float:
@@ -61,7 +61,7 @@ def test_all_who_wait_are_woken_the_moment_it_happens(
     assert set(explore(main, schedules=30)) == {7.0}
 
 
-def test_nobody_is_woken_before_the_time_is_over_by_what_happens_elsewhere() -> None:
+def test_waiters_are_not_woken_by_events_of_other_runs() -> None:
     async def main() -> float:
         stores = await hosted()
         await stores.runs.add(RunRecord("s", "ann", "g", 1))
@@ -74,7 +74,7 @@ def test_nobody_is_woken_before_the_time_is_over_by_what_happens_elsewhere() -> 
     assert sim_run(main, seed=0) == 60
 
 
-def test_what_happens_at_the_very_end_of_the_time_is_seen_or_comes_too_late_and_nothing_else() -> None:
+def test_an_event_exactly_at_the_timeout_is_seen_or_too_late() -> None:
     async def main(seed: int) -> bool:
         stores = await hosted()
 
@@ -89,7 +89,7 @@ def test_what_happens_at_the_very_end_of_the_time_is_seen_or_comes_too_late_and_
     assert set(explore(main, schedules=60)) == {True, False}
 
 
-def test_a_wait_without_end_ends_with_the_event() -> None:
+def test_an_unlimited_wait_ends_with_the_event() -> None:
     async def main() -> bool:
         stores = await hosted()
         waiting = asyncio.ensure_future(stores.events.wait("r", 0, float("inf")))
@@ -100,7 +100,7 @@ def test_a_wait_without_end_ends_with_the_event() -> None:
     assert sim_run(main, seed=0)
 
 
-def test_a_question_that_is_forgotten_while_somebody_waits_is_a_key_error() -> None:
+def test_an_approval_removed_during_a_wait_is_a_key_error() -> None:
     async def main() -> float:
         stores = await hosted()
         waiting = asyncio.ensure_future(stores.approvals.wait("a", 60))
@@ -114,28 +114,31 @@ def test_a_question_that_is_forgotten_while_somebody_waits_is_a_key_error() -> N
     assert sim_run(main, seed=0) == 1
 
 
-def test_no_waiter_is_kept_after_it_was_woken_timed_out_or_was_cancelled() -> None:
+def test_no_waiter_is_left_after_a_wake_up_timeout_or_cancel() -> None:
     async def main(seed: int) -> None:
-        bells, happened = Bells(), False
+        notifier, happened = Notifier(), False
 
         async def happen() -> None:
             nonlocal happened
             await asyncio.sleep(2)
             happened = True
-            bells.ring("k")
+            notifier.notify("k")
 
-        waits = [asyncio.ensure_future(bells.until("k", lambda: happened, timeout_s)) for timeout_s in (1, 3, 5, 7, 9)]
+        waits = [
+            asyncio.ensure_future(wait_until(notifier, "k", lambda: happened, timeout_s))
+            for timeout_s in (1, 3, 5, 7, 9)
+        ]
         await asyncio.sleep(1)
         waits[3].cancel()
         await asyncio.gather(happen(), *waits, return_exceptions=True)
         assert waits[3].cancelled()
         assert [wait.result() for wait in (waits[0], waits[2], waits[4])] == [False, True, True]
-        assert bells._waiting == {}
+        assert not notifier.has_waiters
 
     explore(main, schedules=40)
 
 
-async def test_stores_close_themselves() -> None:
+async def test_stores_are_closed_by_their_context_manager() -> None:
     async with MemoryStores() as stores:
         assert stores.url == "memory:"
         await stores.runs.add(RunRecord("r", "ann", "g", 1))

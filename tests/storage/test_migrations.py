@@ -1,8 +1,9 @@
-"""Versions of a database: a new one is made, an old one is upgraded when asked, and no other is touched."""
+"""Versions of a database: a new one is created, an old one is upgraded by `migrate`, and no other is changed."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -12,12 +13,13 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from penstock.chat import protocol
 from penstock.chat.ports import ChatRecord
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.records import ApprovalRecord, CancelIntent, RunRecord
-from penstock.storage import migrate, newest_version, open_stores, schema_version
-from penstock.storage.databases import migrations, postgres
+from penstock.hosting.records import ApprovalRecord, CancelRequest, RunRecord
+from penstock.storage import migrate, migrations, newest_version, open_stores, schema_version
+from penstock.storage.postgres import database as postgres_database
 from penstock.storage.stores import sqlite_path
 from tests.storage.postgres import postgres_schemas, postgres_server
 
@@ -67,20 +69,20 @@ async def _find(url: str) -> RunRecord | None:
         return await stores.runs.get("r")
 
 
-def test_a_new_database_is_made_at_once(url: str) -> None:
+def test_a_new_database_is_created_on_opening(url: str) -> None:
     assert asyncio.run(schema_version(url)) == 0
     asyncio.run(_keep(url))
     assert asyncio.run(schema_version(url)) == newest_version() == len(migrations.MIGRATIONS)
 
 
-def test_migrating_makes_a_new_database_and_leaves_a_newest_one_as_it_is(url: str) -> None:
+def test_migrating_creates_a_new_database_and_leaves_an_upgraded_one_unchanged(url: str) -> None:
     for _ in range(2):
         assert asyncio.run(migrate(url)) == newest_version()
         asyncio.run(_keep(url))
     assert asyncio.run(_find(url)) == RUN
 
 
-def test_an_older_database_is_upgraded_when_asked_and_never_by_opening_it(
+def test_an_older_database_is_upgraded_by_migrate_and_never_by_opening_it(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.run(_keep(url))
@@ -94,7 +96,7 @@ def test_an_older_database_is_upgraded_when_asked_and_never_by_opening_it(
     assert asyncio.run(_find(url)) == RUN
 
 
-def test_runs_of_version_2_are_there_after_the_upgrade_with_no_call_of_unknown_cost(url: str) -> None:
+def test_runs_of_version_2_have_no_unknown_costs_after_the_upgrade(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:2])
         assert asyncio.run(migrate(url)) == 2
@@ -116,7 +118,7 @@ def test_runs_of_version_2_are_there_after_the_upgrade_with_no_call_of_unknown_c
     assert asyncio.run(count()).unknown_costs == 4
 
 
-def test_chats_of_version_2_are_somebodys_and_what_is_attached_there_stays(url: str) -> None:
+def test_chats_of_version_2_are_not_generated_and_keep_their_attachments(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:2])
         asyncio.run(migrate(url))
@@ -140,7 +142,7 @@ def test_chats_of_version_2_are_somebodys_and_what_is_attached_there_stays(url: 
     asyncio.run(look())
 
 
-def test_cancels_of_version_3_count_for_anybodys_run_as_they_did(url: str) -> None:
+def test_cancel_requests_of_version_3_apply_to_any_owner(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:3])
         assert asyncio.run(migrate(url)) == 3
@@ -149,7 +151,7 @@ def test_cancels_of_version_3_count_for_anybodys_run_as_they_did(url: str) -> No
 
     async def look() -> None:
         async with await open_stores(url) as stores:
-            before = CancelIntent("r", "enough", "bob", 1, 2)
+            before = CancelRequest("r", "enough", "bob", 1, 2)
             assert dict(await stores.cancels.find({"r": "ann"}, now_ms=2)) == {"r": before}
             of_bob = replace(before, owner="bob")
             assert await stores.cancels.put(of_bob) == of_bob
@@ -158,7 +160,7 @@ def test_cancels_of_version_3_count_for_anybodys_run_as_they_did(url: str) -> No
     asyncio.run(look())
 
 
-def test_of_questions_of_version_4_nobody_knows_what_they_expect(url: str) -> None:
+def test_approvals_of_version_4_have_no_expected_answer(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:4])
         assert asyncio.run(migrate(url)) == 4
@@ -168,14 +170,45 @@ def test_of_questions_of_version_4_nobody_knows_what_they_expect(url: str) -> No
 
     async def look() -> None:
         async with await open_stores(url) as stores:
-            asked = ApprovalRecord("a", "r", "ann", "k", "n", "Send it?", 1, asked_ms=5)
-            assert await stores.approvals.get("a") == asked
+            approval = ApprovalRecord("a", "r", "ann", "k", "n", "Send it?", 1, asked_ms=5)
+            assert await stores.approvals.get("a") == approval
             assert (await stores.approvals.answer("a", "edited", answer=2, by="bob", now_ms=6)).answer == 2
 
     asyncio.run(look())
 
 
-def test_a_newer_database_is_refused_and_left(url: str) -> None:
+def test_runs_and_answers_of_version_5_have_their_grants_and_their_ends(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:5])
+        assert asyncio.run(migrate(url)) == 5
+    numbers = "0, NULL, NULL, NULL, 0, 0, NULL, NULL, 'null', 0, 0, 0, 0, 0"
+    for id in ("asked", "granted"):
+        _execute(url, f"INSERT INTO runs VALUES ('{id}', 'ann', 'g', 1, '1', '{{}}', '{{}}', 'c', 'queued', {numbers})")
+    for seq in (2, 3):
+        _execute(url, f"INSERT INTO events VALUES ('granted', {seq}, 5, 'run.granted', '{{}}')")
+    _execute(url, "INSERT INTO chats VALUES ('c', 'ann', '\"\"', 'g', 1, 2, '', '')")
+    columns = "chat_id, id, parent_id, role, content, at_ms, data, is_in_view"
+    for id, run_id in (("a", "asked"), ("b", "never"), ("c", "ask")):
+        data = json.dumps(protocol.writing(run_id), separators=(",", ":"))
+        _execute(url, f"INSERT INTO messages ({columns}) VALUES ('c', '{id}', '', 'assistant', '\"\"', 1, '{data}', 1)")
+    assert asyncio.run(migrate(url)) == newest_version() > 5
+
+    async def look() -> None:
+        async with await open_stores(url) as stores:
+            runs = {run.id: run.grants for run in await stores.runs.list()}
+            assert runs == {"asked": 0, "granted": 2}
+            messages = {one.id: one.data for one in (await stores.chats.messages("c"))[0]}
+            assert {id: data["state"] for id, data in messages.items()} == {
+                "a": "writing",
+                "b": "failed",
+                "c": "failed",
+            }
+            assert messages["b"]["error"] == "interrupted before its run started: ask again"
+
+    asyncio.run(look())
+
+
+def test_a_newer_database_is_refused_and_unchanged(url: str) -> None:
     asyncio.run(_keep(url))
     _set_version(url, 99)
     for ask in (_find, migrate):
@@ -196,7 +229,7 @@ def test_a_migration_that_fails_changes_nothing(url: str, monkeypatch: pytest.Mo
     _execute(url, "CREATE TABLE half (id BIGINT)")  # it is not there
 
 
-def test_tables_of_something_else_are_refused_and_left(url: str) -> None:
+def test_tables_of_another_application_are_refused_and_unchanged(url: str) -> None:
     _execute(url, "CREATE TABLE runs (distance_km BIGINT)")
     for ask in (_find, migrate, schema_version):
         with pytest.raises(StoreUnavailable, match="of something else"):
@@ -204,7 +237,7 @@ def test_tables_of_something_else_are_refused_and_left(url: str) -> None:
     _execute(url, "INSERT INTO runs (distance_km) VALUES (42)")
 
 
-def test_many_who_open_a_new_database_at_once_make_it_once(url: str) -> None:
+def test_concurrent_opens_create_a_new_database_once(url: str) -> None:
     async def all_at_once() -> list[None]:
         return await asyncio.gather(*(_keep(url) for _ in range(4)))
 
@@ -213,21 +246,24 @@ def test_many_who_open_a_new_database_at_once_make_it_once(url: str) -> None:
 
 
 async def _waiting_for_locks(url: str, count: int) -> None:
-    """Return once so many of ours wait for what somebody else has."""
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'penstock'"
+    """Return once this many of our connections wait for a lock."""
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE wait_event_type = 'Lock' AND application_name = 'penstock' AND datname = current_database()"
+    )
     connection = await asyncpg.connect(url)  # in a transaction, every look would find what the first one did
     while await connection.fetchval(waiting) < count:
         continue
     await connection.close()
 
 
-def test_of_two_that_upgrade_a_server_at_once_the_second_waits_and_finds_it_done(
+def test_of_two_concurrent_upgrades_of_a_server_the_second_waits_and_finds_it_done(
     postgres_schemas: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = postgres_schemas()
     asyncio.run(_keep(url))
     monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, NEXT))
-    monkeypatch.setattr(postgres, "LOCKED_S", 60)
+    monkeypatch.setattr(postgres_database, "LOCKED_S", 60)
 
     async def both_while_somebody_reads() -> list[int]:
         reader = await asyncpg.connect(url)
@@ -253,13 +289,13 @@ async def test_memory_is_always_of_the_newest_version() -> None:
     "wrong",
     ["", ":memory:", "sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://host/file", "mysql://x/y", "http://x"],
 )
-async def test_what_is_no_url_of_a_store_is_said(wrong: str) -> None:
+async def test_an_invalid_store_url_is_refused(wrong: str) -> None:
     for ask in (open_stores, migrate, schema_version):
         with pytest.raises(InvalidValue, match="url must be"):
             await ask(wrong)
 
 
-def test_urls_name_files_from_the_current_folder_or_from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urls_name_files_relative_to_the_current_folder_or_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/tmp")
     cases = {"sqlite:///a/b.db": "/tmp/a/b.db", "sqlite:////a/b%20c.db": "/a/b c.db", "a.db": "/tmp/a.db", "/a": "/a"}
     assert {url: str(sqlite_path(url)) for url in cases} == cases

@@ -1,4 +1,4 @@
-"""Rows that cannot be read back are told by table and key, and everything else can still be read."""
+"""Rows that cannot be decoded are reported by table and key, and everything else can still be read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from penstock.chat.message import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord
-from penstock.hosting.records import ApprovalRecord, CancelIntent, HostedEvent, RunRecord
+from penstock.hosting.records import ApprovalRecord, CancelRequest, HostedEvent, RunRecord
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage import StoreCorrupt, Stores, open_stores
 
@@ -50,20 +50,22 @@ CASES: list[tuple[str, str, str, Ask]] = [
 
 
 @pytest.mark.parametrize(("table", "key", "change", "ask"), CASES)
-async def test_a_row_that_cannot_be_read_is_named(tmp_path: Path, table: str, key: str, change: str, ask: Ask) -> None:
+async def test_the_error_for_a_corrupt_row_names_it(
+    tmp_path: Path, table: str, key: str, change: str, ask: Ask
+) -> None:
     path = tmp_path / "penstock.db"
     async with await open_stores(str(path)) as stores:
         await _fill(stores)
         await _change(path, f"UPDATE {table} SET {change}")
-        with pytest.raises(StoreCorrupt, match="restore it from a backup") as told:
+        with pytest.raises(StoreCorrupt, match="restore it from a backup") as raised:
             await ask(stores)
-        assert (told.value.table, told.value.key) == (table, key)
-        assert len(str(told.value)) < 1_000
+        assert (raised.value.table, raised.value.key) == (table, key)
+        assert len(str(raised.value)) < 1_000
         await stores.runs.add(RunRecord("another", "ann", "g", 1))
         assert await stores.runs.get("another") is not None
 
 
-async def test_a_column_refuses_what_is_not_of_its_type(tmp_path: Path) -> None:
+async def test_columns_refuse_values_of_another_type(tmp_path: Path) -> None:
     path = tmp_path / "penstock.db"
     async with await open_stores(str(path)) as stores:
         await _fill(stores)
@@ -86,7 +88,7 @@ async def _fill(stores: Stores) -> None:
     await stores.journal.append("r", [JournalEntry("k", "node", 1)])
     await stores.graphs.save("g", "ann", "G", {}, now_ms=1)
     await stores.approvals.ask(ApprovalRecord("a", "r", "ann", "k", "n", "?"))
-    await stores.cancels.put(CancelIntent("r", "enough", "ann", 1, 2))
+    await stores.cancels.put(CancelRequest("r", "enough", "ann", 1, 2))
     await stores.chats.create(ChatRecord("c", "ann", "", "g", 1, 1))
     await stores.chats.add_messages("c", [ChatMessage("m", None, "user", "hello", 1)], now_ms=1)
     await stores.chats.attach(Attachment("f", "ann", "a", "text/plain", 1, 1), b"x")

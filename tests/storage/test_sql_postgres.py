@@ -10,9 +10,9 @@ import pytest
 from penstock.hosting.ports import Fenced
 from penstock.hosting.records import RunRecord
 from penstock.storage import Stores, open_stores
-from penstock.storage.databases.port import Transaction
-from penstock.storage.databases.postgres import DIALECT, PostgresDatabase
-from penstock.storage.sql.runs import check_claim
+from penstock.storage.port import Transaction
+from penstock.storage.postgres.database import DIALECT, PostgresDatabase
+from penstock.storage.sql.events import check_claim
 from penstock.testing.contracts.stores import StoreBundle, StoresContract, agree
 from tests.storage.postgres import postgres_schemas, postgres_server
 
@@ -46,7 +46,7 @@ async def test_postgres_answers_as_memory_does(postgres_schemas: Callable[[], st
         await agree(memory, postgres, seed=seed)
 
 
-async def test_a_run_that_its_worker_writes_for_cannot_be_taken_over_meanwhile(
+async def test_a_run_cannot_be_taken_over_while_its_worker_writes(
     postgres_schemas: Callable[[], str],
 ) -> None:
     url = await asyncio.to_thread(postgres_schemas)

@@ -1,4 +1,4 @@
-"""All stores by one URL: what is opened together, closed together, and said when it cannot be."""
+"""All stores by one URL: opened together, closed together, and errors on opening."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.chat.ports import ChatRecord
 from penstock.containment.ledger import Amounts
 from penstock.containment.limits import Budget
 from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.records import ApprovalRecord, CancelIntent, RunRecord
+from penstock.hosting.records import ApprovalRecord, CancelRequest, RunRecord
 from penstock.storage import open_stores
 from penstock.testing import census
 
@@ -29,7 +29,7 @@ async def test_the_ledger_of_a_sqlite_database_is_in_a_file_beside_it(tmp_path: 
     assert found == ["p.db", "p.db.ledger"]
 
 
-async def test_stores_can_be_closed_twice_and_say_so_afterwards(tmp_path: Path) -> None:
+async def test_stores_can_be_closed_twice_and_refuse_operations_afterwards(tmp_path: Path) -> None:
     stores = await open_stores(str(tmp_path / "p.db"))
     await stores.close()
     await stores.close()
@@ -57,13 +57,13 @@ async def test_a_ledger_that_is_gone_is_not_made_again_once_runs_were_worked_on(
         with pytest.raises(StoreUnavailable, match=r"p\.db\.ledger' is gone.*put it back from a copy"):
             await open_stores(str(path))
     assert not await asyncio.to_thread(ledger.exists)
-    await asyncio.to_thread(ledger.touch)  # whoever has no copy, and says so
+    await asyncio.to_thread(ledger.touch)  # an explicit new start without a copy
     async with await open_stores(str(path)) as stores:
         assert (await stores.runs.get("r")) is not None
 
 
 @pytest.mark.parametrize("turns", range(0, 40, 3))
-async def test_whoever_is_cancelled_while_stores_are_opened_leaves_nothing_open(tmp_path: Path, turns: int) -> None:
+async def test_a_cancelled_open_leaves_nothing_open(tmp_path: Path, turns: int) -> None:
     async with census():
         opening = asyncio.ensure_future(open_stores(str(tmp_path / "p.db")))
         for _ in range(turns):
@@ -75,24 +75,24 @@ async def test_whoever_is_cancelled_while_stores_are_opened_leaves_nothing_open(
         await asyncio.get_running_loop().shutdown_default_executor()
 
 
-async def test_more_can_be_asked_for_at_once_than_fits_into_one_statement(tmp_path: Path) -> None:
+async def test_lookups_of_more_ids_than_fit_into_one_statement_work(tmp_path: Path) -> None:
     many = [f"r{number}" for number in range(40_000)]
     async with await open_stores(str(tmp_path / "p.db")) as stores:
         await stores.runs.add(RunRecord("r39999", "ann", "g", 1))
         await stores.runs.claim("w", now_ms=1, lease_ms=1)
-        await stores.cancels.put(CancelIntent("r39999", "enough", "ann", 1, 9))
+        await stores.cancels.put(CancelRequest("r39999", "enough", "ann", 1, 9))
         await stores.approvals.ask(ApprovalRecord("r39999", "r39999", "ann", "k", "n", "?"), epoch=1)
         await stores.approvals.withdraw("r39999", 1, now_ms=1)
         assert await stores.runs.renew("w", many, now_ms=1, lease_ms=5) == {"r39999"}
         assert [*await stores.cancels.find(dict.fromkeys(many, "ann"), now_ms=1)] == ["r39999"]
         assert [*await stores.approvals.answered(many)] == ["r39999"]
         await stores.chats.create(ChatRecord("c", "ann", "", "g", 1, 1))
-        said = [
+        messages = [
             ChatMessage(id, many[number - 1] if number % 100 else None, "user", "", 1)
             for number, id in enumerate(many[:12_000])
         ]
         for _ in range(2):
-            await stores.chats.add_messages("c", said, now_ms=1)
+            await stores.chats.add_messages("c", messages, now_ms=1)
         messages, in_view = await stores.chats.messages("c")
         assert (len(messages), len(in_view)) == (12_000, 12_000 - 119)
 
@@ -112,7 +112,7 @@ asyncio.run(write())
 """
 
 
-def test_what_was_answered_survives_a_process_that_is_killed(tmp_path: Path) -> None:
+def test_acknowledged_writes_survive_a_killed_process(tmp_path: Path) -> None:
     path = str(tmp_path / "p.db")
     with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=-1, text=True) as process:
         assert process.stdout is not None
@@ -126,10 +126,10 @@ def test_what_was_answered_survives_a_process_that_is_killed(tmp_path: Path) -> 
 
     written = asyncio.run(kept())
     assert written[: len(answered)] == answered
-    assert len(written) <= len(answered) + 1, "one act was on its way"
+    assert len(written) <= len(answered) + 1, "one write was in progress"
 
 
-async def test_memory_keeps_nothing_beyond_its_stores() -> None:
+async def test_stores_in_memory_share_nothing() -> None:
     async with await open_stores("memory:") as stores:
         await stores.runs.add(RunRecord("r", "ann", "g", 1))
         assert stores.url == "memory:"

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from penstock.clock import Clock
-from penstock.containment.ledger import Amounts, LedgerStore, MemoryLedgerStore, WouldWait
+from penstock.containment.ledger import Amounts, LedgerStore, MemoryLedgerStore, TicketRequest, WouldBlock
 from penstock.containment.limits import NO_LIMITS, Limits
+from penstock.containment.tickets import Waiting
 from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
 from penstock.stops import StopReason
 from penstock.storage import SqliteLedgerStore
-from penstock.storage.sqlite_file import LOG_BYTES
-from penstock.storage.sqlite_ledger import SELECT_OPEN_HOLDS
+from penstock.storage.sqlite.file import LOG_BYTES
+from penstock.storage.sqlite.ledger import SELECT_OPEN_HOLDS
 from penstock.testing import ManualClock
 from penstock.testing.contracts import LedgerStoreContract
 
@@ -97,7 +98,7 @@ def in_a_child(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_what_was_taken_is_still_taken_when_the_file_is_opened_again(path: Path) -> None:
+def test_holds_survive_reopening_the_file(path: Path) -> None:
     with SqliteLedgerStore(path) as store:
         store.open_account("run", Limits(cost_nanos=20))
         store.hold("k1", "run", ASK)
@@ -117,64 +118,64 @@ def test_two_stores_on_one_file_are_one_budget(path: Path) -> None:
     with SqliteLedgerStore(path) as one, SqliteLedgerStore(path) as other:
         one.open_account("run", Limits(steps=1))
         assert one.hold("k1", "run", ASK) is None
-        assert other.hold("k1", "run", ASK) is None, "the same call, asked for again"
+        assert other.hold("k1", "run", ASK) is None, "the same call, repeated"
         assert other.hold("k2", "run", ASK) is not None
         other.withdraw("k1")
         assert one.balance("run").attempts == 0
 
 
-def test_what_is_asked_at_once_is_done_where_it_is_asked(path: Path) -> None:
+def test_an_inline_operation_runs_on_the_calling_thread(path: Path) -> None:
     with SqliteLedgerStore(path) as store, SqliteLedgerStore(path) as other:
         store.open_account("run", Limits(steps=1))
-        assert store.at_once(lambda: store.hold("k1", "run", ASK)) is None
-        stop = store.at_once(lambda: store.hold("k2", "run", ASK))
+        assert store.try_inline(lambda: store.hold("k1", "run", ASK)) is None
+        stop = store.try_inline(lambda: store.hold("k2", "run", ASK))
         assert stop is not None
         assert stop.reason is StopReason.STEP_LIMIT_EXCEEDED
         assert [*other.held()] == ["k1"]
         with pytest.raises(KeyError):
-            store.at_once(lambda: store.balance("nobody"))
+            store.try_inline(lambda: store.balance("nobody"))
 
 
-def test_what_is_asked_at_once_waits_for_no_other_process(path: Path) -> None:
+def test_an_inline_operation_does_not_wait_for_another_process(path: Path) -> None:
     with (
         SqliteLedgerStore(path, busy_timeout_s=60) as store,
         closing(sqlite3.connect(path, isolation_level=None)) as db,
     ):
         store.open_account("run", NO_LIMITS)
         db.execute("BEGIN IMMEDIATE")
-        with pytest.raises(WouldWait):
-            store.at_once(lambda: store.hold("k", "run", ASK))
-        assert store.at_once(store.held) == {}, "whoever reads waits for nobody"
+        with pytest.raises(WouldBlock):
+            store.try_inline(lambda: store.hold("k", "run", ASK))
+        assert store.try_inline(store.held) == {}, "readers wait for no writer"
         db.execute("ROLLBACK")
-        assert store.at_once(lambda: store.hold("k", "run", ASK)) is None
+        assert store.try_inline(lambda: store.hold("k", "run", ASK)) is None
 
 
-def test_what_is_asked_at_once_waits_for_no_other_thread(path: Path) -> None:
+def test_an_inline_operation_does_not_wait_for_another_thread(path: Path) -> None:
     with SqliteLedgerStore(path, busy_timeout_s=60) as store, ThreadPoolExecutor(1) as pool:
         store.open_account("run", NO_LIMITS)
         with store._file.writing():
-            asked = pool.submit(store.at_once, lambda: store.hold("k", "run", ASK))
-            with pytest.raises(WouldWait):
-                asked.result(60)
-        assert pool.submit(store.at_once, lambda: store.hold("k", "run", ASK)).result(60) is None
+            future = pool.submit(store.try_inline, lambda: store.hold("k", "run", ASK))
+            with pytest.raises(WouldBlock):
+                future.result(60)
+        assert pool.submit(store.try_inline, lambda: store.hold("k", "run", ASK)).result(60) is None
 
 
-def test_what_is_asked_at_once_waits_for_no_disk(path: Path) -> None:
-    with SqliteLedgerStore(path, fsync=True) as store, pytest.raises(WouldWait):
-        store.at_once(lambda: store.open_account("run", NO_LIMITS))
+def test_an_inline_operation_does_not_wait_for_the_disk(path: Path) -> None:
+    with SqliteLedgerStore(path, fsync=True) as store, pytest.raises(WouldBlock):
+        store.try_inline(lambda: store.open_account("run", NO_LIMITS))
     with SqliteLedgerStore(path) as store:
         store.open_account("run", NO_LIMITS)
         count = 0
-        with pytest.raises(WouldWait):
+        with pytest.raises(WouldBlock):
             while True:
-                store.at_once(lambda key=f"{count}{'x' * 4_000}": store.hold(key, "run", ASK))
+                store.try_inline(lambda key=f"{count}{'x' * 4_000}": store.hold(key, "run", ASK))
                 count += 1
         assert LOG_BYTES < path.with_name(f"{path.name}-wal").stat().st_size < 2 * LOG_BYTES
         store.withdraw(f"0{'x' * 4_000}")
-        with pytest.raises(WouldWait):  # who could wait has folded the log, and to begin one waits for the disk too
-            store.at_once(lambda: store.hold("k", "run", ASK))
+        with pytest.raises(WouldBlock):  # who could wait has folded the log, and to begin one waits for the disk too
+            store.try_inline(lambda: store.hold("k", "run", ASK))
         store.hold("k", "run", ASK)
-        assert store.at_once(lambda: store.hold("l", "run", ASK)) is None
+        assert store.try_inline(lambda: store.hold("l", "run", ASK)) is None
         assert len(store.held()) == count + 1
 
 
@@ -190,7 +191,7 @@ def test_refusals_read_as_those_of_the_store_in_memory(path: Path) -> None:
     ]
     memory = MemoryLedgerStore(clock=clock)
     with SqliteLedgerStore(path, clock=clock) as store:
-        said = []
+        answers = []
         for each in (memory, store):
             for number, limits in enumerate(cases):
                 each.open_account(f"top {number}", limits)
@@ -199,11 +200,11 @@ def test_refusals_read_as_those_of_the_store_in_memory(path: Path) -> None:
         clock.advance_ns(7)
         for each in (memory, store):
             asks = (Amounts(3_000_000_000, 3, 4, 1), Amounts(), Amounts(10**30), Amounts(1, 10**30, 10**30, 10**30))
-            said.append(
+            answers.append(
                 [each.hold(f"{number} {ask}", f"below {number}", ask) for number in range(len(cases)) for ask in asks]
             )
-    assert said[0] == said[1]
-    assert any(stop is not None and stop.asked for stop in said[0])
+    assert answers[0] == answers[1]
+    assert any(stop is not None and stop.asked for stop in answers[0])
 
 
 def test_errors_read_as_those_of_the_store_in_memory(path: Path) -> None:
@@ -215,7 +216,7 @@ def test_errors_read_as_those_of_the_store_in_memory(path: Path) -> None:
             store.hold("k", "graph", Amounts(10))
         with pytest.raises(LedgerError, match=r"^hold 'k' was taken for Amounts\(cost_nanos=10, .*not for Amounts"):
             store.hold("k", "run", Amounts(11))
-        with pytest.raises(LedgerError, match=r"^no hold 'x': it was refused, or never asked for$"):
+        with pytest.raises(LedgerError, match=r"^no hold 'x': it was refused, or never taken$"):
             store.release("x")
         with pytest.raises(KeyError, match=r"no account 'nobody'; open it first"):
             store.balance("nobody")
@@ -244,14 +245,14 @@ def test_a_bill_larger_than_the_file_can_hold_is_not_recorded_and_its_hold_stays
         assert (store.balance("run").spent_nanos, store.balance("run").held_nanos) == (2**63 - 1 - 10, 10)
 
 
-def test_time_goes_on_after_the_machine_was_started_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_limits_continue_after_a_reboot(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, after = ManualClock(start_ns=10**15), ManualClock(start_ns=0)
-    monkeypatch.setattr("penstock.storage.sqlite_ledger.boot_id", lambda: "first boot")
+    monkeypatch.setattr("penstock.storage.sqlite.ledger.boot_id", lambda: "first boot")
     with SqliteLedgerStore(path, clock=before) as store:
         store.open_account("run", Limits(time_ns=1_000))
         before.jump_wall(86_400)
         assert store.hold("k1", "run", ASK) is None, "a wall clock that is set is not time that passed"
-    monkeypatch.setattr("penstock.storage.sqlite_ledger.boot_id", lambda: "second boot")
+    monkeypatch.setattr("penstock.storage.sqlite.ledger.boot_id", lambda: "second boot")
     with SqliteLedgerStore(path, clock=after) as store:
         after.advance_ns(999)
         assert store.hold("k2", "run", ASK) is None
@@ -261,7 +262,7 @@ def test_time_goes_on_after_the_machine_was_started_anew(path: Path, monkeypatch
         assert stop.reason is StopReason.TIMEOUT
 
 
-def test_a_forked_child_and_its_parent_go_on_with_one_budget(path: Path) -> None:
+def test_a_forked_child_and_its_parent_share_one_budget(path: Path) -> None:
     with SqliteLedgerStore(path) as store:
         store.open_account("run", Limits(steps=3))
         store.hold("parent", "run", ASK)
@@ -277,7 +278,7 @@ def test_a_forked_child_and_its_parent_go_on_with_one_budget(path: Path) -> None
         assert store.hold("one too many", "run", ASK) is not None
 
 
-def test_a_fork_waits_for_the_acts_of_other_threads(path: Path) -> None:
+def test_a_fork_waits_for_operations_of_other_threads(path: Path) -> None:
     with SqliteLedgerStore(path, busy_timeout_s=60) as store, ThreadPoolExecutor(3) as pool:
         store.open_account("run", NO_LIMITS)
 
@@ -320,7 +321,7 @@ def _target(descriptor: str) -> str:
         return ""
 
 
-def test_of_many_processes_that_make_the_file_at_once_all_can_use_it(path: Path) -> None:
+def test_concurrent_creation_of_the_file_succeeds(path: Path) -> None:
     go, ready = os.pipe(), []
     for number in range(6):
         pid = os.fork()
@@ -353,24 +354,24 @@ def test_a_closed_store_records_nothing_and_may_be_closed_again(path: Path) -> N
     assert [child.name for child in path.parent.iterdir()] == [path.name], "the log was folded into the file"
 
 
-def test_a_store_nobody_holds_any_more_is_not_kept(path: Path) -> None:
+def test_an_unreferenced_store_is_collected(path: Path) -> None:
     SqliteLedgerStore(path)
     gc.collect()
     assert not [fd for fd in os.listdir("/proc/self/fd") if _target(fd).startswith(str(path))]
 
 
-def test_a_deleted_file_is_not_made_anew(path: Path) -> None:
+def test_a_deleted_file_is_not_created_again(path: Path) -> None:
     with SqliteLedgerStore(path) as store:
         store.open_account("run", Limits(steps=1))
         shutil.rmtree(path.parent)
-        for act in (lambda: store.hold("k", "run", ASK), lambda: store.balance("run")):
+        for operation in (lambda: store.hold("k", "run", ASK), lambda: store.balance("run")):
             with pytest.raises(LedgerUnavailable, match="the file is gone"):
-                act()
+                operation()
         assert in_a_child(lambda: store.hold("k", "run", ASK)) == 1
         assert not path.exists()
 
 
-def test_an_emptied_file_is_not_filled_anew(path: Path) -> None:
+def test_an_emptied_file_is_not_filled_again(path: Path) -> None:
     with SqliteLedgerStore(path) as store:
         store.open_account("run", Limits(steps=1))
         assert in_a_child(lambda: None) == 0, "a fork, after which the file is opened again"
@@ -390,7 +391,7 @@ def test_a_file_emptied_under_an_open_store_is_not_a_ledger_in_which_nothing_was
                 assert store.hold(f"k {emptied}", "run", ASK) is not None
 
 
-def test_a_file_that_was_put_in_its_place_is_another_ledger(path: Path) -> None:
+def test_a_replaced_file_is_refused(path: Path) -> None:
     with SqliteLedgerStore(path) as store:
         store.open_account("run", Limits(steps=1))
         path.rename(path.with_name("kept.db"))
@@ -399,7 +400,7 @@ def test_a_file_that_was_put_in_its_place_is_another_ledger(path: Path) -> None:
             store.hold("k", "run", ASK)
 
 
-ACTS: dict[str, Callable[[LedgerStore], object]] = {
+OPERATIONS: dict[str, Callable[[LedgerStore], object]] = {
     "open_account": lambda store: store.open_account("new", NO_LIMITS),
     "hold": lambda store: store.hold("k2", "run", ASK),
     "draw_retry": lambda store: store.draw_retry("run"),
@@ -410,8 +411,8 @@ ACTS: dict[str, Callable[[LedgerStore], object]] = {
 }
 
 
-@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
-def test_a_file_that_is_locked_for_too_long_is_said_to_be(act: Callable[[LedgerStore], object], path: Path) -> None:
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_a_file_that_is_locked_for_too_long_is_reported(operation: Callable[[LedgerStore], object], path: Path) -> None:
     with SqliteLedgerStore(path, busy_timeout_s=0.01) as store:
         store.open_account("run", NO_LIMITS)
         store.hold("k", "run", ASK)
@@ -419,9 +420,9 @@ def test_a_file_that_is_locked_for_too_long_is_said_to_be(act: Callable[[LedgerS
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(LedgerUnavailable, match=r"ledger\.db' cannot record: database is locked \(SQLITE_BUSY"):
-                act(store)
+                operation(store)
             assert store.balance("run") == before, "looking needs no lock"
-        act(store)
+        operation(store)
 
 
 def test_a_file_that_is_locked_for_a_while_is_waited_for(path: Path) -> None:
@@ -469,7 +470,7 @@ def make_a_folder(path: Path) -> None:
     path.mkdir()
 
 
-def make_somebody_elses(path: Path) -> None:
+def make_another_application(path: Path) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE theirs (x)")
 
@@ -477,28 +478,49 @@ def make_somebody_elses(path: Path) -> None:
 def make_newer(path: Path) -> None:
     SqliteLedgerStore(path).close()
     with closing(sqlite3.connect(path)) as other:
-        other.execute("PRAGMA user_version = 3")
+        other.execute("PRAGMA user_version = 7")
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (make_garbage, "file is not a database .*; name another file, or restore it from a backup"),
         (make_half_garbage, "malformed"),
         (make_read_only, "readonly"),
         (make_a_folder, "is a folder; name a file in it"),
-        (make_somebody_elses, "it is a database of something else"),
-        (make_newer, "its tables are of version 3, and this Penstock knows version 2; open it with"),
+        (make_another_application, "it is a database of something else"),
+        (make_newer, "its tables are of version 7, and this Penstock knows version 3; open it with"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_and_left_as_it_is(
-    make: Callable[[Path], None], said: str, path: Path
-) -> None:
+def test_an_unusable_file_is_refused_and_unchanged(make: Callable[[Path], None], message: str, path: Path) -> None:
     make(path)
     before = path.read_bytes() if path.is_file() else b""
-    with pytest.raises(LedgerUnavailable, match=said):
+    with pytest.raises(LedgerUnavailable, match=message):
         use(path)
     assert before == (path.read_bytes() if path.is_file() else b"")
+
+
+def test_a_file_of_the_previous_version_gets_what_is_new_and_keeps_what_it_has(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", Limits(cost_nanos=10))
+        store.hold("k", "run", ASK)
+    with closing(sqlite3.connect(path)) as old:
+        for statement in (
+            "DROP TABLE tickets",
+            "DROP INDEX held_under",
+            "ALTER TABLE holds DROP COLUMN under",
+            "PRAGMA user_version = 2",
+        ):
+            old.execute(statement)
+        old.commit()
+    with SqliteLedgerStore(path) as first, SqliteLedgerStore(path) as second:
+        assert dict(first.held()) == {"k": ASK}
+        assert isinstance(second.join_queue("k2", "run", ASK, TicketRequest()), Waiting)
+        first.release("k")
+        assert second.renew("k2") is None
+        assert first.balance("run").held_nanos == 10
+    with closing(sqlite3.connect(path)) as new:
+        assert new.execute("PRAGMA user_version").fetchone() == (3,)
 
 
 def use(path: Path) -> None:
@@ -506,19 +528,19 @@ def use(path: Path) -> None:
         store.open_account("run", NO_LIMITS)
 
 
-def test_a_folder_that_is_not_there_is_not_made(path: Path) -> None:
+def test_a_missing_folder_is_not_created(path: Path) -> None:
     with pytest.raises(LedgerUnavailable, match=r"there is no folder /"):
         SqliteLedgerStore(path / "deeper" / "ledger.db")
 
 
 @pytest.mark.parametrize("wrong", ["", ":memory:", "a\0b"])
-def test_what_is_no_file_is_refused(wrong: str) -> None:
+def test_an_invalid_path_is_refused(wrong: str) -> None:
     with pytest.raises(InvalidValue, match=r"^path must be the path of a file"):
         SqliteLedgerStore(wrong)
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), None, "2"])
-def test_patience_that_is_no_time_is_refused(wrong: Any, path: Path) -> None:
+def test_an_invalid_timeout_is_refused(wrong: Any, path: Path) -> None:
     with pytest.raises(InvalidValue, match=r"^busy_timeout_s must be"):
         SqliteLedgerStore(path, busy_timeout_s=wrong)
 
@@ -536,12 +558,12 @@ def test_names_and_keys_are_any_text(name: str, path: Path) -> None:
 
 def test_text_that_cannot_be_written_is_not_recorded(path: Path) -> None:
     with SqliteLedgerStore(path) as store:
-        with pytest.raises(LedgerUnavailable, match="no valid text"):
+        with pytest.raises(LedgerUnavailable, match="not valid text"):
             store.open_account("\ud800", NO_LIMITS)
         store.open_account("run", NO_LIMITS)
 
 
-def test_figures_that_cannot_be_are_refused_by_the_file_itself(path: Path) -> None:
+def test_impossible_figures_are_refused_by_the_file_itself(path: Path) -> None:
     with SqliteLedgerStore(path) as store:
         store.open_account("run", Limits(steps=1, api_calls=1, retries=1))
     with closing(sqlite3.connect(path)) as other:

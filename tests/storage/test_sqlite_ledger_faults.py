@@ -1,4 +1,4 @@
-"""A fault at any statement of any act: it is said, nothing is half done, and asking again makes the figures exact."""
+"""A fault at any statement of any operation: it is reported, nothing is half done, and a retry is exact."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def arm(at: int | None, *, after: bool = False, stays: bool = False, fault: str 
     Faulty.at, Faulty.after, Faulty.stays, Faulty.fault, Faulty.seen = at, after, stays, fault, 0
 
 
-ACTS: dict[str, Callable[[LedgerStore], object]] = {
+OPERATIONS: dict[str, Callable[[LedgerStore], object]] = {
     "open_account": lambda store: store.open_account("new", Limits(steps=1), parent="run"),
     "hold": lambda store: store.hold("new", "step", ASK),
     "hold what does not fit": lambda store: store.hold("large", "step", Amounts(1_000)),
@@ -87,26 +87,26 @@ def figures(store: LedgerStore) -> list[Balance]:
     return [store.balance(level) for level in LEVELS]
 
 
-def fault_of(act: Callable[[], object]) -> str | None:
-    """What the store said it could not do; None if it did."""
+def fault_of(operation: Callable[[], object]) -> str | None:
+    """The error of the store; None if it succeeded."""
     try:
-        act()
+        operation()
     except LedgerUnavailable as error:
         return str(error)
     return None
 
 
 @pytest.mark.requirement("X-1")
-@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("stays", [False, True], ids=["once", "until repaired"])
-def test_a_fault_at_any_statement_leaves_all_or_nothing_and_asking_again_is_exact(
-    act: Callable[[LedgerStore], object], when: str, stays: bool, tmp_path: Path
+def test_a_fault_at_any_statement_leaves_all_or_nothing_and_a_retry_is_exact(
+    operation: Callable[[LedgerStore], object], when: str, stays: bool, tmp_path: Path
 ) -> None:
     memory = MemoryLedgerStore()
     prepare(memory)
     untouched = figures(memory)
-    answer = act(memory)
+    answer = operation(memory)
     done = figures(memory)
     at = raised = 0
     while True:
@@ -114,14 +114,14 @@ def test_a_fault_at_any_statement_leaves_all_or_nothing_and_asking_again_is_exac
         with SqliteLedgerStore(tmp_path / f"{at}.db", factory=Faulty) as store:
             prepare(store)
             arm(at, after=when == "after", stays=stays, fault=FAULTS[at % len(FAULTS)])
-            said = fault_of(lambda: act(store))
+            error = fault_of(lambda: operation(store))
             reached, _ = Faulty.seen >= at, arm(None)
-            raised += said is not None
-            assert said is None or f"cannot record: {FAULTS[at % len(FAULTS)]}" in said
+            raised += error is not None
+            assert error is None or f"cannot record: {FAULTS[at % len(FAULTS)]}" in error
             assert figures(store) in (untouched, done), f"half done at statement {at}"
             if when == "before" or not reached:
                 assert figures(store) == (untouched if reached else done)
-            assert act(store) == answer
+            assert operation(store) == answer
             assert figures(store) == done, f"not exact after statement {at}"
         if not reached:
             break
@@ -147,9 +147,9 @@ def test_a_fault_at_any_statement_of_opening_leaves_a_file_that_can_be_opened(tm
     for at in range(1, 100):
         path = tmp_path / f"{at}.db"
         arm(at)
-        said = fault_of(lambda: SqliteLedgerStore(path, factory=Faulty).close())  # noqa: B023 - called at once
+        error = fault_of(lambda: SqliteLedgerStore(path, factory=Faulty).close())  # noqa: B023 - called at once
         reached, _ = Faulty.seen >= at, arm(None)
-        assert (said is not None) == reached
+        assert (error is not None) == reached
         if not reached:
             break
         with SqliteLedgerStore(path, factory=Faulty) as store:
@@ -157,7 +157,7 @@ def test_a_fault_at_any_statement_of_opening_leaves_a_file_that_can_be_opened(tm
     assert at > 10
 
 
-def test_a_connection_that_cannot_take_back_what_it_began_is_given_up(tmp_path: Path) -> None:
+def test_a_connection_that_cannot_roll_back_is_closed(tmp_path: Path) -> None:
     with SqliteLedgerStore(tmp_path / "ledger.db", factory=Faulty) as store:
         prepare(store)
         before, opened = figures(store), Faulty.opened

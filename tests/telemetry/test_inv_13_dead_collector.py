@@ -126,7 +126,7 @@ def test_a_collector_gets_every_span() -> None:
 
 
 @pytest.mark.reliability
-def test_with_nobody_listening_the_run_is_the_same() -> None:
+def test_run_is_the_same_without_a_collector() -> None:
     alone, _ = exported_run(None)
     with nobody() as endpoint:
         run, processor = exported_run(endpoint, shutdown_s=0.2)

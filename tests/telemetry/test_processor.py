@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from penstock import InvalidValue
+from penstock.telemetry.collector import SHUTDOWN_S
 from penstock.telemetry.processor import BoundedSpanProcessor
 
 
@@ -47,7 +48,7 @@ def end_spans(processor: BoundedSpanProcessor, *names: str) -> None:
 
 def test_spans_are_exported_in_order_and_in_batches() -> None:
     exporter = Exporter()
-    processor = BoundedSpanProcessor(exporter, max_batch=2, linger_s=60)
+    processor = BoundedSpanProcessor(exporter, max_batch=2, linger_s=60, shutdown_s=SHUTDOWN_S)
     end_spans(processor, "a", "b", "c", "d", "e")
     assert processor.force_flush(60_000)
     processor.shutdown()
@@ -64,7 +65,7 @@ def test_shutting_down_exports_what_is_queued() -> None:
     assert exporter.batches == [["a", "b"]]
 
 
-def test_a_full_queue_drops_and_counts_and_nobody_waits() -> None:
+def test_full_queue_drops_and_counts_spans_without_blocking() -> None:
     exporter = Exporter()
     exporter.may_return.clear()
     processor = BoundedSpanProcessor(exporter, max_queued=3, max_batch=1, shutdown_s=60)
@@ -117,7 +118,7 @@ def test_shutting_down_does_not_wait_for_an_exporter_whose_own_shutdown_hangs() 
 @pytest.mark.parametrize(
     "exporter", [Exporter(ValueError("no")), Exporter(SystemExit()), Exporter(result=SpanExportResult.FAILURE)]
 )
-def test_an_exporter_that_fails_is_counted_and_asked_again(exporter: Exporter) -> None:
+def test_failing_exporter_is_counted_and_used_again(exporter: Exporter) -> None:
     processor = BoundedSpanProcessor(exporter, max_batch=1, shutdown_s=60)
     end_spans(processor, "a", "b")
     processor.shutdown()
@@ -127,7 +128,7 @@ def test_an_exporter_that_fails_is_counted_and_asked_again(exporter: Exporter) -
 
 def test_after_the_end_spans_are_dropped_and_a_second_end_changes_nothing() -> None:
     exporter = Exporter()
-    processor = BoundedSpanProcessor(exporter)
+    processor = BoundedSpanProcessor(exporter, shutdown_s=SHUTDOWN_S)
     processor.shutdown()
     processor.shutdown()
     end_spans(processor, "late")
@@ -135,7 +136,7 @@ def test_after_the_end_spans_are_dropped_and_a_second_end_changes_nothing() -> N
 
 
 def test_spans_that_are_not_sampled_are_not_exported() -> None:
-    processor = BoundedSpanProcessor(Exporter())
+    processor = BoundedSpanProcessor(Exporter(), shutdown_s=SHUTDOWN_S)
     provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
     provider.add_span_processor(processor)
     provider.get_tracer("test").start_span("unseen").end()
@@ -146,4 +147,4 @@ def test_spans_that_are_not_sampled_are_not_exported() -> None:
 
 def test_a_batch_larger_than_the_queue_is_refused() -> None:
     with pytest.raises(InvalidValue, match="max_batch"):
-        BoundedSpanProcessor(Exporter(), max_queued=1, max_batch=2)
+        BoundedSpanProcessor(Exporter(), max_queued=1, max_batch=2, shutdown_s=SHUTDOWN_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from penstock import (
+    Agent,
     ChainMetadata,
     ExecutionConfig,
     ExecutionContext,
@@ -22,11 +24,17 @@ from penstock import (
     Graph,
     Halted,
     InvalidValue,
+    ModelCallTrace,
     RunSettings,
+    ToolCall,
+    tool,
 )
+from penstock.agents import ScriptedModel
 from penstock.telemetry import OtelExport, export_to_otel
+from penstock.telemetry.payloads import payload_attributes
 from penstock.telemetry.spans import provider_of
 from penstock.testing import ManualClock
+from penstock.tracing.redaction import Redaction
 
 
 class Exported:
@@ -150,14 +158,14 @@ def test_a_run_that_has_ended_is_exported_all_the_same(exported: Exported) -> No
     assert exported.tree() == {"invoke_workflow past": None, "execute_tool done": "invoke_workflow past"}
 
 
-def test_a_child_stands_for_the_run_it_belongs_to(exported: Exported) -> None:
+def test_child_context_exports_the_run_it_belongs_to(exported: Exported) -> None:
     run = ExecutionContext(name="whole")
     child = run.spawn_child("part")
     finish(run, export_to_otel(child, exported.provider))
     assert exported.tree() == {"invoke_workflow whole": None, "invoke_agent part": "invoke_workflow whole"}
 
 
-def test_the_run_stands_under_the_span_that_is_current(exported: Exported) -> None:
+def test_run_is_a_child_of_the_current_span(exported: Exported) -> None:
     run = ExecutionContext()
     with exported.provider.get_tracer("program").start_as_current_span("request"):
         export = export_to_otel(run, exported.provider)
@@ -165,7 +173,7 @@ def test_the_run_stands_under_the_span_that_is_current(exported: Exported) -> No
     assert exported.tree()["invoke_workflow main"] == "request"
 
 
-def test_what_a_loop_does_stands_under_its_iteration(exported: Exported) -> None:
+def test_calls_of_a_loop_are_children_of_their_iteration(exported: Exported) -> None:
     run = ExecutionContext(name="loop")
     export = export_to_otel(run, exported.provider)
     run.tool(lambda: None, name="before")
@@ -225,7 +233,7 @@ def test_a_failure_is_an_error_with_its_type_and_the_next_attempt_links_to_it(ex
     assert third.status.status_code is StatusCode.UNSET
 
 
-def test_a_refusal_says_which_limit_and_how_much(exported: Exported) -> None:
+def test_refusal_has_the_limit_and_its_figures(exported: Exported) -> None:
     run = ExecutionContext(ExecutionConfig(max_cost_usd=0.01, max_steps=5, max_retries_total=None))
     export = export_to_otel(run, exported.provider)
     with pytest.raises(Halted):
@@ -243,7 +251,7 @@ def test_a_refusal_says_which_limit_and_how_much(exported: Exported) -> None:
     assert about(root)["penstock.budget.steps.used"] == 0
 
 
-def test_a_call_left_behind_keeps_its_parent_and_its_late_bill_is_told(exported: Exported) -> None:
+def test_abandoned_call_keeps_its_parent_and_its_late_bill_is_exported(exported: Exported) -> None:
     run = ExecutionContext()
     export = export_to_otel(run, exported.provider)
     release, settled = threading.Event(), threading.Event()
@@ -263,7 +271,7 @@ def test_a_call_left_behind_keeps_its_parent_and_its_late_bill_is_told(exported:
 
 
 @pytest.mark.parametrize("content", [False, True])
-def test_data_of_custom_events_is_exported_only_if_asked_for(exported: Exported, content: bool) -> None:
+def test_data_of_custom_events_is_exported_only_with_content(exported: Exported, content: bool) -> None:
     run = ExecutionContext()
     export = export_to_otel(run, exported.provider, content=content)
     run.trace_custom("plan", {"goal": "dam", "api_key": "abc"})
@@ -275,7 +283,7 @@ def test_data_of_custom_events_is_exported_only_if_asked_for(exported: Exported,
     assert dict(event.attributes or {}) == said
 
 
-def test_who_the_run_belongs_to_is_said_once_at_its_span(exported: Exported) -> None:
+def test_owner_of_the_run_is_an_attribute_of_its_span_only(exported: Exported) -> None:
     metadata = ChainMetadata(request_id="r1", chain_id="c1", team="grid", user_id="u1", tags={"tier": "gold"})
     run = ExecutionContext(metadata=metadata)
     finish(run, export_to_otel(run, exported.provider))
@@ -350,7 +358,91 @@ def test_what_is_no_context_is_refused() -> None:
         ("claude-3", "aws.bedrock", "aws.bedrock"),
     ],
 )
-def test_the_provider_is_what_the_call_says_or_the_models_name_tells(
-    model: str | None, said: str | None, provider: str
-) -> None:
+def test_provider_is_taken_from_metadata_or_the_model_name(model: str | None, said: str | None, provider: str) -> None:
     assert provider_of(model, {} if said is None else {"provider": said}) == provider
+
+
+# Payloads.
+
+
+async def converse(exported: Exported, content: bool, mode: Any = "full") -> None:
+    """Run an agent whose tool is given a secret, and export it."""
+
+    @tool
+    def search(query: str, api_key: str) -> list[str]:
+        """Search the web."""
+        return [query]
+
+    model = ScriptedModel([ToolCall("c1", "search", {"query": "dams", "api_key": "0123456789ab"}), "done"])
+    with ExecutionContext(settings=RunSettings(record_payloads=mode)) as run:
+        await Agent(model, "Be brief.", tools=[search]).run("go", run)
+        run.llm(lambda prompt: prompt.upper(), "raw", name="raw", model="gpt-raw")
+    export = export_to_otel(run, exported.provider, content=content)
+    assert await asyncio.to_thread(export.drain, 10.0)
+
+
+@pytest.mark.requirement("T-12")
+async def test_recorded_payloads_have_the_names_of_the_conventions(exported: Exported) -> None:
+    await converse(exported, content=True)
+    searched = exported.named("execute_tool search").attributes
+    assert json.loads(searched["gen_ai.tool.call.arguments"]) == {"query": "dams", "api_key": "[redacted]"}
+    assert json.loads(searched["gen_ai.tool.call.result"]) == ["dams"]
+    asked, answered = [span.attributes for span in exported.spans if span.name == "chat scripted"]
+    assert json.loads(asked["gen_ai.input.messages"]) == [
+        {"role": "system", "parts": [{"type": "text", "content": "Be brief."}]},
+        {"role": "user", "parts": [{"type": "text", "content": "go"}]},
+    ]
+    arguments = {"query": "dams", "api_key": "[redacted]"}
+    called = {"type": "tool_call", "id": "c1", "name": "search", "arguments": arguments}
+    said = {"role": "assistant", "parts": [called], "finish_reason": "tool_calls"}
+    assert json.loads(asked["gen_ai.output.messages"]) == [said]
+    response = {"type": "tool_call_response", "id": "c1", "response": '["dams"]'}
+    assert json.loads(answered["gen_ai.input.messages"])[-1] == {"role": "tool", "parts": [response]}
+    raw = exported.named("chat gpt-raw").attributes
+    assert (raw["penstock.call.input"], raw["penstock.call.output"]) == ("raw", "RAW")
+
+
+@pytest.mark.requirement("T-12")
+@pytest.mark.parametrize(("content", "mode"), [(False, "full"), (True, "off")])
+async def test_spans_have_no_payload_without_content_or_recording(exported: Exported, content: bool, mode: str) -> None:
+    await converse(exported, content, mode)
+    names = {name for span in exported.spans for name in span.attributes}
+    assert not {name for name in names if "messages" in name or ".tool.call." in name or "penstock.call.input" in name}
+
+
+@pytest.mark.requirement("T-12")
+def test_truncated_messages_and_media_are_exported() -> None:
+    recorded = ModelCallTrace(
+        input=[
+            {"truncated": True, "original_bytes": 9_000, "omitted_messages": 3},
+            {"role": "user", "content": ["look", {"media_type": "image/png", "url": "https://host/a.png"}]},
+        ],
+        output={"truncated": True, "original_bytes": 800, "content": "long"},
+    )
+    about = payload_attributes(recorded, Redaction())
+    assert about["penstock.input.omitted_messages"] == 3
+    picture = {"type": "uri", "modality": "image", "mime_type": "image/png", "uri": "https://host/a.png"}
+    look = {"role": "user", "parts": [{"type": "text", "content": "look"}, picture]}
+    assert json.loads(str(about["gen_ai.input.messages"])) == [look]
+    long = {"role": "assistant", "parts": [{"type": "text", "content": "long"}]}
+    assert json.loads(str(about["gen_ai.output.messages"])) == [long | {"truncated": True, "original_bytes": 800}]
+
+
+@pytest.mark.requirement("T-12")
+@pytest.mark.parametrize(
+    ("given", "returned"),
+    [
+        ([{"role": "user"}], "text"),
+        ([{"role": "user", "content": [{"type": "text", "text": "go"}], "tool_calls": 0}], ["a", 1]),
+        ([{"role": "user", "content": 5, "tool_calls": ["odd"]}], {"role": "assistant"}),
+        ([1, 2], {"content": "no messages"}),
+        ([{"omitted_messages": 2}], None),
+        ({"prompt": "go"}, 4.5),
+    ],
+)
+def test_payloads_of_any_shape_are_exported(exported: Exported, given: Any, returned: Any) -> None:
+    with ExecutionContext(settings=RunSettings(record_payloads="full")) as run:
+        run.record_event(ModelCallTrace(name="own", model="own", input=given, output=returned))
+    export = export_to_otel(run, exported.provider, content=True)
+    assert export.drain(10.0)
+    assert (export.failures, len(exported.spans)) == (0, 2)

@@ -1,4 +1,4 @@
-"""The clock that moves when told to."""
+"""The clock that a test moves."""
 
 from __future__ import annotations
 

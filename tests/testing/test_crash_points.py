@@ -1,4 +1,4 @@
-"""Points kill nobody who did not ask for it, and exactly there otherwise."""
+"""Crash points kill a process only on request, and exactly where requested."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.errors import InvalidValue
-from penstock.runtime.durable import points
+from penstock.runtime.durable import failpoints
 from penstock.testing import crash_points
 
 PROGRAM = """
-from penstock.runtime.durable import points
+from penstock.runtime.durable import failpoints
 from penstock.testing import crash_points
-assert points.hook is None
+assert failpoints.hook is None
 crash_points.arm()
 for number in range(5):
-    if points.hook is not None:
-        points.hook("node.started")
-        points.hook("node.replayed")
+    if failpoints.hook is not None:
+        failpoints.hook("node.started")
+        failpoints.hook("node.replayed")
     print(number, flush=True)
 """
 
 
 @pytest.fixture(autouse=True)
-def nobody_dies() -> Iterator[None]:
+def no_process_is_killed() -> Iterator[None]:
     yield
     crash_points.disarm()
 
@@ -43,7 +43,7 @@ def test_a_process_dies_at_the_point_it_was_armed_for_and_not_before() -> None:
     assert (died.returncode, died.stdout) == (-signal.SIGKILL, "0\n1\n")
 
 
-def test_without_the_variable_nobody_dies() -> None:
+def test_without_the_variable_no_process_is_killed() -> None:
     lived = run()
     assert (lived.returncode, lived.stderr) == (0, "")
 
@@ -52,21 +52,21 @@ def test_without_the_variable_nobody_dies() -> None:
 def test_a_point_that_is_none_is_refused(wrong: str) -> None:
     with pytest.raises(InvalidValue, match="crash point"):
         crash_points.arm(wrong)
-    assert points.hook is None
+    assert failpoints.hook is None
 
 
 def test_an_armed_point_strikes_once() -> None:
     died: list[int] = []
     crash_points.arm("fork.before_append:2", die=lambda: died.append(1))
-    assert points.hook is not None
+    assert failpoints.hook is not None
     for _ in range(4):
-        points.hook("fork.before_append")
+        failpoints.hook("fork.before_append")
     assert died == [1]
 
 
 def test_points_can_be_watched() -> None:
     with crash_points.watching() as passed:
-        assert points.hook is not None
-        points.hook("node.started")
+        assert failpoints.hook is not None
+        failpoints.hook("node.started")
     assert passed == {"node.started": 1}
-    assert points.hook is None
+    assert failpoints.hook is None

@@ -1,4 +1,4 @@
-"""A store that fails when told to: once, where it was told, before or after the work, and as the store itself would."""
+"""A store with injected faults: it fails once, at the chosen operation, as the store itself would."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.containment.ledger import Amounts, MemoryLedgerStore
 from penstock.containment.limits import Limits
 from penstock.errors import InvalidValue, LedgerUnavailable
 from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.records import CancelIntent, HostedEvent, RunRecord
+from penstock.hosting.records import CancelRequest, HostedEvent, RunRecord
 from penstock.storage import SqliteLedgerStore
 from penstock.storage.memory import MemoryCancelStore, MemoryRunStore, MemoryStores
 from penstock.testing.faulty import FAULTS, Fault, FaultKind, FaultyStore, FaultyStores, ask_again, every_call
@@ -34,7 +34,7 @@ async def test_a_fault_comes_before_anything_was_done(kind: FaultKind) -> None:
         await faulty.add(RUN)
     assert await runs.count() == 0
     assert (faulty.calls, faulty.hit) == (1, "add")
-    assert await faulty.add(RUN) == RUN, "the next one succeeds"
+    assert (await faulty.add(RUN)).run == RUN, "the next one succeeds"
     assert faulty.calls == 2
 
 
@@ -87,7 +87,7 @@ def test_a_sync_store_fails_as_a_ledger_does() -> None:
 
 
 def a_ledger_at_work(ledger: Any) -> None:
-    """Every act of a ledger, each asked again if it could not be done."""
+    """Every operation of a ledger, each repeated if it could not be done."""
     acts: list[Callable[[], object]] = [
         lambda: ledger.open_account("day", Limits(cost_nanos=1_000)),
         lambda: ledger.open_account("run", Limits(cost_nanos=500, retries=2), parent="day"),
@@ -191,16 +191,16 @@ async def test_a_scenario_that_cannot_bear_a_fault_says_which() -> None:
 
 
 async def test_asking_again_asks_once_more_and_not_for_ever() -> None:
-    asked = 0
+    attempts = 0
 
     async def never() -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal attempts
+        attempts += 1
         raise StoreUnavailable("gone for good")
 
     with pytest.raises(StoreUnavailable):
         await ask_again(never)
-    assert asked == 2
+    assert attempts == 2
 
 
 async def test_only_calls_are_counted() -> None:
@@ -229,7 +229,7 @@ def test_a_fault_that_cannot_be_is_refused(kind: FaultKind, at: int) -> None:
 
 
 async def test_a_cancel_is_remembered_once_whichever_call_fails() -> None:
-    intent = CancelIntent("r", "enough", "ann", 100, 200)
+    intent = CancelRequest("r", "enough", "ann", 100, 200)
     for kind in FAULTS:
 
         async def scenario(fault: Fault) -> None:

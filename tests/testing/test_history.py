@@ -118,7 +118,7 @@ IMPOSSIBLE: dict[str, tuple[list[Event], str]] = {
 }
 
 
-def told(violations: list[Violation]) -> list[str]:
+def as_sentences(violations: list[Violation]) -> list[str]:
     return [str(violation) for violation in violations]
 
 
@@ -133,7 +133,7 @@ def test_a_history_may_be_watched_from_a_later_seq_on() -> None:
 @pytest.mark.parametrize("case", IMPOSSIBLE)
 def test_an_impossible_history_is_named(case: str) -> None:
     events, sentence = IMPOSSIBLE[case]
-    assert told(check_history(events)) == [sentence]
+    assert as_sentences(check_history(events)) == [sentence]
 
 
 def test_an_abandoned_child_may_end_after_its_parent() -> None:
@@ -148,7 +148,7 @@ def test_events_need_no_class_of_ours() -> None:
         SimpleNamespace(seq=2, kind="run_ended"),
     ]
     assert check_history(events) == []
-    assert told(check_history(events, effects=["x"])) == ["effects: call x was refused and ran all the same"]
+    assert as_sentences(check_history(events, effects=["x"])) == ["effects: call x was refused and ran all the same"]
 
 
 @given(st.permutations(range(len(GOOD))))
@@ -196,14 +196,14 @@ class Ledger:
 def test_the_ledger_is_judged_by_the_invoice_and_the_ceiling(ledger: Ledger, sentences: list[str]) -> None:
     fake = FakeProvider()  # 100 tokens at $3 and 50 at $15 per million
     fake.complete()
-    assert told(check_history(GOOD, invoice=fake.invoice, ledger=ledger, ceiling_nanos=2_000_000)) == sentences
+    assert as_sentences(check_history(GOOD, invoice=fake.invoice, ledger=ledger, ceiling_nanos=2_000_000)) == sentences
 
 
 def test_without_a_ledger_the_invoice_itself_must_keep_the_ceiling() -> None:
     fake = FakeProvider()
     fake.complete()
     assert check_history(GOOD, invoice=fake.invoice, ceiling_nanos=1_050_000) == []
-    assert told(check_history(GOOD, invoice=fake.invoice, ceiling_nanos=1_049_999)) == [
+    assert as_sentences(check_history(GOOD, invoice=fake.invoice, ceiling_nanos=1_049_999)) == [
         "money: the invoice is 1050000 nano-dollars, the ceiling 1049999"
     ]
 
@@ -216,7 +216,7 @@ def halted(**fields: Any) -> list[Event]:
 def test_a_refused_call_may_not_have_run(reason: str | None) -> None:
     assert check_history(halted(stop_reason=reason), effects=[]) == []
     violations = check_history(halted(stop_reason=reason), effects=["a"])
-    assert told(violations) == ["effects: call a was refused and ran all the same"]
+    assert as_sentences(violations) == ["effects: call a was refused and ran all the same"]
 
 
 @pytest.mark.parametrize("reason", ["aborted", "timeout"])
@@ -233,11 +233,13 @@ def test_a_call_that_an_inner_refusal_stopped_may_have_run() -> None:
     outer = end("a", "halt", stop_reason="budget_exceeded")
     events = history(RUN, start("a"), start("b", "a"), inner, outer, DONE)
     assert check_history(events, effects=["a"]) == []
-    assert told(check_history(events, effects=["a", "b"])) == ["effects: call b was refused and ran all the same"]
+    assert as_sentences(check_history(events, effects=["a", "b"])) == [
+        "effects: call b was refused and ran all the same"
+    ]
 
 
 def test_nothing_may_run_twice_or_unrecorded() -> None:
-    assert told(check_history(GOOD, effects=["a", "b", "a", "ghost"])) == [
+    assert as_sentences(check_history(GOOD, effects=["a", "b", "a", "ghost"])) == [
         "effects: call a ran 2 times",
         "effects: call ghost ran and was never recorded as started",
     ]

@@ -31,10 +31,9 @@ from penstock.testing import (
     ServerError,
     Stall,
 )
-from penstock.testing.provider.http import (
+from penstock.testing.provider.fates import (
     Cut,
     Fail,
-    FakeProviderServer,
     Fate,
     Garble,
     Hang,
@@ -43,19 +42,18 @@ from penstock.testing.provider.http import (
     ToolCall,
     Truncate,
     by_chance,
-    count_input_tokens,
-    count_tokens,
+    on_the_wire,
 )
-from penstock.testing.provider.http.fates import on_the_wire
-from penstock.testing.provider.http.generation import generate
-from penstock.testing.provider.http.request import WireRequest
+from penstock.testing.provider.generation import generate
+from penstock.testing.provider.http import FakeProviderServer
+from penstock.testing.provider.request import WireRequest, count_input_tokens, count_tokens
 
-SAID = [{"role": "user", "content": "hello"}]
+PROMPT = [{"role": "user", "content": "hello"}]
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 BODIES: dict[str, dict[str, Any]] = {
-    CHAT: {"model": "fake-1", "messages": SAID, "stream_options": {"include_usage": True}},
-    RESPONSES: {"model": "fake-1", "input": SAID},
-    MESSAGES: {"model": "fake-1", "messages": SAID, "max_tokens": 1_000},
+    CHAT: {"model": "fake-1", "messages": PROMPT, "stream_options": {"include_usage": True}},
+    RESPONSES: {"model": "fake-1", "input": PROMPT},
+    MESSAGES: {"model": "fake-1", "messages": PROMPT, "max_tokens": 1_000},
 }
 CAPS = [
     (CHAT, "max_tokens"),
@@ -173,7 +171,7 @@ def ending_of(found: list[Any]) -> str:
 
 
 @each_api
-def test_an_answer_says_what_was_asked_for_and_its_usage_is_what_the_invoice_says(path: str) -> None:
+def test_an_answer_names_the_requested_model_and_its_usage_matches_the_invoice(path: str) -> None:
     with serve("four words of text") as server:
         answer = ask(server, path)
     line = server.invoice.lines[0]
@@ -194,7 +192,7 @@ def test_a_stream_says_the_same_as_a_plain_answer_and_ends_with_its_mark(path: s
     assert plain.cost_nanos == streamed.cost_nanos
 
 
-def test_a_chat_stream_reports_usage_only_if_it_is_asked_to() -> None:
+def test_a_chat_stream_reports_usage_only_on_request() -> None:
     with serve() as server:
         found = stream(server, stream_options=None)
     assert all("usage" not in event for event in found[:-1])
@@ -239,7 +237,7 @@ def test_a_tool_call_that_does_not_fit_is_left_out(path: str) -> None:
     cap=st.none() | st.integers(1, 100),
     default=st.integers(0, 300),
 )
-def test_whatever_is_said_the_cap_holds(
+def test_the_output_limit_holds_for_every_script(
     text: str | None, calls: int, stated: int | None, cap: int | None, default: int
 ) -> None:
     request = WireRequest(1, 1, "POST", CHAT, {}, 0, body={**BODIES[CHAT], "max_tokens": cap})
@@ -255,7 +253,7 @@ def test_the_default_answer_is_an_echo_of_the_length_that_was_set() -> None:
         assert text_in(CHAT, ask(server)) == "hello hello "
 
 
-def test_a_script_can_answer_by_what_was_asked() -> None:
+def test_a_script_can_depend_on_the_request() -> None:
     with FakeProviderServer(script=lambda request: request.last_text.upper()) as server:
         assert text_in(CHAT, ask(server)) == "HELLO"
         assert text_in(RESPONSES, ask(server, RESPONSES, input="louder")) == "LOUDER"
@@ -312,7 +310,7 @@ def test_a_rate_limit_says_when_to_come_back() -> None:
     ("usage", "reported"), [("true", (10, 4)), ("zero", (0, 0)), ("absent", None), ((10**9, 10**9), (10**9, 10**9))]
 )
 @each_api
-def test_what_is_said_about_usage_does_not_change_the_invoice(path: str, usage: Any, reported: Any) -> None:
+def test_the_reported_usage_does_not_change_the_invoice(path: str, usage: Any, reported: Any) -> None:
     with serve(Say("x" * 16, input_tokens=10, usage=usage)) as server:
         answer = ask(server, path)
     assert answer.get("usage") is None if reported is None else counts(answer["usage"]) == reported
@@ -415,7 +413,7 @@ def test_a_plain_answer_has_been_generated_whole_when_its_caller_leaves() -> Non
     assert server.invoice.lines[0].output_tokens == 10
 
 
-def test_a_provider_that_bills_at_the_end_bills_nobody_who_left() -> None:
+def test_a_provider_that_bills_at_the_end_does_not_bill_a_caller_who_disconnected() -> None:
     with FakeProviderServer(FakeProvider(bill_on_start=False), [Say(then=Hang())]) as server:
         with connection(server) as wire:
             wire.request("POST", CHAT, json.dumps(BODIES[CHAT]))
@@ -493,7 +491,7 @@ def test_many_requests_are_in_flight_at_one_time() -> None:
 def test_a_model_costs_what_the_price_book_says_and_one_without_a_price_what_the_provider_asks() -> None:
     with serve(output_tokens=10) as server:
         server.provider.prices.register("large-1", Price(100, 200))
-        fields = {"messages": SAID}
+        fields = {"messages": PROMPT}
         tokens = count_input_tokens(fields)
         ask(server, model="large-1")
         ask(server, model="no-such-model")
@@ -521,7 +519,7 @@ def test_what_the_ledger_reads_from_an_answer_is_what_the_invoice_says(path: str
     assert server.provider.prices.cost(found).nanos == line.cost_nanos
 
 
-def test_a_script_that_is_too_short_is_told_to_the_caller_and_raised_at_the_end() -> None:
+def test_a_script_that_is_too_short_is_answered_with_an_error_and_raised_at_the_end() -> None:
     with pytest.raises(ScriptEnded, match="the script has 1 fates"), serve("only one") as server:
         assert status_of(server) == 200
         assert status_of(server) == 500
@@ -634,7 +632,7 @@ WRONG: list[tuple[bytes, int]] = [
     (post(fields(max_tokens="many")), 400),
     (post(fields(stream="yes")), 400),
     (post(fields(n=2)), 400),
-    (post(json.dumps({"model": "m", "messages": SAID}).encode(), path=MESSAGES.encode()), 400),
+    (post(json.dumps({"model": "m", "messages": PROMPT}).encode(), path=MESSAGES.encode()), 400),
     (post(json.dumps({"model": "m"}).encode(), path=RESPONSES.encode()), 400),
 ]
 
@@ -709,40 +707,40 @@ def sdk_call(function: Callable[[Any, Any], tuple[str, int, int]]) -> Callable[[
 
 @sdk_call
 def chat(openai: Any, _: Any) -> tuple[str, int, int]:
-    found = openai.chat.completions.create(model="fake-1", messages=SAID)
+    found = openai.chat.completions.create(model="fake-1", messages=PROMPT)
     return found.choices[0].message.content, found.usage.prompt_tokens, found.usage.completion_tokens
 
 
 @sdk_call
 def chat_stream(openai: Any, _: Any) -> tuple[str, int, int]:
     options = {"include_usage": True}
-    with openai.chat.completions.stream(model="fake-1", messages=SAID, stream_options=options) as found:
+    with openai.chat.completions.stream(model="fake-1", messages=PROMPT, stream_options=options) as found:
         whole = found.get_final_completion()
     return whole.choices[0].message.content, whole.usage.prompt_tokens, whole.usage.completion_tokens
 
 
 @sdk_call
 def responses(openai: Any, _: Any) -> tuple[str, int, int]:
-    found = openai.responses.create(model="fake-1", input=SAID)
+    found = openai.responses.create(model="fake-1", input=PROMPT)
     return found.output_text, found.usage.input_tokens, found.usage.output_tokens
 
 
 @sdk_call
 def responses_stream(openai: Any, _: Any) -> tuple[str, int, int]:
-    with openai.responses.stream(model="fake-1", input=SAID) as found:
+    with openai.responses.stream(model="fake-1", input=PROMPT) as found:
         whole = found.get_final_response()
     return whole.output_text, whole.usage.input_tokens, whole.usage.output_tokens
 
 
 @sdk_call
 def messages(_: Any, anthropic: Any) -> tuple[str, int, int]:
-    found = anthropic.messages.create(model="fake-1", messages=SAID, max_tokens=100)
+    found = anthropic.messages.create(model="fake-1", messages=PROMPT, max_tokens=100)
     return found.content[0].text, found.usage.input_tokens, found.usage.output_tokens
 
 
 @sdk_call
 def messages_stream(_: Any, anthropic: Any) -> tuple[str, int, int]:
-    with anthropic.messages.stream(model="fake-1", messages=SAID, max_tokens=100) as found:
+    with anthropic.messages.stream(model="fake-1", messages=PROMPT, max_tokens=100) as found:
         whole = found.get_final_message()
     return whole.content[0].text, whole.usage.input_tokens, whole.usage.output_tokens
 

@@ -131,7 +131,7 @@ def test_a_request_cancelled_while_it_stalls_is_free_where_only_the_end_is_bille
     assert fake.invoice.total_nanos == PRICE
 
 
-def test_a_refusal_that_nobody_waited_for_is_still_free() -> None:
+def test_a_refusal_after_the_caller_disconnected_is_still_free() -> None:
     fake = provider(Stall(30, then=RefuseFree()))
     stop_after_a_second(fake)
     assert (fake.invoice.total_nanos, fake.invoice.billed_calls) == (0, 0)

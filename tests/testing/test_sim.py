@@ -381,7 +381,7 @@ def test_debug_mode_logs_where_a_callback_was_made_that_fails(caplog: pytest.Log
     assert afterwards == "afterwards"
 
 
-def test_a_task_factory_of_ones_own_is_asked() -> None:
+def test_a_custom_task_factory_is_used() -> None:
     made: list[str] = []
 
     def make(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
@@ -580,13 +580,13 @@ def test_what_a_callback_raises_fails_the_run() -> None:
 
 def test_what_a_forgotten_task_raises_fails_the_run() -> None:
     async def fail() -> None:
-        raise LookupError("nobody listens")
+        raise LookupError("no listener")
 
     async def main() -> None:
         asyncio.create_task(fail())  # noqa: RUF006 - forgetting it is the point
         await asyncio.sleep(1)
 
-    with pytest.raises(LookupError, match="nobody listens"):
+    with pytest.raises(LookupError, match="no listener"):
         sim_run(main, seed=1)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.nodes import memory
-from penstock.storage.memory import MemoryStores, approvals, bells, chats, events, graphs, memories, runs
-from penstock.storage.memory.shapes import Shape
+from penstock.storage import rules
+from penstock.storage.memory import MemoryStores, approvals, chats, events, graphs, memories, runs
+from penstock.storage.memory.record_codec import RecordCodec
 from penstock.testing import sim_run
 from penstock.testing.contracts.stores import StoresContract, agree
 
@@ -32,56 +33,76 @@ async def first_only(self: Any, worker: str, run_ids: Any, **times: int) -> Any:
 
 
 BROKEN: list[tuple[object, str, Any, str]] = [
-    (runs, "_is_free", lambda run, now_ms: run.status == "queued", "a_run_is_taken_over_once_its_lease_has_run_out"),
-    (runs, "_is_free", lambda run, now_ms: run.status not in runs.ENDED, "of_many_who_take_over_one_gets_it"),
-    (runs, "_is_free", always(True), "only_what_is_queued_or_was_left_can_be_claimed"),
-    (runs, "_age", lambda run: (0, run.id), "runs_are_listed_newest_first"),
+    (
+        runs,
+        "_is_free",
+        lambda run, now_ms: run.status == "queued",
+        "a_run_is_taken_over_when_its_lease_has_expired_and_not_before",
+    ),
+    (
+        runs,
+        "_is_free",
+        lambda run, now_ms: run.status not in runs.ENDED,
+        "concurrent_takeovers_give_the_run_to_one_worker",
+    ),
+    (runs, "_is_free", always(True), "only_queued_and_expired_runs_can_be_claimed"),
+    (runs, "_age", lambda run: (0, run.id), "runs_are_listed_newest_first_then_by_id"),
     (runs, "_age", lambda run: run.created_ms, "pages_follow_each_other"),
-    (runs, "_check_way", nothing, "a_claimed_run_goes_where_the_table_says"),
-    (runs, "_check_way", nothing, "a_run_that_nobody_has_claimed_is_ended_where"),
-    (runs, "_check_way", nothing, "a_run_goes_on_from_where_the_table_says"),
-    (runs, "ASKED", (), "an_id_that_is_taken_by_another_run_is_a_conflict"),
-    (runs, "GIVEN_BACK", {}, "the_worker_changes_what_it_has_claimed"),
-    (runs, "CLEARED", {}, "a_run_that_goes_on_has_not_ended"),
-    (runs, "CHANGEABLE", tuple(runs.RunRecord._fields), "what_a_worker_may_not_change_is_refused"),
-    (runs.MemoryRunStore, "fence", nothing, "whoever_does_not_have_the_run_tells_nothing"),
-    (runs.MemoryRunStore, "fence", nothing, "whoever_does_not_have_the_run_records_nothing"),
-    (runs.MemoryRunStore, "renew", first_only, "a_lease_is_renewed_for_whoever_has_it"),
-    (runs.MemoryRunStore, "on_forget", nothing, "a_run_that_ended_long_ago_is_forgotten_with_all_it_left"),
-    (runs.MemoryRunStore, "_as_asked", lambda self, run, after, why: run, "a_run_that_nobody_has_claimed_is_not"),
-    (events, "_check_known", always(0), "what_is_there_already_is_skipped"),
-    (events, "_check_known", always(0), "a_gap_is_a_conflict_and_nothing_is_kept"),
-    (events, "_check_known", lambda id, told, new: len(told), "another_event_in_the_place_of_one_is_a_conflict"),
-    (events, "ENTRY", Shape(events.JournalEntry, documents=("value",)), "all_or_none_are_written"),
-    (bells.Bells, "until", lambda self, key, is_so, timeout_s: _at_once(is_so), "waiting_ends_with_the_next_event"),
-    (graphs, "_check_expected", nothing, "a_version_that_is_not_the_expected_one_is_a_conflict"),
+    (runs, "check_transition", nothing, "updates_follow_the_transition_table"),
+    (runs, "check_transition", nothing, "ending_an_unclaimed_run_follows_the_transition_table"),
+    (runs, "check_transition", nothing, "requeuing_follows_the_transition_table"),
+    (rules, "SUBMITTED_FIELDS", (), "an_id_that_is_taken_by_another_run_is_a_conflict"),
+    (runs, "UNCLAIMED", {}, "a_worker_updates_its_claimed_run"),
+    (runs, "CLEARED", {}, "a_requeued_run_has_no_result_and_may_have_other_limits"),
+    (runs, "CHANGEABLE", tuple(runs.RunRecord._fields), "changes_that_a_worker_may_not_make_are_refused"),
+    (runs.MemoryRunStore, "fence", nothing, "a_fenced_worker_appends_no_events"),
+    (runs.MemoryRunStore, "fence", nothing, "a_fenced_worker_appends_no_entries"),
+    (runs.MemoryRunStore, "renew", first_only, "a_lease_is_renewed_only_for_its_worker"),
+    (runs.MemoryRunStore, "on_remove", nothing, "old_runs_are_removed_with_all_their_data"),
+    (runs.MemoryRunStore, "_unchanged", lambda self, run, after, why: run, "an_unclaimed_run_is_not_updated"),
+    (events, "_check_known", always(0), "events_already_stored_are_skipped"),
+    (events, "_check_known", always(0), "a_gap_is_a_conflict_and_nothing_is_stored"),
+    (events, "_check_known", lambda id, stored, new: len(stored), "a_different_event_with_the_same_seq_is_a_conflict"),
+    (events, "ENTRY", RecordCodec(events.JournalEntry, documents=("value",)), "entries_are_written_all_or_none"),
+    (
+        events,
+        "wait_until",
+        lambda notifier, topic, condition, timeout_s: _immediately(condition),
+        "waiting_ends_with_the_next_event",
+    ),
+    (graphs, "check_expected_version", nothing, "a_version_that_is_not_the_expected_one_is_a_conflict"),
     (graphs, "_digest", always("0" * 64), "every_change_is_a_version"),
-    (approvals, "ANSWERS", approvals.STATES, "what_no_database_could_keep_is_neither_asked_nor_answered"),
-    (approvals.MemoryApprovalStore, "_put_before", always(None), "a_question_is_put_once_by_its_run_and_key"),
-    (approvals.MemoryApprovalStore, "_forget", nothing, "a_run_that_ended_long_ago_is_forgotten_with_all_it_left"),
-    (chats, "new_messages", lambda known, new: new, "messages_are_added_all_or_none"),
-    (chats, "_is_same", always(True), "a_message_that_is_there_is_skipped_if_it_is_the_same"),
-    (chats, "_is_same", always(False), "an_answer_that_was_being_written_is_finished_once"),
-    (chats._Chat, "bring_into_view", nothing, "whatever_is_added_or_chosen_is_in_view_as_in_a_tree"),
-    (chats, "_use", lambda chat: (0, chat.id), "chats_are_listed_the_one_used_last_first"),
-    (chats, "_is_same", always(False), "a_chat_is_the_same_whichever_call_fails"),
-    (memories, "_forget_oldest", nothing, "the_oldest_of_a_full_space_is_forgotten"),
+    (
+        approvals,
+        "APPROVAL_ANSWERS",
+        approvals.APPROVAL_STATES,
+        "questions_and_answers_that_cannot_be_stored_are_refused",
+    ),
+    (approvals.MemoryApprovalStore, "_of_key", always(None), "a_question_is_put_once_by_its_run_and_key"),
+    (approvals.MemoryApprovalStore, "_remove_run", nothing, "old_runs_are_removed_with_all_their_data"),
+    (chats, "new_messages", lambda known, new: new, "messages_are_added_all_or_none_each_below_an_existing_one"),
+    (rules, "is_same_message", always(True), "an_existing_message_is_skipped_if_every_field_is_equal"),
+    (chats, "is_same_message", always(False), "an_answer_that_was_being_written_is_finished_once"),
+    (chats._Chat, "bring_into_view", nothing, "added_and_chosen_messages_are_in_view_with_their_ancestors"),
+    (chats, "_use", lambda chat: (0, chat.id), "chats_are_listed_by_last_use_a_page_at_a_time"),
+    (rules, "is_same_message", always(False), "a_chat_is_the_same_whichever_call_fails"),
+    (memories, "_drop_oldest", nothing, "the_oldest_memory_of_a_full_space_is_removed"),
     (
         memories,
-        "to_keep",
-        lambda space, key, value: memories.Kept("1", frozenset({"word"})),
-        "what_is_remembered_is_there_in_its",
+        "encode_memory",
+        lambda space, key, value: memories.EncodedMemory("1", frozenset({"word"})),
+        "a_memory_is_found_in_its_space_only",
     ),
-    (memories.InProcessMemory, "_forget", nothing, "what_a_run_remembered_for_itself_goes_with_it"),
-    (memory, "words_sought", lambda text: text.split(), "a_search_finds_what_shares_most_words"),
+    (memories.InProcessMemory, "_remove_space", nothing, "the_private_memories_of_a_run_are_removed_with_it"),
+    (memory, "words_sought", lambda text: text.split(), "a_search_ranks_by_shared_words_then_by_age"),
     (memory, "words_of", lambda key, value: {"word"}, "a_memory_is_found_by_the_words_of_its_key"),
-    (graphs.MemoryGraphStore, "_given", lambda self, graph: graph, "a_graph_comes_back_as_it_was_saved"),
+    (graphs.MemoryGraphStore, "_decode", lambda self, graph: graph, "a_graph_is_read_back_unchanged"),
 ]
 """What is broken, how, and the beginning of the sentence that says so."""
 
 
-async def _at_once(is_so: Callable[[], bool]) -> bool:
-    return is_so()
+async def _immediately(condition: Callable[[], bool]) -> bool:
+    return condition()
 
 
 def sentences() -> list[str]:
@@ -99,16 +120,16 @@ def test_a_broken_store_is_found(
         sim_run(getattr(Suite(), name), seed=1)
 
 
-def test_no_two_suites_have_a_sentence_in_common() -> None:
+def test_no_two_suites_have_a_test_name_in_common() -> None:
     suites = [suite for suite in StoresContract.__mro__ if suite is not StoresContract]
-    told = Counter(name for suite in suites for name in vars(suite) if name.startswith("test_"))
-    assert [name for name, count in told.items() if count > 1] == [], "the second would never run"
-    assert len(told) == len(sentences()) > 120
+    names = Counter(name for suite in suites for name in vars(suite) if name.startswith("test_"))
+    assert [name for name, count in names.items() if count > 1] == [], "the second would never run"
+    assert len(names) == len(sentences()) > 120
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_two_stores_that_are_the_same_agree(seed: int) -> None:
-    sim_run(lambda: agree(MemoryStores(), MemoryStores(), seed=seed, acts=300), seed=seed)
+def test_equal_stores_agree(seed: int) -> None:
+    sim_run(lambda: agree(MemoryStores(), MemoryStores(), seed=seed, operations=300), seed=seed)
 
 
 class Forgetful(MemoryStores):
@@ -131,9 +152,9 @@ class Forgetful(MemoryStores):
         *("chats.rename", "chats.add_messages", "chats.choose", "chats.attach", "memories.put"),
     ],
 )
-def test_two_stores_that_differ_do_not_agree_for_long(what: str) -> None:
+def test_different_stores_do_not_agree_for_long(what: str) -> None:
     async def main() -> None:
-        await agree(MemoryStores(), Forgetful(what), seed=3, acts=1_000)
+        await agree(MemoryStores(), Forgetful(what), seed=3, operations=1_000)
 
     with pytest.raises(AssertionError, match="seed 3, "):
         sim_run(main, seed=0)

@@ -43,7 +43,7 @@ def are_the_same(one: Any, other: Any) -> bool:
 # Repetition.
 
 
-def test_the_call_that_makes_it_five_times_is_told_of_and_no_other() -> None:
+def test_the_fifth_repetition_is_reported_and_no_other() -> None:
     detector = DivergenceDetector()
     told = [names(calls(detector, ["https://a"])) for _ in range(40)]
     assert told == [[]] * 4 + [["repeated"]] + [[]] * 35
@@ -68,7 +68,7 @@ def test_what_has_left_the_window_does_not_count() -> None:
     assert calls(detector, ["a", "b", "c", "a", "d", "e", "a"]) == []
 
 
-def test_each_call_that_repeats_is_told_of() -> None:
+def test_each_call_that_repeats_is_reported() -> None:
     detector = DivergenceDetector(repeats=2, alternations=None)
     assert [shape.signature for shape in calls(detector, "abcabc")] == [f"tool fetch('{one}')" for one in "abc"]
 
@@ -96,7 +96,7 @@ def test_repetition_is_what_counting_the_window_says(history: list[str], repeats
 # Alternation.
 
 
-def test_four_alternations_are_told_of_once() -> None:
+def test_four_alternations_are_reported_once() -> None:
     detector = DivergenceDetector(repeats=None)
     told = [names(calls(detector, [one])) for one in "ab" * 10]
     assert told == [[]] * 7 + [["alternating"]] + [[]] * 12
@@ -116,7 +116,7 @@ def test_what_does_not_take_turns_is_no_alternation(history: str) -> None:
     assert calls(DivergenceDetector(repeats=None, alternations=2), history) == []
 
 
-def test_the_same_pair_is_not_told_of_again_in_the_other_order() -> None:
+def test_the_same_pair_is_not_reported_again_in_the_other_order() -> None:
     detector = DivergenceDetector(repeats=None, alternations=2)
     assert names(calls(detector, "abab" + "x" + "baba" + "x" + "acac")) == ["alternating", "alternating"]
 
@@ -301,7 +301,7 @@ def spends(detector: DivergenceDetector, *entries: tuple[float, int, int]) -> li
     return [names(detector.saw_spend(round(at_s * SECOND_NS), cost, tokens)) for at_s, cost, tokens in entries]
 
 
-def test_spending_faster_than_the_rate_is_told_of_once() -> None:
+def test_spending_faster_than_the_rate_is_reported_once() -> None:
     detector = DivergenceDetector(spend_usd_per_minute="0.10")
     told = spends(detector, *((at, 30_000_000, 0) for at in range(10)))
     assert told == [[], [], [], ["spend_rate"], [], [], [], [], [], []]
@@ -431,7 +431,7 @@ def in_eight_threads(work: Callable[[], None]) -> None:
             thread.join()
 
 
-def test_eight_threads_get_each_signature_told_once() -> None:
+def test_eight_threads_get_each_signature_once() -> None:
     detector = DivergenceDetector(repeats=8, alternations=None, window=8 * 12)
     told: list[str] = []
 
@@ -471,11 +471,11 @@ def test_showing_an_argument_may_use_the_detector_again() -> None:
 # Arguments.
 
 
-def test_a_shape_that_is_switched_off_is_not_told_of() -> None:
+def test_a_shape_that_is_switched_off_is_not_reported() -> None:
     assert calls(DivergenceDetector(repeats=None, alternations=None), "ab" * 50 + "a" * 50) == []
 
 
-def test_halting_is_asked_for() -> None:
+def test_halting_is_opt_in() -> None:
     assert DivergenceDetector().halts is False
     assert DivergenceDetector(halts=True).halts is True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import FrozenInstanceError, dataclass, fields
+from dataclasses import FrozenInstanceError, dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, get_args
 
@@ -73,6 +73,19 @@ def test_an_event_of_every_kind_is_frozen_and_turns_into_json(kind: type[TraceEv
         event.seq = 4  # type: ignore[misc]
 
 
+@pytest.mark.requirement("T-12")
+def test_tool_call_trace_takes_the_fields_of_every_call_and_the_tool_name() -> None:
+    assert events.CallFields.__annotations__.keys() == {one.name for one in fields(CallEnded)}
+    event = ToolCallTrace(tool_name="search", input={"q": 1}, output=[2], cost=0.5)
+    assert (event.name, event.tool_name, event.cost, event.call_kind) == ("search", "search", 0.5, "tool")
+    assert event == ToolCallTrace(name="search", input={"q": 1}, output=[2], cost=0.5)
+    assert replace(event, name="find").tool_name == replace(event, tool_name="find").name == "find"
+    assert replace(event, cost=1.0).input == {"q": 1}
+    assert (event.to_dict()["input"], event.to_dict()["output"]) == ({"q": 1}, [2])
+    with pytest.raises(TypeError):
+        ToolCallTrace(tool="search")  # type: ignore[call-arg]
+
+
 @pytest.mark.requirement("T-2")
 def test_a_kind_names_one_class_save_for_the_ends_of_calls() -> None:
     named: dict[str, set[type[TraceEvent]]] = {}
@@ -83,7 +96,7 @@ def test_a_kind_names_one_class_save_for_the_ends_of_calls() -> None:
 
 
 @pytest.mark.requirement("T-2")
-def test_what_json_does_not_know_is_told_as_text() -> None:
+def test_values_unknown_to_json_become_text() -> None:
     odd: dict[Any, Any] = {"at": datetime(2026, 1, 1, tzinfo=UTC), "nan": math.nan, 1: {2}}
     event = Retrieved(name="odd", data=odd, where=object)
     assert event.to_dict()["data"] == {"at": "2026-01-01T00:00:00+00:00", "nan": "nan", "1": [2]}
@@ -105,7 +118,7 @@ def test_an_event_knows_its_time_its_cost_in_nanos_and_its_tool() -> None:
 
 
 @pytest.mark.requirement("G-5")
-def test_a_start_tells_what_was_begun_and_where(clock: ManualClock) -> None:
+def test_a_start_event_has_what_began_and_where(clock: ManualClock) -> None:
     graph = ExecutionGraph("run", clock=clock)
     root = graph.create_root("agent", {"request_id": "r-1"})
     clock.advance(1.5)
@@ -136,7 +149,9 @@ def test_a_start_tells_what_was_begun_and_where(clock: ManualClock) -> None:
 
 @pytest.mark.requirement("G-5")
 @pytest.mark.parametrize(("kind", "told_as"), [("llm", ModelCallTrace), ("tool", ToolCallTrace), ("system", CallEnded)])
-def test_an_end_tells_how_it_ended_and_what_it_cost(kind: Any, told_as: type[CallEnded], clock: ManualClock) -> None:
+def test_an_end_event_has_how_it_ended_and_what_it_cost(
+    kind: Any, told_as: type[CallEnded], clock: ManualClock
+) -> None:
     graph = ExecutionGraph("run", clock=clock)
     node = graph.begin_node(graph.create_root("agent"), kind, "work", model="m")
     graph.increment_retries(node)
@@ -198,7 +213,7 @@ def test_a_bill_that_comes_late_is_an_event_and_counts_once(clock: ManualClock) 
     assert after["aggregates"]["halted_calls"] == 1
 
 
-def test_an_event_of_somebody_elses_is_told_as_it_was_written() -> None:
+def test_a_foreign_event_is_returned_as_it_was_written() -> None:
     graph = ExecutionGraph("run")
     graph.create_root("agent")
     mine = Retrieved(seq=graph.seq + 1, documents=3)
@@ -206,7 +221,7 @@ def test_an_event_of_somebody_elses_is_told_as_it_was_written() -> None:
     assert graph.events()[-1] is mine
 
 
-def test_changing_what_an_event_told_changes_nothing_that_is_recorded() -> None:
+def test_changing_the_data_of_an_event_changes_no_record() -> None:
     graph = ExecutionGraph("run")
     root = graph.create_root("agent", {"a": 1})
     (started,) = graph.events()
@@ -237,7 +252,7 @@ def ten_entries() -> ExecutionGraph:
         (-3, 2, range(1, 3)),
     ],
 )
-def test_events_are_told_after_a_seq_and_up_to_a_limit(since: int, limit: int | None, expected: range) -> None:
+def test_events_are_listed_after_a_seq_and_up_to_a_limit(since: int, limit: int | None, expected: range) -> None:
     assert [event.seq for event in ten_entries().events(since, limit)] == list(expected)
 
 

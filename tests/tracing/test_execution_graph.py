@@ -610,7 +610,7 @@ def test_a_bill_that_comes_after_the_end_of_the_run_is_not_recorded() -> None:
     assert isinstance(graph.events()[-1], RunCompleted)
 
 
-def test_the_calls_under_way_are_told_newest_first() -> None:
+def test_open_calls_are_listed_newest_first() -> None:
     graph, root = rooted()
     nodes = [graph.begin_node(root, "tool", "step") for _ in range(4)]
     graph.mark_success(nodes[1])
@@ -618,7 +618,7 @@ def test_the_calls_under_way_are_told_newest_first() -> None:
         assert [call.node_id for call in graph.open_calls()] == [nodes[3], nodes[2], nodes[0], root]
 
 
-def test_whoever_asked_is_told_of_every_entry() -> None:
+def test_the_notify_callback_runs_after_every_entry() -> None:
     graph = ExecutionGraph("run")
     told: list[int] = []
     graph.notify = lambda: told.append(graph.seq)
@@ -887,7 +887,7 @@ def test_the_changes_since_a_snapshot_are_the_difference_to_the_next(
 
 
 @pytest.mark.requirement("G-8")
-def test_only_what_changed_is_told() -> None:
+def test_a_delta_has_only_what_changed() -> None:
     graph, root = rooted()
     nodes = [graph.begin_node(root, "tool", "step") for _ in range(100)]
     seq = graph.seq
@@ -1149,17 +1149,17 @@ def test_a_whole_finished_subtree_ends_up_in_the_parent_it_had() -> None:
 
 
 @pytest.mark.requirement("G-11")
-def test_calls_whose_cost_nobody_can_tell_share_what_is_rare_about_them_also_when_they_are_folded() -> None:
+def test_calls_with_an_unknown_cost_share_their_extras_also_when_they_are_folded() -> None:
     with ExecutionContext(settings=RunSettings(max_kept_calls=16)) as run:
         calls = [run.call_llm(lambda: "text").call.record for _ in range(10)]
-        assert {id(call.rare) for call in calls} == {id(ONLY_COST_UNKNOWN)}
+        assert {id(call.extras) for call in calls} == {id(ONLY_COST_UNKNOWN)}
         failed = run.call_llm(_fail).call.record
         for _ in range(40):
             run.call_llm(lambda: "text")
         assert [call.folded_from for call in (*calls, failed)] == [run.graph.root.number] * 11  # type: ignore[union-attr]
         assert all(call.cost_unknown for call in (*calls, failed))
         assert failed.error_class == "ConnectionError"
-        assert len({id(call.rare) for call in calls}) < len(calls)
+        assert len({id(call.extras) for call in calls}) < len(calls)
 
 
 def _fail() -> None:
@@ -1167,7 +1167,7 @@ def _fail() -> None:
 
 
 @pytest.mark.requirement("G-11")
-def test_a_call_that_was_folded_says_so_to_whoever_asks_for_it() -> None:
+def test_looking_up_a_folded_call_says_that_it_was_folded() -> None:
     graph, root = rooted(max_kept=1)
     node = graph.begin_node(root, "tool", "step")
     graph.mark_success(node)

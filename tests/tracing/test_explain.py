@@ -70,7 +70,7 @@ def test_a_bill_that_came_late_is_shown_with_its_call(clock: ManualClock) -> Non
 
 
 @pytest.mark.requirement("G-11")
-def test_folded_calls_are_told_of_where_they_were(clock: ManualClock) -> None:
+def test_folded_calls_are_mentioned_where_they_were(clock: ManualClock) -> None:
     graph = ExecutionGraph("run", clock=clock, max_kept=2)
     root = graph.create_root("agent")
     for _ in range(3):
@@ -111,14 +111,14 @@ def test_what_a_context_cost_includes_what_hangs_under_a_folded_call(clock: Manu
 
 
 @pytest.mark.parametrize("depth", [10_000, 100_000])
-def test_a_chain_deeper_than_the_stack_is_told_in_bounded_lines(depth: int) -> None:
+def test_a_chain_deeper_than_the_stack_is_explained_in_bounded_lines(depth: int) -> None:
     lines = explain(chain(depth)).splitlines()
     assert len(lines) == MAX_LINES + 1
     assert lines[-1] == f"… and {depth + 1 - MAX_LINES} more calls"
     assert max(map(len, lines)) < 4 * MAX_LINES
 
 
-def test_a_chain_may_be_told_whole() -> None:
+def test_a_chain_can_be_explained_in_full() -> None:
     lines = explain(chain(2_000), max_lines=10_000).splitlines()
     assert len(lines) == 2_001
     assert lines[2] == "   └─ · deeper"

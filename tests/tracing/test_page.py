@@ -140,7 +140,7 @@ def test_ten_thousand_calls_are_a_page_of_a_few_megabytes() -> None:
     assert len(text) < 3_000_000
 
 
-def test_a_page_is_bounded_and_says_what_it_leaves_out() -> None:
+def test_page_is_bounded_and_counts_what_it_leaves_out() -> None:
     data = trace_data(stopped_run())
     data["calls"] = [data["calls"][1] | {"node_id": f"n{number:06d}"} for number in range(MAX_ROWS + 7)]
     data["events"] = data["events"][:1] * (MAX_ROWS + 3)

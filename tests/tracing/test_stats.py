@@ -169,7 +169,7 @@ def test_costs_by_child_are_those_of_the_direct_children(run: Run) -> None:
     assert own(run.stats()).cost_by_child == {}
 
 
-def test_what_was_told_does_not_change_afterwards(run: Run) -> None:
+def test_stats_do_not_change_after_they_were_read(run: Run) -> None:
     run.call(run.child, "tool", "search", None, cost=5)
     before = run.stats()
     run.call(run.child, "tool", "search", None, cost=5)

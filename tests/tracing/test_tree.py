@@ -99,7 +99,7 @@ def test_the_tree_prints_as_it_was_designed() -> None:
 
 
 @pytest.mark.requirement("T-11")
-def test_the_json_says_what_the_snapshot_says() -> None:
+def test_json_matches_the_snapshot() -> None:
     run = compacting_run()
     data = json.loads(trace_json(run))
     snapshot = run.graph.snapshot()
@@ -176,7 +176,7 @@ def test_of_budgets_with_one_name_the_fullest_is_shown() -> None:
     assert [(m["budget"], m["used"]) for m in trace_data(run)["limits"]] == [("worker", 0.03)]
 
 
-def test_a_stop_is_told_where_it_happened() -> None:
+def test_stop_is_shown_where_it_happened() -> None:
     run, _ = run_named(config=ExecutionConfig(max_cost_usd=None, max_steps=0, max_retries_total=None))
     with run, pytest.raises(Halted):
         run.tool(lambda: None, name="buy")
@@ -189,7 +189,7 @@ def test_a_stop_is_told_where_it_happened() -> None:
     ]
 
 
-def test_a_call_under_way_says_so() -> None:
+def test_running_call_is_marked() -> None:
     run, _ = run_named()
     shown: list[str] = []
     with run:

@@ -1,15 +1,17 @@
-"""Agents: models, tools, loops and what holds them together.
+"""Agents: models, tools, loops, and an agent that combines them.
 
-messages      what is said                     hooks         who may look into an execution, and change it
+messages      messages and tool calls          hooks         observing and changing an execution
 model         models, as agents see them       executor      running a loop to its end
-tools         functions a model may ask for    formats       answers that programs can read
-loop          one iteration at a time          compaction    making a conversation shorter
-tool_calling, react                            agent         all of it in one thing
+tools         functions a model may call       formats       answers that programs can read
+loop          one iteration at a time          compaction    shortening a conversation
+tool_calling, react                            agent         all of it combined
+execution     the execution under way          schema        JSON Schema of tools and answers
 """
 
 from penstock.agents.agent import Agent, AgentResult
 from penstock.agents.compaction import Compaction
-from penstock.agents.executor import Executor, ExecutorResult, MaxIterationsReached
+from penstock.agents.execution import Approval, HookAbort
+from penstock.agents.executor import Executor, MaxIterationsReached
 from penstock.agents.formats import (
     FormatError,
     JsonFormat,
@@ -18,11 +20,19 @@ from penstock.agents.formats import (
     TextOutputFormat,
     XmlFormat,
 )
-from penstock.agents.hooks import Approval, Hook, HookAbort
+from penstock.agents.hooks import (
+    AfterExecutionEvent,
+    AfterIterationEvent,
+    BeforeExecutionEvent,
+    BeforeIterationEvent,
+    Hook,
+    HookEvent,
+)
 from penstock.agents.loop import (
     AgentLoop,
     AgentLoopResult,
     Conversation,
+    ExecutorResult,
     Iteration,
     LoopAction,
     LoopData,
@@ -30,15 +40,13 @@ from penstock.agents.loop import (
     remember,
     transcript_of,
 )
-from penstock.agents.messages import Media, Message, ToolCall, ToolResult, Transcript
+from penstock.agents.messages import Media, Message, TextDelta, ToolCall, ToolCallDelta, ToolResult, Transcript
 from penstock.agents.model import (
-    AnswerCut,
     Model,
     ModelRequest,
     ModelResponse,
     ModelSettings,
-    TextDelta,
-    ToolCallDelta,
+    TruncatedByBudget,
     TruncatedResponse,
 )
 from penstock.agents.react import ReActLoop
@@ -47,12 +55,15 @@ from penstock.agents.tool_calling import ToolCallingLoop
 from penstock.agents.tools import Tool, ToolChain, Tools, ToolSpec, tool
 
 __all__ = [
+    "AfterExecutionEvent",
+    "AfterIterationEvent",
     "Agent",
     "AgentLoop",
     "AgentLoopResult",
     "AgentResult",
-    "AnswerCut",
     "Approval",
+    "BeforeExecutionEvent",
+    "BeforeIterationEvent",
     "Compaction",
     "Conversation",
     "Executor",
@@ -60,6 +71,7 @@ __all__ = [
     "FormatError",
     "Hook",
     "HookAbort",
+    "HookEvent",
     "Iteration",
     "JsonFormat",
     "LoopAction",
@@ -87,6 +99,7 @@ __all__ = [
     "ToolSpec",
     "Tools",
     "Transcript",
+    "TruncatedByBudget",
     "TruncatedResponse",
     "XmlFormat",
     "data_of",

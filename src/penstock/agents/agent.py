@@ -1,8 +1,7 @@
-"""An agent: a model, what it is told, what it may use and what it may spend.
+"""An agent: a model with instructions, tools and a budget.
 
-An agent keeps nothing between runs and may run any number of times at once. It is a node of a graph and a tool of
-another agent as well; wherever it runs under a context, it is a child of that context, under its own budget and under
-every one above.
+An agent has no state between runs and may run any number of times at once. It can be a node of a graph and a tool of
+another agent; in a context it runs as a child of that context, under its own budget and all enclosing ones.
 """
 
 from __future__ import annotations
@@ -10,66 +9,67 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from penstock import checks
 from penstock.agents.compaction import Compaction
-from penstock.agents.executor import MAX_ITERATIONS, Executor, ExecutorResult, as_input
+from penstock.agents.execution import Approve, OnDelta
+from penstock.agents.executor import MAX_ITERATIONS, Executor, as_input
 from penstock.agents.formats import as_format
-from penstock.agents.hooks import Approve, OnDelta
-from penstock.agents.loop import AgentLoop, Conversation
+from penstock.agents.loop import AgentLoop, Conversation, ExecutorResult
 from penstock.agents.messages import ContentPart, Message
 from penstock.agents.model import Model, ModelSettings
 from penstock.agents.tool_calling import MAX_FORMAT_RETRIES, ToolCallingLoop
 from penstock.agents.tools import MAX_PARALLEL_TOOLS, TOOL_NAME, Tool, ToolChain
 from penstock.containment.limits import Budget, ResourceUsage
 from penstock.errors import CancelledError, InvalidValue
+from penstock.runtime.billing.prices import default_prices
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.options import must_be, must_be_name
 from penstock.stops import TerminationReason
 
 
 class AgentResult:
-    """What came of one run of an agent."""
+    """Result of one run of an agent."""
 
     __slots__ = ("_value", "context", "error", "finish_reason", "partial", "termination_reason")
 
     def __init__(self, result: ExecutorResult) -> None:
         self._value = result.result
         self.context = result.context
-        """Where it ran: the calls, the events, the stats."""
+        """Where it ran: calls, events, stats."""
         self.error = result.error
-        """What kept it from an answer; None if nothing did."""
+        """Why there is no output; None if there is one."""
         self.termination_reason: TerminationReason = result.termination_reason
         self.partial = result.partial
-        """What had come of an answer that broke off."""
+        """The received part of an answer that broke off."""
         self.finish_reason = result.finish_reason
-        """Why the output is not whole, such as `length`: the answer came to what it may have at most; None if it is."""
+        """Why the output is incomplete, such as `length` (maximum output tokens); None if it is complete."""
 
     @property
     def output(self) -> Any:
-        """The answer: text, or what the output format made of it. Raises what kept the agent from having one."""
+        """The answer: text, or the value that the output format parsed. Raises the error if there is none."""
         if self.error is not None:
             raise self.error
         return self._value
 
     @property
     def messages(self) -> list[Message]:
-        """Everything that was said."""
+        """All messages of the conversation."""
         conversation: Conversation = self.context.data
         return conversation.messages
 
     @property
     def text(self) -> str:
-        """The last thing the model said, whole or not; empty if it has said nothing."""
-        said = (message.text for message in reversed(self.messages) if message.role == "assistant")
-        return next((text for text in said if text), "")
+        """The last text of the model, complete or not; empty if there is none."""
+        answers = (message.text for message in reversed(self.messages) if message.role == "assistant")
+        return next((text for text in answers if text), "")
 
     @property
     def usage(self) -> ResourceUsage:
-        """What it used, as far as its own budget counts."""
+        """Usage as counted by the agent's own budget."""
         return self.context.usage
 
     @property
     def cost_usd(self) -> float:
-        """What it cost, everything below it included."""
+        """Total cost, nested calls included."""
         return self.context.stats.total_cost
 
     def __repr__(self) -> str:
@@ -101,14 +101,14 @@ class Agent:
         max_format_retries: int = MAX_FORMAT_RETRIES,
         loop: AgentLoop | None = None,
     ) -> None:
-        if not isinstance(model, Model):
-            raise InvalidValue("model", model, "a Model, such as ScriptedModel(…)")
-        must_be_name("name", name)
-        must_be("budget", budget, Budget)
+        checks.instance("model", model, Model, "a Model, such as ScriptedModel(…)")
+        checks.text("name", name, minimum=1)
+        if budget is not None:
+            checks.instance("budget", budget, Budget, none="no budget of its own")
         self.name = name
         self.model = model
         self.budget = budget
-        """What one run may use; None draws on what is above it alone."""
+        """Limits of one run; None applies only those of the context."""
         self.loop = loop or ToolCallingLoop(
             model,
             tools,
@@ -125,7 +125,7 @@ class Agent:
 
     @property
     def id(self) -> str:
-        """Its name, as a node of a graph."""
+        """Id as a node of a graph: its name."""
         return self.name
 
     async def run(
@@ -135,12 +135,14 @@ class Agent:
         *,
         history: Sequence[Message] = (),
     ) -> AgentResult:
-        """Run it, as a child of `ctx` if there is one, else as a run of its own; `history` is what was said before.
+        """Run it as a child of `ctx`, or in a new run; `history` has the messages of an earlier conversation.
 
-        Limits, errors and aborts are in the result, and its `output` raises them; a cancel is raised here.
+        Limits, errors and aborts are in the result, whose `output` raises them; a cancel is raised.
         """
         data = Conversation(prompt, history)
         if ctx is None:
+            if default_prices().must_load_for(self.model.name):
+                await default_prices().aload()  # before the run and its time limit begin
             context = ExecutionContext(name=self.name, data=data, budget=self.budget)
             try:
                 result = await self.executor.execute(context)
@@ -165,20 +167,20 @@ class Agent:
         return result
 
     async def execute(self, context: ExecutionContext) -> Any:
-        """Run it as a node of a graph, on the context's input: its output."""
+        """Run it as a node of a graph on the context's input, and return its output."""
         return (await self.run(as_input(context.input), context)).output
 
     def as_tool(self, name: str | None = None, description: str | None = None) -> Tool:
-        """The agent as a tool of another one: it is given a task, and its output is the result."""
+        """The agent as a tool of another agent: the argument is a task, the result is its output."""
 
         async def run(task: str, ctx: ExecutionContext) -> Any:
             return (await self.run(task, ctx)).output
 
-        called = name or self.name
-        if not TOOL_NAME.fullmatch(called):
-            raise InvalidValue("name", called, "1 to 64 letters, digits, _ or -")
-        told = description or f"Ask the agent {self.name!r} to do a task, described in words, and get its answer."
-        return Tool(run, name=called, description=told)
+        tool_name = name or self.name
+        if not TOOL_NAME.fullmatch(tool_name):
+            raise InvalidValue("name", tool_name, "1 to 64 letters, digits, _ or -")
+        text = description or f"Ask the agent {self.name!r} to do a task, described in words, and get its answer."
+        return Tool(run, name=tool_name, description=text)
 
     def __repr__(self) -> str:
         return f"<Agent {self.name!r} with {self.model.name}>"

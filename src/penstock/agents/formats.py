@@ -1,8 +1,8 @@
-"""Answers in a form that programs can read.
+"""Output formats: answers that programs can read.
 
-A format says what it wants (`instructions`), and makes a value of what a model wrote (`parse`). What cannot be read is
-a `FormatError`, whose message is meant for the model: what is wrong, where, and what is expected there. Formats read
-text and know nothing of models; how often a model may try again is the loop's business.
+A format has instructions for the model, and parses its answer. An answer that cannot be parsed is a `FormatError`,
+whose message is written for the model: what is wrong, where, and what is expected there. Formats parse text and know
+nothing of models; the loop decides how often a model may try again.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from penstock.errors import InvalidValue, PenstockError
 from penstock.runtime.context import ExecutionContext
 
 MAX_TEXT = 1_000_000
-"""Longer answers are refused unread."""
+"""Maximum number of characters of an answer; longer ones are refused unread."""
 
 
 class FormatError(PenstockError):
-    """A text is not in the form that was asked for; the message says what to do about it."""
+    """A text is not in the requested format; the message tells the model how to correct it."""
 
     def __init__(self, expected: str, problems: list[str]) -> None:
         self.expected = expected
         self.problems = problems
-        told = "\n".join(f"- {problem}" for problem in problems)
-        super().__init__(f"The answer is not {expected}:\n{told}\nAnswer again, with nothing but {expected}.")
+        listed = "\n".join(f"- {problem}" for problem in problems)
+        super().__init__(f"The answer is not {expected}:\n{listed}\nAnswer again, with nothing but {expected}.")
 
 
 @runtime_checkable
 class TextOutputFormat(Protocol):
-    """How an answer is to be written, and how it is read."""
+    """Instructions for an answer, and its parser."""
 
     @property
     def instructions(self) -> str:
-        """What a model is told."""
+        """Instructions for the model."""
 
     def parse(self, text: str, context: ExecutionContext | None = None) -> Any:
-        """The value of an answer; FormatError says what is wrong with it."""
+        """Return the value of an answer; raises FormatError if it is not in the format."""
 
 
 class JsonFormat:
@@ -83,12 +83,12 @@ class XmlFormat:
 
     def __init__(self, tags: Mapping[str, str]) -> None:
         self.tags = dict(_named("tags", tags))
-        """What belongs into each tag."""
-        wanted = "\n".join(f"<{tag}>{told}</{tag}>" for tag, told in self.tags.items())
+        """Descriptions of the contents, by tag."""
+        wanted = "\n".join(f"<{tag}>{description}</{tag}>" for tag, description in self.tags.items())
         self.instructions = f"Answer with each of these tags once, filled in:\n{wanted}"
 
     def parse(self, text: str, context: ExecutionContext | None = None) -> dict[str, str]:
-        """What stands in each tag, stripped; other text around the tags is left out."""
+        """Return the stripped content of each tag; text around the tags is ignored."""
         text = _bounded(text, "text in tags")
         found: dict[str, str] = {}
         problems: list[str] = []
@@ -100,7 +100,7 @@ class XmlFormat:
             elif end < 0:
                 problems.append(f"<{tag}> is not closed by </{tag}>")
             elif text.find(f"<{tag}>", end) >= 0:
-                problems.append(f"<{tag}> stands there more than once")
+                problems.append(f"<{tag}> occurs more than once")
             else:
                 found[tag] = text[begin + len(tag) + 2 : end].strip()
         if problems:
@@ -109,18 +109,18 @@ class XmlFormat:
 
 
 class MarkdownFormat:
-    """Text in sections: what stands under `## Title` becomes a dict by title."""
+    """Text in sections: the text under `## Title` becomes a dict by title."""
 
     __slots__ = ("instructions", "sections")
 
     def __init__(self, sections: Mapping[str, str]) -> None:
         self.sections = dict(_named("sections", sections))
-        """What belongs into each section."""
-        wanted = "\n\n".join(f"## {title}\n{told}" for title, told in self.sections.items())
+        """Descriptions of the contents, by title."""
+        wanted = "\n\n".join(f"## {title}\n{description}" for title, description in self.sections.items())
         self.instructions = f"Answer in Markdown with these sections, each once, filled in:\n\n{wanted}"
 
     def parse(self, text: str, context: ExecutionContext | None = None) -> dict[str, str]:
-        """What stands in each section, stripped; headings of any level count, those in code fences do not."""
+        """Return the stripped content of each section; headings of any level count, those in code fences do not."""
         wanted = {title.casefold(): title for title in self.sections}
         found: dict[str, list[str]] = {}
         problems: list[str] = []
@@ -132,7 +132,7 @@ class MarkdownFormat:
                     current.append(line)
                 continue
             if title in found:
-                problems.append(f"the section {title!r} stands there more than once")
+                problems.append(f"the section {title!r} occurs more than once")
             current = found.setdefault(title, [])
         problems += [f"the section {title!r} is missing" for title in self.sections if title not in found]
         if problems:
@@ -161,7 +161,7 @@ class ReActFormat:
     )
 
     def parse(self, text: str, context: ExecutionContext | None = None) -> Step:
-        """The step that the text is; what a model makes up after its first action is left out."""
+        """Parse a step; anything a model makes up after its first action is ignored."""
         parts = _labelled(_bounded(text, "a step"))
         expected = "a step: Thought, then Action and Action Input, or Final Answer"
         if "Action" in parts and "Final Answer" in parts:
@@ -179,12 +179,12 @@ LABELS = ("Thought", "Action Input", "Action", "Final Answer", "Observation")
 
 
 def _labelled(text: str) -> dict[str, str]:
-    """What stands behind each label; each counts once, and what the model takes for an observation ends the step."""
+    """The text after each label; each counts once, and an observation that the model invents ends the step."""
     found: dict[str, list[str]] = {}
     current: list[str] | None = None
     for line in text.splitlines():
         plain = line.lstrip("* #")
-        label = next((one for one in LABELS if plain[: len(one) + 1].lower() == f"{one.lower()}:"), None)
+        label = next((known for known in LABELS if plain[: len(known) + 1].lower() == f"{known.lower()}:"), None)
         if "Final Answer" in found:
             label = None
         elif label == "Observation" or (label == "Thought" and "Action" in found):
@@ -204,14 +204,14 @@ def _unfenced(text: str) -> str:
 
 
 def as_format(output: Any) -> TextOutputFormat | None:
-    """A format as it is, a type or a JSON Schema as JSON; None and `str` are no format."""
+    """Return a format unchanged, and JsonFormat for a type or a JSON Schema; None and `str` mean no format."""
     if output is None or output is str:
         return None
     return output if not isinstance(output, type) and isinstance(output, TextOutputFormat) else JsonFormat(output)
 
 
 def _first_json(text: str) -> Any:
-    """The first object or list in the text; else the whole of it as JSON."""
+    """The first object or list in the text; otherwise the whole text as JSON."""
     decoder = json.JSONDecoder()
     first: json.JSONDecodeError | None = None
     starts = [at for at in (text.find("{"), text.find("[")) if at >= 0]
@@ -229,7 +229,7 @@ def _first_json(text: str) -> Any:
         where = f"line {error.lineno}, column {error.colno}"
         raise FormatError("JSON", [f"{error.msg} at {where}"]) from error
     except (RecursionError, ValueError) as error:
-        raise FormatError("JSON", [f"it cannot be read: {type(error).__name__}"]) from error
+        raise FormatError("JSON", [f"it cannot be parsed: {type(error).__name__}"]) from error
 
 
 def _headings(text: str) -> Iterator[tuple[str, str | None]]:
@@ -244,11 +244,11 @@ def _headings(text: str) -> Iterator[tuple[str, str | None]]:
 
 def _bounded(text: str, what: str) -> str:
     if len(text) > MAX_TEXT:
-        raise FormatError(what, [f"it has {len(text):,} characters, and at most {MAX_TEXT:,} are read"])
+        raise FormatError(what, [f"it has {len(text):,} characters; the maximum is {MAX_TEXT:,}"])
     return text
 
 
 def _named(field: str, given: Mapping[str, str]) -> Mapping[str, str]:
     if not given or not all(name.strip() == name != "" for name in given):
-        raise InvalidValue(field, given, "names with what belongs there, one at least")
+        raise InvalidValue(field, given, "at least one name with a description of its content")
     return given

@@ -1,62 +1,46 @@
-"""Who may look into an execution, and change it.
+"""Hooks: observe an execution, and change it.
 
-A hook is an object with some of the methods of `Hook`, sync or async. What is under way (`Execution`: the hooks, who is
-told deltas, who approves) goes with the task in a context variable, so that every model and every tool finds it, also
-inside a loop that somebody wrote. What a hook does itself is not told to hooks.
+A hook is an object with some of the methods of `Hook`, or with `fire(context, event)` for the beginning and the end of
+the execution and of each iteration; each may be sync or async. Internally, `fire` is adapted to four of the methods, so
+that there is one way to call hooks. Calls that a hook makes itself are not passed to hooks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from inspect import isawaitable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from penstock.errors import InvalidValue, PenstockError
+from penstock.agents.execution import Listeners
+from penstock.agents.loop import AgentLoopResult, ExecutorResult
+from penstock.agents.messages import ToolCall, ToolResult
+from penstock.agents.model import ModelRequest, ModelResponse
+from penstock.errors import InvalidValue
 from penstock.runtime.context import ExecutionContext
 from penstock.stops import TerminationReason
-from penstock.tracing.events import ErrorTrace
-
-if TYPE_CHECKING:
-    from penstock.agents.executor import ExecutorResult
-    from penstock.agents.loop import AgentLoopResult
-    from penstock.agents.messages import ToolCall, ToolResult
-    from penstock.agents.model import Delta, ModelRequest, ModelResponse
-
-
-class HookAbort(PenstockError):
-    """Raised by a hook to end the execution; says why."""
-
-    termination_reason = TerminationReason.HOOK_ABORT
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(reason)
 
 
 class Hook:
-    """What may be told of an execution. Override what you need, as a plain or as an async method.
+    """Methods called during an execution. Override those you need, as plain or async methods.
 
-    Raise HookAbort to end the execution. A `before_…` of a model or tool call may change what it is given, or return
-    something else in its place; None leaves it as it is.
+    Raise HookAbort to end the execution; any other exception ends it as well, with the same reason. A `before_…` of a
+    model or tool call may change its argument, or return a replacement; None leaves it unchanged.
     """
 
     def before_execution(self, context: ExecutionContext) -> Any:
-        """The execution begins."""
+        """Called when the execution begins."""
 
     def after_execution(self, context: ExecutionContext, result: ExecutorResult) -> Any:
-        """The execution is over, however it ended; told once."""
+        """Called once when the execution is over, however it ended."""
 
     def before_iteration(self, context: ExecutionContext) -> Any:
-        """An iteration begins; `context.iteration` is its number."""
+        """Called when an iteration begins; `context.iteration` is its number."""
 
     def after_iteration(self, context: ExecutionContext, result: AgentLoopResult) -> Any:
-        """An iteration came to its end."""
+        """Called when an iteration has returned."""
 
     def before_model_call(self, context: ExecutionContext, request: ModelRequest) -> Any:
-        """A model is about to be asked; a ModelRequest that is returned is sent instead."""
+        """Called before a model request; a returned ModelRequest is sent instead."""
 
     def after_model_call(
         self,
@@ -65,120 +49,96 @@ class Hook:
         response: ModelResponse | None,
         error: BaseException | None,
     ) -> Any:
-        """A model has answered, or failed; a ModelResponse that is returned counts instead."""
+        """Called when a model has answered, or failed; a returned ModelResponse replaces the response."""
 
     def before_tool_call(self, context: ExecutionContext, call: ToolCall) -> Any:
-        """A tool is about to run; a ToolCall that is returned runs instead, a ToolResult stands for the call."""
+        """Called before a tool runs; a returned ToolCall runs instead, a returned ToolResult replaces the call."""
 
     def after_tool_call(self, context: ExecutionContext, call: ToolCall, result: ToolResult) -> Any:
-        """A tool has run; a ToolResult that is returned is told to the model instead."""
-
-
-MOMENTS = tuple(name for name in vars(Hook) if name.startswith(("before_", "after_")))
-Listeners = Mapping[str, tuple[Callable[..., Any], ...]]
-
-
-def listeners_of(hooks: Sequence[object]) -> Listeners:
-    """The methods to call, by their moment; moments that nobody listens to have none."""
-    listeners: dict[str, tuple[Callable[..., Any], ...]] = {}
-    for hook in hooks:
-        moments = [moment for moment in MOMENTS if hasattr(hook, moment)]
-        if not moments:
-            raise InvalidValue("hook", hook, f"an object with one of the methods {', '.join(MOMENTS)}")
-        for moment in moments:
-            if getattr(type(hook), moment, None) is not getattr(Hook, moment):
-                listeners[moment] = (*listeners.get(moment, ()), getattr(hook, moment))
-    return listeners
-
-
-NOBODY: Listeners = {}
+        """Called when a tool has run; a returned ToolResult is sent to the model instead."""
 
 
 @dataclass(frozen=True, slots=True)
-class Approval:
-    """What somebody says to a tool call that needs approval: allow, deny, or allow with other arguments."""
-
-    allowed: bool
-    reason: str = ""
-    arguments: Mapping[str, Any] | None = None
-
-    @classmethod
-    def allow(cls) -> Approval:
-        """It may run as it is."""
-        return cls(True)
-
-    @classmethod
-    def deny(cls, reason: str = "denied") -> Approval:
-        """It may not run; the model is told why."""
-        return cls(False, reason)
-
-    @classmethod
-    def edit(cls, arguments: Mapping[str, Any]) -> Approval:
-        """It may run with these arguments instead."""
-        return cls(True, arguments=arguments)
+class HookEvent:
+    """Argument of a hook's `fire(context, event)`: one of the four classes below."""
 
 
-Approve = Callable[[ExecutionContext, "ToolCall"], Awaitable[Approval]]
-OnDelta = Callable[["Delta"], None]
+@dataclass(frozen=True, slots=True)
+class BeforeExecutionEvent(HookEvent):
+    """The execution begins."""
 
 
-class Execution:
-    """An execution under way: who listens, who is told deltas, who approves."""
+@dataclass(frozen=True, slots=True)
+class AfterExecutionEvent(HookEvent):
+    """The execution is over, however it ended."""
 
-    __slots__ = ("abort", "approve", "listeners", "on_delta", "partial")
-
-    def __init__(
-        self,
-        listeners: Listeners = NOBODY,
-        on_delta: OnDelta | None = None,
-        approve: Approve | None = None,
-    ) -> None:
-        self.listeners = listeners
-        self.on_delta = on_delta
-        self.approve = approve
-        self.abort: HookAbort | None = None
-        """Set once a hook wants it to end, whatever a loop does about the exception."""
-        self.partial = ""
-        """What had come of a streamed answer that broke off."""
-
-    async def fire(self, moment: str, context: ExecutionContext, *told: Any) -> Any:
-        """Tell those who listen, one after the other; what one returns takes the place of what was last told first."""
-        methods = self.listeners.get(moment)
-        if methods is None:
-            return None
-        answer: Any = None
-        outside = running_execution.set(Execution(NOBODY, self.on_delta, self.approve))
-        try:
-            for method in methods:
-                said = method(context, *told)
-                if isawaitable(said):
-                    said = await said
-                if said is not None:
-                    answer = said
-                    told = _replaced(told, said)
-        except HookAbort as abort:
-            self.abort = abort
-            raise
-        finally:
-            with suppress(ValueError):  # closed from elsewhere, where there is nothing to reset
-                running_execution.reset(outside)
-        return answer
-
-    def tell(self, context: ExecutionContext, delta: Delta) -> None:
-        """Hand a delta on. Who raises is told no more: watching an answer cannot break it."""
-        if self.on_delta is None:
-            return
-        try:
-            self.on_delta(delta)
-        except Exception as error:
-            self.on_delta = None
-            context.record_event(ErrorTrace(error_class=type(error).__name__, message=f"on_delta: {error}"[:500]))
+    result: Any
+    """Result of the loop; None if it has none."""
+    termination_reason: TerminationReason
+    error: BaseException | None
+    """Why there is no result; None if there is one."""
 
 
-def _replaced(told: tuple[Any, ...], said: Any) -> tuple[Any, ...]:
-    """What the next hook is told: with what this one returned in place of what it is of the same kind as."""
-    return tuple(said if type(said) is type(one) else one for one in told)
+@dataclass(frozen=True, slots=True)
+class BeforeIterationEvent(HookEvent):
+    """An iteration begins."""
+
+    iteration: int
+    """Its number, from 1."""
 
 
-running_execution: ContextVar[Execution | None] = ContextVar("penstock_execution", default=None)
-"""The execution that is under way here."""
+@dataclass(frozen=True, slots=True)
+class AfterIterationEvent(HookEvent):
+    """An iteration has returned."""
+
+    iteration: int
+    result: AgentLoopResult
+    duration_ms: float
+    """As in the IterationEndTrace of the iteration."""
+
+
+Fire = Callable[[ExecutionContext, HookEvent], Any]
+
+
+def _methods_for(fire: Fire) -> dict[str, Callable[..., Any]]:
+    """The methods of a hook that has `fire` in their place."""
+
+    def after_execution(context: ExecutionContext, ended: ExecutorResult) -> Any:
+        return fire(context, AfterExecutionEvent(ended.result, ended.termination_reason, ended.error))
+
+    def after_iteration(context: ExecutionContext, result: AgentLoopResult) -> Any:
+        return fire(context, AfterIterationEvent(context.iteration, result, context._origin._iteration_ms))
+
+    return {
+        "before_execution": lambda context: fire(context, BeforeExecutionEvent()),
+        "after_execution": after_execution,
+        "before_iteration": lambda context: fire(context, BeforeIterationEvent(context.iteration)),
+        "after_iteration": after_iteration,
+    }
+
+
+MOMENTS = tuple(name for name in vars(Hook) if name.startswith(("before_", "after_")))
+
+
+def listeners_of(hooks: Sequence[object]) -> Listeners:
+    """The methods to call, by moment; moments without a listener are left out."""
+    listeners: dict[str, tuple[Callable[..., Any], ...]] = {}
+    for hook in hooks:
+        for moment, method in _methods_of(hook).items():
+            listeners[moment] = (*listeners.get(moment, ()), method)
+    return listeners
+
+
+def _methods_of(hook: object) -> dict[str, Callable[..., Any]]:
+    """A hook's own methods and its `fire`, by moment."""
+    has = [moment for moment in MOMENTS if hasattr(hook, moment)]
+    own = {name: getattr(hook, name) for name in has if getattr(type(hook), name, None) is not getattr(Hook, name)}
+    fire = getattr(hook, "fire", None)
+    if not callable(fire):
+        if not has:
+            raise InvalidValue("hook", hook, f"an object with fire, or with one of the methods {', '.join(MOMENTS)}")
+        return own
+    fired = _methods_for(fire)
+    if twice := own.keys() & fired.keys():
+        raise InvalidValue("hook", hook, f"an object with fire or with {', '.join(sorted(twice))}, not with both")
+    return own | fired

@@ -1,8 +1,8 @@
-"""What an agent does over and over, and what it remembers.
+"""The iterations of an agent, and the conversation they build on.
 
-An `AgentLoop` does one iteration at a time; the executor decides whether there is another. A loop keeps nothing of its
-own: everything it has to remember is in the `LoopData` of the context, so that one loop serves any number of executions
-at once. Both are open for your own.
+An `AgentLoop` does one iteration at a time; the executor decides whether there is another. A loop has no state of its
+own: it is all in the `LoopData` of the context, so that one loop serves any number of executions at once. You can
+implement both protocols yourself.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from penstock.agents.messages import ContentPart, Message, Transcript
 from penstock.errors import InvalidValue
 from penstock.runtime.context import ExecutionContext
+from penstock.stops import TerminationReason
 
 
 class LoopAction(StrEnum):
@@ -26,52 +27,75 @@ class LoopAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentLoopResult:
-    """What came of one iteration."""
+    """Result of one iteration."""
 
     action: LoopAction
     next_prompt: str = ""
-    """What the next iteration is told beside what is remembered; for CONTINUE."""
+    """A user message to add before the next iteration; for CONTINUE."""
     result: Any = None
-    """What the loop was for; for TERMINATE."""
+    """Result of the loop; for TERMINATE."""
     error: BaseException | None = None
-    """What kept the loop from having a result; for TERMINATE."""
+    """Why there is no result; for TERMINATE."""
     finish_reason: str | None = None
-    """Why the result is not whole, such as `length`; for TERMINATE."""
+    """Why the result is incomplete, such as `length`; for TERMINATE."""
 
 
 CONTINUE = AgentLoopResult(LoopAction.CONTINUE)
 
 
+@dataclass(slots=True)
+class ExecutorResult:
+    """Result of an execution of a loop."""
+
+    result: Any
+    """Result of the loop; None if it has none."""
+    context: ExecutionContext
+    """Where it ran, with everything that happened."""
+    error: BaseException | None
+    """Why there is no result; None if there is one."""
+    termination_reason: TerminationReason
+    partial: str = ""
+    """The received part of an answer that broke off."""
+    finish_reason: str | None = None
+    """Why the result is incomplete, such as `length` (maximum output tokens); None if it is complete."""
+
+    def unwrap(self) -> Any:
+        """Return the result, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """What was said in one iteration."""
+    """The messages of one iteration."""
 
     messages: tuple[Message, ...]
     is_complete: bool = True
-    """False if something broke it off; what had been said by then is here."""
+    """False if the iteration was interrupted; the messages are those before the interruption."""
 
 
 @runtime_checkable
 class LoopData(Protocol):
-    """What a loop remembers."""
+    """The state of a loop."""
 
     @property
     def original_input(self) -> Sequence[ContentPart]:
-        """What started the loop."""
+        """The input that started the loop."""
 
     @property
     def iteration_history(self) -> Sequence[Iteration]:
-        """Every iteration there was, those that were compacted included."""
+        """All iterations, including those that were compacted."""
 
     def add_iteration_history(self, iteration: Iteration) -> None:
-        """One more iteration, in the full history only."""
+        """Add an iteration to the full history only."""
 
     @property
     def iterations(self) -> Sequence[Iteration]:
-        """The iterations that the next one builds on."""
+        """The iterations that the next one builds on: those in use."""
 
     def set_iterations(self, iterations: Sequence[Iteration]) -> None:
-        """From now on, these."""
+        """Replace the iterations in use."""
 
 
 @runtime_checkable
@@ -79,73 +103,73 @@ class AgentLoop(Protocol):
     """One iteration at a time."""
 
     def next(self, context: ExecutionContext) -> Awaitable[AgentLoopResult]:
-        """Do one iteration. What it raises ends the execution, as an error in the result does."""
+        """Do one iteration. An exception ends the execution, as an error in the result does."""
 
 
 class Conversation:
-    """The loop data where nobody brings their own. A turn costs what it adds, however long it has become."""
+    """The default LoopData. The cost of a turn depends on what it adds, not on the length of the conversation."""
 
-    __slots__ = ("_before", "_history", "_iterations", "_transcript", "original_input")
+    __slots__ = ("_earlier", "_history", "_iterations", "_transcript", "original_input")
 
-    def __init__(self, input: str | Sequence[ContentPart] = "", before: Sequence[Message] = ()) -> None:
+    def __init__(self, input: str | Sequence[ContentPart] = "", history: Sequence[Message] = ()) -> None:
         if isinstance(input, str):
             self.original_input: tuple[ContentPart, ...] = (input,) if input else ()
         else:
             self.original_input = tuple(input)
-        self._before = tuple(before)
-        """What was said before: an earlier conversation that goes on."""
+        self._earlier = tuple(history)
+        """Messages of an earlier conversation that this one continues."""
         self._history: list[Iteration] = []
         self._iterations: list[Iteration] = []
-        self._transcript = self._begun()
+        self._transcript = self._first_messages()
 
-    def _begun(self) -> Transcript:
-        begun = Transcript(self._before)
+    def _first_messages(self) -> Transcript:
+        transcript = Transcript(self._earlier)
         if self.original_input:
             only = self.original_input[0]
-            told = only if len(self.original_input) == 1 and isinstance(only, str) else self.original_input
-            begun.append(Message("user", told))
-        return begun
+            content = only if len(self.original_input) == 1 and isinstance(only, str) else self.original_input
+            transcript.append(Message("user", content))
+        return transcript
 
     @property
     def iteration_history(self) -> Sequence[Iteration]:
-        """Every iteration there was, those that were compacted included."""
+        """All iterations, including those that were compacted."""
         return self._history
 
     @property
     def iterations(self) -> Sequence[Iteration]:
-        """The iterations that the next one builds on."""
+        """The iterations that the next one builds on: those in use."""
         return self._iterations
 
     @property
     def transcript(self) -> Transcript:
-        """What a model is sent: what was said before, the input, and the iterations in use."""
+        """The messages sent to a model: the earlier conversation, the input, and the iterations in use."""
         return self._transcript
 
     @property
     def messages(self) -> list[Message]:
-        """Everything that was said, also what was compacted."""
-        return [*self._begun(), *(message for iteration in self._history for message in iteration.messages)]
+        """All messages, including those that were compacted."""
+        return [*self._first_messages(), *(message for iteration in self._history for message in iteration.messages)]
 
     def add_iteration_history(self, iteration: Iteration) -> None:
-        """One more iteration, in the full history only."""
+        """Add an iteration to the full history only."""
         self._history.append(iteration)
 
     def set_iterations(self, iterations: Sequence[Iteration]) -> None:
-        """From now on, the next iteration builds on these."""
+        """Replace the iterations in use."""
         self._iterations = list(iterations)
-        self._transcript = self._begun()
+        self._transcript = self._first_messages()
         for iteration in self._iterations:
             self._transcript.extend(iteration.messages)
 
     def add(self, iteration: Iteration) -> None:
-        """One more iteration, in the history and in use."""
+        """Add an iteration to the history and to those in use."""
         self._history.append(iteration)
         self._iterations.append(iteration)
         self._transcript.extend(iteration.messages)
 
 
 def data_of(context: ExecutionContext) -> LoopData:
-    """What the context's loop remembers."""
+    """The state of the context's loop."""
     data = context.data
     if not isinstance(data, Conversation) and not isinstance(data, LoopData):
         raise InvalidValue("data of the context", data, "LoopData, such as a Conversation")
@@ -153,7 +177,7 @@ def data_of(context: ExecutionContext) -> LoopData:
 
 
 def remember(data: LoopData, messages: Sequence[Message], is_complete: bool = True) -> None:
-    """One more iteration, in the history and in use."""
+    """Add an iteration to the history and to those in use."""
     iteration = Iteration(tuple(messages), is_complete)
     if isinstance(data, Conversation):
         data.add(iteration)
@@ -163,10 +187,10 @@ def remember(data: LoopData, messages: Sequence[Message], is_complete: bool = Tr
 
 
 def transcript_of(data: LoopData) -> Transcript:
-    """What a model is sent."""
+    """The messages sent to a model."""
     if isinstance(data, Conversation):
         return data.transcript
-    made = Transcript([Message("user", tuple(data.original_input))] if data.original_input else ())
+    transcript = Transcript([Message("user", tuple(data.original_input))] if data.original_input else ())
     for iteration in data.iterations:
-        made.extend(iteration.messages)
-    return made
+        transcript.extend(iteration.messages)
+    return transcript

@@ -1,6 +1,6 @@
-"""What agents and models say to each other.
+"""The messages of agents and models.
 
-Plain data. A message never changes once it is in a transcript, so what it weighs is counted once.
+Plain data. A message never changes once it is in a transcript, so that its weight is computed once.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 
 MEDIA_WEIGHT = 4_000
-"""What a picture or a sound is taken to weigh, in bytes of text, where nobody knows better."""
+"""Assumed weight of a picture or a sound, in bytes of text."""
 MESSAGE_WEIGHT = 16
-"""What a message weighs beside its text: its role and the marks around it."""
+"""Weight of a message beside its text: its role and the markup around it."""
 
 _SHORT = frozenset({bool, float, type(None)})
 _encode = json.JSONEncoder(default=str).encode
-"""In ASCII: no shorter than the same text in UTF-8."""
+"""Writes ASCII, which is never shorter than the same text in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A picture, a sound or a file: by address, or as it is."""
+    """A picture, a sound or a file: by URL, or as bytes."""
 
     media_type: str
     url: str | None = None
@@ -39,33 +39,54 @@ class Media:
 
 
 ContentPart = str | Media
-"""A piece of what was said: text, or something to look at."""
+"""A part of a message: text or media."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A model asks for a tool."""
+    """A model's request to call a tool."""
 
     id: str
     name: str
     arguments: Mapping[str, Any] | str
-    """What it is called with; text if the model's JSON could not be read."""
+    """The arguments by name; text if the model's JSON could not be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What came of a tool call, as the model is told."""
+    """The result of a tool call, as it is sent to the model."""
 
     call_id: str
     name: str
     content: str
     is_error: bool = False
     value: Any = None
-    """What the tool returned; not sent to the model."""
+    """The value that the tool returned; not sent to the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """The next piece of text of a streamed answer."""
+
+    text: str
+    source: str = ""
+    """Path of the context that produced it: `main`, `main/researcher`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A complete tool call of a streamed answer; calls beyond the maximum of one turn are not emitted."""
+
+    call: ToolCall
+    source: str = ""
+    """Path of the context that produced it."""
+
+
+Delta = TextDelta | ToolCallDelta
 
 
 class Message:
-    """One thing that was said: by whom, what, and the tool calls in it."""
+    """One message of a conversation: its role, its content and its tool calls."""
 
     __slots__ = ("content", "name", "role", "tool_call_id", "tool_calls", "weight")
 
@@ -88,31 +109,31 @@ class Message:
             weight = MESSAGE_WEIGHT + _weight_of_content(self.content)
         self.tool_calls: tuple[ToolCall, ...] = tuple(tool_calls)
         self.tool_call_id = tool_call_id
-        """The call this is the result of, for role tool."""
+        """Id of the call that this is the result of, for role tool."""
         self.name = name
         for call in self.tool_calls:
             weight += MESSAGE_WEIGHT + len(call.name) + _weight_of(call.arguments)
         self.weight = weight
-        """Bytes of text, with what media stand for; what tokens are estimated from."""
+        """Bytes of text, with `MEDIA_WEIGHT` for media; tokens are estimated from it."""
 
     @classmethod
     def system(cls, content: str) -> Message:
-        """What the agent is told about itself."""
+        """Instructions for the agent."""
         return cls("system", content)
 
     @classmethod
     def user(cls, content: str | Sequence[ContentPart]) -> Message:
-        """What somebody asks."""
+        """A message of the user."""
         return cls("user", content)
 
     @classmethod
     def assistant(cls, content: str = "", tool_calls: Sequence[ToolCall] = ()) -> Message:
-        """What a model answered."""
+        """An answer of a model."""
         return cls("assistant", content, tool_calls)
 
     @classmethod
     def tool(cls, result: ToolResult) -> Message:
-        """What a tool gave."""
+        """The result of a tool call."""
         return cls("tool", result.content, (), result.call_id, result.name)
 
     @property
@@ -121,18 +142,20 @@ class Message:
         return self.content if isinstance(self.content, str) else "".join(p for p in self.content if isinstance(p, str))
 
     def to_dict(self) -> dict[str, Any]:
-        """The message as JSON data; media by their type and address."""
-        said: dict[str, Any] = {"role": self.role, "content": _content(self.content)}
+        """The message as JSON data; media by type and URL."""
+        message: dict[str, Any] = {"role": self.role, "content": _content(self.content)}
         if self.tool_calls:
-            said["tool_calls"] = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in self.tool_calls]
+            message["tool_calls"] = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in self.tool_calls]
         if self.tool_call_id is not None:
-            said["tool_call_id"] = self.tool_call_id
+            message["tool_call_id"] = self.tool_call_id
         if self.name is not None:
-            said["name"] = self.name
-        return said
+            message["name"] = self.name
+        return message
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Message) and all(getattr(self, one) == getattr(other, one) for one in self.__slots__)
+        return isinstance(other, Message) and all(
+            getattr(self, name) == getattr(other, name) for name in self.__slots__
+        )
 
     def __repr__(self) -> str:
         calls = f", tool_calls={list(self.tool_calls)}" if self.tool_calls else ""
@@ -140,7 +163,7 @@ class Message:
 
 
 class Transcript:
-    """Messages in their order, with what they weigh together; only grows, so that a turn costs what it adds."""
+    """Messages in order, with their total weight. Only grows, so that a turn costs only what it adds."""
 
     __slots__ = ("_messages", "weight")
 
@@ -149,12 +172,12 @@ class Transcript:
         self.weight = sum([message.weight for message in self._messages])
 
     def append(self, message: Message) -> None:
-        """One more message."""
+        """Add a message."""
         self._messages.append(message)
         self.weight += message.weight
 
     def extend(self, messages: Iterable[Message]) -> None:
-        """Several more."""
+        """Add several messages."""
         for message in messages:
             self._messages.append(message)
             self.weight += message.weight
@@ -169,15 +192,15 @@ class Transcript:
         return self._messages[at]
 
     def since(self, first: int) -> list[Message]:
-        """The messages from the `first` on."""
+        """The messages from index `first` on."""
         return self._messages[first:]
 
     def copy(self) -> Transcript:
-        """The same messages in a transcript of its own: what is added to one is not in the other."""
+        """An independent transcript of the same messages."""
         return Transcript(self._messages)
 
     def __repr__(self) -> str:
-        # Two states of one conversation never look alike: whoever watches for repeated calls compares this.
+        # Different states of one conversation must differ: the detection of repeated calls compares this.
         last = f", the last {self._messages[-1]!r}" if self._messages else ""
         return f"<Transcript of {len(self._messages)} messages, {self.weight} bytes{last}>"
 
@@ -201,23 +224,23 @@ def _weight_of(arguments: Mapping[str, Any] | str) -> int:
         return bytes_of(arguments)
     weight = 0
     for name, value in arguments.items():
-        # Most arguments are short texts and numbers; to write them as JSON takes longer than all else here.
+        # Most arguments are short texts and numbers; encoding them as JSON would take longer than everything else.
         if type(value) is str:
             weight += bytes_of(value) + len(name) + 8
         elif type(value) in _SHORT or (type(value) is int and value.bit_length() <= 64):
             weight += len(name) + 32
         else:
-            return len(written(arguments))
+            return len(arguments_json(arguments))
     return weight
 
 
 def bytes_of(text: str) -> int:
-    """How long a text is in UTF-8."""
+    """Length of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def written(arguments: Mapping[str, Any] | str) -> str:
-    """The arguments of a tool call as JSON; text as it is."""
+def arguments_json(arguments: Mapping[str, Any] | str) -> str:
+    """The arguments of a tool call as JSON; text unchanged."""
     if isinstance(arguments, str):
         return arguments
     return _encode(arguments if isinstance(arguments, dict) else dict(arguments))

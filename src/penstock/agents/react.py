@@ -1,4 +1,4 @@
-"""The ReAct loop: a model that writes its steps as text, for models that call no tools natively."""
+"""The ReAct loop: steps and tool calls as text, for models without native tool calls."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from penstock.agents.formats import FormatError, ReActFormat, Step, TextOutputFo
 from penstock.agents.loop import CONTINUE, AgentLoopResult, LoopAction, LoopData, data_of, remember, transcript_of
 from penstock.agents.messages import Message, ToolCall
 from penstock.agents.model import DEFAULT_SETTINGS, Model, ModelRequest, ModelResponse, ModelSettings
-from penstock.agents.tool_calling import MAX_FORMAT_RETRIES, ask, cut_in
+from penstock.agents.tool_calling import MAX_FORMAT_RETRIES, check_loop_arguments, send, truncated_in
 from penstock.agents.tools import ToolChain, ToolSpec, as_chain, execute_one
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.options import must_be, must_be_at_least, must_be_text
 
 STOP = "\nObservation:"
-"""What a model would make up next, if it were let."""
+"""Stops a model before it invents the observation."""
 
 
 def _line(spec: ToolSpec) -> str:
@@ -40,24 +39,22 @@ class ReActLoop:
         compaction: Compaction | None = None,
         max_format_retries: int = MAX_FORMAT_RETRIES,
     ) -> None:
-        must_be_text("instructions", instructions)
-        must_be("compaction", compaction, Compaction)
-        must_be_at_least(0, "max_format_retries", max_format_retries)
+        check_loop_arguments(instructions, compaction, max_format_retries)
         self.model = model
         self.tools = as_chain(tools)
         self.output = output
-        """How the final answer is read; None takes it as text."""
+        """Parser of the final answer; None returns its text."""
         self.steps = steps or ReActFormat()
-        """How a step is read; gives a `Step`."""
+        """Parser of a step; returns a `Step`."""
         self.settings = settings or DEFAULT_SETTINGS
         if STOP not in self.settings.stop:
             self.settings = replace(self.settings, stop=(*self.settings.stop, STOP))
         self.compaction = compaction
         self.max_format_retries = max_format_retries
-        """How often in a row a model may try again that did not keep to the format."""
-        self.instructions = "\n\n".join(self._told(instructions))
+        """Maximum number of retries in a row after an answer that is not in the format."""
+        self.instructions = "\n\n".join(self._instructions(instructions))
 
-    def _told(self, instructions: str) -> Iterable[str]:
+    def _instructions(self, instructions: str) -> Iterable[str]:
         if instructions:
             yield instructions
         if self.tools.specs:
@@ -67,22 +64,22 @@ class ReActLoop:
             yield f"The final answer: {self.output.instructions}"
 
     async def next(self, context: ExecutionContext) -> AgentLoopResult:
-        """One step: the model, and the action it decides on."""
+        """Do one step: the model request, and the action it decides on."""
         data = data_of(context)
         if self.compaction is not None:
             await self.compaction.compact(context, data, self.model)
         tries_left = self.max_format_retries
         while True:
             request = ModelRequest(transcript_of(data), (), self.settings, self.instructions)
-            response = await ask(self.model, context, data, request)
+            response = await send(self.model, context, data, request)
             try:
                 step: Step = self.steps.parse(response.text, context)
                 if step.answer is None:
                     return await self._act(context, data, response, step)
                 result = step.answer if self.output is None else self.output.parse(step.answer, context)
             except FormatError as error:
-                if response.is_cut:
-                    raise cut_in(self.model, data, request, response, "a step") from error
+                if response.is_truncated:
+                    raise truncated_in(self.model, data, request, response, "a step") from error
                 if not tries_left:
                     remember(data, [response.message])
                     return AgentLoopResult(LoopAction.TERMINATE, error=error)
@@ -90,13 +87,13 @@ class ReActLoop:
                 remember(data, [response.message, Message.user(str(error))])
             else:
                 remember(data, [response.message])
-                return AgentLoopResult(LoopAction.TERMINATE, result=result, finish_reason=response.not_whole)
+                return AgentLoopResult(LoopAction.TERMINATE, result=result, finish_reason=response.incomplete_reason)
 
     async def _act(
         self, context: ExecutionContext, data: LoopData, response: ModelResponse, step: Step
     ) -> AgentLoopResult:
         call = ToolCall(f"step-{context.iteration}", step.action or "", step.action_input)
         result = await execute_one(self.tools, context, call)
-        observed = f"Observation: {'error: ' if result.is_error else ''}{result.content}"
-        remember(data, [Message.assistant(response.text), Message.user(observed)])
+        observation = f"Observation: {'error: ' if result.is_error else ''}{result.content}"
+        remember(data, [Message.assistant(response.text), Message.user(observation)])
         return CONTINUE

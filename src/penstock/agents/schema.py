@@ -1,8 +1,8 @@
-"""JSON Schema, in both directions: made from Python types, and checked against.
+"""JSON Schema in both directions: generated from Python types, and used to check values.
 
-What a model writes is judged here in words it can act on: where it is wrong, and what is expected there. Types are left
-to pydantic, which is imported when the first one is looked at. A schema that was given as such is checked as far as
-this module knows its words (types, properties, items, enums, sizes); what it does not know, it lets pass.
+Problems are described for the model that wrote the value: where it is wrong, and what is expected there. Python types
+are left to pydantic, which is imported on first use. For a schema given as JSON this module checks the keywords it
+knows (types, properties, items, enums, sizes) and ignores all others.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 MAX_PROBLEMS = 10
-"""So many are told; who mends those may hear of the rest."""
+"""Maximum number of reported problems."""
 MAX_DEPTH = 64
 
 Problems = list[str]
-"""What is wrong, one line each; empty if nothing is."""
+"""One line for each problem; empty if there is none."""
 
 
 class Parameters:
-    """The parameters of a function, as a model sees them."""
+    """The parameters of a function, as a schema for a model."""
 
     __slots__ = ("_invalid", "_validate", "context_name", "schema")
 
@@ -42,7 +42,7 @@ class Parameters:
         self.schema: Mapping[str, Any] = _with_defaults(_tidy(adapter.json_schema()), fn)
 
     def read(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Problems]:
-        """The arguments in the types of the signature; or what is wrong with them."""
+        """Return the arguments in the types of the signature, or the problems."""
         try:
             return self._validate(arguments), []
         except self._invalid as error:
@@ -50,7 +50,7 @@ class Parameters:
 
 
 def _fields(fn: Callable[..., Any], name: str) -> tuple[dict[str, Any], str | None, bool]:
-    """The types of the parameters, the one that takes the context, and whether it takes any other."""
+    """The types of the parameters, the name of the one that takes the context, and whether others are accepted."""
     hints = _hints(fn)
     fields: dict[str, Any] = {}
     context_name, extra = None, False
@@ -58,7 +58,7 @@ def _fields(fn: Callable[..., Any], name: str) -> tuple[dict[str, Any], str | No
         if parameter.kind is parameter.VAR_KEYWORD:
             extra = True
         elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            raise InvalidValue(f"parameter {known!r} of tool {name!r}", str(parameter), "one that goes by its name")
+            raise InvalidValue(f"parameter {known!r} of tool {name!r}", str(parameter), "one that is passed by name")
         elif _is_context(hints.get(known, parameter.annotation)):
             context_name = known
         else:
@@ -74,22 +74,22 @@ def _is_context(hint: object) -> bool:
 
 
 def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
-    """The types of the parameters; without those that name something that cannot be found from here."""
+    """The types of the parameters, without annotations that cannot be resolved."""
     target = fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004  an object that is called
     try:
         return typing.get_type_hints(target, include_extras=True)
     except Exception:
-        written = getattr(inspect.unwrap(target), "__annotations__", {})
-        return {known: hint for known, hint in written.items() if not isinstance(hint, str)}
+        annotations = getattr(inspect.unwrap(target), "__annotations__", {})
+        return {known: hint for known, hint in annotations.items() if not isinstance(hint, str)}
 
 
 def _adapter(fn: Callable[..., Any], name: str, fields: Mapping[str, Any], extra: bool) -> Any:
-    """What reads the arguments, into a dict: a parameter may have any name, and a default stays the function's own."""
+    """A validator that returns a dict: a parameter may have any name, and defaults are left to the function."""
     from pydantic import ConfigDict, PydanticUserError, TypeAdapter, with_config
     from pydantic.errors import PydanticSchemaGenerationError
     from typing_extensions import TypedDict
 
-    arguments: Any = TypedDict(name, fields)  # type: ignore[misc]  # the names are known when the function is
+    arguments: Any = TypedDict(name, fields)  # type: ignore[misc]  # the names are known only at run time
     try:
         return TypeAdapter(with_config(ConfigDict(extra="allow" if extra else "forbid"))(arguments))
     except (PydanticUserError, PydanticSchemaGenerationError, TypeError) as error:
@@ -98,51 +98,51 @@ def _adapter(fn: Callable[..., Any], name: str, fields: Mapping[str, Any], extra
 
 
 def _with_defaults(schema: Any, fn: Callable[..., Any]) -> Any:
-    """With the defaults that JSON can carry, which the model need not repeat."""
-    for name, told in (schema.get("properties") or {}).items():
+    """Add the defaults that JSON can represent, so that the model may omit them."""
+    for name, described in (schema.get("properties") or {}).items():
         default = inspect.signature(fn).parameters[name].default
         if default is None or type(default) in (bool, int, float, str):
-            told["default"] = default
+            described["default"] = default
     return schema
 
 
 def _tidy(schema: Any) -> Any:
-    """Without the titles pydantic makes up, which a model pays for in every request."""
+    """Remove the titles that pydantic generates: they would be paid for in every request."""
     if isinstance(schema, list):
-        return [_tidy(one) for one in schema]
+        return [_tidy(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     tidied = {}
     for key, value in schema.items():
         if key in ("properties", "$defs") and isinstance(value, dict):
-            tidied[key] = {name: _tidy(one) for name, one in value.items()}
+            tidied[key] = {name: _tidy(item) for name, item in value.items()}
         elif key != "title" or not isinstance(value, str):
             tidied[key] = value if key in ("default", "enum", "const", "examples") else _tidy(value)
     return tidied
 
 
 def problems_of(error: ValidationError) -> Problems:
-    """What pydantic found, in words a model can act on."""
+    """The errors of pydantic, described for a model."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    lines = [f"{_place(one['loc'])}: {one['msg']}" for one in found[:MAX_PROBLEMS]]
+    lines = [f"{_place(problem['loc'])}: {problem['msg']}" for problem in found[:MAX_PROBLEMS]]
     return [*lines, f"… and {len(found) - MAX_PROBLEMS} more"] if len(found) > MAX_PROBLEMS else lines
 
 
 def _place(at: tuple[int | str, ...]) -> str:
-    return "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in at).lstrip(".") or "the whole"
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in at).lstrip(".") or "the whole"
 
 
 def read_json(text: str) -> tuple[Any, str | None]:
-    """The value of a JSON text; or what is wrong with it."""
+    """Return the value of a JSON text, or the problem with it."""
     try:
         return json.loads(text), None
     except json.JSONDecodeError as error:
         return None, f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
     except (RecursionError, ValueError) as error:  # nested too deep; a number of too many digits
-        return None, f"not JSON that can be read: {type(error).__name__}"
+        return None, f"not JSON that can be parsed: {type(error).__name__}"
 
 
-# Schemas that were given as such.
+# Schemas given as JSON.
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -158,7 +158,7 @@ _KINDS = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
 def check(value: Any, schema: Mapping[str, Any]) -> Problems:
-    """What is wrong with `value` by `schema`, as far as its words are known here."""
+    """The problems of `value` by the keywords of `schema` that this module knows."""
     found: Problems = []
     for problem in _check(value, schema, schema, "", 0):
         found.append(problem)

@@ -1,6 +1,6 @@
-"""A model that says what it is told to say; for tests, examples and benchmarks.
+"""A model with scripted answers, for tests, examples and benchmarks.
 
-It costs nothing beyond the run's own price table, needs no network, and behaves as badly as its script wants.
+It needs no network, costs what the run's price table says, and can fail or break off as scripted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ BYTES_PER_OUTPUT_TOKEN = 4
 
 
 class ScriptEnded(PenstockError):
-    """A scripted model was asked more often than its script has replies."""
+    """A scripted model got more requests than its script has replies."""
 
 
 class ScriptedModel(Model):
-    """A model whose replies are a list, or what a function makes of each request."""
+    """A model whose replies are a list, or the results of a function of the request."""
 
     def __init__(
         self,
@@ -43,17 +43,17 @@ class ScriptedModel(Model):
             raise InvalidValue("replies", replies, f"a list, such as [{replies!r}], or a function")
         self._answer = replies if callable(replies) else _one_by_one(iter(replies))
         self.usage = usage
-        """What every reply says it used; None counts the request and the reply."""
+        """Usage that every reply reports; None estimates it from the request and the reply."""
         self.latency_s = latency_s
         self.piece_characters = piece_characters
-        """How long the pieces of a streamed text are."""
+        """Length of the pieces of a streamed text."""
         self.breaks_off_after = breaks_off_after
-        """After so many pieces a stream ends without its end marker; None lets it come to its end."""
+        """Number of pieces after which a stream breaks off; None for never."""
         self.calls = 0
         self.last_request: ModelRequest | None = None
 
     async def request(self, request: ModelRequest) -> ModelResponse:
-        """The next reply."""
+        """Return the next reply."""
         self.calls += 1
         self.last_request = request
         if self.latency_s:
@@ -66,7 +66,7 @@ class ScriptedModel(Model):
         return self._response(request, reply)
 
     async def request_stream(self, request: ModelRequest) -> AsyncIterator[str | ToolCall | Usage | ModelResponse]:
-        """The next reply in pieces, with the loop given a turn between them."""
+        """Yield the next reply in pieces, and let other tasks run between them."""
         response = await self.request(request)
         size, text = self.piece_characters, response.text
         pieces: list[str | ToolCall] = [text[at : at + size] for at in range(0, len(text), size)]
@@ -91,8 +91,8 @@ class ScriptedModel(Model):
         return ModelResponse(text, calls, usage, "tool_calls" if calls else "stop", self.name)
 
     def _counted(self, request: ModelRequest, text: str, calls: Sequence[ToolCall]) -> Usage:
-        said = len(text) + sum(len(call.name) + len(str(call.arguments)) for call in calls)
-        output = min(said // BYTES_PER_OUTPUT_TOKEN + 1, request.max_output_tokens)
+        size = len(text) + sum(len(call.name) + len(str(call.arguments)) for call in calls)
+        output = min(size // BYTES_PER_OUTPUT_TOKEN + 1, request.max_output_tokens)
         return Usage(self.count_input(request), output)
 
 
@@ -101,6 +101,6 @@ def _one_by_one(replies: Iterator[Reply]) -> Callable[[ModelRequest], Reply]:
         try:
             return next(replies)
         except StopIteration:
-            raise ScriptEnded("the script has no more replies: give it one for every time the model is asked") from None
+            raise ScriptEnded("the script has no more replies: add one for every request") from None
 
     return answer

@@ -1,10 +1,11 @@
-"""The loop of a model that calls tools natively: ask, run what it asks for, tell it the results, until it answers."""
+"""The loop for native tool calls: send a request, run its tool calls, send their results, until there is an answer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from penstock import checks
 from penstock.agents.compaction import Compaction
 from penstock.agents.formats import FormatError, TextOutputFormat
 from penstock.agents.loop import (
@@ -35,13 +36,12 @@ from penstock.agents.tools import (
     execute_one,
 )
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.options import must_be, must_be_at_least, must_be_text
 
 MAX_FORMAT_RETRIES = 2
 
 
 class ToolCallingLoop:
-    """Ask the model, run the tools it asks for, and so on; a reply without tool calls is the answer."""
+    """Send a request, run the tool calls of the response, and repeat; a response without tool calls is the answer."""
 
     def __init__(
         self,
@@ -55,53 +55,51 @@ class ToolCallingLoop:
         max_parallel_tools: int = MAX_PARALLEL_TOOLS,
         max_format_retries: int = MAX_FORMAT_RETRIES,
     ) -> None:
-        must_be_text("instructions", instructions)
-        must_be("compaction", compaction, Compaction)
-        must_be_at_least(1, "max_parallel_tools", max_parallel_tools)
-        must_be_at_least(0, "max_format_retries", max_format_retries)
+        check_loop_arguments(instructions, compaction, max_format_retries)
+        checks.integer("max_parallel_tools", max_parallel_tools, minimum=1)
         self.model = model
         self.tools = as_chain(tools)
         self.instructions = instructions if output is None else f"{instructions}\n\n{output.instructions}".strip()
         self.output = output
-        """How the answer is read; None takes it as text."""
+        """Parser of the answer; None returns its text."""
         self.settings = settings or DEFAULT_SETTINGS
         self.compaction = compaction
         self.max_parallel_tools = max_parallel_tools
         self.max_format_retries = max_format_retries
-        """How often a model may answer again that did not keep to the format."""
+        """Maximum number of retries after an answer that is not in the format."""
 
     async def next(self, context: ExecutionContext) -> AgentLoopResult:
-        """One turn: the model, and the tools it asks for."""
+        """Do one turn: the model request, and its tool calls."""
         data = data_of(context)
         if self.compaction is not None:
             await self.compaction.compact(context, data, self.model)
         tries_left = self.max_format_retries
         while True:
             request = ModelRequest(transcript_of(data), self.tools.specs, self.settings, self.instructions)
-            response = await ask(self.model, context, data, request)
+            response = await send(self.model, context, data, request)
             calls = response.tool_calls
             if calls:
-                if response.finish_reason == "length" and response.is_cut:
-                    raise cut_in(self.model, data, request, response, "a tool call")
+                if response.is_truncated:
+                    raise truncated_in(self.model, data, request, response, "a tool call")
                 break
-            answered = self._answer(context, data, request, response, tries_left)
-            if answered is not None:
-                return answered
+            answer = self._answer(context, data, request, response, tries_left)
+            if answer is not None:
+                return answer
             tries_left -= 1
-        # What is beyond the cap is refused: providers want a result for every call they are shown, and every turn that
-        # follows would pay for both.
-        said = Message.assistant(response.text, calls[:MAX_CALLS_PER_TURN])
+        # Calls beyond the cap are refused and dropped: providers require a result for every call in a conversation, and
+        # every later turn would pay for both.
+        message = Message.assistant(response.text, calls[:MAX_CALLS_PER_TURN])
         try:
             if len(calls) == 1:
-                told: tuple[Message, ...] = (said, Message.tool(await execute_one(self.tools, context, calls[0])))
+                turn: tuple[Message, ...] = (message, Message.tool(await execute_one(self.tools, context, calls[0])))
             else:
                 results = await execute_all(self.tools, context, calls, self.max_parallel_tools)
-                told = (said, *map(Message.tool, results[:MAX_CALLS_PER_TURN]))
+                turn = (message, *map(Message.tool, results[:MAX_CALLS_PER_TURN]))
         except BaseException:
-            # A conversation in use has a result for every call; the history tells what was asked for.
-            data.add_iteration_history(Iteration((said,), is_complete=False))
+            # Only the history gets the calls: a conversation in use must have a result for every call.
+            data.add_iteration_history(Iteration((message,), is_complete=False))
             raise
-        remember(data, told)
+        remember(data, turn)
         return CONTINUE
 
     def _answer(
@@ -112,9 +110,9 @@ class ToolCallingLoop:
         response: ModelResponse,
         tries_left: int,
     ) -> AgentLoopResult | None:
-        """What a reply without tool calls comes to; None if it did not keep to the format, and the model may try again.
+        """The result for a response without tool calls; None if it is not in the format, and the model may try again.
 
-        The next reply may call a tool after all.
+        The next response may call a tool after all.
         """
         value: Any = response.text
         failed: FormatError | None = None
@@ -122,18 +120,28 @@ class ToolCallingLoop:
             try:
                 value = self.output.parse(response.text, context)
             except FormatError as error:
-                if response.is_cut:
-                    raise cut_in(self.model, data, request, response, "its format") from error
+                if response.is_truncated:
+                    raise truncated_in(self.model, data, request, response, "its format") from error
                 if tries_left:
                     remember(data, (response.message, Message.user(str(error))))
                     return None
                 value, failed = None, error
         remember(data, (response.message,))
-        return AgentLoopResult(LoopAction.TERMINATE, result=value, error=failed, finish_reason=response.not_whole)
+        return AgentLoopResult(
+            LoopAction.TERMINATE, result=value, error=failed, finish_reason=response.incomplete_reason
+        )
 
 
-async def ask(model: Model, context: ExecutionContext, data: LoopData, request: ModelRequest) -> ModelResponse:
-    """Ask; what had come of an answer that broke off is remembered."""
+def check_loop_arguments(instructions: object, compaction: object, max_format_retries: object) -> None:
+    """Check the arguments that both loops have."""
+    checks.text("instructions", instructions)
+    if compaction is not None:
+        checks.instance("compaction", compaction, Compaction, none="no compaction")
+    checks.integer("max_format_retries", max_format_retries)
+
+
+async def send(model: Model, context: ExecutionContext, data: LoopData, request: ModelRequest) -> ModelResponse:
+    """Send a request; the received part of an answer that broke off is remembered."""
     try:
         return await model.send(context, request)
     except BaseException:
@@ -142,12 +150,11 @@ async def ask(model: Model, context: ExecutionContext, data: LoopData, request: 
         raise
 
 
-def cut_in(
+def truncated_in(
     model: Model, data: LoopData, request: ModelRequest, response: ModelResponse, what: str
 ) -> TruncatedResponse:
-    """What is said of an answer of which a part is of no use, and that would be cut there again; it is remembered."""
+    """The error for a truncated answer that is of no use, and that a retry would truncate again; it is remembered."""
     if response.text:
         remember(data, (Message.assistant(response.text),), is_complete=False)
-    most = request.max_output_tokens
-    why = f"in the middle of {what}: it may have {most} tokens (max_output_tokens), so allow it more"
+    why = f"in the middle of {what}, at its maximum of {request.max_output_tokens} tokens; raise max_output_tokens"
     return TruncatedResponse(model.name, response.text, why)

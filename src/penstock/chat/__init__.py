@@ -1,12 +1,12 @@
 """Conversations around graph runs.
 
-message        one message, as it is kept           document   a conversation as JSON, and back
-conversation   the tree that messages form          scope      which agents of a graph the user talks to
-service        five ways to say something           turn       one of them, on its way
-answering      the run that answers                 protocol   what it is given, and what is kept of it
-ports          what is needed of a database         limits     what a chat takes at most
+message        one message, as stored               document   conversations to JSON and back
+conversation   the tree of messages                 scope      which agents of a graph the user talks to
+service        the five entry points of a turn      turn       a turn in progress
+run_handler    runs that answer in a chat           protocol   run input and stored answers
+ports          the store interface                  limits     size limits and not-found errors
 
-What needs a host is loaded when it is used.
+Modules that need a host are imported on first use.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from penstock.chat.message import ChatMessage
 from penstock.chat.scope import ChatScope, services_for
 
 if TYPE_CHECKING:
-    from penstock.chat.limits import AttachmentUnknown as AttachmentUnknown
+    from penstock.chat.limits import AttachmentNotFound as AttachmentNotFound
     from penstock.chat.limits import ChatLimitReached as ChatLimitReached
-    from penstock.chat.limits import ChatUnknown as ChatUnknown
-    from penstock.chat.limits import MessageUnknown as MessageUnknown
+    from penstock.chat.limits import ChatNotFound as ChatNotFound
+    from penstock.chat.limits import MessageNotFound as MessageNotFound
     from penstock.chat.ports import Attachment as Attachment
     from penstock.chat.ports import ChatRecord as ChatRecord
     from penstock.chat.ports import ChatStore as ChatStore
@@ -36,31 +36,31 @@ if TYPE_CHECKING:
 
 LATER = {
     "Attachment": "ports",
-    "AttachmentUnknown": "limits",
+    "AttachmentNotFound": "limits",
     "ChatLimitReached": "limits",
     "ChatRecord": "ports",
     "ChatService": "service",
     "ChatStore": "ports",
     "ChatTurn": "turn",
-    "ChatUnknown": "limits",
-    "MessageUnknown": "limits",
+    "ChatNotFound": "limits",
+    "MessageNotFound": "limits",
 }
-"""Where the names are that are loaded when they are used."""
+"""The submodule of each name that is imported on first use."""
 
 __all__ = [
     "Attachment",
-    "AttachmentUnknown",
+    "AttachmentNotFound",
     "ChatLimitReached",
     "ChatMessage",
+    "ChatNotFound",
     "ChatRecord",
     "ChatScope",
     "ChatService",
     "ChatStore",
     "ChatTurn",
-    "ChatUnknown",
     "ConversationInvalid",
+    "MessageNotFound",
     "MessageTree",
-    "MessageUnknown",
     "Place",
     "conversation_to_json",
     "parse_conversation",

@@ -1,16 +1,17 @@
 """A conversation as a tree of messages.
 
-What was said is never changed or deleted. Whoever edits a message or asks for another answer adds a sibling beside it,
-and the conversation goes on from there; the others stay, with everything said below them. Each message remembers which
-of its replies is the one in view: following that from the beginning is the active path. What is added comes into view
-at once; `switch` brings back what was said elsewhere, down to where one had left it.
+Messages are never changed or deleted. Editing a message or requesting another answer adds a sibling, and the
+conversation continues from there; the other siblings stay, with all messages below them. Each message records which of
+its replies is in view: following these from the beginning gives the active path. A new message is in view immediately;
+`switch` returns to another branch, at the message that was last in view there.
 
-Pure: ids and times are given, nothing is stored, nothing runs. One tree is one thread's at a time. The bounds hold for
-what is added as for what is read back, but that a store may hand in more messages than are taken: what is kept is read.
+Pure: the caller supplies ids and times, nothing is stored or run. A tree is not thread-safe. The limits apply to new
+messages and to parsed trees, except that a tree from a store may exceed MAX_MESSAGES: stored chats stay readable.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -22,14 +23,14 @@ from penstock.kernel.graph import Problem, shown
 
 MAX_MESSAGES = 100_000
 MAX_DEPTH = 10_100
-"""So many messages may follow each other: a history of 10,000, instructions before it, its answer, and some turns."""
+"""Maximum length of a path: a history of 10,000 messages, instructions before it, its answer, and some turns."""
 MAX_PROBLEMS = 1_000
 SHOWN_PROBLEMS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a message stands among its siblings: the `number`-th, from 1, of `count`, and who is beside it."""
+    """Position of a message among its siblings: the `number`-th, from 1, of `count`, and the ids of its neighbours."""
 
     number: int
     count: int
@@ -41,7 +42,7 @@ class Place:
 
 
 class ConversationInvalid(PenstockError):
-    """A conversation that cannot be read back; `problems` has what is wrong with it, up to MAX_PROBLEMS."""
+    """A conversation cannot be parsed; `problems` lists the reasons, up to MAX_PROBLEMS."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)[:MAX_PROBLEMS]
@@ -52,16 +53,16 @@ class ConversationInvalid(PenstockError):
 
     @classmethod
     def raise_any(cls, problems: Iterable[Problem]) -> None:
-        """Raise if there is something wrong."""
+        """Raise if there are any problems."""
         found = list(problems)
         if found:
             raise cls(found)
 
 
 class MessageTree:
-    """Everything that was said in a conversation, and which of it is in view. Only grows.
+    """All messages of a conversation, and which of them are in view. Append-only.
 
-    A method that refuses changes nothing.
+    A method that raises changes nothing.
     """
 
     __slots__ = ("_chosen", "_depths", "_known_replies", "_leaf", "_messages")
@@ -70,19 +71,19 @@ class MessageTree:
         self._messages: dict[str, ChatMessage] = {}
         """By id, in the order they were added."""
         self._known_replies: dict[str | None, list[str]] | None = None
-        """What `_replies` gave, once somebody has asked: a turn adds to the end, and looks at no siblings."""
+        """Cached result of `_replies`, built on first use: a turn appends at the end and reads no siblings."""
         self._depths: dict[str, int] = {}
         self._chosen: dict[str | None, str] = {}
-        """The reply in view, for every message that has one."""
+        """The id of the reply in view, by parent id."""
         self._leaf: str | None = None
         """The end of the active path."""
 
     @classmethod
     def of(cls, messages: Iterable[ChatMessage], chosen: Iterable[str] = (), *, is_kept: bool = False) -> MessageTree:
-        """The tree of these messages, parents in any place, siblings in order; `chosen` as `chosen()` gave it.
+        """Build the tree of these messages: parents in any order, siblings oldest first, `chosen` as from `chosen()`.
 
-        ConversationInvalid lists messages whose parent is not there, that follow themselves, or that are there twice.
-        More than MAX_MESSAGES are refused, unless they are kept already: whoever has them must be able to read them.
+        ConversationInvalid lists messages with a missing parent, cycles, and duplicate ids. More than MAX_MESSAGES
+        are refused, unless they are stored already (`is_kept`): a stored chat must stay readable.
         """
         listed, picked = list(messages), list(chosen)
         if not is_kept:
@@ -91,9 +92,9 @@ class MessageTree:
         tree._depths = _depths_of(listed)
         tree._messages = known = {message.id: message for message in listed}
         in_view = {known[one].parent_id: one for one in picked if one in known}
-        if len(in_view) < len(picked):  # one is not there, or two are in one place
+        if len(in_view) < len(picked):  # an unknown id, or two siblings
             raise ConversationInvalid(_misplaced(picked, known))
-        tree._chosen = {message.parent_id: message.id for message in listed} | in_view  # else the last of siblings
+        tree._chosen = {message.parent_id: message.id for message in listed} | in_view  # default: the last sibling
         tree._leaf = tree._end_below(None)
         return tree
 
@@ -109,7 +110,7 @@ class MessageTree:
         data: Mapping[str, Any] | None = None,
         parent_id: str | None = None,
     ) -> ChatMessage:
-        """One more message at the end of the active path, or below `parent_id`; it is in view."""
+        """Add a message at the end of the active path, or below `parent_id`, and bring it into view."""
         parent = self._leaf if parent_id is None else self[parent_id].id
         return self._add(id, parent, role, content, at_ms, data)
 
@@ -123,35 +124,35 @@ class MessageTree:
         at_ms: int,
         data: Mapping[str, Any] | None = None,
     ) -> ChatMessage:
-        """One more message where `message_id` stands, whoever said that: a sibling of it, and it is in view."""
+        """Add a sibling of `message_id`, which may have any role, and bring it into view."""
         return self._add(id, self[message_id].parent_id, role, content, at_ms, data)
 
     def edit(
         self, message_id: str, id: str, content: str, *, at_ms: int, data: Mapping[str, Any] | None = None
     ) -> ChatMessage:
-        """What the user says instead of `message_id`: a sibling of it, with nothing below it yet."""
+        """Add an edited version of the user message `message_id`: a sibling of it, with no replies yet."""
         return self._add(id, self._said_by("user", message_id).parent_id, "user", content, at_ms, data)
 
     def retry(
         self, message_id: str, id: str, content: str, *, at_ms: int, data: Mapping[str, Any] | None = None
     ) -> ChatMessage:
-        """Another answer in place of `message_id`: a sibling of it."""
+        """Add another answer as a sibling of the answer `message_id`."""
         return self._add(id, self._said_by("assistant", message_id).parent_id, "assistant", content, at_ms, data)
 
     def continue_from(
         self, message_id: str, id: str, content: str, *, at_ms: int, data: Mapping[str, Any] | None = None
     ) -> ChatMessage:
-        """More of the answer `message_id`: an assistant's message below it, which stays as it was."""
+        """Add a continuation of the answer `message_id`: an assistant message below it; the answer is unchanged."""
         return self._add(id, self._said_by("assistant", message_id).id, "assistant", content, at_ms, data)
 
-    # Looking.
+    # Reading.
 
     def active_path(self) -> tuple[ChatMessage, ...]:
-        """The messages in view, from the first to the last."""
+        """Return the messages in view, from the first to the last."""
         return () if self._leaf is None else self.path_to(self._leaf)
 
     def path_to(self, message_id: str) -> tuple[ChatMessage, ...]:
-        """The message and all it follows, from the first on, in view or not."""
+        """Return the path from the first message to `message_id`, inclusive, in view or not."""
         message, known = self[message_id], self._messages
         path = [message]
         while (above := message.parent_id) is not None:
@@ -160,20 +161,20 @@ class MessageTree:
         return tuple(reversed(path))
 
     def before(self, message_id: str) -> tuple[ChatMessage, ...]:
-        """What had been said when `message_id` was: what an answer in place of it is an answer to."""
+        """Return the messages before `message_id` on its path: the history for an answer in its place."""
         return self.path_to(message_id)[:-1]
 
     def replies(self, message_id: str | None) -> tuple[ChatMessage, ...]:
-        """What follows a message, oldest first; of None, what begins the conversation."""
+        """Return the replies to a message, oldest first; for None, the first messages of the conversation."""
         key = None if message_id is None else self[message_id].id
         return tuple(self._messages[reply] for reply in self._replies().get(key, ()))
 
     def siblings(self, message_id: str) -> tuple[ChatMessage, ...]:
-        """The message and those that stand in its place, oldest first."""
+        """Return the message and its siblings, oldest first."""
         return self.replies(self[message_id].parent_id)
 
     def place_of(self, message_id: str) -> Place:
-        """Where the message stands among its siblings, as an interface shows it: ‹2/3›."""
+        """Return the position of the message among its siblings, as a user interface shows it: ‹2/3›."""
         beside = self._replies()[self[message_id].parent_id]
         at = beside.index(message_id)
         previous = beside[at - 1] if at else None
@@ -181,7 +182,7 @@ class MessageTree:
         return Place(at + 1, len(beside), previous, following)
 
     def chosen(self) -> tuple[str, ...]:
-        """The messages that are in view before newer siblings; with the messages, all there is to keep."""
+        """Return the ids in view that have newer siblings; these and the messages are the complete state to store."""
         replies = self._replies()
         return tuple(reply for parent, reply in self._chosen.items() if reply != replies[parent][-1])
 
@@ -192,7 +193,7 @@ class MessageTree:
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes no more messages."""
+        """Whether the tree has reached MAX_MESSAGES."""
         return len(self._messages) >= MAX_MESSAGES
 
     def __getitem__(self, message_id: str) -> ChatMessage:
@@ -205,7 +206,7 @@ class MessageTree:
         return isinstance(message_id, str) and message_id in self._messages
 
     def __iter__(self) -> Iterator[ChatMessage]:
-        """Every message, in the order they were added."""
+        """Iterate over all messages, in the order they were added."""
         return iter(self._messages.values())
 
     def __len__(self) -> int:
@@ -214,14 +215,14 @@ class MessageTree:
     def __repr__(self) -> str:
         return f"<MessageTree of {len(self)} messages, the last in view {self._leaf!r}>"
 
-    # Moving.
+    # Switching.
 
     def switch(self, message_id: str) -> None:
-        """Bring a message into view, and below it what was in view there last."""
+        """Bring a message into view, together with the replies that were last in view below it."""
         self._bring_into_view(self[message_id])
         self._leaf = self._end_below(message_id)
 
-    # Inside.
+    # Internals.
 
     def _said_by(self, role: Role, message_id: str) -> ChatMessage:
         message = self[message_id]
@@ -242,7 +243,7 @@ class MessageTree:
         if self._known_replies is not None:
             self._known_replies.setdefault(parent, []).append(id)
         self._depths[id] = depth
-        if parent == self._leaf:  # all above it is in view already: a turn costs the same however long it has become
+        if parent == self._leaf:  # its ancestors are in view already, so appending takes constant time
             self._chosen[parent] = id
         else:
             self._bring_into_view(message)
@@ -250,7 +251,7 @@ class MessageTree:
         return message
 
     def _replies(self) -> dict[str | None, list[str]]:
-        """What follows each message, in the order it was added; under None, what begins the conversation."""
+        """Return the reply ids by parent id, in the order they were added; None has the first messages."""
         if self._known_replies is None:
             self._known_replies = _replies_in(self._messages.values())
         return self._known_replies
@@ -272,7 +273,7 @@ def _check_number(messages: Sequence[ChatMessage]) -> None:
 
 
 def _depths_of(messages: Sequence[ChatMessage]) -> dict[str, int]:
-    """How deep each message stands; ConversationInvalid if they form no tree, or too deep a one."""
+    """Return the depth of each message; raise ConversationInvalid unless they form a tree within MAX_DEPTH."""
     in_order = _depths_in_order(messages)
     if in_order is not None:
         return in_order
@@ -289,21 +290,21 @@ def _depths_of(messages: Sequence[ChatMessage]) -> dict[str, int]:
 
 
 def _depths_in_order(messages: Sequence[ChatMessage]) -> dict[str, int] | None:
-    """The same of messages that each come after what they follow, as a chat is kept; None if some do not."""
+    """Return the depths if each message comes after its parent, as in a stored chat; None otherwise or if invalid."""
     depths: dict[str | None, int] = {None: 0}
     try:
         for message in messages:
             depths[message.id] = depths[message.parent_id] + 1
     except KeyError:
         return None
-    if len(depths) <= len(messages) or max(depths.values()) > MAX_DEPTH:  # one is there twice, or too deep
+    if len(depths) <= len(messages) or max(depths.values()) > MAX_DEPTH:  # a duplicate id, or too deep
         return None
     del depths[None]
     return cast(dict[str, int], depths)
 
 
 def _walked(messages: Sequence[ChatMessage]) -> dict[str, int]:
-    """The depth of every message that the beginning leads to."""
+    """Return the depth of every message that is reachable from the first messages."""
     replies = _replies_in(messages)
     depths = dict.fromkeys(replies.get(None, ()), 1)
     todo = list(depths)
@@ -336,7 +337,7 @@ def _orphans(messages: Sequence[ChatMessage], index: Mapping[str, int]) -> Itera
 
 
 def _cycles(messages: Sequence[ChatMessage], index: Mapping[str, int], reached: Collection[str]) -> Iterator[Problem]:
-    """One problem per circle: nothing leads there from the beginning, so each message has a parent there too."""
+    """Yield one problem per cycle: unreached messages all have a parent, and it is unreached too."""
     seen = set(reached)
     for message in messages:
         walk: dict[str, None] = {}
@@ -362,3 +363,16 @@ def _misplaced(chosen: Sequence[str], messages: Mapping[str, ChatMessage]) -> It
             yield Problem("chosen_twice", f"$.chosen[{at}]", f"{shown(taken[parent])} is chosen in the same place")
         else:
             taken[parent] = id
+
+
+YIELD_EVERY = 250
+"""Number of items processed between yields: a few milliseconds of work."""
+
+
+async def yield_every(number: int) -> None:
+    """Yield to the event loop before every YIELD_EVERY-th item of a long list; `number` is the item's index.
+
+    Long work on the event loop delays all other tasks. A short list is processed without yielding.
+    """
+    if number and not number % YIELD_EVERY:
+        await asyncio.sleep(0)

@@ -1,8 +1,8 @@
-"""A conversation as JSON, and back.
+"""Convert conversations to JSON and back.
 
-What comes back may be anything. In this order: the size is bounded, the text is read as strict JSON, every message is
-looked at alone, and only then whether they form a tree (`MessageTree.of`). Each step lists all it finds, and the first
-that finds something is the last. A field nobody knows is refused: it would be lost when the tree is written again.
+Input is untrusted. Parsing checks, in this order: the size, strict JSON, each message on its own, and then that the
+messages form a tree (`MessageTree.of`). Each step lists all problems it finds, and parsing stops after the first step
+that finds any. Unknown fields are refused, because they would be lost when the tree is written again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ NEEDED = ("id", "role", "content", "at_ms")
 
 
 def conversation_to_json(tree: MessageTree) -> dict[str, Any]:
-    """The conversation as `parse_conversation` reads it; later changes are not in it."""
+    """Return a snapshot of the conversation in the format that `parse_conversation` reads."""
     messages = [_message_to_json(message) for message in tree]
     return {"version": VERSION, "messages": messages, "chosen": list(tree.chosen())}
 
 
 def parse_conversation(document: str | bytes | Mapping[str, Any]) -> MessageTree:
-    """The conversation in `document`; ConversationInvalid lists what is wrong with one that cannot be read."""
+    """Parse the conversation in `document`; ConversationInvalid lists the problems of an invalid one."""
     decoded = document if isinstance(document, Mapping) else _decoded(document)
     ConversationInvalid.raise_any(_wrong_outside(decoded))
     problems: list[Problem] = []
@@ -90,7 +90,7 @@ def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _wrong_outside(decoded: Any) -> Iterator[Problem]:
-    """What is wrong with the document around the messages."""
+    """Yield the problems of the document outside the messages."""
     if not isinstance(decoded, Mapping):
         yield Problem("wrong_type", "$", f"a conversation is an object, not a {type(decoded).__name__}")
         return
@@ -108,7 +108,7 @@ def _wrong_outside(decoded: Any) -> Iterator[Problem]:
 
 
 def _message(one: Any, path: str) -> list[ChatMessage | Problem]:
-    """The message, or what is wrong with it."""
+    """Return the parsed message, or its problems."""
     if not isinstance(one, Mapping):
         return [Problem("wrong_type", path, f"a message is an object, not a {type(one).__name__}")]
     problems: list[ChatMessage | Problem] = [*_unknown_fields(one, MESSAGE_FIELDS, path)]
@@ -126,4 +126,4 @@ def _unknown_fields(one: Mapping[Any, Any], known: tuple[str, ...], path: str) -
     for name in one:
         if name not in known:
             yield Problem("unknown_field", path, f"there is no field {shown(name)}; there are: {', '.join(known)}")
-            return  # one is enough: an object may have a million
+            return  # report only the first: an object may have a million

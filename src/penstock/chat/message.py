@@ -1,6 +1,6 @@
-"""One message of a conversation, as it is kept.
+"""One message of a conversation, as stored.
 
-Frozen, and good when it is made: of bounded size, and nothing in it that could not be written down as JSON.
+Immutable, and validated on construction: bounded in size, and representable as JSON.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from penstock.errors import InvalidValue
 from penstock.tracing.jsonable import LEAVES
 
 MAX_CHARACTERS = 1_000_000
-"""What one message may say; its data, as JSON, may be as long."""
+"""Maximum length of a message's content, and of its data as JSON."""
 MAX_DATA_DEPTH = 64
 MAX_ID = 200
 MAX_FLAT = 16
 MAX_FLAT_TEXT = 10_000
 MAX_AT_MS = 2**53 - 1
-"""The last time that every reader of JSON can tell from the next."""
+"""The largest time that every JSON reader represents exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message as it was said: under which one, by whom, what, and when."""
+    """One message: its parent, role, content and time."""
 
     id: str
     parent_id: str | None
-    """The message it follows; None for one that begins the conversation."""
+    """The message it follows; None for a first message of the conversation."""
     role: Role
     content: str
     at_ms: int
-    """Milliseconds since 1970, as the one who added it says."""
+    """Milliseconds since 1970, supplied by the caller that adds the message."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """What else is to be kept with it, as JSON, such as the run it came from; a copy of what was given."""
+    """Further JSON data stored with the message, such as its run id; a copy of the argument."""
 
     def __post_init__(self) -> None:
         _check_id("id", self.id)
@@ -52,8 +52,8 @@ class ChatMessage:
         object.__setattr__(self, "data", _copied(self.data))
 
     def copied(self) -> ChatMessage:
-        """The same message with data of its own; it was good when it was made, and is not looked at again."""
-        # A chat is read whole for each turn: to write fields before they are frozen takes half as long.
+        """Return the same message with its own copy of the data, without validating it again."""
+        # Each turn reads the whole chat: setting the fields of an unfrozen object takes half as long.
         copy: Any = _Unfrozen()
         copy.id = self.id
         copy.parent_id = self.parent_id
@@ -62,7 +62,7 @@ class ChatMessage:
         copy.at_ms = self.at_ms
         copy.data = data = dict(self.data)
         for key, one in data.items():
-            if type(one) not in LEAVES:  # most often it is a list that is empty
+            if type(one) not in LEAVES:  # usually an empty list
                 data[key] = json.loads(json.dumps(one)) if one else type(one)()
         copy.__class__ = ChatMessage
         made: ChatMessage = copy
@@ -70,7 +70,7 @@ class ChatMessage:
 
 
 class _Unfrozen:
-    """A message that is not frozen yet: it has the same fields, and becomes one by its class."""
+    """A mutable object with the fields of a ChatMessage; assigning `__class__` makes it one."""
 
     __slots__ = ChatMessage.__slots__
 
@@ -81,12 +81,12 @@ def _check_id(name: str, id: object) -> None:
 
 
 def _is_text(text: object, most: int) -> bool:
-    """Whether it is text, not too long, that can be written down."""
+    """Whether it is encodable text of at most `most` characters."""
     return isinstance(text, str) and len(text) <= most and (text.isascii() or can_be_written(text))
 
 
 def can_be_written(text: str) -> bool:
-    """Whether every store takes it: half of a surrogate pair cannot be encoded."""
+    """Whether every store accepts the text: half of a surrogate pair cannot be encoded."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -106,13 +106,13 @@ def _copied(data: object) -> dict[str, Any]:
     except (TypeError, ValueError):
         pass
     expected = f"an object, JSON all through, of at most {MAX_CHARACTERS} characters and {MAX_DATA_DEPTH} levels"
-    raise InvalidValue("data", f"this {type(data).__name__}", expected)  # to show it may take as long as to write it
+    raise InvalidValue("data", f"this {type(data).__name__}", expected)  # showing it may take as long as encoding it
 
 
 def _flat(data: dict[Any, Any]) -> dict[str, Any] | None:
-    """A copy of data like that of nearly all messages, a few short plain values; None for any other.
+    """Return a copy of data that has only a few short plain values, as in nearly all messages; None for any other.
 
-    A chat is read whole for each turn: there this is most of what a message costs.
+    Each turn reads the whole chat, and copying the data is most of the cost of a message.
     """
     if len(data) > MAX_FLAT:
         return None
@@ -132,7 +132,7 @@ def _flat(data: dict[Any, Any]) -> dict[str, Any] | None:
 
 
 def _is_flat(value: Any) -> bool:
-    """Whether it is nothing, true or false, or a number that is the same for every reader of JSON."""
+    """Whether it is None, a boolean, or a number that every JSON reader represents exactly."""
     kind = type(value)
     if kind is float:
         return isfinite(value)
@@ -148,7 +148,7 @@ def _as_plain(value: object) -> dict[Any, Any]:
 
 
 def _is_small(data: Mapping[str, Any]) -> bool:
-    """Whether it is worth writing out: what contains itself, many times over even, is small to hand in only."""
+    """Whether encoding stays within the limits: a value that contains itself, even many times, is not small."""
     left = MAX_CHARACTERS
     todo: list[tuple[int, object]] = [(1, data)]
     while todo:

@@ -1,6 +1,6 @@
-"""What a chat needs of a database.
+"""The store interface of chats.
 
-As in hosting: every method is atomic, StoreUnavailable says that nothing was changed, and asking again is safe.
+As in hosting: every method is atomic and idempotent, and StoreUnavailable means that nothing was changed.
 """
 
 from __future__ import annotations
@@ -10,26 +10,27 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.chat.message import ChatMessage
+from penstock.hosting.ports import TransactionStores
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRecord:
-    """One chat, without what was said in it."""
+    """One chat, without its messages."""
 
     id: str
     owner: str
     title: str
     graph_id: str
-    """The graph that answers."""
+    """The graph that produces the answers."""
     created_ms: int
     updated_ms: int
     made_by: str = ""
-    """What made it of itself, so that it goes when its runs do; nothing for one that somebody made."""
+    """The component that created the chat automatically: it is removed with its runs. Empty if a user created it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """Where a key leads: a message, and what follows it."""
+    """The target of a key: a message and its replies."""
 
     key: str
     chat_id: str
@@ -40,7 +41,7 @@ class Marked:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What a message refers to by id; its bytes are kept apart."""
+    """A file that a message refers to by id; its bytes are stored separately."""
 
     id: str
     owner: str
@@ -51,80 +52,79 @@ class Attachment:
 
 
 class ChatStore(Protocol):
-    """Chats, their messages, and what is attached to them. Messages go with their chat; one that nobody was let
-    in to answer may be taken back."""
+    """Stores chats, their messages, and attachments. Messages are removed with their chat."""
 
     async def create(self, chat: ChatRecord) -> ChatRecord:
-        """Keep a new chat; one of that id and owner that is there already is given back. Conflict if another's."""
+        """Store a new chat, or return the existing one with that id and owner; Conflict if it is another owner's."""
 
     async def get(self, chat_id: str) -> ChatRecord | None:
-        """The chat; None if there is none of that id."""
+        """Return the chat; None if it does not exist."""
 
     async def list(
         self, *, owner: str | None = None, before: str | None = None, limit: int = 50
     ) -> Sequence[ChatRecord]:
-        """Chats, the one used last first; `before` is the id of the last one of the page before."""
+        """Return a page of chats, most recently used first; `before` is the id of the previous page's last chat."""
 
     async def rename(self, chat_id: str, title: str, *, now_ms: int) -> ChatRecord:
-        """Give it another title; KeyError if there is none of that id."""
+        """Change the title of a chat; KeyError if it does not exist."""
 
     async def add_messages(self, chat_id: str, messages: Sequence[ChatMessage], *, now_ms: int) -> None:
-        """Add them, all or none, each below a message that is there or among them; each comes into view.
+        """Add all messages or none, each below an existing or added message, and bring each into view.
 
-        One that is there already, the same in every field, is skipped. Conflict if an id is taken by another or a
-        parent is missing; KeyError without such a chat.
-        """
-
-    async def take_back(self, chat_id: str, message_ids: Sequence[str], *, in_view: str | None) -> None:
-        """Remove what was added a moment ago, because nobody was let in to answer it; what is not there is skipped.
-
-        Where it was in view, `in_view` comes into view again. Conflict if something that stays follows it; KeyError
-        without such a chat, or without the message that is to come into view.
+        An existing message that is equal in every field is skipped. Conflict if an id belongs to a different message
+        or a parent is missing; KeyError if the chat does not exist.
         """
 
     async def finish_message(
         self, chat_id: str, message_id: str, content: str, data: Mapping[str, Any], *, now_ms: int
     ) -> ChatMessage:
-        """What an answer that was being written has become: `data["state"]` must have been "writing", Conflict else.
+        """Store the final content and data of an answer; Conflict unless its `data["state"]` is "writing".
 
-        Finishing it again with the same is fine.
+        Idempotent: finishing it again with the same values succeeds.
         """
 
     async def message(self, chat_id: str, message_id: str) -> ChatMessage | None:
-        """One message."""
+        """Return one message; None if it does not exist."""
 
     async def messages(self, chat_id: str) -> tuple[Sequence[ChatMessage], Sequence[str]]:
-        """Everything that was said, in the order it was added, and the ids in view, as `MessageTree.of` takes them."""
+        """Return all messages, in the order they were added, and the ids in view: the arguments of `MessageTree.of`."""
 
     async def choose(self, chat_id: str, message_id: str) -> None:
-        """Bring a message into view among its siblings; KeyError if it is not there."""
+        """Bring a message into view among its siblings; KeyError if it does not exist."""
 
     async def mark(self, key: str, chat_id: str, message_id: str) -> None:
-        """Have a key lead to a message; KeyError if the message is not there.
+        """Point a key to a message; KeyError if the message does not exist.
 
-        One that leads to another chat leads nowhere from then on, for nobody knows which of the two is meant.
+        A key that already points to another chat points nowhere from then on, because it is ambiguous.
         """
 
     async def marked(self, keys: Sequence[str]) -> Marked | None:
-        """Where the first of the keys leads that leads anywhere."""
+        """Return the target of the first key that points to a message; None if none does."""
 
     async def remove(self, chat_id: str) -> None:
-        """Remove a chat: what was said, its keys, what is remembered in it, and bytes that no other chat refers to.
+        """Remove a chat with its messages, keys, memories, and attachments that no other chat refers to.
 
-        Conflict while an answer is being written there, or a run of it has not ended. One that is not there is fine.
+        Conflict while an answer is being written or a run of the chat has not ended. Does nothing if it does not exist.
         """
 
     async def remove_unused(self, before_ms: int, *, limit: int = 1_000) -> Sequence[str]:
-        """Remove chats that nobody made (`made_by`), that were used last before then, and of which no run is kept.
+        """Remove automatically created chats (`made_by`) last used before `before_ms` that have no stored runs.
 
-        Their ids, the one used longest ago first.
+        Returns their ids, the least recently used first.
         """
 
     async def attach(self, attachment: Attachment, content: bytes) -> Attachment:
-        """Keep bytes to refer to, in the `attachments` of a message's data, by `id`."""
+        """Store an attachment; messages refer to it by `id` in the `attachments` of their data."""
 
     async def detach(self, attachment_id: str) -> None:
-        """Remove bytes, unless a message refers to them."""
+        """Remove an attachment, unless a message refers to it."""
 
     async def attachment(self, attachment_id: str) -> tuple[Attachment, bytes] | None:
-        """What was attached under that id."""
+        """Return an attachment and its bytes; None if it does not exist."""
+
+
+class ChatTransaction(TransactionStores, Protocol):
+    """The stores of a transaction, including the chat store."""
+
+    @property
+    def chats(self) -> ChatStore: ...

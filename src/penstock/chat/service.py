@@ -1,36 +1,25 @@
-"""Chats: five ways to say something, and one way to be answered.
+"""The chat service: five entry points for a turn, and one path that answers it.
 
-The five entry points differ in the conversation they prepare and in nothing else: each adds to the tree what is said
-and an empty answer, and then `_answer` submits a run, the same for all. Both are written down when the host has room
-for the run, and before the run is there: what is refused leaves the chat as it was, and a run finds what it answers.
-The run belongs to the host, and what the graph does with the conversation is the graph's affair.
+The five entry points differ only in the conversation they prepare: each adds the new messages and an empty answer to
+the tree, and then `_answer` submits a run, the same for all. Messages and run are stored in one transaction: a turn
+that is refused leaves the chat unchanged. The host owns the run, and the graph decides how it uses the conversation.
 
-The answer is there from the beginning, in the state `writing`, and is finished when its run has ended, however it
-ended: what had been said by then is kept. Who owns a chat is checked here, also where a server has looked before.
+The answer exists from the start, in the state `writing`, and is finished when its run ends, whatever the outcome: the
+text emitted by then is kept. The owner of a chat is checked here, even if a server has checked it before.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from penstock import checks
 from penstock.agents.messages import Role
 from penstock.chat import protocol
-from penstock.chat.answering import Answering, kept_tree, newest_of
-from penstock.chat.arguments import (
-    must_be_id,
-    must_be_line,
-    must_be_list,
-    must_be_named,
-    must_be_text,
-    must_be_version,
-)
-from penstock.chat.asked import Asked, Limits, Spoken, said_for, without_ids
-from penstock.chat.conversation import MessageTree
+from penstock.chat.conversation import MessageTree, yield_every
 from penstock.chat.limits import (
     MAX_ATTACHMENT_BYTES,
     MAX_ATTACHMENTS,
@@ -40,62 +29,70 @@ from penstock.chat.limits import (
     MAX_NAME,
     MAX_TITLE,
     MAX_USER_TOOLS,
-    AttachmentUnknown,
+    AttachmentNotFound,
     ChatLimitReached,
-    ChatUnknown,
-    MessageUnknown,
+    ChatNotFound,
+    MessageNotFound,
+    must_be_named,
+    must_be_text,
     must_fit,
 )
 from penstock.chat.message import ChatMessage, can_be_written
-from penstock.chat.pauses import pause_at
-from penstock.chat.ports import Attachment, ChatRecord, ChatStore
-from penstock.chat.turn import ChatTurn
+from penstock.chat.ports import Attachment, ChatRecord, ChatStore, ChatTransaction
+from penstock.chat.run_handler import ChatRunHandler, latest_answer, load_tree
+from penstock.chat.turn import ChatTurn, Limits, NewMessage, TurnRequest, user_message_id, without_ids
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InvalidValue
-from penstock.hosting.host import Overloaded, RunHost, UnknownGraph
+from penstock.hosting.host import GraphNotFound, RunHost
 from penstock.hosting.limits import RunLimits
-from penstock.hosting.points import passing
-from penstock.hosting.ports import AnotherRun, Conflict, StoreUnavailable
+from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, Conflict, RunIdConflict, retry_unavailable
 from penstock.hosting.records import RunRecord
-from penstock.hosting.work.claims import was_granted
-from penstock.hosting.work.patience import A_FEW, patiently
 from penstock.ids import new_run_id
 
-Said = str | Sequence[Mapping[str, Any]]
-"""What somebody says: a text, or a conversation of `role`, `content` and `attachments` that ends with the user."""
+Input = str | Sequence[Mapping[str, Any]]
+"""The input of a turn: a text, or messages with `role`, `content` and `attachments`, the last one from the user."""
 Attached = Sequence[str | Attachment]
 
-SAID_BY: tuple[Role, ...] = ("system", "user", "assistant")
+ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 TITLE_CHARACTERS = 60
-"""So much of what was said first is the title of a chat that was given none."""
+"""Length of the default title, which is taken from the first turn's user message."""
 LONG = "say it in fewer characters, or attach it"
 FEWER = "attach fewer to one message"
-INTERRUPTED_MS = 60_000
-"""An answer that has waited so long for its run to be there waits in vain."""
-INTERRUPTED = "interrupted before its run began: ask again"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Addition:
-    """What a turn adds to a chat."""
+    """The messages that a turn adds to a chat."""
 
+    chat: ChatRecord
+    turn: TurnRequest
     messages: Sequence[ChatMessage]
     path: tuple[ChatMessage, ...]
-    """What leads to its answer."""
-    untold: Sequence[str]
-    """The answers on that way that are being written."""
-    leaf_id: str | None
-    """What was the last in view before."""
+    """The messages before its answer."""
     begins_chat: bool
+    is_written: bool = False
+    """Whether `write` has run, so the run was new and the messages were added with it, as far as is known."""
+
+    async def write(self, stores: ChatTransaction) -> None:
+        """Add the messages, in the transaction that adds the run."""
+        chat, turn = self.chat, self.turn
+        if self.begins_chat:
+            _must_be_with(await stores.chats.create(chat), chat)
+        try:
+            await stores.chats.add_messages(chat.id, self.messages, now_ms=turn.at_ms)
+        except KeyError:  # the chat was removed meanwhile
+            raise ChatNotFound(chat.id) from None
+        if turn.mark is not None:
+            await stores.chats.mark(turn.mark, chat.id, turn.user_id())
+        self.is_written = True
 
 
-Prepare = Callable[[MessageTree, Asked], Awaitable[ChatMessage | None]]
-"""Adds to the tree what is said, if something is, and the empty answer; what was said."""
-Write = Callable[[], Awaitable[None]]
+Prepare = Callable[[MessageTree, TurnRequest], Awaitable[ChatMessage | None]]
+"""Adds the new messages, if any, and the empty answer to the tree; returns the user message, if any."""
 
 
 class ChatService:
-    """Conversations with graphs, for many owners."""
+    """Manages the conversations of many owners with graphs."""
 
     def __init__(
         self,
@@ -110,86 +107,79 @@ class ChatService:
         self._clock = clock
         self._new_id = new_id
         self._graphs: set[tuple[str, int | None]] = set()
-        """Graphs and versions that were found here: what is there stays there."""
-        self._answering = host.kinds[protocol.KIND] = Answering(chats, host.stores, clock)
-        host.forgetting[protocol.KIND] = chats.remove_unused
+        """Graphs and versions known to exist; they are never removed."""
+        self._handler = host.handlers[protocol.KIND] = ChatRunHandler(chats, host.stores, clock)
+        host.on_delete[protocol.KIND] = chats.remove_unused
 
     # Chats.
 
     async def create_chat(
         self, *, owner: str, graph_id: str, title: str = "", chat_id: str | None = None
     ) -> ChatRecord:
-        """A chat that `graph_id` answers in; one of that id that is the owner's already is given back.
+        """Create a chat that `graph_id` answers in, or return the owner's existing chat with that id.
 
-        Conflict if that is another owner's, or with another graph.
+        Conflict if the existing chat has another owner or another graph.
         """
-        asked = self._new_chat(owner, graph_id, title, chat_id)
-        chat = await self._chats.create(asked)
-        _must_be_with(chat, asked)
+        new_chat = self._new_chat(owner, graph_id, title, chat_id)
+        chat = await self._chats.create(new_chat)
+        _must_be_with(chat, new_chat)
         return chat
 
     async def get_chat(self, chat_id: str, *, owner: str | None = None) -> ChatRecord:
-        """The chat; ChatUnknown if there is none, or it is another owner's."""
+        """Return the chat; ChatNotFound if it does not exist or has another owner."""
         must_be_named("chat_id", chat_id)
         if owner is not None:
             must_be_named("owner", owner)
         chat = await self._chats.get(chat_id)
         if chat is None or owner not in (None, chat.owner):
-            raise ChatUnknown(chat_id)
+            raise ChatNotFound(chat_id)
         return chat
 
     async def tree(self, chat_id: str, *, owner: str | None = None) -> MessageTree:
-        """Everything that was said, and what of it is in view.
-
-        An answer whose run never came to be, because the process ended in between, is closed here as failed.
-        """
+        """Return all messages of the chat, and which of them are in view."""
         await self.get_chat(chat_id, owner=owner)
-        tree = await self._tree(chat_id)
-        before_ms = self._now_ms() - INTERRUPTED_MS
-        old = [one for one in tree if one.data.get("state") == "writing" and one.at_ms <= before_ms]
-        closed = [await self._closed(chat_id, one.id, str(one.data.get("run_id")), INTERRUPTED) for one in old]
-        return await self._tree(chat_id) if any(closed) else tree
+        return await self._tree(chat_id)
 
     async def switch(self, chat_id: str, message_id: str, *, owner: str | None = None) -> MessageTree:
-        """Bring a message into view, and below it what was in view there last; the tree as it is then."""
+        """Bring a message and the replies last in view below it into view, and return the updated tree."""
         _must_have(await self.tree(chat_id, owner=owner), chat_id, message_id)
         await self._chats.choose(chat_id, message_id)
         return await self._tree(chat_id)
 
     async def delete_chat(self, chat_id: str, *, owner: str | None = None) -> None:
-        """Remove a chat, what was said there, and what is attached there alone; its runs stay as long as runs do.
+        """Remove a chat, its messages, and attachments used only there; its runs are kept as long as other runs.
 
-        Conflict while an answer is being written there.
+        Conflict while an answer is being written.
         """
-        await self.tree(chat_id, owner=owner)  # an answer that nobody writes any more is closed there
+        await self.get_chat(chat_id, owner=owner)
         await self._chats.remove(chat_id)
 
     async def attach(self, owner: str, name: str, media_type: str, content: bytes) -> Attachment:
-        """Keep bytes that messages of this owner may refer to."""
+        """Store an attachment that messages of this owner may refer to."""
         must_be_named("owner", owner)
         given: object = content
         if not isinstance(given, bytes):
             raise InvalidValue("attachment", f"a {type(given).__name__}", "bytes")
         must_fit("attachment", len(content), MAX_ATTACHMENT_BYTES, "attach a smaller one, in bytes")
         for field, text in (("name", name), ("media_type", media_type)):
-            must_be_line(field, text, MAX_NAME)
+            checks.line(field, text, maximum=MAX_NAME)
         attached = Attachment(self._new_id(), owner, name, media_type.lower(), len(content), self._now_ms())
         return await self._chats.attach(attached, content)
 
     async def attachment(self, attachment_id: str, *, owner: str) -> tuple[Attachment, bytes]:
-        """What this owner has attached under an id."""
+        """Return an attachment of this owner and its bytes; AttachmentNotFound if the owner has none with that id."""
         must_be_named("attachment", attachment_id)
         found = await self._chats.attachment(attachment_id)
         if found is None or found[0].owner != owner:
-            raise AttachmentUnknown(attachment_id)
+            raise AttachmentNotFound(attachment_id)
         return found
 
-    async def must_be_within(self, run: RunRecord, limits: Limits) -> None:
-        """AnotherRun if a run is asked for again within limits it does not have, and was not granted more since."""
-        asked = (limits if isinstance(limits, RunLimits) else RunLimits.from_dict(limits or {})).to_dict()
-        is_within = all(run.limits.get(name) == value for name, value in asked.items())
-        if not is_within and not await was_granted(self._host.stores.events, run.id):
-            raise AnotherRun(run, ("limits",))
+    def must_be_within(self, run: RunRecord, limits: Limits) -> None:
+        """Raise RunIdConflict if a repeated request has other limits than the run, unless the run was granted more."""
+        requested = (limits if isinstance(limits, RunLimits) else RunLimits.from_dict(limits or {})).to_dict()
+        is_within = all(run.limits.get(name) == value for name, value in requested.items())
+        if not is_within and not run.grants:
+            raise RunIdConflict(run, ("limits",))
 
     # The five entry points.
 
@@ -207,34 +197,35 @@ class ChatService:
         version: int | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> ChatTurn:
-        """Say something at the end of what is in view, or below `parent_id`, and be answered.
+        """Add a user message at the end of the active path, or below `parent_id`, and start a run that answers it.
 
-        A turn that is under way there is not built upon, for nobody knows what it will say: this one goes beside it. By
-        the newest version of the graph, unless one is named; `about` is kept in the origin of the run, as JSON.
+        If a turn is in progress at the end of the path, the message becomes its sibling, because its answer is not yet
+        known. The newest version of the graph answers, unless `version` is given; `about` is stored in the origin of
+        the run, as JSON.
         """
         chat = await self.get_chat(chat_id, owner=owner)
-        spoken = await self._spoken(content, attachments, owner)
-        data = spoken.data
+        new_message = await self._user_message(content, attachments, owner)
+        data = new_message.data
 
-        async def prepare(tree: MessageTree, turn: Asked) -> ChatMessage:
+        async def prepare(tree: MessageTree, turn: TurnRequest) -> ChatMessage:
             if parent_id is not None:
                 _must_have(tree, chat_id, parent_id)
             beside = _first_under_way(tree) if parent_id is None else None
             if beside is None:
-                said = tree.append(turn.user_id(), "user", content, at_ms=turn.at_ms, data=data, parent_id=parent_id)
+                message = tree.append(turn.user_id(), "user", content, at_ms=turn.at_ms, data=data, parent_id=parent_id)
             else:
-                said = tree.beside(beside.id, turn.user_id(), "user", content, at_ms=turn.at_ms, data=data)
+                message = tree.beside(beside.id, turn.user_id(), "user", content, at_ms=turn.at_ms, data=data)
             _add_answer(tree, turn)
-            return said
+            return message
 
         below = None if parent_id is None else lambda _: parent_id
-        turn = self._asked(limits, run_id, user_tools, spoken, version=version, about=about, below=below)
+        turn = self._turn_request(limits, run_id, user_tools, new_message, version=version, about=about, below=below)
         return await self._answer(chat, prepare, turn)
 
     async def stream_agent_chat(
         self,
         graph_id: str,
-        said: Said,
+        input: Input,
         *,
         owner: str,
         title: str = "",
@@ -247,15 +238,19 @@ class ChatService:
         about: Mapping[str, Any] | None = None,
         parent_id: str | None = None,
         made_by: str = "",
+        mark: str | None = None,
     ) -> ChatTurn:
-        """Say something to a graph, in a chat that is made for it, and be answered; `version` as for `stream_chat`.
+        """Add messages in a new chat with a graph, and start a run that answers; `version` as for `stream_chat`.
 
-        In one that is there already, below `parent_id`. One that is `made_by` something goes when its runs do. What is
-        in `attachments` belongs to what is said last; the messages before it have their own.
+        In an existing chat, the messages go below `parent_id`. A chat with `made_by` is removed with its runs.
+        `attachments` belong to the last message; earlier messages have their own. With a `mark`, that key points to the
+        last message (`ChatStore.marked`).
         """
-        *before, last = messages = await self._conversation(said, attachments, owner)
+        *before, last = messages = await self._conversation(input, attachments, owner)
         place = None if parent_id is None else lambda _: parent_id
-        turn = self._asked(limits, run_id, user_tools, *messages, version=version, about=about, below=place)
+        turn = self._turn_request(
+            limits, run_id, user_tools, *messages, version=version, about=about, below=place, mark=mark
+        )
         must_be_text("title", title, MAX_TITLE, "say it in fewer characters")
         title = title or protocol.as_content(" ".join(last.content.split())[:TITLE_CHARACTERS])
         id = chat_id or (f"c-{turn.digest}" if turn.is_named else None)
@@ -264,10 +259,10 @@ class ChatService:
         if there is not None:
             _must_be_with(there, chat)
 
-        async def prepare(tree: MessageTree, turn: Asked) -> ChatMessage:
+        async def prepare(tree: MessageTree, turn: TurnRequest) -> ChatMessage:
             below, at_ms = None if parent_id is None else _must_have(tree, chat.id, parent_id).id, turn.at_ms
             for number, one in enumerate(before, 1):
-                await pause_at(number)
+                await yield_every(number)
                 data = one.data if one.attached else None
                 tree.append(turn.user_id(number), one.role, one.content, at_ms=at_ms, data=data, parent_id=below)
                 below = None
@@ -287,16 +282,16 @@ class ChatService:
         run_id: str | None = None,
         user_tools: Sequence[str] = (),
     ) -> ChatTurn:
-        """Have an answer go on where it stopped, in a message below it."""
+        """Continue an answer where it stopped, in a new message below it."""
         chat = await self.get_chat(chat_id, owner=owner)
 
-        async def prepare(tree: MessageTree, turn: Asked) -> None:
+        async def prepare(tree: MessageTree, turn: TurnRequest) -> None:
             message = _must_have(tree, chat_id, message_id)
             if message.data.get("state") == "writing":
                 raise Conflict(f"message {message_id!r} is still being written: wait for its run, or cancel it")
             tree.continue_from(message_id, turn.answer_id, "", at_ms=turn.at_ms, data=protocol.writing(turn.run_id))
 
-        turn = self._asked(limits, run_id, user_tools, below=lambda _: message_id)
+        turn = self._turn_request(limits, run_id, user_tools, below=lambda _: message_id)
         return await self._answer(chat, prepare, turn)
 
     async def retry_message(
@@ -309,14 +304,14 @@ class ChatService:
         run_id: str | None = None,
         user_tools: Sequence[str] = (),
     ) -> ChatTurn:
-        """Be answered again: a sibling of the answer, which stays."""
+        """Request another answer, as a sibling of the existing one, which stays."""
         chat = await self.get_chat(chat_id, owner=owner)
 
-        async def prepare(tree: MessageTree, turn: Asked) -> None:
+        async def prepare(tree: MessageTree, turn: TurnRequest) -> None:
             _must_have(tree, chat_id, message_id)
             tree.retry(message_id, turn.answer_id, "", at_ms=turn.at_ms, data=protocol.writing(turn.run_id))
 
-        turn = self._asked(limits, run_id, user_tools, below=_above(chat_id, message_id))
+        turn = self._turn_request(limits, run_id, user_tools, below=_above(chat_id, message_id))
         return await self._answer(chat, prepare, turn)
 
     async def edit_user_message(
@@ -331,59 +326,62 @@ class ChatService:
         run_id: str | None = None,
         user_tools: Sequence[str] = (),
     ) -> ChatTurn:
-        """Say something else in place of a message, and be answered; without `attachments` it keeps those it had."""
+        """Add an edited user message as a sibling and have it answered; by default it keeps the attachments."""
         chat = await self.get_chat(chat_id, owner=owner)
-        given = await self._spoken(content, attachments or (), owner)
-        spoken = given if attachments is not None else replace(given, attached=None)
+        given = await self._user_message(content, attachments or (), owner)
+        new_message = given if attachments is not None else replace(given, attached=None)
 
-        async def prepare(tree: MessageTree, turn: Asked) -> ChatMessage:
-            before, data = _must_have(tree, chat_id, message_id), spoken.data
+        async def prepare(tree: MessageTree, turn: TurnRequest) -> ChatMessage:
+            before, data = _must_have(tree, chat_id, message_id), new_message.data
             kept = data if attachments is not None else {**data, "attachments": before.data.get("attachments") or []}
-            said = tree.edit(message_id, turn.user_id(), content, at_ms=turn.at_ms, data=kept)
+            message = tree.edit(message_id, turn.user_id(), content, at_ms=turn.at_ms, data=kept)
             _add_answer(tree, turn)
-            return said
+            return message
 
-        turn = self._asked(limits, run_id, user_tools, spoken, below=_above(chat_id, message_id))
+        turn = self._turn_request(limits, run_id, user_tools, new_message, below=_above(chat_id, message_id))
         return await self._answer(chat, prepare, turn)
 
     # The one path.
 
-    async def _answer(self, chat: ChatRecord, prepare: Prepare, turn: Asked, *, begins: bool = False) -> ChatTurn:
-        """Submit a run, and write down before it what is said and the empty answer that it fills."""
-        if turn.is_named and (known := await self._host.get(turn.run_id)) is not None:
-            there = self._known(chat, known)
-            await self._must_be_same(chat, turn, known)
-            return there
-        tree = await self._tree(chat.id)
-        if turn.answer_id in tree:  # asked for before, and interrupted before its run was there
-            await self._must_be_in(tree, turn)
-            said_id = turn.user_id() if turn.user_id() in tree else None
-            untold = protocol.unfinished(tree.before(turn.answer_id))
-            return await self._submit(chat, turn, turn.limits, said_id, untold)
-        before, leaf = len(tree), tree.leaf
-        said = await _prepared(tree, prepare, turn)
+    async def _answer(self, chat: ChatRecord, prepare: Prepare, turn: TurnRequest, *, begins: bool = False) -> ChatTurn:
+        """Submit a run, and store with it the new messages and the empty answer that the run fills."""
+        is_empty = begins and not turn.is_named
+        tree = MessageTree() if is_empty else await self._tree(chat.id)
+        if turn.answer_id in tree:
+            return await self._known_turn(chat, turn, tree)
+        before = len(tree)
+        message = await _prepared(tree, prepare, turn)
         limits = await self._check(chat, turn)
-        added, path = [*islice(tree, before, None)], tree.before(turn.answer_id)
-        new = _Addition(added, path, protocol.unfinished(path), None if leaf is None else leaf.id, begins)
-        return await self._add(chat, turn, limits, new, None if said is None else said.id)
+        path = tree.before(turn.answer_id)
+        new = _Addition(chat, turn, [*islice(tree, before, None)], path, begins)
+        message_id = None if message is None else message.id
+        return await self._submit(chat, turn, limits, message_id, protocol.unfinished(path), new)
 
-    async def _must_be_same(self, chat: ChatRecord, turn: Asked, known: RunRecord) -> None:
-        """Conflict unless a run that is there is what is asked for now."""
+    async def _known_turn(self, chat: ChatRecord, turn: TurnRequest, tree: MessageTree) -> ChatTurn:
+        """Return a turn whose messages already exist; Conflict unless they match the request."""
+        known = await self._host.get(turn.run_id)
+        if known is None:  # the run was removed but its messages were not: run it again
+            await self._must_be_in(tree, turn)
+            message_id = turn.user_id() if turn.user_id() in tree else None
+            unfinished = protocol.unfinished(tree.before(turn.answer_id))
+            return await self._submit(chat, turn, turn.limits, message_id, unfinished)
+        there = self._known(chat, known)
         tools = tuple(known.origin.get("user_tools") or ())
         if turn.version not in (None, known.graph_version) or turn.user_tools != tools:
-            raise turn.is_another()
-        await self._must_be_in(await self._tree(chat.id), turn)
-        await self.must_be_within(known, turn.limits)
+            raise turn.conflict()
+        await self._must_be_in(tree, turn)
+        self.must_be_within(known, turn.limits)
+        return there
 
-    async def _must_be_in(self, tree: MessageTree, turn: Asked) -> None:
-        """Conflict unless what the tree has of a turn is what is asked for now."""
-        for spoken, message in turn.found_in(tree):
-            there, now = message.data.get("attachments") or [], spoken.data["attachments"]
-            if spoken.attached is not None and there != now and not await self._are_same(there, now):
-                raise turn.is_another()
+    async def _must_be_in(self, tree: MessageTree, turn: TurnRequest) -> None:
+        """Raise Conflict unless the stored messages of the turn match the request."""
+        for new_message, message in turn.found_in(tree):
+            there, now = message.data.get("attachments") or [], new_message.data["attachments"]
+            if new_message.attached is not None and there != now and not await self._are_same(there, now):
+                raise turn.conflict()
 
     async def _are_same(self, there: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the same bytes are attached, by the same names."""
+        """Whether both lists refer to attachments with the same names and bytes."""
         if without_ids(there) != without_ids(now):
             return False
         for one, other in zip(there, now, strict=True):
@@ -392,68 +390,34 @@ class ChatService:
                 return False
         return True
 
-    async def _add(
-        self, chat: ChatRecord, turn: Asked, limits: RunLimits, new: _Addition, said_id: str | None
-    ) -> ChatTurn:
-        """Submit the run of a turn that is new; if it is refused, the chat is as it was."""
-        try:
-            return await self._submit(chat, turn, limits, said_id, new.untold, lambda: self._write(chat, turn, new))
-        except (Overloaded, Conflict):  # nothing was written, or it is another's
-            raise
-        except StoreUnavailable:
-            if turn.is_named:  # whoever named the run asks for it again, and finds the answer as it was
-                raise
-            run = await self._taken_back(chat.id, turn, new)
-            if run is None:
-                raise
-            return self._known(chat, run)
-        except BaseException as error:
-            if not turn.is_named:  # else somebody may be asking for the same beside this one
-                await self._give_up(chat.id, turn, f"{type(error).__name__}: {error}")
-            raise
-
-    async def _write(self, chat: ChatRecord, turn: Asked, new: _Addition) -> None:
-        """What a run will look for."""
-        if new.begins_chat:
-            _must_be_with(await self._chats.create(chat), chat)
-        try:
-            await self._chats.add_messages(chat.id, new.messages, now_ms=turn.at_ms)
-        except KeyError:  # it was removed meanwhile
-            raise ChatUnknown(chat.id) from None
-        except Conflict:
-            tree = await self._tree(chat.id)
-            if turn.answer_id not in tree:
-                raise
-            await self._must_be_in(tree, turn)  # then the same was asked for at the same time, and that was quicker
-            return
-        passing("chat.said")
-        if not new.untold:
-            self._answering.keep_at_hand(turn.run_id, new.path)
-
-    async def _check(self, chat: ChatRecord, turn: Asked) -> RunLimits:
-        """Its limits; what would keep the run from being taken on at any time is said before anything is written."""
-        must_be_version("version", turn.version)
-        if turn.about is not None and not isinstance(turn.about, Mapping):
-            raise InvalidValue("about", turn.about, "an object, as JSON")
+    async def _check(self, chat: ChatRecord, turn: TurnRequest) -> RunLimits:
+        """Return the limits of the run; raise permanent reasons to refuse it before anything is written."""
+        if turn.version is not None:
+            checks.integer("version", turn.version, minimum=1, none="the newest version")
+        if turn.about is not None:
+            checks.mapping("about", turn.about, "JSON values by name")
         given: RunLimits | Mapping[str, Any] = {} if turn.limits is None else turn.limits
         limits = given if isinstance(given, RunLimits) else RunLimits.from_dict(given)
         limits.within(self._host.settings.ceilings)
         if (chat.graph_id, turn.version) not in self._graphs:
             if await self._host.stores.graphs.head(chat.graph_id, turn.version) is None:
-                raise UnknownGraph(chat.graph_id, turn.version)
+                raise GraphNotFound(chat.graph_id, turn.version)
             self._graphs.add((chat.graph_id, turn.version))
         return limits
 
     async def _submit(
         self,
         chat: ChatRecord,
-        turn: Asked,
+        turn: TurnRequest,
         limits: Limits,
         user_message_id: str | None,
-        untold: Sequence[str],
-        first: Write | None = None,
+        unfinished: Sequence[str],
+        new: _Addition | None = None,
     ) -> ChatTurn:
-        """Have the host take the run on; it is never told what the answers that are `untold` become."""
+        """Submit the run of a turn together with its messages: both are stored, or neither is.
+
+        The answers in `unfinished` are not part of the run's history, even once they are finished.
+        """
         origin: dict[str, Any] = {
             "kind": protocol.KIND,
             "chat_id": chat.id,
@@ -464,52 +428,32 @@ class ChatService:
             origin["user_tools"] = list(turn.user_tools)
         if turn.about:
             origin["about"] = dict(turn.about)
-        if untold:
-            origin["untold"] = list(untold)
+        if unfinished:
+            origin["untold"] = list(unfinished)
+        if new is not None and not unfinished:
+            self._handler.cache_history(turn.run_id, new.path)
         try:
-            run = await self._host.submit(
-                owner=chat.owner,
-                graph_id=chat.graph_id,
-                version=turn.version,
-                limits=limits,
-                run_id=turn.run_id,
-                origin=origin,
-                first=first,
+            run = await retry_unavailable(
+                lambda: self._host.submit(
+                    owner=chat.owner,
+                    graph_id=chat.graph_id,
+                    version=turn.version,
+                    limits=limits,
+                    run_id=turn.run_id,
+                    origin=origin,
+                    also=None if new is None else new.write,
+                ),
+                INTERACTIVE_ATTEMPTS,
             )
-        except AnotherRun as another:
-            run = _but_for_untold(another, origin)
-        return self._known(chat, run)
-
-    async def _taken_back(self, chat_id: str, turn: Asked, new: _Addition) -> RunRecord | None:
-        """Take back what was said, for whoever is told to come back says it again; the run, if it is there after all.
-
-        If the store is still away, or somebody has said something below it by then, it stays, and `tree` closes it.
-        """
-        ids = [one.id for one in new.messages]
-        with suppress(StoreUnavailable, Conflict, KeyError):
-            if (run := await patiently(lambda: self._host.get(turn.run_id), A_FEW)) is not None:
-                return run
-            # A commit whose answer was lost may still come: then the run finds that it is not wanted.
-            await self._host.cancel(turn.run_id, reason="it could not be said whether it was taken on", by="server")
-            await patiently(lambda: self._chats.take_back(chat_id, ids, in_view=new.leaf_id), A_FEW)
-            if new.begins_chat:
-                await patiently(lambda: self._chats.remove(chat_id), A_FEW)
-        return None
-
-    async def _give_up(self, chat_id: str, turn: Asked, why: str) -> None:
-        """There may be no run that would ever finish the answer: then say why. If that fails too, `tree` does later."""
-        with suppress(StoreUnavailable, Conflict, KeyError):  # it may not have been written yet
-            await self._closed(chat_id, turn.answer_id, turn.run_id, why)
-
-    async def _closed(self, chat_id: str, message_id: str, run_id: str, why: str) -> bool:
-        """Finish an answer that no run will; whether there is none."""
-        run = await self._host.get(run_id)
-        if run is not None and run.chat_id in (None, chat_id):  # else it answers elsewhere
-            return False
-        error = protocol.as_content(why, protocol.MAX_ERROR)
-        data = {**protocol.writing(run_id), "state": "failed", "error": error}
-        await self._chats.finish_message(chat_id, message_id, "", data, now_ms=self._now_ms())
-        return True
+        except RunIdConflict as another:
+            run = _same_but_unfinished(another, origin)
+        except BaseException:
+            self._handler.forget_history(turn.run_id)
+            raise
+        turn_there = self._known(chat, run)
+        if new is not None and not new.is_written:  # another request for the same run was first
+            await self._must_be_in(await self._tree(chat.id), turn)
+        return turn_there
 
     def _known(self, chat: ChatRecord, run: RunRecord) -> ChatTurn:
         origin = run.origin
@@ -522,38 +466,39 @@ class ChatService:
     async def _answer_of(self, turn: ChatTurn) -> ChatMessage:
         message = await self._chats.message(turn.chat_id, turn.message_id)
         if message is None:
-            raise MessageUnknown(turn.chat_id, turn.message_id)
+            raise MessageNotFound(turn.chat_id, turn.message_id)
         if message.data.get("state") == "complete":
             return message
-        return newest_of(await self._tree(turn.chat_id), message.id, turn.run_id)
+        return latest_answer(await self._tree(turn.chat_id), message.id, turn.run_id)
 
     async def _tree(self, chat_id: str) -> MessageTree:
-        return await kept_tree(self._chats, chat_id)
+        return await load_tree(self._chats, chat_id)
 
-    # What is given.
+    # Arguments.
 
     def _new_chat(self, owner: str, graph_id: str, title: str, chat_id: str | None, made_by: str = "") -> ChatRecord:
         must_be_text("title", title, MAX_TITLE, "say it in fewer characters")
         must_be_named("owner", owner)
         must_be_named("graph_id", graph_id)
         if chat_id is not None:
-            must_be_id("chat_id", chat_id)
+            checks.identifier("chat_id", chat_id)
         now = self._now_ms()
         return ChatRecord(chat_id or self._new_id(), owner, title, graph_id, now, now, made_by)
 
-    def _asked(
+    def _turn_request(
         self,
         limits: Limits,
         run_id: str | None,
         user_tools: Sequence[str],
-        *said: Spoken,
+        *messages: NewMessage,
         version: int | None = None,
         about: Mapping[str, Any] | None = None,
         below: Callable[[MessageTree], str | None] | None = None,
-    ) -> Asked:
+        mark: str | None = None,
+    ) -> TurnRequest:
         if run_id is not None:
-            must_be_id("run_id", run_id)
-        must_be_list("user_tools", user_tools, "names of tools")
+            checks.identifier("run_id", run_id)
+        checks.sequence("user_tools", user_tools, "names of tools")
         tools: tuple[Any, ...] = tuple(user_tools)
         must_fit("user_tools", len(tools), MAX_USER_TOOLS, "name fewer of them")
         for name in tools:
@@ -561,42 +506,44 @@ class ChatService:
                 raise InvalidValue("user_tools", name, "names of tools that the service offers")
         id = self._new_id() if run_id is None else run_id
         digest = hashlib.sha256(id.encode()).hexdigest()[:32]
-        return Asked(id, digest, self._now_ms(), limits, tools, run_id is not None, said, version, about, below)
+        return TurnRequest(
+            id, digest, self._now_ms(), limits, tools, run_id is not None, messages, version, about, below, mark
+        )
 
-    async def _conversation(self, said: Said, attachments: Attached, owner: str) -> list[Spoken]:
-        """What somebody says, with what was said before it."""
-        if isinstance(said, str):
-            return [await self._spoken(said, attachments, owner)]
-        given: object = said
+    async def _conversation(self, input: Input, attachments: Attached, owner: str) -> list[NewMessage]:
+        """Parse the input of a turn: the user message last, after the messages before it."""
+        if isinstance(input, str):
+            return [await self._user_message(input, attachments, owner)]
+        given: object = input
         if not isinstance(given, Sequence) or not given:
-            raise InvalidValue("messages", said, "a text, or a list of messages that ends with the user's")
-        must_fit("messages of the chat", len(said) + 1, MAX_DEPTH, "leave the oldest out")
+            raise InvalidValue("messages", input, "a text, or a list of messages that ends with the user's")
+        must_fit("messages of the chat", len(input) + 1, MAX_DEPTH, "leave the oldest out")
         messages = []
-        for at, one in enumerate(said):
-            await pause_at(at)
-            messages.append(await self._heard(one, f"messages[{at}]", owner))
+        for at, one in enumerate(input):
+            await yield_every(at)
+            messages.append(await self._parse_message(one, f"messages[{at}]", owner))
         last = messages[-1]
         if last.role != "user":
-            raise InvalidValue(f"messages[{len(said) - 1}].role", last.role, "user: the last message is answered")
+            raise InvalidValue(f"messages[{len(input) - 1}].role", last.role, "user: the last message is answered")
         more = await self._attached("attachments", attachments, owner)
-        return [*messages[:-1], _asking(last.content, (*(last.attached or ()), *more))]
+        return [*messages[:-1], _checked_message(last.content, (*(last.attached or ()), *more))]
 
-    async def _heard(self, one: Any, where: str, owner: str) -> Spoken:
-        """A message of a conversation that is told."""
-        if not isinstance(one, Mapping) or one.get("role") not in SAID_BY:
-            raise InvalidValue(where, one, f"an object with content and a role of {', '.join(SAID_BY)}")
+    async def _parse_message(self, one: Any, where: str, owner: str) -> NewMessage:
+        """Parse one message of a given conversation."""
+        if not isinstance(one, Mapping) or one.get("role") not in ROLES:
+            raise InvalidValue(where, one, f"an object with content and a role of {', '.join(ROLES)}")
         must_be_text(f"{where}.content", one.get("content"), MAX_CHARACTERS, LONG)
         attached = one.get("attachments", ())
-        return Spoken(one["role"], one["content"], await self._attached(f"{where}.attachments", attached, owner))
+        return NewMessage(one["role"], one["content"], await self._attached(f"{where}.attachments", attached, owner))
 
-    async def _spoken(self, content: str, attachments: Attached, owner: str) -> Spoken:
-        """What the user says, if it may be said."""
+    async def _user_message(self, content: str, attachments: Attached, owner: str) -> NewMessage:
+        """Validate a user message and its attachments."""
         must_be_text("content", content, MAX_CHARACTERS, LONG)
-        return _asking(content, await self._attached("attachments", attachments, owner))
+        return _checked_message(content, await self._attached("attachments", attachments, owner))
 
     async def _attached(self, field: str, attachments: Attached, owner: str) -> tuple[Attachment, ...]:
-        """What is attached to a message, by what is there."""
-        must_be_list(field, attachments, "attachments, or their ids")
+        """Look up the attachments of a message; AttachmentNotFound if the owner does not have one of them."""
+        checks.sequence(field, attachments, "attachments, or their ids")
         must_fit(field, len(attachments), MAX_ATTACHMENTS, FEWER)
         ids = [one.id if isinstance(one, Attachment) else one for one in attachments]
         return tuple([(await self.attachment(one, owner=owner))[0] for one in ids])
@@ -605,7 +552,7 @@ class ChatService:
         return self._clock.time_ns() // 1_000_000
 
 
-async def _prepared(tree: MessageTree, prepare: Prepare, turn: Asked) -> ChatMessage | None:
+async def _prepared(tree: MessageTree, prepare: Prepare, turn: TurnRequest) -> ChatMessage | None:
     try:
         return await prepare(tree, turn)
     except InvalidValue as error:
@@ -616,39 +563,39 @@ async def _prepared(tree: MessageTree, prepare: Prepare, turn: Asked) -> ChatMes
 
 
 def _first_under_way(tree: MessageTree) -> ChatMessage | None:
-    """Where a turn that is under way at the end of what is in view begins; None if nothing is being written there."""
+    """Return the first message of the unfinished turns at the end of the active path; None if there are none."""
     first, last = None, tree.leaf
     while last is not None and last.data.get("state") == "writing":
-        said = said_for(last.id)
-        first = tree[said] if last.parent_id == said else last
+        user_id = user_message_id(last.id)
+        first = tree[user_id] if last.parent_id == user_id else last
         last = None if first.parent_id is None else tree[first.parent_id]
     return first
 
 
-def _asking(content: str, attached: Sequence[Attachment]) -> Spoken:
-    """What the user says last, if it may be said."""
+def _checked_message(content: str, attached: Sequence[Attachment]) -> NewMessage:
+    """Validate the last user message: it needs content or an attachment."""
     must_fit("attachments", len(attached), MAX_ATTACHMENTS, FEWER)
     if not content and not attached:
         raise InvalidValue("content", content, "something to say, or something that is attached")
-    return Spoken("user", content, attached)
+    return NewMessage("user", content, attached)
 
 
-def _add_answer(tree: MessageTree, turn: Asked) -> None:
+def _add_answer(tree: MessageTree, turn: TurnRequest) -> None:
     tree.append(turn.answer_id, "assistant", "", at_ms=turn.at_ms, data=protocol.writing(turn.run_id))
 
 
-def _must_be_with(chat: ChatRecord, asked: ChatRecord) -> None:
-    """Conflict unless the chat of that id is the same owner's, and with the same graph."""
-    if chat.owner != asked.owner:
+def _must_be_with(chat: ChatRecord, wanted: ChatRecord) -> None:
+    """Raise Conflict unless the existing chat has the same owner and the same graph."""
+    if chat.owner != wanted.owner:
         raise Conflict(f"chat {chat.id!r} is another owner's; give this one an id of its own")
-    if chat.graph_id != asked.graph_id:
+    if chat.graph_id != wanted.graph_id:
         raise Conflict(f"chat {chat.id!r} is one with graph {chat.graph_id!r}; leave its id out to begin another")
 
 
-def _but_for_untold(another: AnotherRun, origin: Mapping[str, Any]) -> RunRecord:
-    """The run that is there, if it is what is asked for, only at a moment when other answers were being written.
+def _same_but_unfinished(another: RunIdConflict, origin: Mapping[str, Any]) -> RunRecord:
+    """Return the existing run if it differs only in which answers were unfinished when it was submitted.
 
-    Else the conflict stands. As in the store, what is kept `about` a run makes it no other.
+    Otherwise raise the conflict. As in the store, `about` is not part of a run's identity.
     """
     besides = {"about": None, "untold": None}
     if another.fields != ("origin",) or {**another.known.origin, **besides} != {**origin, **besides}:
@@ -657,12 +604,12 @@ def _but_for_untold(another: AnotherRun, origin: Mapping[str, Any]) -> RunRecord
 
 
 def _above(chat_id: str, message_id: str) -> Callable[[MessageTree], str | None]:
-    """What a message follows, and what stands beside it too."""
+    """Return a function that finds the parent id of a message, and so of its siblings."""
     return lambda tree: _must_have(tree, chat_id, message_id).parent_id
 
 
 def _must_have(tree: MessageTree, chat_id: str, message_id: str) -> ChatMessage:
     must_be_named("message_id", message_id)
     if message_id not in tree:
-        raise MessageUnknown(chat_id, message_id)
+        raise MessageNotFound(chat_id, message_id)
     return tree[message_id]

@@ -1,7 +1,7 @@
 """The command line: `penstock run …`, `penstock graph …`.
 
-This module is what the installed command calls. It loads typer only when a command needs it, so that asking for the
-version costs nothing and an installation without the `cli` extra can say what is missing.
+This module is the entry point of the installed command. It loads typer only when a command needs it, so that
+`--version` is fast and an installation without the `cli` extra can report what is missing.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ NEEDED = {"typer", "rich"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command of the command line; its exit code."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    if given == ["--version"]:
-        with suppress(OSError):  # what cannot be written is said by who knows how
+    """Run one command line and return its exit code."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words == ["--version"]:
+        from penstock.cli.version import version
+
+        with suppress(OSError):  # fall through: `invoke` reports failures to write
             print(version(), flush=True)
             return 0
     try:
         from penstock.cli.app import invoke
 
-        return invoke(given)
+        return invoke(words)
     except KeyboardInterrupt:
         return 130
     except ModuleNotFoundError as missing:
@@ -31,9 +33,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
     print("penstock: the command line needs typer and rich: pip install 'penstock[cli]'", file=sys.stderr)
     return 64
-
-
-def version() -> str:
-    """The version, as people ask for it."""
-    # The package is loaded before this module is; asking the installation's metadata would take many times as long.
-    return f"penstock {sys.modules['penstock'].__version__}"

@@ -1,4 +1,4 @@
-"""`penstock completion`: the script that teaches a shell to complete our commands, and the answers it asks for."""
+"""`penstock completion`: the completion script for a shell, and the completions that the script requests."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import typer
 from typer import completion as typers
 
 from penstock.cli.exits import Exit
-from penstock.cli.showing.screen import say
+from penstock.cli.render.screen import print_text
 
 VARIABLE = "_PENSTOCK_COMPLETE"
-"""By this the shell asks what could come next."""
+"""Environment variable with which the shell requests completions."""
 
 
 class Shell(StrEnum):
-    """The shells that are known."""
+    """The supported shells."""
 
     BASH = "bash"
     ZSH = "zsh"
     FISH = "fish"
 
 
-def completion(shell: Annotated[Shell, typer.Argument(help="Which shell.")]) -> int:
-    """Print a script that lets your shell complete penstock's commands and options.
+def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> int:
+    """Print the script with which a shell completes commands and options of penstock.
 
     \b
     Examples:
@@ -35,14 +35,14 @@ def completion(shell: Annotated[Shell, typer.Argument(help="Which shell.")]) -> 
 
     \b
     Exit codes:
-      0 ok   64 a shell that is not known
+      0 ok   64 unknown shell
     """
     script = typers.get_completion_script  # type: ignore[attr-defined]  # typer's own, which it does not list
-    say(script(prog_name="penstock", complete_var=VARIABLE, shell=shell.value))
+    print_text(script(prog_name="penstock", complete_var=VARIABLE, shell=shell.value))
     return Exit.OK
 
 
-def know_the_shells() -> None:
-    """Let a shell that asks be answered: typer knows how each one asks only after it was told to."""
+def register_shells() -> None:
+    """Enable answers to completion requests: typer registers its shell classes only when initialised."""
     if VARIABLE in os.environ:
         typers.completion_init()  # type: ignore[attr-defined]  # typer's own, which it does not list

@@ -1,6 +1,6 @@
-"""How a command ends: the exit codes, and the errors that people are to read.
+"""Exit codes of the commands, and the errors whose messages are shown to the user.
 
-A script tells by the code alone whether a run failed, ran into a limit or was cancelled.
+The code alone is enough for a script to distinguish a failed run from a halted or a cancelled one.
 """
 
 from __future__ import annotations
@@ -9,53 +9,53 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """Every exit code there is."""
+    """All exit codes."""
 
     OK = 0
     FAILED = 2
-    """The graph is not valid, or what it runs has failed."""
+    """The graph is not valid, or its run failed."""
     HALTED = 3
     """A limit, a hook or a breaker stopped the run."""
     WAITING = 4
-    """A run waits for an answer, and nobody can be asked here: it goes on waiting where it runs."""
+    """A run waits for an answer that cannot be given here; it keeps waiting on the server."""
     USAGE = 64
     """The command line itself is wrong."""
     LOST = 75
-    """A server that was there is gone, and did not come back for long; what becomes of the run, nobody here knows."""
+    """The connection to the server was lost and not restored in time; the state of the run is unknown."""
     CANCELLED = 130
 
 
 class Refused(Exception):
-    """The command line asks for what cannot be done; the message is one sentence that says what to do instead."""
+    """The command line requests something that cannot be done; the message is one sentence with what to do instead."""
 
     code = Exit.USAGE
 
 
 class Broken(Refused):
-    """Code that was named on the command line is there and fails when it is loaded."""
+    """Code that the command line names exists and fails when it is loaded."""
 
     code = Exit.FAILED
 
 
-class Unwritten(Refused):
-    """What was asked for is there, and cannot be written to where it should go."""
+class WriteFailed(Refused):
+    """The result is available and cannot be written to its destination."""
 
     code = Exit.FAILED
 
 
 class Waiting(Refused):
-    """A run asks something that nobody here can answer; the message says how to."""
+    """A run has a question that cannot be answered here; the message says how to answer it."""
 
     code = Exit.WAITING
 
 
 class Failed(Refused):
-    """A server or a database could not, or would not; the message says why."""
+    """A server or a database failed or refused the request; the message says why."""
 
     code = Exit.FAILED
 
 
 class Lost(Failed):
-    """A server was waited for in vain; the message says how to take up what was followed there."""
+    """A server did not come back in time; the message says how to resume following the run."""
 
     code = Exit.LOST

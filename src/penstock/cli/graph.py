@@ -1,6 +1,6 @@
 """`penstock graph …`: look at graphs without running them.
 
-What a command needs is loaded when it is called, so that help is there at once.
+A command imports what it needs when it is called, so that help is fast.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import typer
 
 from penstock.cli.exits import Exit
 from penstock.cli.options import Executors, Target
-from penstock.cli.showing.screen import complain, printable, say, speaks_unicode, write
+from penstock.cli.render.screen import encodes_unicode, print_error, print_text, printable, write
+from penstock.cli.render.text import counted
 from penstock.kernel.graph import GraphInvalid, GraphSpec, Problem, shown
 
 app = typer.Typer(rich_markup_mode=None)
@@ -44,16 +45,16 @@ def graph(context: typer.Context) -> int:
       0 ok   2 the graph is not valid   64 wrong command line
     """
     if context.invoked_subcommand is None:
-        say(context.get_help())
+        print_text(context.get_help())
     return Exit.OK
 
 
 @app.command()
 def validate(target: Target, executors: Executors = None) -> int:
-    """Say everything that keeps a graph from running.
+    """List all problems that keep a graph from running.
 
-    Each problem has a code for programs, its place in the JSON, and a sentence. Types and handles are checked against
-    the executors that are installed or named.
+    Each problem has a code, its path in the JSON, and a description. Types and handles are checked against the
+    installed executors and those named with --executors.
 
     \b
     Examples:
@@ -62,31 +63,32 @@ def validate(target: Target, executors: Executors = None) -> int:
 
     \b
     Exit codes:
-      0 it can run   2 it cannot   64 wrong command line
+      0 valid   2 not valid   64 wrong command line
     """
-    from penstock.cli.loading.executors import load_executors
-    from penstock.cli.loading.target import as_spec, load_graph, problems_of, refuse_for_steps
+    from penstock.cli.loading.graphs import as_spec, load_graph, problems_of, refuse_node_options
+    from penstock.cli.loading.services import load_executors
 
     try:
         graph = load_graph(target)
         if isinstance(graph, GraphSpec):
             registry = load_executors(executors or (), graph)
         else:
-            refuse_for_steps(target, ["--executors"] if executors else [])
+            refuse_node_options(target, ["--executors"] if executors else [])
             registry = None
     except GraphInvalid as invalid:
-        return tell_problems(target, invalid.problems, sys.stdout)
+        return print_problems(target, invalid.problems, sys.stdout)
     if problems := problems_of(graph, registry or None):
-        return tell_problems(target, problems, sys.stdout)
+        return print_problems(target, problems, sys.stdout)
     unchecked = registry is not None and not len(registry)
-    note = "; types and handles were not checked, --executors names what runs them" if unchecked else ""
-    say(f"{target}: valid, {_counted(as_spec(graph))}{note}")
+    note = "; types and handles were not checked: name the executors with --executors" if unchecked else ""
+    spec = as_spec(graph)
+    print_text(f"{target}: valid, {counted(len(spec.nodes), 'node')}, {counted(len(spec.edges), 'edge')}{note}")
     return Exit.OK
 
 
 @app.command()
-def show(target: Target, format: Annotated[Format, typer.Option(help="How to show it.")] = Format.TEXT) -> int:
-    """Draw a graph; one that cannot run is drawn too.
+def show(target: Target, format: Annotated[Format, typer.Option(help="Output format.")] = Format.TEXT) -> int:
+    """Draw a graph, valid or not.
 
     \b
     Examples:
@@ -96,15 +98,15 @@ def show(target: Target, format: Annotated[Format, typer.Option(help="How to sho
 
     \b
     Exit codes:
-      0 ok, also if it cannot run   2 it is no graph   64 wrong command line
+      0 ok, also if it is not valid   2 not a graph   64 wrong command line
     """
-    from penstock.cli.loading.target import as_spec, load_graph
+    from penstock.cli.loading.graphs import as_spec, load_graph
 
     try:
         spec = as_spec(load_graph(target))
     except GraphInvalid as invalid:
-        return tell_problems(target, invalid.problems, sys.stdout)
-    say(_drawn(spec, format))
+        return print_problems(target, invalid.problems, sys.stdout)
+    print_text(_render(spec, format))
     return Exit.OK
 
 
@@ -118,32 +120,27 @@ def schema() -> int:
 
     \b
     Exit codes:
-      0 ok   2 it cannot be written
+      0 ok   2 the output cannot be written
     """
-    from penstock.kernel.document import json_schema
+    from penstock.runtime.graphs.document_schema import json_schema
 
-    say(json.dumps(json_schema(), indent=2))
+    print_text(json.dumps(json_schema(), indent=2))
     return Exit.OK
 
 
-def tell_problems(target: str, problems: Iterable[Problem], stream: TextIO | None) -> int:
+def print_problems(target: str, problems: Iterable[Problem], stream: TextIO | None) -> int:
     """Print every problem: code, path, sentence."""
-    found = list(problems)
-    for problem in found:
+    listed = list(problems)
+    for problem in listed:
         write(printable(f"{problem.code}  {problem.path}  {problem.detail}"), stream)
-    complain(f"{target} is not a valid graph: {len(found)} problem{'' if len(found) == 1 else 's'}")
+    print_error(f"{target} is not a valid graph: {counted(len(listed), 'problem')}")
     return Exit.FAILED
 
 
-def _drawn(spec: GraphSpec, format: Format) -> str:
+def _render(spec: GraphSpec, format: Format) -> str:
     from penstock.kernel.document import graph_to_json
     from penstock.kernel.render import to_mermaid, to_text
 
     if format is Format.JSON:
-        return json.dumps(graph_to_json(spec), indent=2, default=shown, ensure_ascii=not speaks_unicode(sys.stdout))
+        return json.dumps(graph_to_json(spec), indent=2, default=shown, ensure_ascii=not encodes_unicode(sys.stdout))
     return (to_mermaid(spec) if format is Format.MERMAID else to_text(spec)).rstrip("\n")
-
-
-def _counted(spec: GraphSpec) -> str:
-    parts = ((len(spec.nodes), "node"), (len(spec.edges), "edge"))
-    return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in parts)

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -9,37 +9,35 @@ from typing import Annotated, TypeVar
 import typer
 from typer.models import OptionInfo
 
-from penstock.cli.loading.values import amount
+from penstock.cli.values import amount
 
 N = TypeVar("N", int, float)
 
 URL = "http://127.0.0.1:8642"
 
 Target = Annotated[
-    str, typer.Argument(metavar="FILE", help="A graph: file.json, file.py, file.py:name or package.module:name.")
+    str, typer.Argument(metavar="FILE", help="Graph: file.json, file.py, file.py:name or package.module:name.")
 ]
 Executors = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="MODULE:NAME", help="Executors by node type, a registry or a mapping; may be given several times."
-    ),
+    typer.Option(metavar="MODULE:NAME", help="Executors by node type: a registry or a mapping. Repeatable."),
 ]
 Models = Annotated[
     list[str] | None,
-    typer.Option(metavar="MODULE:NAME", help="Models by name, for graphs to use; may be given several times."),
+    typer.Option(metavar="MODULE:NAME", help="Models by name. Repeatable."),
 ]
 Tools = Annotated[
     list[str] | None,
-    typer.Option(metavar="MODULE:NAME", help="Tools by name, for graphs to use; may be given several times."),
+    typer.Option(metavar="MODULE:NAME", help="Tools by name. Repeatable."),
 ]
 Prices = Annotated[
     list[str] | None,
-    typer.Option(metavar="MODULE:NAME", help="Prices by model, over those that are known; may be given several times."),
+    typer.Option(metavar="MODULE:NAME", help="Prices by model; they override known prices. Repeatable."),
 ]
 
 
 class UnknownPrices(StrEnum):
-    """What becomes of calls of a model whose price nobody knows."""
+    """How calls of a model without a known price are handled."""
 
     COUNT = "count"
     REFUSE = "refuse"
@@ -49,13 +47,13 @@ Unpriced = Annotated[
     UnknownPrices | None,
     typer.Option(
         "--unknown-prices",
-        help="Calls of a model without a price: let through and counted as unknown, if nothing is said, or refused.",
+        help="Calls of models without a price: count them as unknown (default), or refuse them.",
     ),
 ]
 
 
 class Approve(StrEnum):
-    """What is said to everything that a run asks."""
+    """The answer given to every approval question of a run."""
 
     ALL = "all"
     NONE = "none"
@@ -67,13 +65,15 @@ Database = Annotated[
         "--db",
         metavar="URL",
         envvar="PENSTOCK_DB",
-        help="Where things are kept: sqlite:///file.db, postgresql://…, or memory:.",
+        help="Database: sqlite:///file.db, postgresql://…, or memory:.",
     ),
 ]
-Url = Annotated[str, typer.Option("--url", metavar="URL", envvar="PENSTOCK_URL", help="The server.")]
+Url = Annotated[str, typer.Option("--url", metavar="URL", envvar="PENSTOCK_URL", help="Address of the server.")]
 Token = Annotated[
     str | None,
-    typer.Option("--token", metavar="TOKEN", envvar="PENSTOCK_TOKEN", help="Who is asking; better in PENSTOCK_TOKEN."),
+    typer.Option(
+        "--token", metavar="TOKEN", envvar="PENSTOCK_TOKEN", help="Access token; better set in the environment."
+    ),
 ]
 TokensFile = Annotated[
     str | None,
@@ -81,36 +81,36 @@ TokensFile = Annotated[
         "--tokens",
         metavar="FILE",
         envvar="PENSTOCK_TOKENS_FILE",
-        help="Who may come in: name:role:secret, one a line; until=2026-12-31 behind a space ends it.",
+        help="File with one token per line: name:role:secret, and optionally a space and until=2026-12-31.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def dollars(help: str, envvar: str | None = None) -> OptionInfo:
-    """An option that is an amount of US dollars; what is none is refused."""
+    """Return an option for an amount of US dollars; other values are rejected."""
     option: OptionInfo = typer.Option(parser=amount, metavar="USD", envvar=envvar, help=help)
     return option
 
 
-MaxCost = Annotated[str, dollars("What a run may spend where nobody says otherwise.")]
-MostCost = Annotated[str | None, dollars("What a run may be given at most, whoever asks for it.", "PENSTOCK_MOST_COST")]
-UserDaily = Annotated[str | None, dollars("What one user may spend in a day.", "PENSTOCK_USER_DAILY")]
+MaxCost = Annotated[str, dollars("Default cost limit of a run.")]
+CostCeiling = Annotated[str | None, dollars("Highest cost limit that a run may request.", "PENSTOCK_COST_CEILING")]
+UserDaily = Annotated[str | None, dollars("Daily budget of each user.", "PENSTOCK_USER_DAILY")]
 
 
 def numeric(
-    read: Callable[[str], N], metavar: str, help: str, *, least: N | None = None, most: N | None = None
+    read: Callable[[str], N], metavar: str, help: str, *, minimum: N | None = None, maximum: N | None = None
 ) -> OptionInfo:
-    """An option that `read` makes a number of; what is out of bounds is refused."""
+    """Return an option that `read` parses to a number; values out of bounds are rejected."""
 
     def parse(text: str) -> N:
-        found = read(str(text))  # a default comes as the number it is
-        if least is not None and found < least:
-            raise ValueError(f"it must be {least} or more, not {found}")
-        if most is not None and found > most:
-            raise ValueError(f"it must be {most} or less, not {found}")
-        return found
+        value = read(str(text))  # a default is passed as a number
+        if minimum is not None and value < minimum:
+            raise ValueError(f"it must be {minimum} or more, not {value}")
+        if maximum is not None and value > maximum:
+            raise ValueError(f"it must be {maximum} or less, not {value}")
+        return value
 
-    # Beside a parser typer only shows the bounds.
-    option: OptionInfo = typer.Option(parser=parse, min=least, max=most, metavar=metavar, help=help)
+    # With a parser, typer only displays the bounds and does not check them.
+    option: OptionInfo = typer.Option(parser=parse, min=minimum, max=maximum, metavar=metavar, help=help)
     return option

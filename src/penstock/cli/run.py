@@ -1,4 +1,4 @@
-"""`penstock run`: its options; what it does is in `running`, which is loaded when there is something to run."""
+"""Options of `penstock run`; the implementation is in `running`, which is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from penstock.cli.options import Approve, Executors, Models, Prices, Target, Too
 def run(
     target: Target,
     input: Annotated[
-        str | None, typer.Option(metavar="JSON|@FILE|-", help="The input: JSON, @file, or - for standard input.")
+        str | None, typer.Option(metavar="JSON|@FILE|-", help="Input of the run: JSON, @file, or - for standard input.")
     ] = None,
-    max_cost: Annotated[str | None, typer.Option(metavar="USD", help="Spend at most this many US dollars.")] = None,
-    max_steps: Annotated[str | None, typer.Option(metavar="N", help="Let at most N steps and calls succeed.")] = None,
-    max_tokens: Annotated[str | None, typer.Option(metavar="N", help="Use at most N tokens.")] = None,
-    max_retries: Annotated[str | None, typer.Option(metavar="N", help="Let at most N calls fail.")] = None,
-    timeout: Annotated[str | None, typer.Option(metavar="SECONDS", help="Stop after so many seconds.")] = None,
+    max_cost: Annotated[str | None, typer.Option(metavar="USD", help="Cost limit in US dollars.")] = None,
+    max_steps: Annotated[
+        str | None, typer.Option(metavar="N", help="Maximum number of successful steps and calls.")
+    ] = None,
+    max_tokens: Annotated[str | None, typer.Option(metavar="N", help="Maximum number of tokens.")] = None,
+    max_retries: Annotated[str | None, typer.Option(metavar="N", help="Maximum number of failed calls.")] = None,
+    timeout: Annotated[str | None, typer.Option(metavar="SECONDS", help="Time limit.")] = None,
     max_parallel: Annotated[
-        str | None, typer.Option(metavar="N", help="Run at most N steps at once, whatever the graph says.")
+        str | None, typer.Option(metavar="N", help="Maximum number of concurrent steps; overrides the graph.")
     ] = None,
     models: Models = None,
     tools: Tools = None,
@@ -28,17 +30,17 @@ def run(
     prices: Prices = None,
     unknown_prices: Unpriced = None,
     approve: Annotated[
-        Approve | None, typer.Option(help="Say this to everything that is asked, instead of asking at the terminal.")
+        Approve | None, typer.Option(help="Answer to all approval questions, instead of prompting.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of lines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
-    """Run a graph under limits, and watch it.
+    """Run a graph under limits.
 
-    Progress goes to standard error, results to standard output. The first Ctrl-C cancels the run and shows what is
-    there, a second one leaves at once. A limit that is not given is no limit; 0 is nothing. Models, tools, executors,
-    prices and approvals are for graphs in JSON; the model called example is always there, and needs no key.
+    Progress goes to standard error, results to standard output. Ctrl-C cancels the run and shows the results so far;
+    press it again to exit immediately. There is no limit unless you set one; 0 allows nothing. Models, tools,
+    executors, prices and approvals apply to graphs in JSON. The built-in model "example" needs no key.
 
-    A graph that asks for approval asks at the terminal; where there is none, --approve says what to answer.
+    Approval questions are shown at the terminal; without a terminal, answer them with --approve.
 
     \b
     Examples:
@@ -52,8 +54,8 @@ def run(
       0 ok   2 failed, or the graph is not valid   3 halted by a limit
       64 wrong command line   130 cancelled
     """
-    from penstock.cli.loading.offers import Named
-    from penstock.cli.running import Asked, run_graph
+    from penstock.cli.loading.services import ServiceOptions
+    from penstock.cli.run_command import RunArguments, run_graph
 
     limits = {
         "--max-cost": max_cost,
@@ -62,5 +64,6 @@ def run(
         "--max-retries": max_retries,
         "--timeout": timeout,
     }
-    named = Named(models, tools, prices, unknown_prices)
-    return run_graph(Asked(target, input, limits, max_parallel, tuple(executors or ()), named, approve, as_json))
+    services = ServiceOptions(models, tools, prices, unknown_prices)
+    node_executors = tuple(executors or ())
+    return run_graph(RunArguments(target, input, limits, max_parallel, node_executors, services, approve, as_json))

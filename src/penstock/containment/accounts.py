@@ -2,9 +2,10 @@
 
 An account is one budget: its ceilings, and what was taken from it. Accounts form a tree. A hold takes the worst case
 of one call from its account and from every ancestor in one pass, or from none of them; later it is settled at what
-the call really cost, released, or left unresolved because nobody knows the bill.
+the call really cost, released, or left unresolved because the bill is unknown.
 
-No locks, no clock: whoever calls holds the lock of the tree and says what time it is. `Ledger` is the safe way in.
+No locks, no clock: the caller holds the lock of the tree and passes the time. `Ledger` is the safe way in. Every change
+is made at all levels or at none, also if a signal handler raises in the middle of it.
 
 What holds at every moment, at every level: committed = spent + held + unresolved, and admission never lets `committed`,
 `steps_taken`, `tokens_committed` or `api_calls` pass its ceiling.
@@ -12,6 +13,7 @@ What holds at every moment, at every level: committed = spent + held + unresolve
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -131,6 +133,15 @@ def set_limits(account: Account, limits: Limits) -> None:
     account.deadline_ns = account.opened_ns + limits.time_ns if limits.time_ns < UNLIMITED else UNLIMITED
 
 
+def count_own_step(account: Account, counts: bool) -> None:
+    """Say whether the step that the account belongs to takes one of its steps, or only what runs inside that step.
+
+    A ceiling of no steps refuses the step itself either way.
+    """
+    steps = account.limits.steps
+    account.max_steps = steps if counts or not 0 < steps < UNLIMITED else steps + 1
+
+
 class Taken:
     """What one call has taken from its account and all ancestors; `take` fills it in.
 
@@ -188,7 +199,7 @@ def hold(
     account: Account, cost: int, tokens: int, api_calls: int, now_ns: int, retry_drawn: bool = False
 ) -> Hold | Stop:
     """Take the worst case of one call from the account and every ancestor, or say what refuses; see `take`."""
-    held = Hold(account, cost, tokens, api_calls)
+    held = object.__new__(Hold)  # `take` fills it in
     return take(held, account, cost, tokens, api_calls, now_ns, retry_drawn) or held
 
 
@@ -199,77 +210,197 @@ def take(
 
     What was taken is written into `into`. A used-up retry budget refuses everything except the attempt its last retry
     was drawn for.
+
+    The outermost account takes it first. If a signal handler raises before that, no level takes it; after that, the
+    levels below finish before they let the error pass.
     """
     # A budget that is used up refuses even what seems to cost nothing, so the least that must be left is one unit.
-    least_cost = cost or 1
-    least_tokens = tokens or 1
-    least_calls = api_calls or 1
-    level: Account | None = account
-    while level is not None:
-        if (
-            level.committed + least_cost > level.max_cost
-            or level.steps_taken >= level.max_steps
-            or level.tokens_committed + least_tokens > level.max_tokens
-            or level.api_calls + least_calls > level.max_api_calls
-            or (level.retries >= level.max_retries and not retry_drawn)
-            or now_ns >= level.deadline_ns
-        ):
-            return _refusal(account, cost, tokens, api_calls, now_ns, retry_drawn)
-        level = level.parent
-    level = account
-    while level is not None:
-        level.steps_taken += 1
+    if (
+        account.committed + (cost or 1) > account.max_cost
+        or account.steps_taken >= account.max_steps
+        or account.tokens_committed + (tokens or 1) > account.max_tokens
+        or account.api_calls + (api_calls or 1) > account.max_api_calls
+        or (account.retries >= account.max_retries and not retry_drawn)
+        or now_ns >= account.deadline_ns
+    ):
+        return refusal(account, cost, tokens, api_calls, now_ns, retry_drawn)
+    steps_taken, all_calls, parent = account.steps_taken + 1, account.api_calls + api_calls, account.parent
+    if cost:
+        committed, held = account.committed + cost, account.held + cost
+    if tokens:
+        tokens_committed, tokens_held = account.tokens_committed + tokens, account.tokens_held + tokens
+    try:
+        if parent is not None and take(into, parent, cost, tokens, api_calls, now_ns, retry_drawn) is not None:
+            return refusal(account, cost, tokens, api_calls, now_ns, retry_drawn)
         if cost:
-            level.committed += cost
-            level.held += cost
+            account.committed = committed
+            account.held = held
         if tokens:
-            level.tokens_committed += tokens
-            level.tokens_held += tokens
-        if api_calls:
-            level.api_calls += api_calls
-        level = level.parent
-    into._account = account
-    into._held_cost = cost
-    into._held_tokens = tokens
-    into._held_api_calls = api_calls
-    into._state = "held"
+            account.tokens_committed = tokens_committed
+            account.tokens_held = tokens_held
+        account.steps_taken = steps_taken
+        account.api_calls = all_calls
+        into._account = account
+        into._held_cost = cost
+        into._held_tokens = tokens
+        into._held_api_calls = api_calls
+        into._state = "held"
+    except BaseException:
+        if parent is None or into.state == "held":  # it was taken above: finish
+            if cost:
+                account.committed, account.held = committed, held
+            if tokens:
+                account.tokens_committed, account.tokens_held = tokens_committed, tokens_held
+            account.steps_taken, account.api_calls, into._account = steps_taken, all_calls, account
+            into._held_cost, into._held_tokens, into._held_api_calls = cost, tokens, api_calls
+            into._state = "held"
+        raise
     return None
 
 
-def settle(held: Taken, cost: int, tokens_in: int, tokens_out: int, succeeded: bool) -> None:
+def settle(
+    held: Taken, cost: int, tokens_in: int, tokens_out: int, succeeded: bool, account: Account | None = None
+) -> None:
     """Replace the hold by what the call really used, at every level. A failure gives its step slot back.
 
     A call that was left unresolved has given its slot back already: settling its bill later takes none, success or not.
+    `account` is for the levels above.
     """
-    was_held = held._state == "held"
-    if was_held:
-        held._state = "settled"
-    else:
-        _advance(held, "settled")
-    held_cost, held_tokens, tokens = held._held_cost, held._held_tokens, tokens_in + tokens_out
-    level: Account | None = held._account
-    while level is not None:
-        if was_held:
-            if succeeded:
-                level.steps_done += 1
-            else:
-                level.steps_taken -= 1
-                level.steps_given_back += 1
+    if held._state != "held" or not succeeded:
+        _settle_otherwise(held, cost, tokens_in, tokens_out)
+        return
+    # As in `take`: quicker than `_change`, for every call that succeeds.
+    if account is None:
+        account = held._account
+    held_cost, held_tokens, parent = held._held_cost, held._held_tokens, account.parent
+    done = account.steps_done + 1
+    if cost or held_cost:
+        committed, still_held = account.committed + cost - held_cost, account.held - held_cost
+    tokens = tokens_in + tokens_out
+    if tokens or held_tokens:
+        tokens_committed = account.tokens_committed + tokens - held_tokens
+        tokens_held = account.tokens_held - held_tokens
+        total_in, total_out = account.tokens_in + tokens_in, account.tokens_out + tokens_out
+    try:
+        if parent is not None:
+            settle(held, cost, tokens_in, tokens_out, succeeded, parent)
         if cost or held_cost:
-            level.committed += cost - held_cost
-            if was_held:
-                level.held -= held_cost
-            else:
-                level.unresolved -= held_cost
+            account.committed = committed
+            account.held = still_held
         if tokens or held_tokens:
-            level.tokens_committed += tokens - held_tokens
-            level.tokens_in += tokens_in
-            level.tokens_out += tokens_out
-            if was_held:
-                level.tokens_held -= held_tokens
-            else:
-                level.tokens_unresolved -= held_tokens
+            account.tokens_committed = tokens_committed
+            account.tokens_held = tokens_held
+            account.tokens_in = total_in
+            account.tokens_out = total_out
+        account.steps_done = done
+        held._state = "settled"
+    except BaseException:
+        if parent is None or held._state == "settled":
+            if cost or held_cost:
+                account.committed, account.held = committed, still_held
+            if tokens or held_tokens:
+                account.tokens_committed, account.tokens_held = tokens_committed, tokens_held
+                account.tokens_in, account.tokens_out = total_in, total_out
+            account.steps_done, held._state = done, "settled"
+        raise
+
+
+def _settle_otherwise(held: Taken, cost: int, tokens_in: int, tokens_out: int) -> None:
+    """Settle a call that has failed, or whose bill was open."""
+    tokens, more, more_tokens = held._held_tokens, cost - held._held_cost, tokens_in + tokens_out - held._held_tokens
+    if held._state == "held":
+        rest = 0, -1, 0, 1, more_tokens, -tokens, 0, tokens_in, tokens_out
+        _change(held._account, held, "settled", more, -held._held_cost, *rest)
+    else:
+        _check_way(held, "settled")
+        rest = -held._held_cost, 0, 0, 0, more_tokens, 0, -tokens, tokens_in, tokens_out
+        _change(held._account, held, "settled", more, 0, *rest)
+
+
+def levels_of(account: Account) -> list[Account]:
+    """Return the account and every ancestor, the nearest first."""
+    found = [account]
+    while (above := found[-1].parent) is not None:
+        found.append(above)
+    return found
+
+
+def _change(
+    account: Account,
+    taken: Taken | None,
+    state: HoldState | None,
+    committed: int = 0,
+    held: int = 0,
+    unresolved: int = 0,
+    steps_taken: int = 0,
+    steps_done: int = 0,
+    steps_given_back: int = 0,
+    tokens_committed: int = 0,
+    tokens_held: int = 0,
+    tokens_unresolved: int = 0,
+    tokens_in: int = 0,
+    tokens_out: int = 0,
+    api_calls: int = 0,
+    retries: int = 0,
+) -> None:
+    """Add this to the figures of the account and of every ancestor, and set the state of the hold: all, or nothing.
+
+    A signal handler may raise between any two instructions. So the new figures are computed first; once the first one
+    is written, an interruption writes all of them before it is passed on.
+    """
+    after = []
+    level: Account | None = account
+    while level is not None:
+        after.append(
+            (
+                level,
+                level.committed + committed,
+                level.held + held,
+                level.unresolved + unresolved,
+                level.steps_taken + steps_taken,
+                level.steps_done + steps_done,
+                level.steps_given_back + steps_given_back,
+                level.tokens_committed + tokens_committed,
+                level.tokens_held + tokens_held,
+                level.tokens_unresolved + tokens_unresolved,
+                level.tokens_in + tokens_in,
+                level.tokens_out + tokens_out,
+                level.api_calls + api_calls,
+                level.retries + retries,
+            )
+        )
         level = level.parent
+    try:
+        _write(after)
+        if taken is not None and state is not None:
+            taken._state = state
+    except BaseException:
+        _write(after)
+        if taken is not None and state is not None:
+            taken._state = state
+        raise
+
+
+def _write(after: list[Any]) -> None:
+    """Write figures that were computed before; in the order of FIGURES."""
+    level: Account
+    for (  # assigned from left to right: a level, then its figures
+        level,  # noqa: B007
+        level.committed,
+        level.held,
+        level.unresolved,
+        level.steps_taken,
+        level.steps_done,
+        level.steps_given_back,
+        level.tokens_committed,
+        level.tokens_held,
+        level.tokens_unresolved,
+        level.tokens_in,
+        level.tokens_out,
+        level.api_calls,
+        level.retries,
+    ) in after:
+        pass
 
 
 def shrink(held: Taken, cost: int, tokens: int) -> None:
@@ -277,52 +408,37 @@ def shrink(held: Taken, cost: int, tokens: int) -> None:
     less_cost, less_tokens = held._held_cost - cost, held._held_tokens - tokens
     if held._state != "held" or less_cost < 0 or less_tokens < 0:
         raise LedgerError(f"a hold that is {held._state} cannot be made to be of {cost} and {tokens} tokens")
-    held._held_cost, held._held_tokens = cost, tokens
-    level: Account | None = held._account
-    while level is not None:
-        level.committed -= less_cost
-        level.held -= less_cost
-        level.tokens_committed -= less_tokens
-        level.tokens_held -= less_tokens
-        level = level.parent
+    given_back = object.__new__(Hold)
+    try:
+        _change(held._account, given_back, "held", -less_cost, -less_cost, 0, 0, 0, 0, -less_tokens, -less_tokens)
+    finally:
+        if given_back.state == "held":
+            held._held_cost, held._held_tokens = cost, tokens
 
 
 def release(held: Taken) -> None:
     """The call failed and is known to have cost nothing."""
-    _give_back(held, _advance(held, "released"), ran=True)
+    _give_back(held, "released", ran=True)
 
 
 def withdraw(held: Taken) -> None:
     """The call never ran: everything it had taken is given back, its attempt too."""
-    _give_back(held, _advance(held, "withdrawn"), ran=False)
+    _give_back(held, "withdrawn", ran=False)
 
 
 def leave_unresolved(held: Taken) -> None:
-    """The call is over and nobody knows its bill: the hold stays taken until somebody settles or releases it."""
-    _advance(held, "unresolved")
-    level: Account | None = held._account
-    while level is not None:
-        level.held -= held._held_cost
-        level.unresolved += held._held_cost
-        level.tokens_held -= held._held_tokens
-        level.tokens_unresolved += held._held_tokens
-        level.steps_taken -= 1
-        level.steps_given_back += 1
-        level = level.parent
+    """The call is over and its bill is unknown: the hold stays taken until it is settled or released."""
+    _check_way(held, "unresolved")
+    cost, tokens = held._held_cost, held._held_tokens
+    _change(held._account, held, "unresolved", 0, -cost, cost, -1, 0, 1, 0, -tokens, tokens)
 
 
-def charge(account: Account, cost: int, tokens_in: int, tokens_out: int, api_calls: int, steps: int = 0) -> None:
+def charge(
+    account: Account, cost: int, tokens_in: int, tokens_out: int, api_calls: int, steps: int = 0, retries: int = 0
+) -> None:
     """Count what was spent and done outside any hold; it may pass a ceiling, and then nothing more starts."""
-    level: Account | None = account
-    while level is not None:
-        level.committed += cost
-        level.tokens_committed += tokens_in + tokens_out
-        level.tokens_in += tokens_in
-        level.tokens_out += tokens_out
-        level.api_calls += api_calls
-        level.steps_taken += steps
-        level.steps_done += steps
-        level = level.parent
+    tokens = tokens_in + tokens_out
+    _change(account, None, None, cost, 0, 0, steps, steps, 0, tokens, 0, 0, tokens_in, tokens_out, api_calls, retries)
 
 
 def put_under(account: Account, parent: Account) -> None:
@@ -331,12 +447,19 @@ def put_under(account: Account, parent: Account) -> None:
     The account is not above `parent`, and what it was under is: nothing that was counted anywhere is taken back. As a
     charge does, it may pass a ceiling.
     """
-    already = _levels(account)
-    for level in _levels(parent):
-        if level not in already:
-            for name in FIGURES:
-                setattr(level, name, getattr(level, name) + getattr(account, name))
-    account.parent = parent
+    already = levels_of(account)
+    after = [
+        (level, *(getattr(level, name) + getattr(account, name) for name in FIGURES))
+        for level in levels_of(parent)
+        if level not in already
+    ]
+    try:
+        _write(after)
+        account.parent = parent
+    except BaseException:
+        _write(after)
+        account.parent = parent
+        raise
 
 
 def draw_retry(account: Account) -> bool:
@@ -346,56 +469,36 @@ def draw_retry(account: Account) -> bool:
         if level.retries >= level.max_retries:
             return False
         level = level.parent
-    level = account
-    while level is not None:
-        level.retries += 1
-        level = level.parent
-    return True
-
-
-def has_room(account: Account, cost: int, tokens: int) -> bool:
-    """Whether so much could be held now, as far as cost and tokens go."""
-    level: Account | None = account
-    while level is not None:
-        if level.committed + cost > level.max_cost or level.tokens_committed + tokens > level.max_tokens:
-            return False
-        level = level.parent
+    _change(account, None, None, retries=1)
     return True
 
 
 def cost_left(account: Account) -> int:
-    """The largest cost that could be held now, in nano-dollars."""
-    left = UNLIMITED
-    level: Account | None = account
-    while level is not None:
-        left = min(left, level.max_cost - level.committed)
-        level = level.parent
-    return max(left, 0)
+    """The largest cost that could be held if all holds came free, in nano-dollars."""
+    return max(0, min(map(_cost_left_here, levels_of(account))))
+
+
+def has_cost_limit(account: Account) -> bool:
+    """Whether the account or an ancestor has a ceiling of money."""
+    return any(level.max_cost < UNLIMITED for level in levels_of(account))
 
 
 def tokens_left(account: Account) -> int:
-    """The most tokens that could be held now."""
-    left = UNLIMITED
-    level: Account | None = account
-    while level is not None:
-        here = level.max_tokens - level.tokens_committed
-        if here < left:
-            left = here
-        level = level.parent
-    return left if left > 0 else 0
+    """The most tokens that could be held if all holds came free."""
+    return max(0, min(map(_tokens_left_here, levels_of(account))))
 
 
 def tightest(account: Account, unit: Unit) -> Account:
     """The level that has least left of it; of several, the nearest."""
-    return min(_levels(account), key=_cost_left_here if unit == "usd" else _tokens_left_here)
+    return min(levels_of(account), key=_cost_left_here if unit == "usd" else _tokens_left_here)
 
 
 def _cost_left_here(level: Account) -> int:
-    return level.max_cost - level.committed
+    return level.max_cost - level.committed + level.held
 
 
 def _tokens_left_here(level: Account) -> int:
-    return level.max_tokens - level.tokens_committed
+    return level.max_tokens - level.tokens_committed + level.tokens_held
 
 
 def reached(level: Account, unit: Unit) -> Stop:
@@ -408,39 +511,54 @@ def used_up(account: Account, now_ns: int, retry_drawn: bool = False) -> Stop | 
 
     The nearest level first.
     """
-    levels = _levels(account)
-    for check in (_cost_used_up, _steps_used_up, _retries_used_up, _time_used_up, _tokens_used_up, _api_calls_used_up):
-        if check is _retries_used_up and retry_drawn:
-            continue
-        for level in levels:
-            if (stop := check(level, now_ns)) is not None:
-                return stop
-    return None
+    return next(iter(_used_up(levels_of(account), now_ns, retry_drawn)), None)
 
 
-def _refusal(account: Account, cost: int, tokens: int, api_calls: int, now_ns: int, retry_drawn: bool) -> Stop:
-    stop = used_up(account, now_ns, retry_drawn)
-    for level in _levels(account):
-        stop = stop or _does_not_fit(level, cost, tokens, api_calls)
-    assert stop is not None, "a call was refused that nothing refuses"
-    return stop
+def _used_up(levels: list[Account], now_ns: int, retry_drawn: bool) -> list[Stop]:
+    checks = [_cost_used_up, _steps_used_up, _retries_used_up, _time_used_up, _tokens_used_up, _api_calls_used_up]
+    if retry_drawn:
+        checks.remove(_retries_used_up)
+    return [stop for check in checks for level in levels if (stop := check(level, now_ns)) is not None]
 
 
-def _levels(account: Account) -> list[Account]:
-    levels = [account]
-    while (above := levels[-1].parent) is not None:
-        levels.append(above)
-    return levels
+def refusal(account: Account, cost: int, tokens: int, api_calls: int, now_ns: int, retry_drawn: bool = False) -> Stop:
+    """Return the first stop that waiting would not remove; if there is none, the first one."""
+    levels = levels_of(account)
+    stops = _used_up(levels, now_ns, retry_drawn)
+    stops += [stop for level in levels for stop in _do_not_fit(level, cost, tokens, api_calls)]
+    assert stops, "a call was refused that nothing refuses"
+    return next((stop for stop in stops if not stop.momentary), stops[0])
+
+
+def fits_alone(account: Account, cost: int, tokens: int) -> bool:
+    """Whether so much fits, at every level, beside what is spent and unresolved: if all holds came free."""
+    for level in levels_of(account):
+        tokens_kept = level.tokens_committed - level.tokens_held
+        if (
+            level.committed - level.held + (cost or 1) > level.max_cost
+            or tokens_kept + (tokens or 1) > level.max_tokens
+        ):
+            return False
+    return True
+
+
+def without_room(account: Account, cost: int, tokens: int) -> list[Account]:
+    """Return the levels that have no room for so much now."""
+    return [
+        level
+        for level in levels_of(account)
+        if level.committed + (cost or 1) > level.max_cost or level.tokens_committed + (tokens or 1) > level.max_tokens
+    ]
 
 
 def is_under(account: Account, above: Account) -> bool:
     """Whether what `account` takes is taken from `above` too."""
-    return above in _levels(account)
+    return above in levels_of(account)
 
 
 def refusing(account: Account, stop: Stop) -> Account | None:
     """The level that the stop came from; budgets may share a name, so its ceiling has to be the one the stop names."""
-    for level in _levels(account):
+    for level in levels_of(account):
         if level.name == stop.budget and level.limits.in_unit(stop.unit or "") == stop.limit:
             return level
     return None
@@ -455,10 +573,10 @@ def _cost_stop(level: Account, cost: int) -> Stop:
     parts = [f"{format_usd(spent)} spent"]
     parts += [f"{format_usd(level.held)} held"] if level.held else []
     parts += [f"{format_usd(level.unresolved)} unresolved"] if level.unresolved else []
-    asked = f"; the call would hold {format_usd(cost)}" if cost else ""
+    request = f"; the call would hold {format_usd(cost)}" if cost else ""
     return Stop(
         StopReason.BUDGET_EXCEEDED,
-        f"{', '.join(parts)} of the {format_usd(level.max_cost)} of {level.name!r}{asked}",
+        f"{', '.join(parts)} of the {format_usd(level.max_cost)} of {level.name!r}{request}",
         budget=level.name,
         unit="usd",
         limit=to_usd(level.max_cost),
@@ -466,14 +584,16 @@ def _cost_stop(level: Account, cost: int) -> Stop:
         held=to_usd(level.held + level.unresolved),
         asked=to_usd(cost),
         momentary=level.held > 0 and level.committed - level.held + (cost or 1) <= level.max_cost,
+        unresolved=to_usd(level.unresolved),
     )
 
 
 def _steps_used_up(level: Account, now_ns: int) -> Stop | None:
     if level.steps_taken < level.max_steps:
         return None
-    done, under_way = level.steps_done, level.steps_open
-    return _count_stop(StopReason.STEP_LIMIT_EXCEEDED, "steps", level, level.max_steps, done, under_way, 1)
+    limit = level.limits.steps
+    done, under_way = level.steps_done, level.steps_open - (level.max_steps - limit)
+    return _count_stop(StopReason.STEP_LIMIT_EXCEEDED, "steps", level, limit, done, under_way, 1)
 
 
 def _retries_used_up(level: Account, now_ns: int) -> Stop | None:
@@ -504,61 +624,51 @@ def _token_stop(level: Account, tokens: int) -> Stop:
     used = level.tokens_in + level.tokens_out
     stop = _count_stop(StopReason.TOKEN_LIMIT_EXCEEDED, "tokens", level, level.max_tokens, used, held, tokens)
     is_momentary = level.tokens_held > 0 and used + level.tokens_unresolved + (tokens or 1) <= level.max_tokens
-    return replace(stop, momentary=True) if is_momentary else stop
+    return replace(stop, momentary=is_momentary, unresolved=float(level.tokens_unresolved))
 
 
 def _api_calls_used_up(level: Account, now_ns: int) -> Stop | None:
     return None if level.api_calls < level.max_api_calls else _api_call_stop(level, 1)
 
 
-def _api_call_stop(level: Account, asked: int) -> Stop:
+def _api_call_stop(level: Account, requested: int) -> Stop:
     reason = StopReason.API_CALL_LIMIT_EXCEEDED
-    return _count_stop(reason, "api calls", level, level.max_api_calls, level.api_calls, 0, asked)
+    return _count_stop(reason, "api calls", level, level.max_api_calls, level.api_calls, 0, requested)
 
 
-def _does_not_fit(level: Account, cost: int, tokens: int, api_calls: int) -> Stop | None:
+def _do_not_fit(level: Account, cost: int, tokens: int, api_calls: int) -> Iterator[Stop]:
     if level.committed + cost > level.max_cost:
-        return _cost_stop(level, cost)
+        yield _cost_stop(level, cost)
     if level.tokens_committed + tokens > level.max_tokens:
-        return _token_stop(level, tokens)
+        yield _token_stop(level, tokens)
     if level.api_calls + api_calls > level.max_api_calls:
-        return _api_call_stop(level, api_calls)
-    return None
+        yield _api_call_stop(level, api_calls)
 
 
-def _count_stop(reason: StopReason, unit: str, level: Account, limit: int, used: int, held: int, asked: int) -> Stop:
+def _count_stop(
+    reason: StopReason, unit: str, level: Account, limit: int, used: int, held: int, requested: int
+) -> Stop:
     open_part = f" and {held} held" if held else ""
-    asking = f"; the call would take {asked}" if asked and used + held < limit else ""
-    message = f"{used}{open_part} of the {limit} {unit} of {level.name!r} used{asking}"
-    return Stop(reason, message, level.name, unit, float(limit), float(used), float(held), float(asked))
+    request = f"; the call would take {requested}" if requested and used + held < limit else ""
+    message = f"{used}{open_part} of the {limit} {unit} of {level.name!r} used{request}"
+    return Stop(reason, message, level.name, unit, float(limit), float(used), float(held), float(requested))
 
 
-def _advance(held: Taken, to: HoldState) -> bool:
-    """Move the hold on by the table; True if it was still held, False if it was unresolved."""
-    state = held._state
-    if state != "held" and to not in HOLD_TRANSITIONS[state]:  # from held, the table allows every way
-        raise LedgerError(f"a hold that is {state} cannot become {to}")
-    held._state = to
-    return state == "held"
+def _check_way(held: Taken, to: HoldState) -> None:
+    """Raise LedgerError unless the hold may get into that state."""
+    if to not in HOLD_TRANSITIONS[held._state]:
+        raise LedgerError(f"a hold that is {held._state} cannot become {to}")
 
 
-def _give_back(held: Taken, was_held: bool, ran: bool) -> None:
-    level: Account | None = held._account
-    while level is not None:
-        level.committed -= held._held_cost
-        level.tokens_committed -= held._held_tokens
-        if was_held:
-            level.held -= held._held_cost
-            level.tokens_held -= held._held_tokens
-            level.steps_taken -= 1
-            level.steps_given_back += 1
-        else:
-            level.unresolved -= held._held_cost
-            level.tokens_unresolved -= held._held_tokens
-        if not ran:
-            level.api_calls -= held._held_api_calls
-            level.steps_given_back -= 1
-        level = level.parent
+def _give_back(held: Taken, to: HoldState, ran: bool) -> None:
+    _check_way(held, to)
+    cost, tokens = held._held_cost, held._held_tokens
+    api_calls = 0 if ran else -held._held_api_calls
+    if held._state == "held":
+        back = 1 if ran else 0
+        _change(held._account, held, to, -cost, -cost, 0, -1, 0, back, -tokens, -tokens, 0, 0, 0, api_calls)
+    else:
+        _change(held._account, held, to, -cost, 0, -cost, 0, 0, 0, -tokens, 0, -tokens)
 
 
 @dataclass(frozen=True, slots=True)

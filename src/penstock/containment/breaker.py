@@ -8,10 +8,12 @@ A call may end long after it was let through, when the circuit has moved on: its
 that opened meanwhile, its failure is no verdict on a recovery it was not part of. So each answer of `check` that lets a
 call pass carries a permit. All calls of one closed period share a permit; every probe has its own. A result counts only
 if its permit belongs to the present state, and a probe's counts once. A result without a permit is taken for one of the
-present state: a closed circuit counts it, an open one ignores it, a half-open one takes it for the oldest probe's.
+present state: a closed circuit counts it, an open one ignores it, a half-open one takes it for the oldest probe's. If
+no probe is out, because the caller did not `check`, a half-open circuit takes the result itself for a probe: a failure
+opens it again, a success counts towards closing it.
 
-A probe holds its slot until its result is recorded. Whoever lets go of a probe without a verdict (cancelled, refused
-further down, abandoned in its thread) says so with `record_abandoned`, and the next caller probes instead.
+A probe holds its slot until its result is recorded. A caller that drops a probe without a verdict (cancelled, refused
+further down, abandoned in its thread) calls `record_abandoned`, and the next caller probes instead.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from threading import Lock
 
+from penstock import checks
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import InvalidValue
 
 
 class CircuitState(StrEnum):
@@ -62,7 +64,7 @@ TRANSITIONS: Mapping[CircuitState, Mapping[Trigger, CircuitState]] = {
 
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
-    """What a policy is told about the run that asks."""
+    """What a policy knows of the run that calls it."""
 
     cost_usd: float = 0.0
     step_count: int = 0
@@ -107,10 +109,10 @@ class CircuitBreaker:
         name: str = "",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._threshold = _positive_count("failure_threshold", failure_threshold)
+        self._threshold = checks.integer("failure_threshold", failure_threshold, minimum=1)
         self._recovery_ns = _positive_ns("recovery_timeout", recovery_timeout)
-        self._probes_needed = _positive_count("half_open_probes", half_open_probes)
-        self._name = _text("name", name)
+        self._probes_needed = checks.integer("half_open_probes", half_open_probes, minimum=1)
+        self._name = checks.text("name", name)
         self._clock = clock
         self._lock = Lock()
         self._state = CircuitState.CLOSED
@@ -209,10 +211,16 @@ class CircuitBreaker:
                 self._move(Trigger.PROBES_SUCCEEDED)
 
     def _claim(self, permit: int | None) -> bool:
-        """Whether a result is of a call the present state let through; a probe's slot is taken back."""
+        """Whether a result counts in the present state; a probe's slot is taken back."""
         if self._passing is not None:
             return permit is None or permit == self._passing.permit
-        if permit is None and self._probes_out:
+        if permit is None:
+            if self._state_now() is CircuitState.OPEN:
+                return False
+            if self._state is CircuitState.OPEN:
+                self._move(Trigger.RECOVERY_TIME_PASSED)
+            if not self._probes_out:
+                return True
             permit = min(self._probes_out)
         if permit not in self._probes_out:
             return False
@@ -258,19 +266,5 @@ def _seconds(ns: int) -> str:
     return f"{round(ns / 1e9, 3):g} s"
 
 
-def _positive_count(field: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidValue(field, value, "a whole number, one or more")
-    return value
-
-
 def _positive_ns(field: str, seconds: object) -> int:
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= 1e9:
-        raise InvalidValue(field, seconds, "a finite number of seconds, more than zero")
-    return max(1, round(seconds * 1_000_000_000))
-
-
-def _text(field: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise InvalidValue(field, value, "a string")
-    return value
+    return max(1, round(checks.seconds(field, seconds, above_zero=True) * 1_000_000_000))

@@ -8,31 +8,39 @@ shared by several; the in-memory store is its specification.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile, islice, takewhile
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from penstock import checks
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment import accounts
-from penstock.containment.accounts import Account, Balance, Hold
+from penstock.containment.accounts import Account, Balance, Hold, HoldState, Taken
 from penstock.containment.limits import NO_LIMITS, Ceilings, Limits, as_limits, seconds_to_ns
-from penstock.errors import InvalidValue, KeyTaken, LedgerError
+from penstock.containment.tickets import Queue, Ticket, UnderWay, Waiting, no_ticket
+from penstock.containment.waiting import WaitingRoom
+from penstock.errors import KeyTaken, LedgerError
+from penstock.notify import Wakeups
 from penstock.stops import Stop
 
+T = TypeVar("T")
+
 MAX_PAGE = 10_000
-"""So many accounts are listed at once, however many are asked for."""
+"""Maximum number of accounts in one page, whatever `limit` is."""
 
 
 class Ledger:
     """A tree of accounts that threads may use at the same time."""
 
-    __slots__ = ("clock", "lock", "root")
+    __slots__ = ("clock", "lock", "room", "root")
 
     def __init__(self, name: str = "main", limits: Ceilings = NO_LIMITS, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.clock = clock
         self.lock = threading.RLock()
         """Taken for every change. A caller that has more to do in the same act may hold it and use `accounts`."""
+        self.room = WaitingRoom()
+        """The calls that wait for what others hold. Tell it, with `changed`, when something came free."""
         self.root = Account(name, as_limits(limits), None, clock.monotonic_ns())
 
     def open(self, name: str, limits: Ceilings = NO_LIMITS, parent: Account | None = None) -> Account:
@@ -64,21 +72,25 @@ class Ledger:
         _check_amounts(cost_nanos=cost_nanos, tokens_in=tokens_in, tokens_out=tokens_out)
         with self.lock:
             accounts.settle(held, cost_nanos, tokens_in, tokens_out, succeeded)
+            self._changed()
 
     def release(self, held: Hold) -> None:
         """The call failed and cost nothing."""
         with self.lock:
             accounts.release(held)
+            self._changed()
 
     def withdraw(self, held: Hold) -> None:
         """The call never ran."""
         with self.lock:
             accounts.withdraw(held)
+            self._changed()
 
     def leave_unresolved(self, held: Hold) -> None:
         """The call is over and its bill is unknown: what it held stays taken."""
         with self.lock:
             accounts.leave_unresolved(held)
+            self._changed()
 
     def draw_retry(self, account: Account) -> bool:
         """Take one retry from every level; False if one has none left."""
@@ -89,6 +101,11 @@ class Ledger:
         """Replace the ceilings of an account; what was taken stays taken."""
         with self.lock:
             accounts.set_limits(account, as_limits(limits))
+            self._changed()
+
+    def _changed(self) -> None:
+        if self.room.queues:
+            self.room.changed(self.clock.monotonic_ns())
 
     def balance(self, account: Account | None = None) -> Balance:
         """The figures of an account (the root, if none is given), all of the same instant."""
@@ -107,7 +124,7 @@ class Amounts:
 
     def __post_init__(self) -> None:
         cost_nanos, tokens_in, tokens_out, api_calls = self.cost_nanos, self.tokens_in, self.tokens_out, self.api_calls
-        # Made twice for every call that a store is asked for: by name they are looked at if one of them is wrong.
+        # Created twice for every call on a store, so one quick test; the slow one by name only if something is wrong.
         if (
             not type(cost_nanos) is type(tokens_in) is type(tokens_out) is type(api_calls) is int
             or cost_nanos < 0
@@ -118,8 +135,37 @@ class Amounts:
             _check_amounts(cost_nanos=cost_nanos, tokens_in=tokens_in, tokens_out=tokens_out, api_calls=api_calls)
 
 
+DEFAULT_LEASE_S = 10.0
+DEFAULT_MAX_WAIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class TicketRequest:
+    """How a call waits at a store for holds of other calls."""
+
+    run: str = ""
+    """The run of the call. Runs of one owner take turns."""
+    owner: str = ""
+    """The owner of the run. Owners take turns."""
+    lease_s: float = DEFAULT_LEASE_S
+    """Seconds until the ticket expires unless it is renewed; by the clock of the store."""
+    max_wait_s: float = DEFAULT_MAX_WAIT_S
+    """Seconds after which the ticket expires although it is renewed; by the clock of the store."""
+
+    def __post_init__(self) -> None:
+        checks.text("run", self.run)
+        checks.text("owner", self.owner)
+        checks.seconds("lease_s", self.lease_s, above_zero=True)
+        checks.seconds("max_wait_s", self.max_wait_s)
+
+
 class LedgerStore(Protocol):
     """Accounts by name and holds by key; every method is atomic, and every one with a key is idempotent by it.
+
+    A call that has to wait for the holds of others has a ticket: `hold` refuses it for the moment, `join_queue` makes
+    the ticket, `renew` keeps it, and `leave_queue` gives it back. It holds nothing until it is admitted. A ticket that
+    is not renewed within its lease is removed, and what was held for it meanwhile is withdrawn, since its call did not
+    run. `containment.waiting` decides who is next, for all stores.
 
     An account that was never opened is a KeyError, a key that was never held is a LedgerError. A store that cannot
     record raises LedgerUnavailable, and then no call may leave. `penstock.testing.contracts` holds every store to this.
@@ -139,14 +185,62 @@ class LedgerStore(Protocol):
         under one that is not: what was counted somewhere stays counted there.
         """
 
-    def hold(self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False) -> Stop | None:
+    def hold(
+        self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False, under: str | None = None
+    ) -> Stop | None:
         """Take `ask` from the account and every ancestor, or say what refuses.
 
-        A key is taken once: asking again while it is held answers None and takes nothing. KeyTaken if it is asked
-        again of another account or with other amounts, for then one of the two calls is not the one that was admitted;
-        and once the call has ended, for then it is another call that asks. What was refused or withdrawn has left
-        nothing behind, so its key may be asked for again.
+        A key is taken once: holding it again while it is held returns None and takes nothing. KeyTaken if it is used
+        for another account or with other amounts, because one of the two calls is then not the one that was admitted;
+        and once its call has ended, because it is then another call. A refused or withdrawn hold leaves nothing
+        behind, so its key may be used again.
+
+        `under` is the key of the hold of the call that made this one. While calls wait for the same room, a new hold
+        is refused if it would take the room of the next one.
         """
+
+    def join_queue(
+        self,
+        key: str,
+        account: str,
+        ask: Amounts,
+        ticket: TicketRequest,
+        *,
+        retry_drawn: bool = False,
+        under: str | None = None,
+    ) -> Stop | Waiting | None:
+        """Take `ask` as `hold` does, and if only holds of other calls are in the way, wait for them with a ticket.
+
+        Whatever makes room admits waiting calls in the same transaction: all levels of a call, or none. A call is
+        refused at once if nothing that could come free would make room for it. Joining again renews the ticket.
+        KeyTaken as for `hold`, also for a key that waits for another account or for other amounts.
+        """
+
+    def renew(self, key: str) -> Stop | Waiting | None:
+        """Renew the lease of a ticket. None if the call is admitted: it holds, and has no ticket any more.
+
+        A Stop ends the ticket, too. LedgerError if the key has no ticket: it expired, or never existed.
+        """
+
+    def leave_queue(self, key: str) -> None:
+        """Give the ticket back; if the call was admitted meanwhile, withdraw its hold.
+
+        LedgerError if the key has no ticket, because its call has left, or holds and `renew` has returned that.
+        """
+
+    def queued(self, prefix: str = "") -> Mapping[str, Amounts]:
+        """The keys that begin with `prefix` and have a ticket, with what each waits for, in the order they came in."""
+
+    def on_change(self, key: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` when `renew` may have another answer for the key; return a function that ends this.
+
+        It is called on any thread, perhaps more often than needed, and perhaps not for changes that another process
+        makes: renew every `poll_s` seconds as well.
+        """
+
+    @property
+    def poll_s(self) -> float:
+        """Longest time after which a waiting call renews its ticket, however long its lease is."""
 
     def settle(self, key: str, actual: Amounts, *, succeeded: bool = True) -> None:
         """Replace the hold by what was used. Settling a settled key again changes nothing, whatever it says."""
@@ -176,13 +270,13 @@ class LedgerStore(Protocol):
     def balance(self, account: str) -> Balance:
         """The figures of the account; KeyError if there is none of that name."""
 
-    def unresolved(self) -> Mapping[str, Amounts]:
-        """The keys whose bill is unknown, with what each still holds."""
+    def unresolved(self, prefix: str = "") -> Mapping[str, Amounts]:
+        """The keys that begin with `prefix` and whose bill is unknown, with what each still holds."""
 
     def held(self, prefix: str = "") -> Mapping[str, Amounts]:
         """The keys that begin with `prefix` and are still held, with what each holds.
 
-        Their calls are under way, or their process died before it said how they ended.
+        Their calls are under way, or their process died before it recorded how they ended.
         """
 
     def aged(self, age_s: float, *, after: str | None = None, limit: int = 1_000) -> Sequence[str]:
@@ -194,32 +288,52 @@ class LedgerStore(Protocol):
     def forget(self, names: Collection[str]) -> int:
         """Remove accounts, and every key that was theirs; how many. What they used stays counted above them.
 
-        For what nobody asks for any more. Those that others are under, or that something is held from, are left.
+        For accounts that are no longer needed. Those with accounts under them, with open holds or with tickets are
+        kept.
         """
 
 
-class WouldWait(BaseException):
-    """What was asked of a store that may not wait has to: nothing of it was done, and somebody asks again who can wait.
+class WouldBlock(BaseException):
+    """A store that must not block would have to: nothing was done, and the caller repeats the operation where it may.
 
-    It is nobody's error, and passes by whoever looks after errors.
+    No Exception: it is not an error, and code that handles errors does not see it.
     """
+
+
+@dataclass(slots=True)
+class _Lease:
+    """A ticket of the store in memory, and how long it lasts."""
+
+    ticket: Ticket
+    ask: Amounts
+    length_ns: int
+    expires_ns: int
+    ends_ns: int
+
+    def renew(self, now_ns: int) -> None:
+        self.expires_ns = min(now_ns + self.length_ns, self.ends_ns)
 
 
 class MemoryLedgerStore:
     """The store that keeps nothing beyond its process: the specification of `LedgerStore`."""
 
     is_immediate = True
-    """It answers at once: whoever asks on an event loop needs no thread."""
+    """It never blocks: it can be called on an event loop without a thread."""
+    poll_s = 1.0
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._accounts: dict[str, Account] = {}
-        self._holds: dict[str, tuple[Hold, Amounts]] = {}
+        self._holds: dict[str, tuple[Taken, Amounts]] = {}
+        self._under_way: dict[str, UnderWay] = {}
+        """Those of the holds that are held."""
         self._keys_of: dict[Account, set[str]] = {}
         """The keys of what was held from each account: to forget one takes no look at what all others have held."""
         self._charges: dict[str, tuple[Account, Amounts]] = {}
         self._draws: dict[str, Account] = {}
+        self._leases: dict[str, _Lease] = {}
+        self._wakeups = Wakeups()
 
     def open_account(self, account: str, limits: Limits, *, parent: str | None = None) -> None:
         with self._lock:
@@ -232,7 +346,10 @@ class MemoryLedgerStore:
 
     def grant(self, account: str, limits: Limits) -> None:
         with self._lock:
-            accounts.set_limits(self._account(account), limits)
+            target = self._account(account)
+            accounts.set_limits(target, limits)
+            woken = self._advance(target)
+        self._wakeups.wake(woken)
 
     def put_under(self, account: str, parent: str) -> None:
         with self._lock:
@@ -244,50 +361,89 @@ class MemoryLedgerStore:
             if target.parent is not None and not accounts.is_under(above, target.parent):
                 raise under_another(account, parent, target.parent.name)
             accounts.put_under(target, above)
+            woken = self._advance(target)
+        self._wakeups.wake(woken)
 
-    def hold(self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False) -> Stop | None:
+    def hold(
+        self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False, under: str | None = None
+    ) -> Stop | None:
         with self._lock:
             target = self._account(account)
-            if key in self._charges:
-                raise charged_not_held(key)
-            known, asked = self._holds.get(key, (None, None))
-            if known is not None and known.state != "withdrawn":
-                check_held(key, known.state)
-                check_same("hold", key, (known.account.name, asked), (account, ask))
+            if self._is_held(key, account, ask):
                 return None
-            tokens, now_ns = ask.tokens_in + ask.tokens_out, self._clock.monotonic_ns()
-            taken = accounts.hold(target, ask.cost_nanos, tokens, ask.api_calls, now_ns, retry_drawn)
-            if isinstance(taken, Stop):
-                return taken
-            if known is not None:  # it was withdrawn, perhaps from another account
-                self._keys_of[known.account].discard(key)
-            self._holds[key] = taken, ask
-            self._keys_of.setdefault(target, set()).add(key)
-            return None
+            if key in self._leases:
+                raise waits_already(key)
+            if not self._leases:
+                tokens, now_ns = ask.tokens_in + ask.tokens_out, self._clock.monotonic_ns()
+                taken = accounts.hold(target, ask.cost_nanos, tokens, ask.api_calls, now_ns, retry_drawn)
+                if isinstance(taken, Stop):
+                    return taken
+                self._record(key, taken, ask, under)
+                return None
+            queue = self._queue(target)
+            stop = queue.enter(new_ticket(key, target, ask, retry_drawn, under))
+            woken = self._keep(queue, ask)
+        self._wakeups.wake(woken)
+        return stop
+
+    def join_queue(
+        self,
+        key: str,
+        account: str,
+        ask: Amounts,
+        ticket: TicketRequest,
+        *,
+        retry_drawn: bool = False,
+        under: str | None = None,
+    ) -> Stop | Waiting | None:
+        checks.instance("ticket", ticket, TicketRequest)
+        with self._lock:
+            target = self._account(account)
+            lease = self._leases.get(key)
+            if lease is not None:
+                check_same("ticket", key, (lease.ticket.account.name, lease.ask), (account, ask))
+            elif self._is_held(key, account, ask):
+                return None
+            queue = self._queue(target)
+            if key in queue.tickets:
+                answer = self._renewed(queue, key)
+            else:
+                newcomer = new_ticket(key, target, ask, retry_drawn, under, ticket)
+                answer = queue.enter_or_join(newcomer)
+                if isinstance(answer, Waiting):
+                    now_ns, length_ns = self._clock.monotonic_ns(), seconds_to_ns(ticket.lease_s, "lease_s")
+                    lease = _Lease(newcomer, ask, length_ns, 0, now_ns + seconds_to_ns(ticket.max_wait_s, "max_wait_s"))
+                    lease.renew(now_ns)
+                    self._leases[key] = lease
+            woken = self._keep(queue, ask)
+        self._wakeups.wake(woken)
+        return answer
+
+    def renew(self, key: str) -> Stop | Waiting | None:
+        return self._at_ticket(key, lambda queue: self._renewed(queue, key))
+
+    def leave_queue(self, key: str) -> None:
+        self._at_ticket(key, lambda queue: queue.leave(key))
+
+    def queued(self, prefix: str = "") -> Mapping[str, Amounts]:
+        with self._lock:
+            return {key: lease.ask for key, lease in self._leases.items() if key.startswith(prefix)}
+
+    def on_change(self, key: str, wake: Callable[[], None]) -> Callable[[], None]:
+        return self._wakeups.add(key, wake)
 
     def settle(self, key: str, actual: Amounts, *, succeeded: bool = True) -> None:
-        with self._lock:
-            held = self._hold(key)
-            if held.state != "settled":
-                accounts.settle(held, actual.cost_nanos, actual.tokens_in, actual.tokens_out, succeeded)
+        used = actual.cost_nanos, actual.tokens_in, actual.tokens_out
+        self._end(key, "settled", lambda held: accounts.settle(held, *used, succeeded))
 
     def release(self, key: str) -> None:
-        with self._lock:
-            held = self._hold(key)
-            if held.state != "released":
-                accounts.release(held)
+        self._end(key, "released", accounts.release)
 
     def withdraw(self, key: str) -> None:
-        with self._lock:
-            held = self._hold(key)
-            if held.state != "withdrawn":
-                accounts.withdraw(held)
+        self._end(key, "withdrawn", accounts.withdraw)
 
     def leave_unresolved(self, key: str) -> None:
-        with self._lock:
-            held = self._hold(key)
-            if held.state != "unresolved":
-                accounts.leave_unresolved(held)
+        self._end(key, "unresolved", accounts.leave_unresolved)
 
     def charge(self, key: str, account: str, actual: Amounts) -> None:
         with self._lock:
@@ -298,8 +454,12 @@ class MemoryLedgerStore:
                 return
             if key in self._holds:
                 raise held_not_charged(key)
+            if key in self._leases:
+                raise waits_already(key)
             accounts.charge(target, actual.cost_nanos, actual.tokens_in, actual.tokens_out, actual.api_calls)
             self._charges[key] = target, actual
+            woken = self._advance(target)
+        self._wakeups.wake(woken)
 
     def draw_retry(self, account: str, key: str | None = None) -> bool:
         with self._lock:
@@ -317,14 +477,16 @@ class MemoryLedgerStore:
         with self._lock:
             return accounts.balance(self._account(account))
 
-    def unresolved(self) -> Mapping[str, Amounts]:
-        with self._lock:
-            return {key: ask for key, (held, ask) in self._holds.items() if held.state == "unresolved"}
+    def unresolved(self, prefix: str = "") -> Mapping[str, Amounts]:
+        return self._in_state("unresolved", prefix)
 
     def held(self, prefix: str = "") -> Mapping[str, Amounts]:
+        return self._in_state("held", prefix)
+
+    def _in_state(self, state: HoldState, prefix: str) -> Mapping[str, Amounts]:
         with self._lock:
             mine = ((key, held, ask) for key, (held, ask) in self._holds.items() if key.startswith(prefix))
-            return {key: ask for key, held, ask in mine if held.state == "held"}
+            return {key: ask for key, held, ask in mine if held.state == state}
 
     def aged(self, age_s: float, *, after: str | None = None, limit: int = 1_000) -> Sequence[str]:
         age_ns, limit = check_page(age_s, limit)
@@ -338,10 +500,11 @@ class MemoryLedgerStore:
 
     def forget(self, names: Collection[str]) -> int:
         with self._lock:
-            asked = {self._accounts[name] for name in names if name in self._accounts}
+            named = {self._accounts[name] for name in names if name in self._accounts}
             # Of one that no other is under, the calls under way are its own.
-            free = {account for account in asked if account.steps_taken == account.steps_done}
-            gone = free - {account.parent for account in self._accounts.values()}
+            free = {account for account in named if account.steps_taken == account.steps_done}
+            waiting = {lease.ticket.account for lease in self._leases.values()}
+            gone = free - {account.parent for account in self._accounts.values()} - waiting
             self._charges = {key: one for key, one in self._charges.items() if one[0] not in gone}
             self._draws = {key: account for key, account in self._draws.items() if account not in gone}
             for account in gone:
@@ -356,7 +519,7 @@ class MemoryLedgerStore:
         except KeyError:
             raise no_account(name) from None
 
-    def _hold(self, key: str) -> Hold:
+    def _hold(self, key: str) -> Taken:
         if key in self._charges:
             raise charged_not_held(key)
         try:
@@ -364,62 +527,150 @@ class MemoryLedgerStore:
         except KeyError:
             raise no_hold(key) from None
 
+    def _is_held(self, key: str, account: str, ask: Amounts) -> bool:
+        """Whether exactly this is held under the key; KeyTaken if the key was used for something else."""
+        if key in self._charges:
+            raise charged_not_held(key)
+        known, amounts = self._holds.get(key, (None, None))
+        if known is None or known.state == "withdrawn":
+            return False
+        check_held(key, known.state)
+        check_same("hold", key, (known._account.name, amounts), (account, ask))
+        return True
+
+    def _record(self, key: str, taken: Taken, ask: Amounts, under: str | None) -> None:
+        known = self._holds.get(key)
+        if known is not None:  # it was withdrawn, perhaps from another account
+            self._keys_of[known[0]._account].discard(key)
+        self._holds[key] = taken, ask
+        self._under_way[key] = UnderWay(taken, under)
+        self._keys_of.setdefault(taken._account, set()).add(key)
+
+    def _end(self, key: str, to: HoldState, end: Callable[[Taken], None]) -> None:
+        with self._lock:
+            held = self._hold(key)
+            if held.state == to:
+                return
+            end(held)
+            self._under_way.pop(key, None)
+            woken = [key] if self._leases.pop(key, None) else []  # admitted, and its call had not picked it up
+            woken += self._advance(held._account)
+        self._wakeups.wake(woken)
+
+    def _advance(self, account: Account) -> list[str]:
+        """Admit waiting calls after a change at the account; return the keys to wake."""
+        return self._keep(self._queue(account)) if self._leases else []
+
+    def _queue(self, account: Account) -> Queue:
+        root, now_ns = accounts.levels_of(account)[-1], self._clock.monotonic_ns()
+        tickets = []
+        for lease in self._leases.values():
+            if accounts.levels_of(lease.ticket.account)[-1] is root:
+                lease.ticket.is_expired = now_ns >= lease.expires_ns
+                tickets.append(lease.ticket)
+        return Queue(tickets, self._under_way, now_ns)
+
+    def _keep(self, queue: Queue, ask: Amounts | None = None) -> list[str]:
+        """Record what was decided, and return the keys to wake; `ask` is that of a call that has just come."""
+        for ticket in queue.withdrawn:
+            del self._under_way[ticket.key]
+        for ticket in queue.admitted:
+            self._record(ticket.key, ticket.taken, self._leases[ticket.key].ask, ticket.under)
+        for ticket in queue.entered:
+            assert ask is not None, "only a call that has just come enters"
+            self._record(ticket.key, ticket.taken, ask, ticket.under)
+        for ticket in queue.removed:
+            self._leases.pop(ticket.key, None)
+        return queue.woken
+
+    def _at_ticket(self, key: str, do: Callable[[Queue], T]) -> T:
+        woken: list[str] = []
+        try:
+            with self._lock:
+                if key not in self._leases:
+                    raise no_ticket(key)
+                queue = self._queue(self._leases[key].ticket.account)
+                try:
+                    return do(queue)
+                finally:  # also if the ticket has expired: others may have been admitted
+                    woken = self._keep(queue)
+        finally:
+            self._wakeups.wake(woken)
+
+    def _renewed(self, queue: Queue, key: str) -> Stop | Waiting | None:
+        answer = queue.answer(key)
+        if isinstance(answer, Waiting):
+            self._leases[key].renew(self._clock.monotonic_ns())
+        return answer
+
+
+def new_ticket(
+    key: str, account: Account, ask: Amounts, retry_drawn: bool, under: str | None, request: TicketRequest | None = None
+) -> Ticket:
+    """Return the ticket of a call that has just come."""
+    amounts = ask.cost_nanos, ask.tokens_in + ask.tokens_out, ask.api_calls
+    if request is None:
+        return Ticket(key, account, amounts, retry_drawn, under=under)
+    return Ticket(key, account, amounts, retry_drawn, under=under, run=request.run, owner=request.owner)
+
 
 def check_page(age_s: float, limit: int) -> tuple[int, int]:
     """An age in nanoseconds and the size of a page; InvalidValue if one of them is none."""
-    if type(limit) is not int or limit < 1:
-        raise InvalidValue("limit", limit, "a whole number, one or more")
-    return seconds_to_ns(age_s, "age_s"), min(limit, MAX_PAGE)
+    return seconds_to_ns(age_s, "age_s"), min(checks.integer("limit", limit, minimum=1), MAX_PAGE)
 
 
 def no_account(name: str) -> KeyError:
-    """What a store says of an account that nobody opened."""
+    """The error of a store for an account that was never opened."""
     return KeyError(f"no account {name!r}; open it first")
 
 
 def no_hold(key: str) -> LedgerError:
-    """What a store says of a key that nobody holds."""
-    return LedgerError(f"no hold {key!r}: it was refused, or never asked for")
+    """The error of a store for a key that is not held."""
+    return LedgerError(f"no hold {key!r}: it was refused, or never taken")
 
 
 def charged_not_held(key: str) -> KeyTaken:
-    """What a store says if a key that was charged is used as that of a hold."""
+    """The error of a store for a hold under a key that was charged."""
     return KeyTaken(key, f"{key!r} was charged, not held; a hold needs a key of its own")
 
 
 def above_already(account: str, parent: str) -> LedgerError:
-    """What a store says if an account is to be put under itself, or one that is under it."""
+    """The error of a store for an account put under itself, or under one that is below it."""
     return LedgerError(f"account {account!r} cannot be put under {parent!r}, which is under it")
 
 
 def under_another(account: str, parent: str, above: str) -> LedgerError:
-    """What a store says if an account is to leave the one it is under."""
+    """The error of a store for an account that is already under another one."""
     return LedgerError(
         f"account {account!r} cannot be put under {parent!r}: it is under {above!r}; put {parent!r} under that first"
     )
 
 
 def check_held(key: str, state: str | None) -> None:
-    """KeyTaken if what was taken under a key is not held any more: nobody would pay for a call that leaves now."""
+    """KeyTaken if what was taken under a key is no longer held: a call that leaves now would not be paid for."""
     if state != "held":
         raise KeyTaken(key, f"hold {key!r} is {state}: its call has ended, and another call needs a key of its own")
 
 
 def held_not_charged(key: str) -> KeyTaken:
-    """What a store says if a key that was held is to be charged."""
+    """The error of a store for a charge under a key that was held."""
     return KeyTaken(key, f"{key!r} was held, not charged; settle it, or charge under a key of its own")
 
 
-def check_same(what: str, key: str, known: tuple[str, Amounts | None], asked: tuple[str, Amounts | None]) -> None:
+def waits_already(key: str) -> KeyTaken:
+    """The error of a store for a hold under a key that waits."""
+    return KeyTaken(key, f"{key!r} waits for holds of other calls; renew its ticket, or leave the queue first")
+
+
+def check_same(what: str, key: str, known: tuple[str, Amounts | None], given: tuple[str, Amounts | None]) -> None:
     """KeyTaken if a key that a store knows is used for another account, or with other amounts."""
-    if known[0] != asked[0]:
-        raise KeyTaken(key, f"{what} {key!r} was taken from {known[0]!r}, not from {asked[0]!r}")
-    if known[1] != asked[1]:
-        raise KeyTaken(key, f"{what} {key!r} was taken for {known[1]}, not for {asked[1]}")
+    if known[0] != given[0]:
+        raise KeyTaken(key, f"{what} {key!r} was taken from {known[0]!r}, not from {given[0]!r}")
+    if known[1] != given[1]:
+        raise KeyTaken(key, f"{what} {key!r} was taken for {known[1]}, not for {given[1]}")
 
 
 def _check_amounts(**amounts: int) -> None:
-    """A negative amount would give money back that nobody took, a fraction would make sums inexact."""
+    """A negative amount would give back money that was never taken, a fraction would make sums inexact."""
     for field, amount in amounts.items():
-        if type(amount) is not int or amount < 0:
-            raise InvalidValue(field, amount, "a whole number, zero or more")
+        checks.integer(field, amount)

@@ -1,18 +1,21 @@
 """Ceilings and measurements.
 
-What somebody allows (`ExecutionConfig`, `Budget`), and what was used (`ResourceUsage`). Judging is the ledger's work.
+Limits (`ExecutionConfig`, `Budget`), and what was used (`ResourceUsage`). The ledger compares them.
 None is no limit; 0 is nothing; reaching a limit is fine, starting anything after it is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.errors import InvalidValue
+from penstock import checks
+from penstock.clock import SYSTEM_CLOCK, Clock, utc_now
+from penstock.errors import Halted, InvalidValue
 from penstock.money import Usd, format_usd, to_nanos, to_usd
+from penstock.stops import Stop, StopReason
 
 UNLIMITED = 1 << 62
 """Stands for "no limit" where limits are compared: larger than any count or amount that is accepted."""
@@ -144,43 +147,146 @@ def as_limits(ceilings: Ceilings) -> Limits:
     return ceilings.limits()
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceUsage:
-    """What was used, measured by the runtime; elapsed time comes from a monotonic clock."""
+class UsageCounter(Protocol):
+    """Counts for a ResourceUsage, in place of the figures it would store itself."""
+
+    def read(self, name: str) -> float:
+        """The figure of that name now."""
+
+    def set(self, name: str, value: float) -> None:
+        """Count what `value` is more than the figure; InvalidValue if it is less."""
+
+    def elapsed_s(self) -> float:
+        """Seconds since the counting began."""
+
+
+class _Counted:
+    """What a usage has beside its fields."""
+
+    _clock: Clock
+    _counter: UsageCounter | None = None
+    """Counts in place of the usage; None where it stores its figures itself."""
+    _elapsed_s: float | None = None
+    """The elapsed time of a measurement, which stands still; None while time runs."""
+
+
+@dataclass(slots=True)
+class ResourceUsage(_Counted):
+    """What was used; elapsed time comes from a monotonic clock and begins when the usage is made.
+
+    Given to a context as `usage=`, it is where the run starts from: it shows what the runtime has counted since, and
+    what is added to it counts toward the budgets of the run. `ctx.usage` does the same for its context. There, a figure
+    can only grow: InvalidValue if one is lowered. A copy keeps the figures and the time of its moment.
+    """
 
     tokens_used: int = 0
     steps_executed: int = 0
     api_calls: int = 0
     cost_dollars: float = 0.0
-    time_elapsed_seconds: float = 0.0
+    _: KW_ONLY
     retries_used: int = 0
-    start_time: datetime | None = None
+    start_time: datetime = field(default_factory=utc_now, compare=False)
     """When it began, for showing; durations never come from it."""
+    clock: InitVar[Clock] = SYSTEM_CLOCK
+    """Where elapsed time is read."""
+    _start_monotonic: float | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self, clock: Clock) -> None:
+        self._clock = clock
+        if self._start_monotonic is None:
+            self._start_monotonic = clock.monotonic_ns() / 1_000_000_000
+
+    @property
+    def time_elapsed_seconds(self) -> float:
+        """Seconds since it was made, or since its context began to count; system clock changes do not move it."""
+        if self._counter is not None:
+            return self._counter.elapsed_s()
+        if self._elapsed_s is not None:
+            return self._elapsed_s
+        assert self._start_monotonic is not None
+        return self._clock.monotonic_ns() / 1_000_000_000 - self._start_monotonic
+
+    def _attach(self, counter: UsageCounter) -> None:
+        """Let `counter` count from now on."""
+        if self._counter is None:
+            for name in USAGE_FIGURES:
+                object.__delattr__(self, name)  # then reading one comes to `__getattr__`
+        self._counter = counter
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Only what is not stored comes here.
+            if name in USAGE_FIGURES:
+                return self._counter.read(name)
+            raise AttributeError(f"'ResourceUsage' object has no attribute {name!r}")
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in USAGE_FIGURES and self._counter is not None:
+                self._counter.set(name, value)
+            else:
+                object.__setattr__(self, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        figures = [getattr(self, name) for name in USAGE_FIGURES]
+        return measurement, (*figures, self.start_time, self.time_elapsed_seconds)
 
     def exceeds(self, budget: Budget) -> tuple[bool, str | None]:
         """Whether anything more may start under `budget`; if not, which limit was reached and how."""
         spent = to_nanos(self.cost_dollars, "cost_dollars")
         ceiling = None if budget.max_cost_dollars is None else to_nanos(budget.max_cost_dollars)
-        checks: tuple[tuple[str, float, float | None, Callable[[Any], str]], ...] = (
+        figures: tuple[tuple[str, float, float | None, Callable[[Any], str]], ...] = (
             ("Token", self.tokens_used, budget.max_tokens, str),
             ("Step", self.steps_executed, budget.max_steps, str),
             ("Time", self.time_elapsed_seconds, budget.max_time_seconds, _shown_seconds),
             ("API call", self.api_calls, budget.max_api_calls, str),
             ("Cost", spent, ceiling, format_usd),
         )
-        for name, used, limit, shown in checks:
+        for name, used, limit, shown in figures:
             if limit is not None and used >= limit:
                 return True, f"{name} limit exceeded: {shown(used)}/{shown(limit)}"
         return False, None
 
 
+USAGE_FIGURES = ("tokens_used", "steps_executed", "api_calls", "cost_dollars", "retries_used")
+
+
+def measurement(
+    tokens: int, steps: int, api_calls: int, cost_dollars: float, retries: int, start_time: datetime, elapsed_s: float
+) -> ResourceUsage:
+    """A usage whose figures and time are those of one moment."""
+    made = ResourceUsage(tokens, steps, api_calls, cost_dollars, retries_used=retries, start_time=start_time)
+    made._elapsed_s = elapsed_s
+    return made
+
+
+class BudgetExceededError(Halted):
+    """A limit was reached; carries the usage, the budget, whose it is, and the results so far."""
+
+    def __init__(
+        self,
+        usage: ResourceUsage,
+        budget: Budget,
+        reason: str,
+        *,
+        stop: Stop | None = None,
+        partial: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(stop or Stop(StopReason.BUDGET_EXCEEDED, reason), partial=partial)
+        if stop is None:
+            self.args = (reason,)
+        self.usage = usage
+        self.budget = budget
+
+    @property
+    def owner(self) -> str | None:
+        """The name of the context whose budget refused."""
+        return self.stop.budget
+
+
 def seconds_to_ns(seconds: float, field: str) -> int:
     """A duration in nanoseconds; InvalidValue names `field` if it is not a finite, non-negative number."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise InvalidValue(field, seconds, "a number of seconds, or None for no limit")
-    if not 0 <= seconds <= 1e9:
-        raise InvalidValue(field, seconds, "a finite, non-negative number of seconds, at most 10**9")
-    return round(seconds * 1_000_000_000)
+    return round(checks.seconds(field, seconds, none="no limit") * 1_000_000_000)
 
 
 def _shown_seconds(seconds: float) -> str:
@@ -190,10 +296,8 @@ def _shown_seconds(seconds: float) -> str:
 def _count(field: str, value: int | None) -> int:
     if value is None:
         return UNLIMITED
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidValue(field, value, "a whole number, or None for no limit")
-    if not 0 <= value < UNLIMITED:
-        raise InvalidValue(field, value, "zero or more, and less than 2**62")
+    if checks.integer(field, value, none="no limit") >= UNLIMITED:
+        raise InvalidValue(field, value, "less than 2**62")
     return value
 
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from penstock import checks
 from penstock.clock import utc_now
 
 
@@ -38,12 +39,12 @@ class SafetyEvent:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToolCallContext:
-    """What a hook is told about the call it judges."""
+    """What a hook knows of the call it decides on."""
 
     request_id: str
-    tool_name: str
+    tool_name: str = ""
     kind: str = "llm"
     model: str | None = None
     cost_usd: float = 0.0
@@ -56,6 +57,24 @@ class ToolCallContext:
     user_id: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    session_id: str | None = None
+    """The session the call belongs to; for direct use of a pipeline, a run does not fill it in."""
+    endpoint: str | None = None
+    """Where the call is sent; for direct use of a pipeline, a run does not fill it in."""
+    tokens_in: int | None = None
+    """Input tokens, where they are known: a run fills them in for `before_charge`."""
+    tokens_out: int | None = None
+    """Output tokens, where they are known: a run fills them in for `before_charge`."""
+
+    def __post_init__(self) -> None:
+        for name in ("session_id", "endpoint"):
+            text = getattr(self, name)
+            if text is not None:
+                checks.text(name, text, none="unknown")
+        for name in ("tokens_in", "tokens_out"):
+            count = getattr(self, name)
+            if count is not None:
+                checks.integer(name, count, of="tokens", none="unknown")
 
 
 @dataclass(frozen=True, slots=True)

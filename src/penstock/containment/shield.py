@@ -19,6 +19,7 @@ from enum import StrEnum
 from threading import Lock
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from penstock import checks
 from penstock.containment.safety import Decision, SafetyEvent, ToolCallContext
 from penstock.errors import InvalidValue
 from penstock.stops import StopReason
@@ -28,7 +29,7 @@ MAX_REASON = 500
 
 
 class Slot(StrEnum):
-    """The moments at which hooks are asked, by the names `ShieldPipeline` takes them under."""
+    """The moments at which hooks are called, by the names `ShieldPipeline` takes them under."""
 
     PRE_DISPATCH = "pre_dispatch"
     TOOL_DISPATCH = "tool_dispatch"
@@ -70,11 +71,11 @@ class Verdict:
     """What the hook raised, if that is why."""
 
     def __post_init__(self) -> None:
-        _must_be("decision", self.decision, Decision)
-        _must_be("reason", self.reason, str)
-        _must_be("stop_reason", self.stop_reason, StopReason)
+        checks.instance("decision", self.decision, Decision)
+        checks.text("reason", self.reason)
+        checks.instance("stop_reason", self.stop_reason, StopReason)
         if self.model is not None:
-            _must_be("model", self.model, str)
+            checks.text("model", self.model)
 
     @classmethod
     def deny(cls, reason: str, *, stop_reason: StopReason = StopReason.HOOK_DENIED) -> Verdict:
@@ -93,35 +94,35 @@ Answer = Decision | Verdict | None
 
 @runtime_checkable
 class PreDispatchHook(Protocol):
-    """Asked before each model call."""
+    """Called before each model call."""
 
     def before_llm_call(self, ctx: ToolCallContext) -> Answer: ...
 
 
 @runtime_checkable
 class ToolDispatchHook(Protocol):
-    """Asked before each tool call."""
+    """Called before each tool call."""
 
     def before_tool_call(self, ctx: ToolCallContext) -> Answer: ...
 
 
 @runtime_checkable
 class EgressHook(Protocol):
-    """Asked before anything is sent to `url`."""
+    """Called before anything is sent to `url`."""
 
     def before_egress(self, ctx: ToolCallContext, url: str, method: str) -> Answer: ...
 
 
 @runtime_checkable
 class RetryHook(Protocol):
-    """Asked after a call failed, whether to try again."""
+    """Called after a call failed, to decide whether to try again."""
 
     def on_error(self, ctx: ToolCallContext, err: BaseException) -> Answer: ...
 
 
 @runtime_checkable
 class BudgetHook(Protocol):
-    """Asked before a cost is charged."""
+    """Called before a cost is charged."""
 
     def before_charge(self, ctx: ToolCallContext, cost_usd: float) -> Answer: ...
 
@@ -129,8 +130,9 @@ class BudgetHook(Protocol):
 class ShieldPipeline:
     """Hooks in five slots, one or a list each, and one verdict from all of a slot.
 
-    A run asks with `judge` and keeps its own record. The methods named like the hooks' are for use without a run: they
-    return the bare decision and keep an event of each that is not ALLOW, the latest `max_events` of them.
+    A run asks with `judge`; the methods named like the hooks' are for direct use and return the bare decision. Either
+    way the pipeline keeps an event of each verdict, the latest `max_events` of them. A direct call inside a run of the
+    pipeline writes its event into the log of that run too.
     """
 
     def __init__(
@@ -151,47 +153,44 @@ class ShieldPipeline:
             Slot.BUDGET: _seats(Slot.BUDGET, budget),
         }
         self._lock = Lock()
-        self._events: deque[SafetyEvent] = deque(maxlen=_count("max_events", max_events))
+        self._events: deque[SafetyEvent] = deque(maxlen=checks.integer("max_events", max_events))
         self._dropped = 0
+        self._log: Callable[[ShieldPipeline, SafetyEvent], None] | None = None
+        """Writes the event of a direct call into the log of the run around it; set by the runs of the pipeline."""
 
     def has(self, slot: Slot) -> bool:
-        """Whether anybody is to be asked; if not, `judge` need not be."""
+        """Whether there are hooks; if not, `judge` need not be called."""
         return bool(self._seats[slot])
 
     def judge(self, slot: Slot, ctx: ToolCallContext, *args: object) -> Verdict | None:
-        """What the hooks of `slot` say together; None if nobody objects. Records nothing."""
-        kept = None
-        for seat in self._seats[slot]:
-            verdict = seat.ask(ctx, *args)
-            if verdict is None:
-                continue
-            if verdict.decision not in GOES_ON[slot]:
-                return verdict
-            kept = kept or verdict
-        return kept
+        """What the hooks of `slot` say together, with an event of it kept; None, and no event, if no hook objects."""
+        verdict = self._ask(slot, ctx, args)
+        if verdict is not None:
+            self._record(_event(slot, ctx, verdict))
+        return verdict
 
     def before_llm_call(self, ctx: ToolCallContext) -> Decision:
-        """The decision on a model call; ALLOW if nobody objects."""
+        """The decision on a model call; ALLOW if no hook objects."""
         return self._decide(Slot.PRE_DISPATCH, ctx)
 
     def before_tool_call(self, ctx: ToolCallContext) -> Decision:
-        """The decision on a tool call; ALLOW if nobody objects."""
+        """The decision on a tool call; ALLOW if no hook objects."""
         return self._decide(Slot.TOOL_DISPATCH, ctx)
 
     def before_egress(self, ctx: ToolCallContext, url: str, method: str) -> Decision:
-        """The decision on a request to `url`; ALLOW if nobody objects."""
+        """The decision on a request to `url`; ALLOW if no hook objects."""
         return self._decide(Slot.EGRESS, ctx, url, method)
 
     def before_charge(self, ctx: ToolCallContext, cost_usd: float) -> Decision:
-        """The decision on a cost; ALLOW if nobody objects."""
+        """The decision on a cost; ALLOW if no hook objects."""
         return self._decide(Slot.BUDGET, ctx, cost_usd)
 
     def on_error(self, ctx: ToolCallContext, err: BaseException) -> Decision:
-        """The decision after an error; RETRY if nobody has an opinion, which is no incident and leaves no event."""
+        """The decision after an error; RETRY if no hook decides, which is no incident and leaves no event."""
         return self._decide(Slot.RETRY, ctx, err, unless=Decision.RETRY)
 
     def get_events(self) -> list[SafetyEvent]:
-        """The events that were kept, oldest first."""
+        """The events of the hooks' verdicts, of runs and of direct calls, oldest first."""
         with self._lock:
             return list(self._events)
 
@@ -208,11 +207,25 @@ class ShieldPipeline:
             self._dropped = 0
 
     def _decide(self, slot: Slot, ctx: ToolCallContext, *args: object, unless: Decision = Decision.ALLOW) -> Decision:
-        verdict = self.judge(slot, ctx, *args)
+        verdict = self._ask(slot, ctx, args)
         if verdict is None:
             return unless
-        self._record(_event(slot, ctx, verdict))
+        event = _event(slot, ctx, verdict)
+        self._record(event)
+        if self._log is not None:
+            self._log(self, event)
         return verdict.decision
+
+    def _ask(self, slot: Slot, ctx: ToolCallContext, args: tuple[object, ...]) -> Verdict | None:
+        kept = None
+        for seat in self._seats[slot]:
+            verdict = seat.ask(ctx, *args)
+            if verdict is None:
+                continue
+            if verdict.decision not in GOES_ON[slot]:
+                return verdict
+            kept = kept or verdict
+        return kept
 
     def _record(self, event: SafetyEvent) -> None:
         with self._lock:
@@ -283,17 +296,17 @@ def _seats(slot: Slot, given: object) -> tuple[_Seat, ...]:
 
 def _seat(slot: Slot, hook: object) -> _Seat:
     method, parameters = QUESTIONS[slot]
-    asked = f"{method}({', '.join(parameters)})"
+    wanted = f"{method}({', '.join(parameters)})"
     if isinstance(hook, type):
-        _refuse(slot, hook, f"a hook with {asked}: an instance such as {hook.__name__}(), not the class")
+        _refuse(slot, hook, f"a hook with {wanted}: an instance such as {hook.__name__}(), not the class")
     name = type(hook).__name__
     question = getattr(hook, method, None)
     if not callable(question):
-        _refuse(slot, hook, f"a hook with {asked}, which {name} does not have")
+        _refuse(slot, hook, f"a hook with {wanted}, which {name} does not have")
     if _is_async(question):
         _refuse(slot, hook, f"a hook that answers at once, but {name}.{method} is async: write it with `def`")
     if not _takes(question, len(parameters)):
-        _refuse(slot, hook, f"a hook with {asked}, but {name}.{method} takes other arguments")
+        _refuse(slot, hook, f"a hook with {wanted}, but {name}.{method} takes other arguments")
     stop_reason = getattr(hook, "stop_reason", StopReason.HOOK_DENIED)
     if not isinstance(stop_reason, StopReason):
         raise InvalidValue(f"{slot}: {name}.stop_reason", stop_reason, "one of StopReason")
@@ -313,7 +326,7 @@ def _is_async(question: object) -> bool:
 def _takes(question: Callable[..., object], count: int) -> bool:
     try:
         signature = inspect.signature(question)
-    except (TypeError, ValueError):  # some callables written in C do not tell
+    except (TypeError, ValueError):  # some callables written in C have no signature
         return True
     try:
         signature.bind(*range(count))
@@ -359,14 +372,3 @@ def _shown(answer: object) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_REASON else text[: MAX_REASON - 1] + "…"
-
-
-def _must_be(field: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise InvalidValue(field, value, f"a {kind.__name__}")
-
-
-def _count(field: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidValue(field, value, "a whole number, zero or more")
-    return value

@@ -11,6 +11,7 @@ from math import ceil
 from threading import Lock
 from typing import ClassVar
 
+from penstock import checks
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.limits import UNLIMITED
 from penstock.containment.safety import Decision, ToolCallContext
@@ -21,7 +22,7 @@ from penstock.stops import StopReason
 class BudgetWindowHook:
     """At most `max_calls` in any `window_seconds`, degraded from `degrade_threshold` of them on.
 
-    A call is counted when it is let through, degraded or not; a refused one is not, so that whoever is refused gets in
+    A call is counted when it is let through, degraded or not; a refused one is not, so that a refused caller gets in
     when the window has moved on. Serves as `pre_dispatch` or `tool_dispatch` hook; in both, the slots share one window.
     Among several hooks it belongs last: it cannot know that a later one refuses a call it has counted.
     """
@@ -36,7 +37,7 @@ class BudgetWindowHook:
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._max_calls = _count("max_calls", max_calls)
+        self._max_calls = checks.integer("max_calls", max_calls, maximum=UNLIMITED - 1)
         self._window_ns = _positive_ns("window_seconds", window_seconds)
         self._degrade_from = _degrade_from(self._max_calls, degrade_threshold)
         self._clock = clock
@@ -94,13 +95,5 @@ def _seconds(ns: int) -> str:
     return f"{round(ns / 1e9, 3):g} s"
 
 
-def _count(field: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < UNLIMITED:
-        raise InvalidValue(field, value, "a whole number, zero or more")
-    return value
-
-
 def _positive_ns(field: str, seconds: object) -> int:
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= 1e9:
-        raise InvalidValue(field, seconds, "a finite number of seconds, more than zero")
-    return max(1, round(seconds * 1_000_000_000))
+    return max(1, round(checks.seconds(field, seconds, above_zero=True) * 1_000_000_000))

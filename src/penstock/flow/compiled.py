@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from penstock.errors import InvalidValue
 from penstock.flow.node import FunctionNode, type_of
+from penstock.flow.session import Session
+from penstock.flow.step import Step, StepGraph
 from penstock.kernel.graph import MAX_NODES, MAX_PROBLEMS, GraphInvalid, Problem
 from penstock.kernel.plan import CycleFound, Plan, plan_columns, topological_order
 from penstock.kernel.settle import Quorum
 from penstock.policies import ErrorPolicy
+from penstock.runtime.call import CallSpec
 from penstock.runtime.scheduling.exclusive import turn_of
-from penstock.runtime.scheduling.recovery import PLAINLY, Care
+from penstock.runtime.scheduling.recovery import DEFAULT_POLICY, StepOptions
 from penstock.runtime.scheduling.scheduler import MAX_NESTING
-
-if TYPE_CHECKING:
-    from penstock.flow.graph import Graph
-    from penstock.flow.session import Session
-    from penstock.flow.step import Step
 
 Feed = str | None | Callable[[Mapping[str, Any]], Any]
 """Where a step's input comes from: the one step before it, the graph's own input, or a function of the results."""
@@ -38,8 +36,8 @@ class Compiled:
     fallbacks: dict[int, Run]
     """What stands in for a step that failed, where its policy names a node."""
     feeds: list[Feed]
-    about: list[dict[str, Any]]
-    care: list[Care | None] | None
+    calls: list[CallSpec]
+    care: list[StepOptions | None] | None
     """None if no step asks for any."""
     references: list[int]
     """Steps whose node is looked up in the session of the run."""
@@ -53,21 +51,28 @@ class Compiled:
         missing = list(_missing_nodes(self.steps, session))
         if missing or session is None:
             raise GraphInvalid(missing)
-        runs, about = self.runs.copy(), self.about.copy()
-        care: list[Care | None] = [None] * len(runs) if self.care is None else self.care.copy()
+        runs, calls = self.runs.copy(), self.calls.copy()
+        care: list[StepOptions | None] = [None] * len(runs) if self.care is None else self.care.copy()
         nodes = [step.node for step in self.steps]
         for number in self.references:
             step = self.steps[number]
             node = nodes[number] = session.get_node(step.node_id)
             runs[number], care[number] = _run_of(node), _care_of(step, node)
-            about[number] = {**about[number], "node_type": type_of(node)}
+            metadata = {**(calls[number].metadata or {}), "node_type": type_of(node)}
+            calls[number] = replace(calls[number], metadata=metadata)
         shared = list(_shared_persistent(self.steps[0]._graph, self.plan, self.steps, nodes)) if any(care) else []
         if shared:
             raise GraphInvalid(shared)
-        return replace(self, runs=runs, about=about, care=care if any(care) else None, references=[])
+        return replace(self, runs=runs, calls=calls, care=care if any(care) else None, references=[])
 
 
-def compile_steps(graph: Graph) -> Compiled:
+class CompilableGraph(StepGraph, Protocol):
+    """A graph of steps that keeps what it was compiled to."""
+
+    def compiled(self) -> Compiled: ...
+
+
+def compile_steps(graph: StepGraph) -> Compiled:
     """The plan of a graph; GraphInvalid has everything that keeps it from running."""
     steps = list(graph._steps.values())
     plan, problems = _plan(graph, steps)
@@ -82,27 +87,29 @@ def compile_steps(graph: Graph) -> Compiled:
         [_run_of(step.node) for step in steps],
         {at: _run_of(other) for at, step in enumerate(steps) if (other := _fallback_of(step)) is not None},
         [_feed_of(step) for step in steps],
-        [{"graph": graph_id, "step": step.id, "node": step.node_id, "node_type": type_of(step.node)} for step in steps],
+        [CallSpec("system", step.id, metadata=_metadata_of(graph_id, step)) for step in steps],
         care if any(care) else None,
         [number for number, step in enumerate(steps) if step.node is None],
     )
 
 
-def problems_of(graph: Graph) -> list[Problem]:
+def _metadata_of(graph_id: str, step: Step) -> dict[str, Any]:
+    return {"graph": graph_id, "step": step.id, "node": step.node_id, "node_type": type_of(step.node)}
+
+
+def problems_of(graph: CompilableGraph) -> list[Problem]:
     """Everything that keeps the graph from running."""
     try:
         compiled = graph.compiled()
         if graph.session is not None:
             compiled.bound_to(graph.session)
     except GraphInvalid as invalid:
-        problems = list(invalid.problems)
-        if graph.session is not None:
-            problems += [one for one in _missing_nodes(graph._steps.values(), graph.session) if one not in problems]
-        return problems
+        missing = [] if graph.session is None else _missing_nodes(graph._steps.values(), graph.session)
+        return list(dict.fromkeys((*invalid.problems, *missing)))
     return []
 
 
-def _plan(graph: Graph, steps: list[Step]) -> tuple[Plan | None, list[Problem]]:
+def _plan(graph: StepGraph, steps: list[Step]) -> tuple[Plan | None, list[Problem]]:
     """The plan, if there can be one, and everything that is wrong with it."""
     if len(steps) > MAX_NODES:
         detail = f"{len(steps)} steps are more than the {MAX_NODES} a graph may have"
@@ -133,7 +140,7 @@ def _unknown_dependencies(steps: Sequence[Step], known: Mapping[str, Step]) -> I
                 yield Problem("unknown_step", path, f"step {step.id!r} depends on {before!r}, which is no step")
 
 
-def _in_the_whole(graph: Graph, plan: Plan, steps: list[Step]) -> Iterator[Problem]:
+def _in_the_whole(graph: StepGraph, plan: Plan, steps: list[Step]) -> Iterator[Problem]:
     settle = graph.settle
     last = sum(not after for after in plan.successors)
     if isinstance(settle, Quorum) and settle.needed > last:
@@ -142,7 +149,7 @@ def _in_the_whole(graph: Graph, plan: Plan, steps: list[Step]) -> Iterator[Probl
     yield from _shared_persistent(graph, plan, steps, [step.node for step in steps])
 
 
-def _shared_persistent(graph: Graph, plan: Plan, steps: list[Step], nodes: list[Any]) -> Iterator[Problem]:
+def _shared_persistent(graph: StepGraph, plan: Plan, steps: list[Step], nodes: list[Any]) -> Iterator[Problem]:
     """Steps that could use one persistent node at the same time; a node that is not known yet is None."""
     if graph.max_parallel == 1 or graph.queue_persistent:
         return
@@ -175,13 +182,13 @@ def _leads_to(plan: Plan, start: int, goal: int) -> bool:
     return False
 
 
-def _in_nested_graphs(graph: Graph, steps: list[Step]) -> Iterator[Problem]:
+def _in_nested_graphs(graph: StepGraph, steps: list[Step]) -> Iterator[Problem]:
     """What is wrong inside; each graph is looked at once, however often it stands there."""
-    todo: list[tuple[Step, tuple[Graph, ...]]] = [(step, (graph,)) for step in steps if _is_graph(step.node)]
+    todo: list[tuple[Step, tuple[StepGraph, ...]]] = [(step, (graph,)) for step in steps if _is_graph(step.node)]
     seen = {id(graph)}
     while todo:
         step, above = todo.pop()
-        inner: Graph = step.node
+        inner: StepGraph = step.node
         path = " → ".join([one.id for one in above[:4]] + (["…"] if len(above) > 4 else []) + [inner.id])
         if any(inner is one for one in above):
             yield Problem("contains_itself", f"steps[{step.id!r}]", f"a graph contains itself: {path}")
@@ -214,7 +221,7 @@ def _fallback_of(step: Step) -> Any | None:
 def _isolated(node: FunctionNode) -> Run:
     from penstock.flow.isolation import isolated
 
-    return isolated(node)
+    return isolated(node.fn, node.id)
 
 
 def _unbound(context: Any) -> Any:
@@ -233,18 +240,18 @@ def _feed_of(step: Step) -> Feed:
     return before[0] if len(before) == 1 else lambda results: {one: results[one] for one in before if one in results}
 
 
-def _care_of(step: Step, node: Any) -> Care | None:
+def _care_of(step: Step, node: Any) -> StepOptions | None:
     policy, budget = step.error_policy, step.sub_budget
     if policy is None and budget is None and not _needs_care(node):
         return None
-    policy, other = policy or PLAINLY, _fallback_of(step)
+    policy, other = policy or DEFAULT_POLICY, _fallback_of(step)
     fallback = None if other is None else _care_for(step, other, policy)
     return replace(_care_for(step, node, policy), sub_budget=budget, fallback=fallback)
 
 
-def _care_for(step: Step, node: Any, policy: ErrorPolicy) -> Care:
+def _care_for(step: Step, node: Any, policy: ErrorPolicy) -> StepOptions:
     turn = turn_of(node, node.id) if getattr(node, "persistent", False) else None
-    return Care(policy, None, _is_on_thread(node), turn, step._graph.turn_timeout_s)
+    return StepOptions(policy, None, _is_on_thread(node), turn, step._graph.turn_timeout_s, is_graph=_is_graph(node))
 
 
 def _needs_care(node: Any) -> bool:

@@ -1,30 +1,40 @@
-"""One execution of a graph of steps: what each is given, what is told, what comes back."""
+"""One run of a graph of steps: what each is given, what it emits, what comes back."""
 
 from __future__ import annotations
 
+import threading
 from collections import ChainMap
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, closing, suppress
 from contextvars import ContextVar, Token
-from types import AsyncGeneratorType, MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from types import AsyncGeneratorType, GeneratorType, MappingProxyType
+from typing import Any, Protocol
 
 from penstock.clock import utc_from_ns
+from penstock.containment.limits import UNLIMITED
 from penstock.errors import InvalidValue
+from penstock.flow.compiled import CompilableGraph
 from penstock.flow.step import StepEvent
 from penstock.flow.trace import ExecutionTrace
 from penstock.kernel.settle import frontier_for
-from penstock.runtime.call import Call
+from penstock.runtime.call import Call, running_call
+from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.durable.journal import Journal, must_be_json
-from penstock.runtime.durable.recording import RecordedNodes
-from penstock.runtime.scheduling.listener import Listener, Listening
-from penstock.runtime.scheduling.scheduler import Behaviour, Scheduler, Told
+from penstock.runtime.durable.journal import must_be_json
+from penstock.runtime.graphs.execution import GraphExecution, stream_run
+from penstock.runtime.scheduling.listener import Listener
+from penstock.runtime.scheduling.scheduler import NodeCallbacks, Scheduler
 from penstock.runtime.scheduling.step import StepContext, blank, step_context
+from penstock.runtime.streams import STREAMS, first_pieces, turning
 from penstock.tracing.record import CallRecord
 
-if TYPE_CHECKING:
-    from penstock.flow.graph import Graph
+
+class RunnableGraph(CompilableGraph, Protocol):
+    """A graph, as far as its execution needs it."""
+
+    _lock: threading.Lock
+    _running: set[CancellationToken]
 
 
 class Results(dict[str, Any]):
@@ -39,15 +49,15 @@ class Results(dict[str, Any]):
 
 
 _listening: ContextVar[tuple[Listener[StepEvent], str | None] | None] = ContextVar("penstock_listener", default=None)
-"""Who listens to what is executed here, and the path of the graph this is inside of; None outside of the first."""
+"""The listener of the graph that is executed here, and the path of that graph; the path of the outermost is None."""
 
 
-async def execute(graph: Graph, context: ExecutionContext | None) -> Results:
+async def execute(graph: RunnableGraph, context: ExecutionContext | None) -> Results:
     """Run `graph` in `context`, or as a run of its own."""
     if context is None:
         with ExecutionContext(name=graph.id, session=graph.session) as own:
             return await execute(graph, own)
-    execution = Execution(graph, context)
+    execution = StepExecution(graph, context)
     scheduler = execution.scheduler()
     token = scheduler.place._token
     listening = execution.listen()
@@ -71,103 +81,90 @@ def _results(scheduler: Scheduler) -> Results:
     names, found = scheduler.names, scheduler.results
     errors = {names[node]: error for node, error in scheduler.errors.items()}
     skipped = [names[node] for node in scheduler.frontier.skipped]
-    return Results({one: found[one] for one in names if one in found}, errors, skipped)
+    return Results({name: found[name] for name in names if name in found}, errors, skipped)
 
 
-async def stream(graph: Graph, context: ExecutionContext | None) -> AsyncIterator[StepEvent]:
-    """Run `graph` in a task of its own and give what it tells, as it tells it."""
-    own = ExecutionContext(name=graph.id, session=graph.session) if context is None else None
-    within = _checked(own if context is None else context)
-    token = within._token.child(f"stream of {graph.id}")
+def stream(graph: RunnableGraph, context: ExecutionContext | None) -> AsyncGenerator[StepEvent, None]:
+    """Run `graph` in a task of its own and yield its events as they happen."""
 
-    async def run(listener: Listener[StepEvent]) -> None:
+    async def work(place: ExecutionContext, listener: Listener[StepEvent]) -> None:
         _listening.set((listener, None))
-        await execute(graph, within._under(token))
+        await execute(graph, place)
 
-    try:
-        async with Listening(run, token) as listener:
-            while await listener.has_more():
-                while listener.events:
-                    yield listener.events.popleft()
-    except BaseException as error:
-        if own is not None:
-            own.end(error)
-        raise
-    if own is not None:
-        own.end()
+    own = partial(ExecutionContext, name=graph.id, session=graph.session)
+    return stream_run(own if context is None else _checked(context), f"stream of {graph.id}", work)
 
 
-class Execution:
-    """One graph, run once."""
+class StepExecution(GraphExecution[StepEvent]):
+    """One run of one graph of steps."""
 
     __slots__ = (
         "_compiled",
-        "_context",
         "_feeds",
         "_graph",
         "_inputs",
-        "_listener",
         "_prefix",
         "_results",
         "_runs",
         "_upstream",
+        "_upstream_source",
         "trace",
     )
 
-    def __init__(self, graph: Graph, context: ExecutionContext) -> None:
+    def __init__(self, graph: RunnableGraph, context: ExecutionContext) -> None:
         context = _checked(context)
-        context._must_be_open(f"graph {graph.id!r}")
-        session = context.session if context.session is not None else graph.session
+        context._must_take_work(f"graph {graph.id!r}")
+        listener, outer_path = _listening.get() or (None, None)
+        super().__init__(context, listener)
+        session, trace = context.session, context.trace  # once: a step's context looks them up in the graph's
         self._graph = graph
-        self._context = context
-        self._compiled = compiled = graph.compiled().bound_to(session)
+        self._compiled = compiled = graph.compiled().bound_to(graph.session if session is None else session)
         self._runs = compiled.runs
         self._feeds = compiled.feeds
-        listening = _listening.get()
-        above = context._call_here()
-        self._listener = None if listening is None else listening[0]
-        self._prefix = "" if listening is None or listening[1] is None else f"{listening[1]}{_step_around(above)}/"
-        self.trace = context.trace if isinstance(context.trace, ExecutionTrace) else None
+        parent_call = context._call_here()
+        self._prefix = "" if outer_path is None else f"{outer_path}{_step_around(parent_call)}/"
+        """The path of the graph inside the graphs around it, for the ids in events."""
+        self.trace = trace if isinstance(trace, ExecutionTrace) else None
         self._inputs: list[Any] | None = None if self.trace is None else [None] * compiled.plan.size
         self._results: dict[str, Any] = {}
-        self._upstream: Mapping[str, Any] = MappingProxyType(
-            self._results if above is None and not context.upstream else ChainMap(self._results, context.upstream)  # type: ignore[arg-type]
-        )
+        outer = context._upstream_source
+        source: dict[str, Any] | ChainMap[str, Any] = self._results
+        if parent_call is not None or outer:
+            source = ChainMap(source, *outer.maps) if type(outer) is ChainMap else ChainMap(source, outer)  # type: ignore[arg-type]
+        self._upstream_source = source
+        """The results of this graph, over those of the graphs around it; grows while they run."""
+        self._upstream: Mapping[str, Any] = MappingProxyType(source)
+        """What an `input_fn` is given."""
 
     def listen(self) -> Token[tuple[Listener[StepEvent], str | None] | None] | None:
-        """Let whoever listens hear of graphs inside this one too."""
-        return None if self._listener is None else _listening.set((self._listener, self._prefix))
+        """Send the events of graphs inside this one to the same listener."""
+        listening = _listening.get()
+        return None if listening is None else _listening.set((listening[0], self._prefix))
 
     def scheduler(self) -> Scheduler:
-        """What runs it. It knows this execution and is not known by it, so that both are gone when it has ended."""
+        """Create the scheduler that runs it."""
         graph, compiled, trace = self._graph, self._compiled, self.trace
-        journal: list[CallRecord] | None = None if trace is None else []
-        behaviour = Behaviour(
-            self._run,
-            compiled.about,
-            compiled.care,
-            self._run_fallback if compiled.fallbacks else None,
-            tell=None if self._listener is None else self._tell,
-            journal=journal,
-        )
-        if self._context._run.journal is not None:
-            behaviour.durable = self._recorded(self._context._run.journal)
-        frontier = frontier_for(compiled.plan, graph.settle, needs_all=True)
-        if trace is not None and journal is not None:
+        fallback = self._run_fallback if compiled.fallbacks else None
+        callbacks = NodeCallbacks(self._run, compiled.calls, compiled.care, fallback)
+        if trace is not None:
+            callbacks.call_log = journal = list[CallRecord]()
             trace.watch(self._context._run, journal, self._results, self._inputs, compiled.plan.index)
-        return Scheduler(self._context, graph.id, frontier, behaviour, graph.max_parallel, self._results)
+        frontier = frontier_for(compiled.plan, graph.settle, needs_all=True)
+        return self._scheduler_of(graph.id, frontier, callbacks, graph.max_parallel, results=self._results)
 
-    def _recorded(self, journal: Journal) -> RecordedNodes:
-        """The steps in the journal of the run; a step's value has to be JSON."""
-        graph, plan = self._graph, self._compiled.plan
+    def _encode(self, step: int, value: Any) -> Any:
+        must_be_json(f"step {self._compiled.plan.ids[step]!r} of graph {self._graph.id!r}", value)
+        return value
 
-        def written(step: int, value: Any) -> Any:
-            must_be_json(f"step {plan.ids[step]!r} of graph {graph.id!r}", value)
-            return value
+    def _decode(self, step: int, encoded: Any) -> Any:
+        return encoded
 
-        return RecordedNodes(journal, plan.ids, written, lambda step, value: value, about=self._compiled.about)
+    def _event(self, event_type: Any, node: int, data: Any) -> StepEvent:
+        run, step = self._context._run, self._compiled.steps[node]
+        timestamp = utc_from_ns(run.wall_time_ns(run.now()))
+        return StepEvent(event_type, self._graph.id, self._prefix + step.id, step.node_id, run.id, timestamp, data)
 
-    # What the scheduler asks for.
+    # Steps.
 
     def _run(self, node: int, place: ExecutionContext) -> Any:
         # `step_context` written out: for every step, to call it costs more than what it does.
@@ -178,6 +175,8 @@ class Execution:
             input = self._context.input
         else:
             input = feed(self._upstream)  # type: ignore[operator]  # a str was met above
+            if input is self._upstream:  # a result that has the step's own input in it would contain itself
+                input = dict(input)
             if place._token.cancellation is not None:  # by what the user's own function did
                 place.check_cancelled()
         if self._inputs is not None:
@@ -190,9 +189,10 @@ class Execution:
         context._base = place._base
         context._source = place._source
         context.input = input
-        context.upstream = self._upstream
+        context._upstream = None
+        context._upstream_source = self._upstream_source
         value = self._runs[node](context)
-        return self._streamed(node, value) if type(value) is AsyncGeneratorType else value
+        return self._stream(node, place, value, False) if type(value) in STREAMS else value
 
     def _run_fallback(self, node: int, place: ExecutionContext) -> Any:
         feed = self._feeds[node]
@@ -200,37 +200,56 @@ class Execution:
             input = self._results[feed]
         else:
             input = self._context.input if feed is None else feed(self._upstream)
+            if input is self._upstream:
+                input = dict(input)
             if place._token.cancellation is not None:
                 place.check_cancelled()
-        value = self._compiled.fallbacks[node](step_context(place, input, self._upstream))
-        return self._streamed(node, value) if type(value) is AsyncGeneratorType else value
+        value = self._compiled.fallbacks[node](step_context(place, input, self._upstream_source))
+        return self._stream(node, place, value, True) if type(value) in STREAMS else value
 
-    async def _streamed(self, node: int, pieces: AsyncGeneratorType[Any, Any]) -> list[Any]:
-        """What a step that streams has given; told piece by piece to whoever listens."""
-        given: list[Any] = []
-        async with aclosing(pieces):
-            async for piece in pieces:
-                given.append(piece)
-                if self._listener is not None:
-                    self._listener.tell(self._event("progress", node, piece))
-                    await self._listener.make_room()
-        return given
+    # Steps that stream.
 
-    def _tell(self, told: Told, node: int, data: Any) -> None:
-        assert self._listener is not None
-        self._listener.tell(self._event(told, node, data))
+    def _stream(self, node: int, place: ExecutionContext, stream: Any, is_fallback: bool) -> Any:
+        """The list of what a generator yields, or an awaitable of it; each piece is emitted as progress."""
+        pieces: list[Any] = []
+        output = partial(first_pieces, pieces, place._run.settings.max_kept_pieces)
+        self._streams[node] = output
+        call = running_call.get()
+        if call is not None and call.context is place:  # unrecorded steps have no call of their own
+            call.stream = output
+        care = None if self._compiled.care is None else self._compiled.care[node]
+        if is_fallback and care is not None:
+            care = care.fallback
+        if care is not None and care.on_thread:
+            return self._drain(node, place._token, stream, pieces)
+        if type(stream) is GeneratorType:
+            stream = turning(stream)
+        return self._adrain(node, place._token, stream, pieces)
 
-    def _event(self, told: Told | Literal["progress"], node: int, data: Any) -> StepEvent:
-        run, step = self._context._run, self._compiled.steps[node]
-        return StepEvent(
-            told,
-            self._graph.id,
-            self._prefix + step.id,
-            step.node_id,
-            run.id,
-            utc_from_ns(run.wall_time_ns(run.now())),
-            data,
-        )
+    async def _adrain(
+        self, node: int, token: CancellationToken, stream: AsyncGeneratorType[Any, Any], pieces: list[Any]
+    ) -> list[Any]:
+        async with aclosing(stream):
+            async for piece in stream:
+                pieces.append(piece)
+                if self._audience is not None:
+                    self._emit_progress(node, "progress", piece)
+                    await self._audience.make_room()
+                if token.cancellation is not None or token.deadline_ns < UNLIMITED:  # spares most pieces a call
+                    token.check()
+        return pieces
+
+    def _drain(
+        self, node: int, token: CancellationToken, stream: GeneratorType[Any, Any, Any], pieces: list[Any]
+    ) -> list[Any]:
+        """The same on the thread of a blocking node, which waits there while the reader is behind."""
+        with closing(stream):
+            for piece in stream:
+                pieces.append(piece)
+                self._emit_progress(node, "progress", piece)
+                self._wait_for_room(token)
+                token.check()
+        return pieces
 
 
 def _step_around(call: Call | None) -> str:
@@ -239,7 +258,7 @@ def _step_around(call: Call | None) -> str:
         about = call.record.metadata
         if about is not None and "step" in about:
             return str(about["step"])
-        call = call.above
+        call = call.parent_call
     return ""
 
 

@@ -1,25 +1,37 @@
 """Graphs written in Python.
 
 A graph is steps and what each of them waits for. It compiles, once, into the same plan that a graph from an editor
-does, and is driven by the same scheduler. A graph is a node, so graphs stand inside graphs.
+does, and is driven by the same scheduler. A graph is a node, so graphs can contain graphs.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from inspect import iscoroutinefunction
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, TypeVar, overload
 
-from penstock.containment.limits import Budget, seconds_to_ns
+from penstock import checks
+from penstock.containment.limits import Budget
 from penstock.errors import InvalidValue
 from penstock.flow import execution
 from penstock.flow.compiled import Compiled, compile_steps, problems_of
 from penstock.flow.execution import Results
-from penstock.flow.node import type_of
+from penstock.flow.node import FunctionNode, type_of
 from penstock.flow.session import Session
-from penstock.flow.step import InputFn, Step, StepEvent
+from penstock.flow.step import (
+    FunctionStep,
+    InputFn,
+    Reference,
+    Step,
+    StepEvent,
+    StepFunction,
+    graph_of,
+    is_function,
+    is_node,
+    step_ids,
+)
 from penstock.kernel.graph import EdgeSpec, GraphSpec, NodeSpec
 from penstock.kernel.plan import topological_order
 from penstock.kernel.render import to_mermaid, to_text
@@ -27,9 +39,21 @@ from penstock.kernel.settle import Settle, as_settle
 from penstock.policies import ErrorPolicy
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.options import must_be, must_be_at_least, must_be_name
 
-A_NODE = "an object with an id and execute(context), such as FunctionNode(id, fn) or a Graph"
+R = TypeVar("R")
+
+A_STEP_NODE = "a function, an object with an id and execute(context), or the id of a node of the session"
+_Options = tuple[Any, InputFn | None, Sequence[Reference] | None, ErrorPolicy | None, Budget | None]
+
+
+class StepNode(Protocol):
+    """A node, as far as `Graph.step` looks at it."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def execute(self) -> Callable[..., Any]: ...
 
 
 class Graph:
@@ -48,19 +72,19 @@ class Graph:
         queue_persistent: bool = False,
         turn_timeout_s: float = 30.0,
     ) -> None:
-        must_be_name("id", id)
-        must_be("session", session, Session)
-        must_be_at_least(1, "max_parallel", max_parallel)
-        if not isinstance(queue_persistent, bool):
-            raise InvalidValue("queue_persistent", queue_persistent, "True or False")
-        seconds_to_ns(turn_timeout_s, "turn_timeout_s")
+        checks.text("id", id, minimum=1)
+        if session is not None:
+            checks.instance("session", session, Session, none="no session")
+        checks.integer("max_parallel", max_parallel, minimum=1)
+        checks.boolean("queue_persistent", queue_persistent)
+        checks.seconds("turn_timeout_s", turn_timeout_s)
         self.id = id
         self.session = session
         self.max_parallel = max_parallel
         self.settle: Settle = as_settle(settle)
-        """What becomes of the others when a step fails."""
+        """What happens to the other steps when one fails."""
         self.queue_persistent = queue_persistent
-        """Whether steps that can run in parallel may use one persistent node; then they take turns."""
+        """Whether steps that can run in parallel may share a persistent node; they then take turns."""
         self.turn_timeout_s = turn_timeout_s
         """How long a step waits for its turn at a persistent node before it fails with DeadlockError."""
         self._steps: dict[str, Step] = {}
@@ -75,14 +99,14 @@ class Graph:
     def add_step(
         self,
         node: Any,
-        step_id: str,
+        step_id: str = "",
         input: Any = None,
         input_fn: InputFn | None = None,
-        depends_on: Sequence[str] | None = None,
+        depends_on: Sequence[Reference] | None = None,
         error_policy: ErrorPolicy | None = None,
         sub_budget: Budget | None = None,
     ) -> Graph:
-        """Add a step that runs `node`; the graph itself, so that calls can be chained."""
+        """Add a step as `step` does, and return the graph, so that calls can be chained."""
         self.step(node, step_id, input, input_fn, depends_on, error_policy, sub_budget)
         return self
 
@@ -92,66 +116,128 @@ class Graph:
         step_id: str,
         input: Any = None,
         input_fn: InputFn | None = None,
-        depends_on: Sequence[str] | None = None,
+        depends_on: Sequence[Reference] | None = None,
         error_policy: ErrorPolicy | None = None,
         sub_budget: Budget | None = None,
     ) -> Graph:
         """Add a step whose node is looked up by its id, in the session of the run or of the graph, when it runs."""
-        must_be_name(f"node_id of step {step_id!r}", node_id, "the id of a node")
-        self._add(None, node_id, step_id, input, input_fn, depends_on, error_policy, sub_budget)
+        checks.text(f"node_id of step {step_id!r}", node_id, minimum=1)
+        self.step(node_id, step_id, input, input_fn, depends_on, error_policy, sub_budget)
         return self
+
+    @overload
+    def step(
+        self,
+        node: StepNode | Step | str,
+        step_id: str = "",
+        input: Any = None,
+        input_fn: InputFn | None = None,
+        depends_on: Sequence[Reference] | None = None,
+        error_policy: ErrorPolicy | None = None,
+        sub_budget: Budget | None = None,
+    ) -> Step: ...
+
+    @overload
+    def step(
+        self,
+        node: StepFunction[R],
+        step_id: str = "",
+        input: Any = None,
+        input_fn: InputFn | None = None,
+        depends_on: Sequence[Reference] | None = None,
+        error_policy: ErrorPolicy | None = None,
+        sub_budget: Budget | None = None,
+        *,
+        blocking: bool = False,
+    ) -> FunctionStep[R]: ...
+
+    @overload
+    def step(
+        self,
+        *,
+        step_id: str = "",
+        input: Any = None,
+        input_fn: InputFn | None = None,
+        depends_on: Sequence[Reference] | None = None,
+        error_policy: ErrorPolicy | None = None,
+        sub_budget: Budget | None = None,
+        blocking: bool = False,
+    ) -> Callable[[StepFunction[R]], FunctionStep[R]]: ...
 
     def step(
         self,
-        node: Any,
-        step_id: str,
+        node: Any = ...,
+        step_id: str = "",
         input: Any = None,
         input_fn: InputFn | None = None,
-        depends_on: Sequence[str] | None = None,
+        depends_on: Sequence[Reference] | None = None,
         error_policy: ErrorPolicy | None = None,
         sub_budget: Budget | None = None,
-    ) -> Step:
-        """Add a step and return it, for `a >> b`."""
-        if not _is_node(node):
-            raise InvalidValue(f"node of step {step_id!r}", node, A_NODE)
-        return self._add(node, node.id, step_id, input, input_fn, depends_on, error_policy, sub_budget)
+        *,
+        blocking: bool = False,
+    ) -> Any:
+        """Add a step and return it, for `a >> b`; without a node it is a decorator, and so is `@graph.step` itself.
 
-    def _add(
-        self,
-        node: Any,
-        node_id: str,
-        step_id: str,
-        input: Any,
-        input_fn: InputFn | None,
-        depends_on: Sequence[str] | None,
-        error_policy: ErrorPolicy | None,
-        sub_budget: Budget | None,
-    ) -> Step:
-        if type(step_id) is not str or not step_id:
-            raise InvalidValue("step_id", step_id, "a name")
+        The node is a function, sync or async, a node, the id of a node of the session, or a `Step` made by hand. A step
+        without a `step_id` has the name of its function or the id of its node. A decorated function becomes its step,
+        which can still be called. `blocking` runs a sync function on a thread.
+        """
+        options = (input, input_fn, depends_on, error_policy, sub_budget)
+        if type(step_id) is not str:
+            raise InvalidValue("step_id", step_id, "text, or left out")
+        if node is ...:
+            return partial(self._decorate, step_id, options, blocking)
+        if isinstance(node, FunctionStep):
+            node = node.__wrapped__
+        if is_function(node):
+            return self._add_function(node, step_id, options, blocking)
+        if blocking:
+            raise InvalidValue("blocking", blocking, "set on the node: FunctionNode(id, fn, blocking=True)")
+        if isinstance(node, Step):
+            return self._add_by_hand(node, step_id, options)
+        depends_on = self._before(step_id, depends_on)
+        if isinstance(node, str) and node:
+            step = Step(None, step_id or node, input, input_fn, depends_on, error_policy, sub_budget, node_id=node)
+        elif is_node(node) and not isinstance(node, type):
+            step = Step(node, step_id or node.id, input, input_fn, depends_on, error_policy, sub_budget)
+        else:
+            raise InvalidValue(f"node of step {step_id!r}" if step_id else "node", node, A_STEP_NODE)
+        return self._add(step, step.id)
+
+    def _decorate(self, step_id: str, options: _Options, blocking: bool, fn: Any) -> Step:
+        if not is_function(fn):
+            raise InvalidValue("the decorated object", fn, "a function")
+        return self._add_function(fn, step_id, options, blocking)
+
+    def _add_function(self, fn: StepFunction[R], step_id: str, options: _Options, blocking: bool) -> Step:
+        input, input_fn, depends_on, error_policy, sub_budget = options
+        before = self._before(step_id, depends_on)
+        step = FunctionStep(fn, step_id, input, input_fn, before, error_policy, sub_budget, blocking=blocking)
+        return self._add(step, step.id)
+
+    def _add_by_hand(self, step: Step, step_id: str, options: _Options) -> Step:
+        if any(option is not None for option in options):
+            raise InvalidValue("step", step, "passed alone or with a step_id: its options are its own")
+        if graph_of(step) is not None:
+            raise InvalidValue("step", step, "a step that is in no graph yet")
+        if step_id and step.id and step_id != step.id:
+            raise InvalidValue("step_id", step_id, f"left out, or {step.id!r} as in the step")
+        return self._add(step, step_id or step.id or step.node_id)
+
+    def _add(self, step: Step, step_id: str) -> Step:
+        checks.text("step_id", step_id, minimum=1)
         if step_id in self._steps:
-            raise InvalidValue("step_id", step_id, f"one that graph {self.id!r} does not have yet")
-        feed: object = input_fn
-        if feed is not None and (not callable(feed) or iscoroutinefunction(feed)):
-            raise InvalidValue(f"input_fn of step {step_id!r}", feed, "a sync function of the results so far")
-        if input is not None and input_fn is not None:
-            raise InvalidValue(f"input of step {step_id!r}", input, "left out where input_fn is given")
-        if error_policy is not None:
-            must_be(f"error_policy of step {step_id!r}", error_policy, ErrorPolicy)
-            if error_policy.fallback_node is not None and not _is_node(error_policy.fallback_node):
-                raise InvalidValue(f"fallback_node of step {step_id!r}", error_policy.fallback_node, A_NODE)
-        if sub_budget is not None:
-            must_be(f"sub_budget of step {step_id!r}", sub_budget, Budget)
-        before = () if depends_on is None else _names(step_id, depends_on)
-        made = Step(self, step_id, node, node_id, input, input_fn, before, error_policy, sub_budget)
-        self._steps[step_id] = made
+            raise InvalidValue("step_id", step_id, f"an id that graph {self.id!r} does not have yet")
+        step.id = step_id
+        step._graph = self
+        self._steps[step_id] = step
         self._compiled = None
-        return made
+        return step
 
-    def chain(self, *step_ids: str) -> Graph:
-        """Let each of these steps wait for the one before it."""
-        steps = [self.get_step(step_id) for step_id in step_ids]
-        for before, after in pairwise(steps):
+    def chain(self, *steps: Reference) -> Graph:
+        """Make each of these steps wait for the one before it."""
+        found = [self.get_step(step if isinstance(step, str) else self._id_of("step", step)) for step in steps]
+        for before, after in pairwise(found):
             self._connect(before, after)
         return self
 
@@ -162,6 +248,27 @@ class Graph:
         if before.id not in after.before:
             after.before += (before.id,)
             self._compiled = None
+
+    def _before(self, step_id: str, depends_on: Sequence[Reference] | None) -> tuple[str, ...] | None:
+        return None if depends_on is None else step_ids(step_id, depends_on, self._id_of)
+
+    def _id_of(self, field: str, reference: object) -> str:
+        """The id of a step of this graph, or of the only step that runs a function."""
+        if isinstance(reference, Step):
+            if graph_of(reference) is self:
+                return reference.id
+        elif is_function(reference):
+            nodes = [(step.id, step.node) for step in self._steps.values() if type(step.node) is FunctionNode]
+            found = [
+                step_id for step_id, node in nodes if node.fn == reference
+            ]  # bound methods are equal, not the same
+            if len(found) == 1:
+                return found[0]
+            if found:
+                several = " and ".join(repr(step_id) for step_id in found[:2])
+                expected = f"a function that is one step of graph {self.id!r}; it is {several}: refer to one by its id"
+                raise InvalidValue(field, reference, expected)
+        raise InvalidValue(field, reference, f"a step of graph {self.id!r}, its function or its id")
 
     # Reading.
 
@@ -192,7 +299,7 @@ class Graph:
         return [plan.ids[node] for node in topological_order(plan)]
 
     def compiled(self) -> Compiled:
-        """The graph as it runs; compiled when first asked for after a change. GraphInvalid has all problems."""
+        """The graph as it runs; compiled on first use after a change. GraphInvalid has all problems."""
         compiled = self._compiled
         if compiled is None:
             compiled = self._compiled = compile_steps(self)
@@ -231,7 +338,7 @@ class Graph:
         return execution.execute(self, context)
 
     def execute_stream(self, context: ExecutionContext | None = None) -> AsyncIterator[StepEvent]:
-        """Run the graph and tell what becomes of each step; raises at the end what `execute` would raise.
+        """Run the graph and yield the events of its steps; raises at the end what `execute` would raise.
 
         Leaving it in the middle cancels the graph. Close it (`contextlib.aclosing`) to wait until that is done.
         """
@@ -242,21 +349,3 @@ class Graph:
         with self._lock:
             running = list(self._running)
         return sum(token.cancel(f"graph {self.id!r}: {reason}") for token in running) > 0
-
-
-def _is_node(given: Any) -> bool:
-    return isinstance(getattr(given, "id", None), str) and callable(getattr(given, "execute", None))
-
-
-def _names(step_id: str, depends_on: Sequence[str]) -> tuple[str, ...]:
-    if type(depends_on) is list and len(depends_on) == 1 and type(depends_on[0]) is str:
-        return tuple(depends_on)  # as nearly every step has it
-    if isinstance(depends_on, str):
-        raise InvalidValue(f"depends_on of step {step_id!r}", depends_on, f"a list, such as [{depends_on!r}]")
-    if not isinstance(depends_on, Iterable):
-        raise InvalidValue(f"depends_on of step {step_id!r}", depends_on, "a list of step ids")
-    names = tuple(depends_on)
-    for one in names:
-        if type(one) is not str:
-            raise InvalidValue(f"depends_on of step {step_id!r}", one, "a list of step ids")
-    return tuple(dict.fromkeys(names))

@@ -21,8 +21,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from penstock import checks
 from penstock.errors import InvalidValue
-from penstock.runtime.options import must_be, must_be_name
 from penstock.tracing.events import (
     CallEnded,
     CallSettled,
@@ -39,7 +39,7 @@ MAX_TEXT = 500
 MAX_LINE = 1_000_000
 """A longer line is nothing that was written here."""
 MAX_ENDED = 4_096
-"""So many calls of a run are remembered after their end, for what is told of them later: a stop, a late bill."""
+"""Number of ended calls of a run that are remembered, for entries that follow later: a stop, a late bill."""
 
 PLAIN = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]{0,98}[a-z0-9_-])?")
 RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?")
@@ -52,7 +52,7 @@ def file_name(id: str) -> str:
     """`id` as a name that every file system takes and none confuses with another's.
 
     Ids in small letters, digits and `_.-` stay what they are; others are shortened to what is readable of them, and
-    told apart by a digest after `~`.
+    distinguished by a digest after `~`.
     """
     if PLAIN.fullmatch(id) and not RESERVED.fullmatch(id):
         return id
@@ -121,7 +121,7 @@ class History:
     """
 
     def __init__(self, directory: str | os.PathLike[str], server: str = "default") -> None:
-        must_be_name("server", server)
+        checks.text("server", server, minimum=1)
         self.directory = Path(directory)
         self.server = server
         self.written = 0
@@ -156,7 +156,7 @@ class History:
         places = self._runs.setdefault(event.run_id, _Places())
         if isinstance(event, CallStarted):
             place = places.begin(event)
-            # Of what is inside a step, the end tells everything.
+            # Of the calls inside a step, the end has all that is recorded.
             return _begun(event, place) if place is not None and place.call_id == event.node_id else None
         if isinstance(event, CallEnded):
             place = places.end(event.node_id)
@@ -209,8 +209,8 @@ def _line(op: str, event: TraceEvent, place: _Place, call_id: str | None, **fact
 def _begun(event: CallStarted, place: _Place) -> dict[str, Any]:
     """A step has begun, or something stands in for it."""
     about = event.metadata
-    op = "skip" if "skip" in about else "fallback" if "fallback" in about else "run"
-    why = about.get("skip") or about.get("instead_of")
+    op = next((one for one in ("skip", "fallback", "continue") if one in about), "run")
+    why = about.get("skip") or about.get("instead_of") or about.get("continue")
     return _line(op, event, place, event.node_id, name=_cut(event.name), error=None if why is None else _cut(why))
 
 
@@ -322,8 +322,7 @@ def read_history(
     Lines that are torn or foreign are passed over and counted, as `torn` of what is returned.
     """
     for field, at in (("since", since), ("until", until)):
-        must_be(field, at, datetime)
-        if at is not None and at.utcoffset() is None:
+        if at is not None and checks.instance(field, at, datetime, none="no bound").utcoffset() is None:
             raise InvalidValue(field, at, "a datetime with a time zone, or None")
     return Entries(history_file(directory, node_id, server), node_id, since, until)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 TYPE_CHECKING = False  # of `typing`, which would be the child's largest import
 if TYPE_CHECKING:
@@ -90,27 +90,37 @@ class NotSent(LookupError):
     """A result of an earlier step that is not JSON, and so did not come along."""
 
 
-class Upstream(Mapping[str, "Any"]):
-    """The results of the steps before; asking for one that could not be sent says why."""
+class Unsent:
+    """Stands for a result that could not be sent."""
+
+    def __init__(self, step: str, why: str) -> None:
+        self.error = NotSent(f"the result of step {step!r} did not come along: it is not JSON ({why})")
+
+
+class Upstream(dict[str, "Any"]):
+    """The results of the steps before; reading one that could not be sent raises NotSent, which says why."""
 
     def __init__(self, sent: dict[str, Any], unsent: dict[str, str]) -> None:
-        self._sent = sent
-        self._unsent = unsent
+        super().__init__(sent)
+        self.update((step, Unsent(step, why)) for step, why in unsent.items())
 
     def __getitem__(self, step: str) -> Any:
-        if step in self._unsent:
-            raise NotSent(f"the result of step {step!r} did not come along: it is not JSON ({self._unsent[step]})")
-        return self._sent[step]
+        value = super().__getitem__(step)
+        if type(value) is Unsent:
+            raise value.error
+        return value
 
-    def __iter__(self) -> Iterator[str]:
-        yield from self._sent
-        yield from self._unsent
+    def __iter__(self) -> Iterator[str]:  # so that `dict(upstream)` and `{**upstream}` read item by item
+        return super().__iter__()
 
-    def __len__(self) -> int:
-        return len(self._sent) + len(self._unsent)
+    def get(self, step: str, default: Any = None) -> Any:
+        return self[step] if super().__contains__(step) else default
 
-    def __contains__(self, step: object) -> bool:
-        return step in self._sent or step in self._unsent
+    def values(self) -> Any:
+        return [self[step] for step in self]
+
+    def items(self) -> Any:
+        return [(step, self[step]) for step in self]
 
     def __repr__(self) -> str:
         return f"<results of {', '.join(self)}>"
@@ -121,7 +131,7 @@ class IsolatedContext:
 
     __slots__ = ("input", "upstream")
 
-    def __init__(self, input: Any, upstream: Mapping[str, Any]) -> None:
+    def __init__(self, input: Any, upstream: dict[str, Any]) -> None:
         self.input = input
         self.upstream = upstream
 
@@ -157,7 +167,7 @@ def serve(answer_fd: int) -> NoReturn:
 
 
 def _read_message(fd: int) -> bytes | None:
-    """The next message; None if whoever writes is gone."""
+    """The next message; None if the writer is gone."""
     wanted, got = PREFIX, bytearray()
     while len(got) < wanted:
         piece = os.read(fd, min(wanted - len(got), 1 << 20))
@@ -190,7 +200,7 @@ def _end_with_the_parent(control: int) -> None:
     try:
         import fcntl
 
-        # What SIGIO does by default is to end whoever gets it: here, everybody in the group.
+        # By default SIGIO ends the process that gets it: here, every process of the group.
         fcntl.fcntl(control, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
     except (ImportError, AttributeError, OSError):
@@ -203,7 +213,8 @@ def _answer(message: bytes) -> str:
         request = json.loads(message)
         sys.path[:], sys.argv[:] = request["path"], request["argv"]
         fn = _find(request["module"], request["file"], request["qualname"])
-        value = fn(IsolatedContext(request["input"], Upstream(request["upstream"], request["unsent"])))
+        upstream, unsent = request["upstream"], request["unsent"]
+        value = fn(IsolatedContext(request["input"], Upstream(upstream, unsent) if unsent else upstream))
     except BaseException as error:  # also SystemExit: the parent decides what becomes of the step
         return json.dumps({"raised": _told(error)})
     try:

@@ -5,7 +5,7 @@ its value comes back through a pipe of its own, so that whatever it prints goes 
 
 **Ending.** The child leads a process group, and every stop kills the group: the cancel of the token at once, in the
 thread that cancels; a caller that left for another reason within `SLICE_S`. A kill that comes before there is a process
-is remembered. The child is reaped last, under a lock: until then its number is nobody else's, and afterwards nothing is
+is remembered. The child is reaped last, under a lock: until then its number is not reused, and afterwards nothing is
 killed. When the parent is gone, however it went, the child's stdin ends: a thread of the child waits for that, and so
 does the kernel's SIGIO, which also ends a function that never lets another thread have its turn.
 
@@ -36,13 +36,12 @@ from penstock.flow.isolated_child import MAIN, MAX_BYTES, PREFIX, NotJSON, to_js
 from penstock.tracing.record import OPEN
 
 if TYPE_CHECKING:
-    from penstock.flow.node import FunctionNode
     from penstock.runtime.call import Call
     from penstock.runtime.context import ExecutionContext
 
 CHILD = os.path.abspath(isolated_child.__file__)
 SLICE_S = 0.1
-"""How often the parent looks whether anybody still waits for the child."""
+"""How often the parent checks whether its caller still waits for the child."""
 
 
 class IsolatedError(PenstockError):
@@ -86,10 +85,9 @@ class Address:
         return f"{self.file or self.module}:{self.qualname}"
 
 
-def isolated(node: FunctionNode) -> Callable[[ExecutionContext], Any]:
-    """The node's function as one that runs it in a process of its own and waits for it."""
-    address = address_of(node.fn, node.id)
-    node_id = node.id
+def isolated(fn: Callable[..., Any], node_id: str) -> Callable[[ExecutionContext], Any]:
+    """The function of a node as one that runs it in a process of its own and waits for it."""
+    address = address_of(fn, node_id)
 
     def run(context: ExecutionContext) -> Any:
         return _run(address, node_id, context)
@@ -187,14 +185,14 @@ def _request(address: Address, context: ExecutionContext, step: str) -> bytes:
 
 def _value_of(answer: bytes, step: str) -> Any:
     try:
-        said = json.loads(answer)
+        message = json.loads(answer)
     except (ValueError, RecursionError) as error:
         raise IsolatedError(step, f"gave what cannot be read: {error}") from None
-    if "value" in said:
-        return said["value"]
-    if "flaw" in said:
-        raise IsolatedError(step, f"returned what is not JSON: {said['flaw']}")
-    raised = said["raised"]
+    if "value" in message:
+        return message["value"]
+    if "flaw" in message:
+        raise IsolatedError(step, f"returned what is not JSON: {message['flaw']}")
+    raised = message["raised"]
     what = f"raised {raised['class']}: {raised['message']}"
     raise IsolatedError(
         step, what, error_class=raised["class"], message=raised["message"], traceback=raised["traceback"]
@@ -205,7 +203,7 @@ def _why_there_is_none(process: Process, context: ExecutionContext, call: Call |
     """What to raise for a process that ended without an answer."""
     if process.killed:
         stop = context.cancellation.stop or (None if call is None else call.stop)
-        return CancelledError("nobody waits for it any more" if stop is None else stop.message, stop=stop)
+        return CancelledError("its caller stopped waiting" if stop is None else stop.message, stop=stop)
     code = process.exit_code
     if code is None or code >= 0:
         return IsolatedError(process.step, f"ended without a value, with exit code {code}", exit_code=code)
@@ -220,7 +218,7 @@ def _signal_name(number: int) -> str:
 
 
 class Process:
-    """One child: asked once, killed by anybody, always reaped."""
+    """One child: sent one request, killed from any thread, always reaped."""
 
     def __init__(self, step: str) -> None:
         self.step = step
@@ -270,7 +268,7 @@ class Process:
     def _send(self, request: bytes) -> None:
         assert self._popen is not None
         assert self._popen.stdin is not None
-        # It reads all of this before it does anything else. If it is dead, its exit code tells more than the pipe does.
+        # It reads all of this before it does anything else. If it is dead, its exit code says more than the pipe.
         with suppress(BrokenPipeError):
             write_message(self._popen.stdin.fileno(), request)
 
@@ -287,7 +285,7 @@ class Process:
                 got += piece
                 if len(got) >= PREFIX:
                     wanted = PREFIX + self._checked(int.from_bytes(got[:PREFIX], "big"))
-            elif has_ended:  # and what it wrote before is read: somebody else has the pipe open
+            elif has_ended:  # and all it wrote is read: another process has the pipe open
                 return None
             else:
                 has_ended = self._has_ended()
@@ -297,7 +295,7 @@ class Process:
 
     def _checked(self, size: int) -> int:
         if size > 2 * MAX_BYTES:
-            raise IsolatedError(self.step, f"said that its value is {size} bytes, more than may cross")
+            raise IsolatedError(self.step, f"announced a value of {size} bytes, more than may cross")
         return size
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
@@ -321,7 +319,7 @@ class Process:
             return
         with self._lock:
             self._kill_group()
-        if hasattr(os, "waitid"):  # so that nobody who cancels meanwhile waits for the lock until it is dead
+        if hasattr(os, "waitid"):  # so that a cancel meanwhile does not wait for the lock until it is dead
             _wait_without_reaping(self._popen.pid, 0)
         with self._lock:
             self._kill_group()  # what it had started is in the group as long as there is one
@@ -339,5 +337,5 @@ def _wait_without_reaping(pid: int, options: int) -> bool:
     """Whether it has ended; its number stays its own."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | options) is not None
-    except ChildProcessError:  # somebody waits for every child of this program, and was quicker
+    except ChildProcessError:  # other code waits for every child of this program, and was quicker
         return True

@@ -28,8 +28,8 @@ class Node(Protocol):
 class FunctionNode:
     """A function as a node: `fn(ctx)`, sync or async; what it returns is the value, what it raises goes on.
 
-    An async generator function is a node that streams: what it yields is told as progress, and the list of it is its
-    value.
+    A generator function, sync or async, is a node that streams: each piece is emitted as progress, and the list of the
+    pieces is the node's value.
     """
 
     __slots__ = ("__weakref__", "blocking", "fn", "id", "isolation", "persistent")

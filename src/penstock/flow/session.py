@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock import checks
 from penstock.errors import InvalidValue
-from penstock.runtime.options import must_be_name
 
 
 class Session:
     """A set of nodes that live longer than one run: terminals, browsers, graphs."""
 
     def __init__(self, name: str = "default") -> None:
-        must_be_name("name", name)
+        checks.text("name", name, minimum=1)
         self.name = name
         self._nodes: dict[str, Any] = {}
 

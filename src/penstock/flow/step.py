@@ -1,68 +1,155 @@
-"""One step of a graph, and what is told of it."""
+"""One step of a graph, and its events.
+
+Knows nodes and functions. Of the graph around it, it knows only what `StepGraph` lists.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial, update_wrapper
+from inspect import iscoroutinefunction
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from penstock import checks
 from penstock.containment.limits import Budget
+from penstock.errors import InvalidValue
+from penstock.flow.node import FunctionNode
+from penstock.flow.session import Session
+from penstock.kernel.settle import Settle
 from penstock.policies import ErrorPolicy
+from penstock.runtime.context import ExecutionContext
 from penstock.tracing.jsonable import jsonable
 
-if TYPE_CHECKING:
-    from penstock.flow.graph import Graph
+R = TypeVar("R")
 
 InputFn = Callable[[Mapping[str, Any]], Any]
 """Makes a step's input from the results so far."""
+StepFunction = Callable[[ExecutionContext], R]
+"""A function that a step can run: sync or async, or a generator that streams."""
+
+A_NODE = "an object with an id and execute(context), such as FunctionNode(id, fn) or a Graph"
+
+
+class StepGraph(Protocol):
+    """The graph of a step, as far as steps, their compilation and their execution need it."""
+
+    id: str
+    session: Session | None
+    max_parallel: int
+    settle: Settle
+    queue_persistent: bool
+    turn_timeout_s: float
+    _steps: dict[str, Step]
+
+    def _connect(self, before: Step, after: Step) -> None: ...
 
 
 class Step:
-    """A node with its place in a graph. Made by `Graph.step` and `Graph.add_step`; `a >> b` lets b wait for a."""
+    """A node with its place in a graph; `a >> b` makes b wait for a.
+
+    `Graph.step` and `Graph.add_step` create one. To create one by hand, pass it to them instead of a node, once.
+    """
 
     __slots__ = ("_graph", "before", "error_policy", "id", "input", "input_fn", "node", "node_id", "sub_budget")
 
+    _graph: StepGraph
+    """The graph it belongs to; missing until it is added to one."""
+
     def __init__(
         self,
-        graph: Graph,
-        id: str,
-        node: Any,
-        node_id: str,
-        input: Any,
-        input_fn: InputFn | None,
-        before: tuple[str, ...],
-        error_policy: ErrorPolicy | None,
-        sub_budget: Budget | None,
+        node: Any = None,
+        id: str = "",
+        input: Any = None,
+        input_fn: InputFn | None = None,
+        depends_on: Sequence[str | Step] | None = None,
+        error_policy: ErrorPolicy | None = None,
+        sub_budget: Budget | None = None,
+        *,
+        node_id: str | None = None,
     ) -> None:
-        self._graph = graph
+        """`node_id` is the id of a node of the session, for a step without a node."""
+        if node_id is None:
+            if not is_node(node):
+                raise InvalidValue(_field("node", id), node, A_NODE)
+            node_id = node.id
+        elif node is not None:
+            raise InvalidValue(_field("node_id", id), node_id, "left out where a node is given")
+        else:
+            checks.text(_field("node_id", id), node_id, minimum=1)
+        feed: object = input_fn
+        if feed is not None and (not callable(feed) or iscoroutinefunction(feed)):
+            raise InvalidValue(_field("input_fn", id), feed, "a sync function of the results so far")
+        if input is not None and input_fn is not None:
+            raise InvalidValue(_field("input", id), input, "left out where input_fn is given")
+        if error_policy is not None:
+            checks.instance(_field("error_policy", id), error_policy, ErrorPolicy, none="no policy")
+            if error_policy.fallback_node is not None and not is_node(error_policy.fallback_node):
+                raise InvalidValue(_field("fallback_node", id), error_policy.fallback_node, A_NODE)
+        if sub_budget is not None:
+            checks.instance(_field("sub_budget", id), sub_budget, Budget, none="no budget of its own")
         self.id = id
         self.node = node
         """What it runs; None if it refers to a node of the session."""
         self.node_id = node_id
         self.input = input
         self.input_fn = input_fn
-        self.before = before
+        self.before = () if depends_on is None else step_ids(id, depends_on, _id_of)
+        """The ids of the steps it waits for."""
         self.error_policy = error_policy
         self.sub_budget = sub_budget
 
     @property
     def depends_on(self) -> list[str]:
-        """The steps it waits for; to change that, use `>>` or `Graph.chain`."""
+        """The ids of the steps it waits for; to change them, use `>>` or `Graph.chain`."""
         return list(self.before)
 
     def __rshift__(self, after: Step | Iterable[Step]) -> Any:
-        """Let `after` wait for this step; a list means each of them."""
-        return Steps(self._graph, [self]) >> after
+        """Make `after` wait for this step; a list means each of them."""
+        return Steps(_its_graph(self), [self]) >> after
 
     def __rrshift__(self, before: Iterable[Step]) -> Step:
-        """Let this step wait for each of a list."""
-        Steps(self._graph, list(before)) >> self
+        """Make this step wait for each of a list."""
+        Steps(_its_graph(self), list(before)) >> self
         return self
 
     def __repr__(self) -> str:
         after = f" after {', '.join(self.before)}" if self.before else ""
-        return f"<Step {self.id!r} of {self._graph.id!r}{after}>"
+        graph = graph_of(self)
+        return f"<Step {self.id!r} of {'no graph yet' if graph is None else repr(graph.id)}{after}>"
+
+
+class FunctionStep(Step, Generic[R]):
+    """A step that runs a function, and can itself be called as that function; `Graph.step` creates one."""
+
+    __name__: str
+    __qualname__: str
+    __wrapped__: StepFunction[R]
+
+    def __init__(
+        self,
+        fn: StepFunction[R],
+        id: str = "",
+        input: Any = None,
+        input_fn: InputFn | None = None,
+        depends_on: Sequence[str] | None = None,
+        error_policy: ErrorPolicy | None = None,
+        sub_budget: Budget | None = None,
+        *,
+        blocking: bool = False,
+    ) -> None:
+        name = _name_of(fn)
+        id = id or name
+        if not id:
+            raise InvalidValue("step_id", id, "given for a function without a name")
+        node = FunctionNode(name or id, fn, blocking=blocking)
+        super().__init__(node, id, input, input_fn, depends_on, error_policy, sub_budget)
+        update_wrapper(self, fn)
+
+    def __call__(self, context: ExecutionContext) -> R:
+        """Call the function, outside of the graph."""
+        return self.__wrapped__(context)
 
 
 class Steps:
@@ -70,16 +157,76 @@ class Steps:
 
     __slots__ = ("_graph", "steps")
 
-    def __init__(self, graph: Graph, steps: list[Step]) -> None:
+    def __init__(self, graph: StepGraph, steps: list[Step]) -> None:
         self._graph = graph
         self.steps = steps
 
     def __rshift__(self, after: Step | Iterable[Step]) -> Any:
-        targets = [after] if isinstance(after, Step) else list(after)
+        targets: object = after
+        if isinstance(targets, str) or not isinstance(targets, Step | Iterable):
+            raise InvalidValue("step", after, f"a step of graph {self._graph.id!r}, or a list of them")
+        targets = [targets] if isinstance(targets, Step) else list(targets)
         for target in targets:
             for before in self.steps:
                 self._graph._connect(before, target)
         return after if isinstance(after, Step) else Steps(self._graph, targets)
+
+
+Reference = str | Step | StepFunction[Any]
+"""How a graph refers to one of its steps: by its id, the step itself, or the function that it alone runs."""
+
+
+def is_node(candidate: Any) -> bool:
+    """Whether a step can run it."""
+    return isinstance(getattr(candidate, "id", None), str) and callable(getattr(candidate, "execute", None))
+
+
+def is_function(candidate: object) -> bool:
+    """Whether it can be made a node: something callable that is neither a class nor a node."""
+    return callable(candidate) and not isinstance(candidate, type) and not is_node(candidate)
+
+
+def graph_of(step: Step) -> StepGraph | None:
+    """The graph that the step was added to."""
+    return getattr(step, "_graph", None)
+
+
+def step_ids(step_id: str, depends_on: object, id_of: Callable[[str, object], str]) -> tuple[str, ...]:
+    """The ids in `depends_on`, each once; `id_of` finds that of a reference which is no text."""
+    if type(depends_on) is list and len(depends_on) == 1 and type(depends_on[0]) is str:
+        return tuple(depends_on)  # as nearly every step has it
+    field = _field("depends_on", step_id)
+    if isinstance(depends_on, str | Step):
+        raise InvalidValue(field, depends_on, f"a list, such as [{depends_on!r}]")
+    if not isinstance(depends_on, Iterable):
+        raise InvalidValue(field, depends_on, "a list of steps or step ids")
+    ids = [reference if type(reference) is str else id_of(field, reference) for reference in depends_on]
+    return tuple(dict.fromkeys(ids))
+
+
+def _id_of(field: str, reference: object) -> str:
+    if isinstance(reference, Step) and reference.id:
+        return reference.id
+    raise InvalidValue(field, reference, "a list of step ids, or steps that have one")
+
+
+def _field(name: str, step_id: object) -> str:
+    return f"{name} of step {step_id!r}" if step_id else name
+
+
+def _name_of(fn: object) -> str:
+    """The name a function was defined with; empty for a lambda, and for an object that is called."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    name = getattr(fn, "__name__", "")
+    return name if name.isidentifier() else ""  # a lambda's is "<lambda>"
+
+
+def _its_graph(step: Step) -> StepGraph:
+    graph = graph_of(step)
+    if graph is None:
+        raise InvalidValue("step", step, "a step of a graph (add it with Graph.add_step first)")
+    return graph
 
 
 StepEventType = Literal["started", "progress", "completed", "error", "cancelled", "skipped"]
@@ -87,17 +234,17 @@ StepEventType = Literal["started", "progress", "completed", "error", "cancelled"
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """What was just seen of a step while its graph ran."""
+    """One event of a step while its graph runs."""
 
     event_type: StepEventType
     graph_id: str
     step_id: str
-    """With the steps of the outer graphs before it, if the graph is nested: `outer/inner`."""
+    """For a nested graph, with the steps of the outer graphs before it: `outer/inner`."""
     node_id: str
     run_id: str
     timestamp: datetime
     data: Any = None
-    """The result, the piece, the error, or why it was skipped."""
+    """The result, the piece, the error, or the reason it was skipped."""
 
     def to_dict(self) -> dict[str, Any]:
         """The event as JSON data."""

@@ -1,27 +1,30 @@
 """What a graph did, step by step, for people to read.
 
 A trace is opt-in: it is passed to the context, and every graph that runs there notes which of the run's records are
-its steps. The records are made anyway; what is shown here is made from them when somebody looks.
+its steps. The records are made anyway; what is shown here is computed from them when it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
+from penstock import checks
 from penstock.clock import utc_from_ns
-from penstock.errors import CancelledError
+from penstock.errors import CancelledError, InvalidValue
 from penstock.money import format_usd, to_nanos, to_usd
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.run import Run
-from penstock.runtime.settlement import told_by
+from penstock.runtime.settlement import error_text
 from penstock.tracing.jsonable import jsonable
 from penstock.tracing.record import CallRecord
 
 TraceStatus = Literal["running", "completed", "failed", "cancelled"]
+_STATUSES = get_args(TraceStatus)
 
 
 @dataclass(slots=True)
@@ -73,6 +76,11 @@ class StepTrace:
             "metadata": jsonable(self.metadata),
         }
 
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> StepTrace:
+        """The step that `to_dict` wrote; InvalidValue names what is missing, unknown or of another kind."""
+        return _read(cls, document, "step", _STEP_FIELDS)
+
 
 class _Section:
     """What one execution of one graph has noted."""
@@ -94,23 +102,97 @@ class _Section:
         self.index = index
 
 
-class ExecutionTrace:
+class _Measured:
+    """The figures of a trace, which grow while a graph runs: read from the run, and assignable all the same."""
+
+    _steps: list[StepTrace]
+    """Steps that were given, added, or read after their graph had ended."""
+    _sections: list[_Section] | None = None
+    """What graphs have noted since; None before the first."""
+    _inside = 0
+    _context: ExecutionContext | None = None
+    """The context of the graph that runs now."""
+    _before = (0, 0)
+    _tokens = 0
+    _nanos = 0
+
+    @property
+    def steps(self) -> list[StepTrace]:
+        """The steps that were given or added, then every attempt of every step that ran, in the order they began.
+
+        The trace's own list, except while a graph runs: then it is a new one each time. Assigning replaces all steps.
+        """
+        if self._sections:
+            numbered = [one for section in self._sections for one in _steps_of(section, self._sections)]
+            found = [step for _, step in sorted(numbered, key=lambda one: one[0])]
+            if self._inside:
+                return self._steps + found
+            self._sections.clear()
+            self._steps += found
+        return self._steps
+
+    @steps.setter
+    def steps(self, steps: list[StepTrace]) -> None:
+        given: object = steps
+        if not isinstance(given, list) or (given and not all(isinstance(step, StepTrace) for step in given)):
+            raise InvalidValue("steps", steps, "a list of StepTrace")
+        self._steps = steps
+        if self._sections is not None:
+            for section in self._sections:
+                section.journal.clear()  # what ends from now on is written there
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that were used while the graph ran, and those of added steps."""
+        return self._figures()[0]
+
+    @total_tokens.setter
+    def total_tokens(self, tokens: int) -> None:
+        checks.integer("total_tokens", tokens)
+        if tokens or self._tokens or self._context is not None:  # a new trace has nothing to set
+            self._tokens += tokens - self._figures()[0]
+
+    @property
+    def total_cost(self) -> float:
+        """US dollars that were spent while the graph ran, and those of added steps."""
+        return to_usd(self._figures()[1])
+
+    @total_cost.setter
+    def total_cost(self, cost: float) -> None:
+        nanos = to_nanos(cost, "total_cost")
+        if nanos or self._nanos or self._context is not None:
+            self._nanos += nanos - self._figures()[1]
+
+    def _figures(self) -> tuple[int, int]:
+        """Tokens and nano-dollars so far."""
+        if self._context is None:
+            return self._tokens, self._nanos
+        tokens, nanos = _used(self._context)
+        return self._tokens + tokens - self._before[0], self._nanos + nanos - self._before[1]
+
+
+@dataclass(repr=False)
+class ExecutionTrace(_Measured):
     """What happened in a graph, and in the graphs inside it. Pass one as `trace=` to an ExecutionContext."""
 
-    def __init__(self, graph_id: str, start_time: datetime | None = None) -> None:
-        self.graph_id = graph_id
-        self.start_time = start_time or datetime.now().astimezone()
-        self.end_time: datetime | None = None
-        self.status: TraceStatus = "running"
-        self.error: str | None = None
-        self._added: list[StepTrace] = []
-        self._sections: list[_Section] = []
-        self._inside = 0
-        self._context: ExecutionContext | None = None
-        """The context of the graph that runs now."""
-        self._before = (0, 0)
-        self._tokens = 0
-        self._nanos = 0
+    graph_id: str
+    start_time: datetime = field(default_factory=lambda: datetime.now().astimezone())
+    end_time: datetime | None = None
+    status: TraceStatus = "running"
+    steps: list[StepTrace] = field(default_factory=list)
+    total_tokens: int = field(default_factory=int)  # a factory leaves the property of the base class in place
+    total_cost: float = field(default_factory=float)
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.text("graph_id", self.graph_id)
+        checks.instance("start_time", self.start_time, datetime)
+        if self.end_time is not None:
+            checks.instance("end_time", self.end_time, datetime)
+        if self.status not in _STATUSES:
+            raise InvalidValue("status", self.status, f"one of {', '.join(_STATUSES)}")
+        if self.error is not None:
+            checks.text("error", self.error)
 
     # Written by graphs.
 
@@ -123,11 +205,15 @@ class ExecutionTrace:
         index: Mapping[str, int],
     ) -> None:
         """A graph begins: its steps will be found in `journal`."""
+        if self._sections is None:
+            self._sections = []
         self._sections.append(_Section(run, journal, results, inputs or [], index))
 
     def add_step(self, step: StepTrace) -> None:
-        """Add a step that no graph ran."""
-        self._added.append(step)
+        """Add a step that no graph ran, and what it used to the totals."""
+        self._steps.append(step)
+        self._tokens += step.tokens_used
+        self._nanos += to_nanos(step.cost_usd)
 
     @contextmanager
     def during(self, context: ExecutionContext) -> Iterator[None]:
@@ -140,7 +226,7 @@ class ExecutionTrace:
             yield
         except BaseException as error:
             if self._inside == 1:
-                self._end(run, _status_for(error), f"{type(error).__name__}: {told_by(error)}")
+                self._end(run, _status_for(error), f"{type(error).__name__}: {error_text(error)}")
             raise
         else:
             if self._inside == 1:
@@ -150,35 +236,10 @@ class ExecutionTrace:
             if self._inside == 0:
                 self._tokens, self._nanos, self._context = *self._figures(), None
 
-    def _figures(self) -> tuple[int, int]:
-        """Tokens and nano-dollars so far."""
-        if self._context is None:
-            return self._tokens, self._nanos
-        tokens, nanos = _used(self._context)
-        return self._tokens + tokens - self._before[0], self._nanos + nanos - self._before[1]
-
     def _end(self, run: Run, status: TraceStatus, error: str | None) -> None:
         self.status, self.error, self.end_time = status, error, run.wall_time()
 
     # Read by people.
-
-    @property
-    def steps(self) -> list[StepTrace]:
-        """Every attempt of every step, in the order they began."""
-        found: list[tuple[int, StepTrace]] = []
-        for section in self._sections:
-            found += _steps_of(section, self._sections)
-        return [step for _, step in sorted(found, key=lambda one: one[0])] + self._added
-
-    @property
-    def total_tokens(self) -> int:
-        """Tokens that were used while the graph ran, and those of added steps."""
-        return self._figures()[0] + sum(step.tokens_used for step in self._added)
-
-    @property
-    def total_cost(self) -> float:
-        """US dollars that were spent while the graph ran, and those of added steps."""
-        return to_usd(self._figures()[1] + sum(to_nanos(step.cost_usd) for step in self._added))
 
     def explain(self) -> str:
         """The execution in lines: every attempt with its time, cost and error."""
@@ -209,6 +270,11 @@ class ExecutionTrace:
             "error": self.error,
         }
 
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> ExecutionTrace:
+        """The trace that `to_dict` wrote; InvalidValue names what is missing, unknown or of another kind."""
+        return _read(cls, document, "trace", _TRACE_FIELDS)
+
     def __repr__(self) -> str:
         return f"<ExecutionTrace of {self.graph_id!r}: {self.status}, {len(self.steps)} step(s)>"
 
@@ -218,8 +284,9 @@ class ExecutionTrace:
 
 def _used(context: ExecutionContext) -> tuple[int, int]:
     """Tokens and nano-dollars of a context so far; exact also where the run no longer keeps every call."""
-    balance = context.balance
-    return balance.tokens_in + balance.tokens_out, balance.spent_nanos
+    account = context._account
+    with context._run.lock:  # both of one instant
+        return account.tokens_in + account.tokens_out, account.committed - account.held - account.unresolved
 
 
 def _status_for(error: BaseException) -> TraceStatus:
@@ -311,6 +378,8 @@ def _what(step: StepTrace) -> str:
         parts.append(f"attempt {step.attempt}")
     if "skip" in step.metadata:
         parts.append("skipped")
+    if "continue" in step.metadata:
+        parts.append("continued")
     if "fallback" in step.metadata:
         parts.append(f"fallback {step.metadata['fallback']}")
     if step.tokens_used:
@@ -318,3 +387,125 @@ def _what(step: StepTrace) -> str:
     if step.cost_usd:
         parts.append(format_usd(to_nanos(step.cost_usd)))
     return ", ".join(parts)
+
+
+# Read back.
+
+
+class _Unreadable(Exception):
+    """A value that is not of the kind its field has."""
+
+
+def _anything(value: Any) -> Any:
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _Unreadable
+    return value
+
+
+def _text_or_none(value: Any) -> str | None:
+    return None if value is None else _text(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _Unreadable
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise _Unreadable
+    return value
+
+
+def _time(value: Any) -> datetime:
+    try:
+        return datetime.fromisoformat(_text(value))
+    except ValueError:
+        raise _Unreadable from None
+
+
+def _time_or_none(value: Any) -> datetime | None:
+    return None if value is None else _time(value)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _Unreadable
+    return dict(value)
+
+
+def _status(value: Any) -> str:
+    if value not in _STATUSES:
+        raise _Unreadable
+    return str(value)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise _Unreadable
+    return [_read(StepTrace, step, f"steps[{at}]", _STEP_FIELDS) for at, step in enumerate(value)]
+
+
+_Field = tuple[str, Callable[[Any], Any]]
+_TIME: _Field = ("a time in ISO 8601", _time)
+_COUNT: _Field = ("a whole number, 0 or more", _whole)
+_AMOUNT: _Field = ("a finite number, 0 or more", _number)
+_TEXT: _Field = ("a string", _text)
+_MAYBE_TEXT: _Field = ("a string or None", _text_or_none)
+
+_STEP_FIELDS: Mapping[str, _Field] = {
+    "step_id": _TEXT,
+    "node_id": _TEXT,
+    "node_type": _TEXT,
+    "input": ("", _anything),
+    "output": ("", _anything),
+    "error": _MAYBE_TEXT,
+    "start_time": _TIME,
+    "end_time": _TIME,
+    "duration_ms": _AMOUNT,
+    "tokens_used": _COUNT,
+    "cost_usd": _AMOUNT,
+    "status": _TEXT,
+    "attempt": _COUNT,
+    "call_id": _TEXT,
+    "parent_step": _MAYBE_TEXT,
+    "depth": _COUNT,
+    "metadata": ("an object", _object),
+}
+_TRACE_FIELDS: Mapping[str, _Field] = {
+    "graph_id": _TEXT,
+    "start_time": _TIME,
+    "end_time": ("a time in ISO 8601, or None", _time_or_none),
+    "status": (f"one of {', '.join(_STATUSES)}", _status),
+    "steps": ("a list", _list),
+    "total_tokens": _COUNT,
+    "total_cost": _AMOUNT,
+    "error": _MAYBE_TEXT,
+}
+
+T = TypeVar("T")
+
+
+def _value(path: str, value: Any, expected: str, read: Callable[[Any], Any]) -> Any:
+    try:
+        return read(value)
+    except _Unreadable:
+        raise InvalidValue(path, value, expected) from None
+
+
+def _read(kind: type[T], document: object, path: str, known: Mapping[str, _Field]) -> T:
+    """One of `kind` from its JSON data."""
+    if not isinstance(document, Mapping):
+        raise InvalidValue(path, document, "a JSON object, as to_dict() writes it")
+    for name in document:
+        if name not in known:
+            raise InvalidValue(path, name, f"an object of the fields {', '.join(known)}")
+    for one in fields(kind):  # type: ignore[arg-type]
+        if one.default is MISSING and one.default_factory is MISSING and one.name not in document:
+            raise InvalidValue(path, sorted(document), f"an object with {one.name!r}")
+    return kind(**{name: _value(f"{path}.{name}", document[name], *known[name]) for name in document})

@@ -1,14 +1,15 @@
-"""Runs that belong to nobody's connection.
+"""Runs that are independent of any client connection.
 
-A run is asked for, waits its turn, is worked on by one worker at a time, and goes on after that worker has died. What
-is kept of it stands in stores, whose ports are declared here.
+A run is submitted, queued, executed by one worker at a time, and continued by another worker if that one dies. Its
+state is kept in stores, whose ports are declared here.
 
-host       what people ask for            admission   how many wait and run at once
-control    cancel, resume, grant, fork    reading     following a run
-work/      one run that is claimed        limits      what a run may use
-records    what is kept                   ports       of databases
+host         public operations              admission   queue and concurrency limits
+control      cancel, resume, grant, fork    reader      following a run
+bills        unresolved bills               halts       advice for halted runs
+hosted_run   one claimed run                limits      limits of a run
+records      stored records                 ports       database ports
 
-Everything is loaded when it is used.
+Modules are loaded on first use.
 """
 
 from __future__ import annotations
@@ -18,56 +19,62 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.hosting.admission import Overloaded as Overloaded
-    from penstock.hosting.control import UnknownApproval as UnknownApproval
-    from penstock.hosting.control import UnknownRun as UnknownRun
+    from penstock.hosting.bills import BillNotFound as BillNotFound
+    from penstock.hosting.bills import HostedBill as HostedBill
+    from penstock.hosting.control import ApprovalNotFound as ApprovalNotFound
+    from penstock.hosting.control import RunNotFound as RunNotFound
     from penstock.hosting.host import GraphArchived as GraphArchived
+    from penstock.hosting.host import GraphNotFound as GraphNotFound
     from penstock.hosting.host import RunHost as RunHost
-    from penstock.hosting.host import UnknownGraph as UnknownGraph
+    from penstock.hosting.host_context import Prepared as Prepared
+    from penstock.hosting.host_context import RunHandler as RunHandler
+    from penstock.hosting.limits import HostSettings as HostSettings
     from penstock.hosting.limits import RunLimits as RunLimits
     from penstock.hosting.ports import Conflict as Conflict
     from penstock.hosting.ports import Fenced as Fenced
     from penstock.hosting.ports import StoreUnavailable as StoreUnavailable
     from penstock.hosting.records import HostedEvent as HostedEvent
     from penstock.hosting.records import RunRecord as RunRecord
-    from penstock.hosting.settings import HostSettings as HostSettings
-    from penstock.hosting.work.workplace import Prepared as Prepared
-    from penstock.hosting.work.workplace import RunKind as RunKind
 
 LATER = {
     "Conflict": "ports",
     "Fenced": "ports",
     "GraphArchived": "host",
-    "HostSettings": "settings",
+    "HostSettings": "limits",
     "HostedEvent": "records",
     "Overloaded": "admission",
-    "Prepared": "work.workplace",
+    "Prepared": "host_context",
     "RunHost": "host",
-    "RunKind": "work.workplace",
+    "RunHandler": "host_context",
     "RunLimits": "limits",
     "RunRecord": "records",
     "StoreUnavailable": "ports",
-    "UnknownApproval": "control",
-    "UnknownGraph": "host",
-    "UnknownRun": "control",
+    "ApprovalNotFound": "control",
+    "BillNotFound": "bills",
+    "HostedBill": "bills",
+    "GraphNotFound": "host",
+    "RunNotFound": "control",
 }
-"""Where the names are."""
+"""Module of each public name."""
 
 __all__ = [
+    "ApprovalNotFound",
+    "BillNotFound",
     "Conflict",
     "Fenced",
     "GraphArchived",
+    "GraphNotFound",
     "HostSettings",
+    "HostedBill",
     "HostedEvent",
     "Overloaded",
     "Prepared",
+    "RunHandler",
     "RunHost",
-    "RunKind",
     "RunLimits",
+    "RunNotFound",
     "RunRecord",
     "StoreUnavailable",
-    "UnknownApproval",
-    "UnknownGraph",
-    "UnknownRun",
 ]
 
 

@@ -1,11 +1,11 @@
-"""The host: takes runs on, works on them, and lets people follow, stop and take up again what they asked for.
+"""The run host: accepts runs, executes them, and lets clients follow, cancel, resume and fork them.
 
-A run belongs to the stores, not to whoever submitted it, nor to the host that works on it. Any number of hosts share
-the stores; each claims what it can work on, under a lease that it renews, and what a dead one had is claimed by others
-when its lease has run out. So whatever is here in memory may vanish at any time.
+A run belongs to the stores, not to the client that submitted it or the host that executes it. Any number of hosts share
+the stores. Each host claims the runs it has room for, under a lease that it renews; when a host dies, its leases expire
+and other hosts claim its runs. In-memory state may therefore vanish at any time.
 
-Three tasks belong to a host: one claims, one keeps the leases and looks for cancels and answers, one tidies up. A store
-that is away makes them wait, and never ends them.
+A host has three tasks: one claims runs, one renews leases and polls for cancel requests and answers, one does
+housekeeping. An unavailable store delays these tasks and never ends them.
 """
 
 from __future__ import annotations
@@ -14,71 +14,79 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
+from penstock import checks
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import InvalidValue, LedgerUnavailable, PenstockError
-from penstock.hosting.admission import MAX_WAITING, Admission, Overloaded
-from penstock.hosting.control import UNSET, Control, UnknownApproval, UnknownRun
-from penstock.hosting.limits import RunLimits
-from penstock.hosting.points import passing
-from penstock.hosting.ports import AnotherRun, Conflict, Fenced, HostStores, StoreUnavailable
-from penstock.hosting.reading import Reading
+from penstock.containment.ledger import Amounts
+from penstock.errors import LedgerUnavailable, PenstockError
+from penstock.hosting.admission import MAX_WAITING, Admission, CheckRoom, Overloaded
+from penstock.hosting.bills import BillNotFound, Bills, HostedBill
+from penstock.hosting.control import UNSET, ApprovalNotFound, Control, RunNotFound
+from penstock.hosting.failpoints import failpoint
+from penstock.hosting.host_context import HostContext, Prepared, RunHandler, SteadyClock
+from penstock.hosting.hosted_run import HostedRun
+from penstock.hosting.limits import NO_CEILINGS, HostSettings, RunLimits
+from penstock.hosting.ports import AddedRun, Conflict, HostStores, RunIdConflict, StoreUnavailable, TransactionStores
+from penstock.hosting.reader import Reading
 from penstock.hosting.records import (
+    CLAIMED,
     PARKED,
     QUEUED,
     UNTIL_ENDED,
     ApprovalRecord,
     ApprovalState,
-    GraphHead,
+    CancelRequest,
     GraphRecord,
     HostedEvent,
     RunRecord,
 )
-from penstock.hosting.settings import NO_CEILINGS, HostSettings
-from penstock.hosting.work.claims import was_granted
-from penstock.hosting.work.execution import HostedRun
-from penstock.hosting.work.retention import remove, remove_ended, sweep_accounts
-from penstock.hosting.work.workplace import Prepared, RunKind, SteadyClock, Workplace
-from penstock.ids import AN_ID, ID, new_run_id
+from penstock.hosting.retention import remove, remove_ended, sweep_accounts
+from penstock.ids import new_run_id
 from penstock.kernel.executor import ExecutorRegistry
+from penstock.money import Usd, to_nanos
 from penstock.nodes.approval import as_edited
 from penstock.runtime.billing.prices import PriceBook
+from penstock.runtime.bills import check_person
 from penstock.runtime.durable.ports import JournalEntry
+from penstock.runtime.graphs.graph_runtime import as_services
 from penstock.runtime.watching.registry import CancelResult
 
 __all__ = [
     "UNSET",
+    "ApprovalNotFound",
+    "BillNotFound",
     "CancelResult",
     "GraphArchived",
+    "GraphNotFound",
     "HostSettings",
+    "HostedBill",
     "Overloaded",
     "Prepared",
+    "RunHandler",
     "RunHost",
-    "RunKind",
     "RunLimits",
-    "UnknownApproval",
-    "UnknownGraph",
-    "UnknownRun",
+    "RunNotFound",
 ]
 
-journal_of_failures = logging.getLogger("penstock.hosting")
+logger = logging.getLogger("penstock.hosting")
 
 TIDY_S = 5.0
 PARKING_S = 2.0
-"""How long a host that closes waits for the stores to take what it parks."""
+"""How long a closing host waits for the stores to accept the runs it parks."""
 REMOVE_S = 60.0
 SWEEP_S = 3_600.0
-"""How often it is looked for accounts that were left behind."""
+"""Interval between sweeps for orphaned accounts."""
 NANOS_PER_S = 1_000_000_000
 
 
-class UnknownGraph(PenstockError):
-    """There is no graph of that id, or no such version of it."""
+class GraphNotFound(PenstockError):
+    """No graph has this id, or the graph has no such version."""
 
     def __init__(self, graph_id: str, version: int | None) -> None:
         self.graph_id = graph_id
@@ -88,23 +96,54 @@ class UnknownGraph(PenstockError):
 
 
 class GraphArchived(PenstockError):
-    """A graph that was archived begins nothing new; what it has begun goes on."""
+    """The graph is archived and cannot start new runs; its existing runs continue."""
 
     def __init__(self, graph_id: str) -> None:
         self.graph_id = graph_id
-        again = f"PUT /api/graphs/{graph_id} again, or put it back into the list of the store"
-        super().__init__(f"graph {graph_id!r} is archived, and begins nothing new; to bring it back, {again}")
+        super().__init__(f"graph {graph_id!r} is archived and cannot start new runs; restore it first")
+
+
+Also = Callable[[Any], Awaitable[None]]
+"""Callback that writes to the stores of the transaction it is passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    """A request to add a run."""
+
+    run: RunRecord
+    at_ms: int
+    journal: Sequence[JournalEntry] = ()
+    """Initial journal entries of the run."""
+    version: int | None = None
+    """Graph version to look up if `is_of_graph`; None is the newest."""
+    is_of_graph: bool = False
+    """Whether the graph version is looked up."""
+    not_compared: Collection[str] = ()
+    """Fields in which an existing run with the same id may differ."""
+    also: Also | None = None
+
+
+class _Admitted(NamedTuple):
+    """The result of a submission."""
+
+    run: RunRecord
+    is_new: bool = False
+    claimed: RunRecord | None = None
+    """The run as claimed by this host."""
+    cancel: CancelRequest | None = None
+    """A cancel request stored before the run was added."""
 
 
 class RunHost:
-    """Runs graphs for whoever asks, within what its settings allow."""
+    """Runs graphs on behalf of clients, within the limits of its settings."""
 
     def __init__(
         self,
         stores: HostStores,
         *,
         executors: ExecutorRegistry | Mapping[str, Any] | None = None,
-        services: Mapping[str, Any] | None = None,
+        services: Mapping[str, Any] | object | None = None,
         settings: HostSettings = HostSettings(),  # noqa: B008  # frozen
         prices: PriceBook | None = None,
         worker: str | None = None,
@@ -112,29 +151,36 @@ class RunHost:
     ) -> None:
         self.stores = stores
         self.settings = settings
-        self.services: Mapping[str, Any] = {"memory": stores.memories, **(services or {})}
-        """What nodes depend on, by name; their memory is that of the stores, unless another one is given."""
+        self.services = as_services({"memory": stores.memories, **as_services(services)})
+        """Services for nodes, by name; `memory` is the memory store of `stores` unless another one is given."""
         self._usual_limits = settings.default_limits.clipped(settings.ceilings)
         name = worker or f"{socket.gethostname()}:{os.getpid()}:{new_run_id()[-12:]}"
-        self._at = Workplace(stores, settings, _registry(executors), self.services, name, clock, SteadyClock(clock))
-        self._at.prices = prices
-        self.kinds = self._at.kinds
-        """What is to be done around runs, by the kind that their origin names."""
-        self.forgetting = self._at.forgetting
-        """What is to be removed with runs that are not kept any more."""
-        self._here: dict[str, HostedRun] = {}
+        self._context = HostContext(
+            stores, settings, _registry(executors), self.services, name, clock, SteadyClock(clock)
+        )
+        self._context.prices = prices
+        self.handlers = self._context.handlers
+        """Run handlers, by the `kind` in a run's origin."""
+        self.on_delete = self._context.on_delete
+        """Callbacks that remove further data together with removed runs."""
+        self._active: dict[str, HostedRun] = {}
         self._tasks: dict[HostedRun, asyncio.Task[None]] = {}
-        self._admission = Admission(self._at)
-        self._control = Control(self._at, self._here, self._add, self._wake)
+        self._admission = Admission(self._context)
+        self._control = Control(self._context, self._active, self._fork, self._wake)
+        self._bills = Bills(self._context)
         self._wanted = asyncio.Event()
+        self._starting: Counter[str] = Counter()
+        """Number of runs per owner that are being added and start on this host immediately."""
+        self._unsure: set[str] = set()
+        """Runs whose admission may have been committed, with a claim, although the store's response was lost."""
         self._coming: dict[str, int] = {}
-        """What was submitted here and is not claimed yet, and how often the queue had been looked at before."""
+        """Runs submitted here and not claimed yet, each with the value of `_looks` at its submission."""
         self._looks = 0
-        self._reading = Reading(self._at, self._here, self._coming)
+        self._reading = Reading(self._context, self._active, self._coming)
         self._is_thorough = True
-        """Whether the next look at the queue is for whatever is there, and not only for what came here."""
+        """Whether the next pass over the queue considers all queued runs, not only those submitted here."""
         self._has_left_some = True
-        """Whether the last look at the queue may have left something there for want of room."""
+        """Whether the last pass may have left runs in the queue for lack of room."""
         self._is_closing = False
         self._claiming: asyncio.Task[None] | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -146,15 +192,15 @@ class RunHost:
 
     @property
     def worker(self) -> str:
-        """The name of this host among all that share the stores."""
-        return self._at.worker
+        """The name of this host, unique among the hosts that share the stores."""
+        return self._context.worker
 
     @property
     def executors(self) -> ExecutorRegistry:
-        """What stands behind the node types of its graphs."""
-        return self._at.executors
+        """The executors of the node types in this host's graphs."""
+        return self._context.executors
 
-    # Beginning and end.
+    # Start and close.
 
     async def __aenter__(self) -> RunHost:
         await self.start()
@@ -166,7 +212,7 @@ class RunHost:
         await self.close()
 
     async def start(self) -> None:
-        """Begin to work: first on what other hosts have parked."""
+        """Start the host's tasks; runs parked by other hosts are requeued first."""
         if self._claiming is not None:
             return
         self._reading.is_closed, self._reading.is_working = False, True
@@ -177,18 +223,18 @@ class RunHost:
         self._ticking = asyncio.create_task(self._keep(self._tick, self.settings.tick_s), name=f"{self.worker} ticks")
 
     async def close(self, drain_s: float | None = None) -> None:
-        """Take on nothing more, let runs end for `drain_s`, park the others; the next host goes on with those."""
+        """Stop claiming runs, wait up to `drain_s` for runs to end, and park the rest for the next host."""
         drain_s = self.settings.drain_s if drain_s is None else drain_s
         self._is_closing = True
         self._wake()
-        if self._claiming is not None:  # what it is about to claim would be nobody's until the lease has run out
+        if self._claiming is not None:  # a claim in progress would leave its run idle until the lease expires
             await asyncio.wait((self._claiming,), timeout=PARKING_S)
         await _stopped(self._claiming, self._tidying)
-        self._park(hosted for hosted in self._here.values() if hosted.is_waiting)
+        self._park(hosted for hosted in self._active.values() if hosted.is_waiting)
         await self._drained(drain_s)
-        self._park(self._here.values())
+        self._park(self._active.values())
         await self._drained(PARKING_S)
-        await _stopped(*self._tasks.values(), self._ticking)  # stores that are away: the leases will run out
+        await _stopped(*self._tasks.values(), self._ticking)  # if the stores are unavailable, the leases will expire
         self._claiming = self._tidying = self._ticking = None
         self._reading.close()
 
@@ -200,7 +246,7 @@ class RunHost:
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=timeout_s)
 
-    # What people ask for.
+    # Public operations.
 
     async def submit(
         self,
@@ -212,190 +258,267 @@ class RunHost:
         limits: RunLimits | Mapping[str, Any] | None = None,
         run_id: str | None = None,
         origin: Mapping[str, Any] | None = None,
-        first: Callable[[], Awaitable[None]] | None = None,
+        also: Also | None = None,
     ) -> RunRecord:
-        """Take a run on. Asked again with the same `run_id` and the same of everything, it is the run that is there,
-        whatever it was granted since; and, if no `version` is named, of whichever was the newest then.
+        """Add a run to the queue; a host with room starts it immediately.
 
-        Overloaded if too many wait, UnknownGraph, GraphArchived, Conflict if the id is another run's, InvalidValue for
-        limits above what may be asked for. What is to be written `first`, because the run will look for it, is written
-        when nothing of this stands in the way any more, and just before the run is there.
+        Submitting is idempotent: the same `run_id` with the same arguments returns the existing run, even if it was
+        granted more since or, without a `version`, if the graph has a newer one. `also(stores)` is called in the
+        transaction that adds the run, to store data together with it; if it raises, the run is not added.
+
+        Raises Overloaded if too many runs are queued, GraphNotFound, GraphArchived, Conflict if the id belongs to a
+        different run, and InvalidValue for limits above the ceilings of the host.
         """
-        head = await self._to_begin(graph_id, version, run_id)
         run = RunRecord(
-            _checked_id("run_id", new_run_id() if run_id is None else run_id),
-            _checked_owner(owner),
+            checks.identifier("run_id", new_run_id() if run_id is None else run_id),
+            checks.text("owner", owner, minimum=1),
             graph_id,
-            head.version,
+            0,
             input,
             self._limits(limits),
             {"kind": "run"} if origin is None else dict(origin),
         )
-        unasked = ("graph_version",) if version is None else ()
-        return await self._add(run, is_new=run_id is None, first=first, unasked=unasked)
+        return await self._add(_Submission(run, self._context.now_ms(), version=version, is_of_graph=True, also=also))
 
     async def graph_to_begin(self, graph_id: str, version: int | None = None) -> GraphRecord:
-        """The graph that a new run would be of; UnknownGraph, or GraphArchived."""
+        """Return the graph that a new run would use; raise GraphNotFound or GraphArchived."""
         graph = await self.stores.graphs.get(graph_id, version)
         if graph is None:
-            raise UnknownGraph(graph_id, version)
+            raise GraphNotFound(graph_id, version)
         if graph.is_archived:
             raise GraphArchived(graph_id)
         return graph
 
     async def get(self, run_id: str) -> RunRecord | None:
-        """The run as it stands; None if there is none of that id."""
+        """Return the current record of a run, or None if the id is unknown."""
         return await self.stores.runs.get(run_id)
 
     async def cancel(
         self, run_id: str, *, reason: str = "cancelled", by: str = "", owner: str | None = None
     ) -> CancelResult:
-        """Stop a run wherever it is; one that is not there yet is stopped when it comes, if that is not too late.
+        """Cancel a run on any host; a run not submitted yet is cancelled on arrival, if the request has not expired.
 
-        With an `owner` only a run of theirs is meant: another's is left alone, as if it were not there.
+        With an `owner`, the request applies only to a run of that owner; any other run is treated as nonexistent.
         """
-        run_id, reason, by = _checked_id("run_id", run_id), _checked_text("reason", reason), _checked_text("by", by)
-        return await self._control.cancel(run_id, reason, by, None if owner is None else _checked_owner(owner))
+        run_id, reason, by = checks.identifier("run_id", run_id), checks.text("reason", reason), checks.text("by", by)
+        if owner is not None:
+            checks.text("owner", owner, minimum=1)
+        return await self._control.cancel(run_id, reason, by, owner)
 
     async def remove(self, run_id: str) -> None:
-        """Remove a run that has ended with all it has left, before its time; Conflict if it has not ended."""
-        await remove(self._at, _checked_id("run_id", run_id))
+        """Remove an ended run and all its data before its retention time; Conflict if it has not ended."""
+        await remove(self._context, checks.identifier("run_id", run_id))
 
     async def resume(self, run_id: str) -> RunRecord:
-        """Let a run that was parked, halted or cancelled, or that failed, go on from where it was."""
+        """Resume a parked, halted, cancelled or failed run from where it stopped."""
         return await self._control.resume(run_id)
 
     async def grant(
         self, run_id: str, more: RunLimits | Mapping[str, Any], *, by: str, within: RunLimits = NO_CEILINGS
     ) -> RunRecord:
-        """Raise the ceilings of a run that was halted by `more`, and let it go on.
+        """Raise the limits of a halted run by `more`, and resume it.
 
-        Conflict if it is not halted, or somebody else was first: then this grant does not count; or if it gives nothing
-        of what has halted the run. InvalidValue if they would be above `within`.
+        Raises Conflict, and grants nothing, if the run is not halted, if another request resumed it first, or if `more`
+        does not raise the limit that halted the run. Raises InvalidValue if the new limits would exceed `within`.
         """
-        return await self._control.grant(run_id, _as_limits(more), _checked_text("by", by), within)
+        return await self._control.grant(run_id, _as_limits(more), checks.text("by", by), within)
+
+    async def bills(self, run_id: str) -> list[HostedBill]:
+        """Return the calls of a run whose bill is unknown and whose hold stays taken, oldest first."""
+        return await self._bills.unresolved(run_id)
+
+    async def resolve_bill(
+        self, run_id: str, call_id: str, *, cost_usd: Usd, by: str, tokens_in: int = 0, tokens_out: int = 0
+    ) -> RunRecord:
+        """Resolve an unresolved bill of an ended run at what the call really cost, which may be more than its hold.
+
+        `by` is the person who knows; it is stored in the event `bill.resolved`. Raises BillNotFound, and Conflict if
+        the run has not ended or the bill was resolved already.
+        """
+        checks.integer("tokens_in", tokens_in)
+        checks.integer("tokens_out", tokens_out)
+        actual = Amounts(to_nanos(cost_usd, "cost_usd"), tokens_in, tokens_out)
+        return await self._bills.resolve(run_id, checks.text("call_id", call_id), actual, check_person(by))
+
+    async def release_bill(self, run_id: str, call_id: str, *, by: str) -> RunRecord:
+        """Release an unresolved bill of an ended run, whose call cost nothing; as `resolve_bill`."""
+        return await self._bills.resolve(run_id, checks.text("call_id", call_id), None, check_person(by))
 
     async def fork(
         self, run_id: str, *, owner: str, at: str, input: Any = UNSET, run_id_new: str | None = None
     ) -> RunRecord:
-        """A new run that does node `at`, and all behind it, again; `input` replaces what came into `at`."""
-        new_id = _checked_id("run_id_new", run_id_new or new_run_id())
-        return await self._control.fork(run_id, _checked_owner(owner), at, input, new_id)
+        """Add a new run that repeats node `at` and everything after it; `input` replaces the input of `at`."""
+        new_id = checks.identifier("run_id_new", run_id_new or new_run_id())
+        return await self._control.fork(run_id, checks.text("owner", owner, minimum=1), at, input, new_id)
 
     async def replay(self, run_id: str, *, owner: str) -> RunRecord:
-        """A new run that goes the way of an old one by what was recorded: nothing is called, nothing is paid."""
-        return await self._control.replay(run_id, _checked_owner(owner), new_run_id())
+        """Add a new run that replays the recorded results of another: it makes no calls and costs nothing."""
+        return await self._control.replay(run_id, checks.text("owner", owner, minimum=1), new_run_id())
 
     def events(self, run_id: str, after: int = 0) -> AsyncGenerator[HostedEvent, None]:
-        """What happened to a run after that event, then what happens, up to the event that ends or parks it."""
+        """Yield the stored events of a run after seq `after`, then new ones, up to the event that ends or parks it."""
         return self._reading.events(run_id, after)
 
     async def wait(self, run_id: str) -> RunRecord:
-        """The run once it has ended; or is parked, if this host was closed or not started."""
+        """Wait until the run has ended, or is parked if this host is closed or not started; return the run."""
         return await self._reading.wait(run_id)
 
     async def answer(
         self, approval_id: str, state: ApprovalState, *, answer: Any = None, reason: str = "", by: str
     ) -> ApprovalRecord:
-        """Answer a question: approved, edited (with the `answer`) or rejected.
+        """Answer an approval: approved, edited (with the `answer`) or rejected.
 
-        Conflict if it waits no more, UnknownApproval if there is none of that id, InvalidValue for an edit that whoever
-        asked could not go on with; then the question still waits.
+        Raises Conflict if it is no longer pending, ApprovalNotFound for an unknown id, and InvalidValue for an edited
+        value that the node cannot use; the approval then stays pending.
         """
         if state == "edited":
-            asked = await self.stores.approvals.get(approval_id)
-            answer = answer if asked is None else as_edited(asked.expects, answer)
+            approval = await self.stores.approvals.get(approval_id)
+            answer = answer if approval is None else as_edited(approval.expects, answer)
         try:
             approval = await self.stores.approvals.answer(
-                approval_id, state, answer=answer, reason=reason, by=by, now_ms=self._at.now_ms()
+                approval_id, state, answer=answer, reason=reason, by=by, now_ms=self._context.now_ms()
             )
         except KeyError:
-            raise UnknownApproval(approval_id) from None
-        passing("approval.answered")
-        hosted = self._here.get(approval.run_id)
+            raise ApprovalNotFound(approval_id) from None
+        failpoint("approval.answered")
+        hosted = self._active.get(approval.run_id)
         if hosted is not None:
             hosted.answered(approval)
         return approval
 
     def stats(self) -> dict[str, Any]:
-        """Figures of this host: what it works on now, and what has happened since it was made."""
-        waiting = sum(1 for hosted in self._here.values() if hosted.is_waiting)
+        """Return the statistics of this host: current run counts, and totals since it was created."""
+        waiting = sum(1 for hosted in self._active.values() if hosted.is_waiting)
         return {
             "worker": self.worker,
-            "running": len(self._here) - waiting,
+            "running": len(self._active) - waiting,
             "waiting": waiting,
             "queued": self._queued,
-            "totals": dict(self._at.counted),
+            "totals": dict(self._context.counted),
         }
 
-    # Taking on.
+    # Admission.
 
-    def _limits(self, asked: RunLimits | Mapping[str, Any] | None) -> dict[str, Any]:
-        return _as_limits({} if asked is None else asked).within(self.settings.ceilings).to_dict(self._usual_limits)
+    def _limits(self, limits: RunLimits | Mapping[str, Any] | None) -> dict[str, Any]:
+        return _as_limits({} if limits is None else limits).within(self.settings.ceilings).to_dict(self._usual_limits)
 
-    async def _to_begin(self, graph_id: str, version: int | None, run_id: str | None) -> GraphHead:
-        """What a run would be of; UnknownGraph, or GraphArchived unless the run is there already."""
-        head = await self.stores.graphs.head(graph_id, version)
-        if head is None:
-            raise UnknownGraph(graph_id, version)
-        if head.is_archived and (run_id is None or await self.stores.runs.get(run_id) is None):
-            raise GraphArchived(graph_id)
-        return head
-
-    async def _add(
-        self,
-        run: RunRecord,
-        journal: Sequence[JournalEntry] = (),
-        *,
-        is_new: bool = False,
-        first: Callable[[], Awaitable[None]] | None = None,
-        unasked: Collection[str] = (),
+    async def _fork(
+        self, run: RunRecord, journal: Sequence[JournalEntry] = (), *, not_compared: Collection[str] = ()
     ) -> RunRecord:
-        """Keep a run with the journal it begins with, and let it begin; the one that is there, if that is asked for."""
-        made = RunRecord(
-            run.id, run.owner, run.graph_id, run.graph_version, run.input, run.limits, run.origin,
-            created_ms=self._at.now_ms(),
-        )  # fmt: skip
-        try:
-            added = await self._admission.admit(run.owner, lambda: self._taken_on(made, journal, unasked), first)
-        except Overloaded:
-            if is_new or await self.stores.runs.get(run.id) is None:
+        """Add a run of a known graph version, with its initial journal."""
+        return await self._add(_Submission(run, self._context.now_ms(), journal=journal, not_compared=not_compared))
+
+    async def _add(self, submission: _Submission) -> RunRecord:
+        """Add a run and start it if there is room; return the existing run if it is the same."""
+        run_id, owner = submission.run.id, submission.run.owner
+        starts_here = self._starts_here(owner)
+        with self._admission.place(owner) as check_room, self._reserved(owner, starts_here):
+            try:
+                admitted = await self.stores.transaction(
+                    lambda stores: self._admit(stores, submission, check_room, starts_here),
+                    inline=not submission.journal,
+                )
+            except (StoreUnavailable, asyncio.CancelledError):
+                if starts_here:  # the transaction may have been committed, and then the run is claimed by this host
+                    self._unsure.add(run_id)
                 raise
-            return await self._taken_on(run, journal, unasked)  # one that is there needs no room: it again, or Conflict
-        if (added.created_ms, added.status) != (made.created_ms, made.status):
-            return added  # it was there
-        passing("submit.added")
-        self._at.counted["submitted"] += 1
-        if not self._begins_at_once(run.owner):  # else it is told with its beginning
-            await self._tell_queued(added)
-        passing("submit.told")
-        intent = (await self.stores.cancels.find({run.id: run.owner}, now_ms=self._at.now_ms())).get(run.id)
-        if intent is not None:
-            await self.stores.cancels.put(replace(intent, until_ms=UNTIL_ENDED))  # now it is for a run that is there
-            if await self._control.end_unclaimed(added, intent.reason):
-                return await self._control.found(run.id)
-        self._coming[run.id] = self._looks
-        self._wanted.set()
+        added, claimed = admitted.run, admitted.claimed
+        if not admitted.is_new:
+            if run_id in self._unsure:
+                await self._resolve(run_id)
+            return added
+        failpoint("submit.added")
+        self._context.counted["submitted"] += 1
+        if claimed is not None:
+            await self._start(claimed, is_new=True)
+        elif admitted.cancel is not None and await self._control.end_unclaimed(added, admitted.cancel.reason):
+            return await self._control.found(run_id)
+        else:
+            self._coming[run_id] = self._looks
+            self._wanted.set()
         return added
 
-    async def _taken_on(self, run: RunRecord, journal: Sequence[JournalEntry], unasked: Collection[str]) -> RunRecord:
+    async def _admit(
+        self, stores: TransactionStores, submission: _Submission, check_room: CheckRoom, starts_here: bool
+    ) -> _Admitted:
+        """Inside a transaction: add the run and its related data, and claim it if this host starts it immediately."""
+        made = await self._made(stores, submission)
+        added, is_new = await self._add_or_find(stores, made, submission)
+        if not is_new:
+            return _Admitted(added)
+        waiting = await check_room(stores.runs)
+        if submission.also is not None:
+            await submission.also(stores)
+        found = await stores.cancels.find({made.id: made.owner}, now_ms=submission.at_ms)
+        cancel = found.get(made.id)
+        if cancel is not None:
+            await stores.cancels.put(replace(cancel, until_ms=UNTIL_ENDED))  # the run exists now
+        elif starts_here and not waiting:
+            claimed = await self._admission.claim_with(stores.runs, made.id)
+            return _Admitted(added, is_new=True, claimed=claimed)
+        await stores.events.append(made.id, 0, [HostedEvent(1, made.created_ms, "run.queued")])
+        return _Admitted(added, is_new=True, cancel=cancel)
+
+    async def _made(self, stores: TransactionStores, submission: _Submission) -> RunRecord:
+        """Return the record to add; raise GraphNotFound, or GraphArchived unless the run exists already."""
+        run = submission.run
+        version = run.graph_version
+        if submission.is_of_graph:
+            head = await stores.graphs.head(run.graph_id, submission.version)
+            if head is None:
+                raise GraphNotFound(run.graph_id, submission.version)
+            if head.is_archived and await stores.runs.get(run.id) is None:
+                raise GraphArchived(run.graph_id)
+            version = head.version
+        return RunRecord(
+            run.id, run.owner, run.graph_id, version, run.input, run.limits, run.origin, created_ms=submission.at_ms
+        )
+
+    async def _add_or_find(self, stores: TransactionStores, run: RunRecord, submission: _Submission) -> AddedRun:
         try:
-            return await self.stores.runs.add(run, journal)
-        except AnotherRun as error:
-            differing = {*error.fields} - {*unasked}
-            if not differing or (differing == {"limits"} and await was_granted(self.stores.events, run.id)):
-                return error.known
+            return await stores.runs.add(run, submission.journal)
+        except RunIdConflict as error:
+            not_compared = {*submission.not_compared} | (
+                {"graph_version"} if submission.is_of_graph and submission.version is None else set()
+            )
+            differing = {*error.fields} - not_compared
+            if not differing or (differing == {"limits"} and error.known.grants):
+                return AddedRun(error.known, is_new=False)
             raise
 
-    async def _tell_queued(self, run: RunRecord) -> None:
-        with suppress(Conflict, Fenced):  # a worker was quicker, and has told it
-            await self.stores.events.append(run.id, 0, [HostedEvent(1, run.created_ms, "run.queued")])
+    async def _start(self, claimed: RunRecord, *, is_new: bool = False) -> None:
+        """Start a run that was claimed at its admission, or park it if this host is closing."""
+        if self._is_closing:
+            await self.stores.runs.update(claimed.id, claimed.epoch, status="parked")
+        else:
+            self._begin(claimed, is_new=is_new)
+
+    async def _resolve(self, run_id: str) -> None:
+        """Start a run whose admission was committed although the store's response was lost."""
+        run = await self.stores.runs.get(run_id)
+        self._unsure.discard(run_id)
+        is_ours = run is not None and run.status in CLAIMED and (run.worker, run.epoch) == (self.worker, 1)
+        if run is not None and is_ours and run_id not in self._active:
+            await self._start(run)
+
+    @contextmanager
+    def _reserved(self, owner: str, starts_here: bool) -> Iterator[None]:
+        """Reserve a slot for a run that is about to start here, so that no other run takes it in the meantime."""
+        if not starts_here:
+            yield
+            return
+        self._starting[owner] += 1
+        try:
+            yield
+        finally:
+            self._starting[owner] -= 1
+            self._starting += Counter()
 
     def _wake(self) -> None:
         self._is_thorough = True
         self._wanted.set()
 
-    # The three loops.
+    # The three tasks.
 
     async def _keep_claiming(self) -> None:
         while not self._is_closing:
@@ -412,16 +535,18 @@ class RunHost:
         try:
             await turn()
         except (StoreUnavailable, LedgerUnavailable):
-            self._at.counted["store_failures"] += 1
-        except Exception:  # whatever it is, the other runs of this host go on
-            self._at.counted["host_failures"] += 1
-            journal_of_failures.exception("a host could not do its round; it goes on with the next")
+            self._context.counted["store_failures"] += 1
+        except Exception:  # one failure must not stop the other runs of this host
+            self._context.counted["host_failures"] += 1
+            logger.exception("a periodic task of the host failed; it is tried again at the next interval")
 
     async def _claim(self) -> None:
-        """Claim what there is room for: all that is queued or, if only some have just come here, as long as they last.
+        """Claim runs while there is room: any queued run in a thorough pass, else until those submitted here are gone.
 
-        What others were given, they claim; whatever they leave is found when everything is looked at, every tick.
+        Other hosts claim the runs submitted to them; runs they leave are found by the thorough pass of each tick.
         """
+        for run_id in [*self._unsure]:
+            await self._resolve(run_id)
         is_thorough = self._is_thorough or self._has_left_some
         self._is_thorough, self._has_left_some = False, True
         self._looks += 1
@@ -436,109 +561,110 @@ class RunHost:
         await self._admission.claim(self._by_owner, begin)
         self._has_left_some = not self._may_begin() or self._admission.is_choosing(self._by_owner())
         for run_id in [id for id, looks in self._coming.items() if looks < self._looks]:
-            del self._coming[run_id]  # somebody else has it
+            del self._coming[run_id]  # another host has claimed it
 
     def _may_begin(self) -> bool:
         if self._is_closing:
             return False
-        here, most = self._here, self.settings.max_running
-        if len(here) < most:  # however many of them wait
+        active, most = self._active, self.settings.max_running
+        taken = len(active) + self._starting.total()
+        if taken < most:  # regardless of how many of them are waiting
             return True
-        waiting = sum(1 for hosted in here.values() if hosted.is_waiting)
-        return len(here) - waiting < most and waiting < most * MAX_WAITING
+        waiting = sum(1 for hosted in active.values() if hosted.is_waiting)
+        return taken - waiting < most and waiting < most * MAX_WAITING
 
-    def _begins_at_once(self, owner: str) -> bool:
-        """Whether a run of this owner is claimed here as soon as it is there, with all that came before it."""
+    def _starts_here(self, owner: str) -> bool:
+        """Whether this host has room for a run of this owner, and no run submitted here is queued ahead of it."""
         if self._claiming is None or self._coming or not self._may_begin():
             return False
         return self._by_owner().get(owner, 0) < self.settings.max_running_per_owner
 
     def _by_owner(self) -> dict[str, int]:
-        """How many runs of each owner are worked on; nothing while none can have as many as may run at once."""
-        count: dict[str, int] = {}
-        if len(self._here) < self.settings.max_running_per_owner:
-            return count
-        for hosted in self._here.values():
+        """Number of active runs per owner; empty while no owner can have reached the per-owner limit."""
+        count: dict[str, int] = dict(self._starting)
+        if len(self._active) + len(count) < self.settings.max_running_per_owner:
+            return {}
+        for hosted in self._active.values():
             if not hosted.is_waiting:
                 count[hosted.run.owner] = count.get(hosted.run.owner, 0) + 1
         return count
 
-    def _begin(self, run: RunRecord) -> None:
-        passing("claim.taken")
-        before = self._here.get(run.id)
-        if before is not None:  # our own lease had run out, and we were the first to claim it again
-            before.lose()
-        hosted = self._here[run.id] = HostedRun(self._at, run)
+    def _begin(self, run: RunRecord, *, is_new: bool = False) -> None:
+        failpoint("claim.taken")
+        before = self._active.get(run.id)
+        if before is not None:  # this host's own lease expired, and this host claimed the run again
+            before.fence()
+        hosted = self._active[run.id] = HostedRun(self._context, run, is_new=is_new)
         after = None if before is None else self._tasks.get(before)
-        self._at.counted["claimed"] += 1
+        self._context.counted["claimed"] += 1
         self._tasks[hosted] = asyncio.create_task(self._work(hosted, after), name=f"run {run.id}")
 
     async def _work(self, hosted: HostedRun, after: asyncio.Task[None] | None) -> None:
-        began_ns = self._at.clock.monotonic_ns()
+        began_ns = self._context.clock.monotonic_ns()
         try:
             if after is not None:
                 await asyncio.wait((after,))
             left = await hosted.work()
             if left is None:
-                self._at.counted["lost"] += 1
+                self._context.counted["lost"] += 1
             else:
-                self._at.count_left(hosted.run, left)
-            self._admission.took((self._at.clock.monotonic_ns() - began_ns) / NANOS_PER_S)
+                self._context.count_left(hosted.run, left)
+            self._admission.took((self._context.clock.monotonic_ns() - began_ns) / NANOS_PER_S)
         except Exception:
-            self._at.counted["host_failures"] += 1
-            journal_of_failures.exception("run %s could not be brought to its end here", hosted.run.id)
+            self._context.counted["host_failures"] += 1
+            logger.exception("this host could not finish run %s", hosted.run.id)
         finally:
             self._tasks.pop(hosted, None)
-            if self._here.get(hosted.run.id) is hosted:
-                del self._here[hosted.run.id]
+            if self._active.get(hosted.run.id) is hosted:
+                del self._active[hosted.run.id]
             hosted.gone.set()
-            if self._has_left_some:  # there is room now for what was left in the queue
+            if self._has_left_some:  # there is room now for runs left in the queue
                 self._wake()
 
     async def _tick(self) -> None:
         self._wake()
-        here = dict(self._here)
-        if not here:
+        active = dict(self._active)
+        if not active:
             return
-        now_ns = self._at.steady.time_ns()  # after a suspend, the leases have to be looked after at once
+        now_ns = self._context.steady.time_ns()  # this clock includes suspends: after one, renew the leases at once
         if now_ns >= self._next_renew_ns:
-            await self._renew(here)
+            await self._renew(active)
             self._next_renew_ns = now_ns + round(self.settings.lease_s / 3 * NANOS_PER_S)
-        owners = {run_id: hosted.run.owner for run_id, hosted in here.items()}
-        intents = await self.stores.cancels.find(owners, now_ms=self._at.now_ms())
-        for run_id, intent in intents.items():
-            here[run_id].cancel(intent.reason)
-        asked = {id: hosted for hosted in here.values() for id in hosted.asks}
-        if asked:
-            for id, approval in (await self.stores.approvals.answered(list(asked))).items():
-                asked[id].answered(approval)
-        for hosted in here.values():
+        owners = {run_id: hosted.run.owner for run_id, hosted in active.items()}
+        requests = await self.stores.cancels.find(owners, now_ms=self._context.now_ms())
+        for run_id, request in requests.items():
+            active[run_id].cancel(request.reason)
+        waiting = {id: hosted for hosted in active.values() for id in hosted.asks}
+        if waiting:
+            for id, approval in (await self.stores.approvals.answered(list(waiting))).items():
+                waiting[id].answered(approval)
+        for hosted in active.values():
             hosted.notice_idle()
 
-    async def _renew(self, here: Mapping[str, HostedRun]) -> None:
+    async def _renew(self, active: Mapping[str, HostedRun]) -> None:
         lease_ms = round(self.settings.lease_s * 1_000)
-        mine = await self.stores.runs.renew(self.worker, list(here), now_ms=self._at.now_ms(), lease_ms=lease_ms)
-        for run_id in here.keys() - set(mine):
-            if here[run_id].decided is None:
-                here[run_id].lose()
+        mine = await self.stores.runs.renew(self.worker, list(active), now_ms=self._context.now_ms(), lease_ms=lease_ms)
+        for run_id in active.keys() - set(mine):
+            if active[run_id].decided is None:
+                active[run_id].fence()
 
     async def _tidy(self) -> None:
         for run in await self.stores.runs.list(statuses=PARKED, limit=100):
-            with suppress(Conflict, UnknownRun):  # another host was quicker
+            with suppress(Conflict, RunNotFound):  # another host resumed it first
                 await self._control.resume(run.id, statuses=PARKED)
         self._queued = await self.stores.runs.count(statuses=QUEUED)
-        now_ns = self._at.clock.monotonic_ns()
+        now_ns = self._context.clock.monotonic_ns()
         if now_ns >= self._next_remove_ns:
             self._next_remove_ns = now_ns + round(REMOVE_S * NANOS_PER_S)
-            await remove_ended(self._at)
+            await remove_ended(self._context)
             if now_ns >= self._next_sweep_ns:
-                await sweep_accounts(self._at)
+                await sweep_accounts(self._context)
                 self._next_sweep_ns = now_ns + round(SWEEP_S * NANOS_PER_S)
-            await self._control.forget_wishes()
+            await self._control.prune_cancel_requests()
 
 
 async def _stopped(*tasks: asyncio.Task[None] | None) -> None:
-    """End tasks, and wait until they have."""
+    """Cancel tasks, and wait until they have ended."""
     ending = [task for task in tasks if task is not None]
     for task in ending:
         task.cancel()
@@ -554,21 +680,3 @@ def _registry(executors: ExecutorRegistry | Mapping[str, Any] | None) -> Executo
 
 def _as_limits(given: RunLimits | Mapping[str, Any]) -> RunLimits:
     return given if isinstance(given, RunLimits) else RunLimits.from_dict(given)
-
-
-def _checked_text(field: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise InvalidValue(field, value, "text")
-    return value
-
-
-def _checked_id(field: str, value: object) -> str:
-    if not isinstance(value, str) or ID.fullmatch(value) is None:
-        raise InvalidValue(field, value, f"an id: {AN_ID}")
-    return value
-
-
-def _checked_owner(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise InvalidValue("owner", value, "the name of whom the run belongs to")
-    return value

@@ -1,24 +1,25 @@
-"""What a hosted run may use, as people write it and as it is kept.
+"""The limits of a hosted run, as written by clients and as stored, and the settings of a host.
 
-None is no limit of its own, 0 is nothing. Kept as JSON without the fields that are None; money is a decimal string, so
-that a ceiling reads the same after any number of databases and languages.
+None is no limit of its own, 0 allows nothing. Stored as JSON without the fields that are None; money is a decimal
+string, so that databases and other languages do not change a ceiling.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
+from penstock import checks
 from penstock.containment.limits import Budget, ExecutionConfig, Limits, seconds_to_ns
 from penstock.errors import InvalidValue
 from penstock.money import MAX_NANOS, NANOS_PER_USD, Usd, to_nanos
 
 MAX_COUNT = (1 << 53) - 1
-"""Counts beyond this are not the same number in every language that reads JSON."""
+"""Largest count that every language reads from JSON as the same number."""
 
 MAX_TIMEOUT_S = 1e9
 
@@ -33,20 +34,20 @@ class RunLimits:
     max_api_calls: int | None = None
     max_retries: int | None = None
     timeout_s: float | None = None
-    """For the work on it, over all workers that had it: time that it waits in a queue or is parked does not count."""
+    """Execution time over all workers of the run; time in the queue or parked does not count."""
 
     def __post_init__(self) -> None:
         if self.max_cost_usd is not None:
             to_nanos(self.max_cost_usd, "max_cost_usd")
         for name, value in zip(COUNTS, _counts(self), strict=True):
             if value is not None:
-                _check_count(name, value)
+                checks.integer(name, value, maximum=MAX_COUNT, none="no limit")
         if self.timeout_s is not None:
             seconds_to_ns(self.timeout_s, "timeout_s")
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> RunLimits:
-        """The limits that `to_dict` wrote, or that a client asks for; InvalidValue names what is none."""
+        """Parse limits written by `to_dict` or requested by a client; InvalidValue names an invalid one."""
         if not isinstance(given, Mapping):
             raise InvalidValue("limits", given, f"an object with any of {', '.join(NAMES)}")
         for name in given:
@@ -55,7 +56,7 @@ class RunLimits:
         return cls(**given)
 
     def to_dict(self, usual: RunLimits | None = None) -> dict[str, Any]:
-        """The limits as JSON data, the `usual` ones where these have none; what is not limited is left out."""
+        """Return the limits as JSON data, with `usual` as defaults; fields without a limit are left out."""
         values: Iterable[Any] = _values(self)
         if usual is not None:
             values = [other if one is None else one for one, other in zip(values, _values(usual), strict=True)]
@@ -65,49 +66,56 @@ class RunLimits:
         return given
 
     def within(self, ceilings: RunLimits) -> RunLimits:
-        """The same limits; InvalidValue names the first that is above its ceiling."""
+        """Return the same limits; InvalidValue names the first that is above its ceiling."""
         highest = _values(ceilings)
         if highest == NO_VALUES:
             return self
-        for name, asked, most in zip(NAMES, _values(self), highest, strict=True):
-            if asked is not None and most is not None and _amount(name, asked) > _amount(name, most):
+        for name, value, most in zip(NAMES, _values(self), highest, strict=True):
+            if value is not None and most is not None and _amount(name, value) > _amount(name, most):
                 ceiling = f"at most {_shown(name, most)}, which is the ceiling of a run here"
-                raise InvalidValue(name, _shown(name, asked), ceiling)
+                raise InvalidValue(name, _shown(name, value), ceiling)
         return self
 
     def clipped(self, ceilings: RunLimits) -> RunLimits:
-        """The tighter of both in every dimension."""
+        """Return the tighter of both for each limit."""
         return RunLimits(*map(_tighter, NAMES, _values(self), _values(ceilings)))
 
     def plus(self, more: RunLimits) -> RunLimits:
-        """Ceilings that are higher by `more`; what has no limit stays without one."""
+        """Return the limits raised by `more`; a field without a limit stays without one."""
         return RunLimits(*map(_risen, NAMES, _values(self), _values(more)))
 
     def config(self) -> ExecutionConfig:
-        """The part of it that an ExecutionConfig says."""
+        """Return the limits that belong in an ExecutionConfig."""
         return ExecutionConfig(self.max_cost_usd, self.max_steps, self.max_retries)
 
     def budget(self) -> Budget:
-        """The part of it that a Budget says."""
+        """Return the limits that belong in a Budget."""
         return Budget(max_tokens=self.max_tokens, max_api_calls=self.max_api_calls, max_time_seconds=self.timeout_s)
 
     def in_ledger(self) -> Limits:
-        """What a stored account is opened with: all but the time, which the clock of each worker measures."""
+        """Return the limits for a stored account: all but the time, which each worker measures by its own clock."""
         untimed = Budget(max_tokens=self.max_tokens, max_api_calls=self.max_api_calls)
         return self.config().limits().tighter(untimed.limits())
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The limits of a run as its worker needs them."""
+    """The limits of a run in the forms its worker needs."""
 
     config: ExecutionConfig
     budget: Budget
     in_ledger: Limits
 
+    def after(self, worked_ms: int) -> Ceilings:
+        """Return the ceilings with `worked_ms` subtracted from the time limit."""
+        most_s = self.budget.max_time_seconds
+        if most_s is None or not worked_ms:
+            return self
+        return replace(self, budget=replace(self.budget, max_time_seconds=max(0.0, most_s - worked_ms / 1_000)))
+
 
 def ceilings_of(kept: Mapping[str, Any]) -> Ceilings:
-    """Those of limits that `to_dict` wrote: most runs have the same, and they are worked out once."""
+    """Return the ceilings for limits written by `to_dict`; cached, because most runs have the same limits."""
     return _ceilings(tuple(kept.items()))
 
 
@@ -124,17 +132,12 @@ COUNTS = ("max_steps", "max_tokens", "max_api_calls", "max_retries")
 _counts: Callable[[RunLimits], tuple[Any, ...]] = attrgetter(*COUNTS)
 
 
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
-        raise InvalidValue(name, value, f"a whole number from 0 to {MAX_COUNT}, or None for no limit")
-
-
 def _amount(name: str, value: Any) -> float | int:
     return to_nanos(value, name) if name == "max_cost_usd" else value
 
 
 def _shown(name: str, value: Any) -> Any:
-    """The value as people write it, whatever number it came as."""
+    """Return the value for display; money as a decimal string."""
     return _as_text(to_nanos(value)) if name == "max_cost_usd" else value
 
 
@@ -154,3 +157,60 @@ def _risen(name: str, value: Any, more: Any) -> Any:
 
 def _as_text(nanos: int) -> str:
     return f"{Decimal(nanos) / NANOS_PER_USD:f}"
+
+
+# Settings of a host.
+
+WHOLE = frozenset({"max_running", "max_running_per_owner", "max_queued", "max_queued_per_owner"})
+USUAL_LIMITS = RunLimits(max_cost_usd="1", max_steps=1_000, timeout_s=3_600)
+NO_CEILINGS = RunLimits()
+POSITIVE = frozenset({"lease_s", "tick_s", "early_cancel_s"})
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """Concurrency limits, timings, and run limits of a host."""
+
+    max_running: int = 64
+    """Maximum number of concurrent runs on one host; runs waiting for an answer are not counted."""
+    max_running_per_owner: int = 8
+    max_queued: int = 1_000
+    """Maximum number of queued runs, over all hosts."""
+    max_queued_per_owner: int = 100
+    lease_s: float = 15
+    """Other hosts take over the runs of a host that has not renewed its leases for this long."""
+    tick_s: float = 0.5
+    """Interval at which a host polls for cancel requests, answers, and runs submitted to other hosts."""
+    default_limits: RunLimits = USUAL_LIMITS
+    """Limits of a run for the fields that its submission leaves out."""
+    ceilings: RunLimits = NO_CEILINGS
+    """Highest limits that a submission may request."""
+    owner_daily_usd: Usd | None = None
+    daily_usd: Usd | None = None
+    max_wait_s: float = 30
+    """How long a call waits for what other calls hold, of its run, its owner or the day; 0 refuses it at once."""
+    drain_s: float = 10
+    """How long runs may take to end when the host closes, before they are parked."""
+    keep_days: float = 30
+    """How long runs are kept after their end."""
+    early_cancel_s: float = 3_600
+    """How long a cancel request for a run that does not exist yet stays valid."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            _check(one.name, getattr(self, one.name))
+
+
+def _check(name: str, value: Any) -> None:
+    if name in WHOLE:
+        checks.integer(name, value, minimum=1)
+    elif name in POSITIVE or name in ("drain_s", "max_wait_s"):
+        checks.seconds(name, value, above_zero=name in POSITIVE)
+    elif name == "keep_days":
+        if not checks.number(name, value, minimum=0, maximum=1e9):
+            raise InvalidValue(name, value, "more than zero")
+    elif name.endswith("daily_usd"):
+        if value is not None:
+            to_nanos(value, name)
+    else:
+        checks.instance(name, value, RunLimits)

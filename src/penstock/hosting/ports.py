@@ -1,21 +1,24 @@
-"""What hosting needs of a database: six stores, each with one suite that memory, SQLite and PostgreSQL must pass.
+"""The database ports of hosting: six stores, each with one test suite that memory, SQLite and PostgreSQL must pass.
 
-Every method is atomic. A store that cannot do it raises StoreUnavailable, and nothing of what was asked is there; if
-the answer was lost on the way, asking again is safe. What a worker writes names the epoch of its claim, and a claim
-that another worker has taken over is refused as Fenced: a worker that slept through its lease cannot write.
+Every method is atomic. A store that cannot perform it raises StoreUnavailable and changes nothing; if only the response
+was lost, repeating the call is safe. A worker's writes carry the epoch of its claim, and a write under a claim that
+another worker has taken over is refused as Fenced: a worker that slept through its lease cannot write.
+`retry_unavailable` repeats an operation while its store is unavailable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from penstock.containment.ledger import LedgerStore
-from penstock.errors import PenstockError
+from penstock.errors import LedgerUnavailable, PenstockError
 from penstock.hosting.records import (
     ApprovalRecord,
     ApprovalState,
-    CancelIntent,
+    CancelRequest,
     GraphHead,
     GraphRecord,
     HostedEvent,
@@ -27,13 +30,15 @@ from penstock.runtime.durable.ports import JournalEntry, JournalStore
 if TYPE_CHECKING:
     from penstock.nodes.memory import MemoryStore
 
+T = TypeVar("T")
+
 
 class StoreUnavailable(PenstockError):
-    """A database could not do what was asked: busy, full, read-only, broken or gone. Nothing was changed."""
+    """The database could not perform the operation: busy, full, read-only, broken or gone. Nothing was changed."""
 
 
 class Fenced(PenstockError):
-    """A worker wrote for a run that is not its own any more."""
+    """A worker tried to write for a run that another worker has claimed since."""
 
     def __init__(self, run_id: str, epoch: int) -> None:
         self.run_id = run_id
@@ -42,30 +47,40 @@ class Fenced(PenstockError):
 
 
 class Conflict(PenstockError):
-    """What was asked contradicts what is there: an id that is taken, a version that is not the newest, a state."""
+    """The request contradicts stored data: an id that is taken, a version that is not the newest, a state."""
 
 
-class AnotherRun(Conflict):
-    """The id is that of a run that is `known` and not what is asked for: they differ in these fields."""
+class RunIdConflict(Conflict):
+    """The id belongs to the existing run `known`, which differs from the requested one in `fields`."""
 
     def __init__(self, known: RunRecord, fields: Sequence[str]) -> None:
         self.known = known
         self.fields = tuple(fields)
-        # What is in another's run is not to be found out by asking for it until the answer changes.
+        # The contents of another owner's run must not be discoverable by guessing until the message changes.
         differs = "owner" if "owner" in fields else ", ".join(fields)
         super().__init__(f"run {known.id!r} is there with another {differs}; give this one an id of its own")
+
+
+class AddedRun(NamedTuple):
+    """The result of `RunStore.add`."""
+
+    run: RunRecord
+    is_new: bool
+    """False if the run existed before."""
 
 
 class RunStore(Protocol):
     """Runs by id."""
 
-    async def add(self, run: RunRecord, journal: Sequence[JournalEntry] = ()) -> RunRecord:
-        """Keep a new run and, in the same act, the `journal` it begins with. One that is there already with the same
-        owner, graph, input, limits and origin (but for what it says `about` the run) is given back as it is, with its
-        own journal; AnotherRun if it differs."""
+    async def add(self, run: RunRecord, journal: Sequence[JournalEntry] = ()) -> AddedRun:
+        """Add a new run together with its initial `journal`.
+
+        An existing run with the same id, owner, graph, input, limits and origin (except `about` in it) is returned
+        unchanged, with its own journal; RunIdConflict if it differs.
+        """
 
     async def get(self, run_id: str) -> RunRecord | None:
-        """The run; None if there is none of that id."""
+        """Return the run, or None if the id is unknown."""
 
     async def list(
         self,
@@ -77,59 +92,65 @@ class RunStore(Protocol):
         before: str | None = None,
         limit: int = 50,
     ) -> Sequence[RunRecord]:
-        """Runs, the newest first (by created_ms, then id); `before` is the id of the last one of the page before."""
+        """Return runs, newest first (by created_ms, then id); `before` is the last id of the previous page."""
 
     async def count(self, *, owner: str | None = None, statuses: Collection[RunStatus] = ()) -> int:
-        """How many there are."""
+        """Return the number of matching runs."""
 
     async def claim(self, worker: str, *, now_ms: int, lease_ms: int, run_id: str | None = None) -> RunRecord | None:
-        """Take the oldest run that is queued, or claimed under a lease that has run out; of one id alone, if given.
+        """Claim the oldest run that is queued or whose lease has expired; only the run `run_id`, if given.
 
-        It is `running` from then on, with the next epoch. Of any number of workers that ask, one gets it.
+        The run is then `running`, with the next epoch. Of any number of concurrent workers, one gets it.
         """
 
     async def renew(self, worker: str, run_ids: Collection[str], *, now_ms: int, lease_ms: int) -> Collection[str]:
-        """Make the leases longer; which of the runs are still this worker's."""
+        """Extend the leases; return the ids of the runs that still belong to this worker."""
 
     async def update(self, run_id: str, epoch: int, **changes: Any) -> RunRecord:
-        """Change fields of a claimed run: Fenced for another epoch, Conflict for a status it cannot go to.
+        """Change fields of a claimed run: Fenced for another epoch, Conflict for a status it cannot change to.
 
-        An ended or parked status gives the claim back.
+        An ended or parked status releases the claim.
         """
 
     async def requeue(
         self, run_id: str, epoch: int, *, limits: Mapping[str, Any] | None = None, was: RunStatus | None = None
     ) -> RunRecord:
-        """Let a run that is parked, failed, halted or cancelled go on, perhaps with other limits; Conflict else.
+        """Queue a parked, failed, halted or cancelled run again, optionally with other limits; Conflict otherwise.
 
-        With `was`, only one that is still so, or waits for its turn already: whoever asks has looked at that.
-        Fenced for another epoch: it went on, and was claimed, since whoever asks has looked at it.
+        With `was`, the status the caller has read, Conflict unless the run still has it or is already queued.
+        Fenced for another epoch: the run was resumed and claimed since the caller read it.
         """
 
     async def end(self, run_id: str, status: RunStatus, *, now_ms: int, **changes: Any) -> RunRecord:
-        """End a run that nobody has claimed (queued or parked); Conflict if somebody has, or it has ended."""
+        """End an unclaimed run (queued or parked); Conflict if a worker has claimed it, or it has ended."""
+
+    async def set_usage(self, run_id: str, epoch: int, **usage: int) -> RunRecord:
+        """Replace figures of an ended or parked run, whose bills are resolved later; Conflict if it has not ended.
+
+        Fenced for another epoch. `usage` has fields of `USAGE`.
+        """
 
     async def remove_ended(self, before_ms: int, *, limit: int = 1_000) -> Sequence[str]:
-        """Forget runs that ended before then, with their events, journal and approvals; which ones."""
+        """Remove runs that ended before `before_ms`, with their events, journal and approvals; return their ids."""
 
     async def remove(self, run_id: str) -> None:
-        """Forget one run in the same way; Conflict if it has not ended, and one that is not there is fine."""
+        """Remove one run in the same way; Conflict if it has not ended, no error if it does not exist."""
 
 
 class EventStore(Protocol):
-    """What happened to runs, by seq."""
+    """Events of runs, by seq."""
 
     async def append(self, run_id: str, epoch: int, events: Sequence[HostedEvent]) -> None:
-        """Keep the next events. What is there already is skipped; Conflict if there would be a gap; Fenced."""
+        """Append the next events; skip stored ones. Conflict if there would be a gap; Fenced for an old epoch."""
 
     async def read(self, run_id: str, after_seq: int = 0, limit: int = 1_000) -> Sequence[HostedEvent]:
-        """The events after that one, in order; empty for a run that is not there."""
+        """Return the events after `after_seq`, in order; empty for an unknown run."""
 
     async def last_seq(self, run_id: str) -> int:
-        """The newest one's; 0 if there is none."""
+        """Return the seq of the newest event; 0 if there are no events."""
 
     async def wait(self, run_id: str, after_seq: int, timeout_s: float) -> bool:
-        """Sleep until there is something after that one, or the time is over; whether there is."""
+        """Wait until an event after `after_seq` exists, or the timeout expires; return whether it exists."""
 
 
 class GraphStore(Protocol):
@@ -145,37 +166,38 @@ class GraphStore(Protocol):
         now_ms: int,
         expected_version: int | None = None,
     ) -> GraphRecord:
-        """Keep a version. The newest again, with name and document the same, is no new one; Conflict if the newest is
-        not `expected_version` (0: there is none), or the graph is another owner's."""
+        """Store a version; the same name and document as the newest add no new one. Conflict if the newest is not
+        `expected_version` (0: the graph must not exist), or the graph belongs to another owner."""
 
     async def get(self, graph_id: str, version: int | None = None) -> GraphRecord | None:
-        """That version, the newest if none is named."""
+        """Return that version, or the newest if `version` is None."""
 
     async def head(self, graph_id: str, version: int | None = None) -> GraphHead | None:
-        """Whose that version is, and whether it is archived; the newest if none is named."""
+        """Return the owner and archived flag of that version, or of the newest if `version` is None."""
 
     async def list(
         self, *, owner: str | None = None, before: str | None = None, limit: int = 100
     ) -> Sequence[GraphRecord]:
-        """The newest version of each graph that is not archived, by id; `before` is the last id of the page before."""
+        """Return the newest version of each unarchived graph, by id; `before` is the last id of the previous page."""
 
     async def versions(self, graph_id: str) -> Sequence[GraphRecord]:
-        """All versions, the newest first."""
+        """Return all versions, newest first."""
 
     async def archive(self, graph_id: str, *, is_archived: bool = True) -> None:
-        """Take it out of the list, or put it back."""
+        """Archive the graph, which removes it from the list, or restore it."""
 
 
 class ApprovalStore(Protocol):
-    """Questions and answers."""
+    """Approvals and their answers."""
 
     async def ask(self, approval: ApprovalRecord, *, epoch: int = 0) -> ApprovalRecord:
-        """Put a question; one that the run has put under this key already is given back as it stands.
+        """Store an approval request; an existing one of the run with the same key is returned as it is.
 
-        A withdrawn one waits again. Fenced unless `epoch` is the newest claim of the run; 0 where nobody claims."""
+        A withdrawn one waits again. Fenced unless `epoch` is the newest claim of the run; 0 where runs are not claimed.
+        """
 
     async def get(self, approval_id: str) -> ApprovalRecord | None:
-        """The question of that id."""
+        """Return the approval, or None if the id is unknown."""
 
     async def list(
         self,
@@ -186,53 +208,53 @@ class ApprovalStore(Protocol):
         before: str | None = None,
         limit: int = 100,
     ) -> Sequence[ApprovalRecord]:
-        """Questions, the oldest first (by asked_ms, then id); in any state, if none is named.
+        """Return approvals, oldest first (by asked_ms, then id); in any state, if `states` is empty.
 
-        `before` is the id of the last one of the page before, in whichever state that is by now."""
+        `before` is the id of the last approval of the previous page, whose state may have changed since."""
 
     async def answer(
         self, approval_id: str, state: ApprovalState, *, answer: Any = None, reason: str = "", by: str, now_ms: int
     ) -> ApprovalRecord:
-        """The first answer counts: Conflict if it does not wait any more. KeyError if there is none of that id."""
+        """Store the first answer: Conflict if the approval is no longer waiting, KeyError if the id is unknown."""
 
     async def withdraw(self, run_id: str, epoch: int, *, now_ms: int) -> None:
-        """The run ends under this claim: what it still asks, nobody needs to answer. Fenced for another one."""
+        """Withdraw the waiting approvals of a run that ends under this claim; Fenced for another epoch."""
 
     async def answered(self, approval_ids: Collection[str]) -> Mapping[str, ApprovalRecord]:
-        """Those of them that do not wait any more."""
+        """Return those approvals that are no longer waiting, by id."""
 
     async def wait(self, approval_id: str, timeout_s: float) -> ApprovalRecord | None:
-        """Sleep until it is answered or withdrawn, or the time is over; None if it still waits."""
+        """Wait until the approval is answered or withdrawn, or the timeout expires; None if it is still waiting."""
 
 
 class CancelStore(Protocol):
-    """Who is to stop, also before it is there."""
+    """Cancel requests, including requests for runs that do not exist yet."""
 
-    async def put(self, intent: CancelIntent) -> CancelIntent:
-        """Remember it; the first for a run and an owner counts until it is dropped or forgotten, and is given back.
+    async def put(self, request: CancelRequest) -> CancelRequest:
+        """Store a cancel request; the first one per run and owner is valid until dropped or expired, and is returned.
 
-        It is kept as long as the longest that was put since."""
+        Its expiry is the latest of all requests stored since."""
 
-    async def find(self, owners: Mapping[str, str], *, now_ms: int) -> Mapping[str, CancelIntent]:
-        """Those that are not forgotten and count for these runs, whose owners are known; of several the first."""
+    async def find(self, owners: Mapping[str, str], *, now_ms: int) -> Mapping[str, CancelRequest]:
+        """Return the unexpired requests that apply to these runs, given their owners; of several, the first."""
 
-    async def of(self, run_id: str) -> Sequence[CancelIntent]:
-        """All that is wished for the run, by whomever, as it stands."""
+    async def of(self, run_id: str) -> Sequence[CancelRequest]:
+        """Return all cancel requests for the run, for any owner, as stored."""
 
-    async def lasting(self, *, limit: int = 1_000) -> Sequence[CancelIntent]:
-        """Those that are kept until their run has ended, the oldest first (by at_ms, then run_id and owner)."""
+    async def lasting(self, *, limit: int = 1_000) -> Sequence[CancelRequest]:
+        """Return the requests valid until their run has ended, oldest first (by at_ms, then run_id and owner)."""
 
-    async def drop(self, run_id: str, wishes: Collection[CancelIntent] | None = None) -> None:
-        """What was wished for the run, by whomever, has been done, or is not wanted any more.
+    async def drop(self, run_id: str, requests: Collection[CancelRequest] | None = None) -> None:
+        """Remove the cancel requests for the run, for any owner: they were carried out, or are void.
 
-        With `wishes`, those alone, and only while they stand as they are given: what was put since stays."""
+        With `requests`, remove only those, and only if stored unchanged: newer requests stay."""
 
     async def prune(self, *, now_ms: int) -> int:
-        """Forget those whose time is over; how many."""
+        """Remove expired requests; return how many."""
 
 
-class HostStores(Protocol):
-    """All that a host keeps things in."""
+class TransactionStores(Protocol):
+    """The stores that a transaction covers."""
 
     @property
     def runs(self) -> RunStore: ...
@@ -252,8 +274,44 @@ class HostStores(Protocol):
     @property
     def journal(self) -> JournalStore: ...
 
+
+class HostStores(TransactionStores, Protocol):
+    """All stores of a host."""
+
+    async def transaction(self, unit: Callable[[Any], Coroutine[Any, Any, T]], *, inline: bool = False) -> T:
+        """Run `unit(stores)` in one transaction over the stores it is passed: all of it is committed, or nothing.
+
+        The unit may run more than once and must await only those stores, which include no ledger and no memories.
+        """
+
     @property
     def ledger(self) -> LedgerStore: ...
 
     @property
     def memories(self) -> MemoryStore: ...
+
+
+# Retries.
+
+INITIAL_BACKOFF_S = 0.05
+INTERACTIVE_ATTEMPTS = 3
+"""Attempts when a caller is waiting for the result and prefers an error to a long wait."""
+MAX_BACKOFF_S = 2.0
+"""Longest pause between attempts, and so the longest delay before recovery is noticed."""
+
+
+async def retry_unavailable(operation: Callable[[], Awaitable[T]], attempts: float = math.inf) -> T:
+    """Run `operation` until the store is available, with exponential backoff; return its result.
+
+    Safe because store operations are idempotent. Retries for ever by default; cancel the task to give up.
+    """
+    pause_s = INITIAL_BACKOFF_S
+    while True:
+        try:
+            return await operation()
+        except (StoreUnavailable, LedgerUnavailable):
+            attempts -= 1
+            if attempts < 1:
+                raise
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, MAX_BACKOFF_S)

@@ -2,8 +2,8 @@
 
 What comes in may be hostile. In this order: the size is bounded, the text is read as strict JSON, every value is looked
 at and copied (depth, numbers, text that cannot be encoded), and only then pydantic looks at the shape. Each step lists
-all it finds, up to MAX_PROBLEMS, and the first that finds something is the last. Whether the graph can run is not asked
-here: `validate`.
+all it finds, up to MAX_PROBLEMS, and the first that finds something is the last. Whether the graph can run is checked
+by `validate`.
 """
 
 from __future__ import annotations
@@ -92,13 +92,6 @@ def graph_to_json(graph: GraphSpec) -> dict[str, Any]:
         "nodes": [_node_to_json(node) for node in graph.nodes],
         "edges": [_edge_to_json(edge) for edge in graph.edges],
     }
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of what `parse_graph` reads."""
-    from penstock.kernel.schema import DOCUMENT
-
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **DOCUMENT.json_schema()}
 
 
 def _decoded(document: str | bytes | bytearray) -> Any:
@@ -277,8 +270,8 @@ def _problem(detail: ErrorDetails, where: tuple[str | int, ...]) -> Problem:
         return Problem("missing_channel", path, "every edge says its channel, flow or link")
     if code == "bad_channel":
         return Problem(code, path, "a channel is flow or link")
-    said = detail["msg"]
-    return Problem(code, path, said[:1].lower() + said[1:])
+    sentence = detail["msg"]
+    return Problem(code, path, sentence[:1].lower() + sentence[1:])
 
 
 def _as_node(node: Node) -> NodeSpec:

@@ -5,7 +5,7 @@ checked before a graph runs, what is not is open. The kernel calls executors by 
 them.
 
 Installed packages offer executors as entry points of the group `penstock.executors`, each under the name of its node
-type. One is loaded when its type is first asked for, so that a broken one is in nobody's way until a graph names it.
+type. Each is loaded when its type is first used, so that a broken one does no harm until a graph names it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """What a node gave: a value on each handle it used, and the events it wants told."""
+    """The result of a node: a value on each handle it used, and the events to emit."""
 
     outputs: Mapping[str, DataValue] = field(default_factory=dict)
     events: Sequence[Any] = ()
@@ -99,14 +99,14 @@ class ExecutorRegistry:
     def __init__(self, executors: Mapping[str, Any] | None = None) -> None:
         self._by_type: dict[str, _Registered] = {}
         self._offered: dict[str, list[EntryPoint]] = {}
-        """What installed packages offer and nobody has asked for yet."""
+        """Executors of installed packages that are not loaded yet."""
         self._loading = RLock()
         for node_type, executor in (executors or {}).items():
             self.register(node_type, executor)
 
     @classmethod
     def from_entry_points(cls) -> ExecutorRegistry:
-        """Every executor that installed packages offer; each is loaded when its type is first asked for."""
+        """Every executor that installed packages offer; each is loaded when its type is first used."""
         made = cls()
         for offered in _installed():
             same_type = made._offered.setdefault(offered.name, [])

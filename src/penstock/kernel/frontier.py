@@ -40,7 +40,7 @@ class Frontier:
         """Whether what the graph comes to is known: nothing more is to be started, and what still runs is to stop."""
 
     def start(self) -> list[int]:
-        """The nodes that may run at once; asked a second time, none."""
+        """The nodes that may run immediately; a second call returns none."""
         state = self.state
         ready = [node for node in self.plan.entries if state[node] == WAITING]
         for node in ready:

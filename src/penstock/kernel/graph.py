@@ -20,6 +20,7 @@ DEFAULT_INPUT = "input"
 
 MAX_NODES = 100_000
 MAX_EDGES = 1_000_000
+MAX_NAME_LENGTH = 500
 MAX_PROBLEMS = 10_000
 """So many are listed; a graph with more is not looked at further."""
 
@@ -79,10 +80,10 @@ def shown(value: object) -> str:
 
 
 def thawed(value: Any) -> Any:
-    """A copy in plain dicts and lists, for somebody who may change it."""
+    """A copy in plain dicts and lists, which may be changed."""
     if type(value) is str:
         return value
-    if isinstance(value, (dict, Mapping)):  # a dict is known for one at once, a Mapping is asked for
+    if isinstance(value, (dict, Mapping)):  # a dict is recognised immediately, a Mapping takes a subclass check
         return {key: thawed(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [thawed(one) for one in value]

@@ -50,7 +50,7 @@ class LinkTable:
         self._waited_for_by: dict[Key, dict[Key, None]] = {}
 
     def ask(self, key: Key, consumer: Key | None) -> Made | Literal["make", "wait"]:
-        """What the consumer is to do: take it, make it, or wait for whoever makes it. LinkCycle if that never ends.
+        """What the consumer is to do: take it, make it, or wait for its maker. LinkCycle if that never ends.
 
         The consumer is the artifact being made that needs this one; None is a node that runs, which nothing waits for.
         """

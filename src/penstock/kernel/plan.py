@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def predecessors(self) -> list[list[int]]:
-        """The nodes each node waits for; worked out when first asked for, since running does not need it."""
+        """The nodes each node waits for; computed on first use, since running does not need it."""
         if self._predecessors is None:
             self._predecessors = [[] for _ in self.ids]
             for node, successors in enumerate(self.successors):

@@ -1,4 +1,4 @@
-"""The shape of a graph's JSON, for pydantic and for whoever writes an editor.
+"""The shape of a graph's JSON, for pydantic and for authors of editors.
 
 The one module of the kernel that needs pydantic; `document` imports it when a graph is read, not before.
 """
@@ -10,9 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict  # comes with pydantic, which wants this one before Python 3.12
 
-from penstock.kernel.graph import MAX_EDGES, MAX_NODES
-
-MAX_NAME_LENGTH = 500
+from penstock.kernel.graph import MAX_NAME_LENGTH
 
 STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 """No value is coerced; what an editor keeps beside these fields is passed over."""
@@ -58,24 +56,14 @@ class Edge(TypedDict):
 
 
 @with_config(STRICT)
-class Document(TypedDict):
-    """A graph as an editor writes it."""
-
-    id: NotRequired[Name]
-    nodes: Annotated[list[Node], Field(max_length=MAX_NODES)]
-    edges: Annotated[list[Edge], Field(max_length=MAX_EDGES)]
-
-
-@with_config(STRICT)
 class Outline(TypedDict):
-    """The same before anybody looks into its lists."""
+    """A graph as an editor writes it, before its lists are looked into."""
 
     id: NotRequired[Name]
     nodes: list[Any]
     edges: list[Any]
 
 
-DOCUMENT: TypeAdapter[Document] = TypeAdapter(Document)
 OUTLINE: TypeAdapter[Outline] = TypeAdapter(Outline)
 NODES: TypeAdapter[list[Node]] = TypeAdapter(list[Node])
 EDGES: TypeAdapter[list[Edge]] = TypeAdapter(list[Edge])

@@ -4,7 +4,7 @@
     collect      everything that does not hang on the failure runs to its end
     quorum(n)    n of the last nodes (those nothing comes after) are enough; `first` is quorum(1)
 
-Each is a kind of frontier, so that whoever drives one drives them all.
+Each is a kind of frontier, so that the code that drives one drives them all.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 `validate` and `compile_graph` are two doors to one examination, so that they cannot disagree. Everything written in the
 graph is looked at, but cycles only where the entries lead: elsewhere they do no harm.
 
-What is in a node's data is its executor's business. One that has `check(data, executors)` is asked: it answers with
-(path, sentence) for each thing that is wrong, the path continuing that of the data, as in `.items[0]`.
+What is in a node's data is its executor's business. If it has `check(data, executors)`, that is called and returns
+(path, sentence) for each thing that is wrong, the path continuing that of the data, as in `.items[0]`. What every node
+that runs may have in its data beside that is for the caller to say, as `NodeOptions`.
 
 Links are in no order: two nodes may well be linked to each other, if one is made without the other. Only an executor
 knows. One that always follows the links into a handle may say so, `follows = {"execute": (…), "materialize": (…)}`, the
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from penstock.kernel.executor import ExecutorRegistry, Handle, Side
 from penstock.kernel.graph import (
@@ -38,18 +39,33 @@ Act = Literal["execute", "materialize"]
 """What an executor does: run a node, or make what others link to."""
 
 
+class NodeOptions(Protocol):
+    """Settings that the data of every node that runs may have, beside those of its executor."""
+
+    names: frozenset[str]
+
+    def check(
+        self, data: Mapping[str, Any], outputs: Mapping[str, Handle] | None, runs: bool
+    ) -> Iterable[tuple[str, str]]:
+        """(path, sentence) for each option that is wrong, at a node of these outputs that `runs` or is linked to."""
+
+    def output(self, data: Mapping[str, Any]) -> str | None:
+        """The handle for flow that the node has beside those its type declares."""
+
+
 def validate(
     graph: GraphSpec,
     executors: ExecutorRegistry | None = None,
     *,
     entries: Iterable[str] | None = None,
     conversions: Conversions = STANDARD_CONVERSIONS,
+    options: NodeOptions | None = None,
 ) -> list[Problem]:
     """Everything that keeps the graph from running, up to MAX_PROBLEMS.
 
-    With `executors`, types and handles are looked at too.
+    With `executors`, types, handles and the settings of executors are looked at too.
     """
-    examined = _examine(graph, executors, entries, conversions)
+    examined = _examine(graph, executors, entries, conversions, options)
     return [] if isinstance(examined, Plan) else examined
 
 
@@ -59,9 +75,10 @@ def compile_graph(
     *,
     entries: Iterable[str] | None = None,
     conversions: Conversions = STANDARD_CONVERSIONS,
+    options: NodeOptions | None = None,
 ) -> Plan:
     """The plan of a graph that `validate` finds nothing wrong with; GraphInvalid has all problems of any other."""
-    examined = _examine(graph, executors, entries, conversions)
+    examined = _examine(graph, executors, entries, conversions, options)
     if not isinstance(examined, Plan):
         raise GraphInvalid(examined)
     return examined
@@ -73,7 +90,11 @@ def flow_edges(graph: GraphSpec) -> list[tuple[str, str, str]]:
 
 
 def _examine(
-    graph: GraphSpec, executors: ExecutorRegistry | None, entries: Iterable[str] | None, conversions: Conversions
+    graph: GraphSpec,
+    executors: ExecutorRegistry | None,
+    entries: Iterable[str] | None,
+    conversions: Conversions,
+    options: NodeOptions | None,
 ) -> Plan | list[Problem]:
     too_large = list(_too_large(graph))
     if too_large:
@@ -88,9 +109,9 @@ def _examine(
         _bad_edges(graph.edges, known),
         _unknown_entries(chosen or (), known),
         () if executors is None else _unknown_types(graph.nodes, executors),
-        () if executors is None else _bad_handles(graph, known, executors, conversions),
+        () if executors is None else _bad_handles(graph, known, executors, conversions, options),
         () if executors is None else _bad_parts(graph, known, executors, chosen or ()),
-        () if executors is None else _bad_data(graph.nodes, executors),
+        _bad_data(graph, known, executors or ExecutorRegistry(), options),
     )
     problems = list(islice(found, MAX_PROBLEMS))
     if problems:
@@ -183,7 +204,7 @@ def _is_name(value: object) -> bool:
 
 
 def _are_names(values: list[Any]) -> bool:
-    """Whether each is a name, asked of all at once: nearly every graph is sound, and looking closer takes longer."""
+    """Whether each is a name, checked for all together: nearly every graph is sound, and a closer look takes longer."""
     return set(map(type, values)) <= {str} and "" not in values
 
 
@@ -196,16 +217,28 @@ def _unknown_types(nodes: Sequence[NodeSpec], executors: ExecutorRegistry) -> It
 
 
 def _bad_handles(
-    graph: GraphSpec, known: frozenset[str], executors: ExecutorRegistry, conversions: Conversions
+    graph: GraphSpec,
+    known: frozenset[str],
+    executors: ExecutorRegistry,
+    conversions: Conversions,
+    options: NodeOptions | None,
 ) -> Iterator[Problem]:
+    added = (
+        {}
+        if options is None
+        else {node.id: options.output(node.data) for node in _with(options, graph.nodes) if _is_name(node.id)}
+    )
     type_of = {node.id: node.type for node in graph.nodes if _is_name(node.id) and _is_name(node.type)}
     arriving: dict[tuple[str, str], int] = {}
-    fine: set[tuple[str | None, ...]] = set()
+    fine: set[tuple[str | bool | None, ...]] = set()
     for at, edge in _sound_edges(graph.edges, known):
         source, target = type_of.get(edge.source), type_of.get(edge.target)
-        way = (source, edge.source_handle, target, edge.target_handle, edge.channel)
+        is_added = edge.channel == "flow" and added.get(edge.source) == edge.source_handle
+        way = (source, edge.source_handle, target, edge.target_handle, edge.channel, is_added)
         if way not in fine:  # many edges go the same way
             leaves = _handle(executors, source, "outputs", edge.source_handle)
+            if is_added and isinstance(leaves, str):
+                leaves = None  # its type does not declare it
             arrives = _handle(executors, target, "inputs", edge.target_handle)
             found = list(_bad_ends(f"$.edges[{at}]", edge, leaves, arrives, conversions))
             yield from found
@@ -220,8 +253,7 @@ def _bad_handles(
 
 def _parts(graph: GraphSpec, executors: ExecutorRegistry | None, in_flow: set[str]) -> set[str]:
     """The nodes that do not run: no flow edge is at them, and they are linked to or there is nothing to execute."""
-    links = [edge for edge in graph.edges if edge.channel == "link"]
-    parts = {edge.source for edge in links if edge.source != edge.target} - in_flow
+    parts = _linked_only(graph.edges, in_flow)
     if executors is not None:
         idle = {one for one in {node.type for node in graph.nodes} if not executors.can(one, "execute")}
         if idle:
@@ -269,21 +301,21 @@ def _link_circle(graph: GraphSpec, executors: ExecutorRegistry, running: Iterabl
         handles = follows[type_of[node]].get(act, ())
         return chain.from_iterable(linked.get((node, handle), ()) for handle in handles)
 
-    asked = chain.from_iterable(needs(node, "execute") for node in running)
-    return _circle(asked, lambda key: needs(key[0], "materialize"))
+    wanted = chain.from_iterable(needs(node, "execute") for node in running)
+    return _circle(wanted, lambda key: needs(key[0], "materialize"))
 
 
 def _follows(executor: Any) -> dict[Any, list[str]]:
     """The handles whose links an executor says it follows, by what it does; nothing, if that is not what it says."""
     declared = getattr(executor, "follows", None)
-    said = declared.items() if isinstance(declared, Mapping) else ()
-    return {act: list(filter(_is_name, handles)) for act, handles in said if isinstance(handles, list | tuple)}
+    entries = declared.items() if isinstance(declared, Mapping) else ()
+    return {act: list(filter(_is_name, handles)) for act, handles in entries if isinstance(handles, list | tuple)}
 
 
-def _circle(asked: Iterable[Key], needs: Callable[[Key], Iterator[Key]]) -> list[str] | None:
-    """A way from some key back to itself, if the keys that are asked for lead to one; walked without recursion."""
+def _circle(wanted: Iterable[Key], needs: Callable[[Key], Iterator[Key]]) -> list[str] | None:
+    """A path from some key back to itself, if the wanted keys lead to one; walked without recursion."""
     sound: set[Key] = set()
-    for first in asked:
+    for first in wanted:
         way = {} if first in sound else {first: needs(first)}
         while way:
             last = next(reversed(way))
@@ -299,19 +331,45 @@ def _circle(asked: Iterable[Key], needs: Callable[[Key], Iterator[Key]]) -> list
     return None
 
 
-def _bad_data(nodes: Sequence[NodeSpec], executors: ExecutorRegistry) -> Iterator[Problem]:
-    """What executors that look at data find in it."""
-    types = {node.type for node in nodes if _is_name(node.type)}
-    checks = {
-        one: check for one in types if one in executors and callable(check := getattr(executors[one], "check", None))
-    }
-    if not checks:
+def _bad_data(
+    graph: GraphSpec, known: frozenset[str], executors: ExecutorRegistry, options: NodeOptions | None
+) -> Iterator[Problem]:
+    """What is wrong with options, and what executors that look at data find in it."""
+    types = {node.type for node in graph.nodes if _is_name(node.type) and node.type in executors}
+    checks = {one: check for one in types if callable(check := getattr(executors[one], "check", None))}
+    having = set() if options is None else {id(node) for node in _with(options, graph.nodes)}
+    if not checks and not having:
         return
-    for at, node in enumerate(nodes):
-        check = checks.get(node.type) if _is_name(node.type) and isinstance(node.data, Mapping) else None
-        if check is not None:
-            for path, sentence in _found_by(check, node.data, executors):
-                yield Problem("bad_data", f"$.nodes[{at}].data{path}", sentence)
+    sound = [edge for _, edge in _sound_edges(graph.edges, known)] if having else []
+    in_flow = {end for edge in sound if edge.channel == "flow" for end in (edge.source, edge.target)}
+    linked_only = _linked_only(sound, in_flow)
+    for at, node in enumerate(graph.nodes):
+        data = node.data
+        if not _is_name(node.type) or not isinstance(data, Mapping):
+            continue
+        found: list[tuple[str, str]] = []
+        if options is not None and id(node) in having and executors.can(node.type, "execute"):
+            found += options.check(data, executors.handles(node.type, "outputs"), node.id not in linked_only)
+            data = {name: value for name, value in data.items() if name not in options.names}
+        if node.type in checks:
+            found += _found_by(checks[node.type], data, executors)
+        for path, sentence in found:
+            yield Problem("bad_data", f"$.nodes[{at}].data{path}", sentence)
+
+
+def _with(options: NodeOptions, nodes: Sequence[NodeSpec]) -> list[NodeSpec]:
+    """The nodes whose data has options."""
+    names, having = options.names, []
+    for node in nodes:
+        data: object = node.data
+        if isinstance(data, (dict, Mapping)) and not names.isdisjoint(data):
+            having.append(node)
+    return having
+
+
+def _linked_only(edges: Sequence[EdgeSpec], in_flow: set[str]) -> set[str]:
+    """The nodes that are linked to and that no flow edge is at: they are parts of others."""
+    return {edge.source for edge in edges if edge.channel == "link" and edge.source != edge.target} - in_flow
 
 
 def _found_by(check: Any, data: Mapping[str, Any], executors: ExecutorRegistry) -> list[tuple[str, str]]:
@@ -319,7 +377,7 @@ def _found_by(check: Any, data: Mapping[str, Any], executors: ExecutorRegistry) 
         return [(str(path), str(sentence)) for path, sentence in check(data, executors)]
     except RecursionError:
         return [("", "it is nested too deeply to be checked")]
-    except Exception as error:  # somebody's executor: that it cannot look is one more thing to list
+    except Exception as error:  # third-party code: its failure is one more problem to list
         return [("", f"it could not be checked: {type(error).__name__}: {str(error)[:200]}")]
 
 

@@ -34,6 +34,21 @@ class PartialValue(DataValue):
     """Why it ends before its own end, in a word, such as `length`."""
 
 
+def type_of(value: Any) -> str:
+    """The type of a JSON value; any, for what has none of its own."""
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, int | float):
+        return "number"
+    if isinstance(value, Mapping):
+        return "object"
+    if isinstance(value, list | tuple):
+        return "list"
+    return ANY
+
+
 class ConversionFailed(PenstockError):
     """A value could not become what the handle it arrived at takes."""
 

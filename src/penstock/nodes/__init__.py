@@ -1,4 +1,4 @@
-"""The node types that come with Penstock: what graphs are built of. Each is offered as an entry point under its type.
+"""The node types that come with Penstock. Each is registered as an entry point under its type.
 
 begin, end      input, chat-start, output, constant, text
 models          agent, team, llm-completion, prompt-template
@@ -7,7 +7,7 @@ graphs inside   subgraph, map, loop
 tools           tool, toolset, mcp-server
 the world       http-request, approval, memory
 
-Names are loaded when they are used; pydantic, CEL and providers when a node first needs them.
+Names are imported on first use; pydantic, CEL and providers when a node first needs them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NODE_TYPES: Mapping[str, str] = {
     "tool": "penstock.nodes.tool:ToolNode",
     "toolset": "penstock.nodes.toolset:Toolset",
 }
-"""Where each type is; the entry points of the package say the same."""
+"""Import path of each type; identical to the entry points of the package."""
 
 __all__ = [
     "NODE_TYPES",
@@ -64,13 +64,15 @@ OF_MEMORY = frozenset({"Memory", "MemoryStore"})
 
 
 def executors() -> dict[str, Any]:
-    """An executor of every type, for a registry of your own."""
+    """Return an executor of every type, for a registry of your own."""
     return {node_type: _loaded(where)() for node_type, where in NODE_TYPES.items()}
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:
-    """The JSON Schema of the data of every type."""
-    return {node_type: executor.schema() for node_type, executor in executors().items()}
+    """Return the JSON Schema of the data of every type, including the options of nodes that run."""
+    from penstock.runtime.graphs.document_schema import data_schema
+
+    return {node_type: data_schema(executor) or {} for node_type, executor in executors().items()}
 
 
 def _loaded(where: str) -> Any:

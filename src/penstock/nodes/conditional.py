@@ -1,4 +1,4 @@
-"""`conditional`: one of two ways, by a condition on what comes in."""
+"""`conditional`: pass the input on to one of two outputs, by a condition on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.nodes.parts.condition import Condition
 from penstock.nodes.parts.settings import Checked, Data, Finding, Settings, Text
 
 NAMES = ("input",)
-"""What a condition may speak of."""
+"""Names that a condition may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class Conditional(Checked[ConditionalData]):
     outputs = (Handle("true"), Handle("false"))
 
     def look(self, data: ConditionalData, executors: ExecutorRegistry) -> Iterator[Finding]:
-        """Whether the condition can be read."""
+        """Check that the condition is valid."""
         if wrong := condition.findings(data.when, NAMES):
             yield ".when", wrong
 
     def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: Any) -> ExecutionResult:
-        """What came, on the handle of the answer."""
+        """Return the input on the handle named by the condition's result."""
         given = inputs["input"]
         holds = Condition(self.settings.read(data).when, NAMES).holds({"input": given.value})
         return ExecutionResult({"true" if holds else "false": given})

@@ -8,8 +8,7 @@ from typing import Any
 
 from penstock.kernel.executor import Handle
 from penstock.kernel.values import DataValue
-from penstock.nodes.parts.settings import Checked, Data, Settings
-from penstock.nodes.parts.values import typed
+from penstock.nodes.parts.settings import Checked, Data, Settings, typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +24,9 @@ class Constant(Checked[ConstantData]):
     settings = Settings(ConstantData)
     is_pure = True
     inputs = (Handle("input"),)
-    """What comes here decides when, and is not looked at."""
+    """Triggers the node; its value is ignored."""
     outputs = (Handle("output"),)
 
     def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: Any) -> DataValue:
-        """The value, with its type."""
+        """Return the value, with its type."""
         return typed(self.settings.read(data).value)

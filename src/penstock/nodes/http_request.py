@@ -1,8 +1,8 @@
 """`http-request`: one request to an address that is written in the graph, through the egress guard.
 
-The host is written out; what comes in can fill places in the path, the query and the headers, and the body. A value in
-the address is escaped, so that it stays the one piece it stands for. Who may be reached is the policy of the run's
-`services["egress"]`; without one, any public host.
+The host is literal; the input can fill placeholders in the path, the query and the headers, and is the body. A value in
+the address is escaped, so that it stays a single segment. The policy of the run's `services["egress"]` decides which
+hosts may be reached; without that service, any public host.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from urllib.parse import quote
 from penstock.errors import PenstockError
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
 from penstock.kernel.values import DataValue
-from penstock.nodes.parts.nested import place_of
-from penstock.nodes.parts.services import ServiceMissing, usual
-from penstock.nodes.parts.settings import BudgetData, Checked, Data, Finding, Flag, Settings, Text
+from penstock.nodes.parts.services import ServiceMissing, import_default
+from penstock.nodes.parts.settings import Checked, Data, Finding, Flag, Settings, Text, typed
 from penstock.nodes.parts.template import Template, TemplateFailed, TemplateInvalid
-from penstock.nodes.parts.values import typed
-from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import FlowContext
 
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 SCHEMES = ("https://", "http://")
 
 
 class HttpFailed(PenstockError):
-    """The answer has a status that is no success."""
+    """The response has a non-success status."""
 
     def __init__(self, method: str, host: str, status: int) -> None:
         self.status = status
@@ -37,27 +35,26 @@ class HttpFailed(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequestData(Data):
-    """What is asked of whom."""
+    """The request: its method, address and headers."""
 
     url: Text
-    """A template behind the host: `https://api.example.org/items/{{ input.id }}`."""
+    """A template after the host: `https://api.example.org/items/{{ input.id }}`."""
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = "GET"
     headers: dict[str, Text] = field(default_factory=dict)
     """Each a template."""
     any_status: Flag = False
-    """Whether an answer that is no success is an answer all the same."""
-    budget: BudgetData | None = None
+    """Whether a response with a non-success status is output instead of failing the node."""
 
 
 class HttpRequest(Checked[HttpRequestData]):
-    """Sends what comes in, as JSON, where the method has a body; gives the answer, JSON or text, and its status."""
+    """Sends a request, with the input as its JSON body if the method has one; outputs the response and its status."""
 
     settings = Settings(HttpRequestData)
     inputs = (Handle("input"),)
     outputs = (Handle("output"), Handle("status", "number"))
 
     def look(self, data: HttpRequestData, executors: ExecutorRegistry) -> Iterator[Finding]:
-        """Whether the address has a host, and the templates can be read."""
+        """Check that the address has a literal host, and that the templates are valid."""
         if not data.url.startswith(SCHEMES):
             yield ".url", "an address begins with https:// or http://"
         elif not (host := _host(data.url)) or "{{" in host:
@@ -71,7 +68,7 @@ class HttpRequest(Checked[HttpRequestData]):
     async def execute(
         self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: FlowContext
     ) -> ExecutionResult:
-        """The answer."""
+        """Send the request and return the response."""
         read = self.settings.read(data)
         given = inputs["input"].value if "input" in inputs else None
         client = await _client(context)
@@ -80,7 +77,7 @@ class HttpRequest(Checked[HttpRequestData]):
             _address(read.url, given),
             headers={name: Template(text).render({"input": given}) for name, text in read.headers.items()},
             json=given if read.method in WITH_BODY else None,
-            context=place_of(context, read.budget),
+            context=context.execution,
         )
         if not answer.is_success and not read.any_status:
             raise HttpFailed(read.method, _host(read.url), answer.status)
@@ -92,10 +89,10 @@ async def _client(context: FlowContext) -> Any:
     if given is not None:
         return given
     try:
-        made = await usual("penstock.providers.egress", "EgressClient")
+        client = await import_default("penstock.providers.egress", "EgressClient")
     except ImportError as error:
         raise ServiceMissing("egress", f"node {context.node_id!r}", f"an EgressClient; {error}") from error
-    return made()
+    return client()
 
 
 def _host(url: str) -> str:
@@ -109,9 +106,9 @@ def _address(url: str, given: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """One piece of an address."""
-    if text in (".", ".."):  # a step of the path, however it is escaped
-        raise TemplateFailed(f"{text!r} cannot be a piece of an address")
+    """Escape a value as one segment of an address."""
+    if text in (".", ".."):  # a relative path segment, however it is escaped
+        raise TemplateFailed(f"{text!r} cannot be a segment of an address")
     return quote(text, safe="")
 
 
@@ -120,5 +117,5 @@ def _content(answer: Any) -> DataValue:
         try:
             return typed(answer.json())
         except (JSONDecodeError, RecursionError, UnicodeDecodeError):
-            return DataValue("text", answer.text)  # it says that it is JSON, and is not
+            return DataValue("text", answer.text)  # declared as JSON, but is not
     return DataValue("text", answer.text)

@@ -1,4 +1,4 @@
-"""`input`: what the graph was given, be it the run's input or what the node around a nested graph hands in."""
+"""`input`: the input of the graph: the run's input, or what the enclosing node passes to a nested graph."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Any
 
 from penstock.kernel.executor import Handle
 from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue
-from penstock.nodes.parts.settings import Checked, Data, Settings
-from penstock.nodes.parts.values import ValueType, typed
-from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.nodes.parts.settings import Checked, Data, Settings, ValueType, typed
+from penstock.runtime.graphs.graph_runtime import FlowContext
 
 
 @dataclass(frozen=True, slots=True)
 class InputData(Data):
-    """What type it has to be of, and what stands for it if nothing was given."""
+    """The type of the input, and its default."""
 
     type: ValueType = "any"
     default: Any = None
 
 
 class Input(Checked[InputData]):
-    """Where a graph begins."""
+    """The start of a graph: outputs its input."""
 
     settings = Settings(InputData)
     is_pure = True
@@ -30,7 +29,7 @@ class Input(Checked[InputData]):
     outputs = (Handle("output"),)
 
     def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: FlowContext) -> DataValue:
-        """The input of the graph; ConversionFailed if it is of another type."""
+        """Return the input of the graph; ConversionFailed if it cannot be converted to the type."""
         read = self.settings.read(data)
         given = context.execution.input
         value = typed(read.default if given is None else given)

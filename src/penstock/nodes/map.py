@@ -1,7 +1,7 @@
-"""`map`: the same for every item of a list: a graph in data, or a tool or an agent that is linked into `each`.
+"""`map`: run a graph in data, or a tool or agent linked into `each`, on every item of a list.
 
-The items are the nodes of a graph of their own, so that they run on the one scheduler: side by side as the node allows,
-under the one cap of the run, stopped together when one fails. Their results keep the order of the items.
+The items are nodes of a generated graph, so that they run on the same scheduler: in parallel as the node allows, within
+the run's concurrency limit, stopped together when one fails. The results keep the order of the items.
 """
 
 from __future__ import annotations
@@ -20,44 +20,41 @@ from penstock.kernel.graph import DEFAULT_OUTPUT, GraphSpec, NodeSpec
 from penstock.kernel.values import DataValue
 from penstock.nodes.parts import nested
 from penstock.nodes.parts.nested import GraphData
-from penstock.nodes.parts.settings import BudgetData, Checked, Data, Finding, Settings, Within
-from penstock.nodes.parts.toolbox import gathered
-from penstock.nodes.parts.values import typed
-from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.nodes.parts.services import combine_tools, runtime_of
+from penstock.nodes.parts.settings import Checked, Data, Finding, Settings, Within, typed
 from penstock.runtime.graphs.graph_plan import GraphPlan
-from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.node_events import NodeEvent
+from penstock.runtime.graphs.node_execution import run_flow
 
 MAX_ITEMS = 10_000
 ITEM = "item"
-"""The type of the nodes that the items are."""
+"""Node type of the items in the generated graph."""
 
 
 class MapRefused(PenstockError):
-    """A list cannot be gone through: it is too long, or nothing says what to do with its items."""
+    """A list cannot be mapped: it is too long, or it is not clear what to run on its items."""
 
 
 class ItemFailed(PenstockError):
-    """What is linked into `each` could not do its work on an item."""
+    """The tool or agent linked into `each` failed on an item."""
 
-    def __init__(self, number: int, told: str) -> None:
+    def __init__(self, number: int, why: str) -> None:
         self.number = number
-        super().__init__(f"item {number}: {told}")
+        super().__init__(f"item {number}: {why}")
 
 
 @dataclass(frozen=True, slots=True)
 class MapData(Data):
-    """What is done with an item, with how many at most, and with how many at once."""
+    """What runs on an item, the maximum number of items, and how many run in parallel."""
 
     graph: GraphData | None = None
     max_items: Annotated[int, Within(0, MAX_ITEMS)] = 100
     parallel: Annotated[int, Within(1, 1_000)] = 4
-    budget: BudgetData | None = None
-    """For all items together."""
 
 
 class Map(Checked[MapData]):
-    """Goes through a list and gives the list of what came of each item."""
+    """Runs on every item of a list, and outputs the list of results."""
 
     settings = Settings(MapData)
     inputs = (Handle("input", "list", required=True), Handle("each", channel="link"))
@@ -65,31 +62,31 @@ class Map(Checked[MapData]):
     follows = MappingProxyType({"execute": ("each",)})
 
     def look(self, data: MapData, executors: ExecutorRegistry) -> Iterator[Finding]:
-        """What keeps the graph inside from running."""
+        """Report problems of the nested graph."""
         if data.graph is not None:
             yield from nested.findings(data.graph, executors)
 
     async def execute(
         self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: FlowContext
     ) -> AsyncIterator[NodeEvent | DataValue]:
-        """What is told of the items, and the list of what came of them."""
+        """Yield the events of the items, and the list of their results."""
         read = self.settings.read(data)
         items = inputs["input"].value
         if not isinstance(items, list):
-            raise MapRefused(f"a list of items is needed, and there is a {type(items).__name__}")
+            raise MapRefused(f"the input must be a list of items, not a {type(items).__name__}")
         if len(items) > read.max_items:
-            raise MapRefused(f"{len(items)} items are more than the {read.max_items} that max_items allows")
+            raise MapRefused(f"the list has {len(items)} items; the maximum is {read.max_items} (max_items)")
         each = await _each(read, context, items)
         results: list[Any] = [None] * len(items)
         if items:
-            place = nested.inner(context, nested.place_of(context, read.budget))
+            place = nested.inner(context, context.execution)
             run = run_flow(_graph_of(len(items)), place, {ITEM: each}, max_parallel=read.parallel)
             async with aclosing(run) as everything:
-                async for told in everything:
-                    if isinstance(told, NodeEvent):
-                        if told.event_type == "completed" and DEFAULT_OUTPUT in told.data:
-                            results[int(told.node_id)] = told.data[DEFAULT_OUTPUT].value
-                        yield nested.inside(told)
+                async for event in everything:
+                    if isinstance(event, NodeEvent):
+                        if event.event_type == "completed" and DEFAULT_OUTPUT in event.data:
+                            results[int(event.node_id)] = event.data[DEFAULT_OUTPUT].value
+                        yield nested.inside(event)
         yield DataValue("list", results)
 
 
@@ -98,14 +95,14 @@ def _graph_of(count: int) -> GraphSpec:
 
 
 async def _each(data: MapData, context: FlowContext, items: list[Any]) -> _GraphEach | _ToolEach:
-    linked = await nested.runtime_of(context).resolve_links(str(context.node_id), "each")
+    linked = await runtime_of(context).resolve_links(str(context.node_id), "each")
     if (data.graph is None) == (not linked):
-        raise MapRefused("either data.graph or a link into `each` says what is done with an item, and not both")
+        raise MapRefused("exactly one of data.graph and a link into `each` must be given")
     if data.graph is not None:
         return _GraphEach(items, await nested.plan_of(data.graph, context), context)
-    chain = gathered(linked)
+    chain = combine_tools(linked)
     if len(chain.specs) != 1:
-        raise MapRefused(f"one tool is linked into `each`, and not {len(chain.specs)}")
+        raise MapRefused(f"exactly one tool must be linked into `each`, not {len(chain.specs)}")
     return _ToolEach(items, chain)
 
 
@@ -119,15 +116,15 @@ class _GraphEach:
 
     async def execute(
         self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: FlowContext
-    ) -> nested.Told:
+    ) -> nested.Events:
         number = int(str(context.node_id))
         run = nested.run(self._graph, self._items[number], self._around, context.execution)
         async with aclosing(run) as everything:
-            async for told in everything:
-                if isinstance(told, ExecutionResult):
-                    yield ExecutionResult({DEFAULT_OUTPUT: nested.only(told)})
+            async for event in everything:
+                if isinstance(event, ExecutionResult):
+                    yield ExecutionResult({DEFAULT_OUTPUT: nested.only(event)})
                 else:
-                    yield nested.inside(told)
+                    yield nested.inside(event)
 
 
 class _ToolEach:
@@ -149,11 +146,11 @@ class _ToolEach:
         return typed(result.content if result.value is None else result.value)
 
     def _arguments(self, item: Any) -> Mapping[str, Any]:
-        """An object is the arguments, if it has their names; anything else is the only one there is, or is needed."""
+        """Return an object with all required names unchanged; pass any other item as the only required argument."""
         names = list(self._spec.parameters.get("properties", {}))
         needed = list(self._spec.parameters.get("required", ())) or names
         if isinstance(item, Mapping) and set(needed) <= item.keys():
             return item
         if len(needed) != 1:
-            raise MapRefused(f"an item has to be an object with {', '.join(needed) or 'no arguments'}")
+            raise MapRefused(f"an item must be an object with {', '.join(needed) or 'no arguments'}")
         return {needed[0]: item}

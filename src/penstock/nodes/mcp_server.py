@@ -1,7 +1,7 @@
-"""`mcp-server`: the tools of a server that was configured under a name.
+"""`mcp-server`: the tools of a configured MCP server.
 
-A graph names the server, and can never say how it is started or where it is. Whoever runs the graph opens servers
-around the run, closes them after it, and gives them as the service `mcp`, by name.
+A graph names the server, and can never set its command or address. The caller of the run opens servers before it,
+closes them after it, and passes them as the service `mcp`, by name.
 """
 
 from __future__ import annotations
@@ -12,31 +12,30 @@ from typing import Annotated, Any
 
 from penstock.agents.tools import ToolChain
 from penstock.kernel.executor import Handle
-from penstock.nodes.parts.services import NotOffered, ServiceMissing
+from penstock.nodes.parts.services import CombinedTools, NotOffered, ServiceMissing, combine_tools
 from penstock.nodes.parts.settings import Checked, Data, Name, Settings, Sized
-from penstock.nodes.parts.toolbox import Chained, gathered
-from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import FlowContext
 
 
 @dataclass(frozen=True, slots=True)
 class McpServerData(Data):
-    """Which server, and which of its tools."""
+    """The server, and a selection of its tools."""
 
     server: Name
-    """The name it was configured under."""
+    """Name in the configuration."""
     tools: Annotated[list[Name], Sized(1, 200)] | None = None
-    """Only these of its tools; all, if it is not given."""
+    """The tools to offer; all if omitted."""
 
 
 class McpServer(Checked[McpServerData]):
-    """Lends the tools of a server."""
+    """Provides the tools of an MCP server to agents."""
 
-    settings = Settings(McpServerData)
+    settings = Settings(McpServerData, runs=False)
     inputs = ()
     outputs = (Handle("tools", channel="link"),)
 
     def materialize(self, data: Mapping[str, Any], output_handle: str, context: FlowContext) -> ToolChain:
-        """The tools of the server, as one chain."""
+        """Return the tools of the server, as one chain."""
         read = self.settings.read(data)
         servers = context.services.get("mcp")
         if servers is None:
@@ -48,5 +47,5 @@ class McpServer(Checked[McpServerData]):
         if not isinstance(found, ToolChain | list | tuple):
             hint = f"{read.server!r} open: async with servers.tools({read.server!r}) as opened"
             raise ServiceMissing("mcp", f"node {context.node_id!r}", hint)
-        chain = gathered([found])
-        return chain if read.tools is None else Chained([chain], read.tools)
+        chain = combine_tools([found])
+        return chain if read.tools is None else CombinedTools([chain], read.tools)

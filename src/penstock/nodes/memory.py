@@ -1,11 +1,11 @@
-"""`memory`: what outlives a run, kept per chat or per owner.
+"""`memory`: values that outlive a run, stored per chat or per owner.
 
-In the flow it remembers what comes in, or recalls what was remembered. Linked to an agent it is two tools, `remember`
-and `recall`. Where things are kept is the service `memory`, a `MemoryStore`: each chat and each owner has a space of
-their own there, and a graph cannot name another. A run that belongs to no chat, or to nobody, remembers for itself
-alone, and is forgotten with it.
+In the flow the node stores its input, or recalls stored values. Linked to an agent it provides two tools, `remember`
+and `recall`. The service `memory`, a `MemoryStore`, holds the values: each chat and each owner has a separate space
+there, and a graph cannot name another. A run without a chat or an owner has a space of its own, which is removed with
+the run.
 
-What a store keeps at most, and by which words it finds it, is said here and holds for all of them. How it keeps it is
+The limits of a store, and the words by which it finds memories, are defined here for all stores. How a store works is
 not known here.
 """
 
@@ -22,31 +22,29 @@ from penstock.agents.tools import Tool
 from penstock.errors import InvalidValue
 from penstock.kernel.executor import Handle
 from penstock.kernel.values import DataValue
-from penstock.nodes.parts.services import ServiceMissing
-from penstock.nodes.parts.settings import Checked, Data, Name, Settings, Within
-from penstock.nodes.parts.toolbox import tool_name
-from penstock.nodes.parts.values import as_text, typed
-from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.nodes.parts.services import ServiceMissing, tool_name
+from penstock.nodes.parts.settings import Checked, Data, Name, Settings, Within, as_text, typed
+from penstock.runtime.graphs.graph_runtime import FlowContext
 
 MAX_KEY = 200
 MAX_VALUE_CHARACTERS = 100_000
-"""What one memory may have, as JSON."""
+"""Maximum size of one memory, as JSON."""
 MAX_MEMORIES = 10_000
-"""So many are kept in a space; one more, and the oldest is forgotten."""
+"""Maximum number of memories in a space; beyond it the oldest is removed."""
 MAX_FOUND = 100
 MAX_WORDS = 1_000
-"""A memory is found by so many different words, the first ones of its key and its value."""
+"""Number of distinct words that a memory is indexed by, the first ones of its key and its value."""
 MAX_WORDS_SOUGHT = 100
-"""A search looks for so many different words, the first ones of its text."""
+"""Number of distinct words that a search uses, the first ones of its text."""
 MAX_WORD = 100
-"""So many characters of a word are looked at."""
+"""Number of significant characters of a word."""
 
 WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """One thing that is remembered."""
+    """One stored value and its key."""
 
     key: str
     value: Any
@@ -54,23 +52,23 @@ class Memory:
 
 @runtime_checkable
 class MemoryStore(Protocol):
-    """Where memories are kept, by space and key; a space sees nothing of another one."""
+    """Store of memories by space and key; spaces are isolated from each other."""
 
     async def get(self, space: str, key: str) -> Memory | None:
-        """What is remembered under a key."""
+        """Return the memory under a key, None if there is none."""
 
     async def put(self, space: str, key: str, value: Any) -> None:
-        """Remember a JSON value under a key, in place of what was there, as the newest of its space.
+        """Store a JSON value under a key, replacing any previous one, as the newest of its space.
 
-        Done again, it comes to the same. The oldest of a full space is forgotten. InvalidValue for what cannot be kept.
+        Idempotent. The oldest memory of a full space is removed. InvalidValue for a value that cannot be stored.
         """
 
     async def search(self, space: str, text: str, limit: int = 10) -> Sequence[Memory]:
-        """Those that share most words with a text, the newer of two first; the newest, if the text has no words."""
+        """Return the memories that share most words with a text, newer first on ties; the newest if it has no words."""
 
 
 def words_in(text: str, most: int) -> Collection[str]:
-    """The first different words of a text, in small letters."""
+    """Return the first `most` distinct words of a text, in lower case."""
     words: dict[str, None] = {}
     for found in WORD.finditer(text.lower()):
         words[found[0][:MAX_WORD]] = None
@@ -80,43 +78,43 @@ def words_in(text: str, most: int) -> Collection[str]:
 
 
 def words_of(key: str, value: Any) -> Collection[str]:
-    """The words that a memory is found by."""
+    """Return the words that a memory is indexed by."""
     return words_in(f"{key} {as_text(value)}", MAX_WORDS)
 
 
 def words_sought(text: str) -> Collection[str]:
-    """The words that a search for a text looks for."""
+    """Return the words that a search for a text uses."""
     return words_in(text, MAX_WORDS_SOUGHT)
 
 
 def space_of_run(run_id: str) -> str:
-    """Where a run remembers that belongs to no chat, or to nobody; whoever removes the run forgets it."""
+    """Return the space of a run without a chat or an owner; it is removed with the run."""
     return f"run:{run_id}"
 
 
 def space_of_chat(chat_id: str) -> str:
-    """Where everything that runs in a chat remembers; whoever removes the chat forgets it."""
+    """Return the space shared by all runs of a chat; it is removed with the chat."""
     return f"chat:{chat_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryData(Data):
-    """Whose memory it is, and what the node does in the flow."""
+    """The scope of the memory, and what the node does."""
 
     scope: Literal["chat", "owner"] = "chat"
     action: Literal["remember", "recall"] = "recall"
     key: Name | None = None
-    """What it is kept under. Without one, `remember` makes one of the value, and `recall` searches for the input."""
+    """Key of the memory. Without one, `remember` derives it from the value, and `recall` searches for the input."""
     default: Any = None
-    """What `recall` gives if there is nothing under the key."""
+    """Output of `recall` if nothing is stored under the key."""
     limit: Annotated[int, Within(1, MAX_FOUND)] = 10
-    """So many are found by a search."""
+    """Maximum number of search results."""
     name: Name | None = None
-    """What the tools are called by, behind `remember_` and `recall_`; for agents that have several memories."""
+    """Suffix of the tool names, after `remember_` and `recall_`; for agents with several memories."""
 
 
 class MemoryNode(Checked[MemoryData]):
-    """Remembers what comes in and passes it on, or recalls; linked, it lends an agent the tools for both."""
+    """Stores its input and passes it on, or recalls; linked, it provides the tools for both to an agent."""
 
     settings = Settings(MemoryData)
     inputs = (Handle("input"),)
@@ -125,7 +123,7 @@ class MemoryNode(Checked[MemoryData]):
     async def execute(
         self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: FlowContext
     ) -> DataValue:
-        """What was remembered just now, or what was recalled: a value by its key, or the list of what was found."""
+        """Return the value just stored, or the recalled one: the value under the key, or the list of search results."""
         read = self.settings.read(data)
         given = inputs["input"].value if "input" in inputs else context.execution.input
         store, space = _store(context), _space(read, context)
@@ -134,12 +132,12 @@ class MemoryNode(Checked[MemoryData]):
             return typed(given)
         if read.key is None:
             found = await store.search(space, as_text(given), read.limit)
-            return DataValue("list", [_shown(one) for one in found])
+            return DataValue("list", [_shown(memory) for memory in found])
         memory = await store.get(space, read.key)
         return typed(read.default if memory is None else memory.value)
 
     def materialize(self, data: Mapping[str, Any], output_handle: str, context: FlowContext) -> list[Tool]:
-        """The tools `remember` and `recall`."""
+        """Return the tools `remember` and `recall`."""
         read = self.settings.read(data)
         store, space = _store(context), _space(read, context)
         whose = "this conversation" if read.scope == "chat" else "this user"
@@ -151,14 +149,14 @@ class MemoryNode(Checked[MemoryData]):
 
         async def recall(about: str) -> Any:
             exact = await store.get(space, about)
-            found = [one for one in await store.search(space, about, read.limit) if exact is None or one != exact]
-            return [_shown(one) for one in ([] if exact is None else [exact]) + found][: read.limit]
+            similar = [memory for memory in await store.search(space, about, read.limit) if memory != exact]
+            return [_shown(memory) for memory in ([] if exact is None else [exact]) + similar][: read.limit]
 
-        kept = f"Keep something for later in the memory of {whose}, under a short key that says what it is."
-        found = f"Look up what the memory of {whose} has about something: words to search for, or a key."
+        remembers = f"Store something in the memory of {whose}, under a short descriptive key."
+        recalls = f"Search the memory of {whose}, by words or by a key."
         return [
-            Tool(remember, name=tool_name(f"remember{suffix}"), description=kept),
-            Tool(recall, name=tool_name(f"recall{suffix}"), description=found),
+            Tool(remember, name=tool_name(f"remember{suffix}"), description=remembers),
+            Tool(recall, name=tool_name(f"recall{suffix}"), description=recalls),
         ]
 
 
@@ -171,7 +169,7 @@ def _store(context: FlowContext) -> MemoryStore:
 
 
 def _space(data: MemoryData, context: FlowContext) -> str:
-    """Where the memories of this node are: no graph can say it, only who runs and where."""
+    """Return the space of this node: set by the run's chat and owner, never by the graph."""
     run = context.services.get("run")
     owner = run.get("owner") if isinstance(run, Mapping) else None
     if data.scope == "chat" and context.chat_id is not None:
@@ -182,7 +180,7 @@ def _space(data: MemoryData, context: FlowContext) -> str:
 
 
 def _key_of(value: Any) -> str:
-    """A key that the same value has again, so that a node that is done again remembers nothing twice."""
+    """Return a key derived from the value, so that a node that runs again stores nothing twice."""
     try:
         text = json.dumps(value, sort_keys=True, allow_nan=False, default=dict)
     except (TypeError, ValueError, RecursionError):

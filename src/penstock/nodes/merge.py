@@ -1,4 +1,4 @@
-"""`merge`: what comes on several edges, as one value."""
+"""`merge`: join the values of several edges into one."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from typing import Any, Literal
 from penstock.errors import PenstockError
 from penstock.kernel.executor import Handle
 from penstock.kernel.graph import shown
-from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue
-from penstock.nodes.parts.settings import Checked, Data, Settings, Text
-from penstock.nodes.parts.values import type_of, typed
+from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue, type_of
+from penstock.nodes.parts.settings import Checked, Data, Settings, Text, typed
 
 
 class MergeFailed(PenstockError):
-    """The values that came cannot be one."""
+    """The values cannot be merged."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeData(Data):
-    """How: all in a list, the first that came, all as one text, or all their keys in one object."""
+    """How to merge: a list of all values, the first value, one text, or one object with all keys."""
 
     mode: Literal["list", "first", "text", "object"] = "list"
     separator: Text = "\n\n"
-    """What stands between the texts."""
+    """Separator between the texts."""
 
 
 class Merge(Checked[MergeData]):
-    """Waits for every branch that is taken, and joins what they gave, in the order of the edges."""
+    """Waits for every branch that is taken, and joins their values in the order of the edges."""
 
     settings = Settings(MergeData)
     is_pure = True
@@ -36,7 +35,7 @@ class Merge(Checked[MergeData]):
     outputs = (Handle("output"),)
 
     def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: Any) -> DataValue:
-        """The one value."""
+        """Return the merged value."""
         read = self.settings.read(data)
         values: list[Any] = inputs["input"].value
         if read.mode == "first":
@@ -51,7 +50,7 @@ class Merge(Checked[MergeData]):
 def _text(value: Any) -> str:
     text: str = STANDARD_CONVERSIONS.convert(DataValue(type_of(value), value), "text", "merge").value
     if not isinstance(text, str):
-        raise MergeFailed(f"{shown(value)} cannot become text")
+        raise MergeFailed(f"{shown(value)} cannot be converted to text")
     return text
 
 
@@ -59,9 +58,9 @@ def _object(values: list[Any]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for value in values:
         if not isinstance(value, Mapping):
-            raise MergeFailed(f"only objects have keys, and {shown(value)} is none")
-        for key, one in value.items():
-            if key in merged and merged[key] != one:
+            raise MergeFailed(f"only objects can be merged by key, and {shown(value)} is not an object")
+        for key, item in value.items():
+            if key in merged and merged[key] != item:
                 raise MergeFailed(f"two objects have the key {shown(key)}, with different values")
-            merged[key] = one
+            merged[key] = item
     return merged

@@ -1,4 +1,4 @@
-"""`output`: what a graph comes to, of the type that is promised."""
+"""`output`: the result of a graph, converted to its declared type."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from typing import Any
 
 from penstock.kernel.executor import Handle
 from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue
-from penstock.nodes.parts.settings import Checked, Data, Settings
-from penstock.nodes.parts.values import ValueType
-from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.nodes.parts.settings import Checked, Data, Settings, ValueType
+from penstock.runtime.graphs.graph_runtime import FlowContext
 
 
 @dataclass(frozen=True, slots=True)
 class OutputData(Data):
-    """What type it has to be of."""
+    """The type of the output."""
 
     type: ValueType = "any"
 
 
 class Output(Checked[OutputData]):
-    """Where a graph ends; of several branches, the first that was taken."""
+    """The end of a graph: its result; of several branches, the first that was taken."""
 
     settings = Settings(OutputData)
     is_pure = True
@@ -29,6 +28,6 @@ class Output(Checked[OutputData]):
     outputs = (Handle("output"),)
 
     def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: FlowContext) -> DataValue:
-        """What came; ConversionFailed if it is of another type."""
+        """Return the input; ConversionFailed if it cannot be converted to the type."""
         wanted = self.settings.read(data).type
         return STANDARD_CONVERSIONS.convert(inputs["input"], wanted, f"{context.node_id}.output")

@@ -1,4 +1,4 @@
-"""`prompt-template`: a text with places for what comes in, each value under the name of its handle."""
+"""`prompt-template`: a text with placeholders for the inputs, each under the name of its handle."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from penstock.nodes.parts.template import Template, TemplateInvalid
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplateData(Data):
-    """The template, and values for it that are written in the graph."""
+    """The template, and default values."""
 
     template: Text
     values: Json = field(default_factory=dict)
-    """Used where nothing came on the handle of that name."""
+    """Used if no value arrived on the handle of that name."""
     missing: Literal["error", "empty"] = "error"
-    """What a place is filled with that there is no value for."""
+    """What happens to a placeholder without a value: fail, or leave it empty."""
 
 
 class PromptTemplate(Checked[PromptTemplateData]):
-    """Fills a template. Its input handles are open: one for every name that the template speaks of."""
+    """Renders a template. It has an input handle for every name that the template uses."""
 
     settings = Settings(PromptTemplateData)
     is_pure = True
@@ -32,14 +32,14 @@ class PromptTemplate(Checked[PromptTemplateData]):
     outputs = (Handle("output", "text"),)
 
     def look(self, data: PromptTemplateData, executors: ExecutorRegistry) -> Iterator[Finding]:
-        """Whether the template can be read."""
+        """Check that the template is valid."""
         try:
             Template(data.template)
         except TemplateInvalid as invalid:
             yield ".template", str(invalid)
 
     def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: Any) -> DataValue:
-        """The text."""
+        """Return the rendered text."""
         read = self.settings.read(data)
         values = {**read.values, **{name: value.value for name, value in inputs.items()}}
         missing = "" if read.missing == "empty" else None

@@ -19,14 +19,14 @@ class TextData(Data):
 
 
 class TextNode(Checked[TextData]):
-    """Gives the same text every time, as it is."""
+    """Outputs a fixed text."""
 
     settings = Settings(TextData)
     is_pure = True
     inputs = (Handle("input"),)
-    """What comes here decides when, and is not looked at."""
+    """Triggers the node; its value is ignored."""
     outputs = (Handle("output", "text"),)
 
     def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: Any) -> DataValue:
-        """The text."""
+        """Return the text."""
         return DataValue("text", self.settings.read(data).text)

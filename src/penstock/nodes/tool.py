@@ -1,6 +1,6 @@
-"""`tool`: something an agent may call: one that the run offers by name, or a graph that is written here.
+"""`tool`: a tool for agents: one that the run offers by name, or a nested graph.
 
-A graph as a tool is given the arguments of the call as its input, an object, and its output is the result.
+A graph used as a tool receives the arguments of the call as its input, an object; its output is the result.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from penstock.agents.tools import TOOL_NAME, Tool, as_tool
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
 from penstock.nodes.parts import nested
 from penstock.nodes.parts.nested import GraphData
+from penstock.nodes.parts.services import offered_tool, tool_name
 from penstock.nodes.parts.settings import BudgetData, Checked, Data, Finding, Flag, Json, Name, Seconds, Settings, Text
-from penstock.nodes.parts.toolbox import offered, tool_name
 from penstock.runtime.call import running_call
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import FlowContext
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolData(Data):
-    """Which tool, or which graph, and what a call of it may take."""
+    """The tool or the graph, and the limits of a call."""
 
     tool: Name | None = None
-    """The name of one that the run offers."""
+    """Name of a tool that the run offers."""
     graph: GraphData | None = None
     name: Name | None = None
-    """What the model calls it; the tool's own name, or the node's id, if it is not given."""
+    """Name for the model; the tool's own name, or the node's id, if omitted."""
     description: Text | None = None
     parameters: Json | None = None
-    """The JSON Schema of the arguments, for a graph."""
+    """JSON Schema of the arguments, for a graph."""
     needs_approval: Flag = False
     timeout_s: Seconds | None = None
     budget: BudgetData | None = None
-    """What one call may use."""
+    """Budget of one call."""
 
 
 class ToolNode(Checked[ToolData]):
-    """Lends a tool to the agents it is linked to."""
+    """Provides a tool to the agents it is linked to."""
 
-    settings = Settings(ToolData)
+    settings = Settings(ToolData, runs=False)
     inputs = ()
     outputs = (Handle("tool", channel="link"),)
 
     def look(self, data: ToolData, executors: ExecutorRegistry) -> Iterator[Finding]:
-        """Whether it is one thing or the other, and what keeps a graph from running."""
+        """Check that exactly one of `tool` and `graph` is set, and report problems of the graph."""
         if (data.tool is None) == (data.graph is None):
-            yield "", "a tool is one that the run offers, by `tool`, or a `graph`; one of both is needed"
+            yield "", "exactly one of `tool` (a tool that the run offers) and `graph` must be set"
         if data.name is not None and not TOOL_NAME.fullmatch(data.name):
             yield ".name", "models take names of 1 to 64 letters, digits, _ and -"
         if data.tool is not None and data.parameters is not None:
@@ -62,18 +62,18 @@ class ToolNode(Checked[ToolData]):
             yield from nested.findings(data.graph, executors)
 
     def materialize(self, data: Mapping[str, Any], output_handle: str, context: FlowContext) -> Tool:
-        """The tool."""
+        """Return the tool."""
         read = self.settings.read(data)
         if read.tool is not None:
-            return _with(as_tool(offered(read.tool, context)), read)
+            return _with(as_tool(offered_tool(read.tool, context)), read)
         return _graph_tool(read, context)
 
 
 def _with(found: Tool, data: ToolData) -> Tool:
-    """The tool as the node wants it: it may be held tighter, and never looser."""
+    """Return the tool with the node's settings, whose timeout and approval only tighten those of the tool."""
     if data == ToolData(tool=data.tool):
         return found
-    timeouts = [one for one in (found.timeout_s, data.timeout_s) if one is not None]
+    timeouts = [timeout_s for timeout_s in (found.timeout_s, data.timeout_s) if timeout_s is not None]
     return Tool(
         found.fn,
         name=data.name or found.name,
@@ -96,9 +96,9 @@ def _graph_tool(data: ToolData, context: FlowContext) -> Tool:
         place = cast(ExecutionContext, call.context)
         graph = await nested.plan_of(document, context)
         async with aclosing(nested.run(graph, arguments, context, place)) as everything:
-            async for told in everything:
-                if isinstance(told, ExecutionResult):
-                    return nested.only(told).value
+            async for event in everything:
+                if isinstance(event, ExecutionResult):
+                    return nested.only(event).value
         return None
 
     name = data.name or tool_name(str(context.node_id))

@@ -1,4 +1,4 @@
-"""`toolset`: several tools as one, to link to any number of agents."""
+"""`toolset`: several tools in one node, to link to any number of agents."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from penstock.kernel.executor import Handle
-from penstock.nodes.parts.nested import runtime_of
+from penstock.nodes.parts.services import flatten_tools, offered_tool, runtime_of
 from penstock.nodes.parts.settings import Checked, Data, Name, Settings, Sized
-from penstock.nodes.parts.toolbox import offered, pieces
-from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.runtime.graphs.graph_runtime import FlowContext
 
 
 @dataclass(frozen=True, slots=True)
 class ToolsetData(Data):
-    """Tools that the run offers, beside those that are linked."""
+    """Tools that the run offers, in addition to the linked ones."""
 
-    tools: Annotated[list[Name], Sized(0, 200)] = ()  # type: ignore[assignment]  # nobody changes it
+    tools: Annotated[list[Name], Sized(0, 200)] = ()  # type: ignore[assignment]  # never mutated
 
 
 class Toolset(Checked[ToolsetData]):
-    """Lends all of its tools."""
+    """Provides several tools to agents."""
 
-    settings = Settings(ToolsetData)
+    settings = Settings(ToolsetData, runs=False)
     inputs = (Handle("tools", channel="link", many="list"),)
     outputs = (Handle("tools", channel="link"),)
     follows = MappingProxyType({"materialize": ("tools",)})
 
     async def materialize(self, data: Mapping[str, Any], output_handle: str, context: FlowContext) -> list[Any]:
-        """The tools, those that are linked first."""
+        """Return the tools, linked ones first."""
         read = self.settings.read(data)
         linked = await runtime_of(context).resolve_links(str(context.node_id), "tools")
-        return [*pieces(linked), *pieces([offered(name, context) for name in read.tools])]
+        return [*flatten_tools(linked), *flatten_tools([offered_tool(name, context) for name in read.tools])]

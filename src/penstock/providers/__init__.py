@@ -1,9 +1,10 @@
-"""Model APIs as programs already reach them: the official clients, under containment.
+"""Containment for model calls that a program makes through the official OpenAI and Anthropic clients.
 
-Imports neither a client nor an HTTP library; that happens when something is used.
+Imports neither a client nor an HTTP library until one is used.
 """
 
 from penstock.providers.clients import contained_async_client, contained_client
+from penstock.providers.reading.meter import ExcessOutput
 from penstock.providers.scope import contained
 
-__all__ = ["contained", "contained_async_client", "contained_client"]
+__all__ = ["ExcessOutput", "contained", "contained_async_client", "contained_client"]

@@ -1,4 +1,4 @@
-"""HTTP clients whose model calls belong to a run, for whatever lets a client be passed in."""
+"""HTTP clients whose model calls belong to a run, for libraries that accept an HTTP client."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidValue
 from penstock.providers.scope import contained, installed
+from penstock.runtime.billing.error_bill import ErrorBill
 from penstock.runtime.context import ExecutionContext
 
 if TYPE_CHECKING:
@@ -14,39 +15,49 @@ if TYPE_CHECKING:
 
 
 def contained_client(
-    run: ExecutionContext, *, max_output_tokens: int = 4_096, floor: int = 16, **options: Any
+    run: ExecutionContext,
+    *,
+    max_output_tokens: int = 4_096,
+    floor: int = 16,
+    error_bill: ErrorBill | None = None,
+    **options: Any,
 ) -> httpx2.Client:
-    """A client for `OpenAI(http_client=…)` and `Anthropic(http_client=…)`: what it sends is under the run's limits.
+    """Return a client for `OpenAI(http_client=…)` and `Anthropic(http_client=…)` that applies the run's limits.
 
-    It needs no `with contained(…)`, and works in any thread. `options` are those of `httpx2.Client`; where only httpx
-    is installed, it is a client of that.
+    Needs no `with contained(…)` and works in any thread. `options` are those of `httpx2.Client`; if only httpx is
+    installed, the client is an `httpx.Client`.
     """
-    scope = contained(run, max_output_tokens=max_output_tokens, floor=floor)
+    scope = contained(run, max_output_tokens=max_output_tokens, floor=floor, error_bill=error_bill)
     plain: Any = _library().Client
 
-    class ContainedClient(plain):  # type: ignore[misc]  # its class is known when it is made
+    class ContainedClient(plain):  # type: ignore[misc]  # the base class is only known at run time
         def send(self, request: Any, **how: Any) -> Any:
             with scope:
                 return super().send(request, **how)
 
-    made: httpx2.Client = ContainedClient(**{"follow_redirects": True, **options})
-    return made
+    client: httpx2.Client = ContainedClient(**{"follow_redirects": True, **options})
+    return client
 
 
 def contained_async_client(
-    run: ExecutionContext, *, max_output_tokens: int = 4_096, floor: int = 16, **options: Any
+    run: ExecutionContext,
+    *,
+    max_output_tokens: int = 4_096,
+    floor: int = 16,
+    error_bill: ErrorBill | None = None,
+    **options: Any,
 ) -> httpx2.AsyncClient:
     """Like `contained_client`, for `AsyncOpenAI` and `AsyncAnthropic`."""
-    scope = contained(run, max_output_tokens=max_output_tokens, floor=floor)
+    scope = contained(run, max_output_tokens=max_output_tokens, floor=floor, error_bill=error_bill)
     plain: Any = _library().AsyncClient
 
-    class ContainedAsyncClient(plain):  # type: ignore[misc]  # its class is known when it is made
+    class ContainedAsyncClient(plain):  # type: ignore[misc]  # the base class is only known at run time
         async def send(self, request: Any, **how: Any) -> Any:
             with scope:
                 return await super().send(request, **how)
 
-    made: httpx2.AsyncClient = ContainedAsyncClient(**{"follow_redirects": True, **options})
-    return made
+    client: httpx2.AsyncClient = ContainedAsyncClient(**{"follow_redirects": True, **options})
+    return client
 
 
 def _library() -> Any:

@@ -1,8 +1,8 @@
-"""Which run the model calls made here belong to.
+"""The scope that assigns model calls to a run.
 
-While somebody is inside `contained`, the transports of httpx2 and httpx ask at every request which run it belongs to;
-outside, nothing of them is changed. The answer is a context variable: it follows tasks and threads that were started
-with a copy of the context, and no others.
+While a `contained` scope is open, the transports of httpx2 and httpx are patched to look up the current run at every
+request; otherwise they are unchanged. The current run is a context variable: it follows tasks and threads that were
+started with a copy of the context, and no others.
 """
 
 from __future__ import annotations
@@ -18,83 +18,91 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
-from penstock.errors import Halted, InvalidValue
+from penstock import checks
+from penstock.errors import Halted
 from penstock.providers.http.exchange import Terms
-from penstock.providers.http.refusals import FAMILIES
 from penstock.providers.http.transport import asend, send
+from penstock.providers.reading.families import FAMILIES
+from penstock.runtime.billing.error_bill import ErrorBill, check_error_bill
 from penstock.runtime.context import ExecutionContext
 
 CLIENTS = frozenset(module for module, _ in FAMILIES)
 AIOHTTP = frozenset({"httpx_aiohttp", "openai._vendor.httpx_aiohttp", "anthropic._vendor.httpx_aiohttp"})
-"""Where transports over aiohttp come from; those that are loaded when a scope is entered are seen."""
+"""Modules with transports over aiohttp; only those already loaded when a scope is entered are patched."""
 
-_here: ContextVar[tuple[contained, ...]] = ContextVar("penstock_contained", default=())
-"""The scopes that were entered here and not left yet, innermost last."""
+_open_scopes: ContextVar[tuple[contained, ...]] = ContextVar("penstock_contained", default=())
+"""The open scopes of the current context, innermost last."""
 
 
 class contained:
-    """Inside `with contained(run):`, every model call of an OpenAI or Anthropic client is one of the run's.
+    """Scope in which every model call of an OpenAI or Anthropic client belongs to the run.
 
-    It is admitted, held for, clamped, sent, settled and recorded; what the run refuses raises here what the run raises
-    everywhere. Scopes may be nested: the innermost one pays, and with it every budget above its own. The same object
-    may be entered any number of times, also by several threads.
+    Each call is admitted, held for, clamped, sent, settled and recorded; a refused call raises the same errors as any
+    other call of the run. Scopes may be nested: the innermost run is charged, and with it every enclosing budget.
+    The same object may be entered any number of times, also by several threads.
 
-    `max_output_tokens` is what a request may give that does not set a maximum; `floor` is the least output that a
-    request is cut down to before it is refused.
+    `max_output_tokens` is the output limit of a request that sets none; `floor` is the smallest output limit a request
+    is clamped to before it is refused instead. `error_bill` is what error answers of the provider cost: "free",
+    "unresolved", or one of them by HTTP status; without it, the status decides.
     """
 
-    def __init__(self, run: ExecutionContext, *, max_output_tokens: int = 4_096, floor: int = 16) -> None:
-        if not isinstance(run, ExecutionContext):
-            raise InvalidValue("run", run, "an ExecutionContext, such as `contain(…)` gives")
-        for name, count in (("max_output_tokens", max_output_tokens), ("floor", floor)):
-            if type(count) is not int or count < 1:
-                raise InvalidValue(name, count, "a whole number of tokens, one or more")
-        self.terms = Terms(run, max_output_tokens, floor)
+    def __init__(
+        self,
+        run: ExecutionContext,
+        *,
+        max_output_tokens: int = 4_096,
+        floor: int = 16,
+        error_bill: ErrorBill | None = None,
+    ) -> None:
+        checks.instance("run", run, ExecutionContext, "an ExecutionContext, such as one of `contain(…)`")
+        checks.integer("max_output_tokens", max_output_tokens, minimum=1, of="tokens")
+        checks.integer("floor", floor, minimum=1, of="tokens")
+        self.terms = Terms(run, max_output_tokens, floor, check_error_bill(error_bill))
 
     def __enter__(self) -> contained:
         _hooks.take()
-        _here.set((*_here.get(), self))
+        _open_scopes.set((*_open_scopes.get(), self))
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        scopes = _here.get()
-        if self in scopes:  # left where it was not entered, as fixtures and generators do, there is nothing to undo
+        scopes = _open_scopes.get()
+        if self in scopes:  # fixtures and generators may exit in another context, with nothing to undo
             last = len(scopes) - 1 - scopes[::-1].index(self)
-            _here.set(scopes[:last] + scopes[last + 1 :])
+            _open_scopes.set(scopes[:last] + scopes[last + 1 :])
         _hooks.give_back()
-        # Older clients wrap whatever is raised below them: here, at the latest, it is what it was.
+        # Older clients wrap every error raised below them: unwrap it on exit at the latest.
         wrapped = exc.__cause__ if exc is not None and type(exc).__module__.partition(".")[0] in CLIENTS else None
         if isinstance(wrapped, Halted):
             raise wrapped from None
 
 
 def terms_here() -> Terms | None:
-    """Under what a model call made here is made; None outside of any scope."""
-    scopes = _here.get()
+    """Return the terms of the innermost open scope; None outside of any scope."""
+    scopes = _open_scopes.get()
     return scopes[-1].terms if scopes else None
 
 
 @contextmanager
 def already_held() -> Iterator[None]:
-    """Inside, requests are sent as they are: what they may cost is held by whoever sends them."""
-    outside = _here.set(())
+    """Send requests uncontained inside this context: the caller already holds their cost."""
+    outside = _open_scopes.set(())
     try:
         yield
     finally:
-        with suppress(ValueError):  # closed from elsewhere, where there is nothing to reset
-            _here.reset(outside)
+        with suppress(ValueError):  # closed from another context, with nothing to reset
+            _open_scopes.reset(outside)
 
 
 @functools.cache
 def installed(*libraries: str) -> tuple[str, ...]:
-    """Those that can be imported; looked up once, since that means a walk through directories."""
+    """Return the libraries that can be imported; cached, because the look-up searches directories."""
     return tuple(name for name in libraries if importlib.util.find_spec(name) is not None)
 
 
 class _Hooks:
-    """Our place before the transports, taken when the first scope is entered and given back with the last."""
+    """Patches of the transports, applied when the first scope is entered and removed when the last one exits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -116,7 +124,7 @@ class _Hooks:
             self._scopes -= 1
             if self._scopes == 0:
                 for transport, method, original, ours in self._hooked:
-                    # Somebody may have put himself before us: then ours stays, and passes everything on.
+                    # If another library has patched on top of ours, ours stays and passes every request on.
                     if getattr(transport, method) is ours:
                         setattr(transport, method, original)
                 self._hooked.clear()

@@ -1,128 +1,188 @@
-"""Recorded and contained: whether a call may run.
+"""Admit a call: record it, and decide whether it may run.
 
-In this order, and what refuses consults nothing after it: ended? cancelled? cost, steps, retries, time, tokens, api
-calls and the hold, at every level in one act; then the price, the shape of the run, the hooks, the breaker.
+The checks run in this order, and the first refusal ends them: ended? cancelled? cost, steps, retries, time, tokens, api
+calls and the hold, at every level atomically; then the price, the divergence detector, the hooks, the breaker. A call
+that only the holds of others stand in the way of waits (`waiting`); the checks run again afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.containment import accounts
 from penstock.containment.safety import Decision
 from penstock.containment.shield import Slot
-from penstock.runtime.call import ALLOW, Call, describe, interruption, running_call
+from penstock.errors import RunEnded
+from penstock.runtime.call import ALLOW, NOT_WAITING, Call, CallSpec, describe, interruption, running_call, stop_of
 from penstock.runtime.cancellation import CancellationToken
+from penstock.runtime.handle import Handle
 from penstock.runtime.locking import unlock
+from penstock.runtime.waiting import CallWaiter, Reclamp, Waits, join, take_or_wait, wait_async, wait_sync
 from penstock.stops import LIMIT_REASONS, Stop, StopReason
 from penstock.tracing.events import DivergenceTrace
 from penstock.tracing.lifecycle import CallKind
-from penstock.tracing.record import OPEN
-
-if TYPE_CHECKING:
-    from penstock.runtime.handle import Handle
-
-blank = object.__new__
+from penstock.tracing.payloads import Payload
+from penstock.tracing.record import OPEN, keep_payload
 
 
-def enter(
+def admit(
+    call: Call,
     context: Handle,
-    kind: CallKind,
-    name: str,
-    hint: int | None,
-    model: str | None,
+    spec: CallSpec,
     token: CancellationToken,
     args: tuple[Any, ...] = (),
     attempt: int = 1,
-    metadata: Mapping[str, Any] | None = None,
-    tokens: int | None = None,
-) -> Call:
-    """Write the call down and judge it. If it may run, `stop` is None and it holds its worst case.
+    waits: Waits = "no",
+    reclamp: Reclamp | None = None,
+) -> bool:
+    """Record the call and decide whether it may run: if it may, it holds its worst case, and `stop` is None.
 
-    `metadata` is what the record says of the call beside its name: kept as it is, and shared, not copied. `tokens` are
-    the most it can use; None where that is not known.
+    `call` is blank, and filled in here: its maker keeps it also if a signal handler raises on the way. Unless `waits`
+    is "no", `call.waiter` is set if the call has to wait, and `wait_for_room` or `await_room` follows.
     """
+    kind, hold_nanos = spec.kind, spec.hold_nanos
     run = context._run
     base = context._base
-    above = running_call.get()
+    parent_call = running_call.get()
     parent = base
     cancelled = token.cancellation
-    if above is not None:
-        if above.context._run is not run:
-            above = None
+    if parent_call is not None:
+        if parent_call.context._run is not run:
+            parent_call = None
         else:
-            if above.record.depth > base.depth:
-                parent = above.record
-            cancelled = cancelled or above.token.cancellation
+            if parent_call.record.depth > base.depth:
+                parent = parent_call.record
+            cancelled = cancelled or parent_call.token.cancellation
     worst = run.worst_case[kind]
-    if model is None:
-        model = worst.model
-    cost = worst.cost if hint is None else hint
-    if tokens is None:
-        tokens = worst.tokens
+    model = worst.model if spec.model is None else spec.model
     now_ns = run.now()
+    # `Call(…)`, inlined field by field: calling it takes longer than all of these.
+    call.token = token
+    call.parent_call = parent_call
+    call.hinted = hold_nanos is not None
+    call.decision = ALLOW
+    call.unknown = call.began = False
+    call.value = call.error = call.stop = call.degraded = call.usage = call.permit = call.stream = None
+    call.waiter = NOT_WAITING
+    call.billed_below = call.failed_below = None
+    call.context = context  # the last one: a call that has it is not blank any more
+    metadata = spec.metadata
     if attempt > 1:
         metadata = {**(metadata or {}), "attempt": attempt}
-    # What `Call(…)` does, field by field: to call it takes longer than all of them.
-    call = blank(Call)
-    call.context = context
-    call.token = token
-    call.above = above
-    call.hinted = hint is not None
-    call.decision = ALLOW
-    call.unknown = False
-    call.value = call.error = call.stop = call.degraded = call.usage = call.permit = None
-    call.billed_below = call.failed_below = None
+        last = run.last_failure
+        if last is not None and last[2].name == spec.name and last[2].source is context._source:
+            run.last_failure = None  # it is retried in place
     lock = run.lock
     try:  # in place of `with`: see `locking`
         lock.acquire()
         while parent.end_seq != OPEN and parent.parent is not None:
-            # What made the call is over already: a task that outlives it, a function that was left behind.
+            # The parent has already ended: this is a task that outlives it, or an abandoned function.
             parent = parent.parent
-        call.record = run.graph.begin(parent, kind, name, model, context._source, now_ns, True, metadata, call)
+        refused: Stop | None
         if cancelled is not None and cancelled.stop.reason is StopReason.ABORTED:
-            refused: Stop | None = cancelled.stop
+            refused = cancelled.stop
+        elif run.queues or (hold_nanos is None and worst.is_unknown):
+            refused = take_or_wait(call, spec, args, attempt, now_ns, waits, reclamp)
         else:
+            cost = worst.cost if hold_nanos is None else hold_nanos
+            tokens = worst.tokens if spec.hold_tokens is None else spec.hold_tokens
             refused = accounts.take(call, context._account, cost, tokens, worst.api_calls, now_ns, attempt > 1)
+            if refused is not None and refused.momentary and waits != "no":
+                refused = take_or_wait(call, spec, args, attempt, now_ns, waits, reclamp)
+        if call.waiter is None:
+            call.record = run.graph.begin(parent, kind, spec.name, model, context._source, now_ns, True, metadata, call)
+        else:
+            assert refused is not None
+            join(call, parent, model, metadata, now_ns, refused)
+        lock.release()
+    except RunEnded:
+        # The run ended after the caller's check.
+        if call.state == "held":
+            accounts.withdraw(call)
+        unlock(lock)
+        after_end(context, f"{kind} call {spec.name!r}", call)
+        return False
     except BaseException:
         unlock(lock)
         raise
-    lock.release()
     if refused is not None:
-        refuse(call, refused)
-        return call
-    if now_ns >= token.deadline_ns or cancelled is not None:
-        # A deadline that no account knows of: the token's own, or that of one above it.
-        token.is_cancelled  # noqa: B018
-        stop = token.stop or (cancelled.stop if cancelled else None)
-        if stop is not None:
-            refuse(call, stop)
-            return call
-    if attempt > 1:
-        args = ()  # the first attempt has shown its shape
-    if run.guarded or (hint is None and run.demands_price) or (args and run.divergence is not None):
-        _ask(call, model, args)
+        if call.waiter is None:
+            refuse(call, refused)
+        return False
+    if (
+        now_ns >= token.deadline_ns
+        or cancelled is not None
+        or run.guarded
+        or (hold_nanos is None and run.demands_price)
+        or (args and run.reads_args)
+    ):
+        return _check_further(call, args, attempt)
+    return True
+
+
+def wait_for_room(call: Call) -> bool:
+    """Block this thread until the call is admitted, if it waits; return whether it may run."""
+    waiter = call.waiter
+    return isinstance(waiter, CallWaiter) and _end_wait(call, waiter, wait_sync(call))
+
+
+async def await_room(call: Call) -> bool:
+    """Wait, in a task, until the call is admitted, if it waits; return whether it may run."""
+    waiter = call.waiter
+    return isinstance(waiter, CallWaiter) and _end_wait(call, waiter, await wait_async(call))
+
+
+def _end_wait(call: Call, waiter: CallWaiter, stop: Stop | None) -> bool:
+    """Check again what may have changed while the call waited."""
+    if stop is not None:
+        refuse(call, stop)
+        return False
+    return _check_further(call, waiter.args, waiter.attempt)
+
+
+def after_end(context: Handle, what: str, call: Call | None = None) -> Call:
+    """Return the call of a context that has ended, refused: as halted if it was stopped; RunEnded if it ended normally.
+
+    The log of an ended context is closed, so the refusal leaves no record of its own.
+    """
+    stop = context._stop_after_end()
+    if stop is None:
+        raise context._after_the_end(what)
+    if call is None:
+        call = Call.__new__(Call)
+    Call.__init__(call, context, context._base, False, context._token)
+    call.decision, call.stop = Decision.HALT, stop
     return call
 
 
-def _ask(call: Call, model: str | None, args: tuple[Any, ...]) -> None:
-    """Let everybody else who may refuse the call have a look at it: the price, the shape of the run, the guards."""
-    run = call.context._run
+def _check_further(call: Call, args: tuple[Any, ...], attempt: int) -> bool:
+    """Apply the checks that follow the hold: a cancel or deadline, the price, divergence, the hooks, the breaker."""
+    run, token = call.context._run, call.token
+    # Also a deadline that no account has: the token's own, or an outer token's.
+    stop = stop_of(token) if token.is_cancelled else call.parent_call.token.stop if call.parent_call else None
+    if stop is not None:
+        refuse(call, stop)
+        return False
     try:
+        if run.payloads is not None and args and call.record.kind != "system":
+            payload = Payload(run.payloads.arguments(args))
+            with run.lock:
+                keep_payload(call.record, payload)
         if not call.hinted and run.demands_price:
-            _demand_a_price(call, call.record.kind, model)
-        if call.stop is None and args and run.divergence is not None:
+            _require_price(call, call.record.kind, call.record.model)
+        # Retries have the same arguments as the first attempt.
+        if call.stop is None and args and attempt == 1 and run.divergence is not None:
             _watch_shape(call, args)
         if call.stop is None and run.guarded:
-            _ask_guards(call)
+            _check_guards(call)
     except BaseException as error:
         if call.stop is None:
             refuse(call, interruption(error))
         raise
+    return call.stop is None
 
 
-def _demand_a_price(call: Call, kind: CallKind, model: str | None) -> None:
+def _require_price(call: Call, kind: CallKind, model: str | None) -> None:
     run = call.context._run
     if run.settings.strict:
         message = "the run is strict and the call has no cost hint; pass one (cost_hint_usd=…), 0 if it is free"
@@ -145,7 +205,7 @@ def _watch_shape(call: Call, args: tuple[Any, ...]) -> None:
             refuse(call, stop)
 
 
-def _ask_guards(call: Call) -> None:
+def _check_guards(call: Call) -> None:
     run, record = call.context._run, call.record
     if run.pipeline is not None:
         slot = Slot.PRE_DISPATCH if record.kind == "llm" else Slot.TOOL_DISPATCH
@@ -167,7 +227,7 @@ def _ask_guards(call: Call) -> None:
 
 
 def refuse(call: Call, stop: Stop, decision: Decision = Decision.HALT, hook: str = "ExecutionContext") -> None:
-    """The call does not run: give back what it held, and write down why."""
+    """Refuse the call: give back its hold, and record why."""
     context, run, record = call.context, call.context._run, call.record
     call.decision, call.stop = decision, stop
     if stop.reason in LIMIT_REASONS:
@@ -178,6 +238,17 @@ def refuse(call: Call, stop: Stop, decision: Decision = Decision.HALT, hook: str
             accounts.withdraw(call)
         elif call.state == "unresolved":
             accounts.release(call)
+        if run.first_call is call:
+            run.first_call = None  # it never ran: the next one is the first
+        if run.queues:
+            run.room.changed(now_ns)
         run.graph.end(record, now_ns, "halt", stop_reason=str(stop))
         record.owner = None
+        failure = None
+        if stop.reason is StopReason.RETRY_BUDGET_EXCEEDED:
+            failure, run.last_failure = run.last_failure, None
+    if failure is not None:
+        # The caller retries in its own loop: the failure it would retry is final.
+        provider_error, source, failed = failure
+        run.record_stop(provider_error, Decision.HALT, source, failed, "ExecutionContext")
     run.record_stop(stop, decision, context._source, record, hook)

@@ -1,36 +1,72 @@
-"""A call on its way through the door: what is known of it before, while and after it runs."""
+"""A call: its specification before it runs, and its state while and after it runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from penstock.containment import accounts
 from penstock.containment.accounts import Taken
+from penstock.containment.limits import BudgetExceededError
 from penstock.containment.safety import Decision, ToolCallContext
 from penstock.containment.shield import Verdict
-from penstock.errors import BudgetExceededError, CancelledError, Halted, LedgerError
+from penstock.errors import CancelledError, Halted, LedgerError
 from penstock.money import Usd, to_usd
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.cancellation import CancellationToken
+from penstock.runtime.durable.shared import note_late_bill, note_unknown
+from penstock.runtime.handle import Handle
+from penstock.runtime.metering import measure
+from penstock.runtime.streams import Output
 from penstock.stops import LIMIT_REASONS, Stop, StopReason
+from penstock.tracing.lifecycle import CallKind
 from penstock.tracing.record import CallRecord
 
-if TYPE_CHECKING:
-    from penstock.runtime.handle import Handle
+Work = Callable[..., Any]
+"""The function of a call."""
+
+
+@dataclass(slots=True)
+class CallSpec:
+    """The specification of a call. Calls share it, so it is never changed.
+
+    It is not frozen because creating a frozen one takes as long as a third of a call.
+    """
+
+    kind: CallKind
+    name: str
+    hold_nanos: int | None = None
+    """Worst-case cost in nano-dollars, held while it runs; None if unknown."""
+    model: str | None = None
+    hold_tokens: int | None = None
+    """Maximum number of tokens it can use; None if unknown."""
+    timeout_s: float | None = None
+    """Time limit of each attempt."""
+    degraded: Work | None = None
+    """The function that runs instead when a hook decides DEGRADE; None runs the call as it is."""
+    metadata: Mapping[str, Any] | None = None
+    """Metadata of its record; shared, not copied."""
+
+
+blank = object.__new__
+"""`blank(Call)` is a call that admission fills in."""
 
 running_call: ContextVar[Call | None] = ContextVar("penstock_call", default=None)
-"""The call that is being executed here; calls made meanwhile are its children."""
+"""The call that is being executed in this context; calls made meanwhile are its children."""
+
+NOT_WAITING: object = None
 
 ALLOW, RETRY = Decision.ALLOW, Decision.RETRY
-"""Every call reads them, and looking a member up in its enum costs as much as a function call."""
+"""Used in every call: looking up an enum member costs as much as a function call."""
 
 
 class Call(Taken):
-    """One call on its way through the door, and what came of it. What it holds is written into the call itself."""
+    """One call and its outcome. The call object itself is its hold (`Taken`)."""
 
     __slots__ = (
-        "above",
+        "began",
         "billed_below",
         "context",
         "decision",
@@ -38,37 +74,46 @@ class Call(Taken):
         "error",
         "failed_below",
         "hinted",
+        "parent_call",
         "permit",
         "record",
         "stop",
+        "stream",
         "token",
         "unknown",
         "usage",
         "value",
+        "waiter",
     )
 
     context: Handle
     record: CallRecord
     hinted: bool
     token: CancellationToken
-    above: Call | None
+    parent_call: Call | None
     """The call of the same run that made this one."""
     billed_below: list[Any] | None
-    """Values whose usage a call made by this one has paid for: handing one on costs nothing more."""
+    """Values whose usage a child call has paid for: returning one costs nothing more."""
     failed_below: BaseException | None
-    """The last error a call made by this one ended with: passing it on is neither billed nor retried again."""
+    """The last error of a child call: raising it again is neither billed nor retried again."""
     decision: Decision
     value: Any
     error: BaseException | None
     stop: Stop | None
     """Why the call did not run, or was stopped; None if nothing stopped it."""
     degraded: Verdict | None
-    """Set when a hook let the call run in degraded form only."""
+    """Set when a hook allowed the call in degraded form only."""
     usage: Usage | None
-    """What the function itself reported while it ran."""
+    """Usage that the function itself reported while it ran."""
     permit: int | None
+    stream: Output | None
+    """Returns the output so far, if the call streams; kept for `partial` when the call is stopped."""
+    began: bool
+    """Whether its function may have run."""
+    waiter: object
+    """Its place among the calls that wait for room, while it waits; see `waiting`."""
     unknown: bool
-    """It was billed, and nobody could tell how much; while that is so, the run's cost is a lower bound."""
+    """Whether it was billed at an unknown cost; while that is so, the run's cost is a lower bound."""
 
     def __init__(
         self,
@@ -76,31 +121,32 @@ class Call(Taken):
         record: CallRecord,
         hinted: bool,
         token: CancellationToken,
-        above: Call | None = None,
+        parent_call: Call | None = None,
     ) -> None:
         self.context = context
         self.record = record
         self.hinted = hinted
         self.token = token
-        self.above = above
+        self.parent_call = parent_call
         self.decision = ALLOW
-        self.unknown = False
-        self.value = self.error = self.stop = self.degraded = self.usage = self.permit = None
+        self.unknown = self.began = False
+        self.waiter = None
+        self.value = self.error = self.stop = self.degraded = self.usage = self.permit = self.stream = None
         self.billed_below = self.failed_below = None
 
     @property
     def hold(self) -> Taken | None:
-        """What the call has taken; None if it was refused before it held anything."""
+        """The call's hold; None if it was refused before it held anything."""
         return None if self.state is None else self
 
     @property
     def is_unpriced(self) -> bool:
-        """Whether it may be billed although nothing is held for it: a model call that nobody knows the price of."""
+        """Whether it may be billed although nothing is held for it: a model call of unknown price."""
         return self.record.kind == "llm" and not self.hinted and self._held_cost == 0
 
     @property
     def attempt(self) -> int:
-        """The how-manieth attempt this is; its record says so too, from the second on."""
+        """Number of this attempt, from 1; its record has it too, from the second on."""
         attempt: int = (self.record.metadata or {}).get("attempt", 1)
         return attempt
 
@@ -110,8 +156,10 @@ class Call(Taken):
         return self.record.node_id
 
     @property
-    def cost_usd(self) -> float:
-        """What the call cost, as far as that is settled."""
+    def cost_usd(self) -> float | None:
+        """The settled cost of the call; None if it was billed at an unknown cost."""
+        if self.unknown:
+            return None
         late = self.record.settled
         settled = getattr(self.record, "cost", 0) + (late.cost if late else 0)
         return to_usd(settled)
@@ -128,7 +176,7 @@ class Call(Taken):
         input_tokens: int = 0,
         output_tokens: int = 0,
     ) -> None:
-        """Say what a call with an unknown bill has cost after all, 0 if nothing; LedgerError if its bill is known."""
+        """Settle a call with an unknown bill at its actual cost; raise LedgerError if its bill is known."""
         usage = Usage.of(cost_usd=cost_usd, input_tokens=input_tokens, output_tokens=output_tokens)
         run, cost = self.context._run, usage.cost_nanos or 0
         now_ns = run.now()
@@ -142,38 +190,61 @@ class Call(Taken):
             was_unknown, self.unknown = self.unknown, False
             run.unknown_costs -= was_unknown
             run.graph.settle_late(self.record, now_ns, cost, input_tokens, output_tokens)
+            if run.queues:
+                run.room.changed(now_ns)
         if run.shared is not None:
-            from penstock.runtime.durable import holding
-
             if was_unknown:
-                holding.note_unknown(run.shared, self)
-            holding.note_late_bill(run.shared, self, cost, input_tokens, output_tokens)
+                note_unknown(run.shared, self)
+            note_late_bill(run.shared, self, cost, input_tokens, output_tokens)
+
+    def release(self) -> None:
+        """Release the hold of a call with an unresolved bill, which cost nothing; LedgerError if it has none."""
+        run = self.context._run
+        with run.lock:
+            if self.state != "unresolved":
+                raise LedgerError(f"the bill of call {self.node_id} is not open")
+            accounts.release(self)
+            if run.queues:
+                run.room.changed(run.now())
+        if run.shared is not None:
+            note_late_bill(run.shared, self, 0, 0, 0)
 
     def result(self) -> Any:
-        """The value; or raise what kept the call from having one."""
+        """Return the value; raise the error or the stop if the call has none."""
         if self.stop is not None:
-            raise stopped(self.context, self.stop) from self.error
+            raise self.stop_error() from self.error
         if self.error is not None:
             raise self.error
         return self.value
 
+    def stop_error(self) -> Halted | CancelledError:
+        """Return the exception for the call's stop; a cancel has the output of this call alone, if it streams."""
+        assert self.stop is not None
+        error = stopped(self.context, self.stop)
+        output = None if self.stream is None else self.stream()
+        if output is not None and isinstance(error, CancelledError):
+            error.partial = {self.record.result_name: output}
+        return error
+
 
 def stopped(context: Handle, stop: Stop) -> Halted | CancelledError:
-    """The exception that tells of `stop`, with what was used and what is already there."""
+    """Return the exception for `stop`, with the usage and the partial results."""
     if stop.reason is StopReason.ABORTED:
         return CancelledError(stop.message, stop=stop)
     partial = context._run.partial_results()
     if stop.reason in LIMIT_REASONS:
         return BudgetExceededError(
-            context.usage, context._budget_behind(stop), stop.message, stop=stop, partial=partial
+            measure(context), context._budget_behind(stop), stop.message, stop=stop, partial=partial
         )
     return Halted(stop, partial=partial)
 
 
-def describe(call: Call) -> ToolCallContext:
-    """What hooks are told about a call."""
+def describe(call: Call, tokens_in: int | None = None, tokens_out: int | None = None) -> ToolCallContext:
+    """Return the call as hooks see it."""
     record, who = call.record, call.context._run.metadata
-    return ToolCallContext(
+    # Without `__init__`, which sets and checks field by field in each call; other fields have their defaults.
+    about = object.__new__(ToolCallContext)
+    vars(about).update(
         request_id=who.request_id,
         tool_name=record.name,
         kind=record.kind,
@@ -186,14 +257,18 @@ def describe(call: Call) -> ToolCallContext:
         service=who.service,
         user_id=who.user_id,
         tags=who.tags,
+        metadata={},
+        tokens_in=tokens_in,
+        tokens_out=tokens_out,
     )
+    return about
 
 
 def interruption(error: BaseException) -> Stop:
-    """The stop of a call that something from outside broke off."""
+    """Return the stop of a call that was interrupted from outside."""
     return Stop(StopReason.ABORTED, f"interrupted by {type(error).__name__}")
 
 
 def stop_of(token: CancellationToken) -> Stop:
-    """Why the token is cancelled."""
+    """Return the stop that cancelled the token."""
     return token.stop or Stop(StopReason.ABORTED, "cancelled")

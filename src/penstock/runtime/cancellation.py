@@ -1,21 +1,21 @@
-"""Cancelling, as a tree of tokens.
+"""Cancellation, as a tree of tokens.
 
-A token is cancelled once, by anybody, from any thread, with or without an event loop; its children are cancelled with
-it. The cause is data: who or what ended it, and why. A deadline is a cancel that the clock gives.
+A token is cancelled once, from any thread, with or without an event loop; its children are cancelled with it. The cause
+is data: who or what cancelled it, and why. A deadline is a cancel by the clock.
 
-How a cancel reaches work that is under way:
+How a cancel reaches running work:
 
 - A task that awaits inside a call is *watched* by the token of its context (`watch`). A cancel sets the token first and
-  then looks at the watched tasks; a call registers first and then looks at the token. So one of the two always sees the
-  other. The task is interrupted with `Task.cancel()`, on its own loop and only while it is still watched: a cancel that
-  arrives late can never hit what the task does next. The interruption is kept as a `Delivery`, so that whoever catches
-  the `asyncio.CancelledError` can tell ours from everybody else's and take it back (`Task.uncancel`).
-- A thread that waits registers a callback.
-- Code that does neither is asked to call `check()` now and then.
+  then reads the watched tasks; a call registers its task first and then reads the token. So one of the two always sees
+  the other. The task is interrupted with `Task.cancel()`, on its own loop and only while it is still watched: a late
+  cancel can never hit later work of the task. The interruption is kept as a `PendingCancel`, so that code which catches
+  the `asyncio.CancelledError` can distinguish ours from others and take it back (`Task.uncancel`).
+- A waiting thread registers a callback.
+- Other code should call `check()` now and then.
 
-A deadline is noticed by whoever looks: a waiter, a check, the timer that is armed while a task is watched. Each loop
-has its own timer, because a loop may end long before the token does. A deadline that was inherited is its owner's to
-notice: the owner is cancelled, and everything below it with it, so that the stop says whose deadline it was.
+A deadline is noticed by a waiter, by a check, or by the timer that is set while a task is watched. Each loop has its
+own timer, because a loop may end long before the token does. An inherited deadline cancels the token that owns it, and
+everything below, so that the stop names the owner of the deadline.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ from penstock.stops import Stop, StopReason
 Cause = Literal["user", "parent", "deadline", "limit", "abandoned_stream", "shutdown"]
 
 EARLY_S = 0.001
-"""Added when a timer fired before its time, so that waiting for the rest is no busy loop."""
+"""Added to the wait after a timer fired early, to avoid a busy loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """Why a token is cancelled: the cause here, and the stop that started it."""
+    """Why a token is cancelled: its own cause, and the stop that started it."""
 
     cause: Cause
     stop: Stop
 
 
-class Delivery:
-    """One interruption of one task; `pending` until somebody has taken it back."""
+class PendingCancel:
+    """One interruption of one task; pending until it is taken back."""
 
-    __slots__ = ("pending",)
+    __slots__ = ("is_pending",)
 
     def __init__(self) -> None:
-        self.pending = True
+        self.is_pending = True
 
 
 Task = asyncio.Task[Any]
 
 
 class CancellationToken:
-    """Says whether work should stop, and why; safe to use from any thread and any event loop."""
+    """Whether work should stop, and why; safe to use from any thread and any event loop."""
 
     __slots__ = (
         "__weakref__",
@@ -87,7 +87,8 @@ class CancellationToken:
         deadline_s: float | None = None,
         name: str = "main",
         clock: Clock = SYSTEM_CLOCK,
-        _above: CancellationToken | None = None,
+        _parent: CancellationToken | None = None,
+        _opened_ns: int | None = None,
     ) -> None:
         self.name = name
         self.cancellation: Cancellation | None = None
@@ -95,21 +96,22 @@ class CancellationToken:
         self.deadline_ns = UNLIMITED
         """On the clock's monotonic scale, the ancestors' deadlines included."""
         self._clock = clock
-        self._opened_ns = clock.monotonic_ns()
+        self._opened_ns = clock.monotonic_ns() if _opened_ns is None else _opened_ns
+        """Start of the deadline's period."""
         if deadline_s is not None:
             self.deadline_ns = self._opened_ns + seconds_to_ns(deadline_s, "deadline_s")
         self._deadline_of: CancellationToken | None = None
         """The ancestor whose deadline was inherited; None if the deadline is this token's own."""
-        self._parent = _above
-        """Kept alive by its children, which it knows weakly: a cancel from above must find its way through."""
-        self._lock: threading.RLock = threading.RLock() if _above is None else _above._lock
-        """One for the whole tree of tokens: a run has several, and nobody waits for them long."""
+        self._parent = _parent
+        """Children keep their parent alive, and it refers to them weakly: a cancel has to pass through it."""
+        self._lock: threading.RLock = threading.RLock() if _parent is None else _parent._lock
+        """One lock for the whole tree of tokens; it is never held for long."""
         self._children: list[weakref.ref[CancellationToken]] | None = None
         self._callbacks: dict[object, Callable[[], None]] = {}
-        self._watched: dict[Task, Delivery | None] = {}
+        self._watched: dict[Task, PendingCancel | None] = {}
         self._timers: dict[asyncio.AbstractEventLoop, asyncio.TimerHandle] = {}
 
-    # Asking.
+    # State.
 
     @property
     def is_cancelled(self) -> bool:
@@ -118,7 +120,7 @@ class CancellationToken:
 
     @property
     def cause(self) -> Cause | None:
-        """Who or what cancelled: user, parent, deadline, limit, abandoned_stream or shutdown; None if nobody did."""
+        """Who or what cancelled: user, parent, deadline, limit, abandoned_stream or shutdown; None if not cancelled."""
         return self.cancellation.cause if self.cancellation else None
 
     @property
@@ -138,7 +140,7 @@ class CancellationToken:
             raise CancelledError(self.cancellation.stop.message, stop=self.cancellation.stop)
 
     async def wait(self) -> None:
-        """Return once the token is cancelled, by whatever thread."""
+        """Return once the token is cancelled, from any thread."""
         loop = asyncio.get_running_loop()
         woken = loop.create_future()
 
@@ -147,7 +149,7 @@ class CancellationToken:
                 woken.set_result(None)
 
         def wake_from_anywhere() -> None:
-            _call_on(loop, wake)
+            call_on(loop, wake)
 
         remove = self.add_callback(wake_from_anywhere)
         early_s = 0.0
@@ -160,8 +162,8 @@ class CancellationToken:
             remove()
 
     def wait_sync(self, timeout_s: float | None = None) -> bool:
-        """Block this thread until the token is cancelled or the time is up; says whether it is cancelled."""
-        # A bare lock, not an Event: that one has a lock inside, which a signal handler that cancels would wait for.
+        """Block this thread until the token is cancelled or the time is up; return whether it is cancelled."""
+        # A bare lock, not an Event: an Event has an inner lock, on which a signal handler that cancels would block.
         woken = _thread.allocate_lock()
         woken.acquire()
         remove = self.add_callback(woken.release)
@@ -173,32 +175,36 @@ class CancellationToken:
             remove()
 
     def seconds_left(self) -> float | None:
-        """Until the deadline, never below zero; None if there is none."""
+        """Return the seconds until the deadline, never negative; None if there is none."""
         return self._seconds_left() if self.deadline_ns < UNLIMITED else None
 
     # Cancelling.
 
     def cancel(self, reason: str = "cancelled", *, cause: Cause = "user", stop: Stop | None = None) -> bool:
-        """Cancel this token and all below it; False if it was cancelled already, and then nothing changes."""
+        """Cancel this token and all below it; return False, without effect, if it was already cancelled."""
         return self._cancel(Cancellation(cause, stop or Stop(StopReason.ABORTED, reason, budget=self.name)))
 
-    def child(self, name: str = "child", *, deadline_s: float | None = None) -> CancellationToken:
-        """A token that is cancelled with this one, and can be cancelled by itself."""
-        made = CancellationToken(deadline_s=deadline_s, name=name, clock=self._clock, _above=self)
-        if self.deadline_ns <= made.deadline_ns:
-            made.deadline_ns, made._deadline_of = self.deadline_ns, self._deadline_of or self
+    def child(
+        self, name: str = "child", *, deadline_s: float | None = None, _opened_ns: int | None = None
+    ) -> CancellationToken:
+        """Return a token that is cancelled with this one, and can be cancelled by itself."""
+        child = CancellationToken(
+            deadline_s=deadline_s, name=name, clock=self._clock, _parent=self, _opened_ns=_opened_ns
+        )
+        if self.deadline_ns <= child.deadline_ns:
+            child.deadline_ns, child._deadline_of = self.deadline_ns, self._deadline_of or self
         with self._lock:
             if self._children is None:
                 self._children = []
             elif (count := len(self._children)) >= 16 and count & (count - 1) == 0:
-                self._children = [child for child in self._children if child() is not None]
-            self._children.append(weakref.ref(made))
+                self._children = [known for known in self._children if known() is not None]
+            self._children.append(weakref.ref(child))
         if self.cancellation is not None:
-            made._cancel(Cancellation("parent", self.cancellation.stop))
-        return made
+            child._cancel(Cancellation("parent", self.cancellation.stop))
+        return child
 
     def follow(self, other: CancellationToken) -> Callable[[], None]:
-        """Be cancelled when `other` is, its deadline included; returns how to let go of it."""
+        """Cancel this token when `other` is cancelled or reaches its deadline; return a function that ends this."""
         if other.deadline_ns < self.deadline_ns:
             self.deadline_ns, self._deadline_of = other.deadline_ns, other._deadline_of or other
 
@@ -208,34 +214,34 @@ class CancellationToken:
         return other.add_callback(cancel_too)
 
     def add_callback(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` once when the token is cancelled, at once if it is; returns how to take it back.
+        """Call `callback` once when the token is cancelled, now if it is; return a function that removes it.
 
         It runs in the thread that cancels: keep it short, and let it raise nothing.
         """
         key = object()
         with self._lock:
             self._callbacks[key] = callback
-        # A signal handler may cancel inside the lines above: what counts is what the token says now.
+        # A signal handler may cancel during the lines above: the token's state after them decides.
         if self.cancellation is not None and self._callbacks.pop(key, None) is not None:
             callback()
         return lambda: _forget(self._callbacks, key)
 
     def close(self) -> None:
-        """The work this token stood for is over: drop its timers."""
+        """Drop the timers, as the token's work is over."""
         if not self._timers:
             return
         timers, self._timers = self._timers, {}
-        here = asyncio._get_running_loop()
+        current = asyncio._get_running_loop()
         for loop, timer in timers.items():
-            if loop is here:
+            if loop is current:
                 timer.cancel()
             else:
-                _call_on(loop, timer.cancel)
+                call_on(loop, timer.cancel)
 
-    # The door's side.
+    # For admission and settlement.
 
     def watch(self, task: Task) -> bool:
-        """Interrupt `task` if a cancel comes while it is watched; False if it is watched already."""
+        """Interrupt `task` if a cancel comes while it is watched; return False if it is already watched."""
         watched = self._watched
         if task in watched:
             return False
@@ -247,15 +253,15 @@ class CancellationToken:
             self._set_timer(loop, self._seconds_left())
         return True
 
-    def unwatch(self, task: Task) -> Delivery | None:
-        """Stop watching; the interruption that is still pending, if there is one."""
-        delivery = self._watched.pop(task, None)
-        return delivery if delivery is not None and delivery.pending else None
+    def unwatch(self, task: Task) -> PendingCancel | None:
+        """Stop watching; return the interruption that is still pending, if there is one."""
+        pending_cancel = self._watched.pop(task, None)
+        return pending_cancel if pending_cancel is not None and pending_cancel.is_pending else None
 
-    def delivery_to(self, task: Task) -> Delivery | None:
-        """The interruption of `task` by this token that nobody has taken back yet."""
-        delivery = self._watched.get(task)
-        return delivery if delivery is not None and delivery.pending else None
+    def pending_cancel_of(self, task: Task) -> PendingCancel | None:
+        """Return the interruption of `task` by this token that was not taken back yet."""
+        pending_cancel = self._watched.get(task)
+        return pending_cancel if pending_cancel is not None and pending_cancel.is_pending else None
 
     # Inside.
 
@@ -263,7 +269,7 @@ class CancellationToken:
         return max(0.0, (self.deadline_ns - self._clock.monotonic_ns()) / 1_000_000_000)
 
     def _expired(self) -> bool:
-        """Cancel by deadline if it has passed; whether the token is cancelled."""
+        """Cancel if the deadline has passed; return whether the token is cancelled."""
         if self.cancellation is None:
             now_ns = self._clock.monotonic_ns()
             if now_ns < self.deadline_ns:
@@ -276,12 +282,12 @@ class CancellationToken:
         return True
 
     def _on_time(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The timer of `loop`, on that loop. It may fire a moment early; then it is set again."""
+        """Handle the timer of `loop`, on that loop. It may fire a moment early; then it is set again."""
         if not self._expired() and loop in self._timers:
             self._set_timer(loop, self._seconds_left() + EARLY_S)
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
-        # A loop keeps a cancelled timer until its time has come, and with it the variables around it: give it none.
+        # A loop keeps a cancelled timer, and its context variables, until its time has come: use an empty context.
         self._timers[loop] = loop.call_later(delay_s, self._on_time, loop, context=Context())
 
     def _cancel(self, cancellation: Cancellation) -> bool:
@@ -292,7 +298,7 @@ class CancellationToken:
         _interrupt(tokens)
         raised: BaseException | None = None
         for callback in callbacks:
-            # One listener that fails must not keep the cancel from the others.
+            # One failing callback must not keep the cancel from the others.
             try:
                 callback()
             except Exception:
@@ -306,10 +312,10 @@ class CancellationToken:
     def _set(
         self, cancellation: Cancellation, callbacks: list[Callable[[], None]], tokens: list[CancellationToken]
     ) -> bool:
-        """Mark this token and all below it, and gather what has to be told; False if it was marked already."""
+        """Mark this token and all below it, and collect their callbacks; return False if it was already marked."""
         first = len(tokens)
         below = Cancellation("parent", cancellation.stop)
-        # A stack, not recursion: contexts may be nested deeper than Python's own stack.
+        # A stack, not recursion: contexts may be nested deeper than Python's recursion limit.
         todo = [self]
         while todo:
             token = todo.pop()
@@ -324,23 +330,23 @@ class CancellationToken:
         return len(tokens) > first
 
 
-def taken_back(token: CancellationToken, task: Task, error: BaseException, requested: int) -> BaseException:
-    """If `error` is the interruption our own cancel caused, take it back from the task and name it as ours.
+def translate_cancel(token: CancellationToken, task: Task, error: BaseException, requested: int) -> BaseException:
+    """If our own cancel caused `error`, take it back from the task and return our CancelledError; else `error`.
 
-    `requested` is how many cancels the task had when we began to watch it. If one more than ours has come since then,
-    somebody else wants the task to end too: ours is taken back, theirs goes on.
+    `requested` is the task's number of cancels when watching began. If others came since then besides ours, the task
+    itself is cancelled too: ours is taken back, and theirs is raised.
     """
     if isinstance(error, asyncio.CancelledError):
-        delivery = token.delivery_to(task)
-        if delivery is not None:
-            delivery.pending = False
+        pending_cancel = token.pending_cancel_of(task)
+        if pending_cancel is not None:
+            pending_cancel.is_pending = False
             if task.uncancel() <= requested:
                 return CancelledError(stop=token.stop)
     return error
 
 
-async def absorb(task: Task, requested: int) -> None:
-    """Our interruption was swallowed, or has not struck yet: it must not strike what the task does next."""
+async def drain_cancel(task: Task, requested: int) -> None:
+    """Take back our interruption, swallowed or not yet delivered, so that it cannot hit later work of the task."""
     try:
         await asyncio.sleep(0)
     except asyncio.CancelledError:
@@ -351,13 +357,13 @@ async def absorb(task: Task, requested: int) -> None:
 
 
 def _interrupt(tokens: list[CancellationToken]) -> None:
-    """Cancel every task that one of `tokens` watches, each on its own loop, if it is still watched by then."""
+    """Cancel every task that `tokens` watch, each on its own loop, if it is still watched by then."""
     by_loop: dict[asyncio.AbstractEventLoop, dict[Task, list[CancellationToken]]] = {}
     for token in tokens:
         for task in list(token._watched):
             by_loop.setdefault(task.get_loop(), {}).setdefault(task, []).append(token)
     for loop, tasks in by_loop.items():
-        _call_on(loop, functools.partial(_deliver, tasks))
+        call_on(loop, functools.partial(_deliver, tasks))
 
 
 def _deliver(tasks: dict[Task, list[CancellationToken]]) -> None:
@@ -365,17 +371,17 @@ def _deliver(tasks: dict[Task, list[CancellationToken]]) -> None:
     for task, tokens in tasks.items():
         watching = [token for token in tokens if task in token._watched]
         if watching and not task.done():
-            delivery = Delivery()
+            pending_cancel = PendingCancel()
             for token in watching:
-                token._watched[task] = delivery
+                token._watched[task] = pending_cancel
             task.cancel()
 
 
-def _call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-    """Run `callback` on `loop`: now if we are on it, soon otherwise, never if it is closed."""
+def call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    """Run `callback` on `loop`: now if this is that loop, soon otherwise, never if it is closed."""
     if asyncio._get_running_loop() is loop:
         callback()
-        callback = _nothing  # a signal handler may have struck while the loop sleeps: it has to wake up all the same
+        callback = _nothing  # a signal handler may run while the loop sleeps: it has to wake up all the same
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:

@@ -1,19 +1,21 @@
-"""The handle that goes through everything.
+"""The context of a run or of a part of it.
 
-An `ExecutionContext` is thin: it points at its run, at its account in the ledger, at its cancellation token and at
-its place in the call tree, and passes every request on to the one of them that answers it. Contexts form a tree;
-`with_input`, `with_upstream` and `with_sub_budget` make another handle at the same place, `spawn_child` makes a place
-of its own.
+An `ExecutionContext` is thin: it refers to its run, its account in the ledger, its cancellation token and its place in
+the call tree, and delegates to them. Contexts form a tree; `with_input`, `with_upstream` and `with_sub_budget` return
+another handle of the same place, `spawn_child` creates a new place.
 """
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from datetime import datetime
 from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
-from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock import checks
+from penstock.clock import SYSTEM_CLOCK, Clock, utc_from_ns
 from penstock.containment import accounts
 from penstock.containment.accounts import Account
 from penstock.containment.breaker import CircuitBreaker
@@ -23,25 +25,27 @@ from penstock.containment.limits import (
     UNLIMITED,
     Budget,
     ExecutionConfig,
+    ResourceUsage,
 )
 from penstock.containment.safety import ChainMetadata, Decision, SafetyEvent
 from penstock.containment.shield import ShieldPipeline, Slot
 from penstock.errors import InvalidValue
 from penstock.ids import new_run_id
 from penstock.money import Usd
-from penstock.runtime import ending
+from penstock.runtime import bills, ending, metering, remote_holds
+from penstock.runtime.admission import after_end
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.billing.usage import Usage
+from penstock.runtime.bills import UnresolvedBill
 from penstock.runtime.call import Call, describe, running_call, stopped
 from penstock.runtime.calls import Calls
 from penstock.runtime.cancellation import Cancellation, CancellationToken
-from penstock.runtime.durable import holding
 from penstock.runtime.durable.journal import Journal
 from penstock.runtime.durable.shared import SharedBudget
-from penstock.runtime.options import must_be, must_be_text
+from penstock.runtime.handle import Handle
+from penstock.runtime.observers import Observer, Observers, Subscription
 from penstock.runtime.run import THE_RUNS_OWN, Run, RunSettings
-from penstock.runtime.watching.observers import Observer, Observers, Subscription
-from penstock.runtime.watching.snapshot import ContextSnapshot, take_snapshot
+from penstock.runtime.snapshot import ContextSnapshot, take_snapshot
 from penstock.stops import Stop, StopReason, TerminationReason
 from penstock.tracing.divergence import DivergenceDetector
 from penstock.tracing.events import (
@@ -60,22 +64,34 @@ T = TypeVar("T")
 NO_RESULTS: Mapping[str, Any] = MappingProxyType({})
 
 _active: ContextVar[tuple[ExecutionContext, ...]] = ContextVar("penstock_context", default=())
-"""The contexts that were entered here and not left yet, innermost last."""
+"""The contexts entered in this thread or task and not left yet, innermost last."""
 
 
 def current_context() -> ExecutionContext | None:
-    """The innermost context that was entered with `with` here; None outside of any."""
+    """Return the innermost context entered with `with` in this thread or task; None outside of any."""
     entered = _active.get()
     return entered[-1] if entered else None
 
 
 def current_call() -> Call | None:
-    """The call whose function is being executed here: what it may use, and whether it is to do with less."""
+    """Return the call whose function is being executed in this thread or task; None outside of any."""
     return running_call.get()
 
 
+def _log_in_run(pipeline: ShieldPipeline, event: SafetyEvent) -> None:
+    """Record the event of a direct hook call in the current run, if that run has the pipeline."""
+    call = running_call.get()
+    places: list[Handle] = [*_active.get()[::-1], *([] if call is None else [call.context])]
+    for place in places:
+        run = place._run
+        if run.pipeline is pipeline and place._base.end_seq == OPEN:
+            record = call.record if call is not None and call.context._run is run else place._base
+            run.record_safety(event, place._source, record)
+            return
+
+
 class ExecutionContext(Calls):
-    """One run, or a child of one: limits, call tree, events, stats and cancellation for whatever runs under it."""
+    """One run, or a child of one: limits, call tree, events, stats and cancellation of everything under it."""
 
     __slots__ = (
         "__weakref__",
@@ -86,18 +102,22 @@ class ExecutionContext(Calls):
         "_final",
         "_handle_of",
         "_inside",
+        "_iteration_ms",
         "_iteration_started_ns",
         "_let_go",
+        "_outcome",
         "_started_ns",
+        "_upstream",
+        "_upstream_source",
         "data",
         "input",
         "session",
         "trace",
-        "upstream",
     )
 
     parent: ExecutionContext | None
-    upstream: Mapping[str, Any]
+    _upstream: dict[str, Any] | None
+    _upstream_source: Mapping[str, Any]
     _started_ns: int
 
     def __init__(
@@ -112,6 +132,7 @@ class ExecutionContext(Calls):
         input: Any = None,
         upstream: Mapping[str, Any] | None = None,
         budget: Budget | None = None,
+        usage: ResourceUsage | None = None,
         cancellation: CancellationToken | None = None,
         trace: Any = None,
         breaker: CircuitBreaker | None = None,
@@ -123,27 +144,33 @@ class ExecutionContext(Calls):
         journal: Journal | None = None,
         shared_budget: SharedBudget | None = None,
     ) -> None:
-        must_be("config", config, ExecutionConfig)
-        must_be("pipeline", pipeline, ShieldPipeline)
-        must_be("metadata", metadata, ChainMetadata)
-        must_be_text("name", name)
-        must_be("upstream", upstream, Mapping)
-        must_be("budget", budget, Budget)
-        must_be("cancellation", cancellation, CancellationToken)
-        must_be("breaker", breaker, CircuitBreaker)
-        must_be("prices", prices, PriceBook)
-        must_be("divergence", divergence, DivergenceDetector)
-        must_be("ledger", ledger, Ledger)
-        must_be("settings", settings, RunSettings)
-        must_be("journal", journal, Journal)
-        must_be("shared_budget", shared_budget, SharedBudget)
+        checks.optional("config", config, ExecutionConfig)
+        checks.optional("pipeline", pipeline, ShieldPipeline)
+        checks.optional("metadata", metadata, ChainMetadata)
+        checks.text("name", name)
+        checks.optional("upstream", upstream, Mapping)
+        checks.optional("budget", budget, Budget)
+        checks.optional("usage", usage, ResourceUsage)
+        checks.optional("cancellation", cancellation, CancellationToken)
+        checks.optional("breaker", breaker, CircuitBreaker)
+        checks.optional("prices", prices, PriceBook)
+        checks.optional("divergence", divergence, DivergenceDetector)
+        checks.optional("ledger", ledger, Ledger)
+        checks.optional("settings", settings, RunSettings)
+        checks.optional("journal", journal, Journal)
+        checks.optional("shared_budget", shared_budget, SharedBudget)
         clock = clock if ledger is None else _clock_of(ledger, clock)
         limits = NO_LIMITS if config is None else config.limits()
         if budget is not None:
             limits = budget.limits() if config is None else budget.limits().tighter(limits)
         metadata = metadata or _anonymous()
         source = Source(name)
-        own = Ledger(name, limits, clock=clock) if ledger is None else ledger
+        if usage is not None:
+            if ledger is not None:
+                raise InvalidValue("usage", usage, "left out when a ledger is passed, which has its own figures")
+            own = metering.open_ledger(usage, name, limits, clock)
+        else:
+            own = Ledger(name, limits, clock=clock) if ledger is None else ledger
         account = own.root if ledger is None else own.open(name, limits)
         self._place(None, name, data, session, input, dict(upstream) if upstream else NO_RESULTS, trace)
         self._run = run = Run(
@@ -159,20 +186,26 @@ class ExecutionContext(Calls):
             clock=clock,
             journal=journal,
             shared=shared_budget,
+            usage=usage,
         )
+        if pipeline is not None:
+            pipeline._log = _log_in_run
         self._account = account
         self._source = source
-        self._started_ns = account.opened_ns
+        self._started_ns = account.opened_ns if usage is None else run.now()
+        opened_ns = None if usage is None else account.opened_ns
         if cancellation is None and ledger is None:
-            self._token = CancellationToken(name=name, deadline_s=limits.time_s, clock=clock)
+            self._token = CancellationToken(name=name, deadline_s=limits.time_s, clock=clock, _opened_ns=opened_ns)
         else:
-            above = cancellation or CancellationToken(name=name, clock=clock)
+            outer = cancellation or CancellationToken(name=name, clock=clock)
             if ledger is not None:
-                above = above.child(own.root.name, deadline_s=_seconds_left(own))
-            self._token = above.child(name, deadline_s=limits.time_s)
+                outer = outer.child(own.root.name, deadline_s=_seconds_left(own))
+            self._token = outer.child(name, deadline_s=limits.time_s, _opened_ns=opened_ns)
         self._base = run.begin(name, metadata.to_dict(), source)
+        if usage is not None:
+            metering.follow(usage, self._base, shared_budget)
         if shared_budget is not None:
-            holding.bind(shared_budget, run, source)
+            remote_holds.bind(shared_budget, run, source)
 
     def _place(
         self,
@@ -190,22 +223,47 @@ class ExecutionContext(Calls):
         self.session = session
         self.input = input
         self.trace = trace
-        """Where graphs that run under this context write down their steps, if anywhere."""
-        self.upstream = upstream
+        """Where graphs under this context record their steps; None for nowhere."""
+        self._upstream = None
+        self._upstream_source = upstream
+        """Source of `upstream`, or the copy itself once it exists. Contexts derived from this one copy it in turn."""
         self._children: list[ExecutionContext] | None = None
-        """The origin's alone to have."""
+        """Set on the origin only."""
         self._child_names: dict[str, int] = {}
         self._iteration_started_ns: int | None = None
+        self._iteration_ms = 0.0
+        """Duration of the last iteration that ended."""
         self._handle_of: ExecutionContext | None = None
         """The context this is a handle of, if it is one."""
         self._inside = 0
-        """How many `with` blocks of it are open, in any thread."""
+        """Number of open `with` blocks of this context, in any thread."""
         self._error: BaseException | None = None
-        """What the first of them was left with."""
+        """Error with which the first of them was left."""
         self._ended_as: TerminationReason | None = None
         self._final: Cancellation | None = None
-        """What had cancelled it by the time it ended; what cancels its token later did not stop it."""
+        """Its cancellation when it ended; a later cancel of its token did not stop it."""
         self._let_go: Callable[[], None] | None = None
+        self._outcome: ending.Outcome | None = None
+        """Result of the last execution in this context, or the error that ended the context."""
+
+    @property
+    def upstream(self) -> dict[str, Any]:
+        """The results so far, by step: this context's own dict, copied on first access."""
+        results = self._upstream
+        if results is None:
+            source = self._upstream_source
+            if type(source) is ChainMap:  # copied map by map: iterating over it takes many times as long
+                results = {}
+                for part in reversed(source.maps):
+                    results |= part
+            else:
+                results = dict(source)
+            self._upstream = self._upstream_source = results
+        return results
+
+    @upstream.setter
+    def upstream(self, upstream: dict[str, Any]) -> None:
+        self._upstream = self._upstream_source = upstream
 
     def report(
         self,
@@ -215,26 +273,26 @@ class ExecutionContext(Calls):
         output_tokens: int = 0,
         model: str | None = None,
     ) -> None:
-        """Say, from inside a call, what it has used so far; counts when the call ends, however it ends."""
+        """Report, from inside a call, the usage so far; it is charged when the call ends, whatever its outcome."""
         call = self._call_here()
         if call is None:
             raise InvalidValue("report", "from elsewhere", "called from inside a function that this run executes")
         if call.record.owner is not call:
             raise InvalidValue("report", "after its end", f"called while the call {call.record.name!r} runs")
-        said = Usage.of(cost_usd=cost_usd, input_tokens=input_tokens, output_tokens=output_tokens, model=model)
-        call.usage = said if call.usage is None else call.usage.plus(said)
+        usage = Usage.of(cost_usd=cost_usd, input_tokens=input_tokens, output_tokens=output_tokens, model=model)
+        call.usage = usage if call.usage is None else call.usage.plus(usage)
 
     # Limits and cancellation.
 
     @property
     def budget(self) -> Budget | None:
-        """The ceilings this context is under: its own, or those of the nearest context above; None if it has none."""
+        """The ceilings of this context: its own, or those of the nearest outer context; None if there are none."""
         budget = self._account.limits.as_budget()
         return None if budget == Budget() else budget
 
     @property
     def ledger(self) -> Ledger:
-        """The judge of this run's money, steps, tokens, calls and retries."""
+        """The ledger of this run's money, steps, tokens, calls and retries."""
         return self._run.ledger
 
     @property
@@ -244,7 +302,7 @@ class ExecutionContext(Calls):
 
     @property
     def stop(self) -> Stop | None:
-        """What stopped this context: its cancel, or the first limit that refused a call; None if nothing did."""
+        """What stopped this context: its cancel, or the first limit that refused a call; None if it was not stopped."""
         cancelled = self._cancelled
         return self._run.stops.get(self._source) if cancelled is None else cancelled.stop
 
@@ -254,7 +312,7 @@ class ExecutionContext(Calls):
         return self._token.cancellation if origin._ended_as is None else origin._final
 
     def check_budget(self) -> None:
-        """Raise BudgetExceededError if nothing more may start under this budget or one above it."""
+        """Raise BudgetExceededError if this budget or an outer one is used up."""
         with self._run.lock:
             stop = accounts.used_up(self._account, self._run.now())
         if stop is not None:
@@ -266,14 +324,36 @@ class ExecutionContext(Calls):
         self._token.check()
 
     def abort(self, reason: str = "aborted") -> None:
-        """Stop everything under this context: running work is reached, new calls are refused. Raises nothing."""
-        must_be_text("reason", reason)
+        """Stop everything under this context: cancel running work and refuse new calls. Raises nothing."""
+        checks.text("reason", reason)
         if self._token.cancel(reason) and not self._run.graph.closed:
             stop = self._token.stop
             assert stop is not None
             self._run.outside_the_lock(
                 lambda: self._run.record_stop(stop, Decision.HALT, self._source, self._base, "ExecutionContext")
             )
+
+    def unresolved(self) -> list[UnresolvedBill]:
+        """Return the calls of the run whose bill is unknown and whose hold stays taken, oldest first.
+
+        Possible at any time, also after the end of the run.
+        """
+        return bills.unresolved(self._run)
+
+    def resolve(self, call_id: str, *, cost_usd: Usd, by: str, input_tokens: int = 0, output_tokens: int = 0) -> None:
+        """Resolve the unresolved bill of a call at what it really cost; `by` is the person who knows.
+
+        The amount replaces the hold, and may be more than it. The resolution is recorded as a safety event. Raises
+        LedgerError if the call has no unresolved bill.
+        """
+        bills.resolve(self, call_id, cost_usd, by, input_tokens, output_tokens)
+
+    def release(self, call_id: str, *, by: str) -> None:
+        """Release the hold of a call with an unresolved bill, which cost nothing; `by` is the person who knows.
+
+        The release is recorded as a safety event. Raises LedgerError if the call has no unresolved bill.
+        """
+        bills.release(self, call_id, by)
 
     def egress(self, url: str, method: str = "GET") -> Decision:
         """Ask the egress hooks whether something may be sent to `url`; a denial is recorded."""
@@ -288,23 +368,23 @@ class ExecutionContext(Calls):
         return verdict.decision
 
     def with_input(self, input: Any) -> ExecutionContext:
-        """The same place with another input."""
-        made = self._same_place()
-        made.input = input
-        return made
+        """Return the same place with another input."""
+        handle = self._same_place()
+        handle.input = input
+        return handle
 
     def with_upstream(self, upstream: Mapping[str, Any]) -> ExecutionContext:
-        """The same place with these results added to the upstream ones."""
-        made = self._same_place()
-        made.upstream = {**self.upstream, **upstream}
-        return made
+        """Return the same place with these results added to the upstream ones."""
+        handle = self._same_place()
+        handle._upstream_source = {**self._upstream_source, **upstream}
+        return handle
 
     def with_sub_budget(self, sub_budget: Budget, name: str | None = None) -> ExecutionContext:
-        """The same place under a budget of its own: it and every budget above it hold."""
-        must_be("sub_budget", sub_budget, Budget)
-        made = self._same_place()
-        made._limit(sub_budget, name or self.name, self._token)
-        return made
+        """Return the same place under its own budget, in addition to every outer budget."""
+        checks.optional("sub_budget", sub_budget, Budget)
+        handle = self._same_place()
+        handle._limit(sub_budget, name or self.name, self._token)
+        return handle
 
     # The tree of contexts.
 
@@ -316,21 +396,21 @@ class ExecutionContext(Calls):
         budget: Budget | None = None,
         cancellation: CancellationToken | None = None,
     ) -> ExecutionContext:
-        """A child context: its calls form a sub-tree, its figures count here too.
+        """Return a child context: its calls form a sub-tree, and its figures count in this context too.
 
-        Use it with `with`, or complete it.
+        Use it with `with`, or end it with `complete_child`.
         """
-        must_be_text("name", name)
-        must_be("budget", budget, Budget)
-        must_be("cancellation", cancellation, CancellationToken)
+        checks.text("name", name)
+        checks.optional("budget", budget, Budget)
+        checks.optional("cancellation", cancellation, CancellationToken)
         run = self._run
         child: ExecutionContext = object.__new__(ExecutionContext)
-        child._place(self, name, data, self.session, self.input, self.upstream, self.trace)
+        child._place(self, name, data, self.session, self.input, self._upstream_source, self.trace)
         child._run, child._account = run, self._account
         child._started_ns = run.now()
         child._limit(budget, name, self._token)
-        above = self._call_here()
-        parent = above.record if above is not None and above.record.depth > self._base.depth else self._base
+        call = self._call_here()
+        parent = call.record if call is not None and call.record.depth > self._base.depth else self._base
         with run.lock:
             if self._base.end_seq != OPEN:
                 raise self._after_the_end(f"child {name!r}")
@@ -348,15 +428,41 @@ class ExecutionContext(Calls):
         return child
 
     def complete_child(self, child: ExecutionContext, reason: TerminationReason | None = None) -> None:
-        """The child is done; again, it changes nothing. Without a reason it is success, unless a limit stopped it."""
+        """End the child; idempotent. Without a reason it is a success, unless a limit stopped it."""
         if not _is_child(child, self):
             raise InvalidValue("child", child, f"a child of {self.name!r}")
         ending.end_child(child._origin, None if reason is None else _as_reason(reason))
 
     @property
     def termination_reason(self) -> TerminationReason | None:
-        """How this context ended; None while it is open."""
-        return self._origin._ended_as
+        """How this context ended; while it is open, how the last execution in it ended; None before that."""
+        origin = self._origin
+        if origin._ended_as is None and origin._outcome is not None:
+            return origin._outcome.reason
+        return origin._ended_as
+
+    @property
+    def final_result(self) -> Any:
+        """Result of the last execution in this context; None until there is one."""
+        outcome = self._origin._outcome
+        return None if outcome is None else outcome.result
+
+    @property
+    def error(self) -> BaseException | None:
+        """Error that ended this context or the last execution in it; None if there was none."""
+        outcome = self._origin._outcome
+        return None if outcome is None else outcome.error
+
+    @property
+    def start_time(self) -> datetime:
+        """When this context began, in UTC."""
+        return utc_from_ns(self._run.wall_time_ns(self._started_ns))
+
+    @property
+    def end_time(self) -> datetime | None:
+        """When this context ended, in UTC; None while it is open."""
+        base = self._base
+        return None if base.end_seq == OPEN else utc_from_ns(self._run.wall_time_ns(base.ended_ns))
 
     @property
     def children(self) -> Sequence[ExecutionContext]:
@@ -370,11 +476,11 @@ class ExecutionContext(Calls):
 
     @property
     def iteration(self) -> int:
-        """The number of the loop iteration under way; 0 before the first."""
+        """Number of the current loop iteration; 0 before the first."""
         return self._source.iteration
 
     def start_iteration(self) -> int:
-        """Begin the next iteration of a loop; its number."""
+        """Begin the next iteration of a loop; return its number."""
         run, source, base = self._run, self._source, self._base
         if base.end_seq != OPEN:
             raise self._after_the_end("iteration")
@@ -387,17 +493,19 @@ class ExecutionContext(Calls):
             return source.iteration
 
     def end_iteration(self, action: str = "continue") -> None:
-        """Finish the iteration under way; `action` is what the loop does next: continue or terminate."""
-        started_ns = (self._handle_of or self)._iteration_started_ns
+        """Finish the current iteration; `action` is what the loop does next: continue or terminate."""
+        origin = self._handle_of or self
+        started_ns = origin._iteration_started_ns
         if started_ns is None:
             raise InvalidValue("end_iteration", "before the first", "called after start_iteration")
         run = self._run
         graph, now_ns = run.graph, run.now()
+        origin._iteration_ms = (now_ns - started_ns) / 1_000_000
         with run.lock:
             if not graph.closed:
                 graph.append(IterationMark(self._source, self._base, now_ns, started_ns, str(action)))
 
-    # What happened.
+    # Events and figures.
 
     @property
     def run_id(self) -> str:
@@ -406,7 +514,7 @@ class ExecutionContext(Calls):
 
     @property
     def metadata(self) -> ChainMetadata:
-        """Who the run belongs to."""
+        """Owner and labels of the run."""
         return self._run.metadata
 
     @property
@@ -416,27 +524,27 @@ class ExecutionContext(Calls):
 
     @property
     def stats(self) -> ExecutionStats:
-        """What this context used, its children included."""
+        """Usage of this context, its children included."""
         return self._run.graph.stats(self._source)
 
     @property
     def events(self) -> list[TraceEvent]:
-        """What happened in this context, its children apart."""
+        """Events of this context, without those of its children."""
         return [event for event in self._run.graph.events() if event.source == self._source.path]
 
     def history(self, since: int = 0, limit: int | None = None) -> list[TraceEvent]:
-        """What happened in the whole run after `since`, at most `limit` events."""
+        """Return the events of the whole run after `since`, at most `limit`."""
         return self._run.graph.events(since, limit)
 
     def observe(self, observer: Observer) -> Subscription:
-        """Hand every event of the run to `observer`, in batches, from a thread of its own."""
+        """Deliver every event of the run to `observer`, in batches, on its own thread."""
         with self._run.lock:
             if self._run.observers is None:
                 self._run.observers = Observers(self._run.graph)
         return self._run.observers.add(observer)
 
     def record_event(self, event: SafetyEvent | TraceEvent) -> None:
-        """Write an event into the run's log. A call that ran elsewhere is counted with what it cost."""
+        """Add an event to the run's log. A call that ran elsewhere is charged at its cost."""
         self._must_be_open("event")
         if isinstance(event, SafetyEvent):
             self._run.record_safety(event, self._source, self._here())
@@ -450,24 +558,27 @@ class ExecutionContext(Calls):
             raise InvalidValue("event", event, "a SafetyEvent or a TraceEvent (subclass CustomTrace for your own)")
 
     def trace_custom(self, name: str, data: Mapping[str, Any] | None = None) -> None:
-        """Write an event of your own into the run's log."""
-        must_be_text("name", name)
-        must_be("data", data, Mapping)
+        """Add your own event to the run's log."""
+        checks.text("name", name)
+        checks.optional("data", data, Mapping)
         self._must_be_open(f"event {name!r}")
         self._run.record(CustomTrace(name=name, data=dict(data or {})), self._source, self._here())
 
     def get_snapshot(self) -> ContextSnapshot:
-        """The state of the run now; at any time, also after it was stopped."""
+        """Return the current state of the run; possible at any time, also after a stop."""
         self._notice_deadline()
         return take_snapshot(self, self._started_ns, self._cancelled)
 
     @property
     def partial_results(self) -> Mapping[str, Any]:
-        """The values of the calls that succeeded so far, by call name."""
+        """The values of the calls that succeeded so far, by call name.
+
+        A streaming call that was stopped has an `IncompleteOutput` there.
+        """
         return self._run.partial_results()
 
     def explain(self) -> str:
-        """What ran, what it cost, what was refused and why, as a tree to read."""
+        """Render the call tree: what ran, what it cost, what was refused and why."""
         return explain(self._run.graph) + "\n" + ending.totals(self)
 
     # Beginning and end.
@@ -482,7 +593,7 @@ class ExecutionContext(Calls):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         entered = _active.get()
-        if self in entered:  # left where it was not entered, as fixtures and generators do, there is nothing to undo
+        if self in entered:  # fixtures and generators may leave it in a context where it was not entered
             last = len(entered) - 1 - entered[::-1].index(self)
             _active.set(entered[:last] + entered[last + 1 :])
         with self._run.lock:
@@ -502,13 +613,15 @@ class ExecutionContext(Calls):
         self.__exit__(exc_type, exc, traceback)
 
     def end(self, error: BaseException | None = None) -> None:
-        """This context is over; `error` says what ended it, if something did. Again, it changes nothing.
+        """End this context; `error` is what ended it, if anything. Idempotent.
 
-        A handle from `with_input`, `with_upstream` or `with_sub_budget` ends nothing: its place is not its own.
+        A handle from `with_input`, `with_upstream` or `with_sub_budget` ends nothing: it shares its place.
         """
         if self._origin is not self:
             return
         self._notice_deadline()
+        if error is not None and self._base.end_seq == OPEN and error is not self.error:
+            self._outcome = ending.Outcome(self.final_result, error)
         if self.parent is not None:
             self._run.outside_the_lock(lambda: ending.end_child(self, ending.reason_for(self, error)))
         else:
@@ -520,42 +633,43 @@ class ExecutionContext(Calls):
     # Inside.
 
     def _same_place(self) -> ExecutionContext:
-        made: ExecutionContext = object.__new__(ExecutionContext)
-        made._place(self.parent, self.name, self.data, self.session, self.input, self.upstream, self.trace)
-        made._run, made._source, made._account = self._run, self._source, self._account
-        made._token, made._base = self._token, self._base
-        made._started_ns, made._handle_of = self._started_ns, self._origin
-        made._child_names = self._child_names
-        return made
+        handle: ExecutionContext = object.__new__(ExecutionContext)
+        upstream = self._upstream_source
+        handle._place(self.parent, self.name, self.data, self.session, self.input, upstream, self.trace)
+        handle._run, handle._source, handle._account = self._run, self._source, self._account
+        handle._token, handle._base = self._token, self._base
+        handle._started_ns, handle._handle_of = self._started_ns, self._origin
+        handle._child_names = self._child_names
+        return handle
 
     @property
     def _origin(self) -> ExecutionContext:
-        """The context that begins, iterates and ends: itself, unless this is a handle of another."""
+        """The context that iterates and ends: itself, or the one this is a handle of."""
         return self._handle_of or self
 
     def _under(self, token: CancellationToken) -> ExecutionContext:
-        """The same place, stopped by another token."""
-        made = self._same_place()
-        made._token = token
-        return made
+        """Return the same place, stopped by another token."""
+        handle = self._same_place()
+        handle._token = token
+        return handle
 
-    def _limit(self, budget: Budget | None, name: str, above: CancellationToken) -> None:
+    def _limit(self, budget: Budget | None, name: str, outer: CancellationToken) -> None:
         limits = NO_LIMITS if budget is None else budget.limits()
         if budget is not None:
             self._account = self._run.ledger.open(name, limits, self._account)
-        self._token = above.child(name, deadline_s=limits.time_s)
+        self._token = outer.child(name, deadline_s=limits.time_s)
 
     @property
     def _own_account(self) -> Account:
         return self._origin._account
 
     def _call_here(self) -> Call | None:
-        """The call of this run that is being executed here."""
+        """Return the call of this run that is being executed in this thread or task."""
         call = running_call.get()
         return call if call is not None and call.context._run is self._run else None
 
     def _notice_deadline(self) -> None:
-        """A deadline that has passed stops the context, whether or not a call was there to run into it."""
+        """Stop the context if its deadline has passed, even if no call has noticed it."""
         if self._base.end_seq != OPEN or not self._token.is_cancelled:
             return
         stop = self._token.stop
@@ -568,6 +682,24 @@ class ExecutionContext(Calls):
     def _must_be_open(self, what: str) -> None:
         if self._base.end_seq != OPEN:
             raise self._after_the_end(what)
+
+    def _must_take_work(self, what: str) -> None:
+        """Raise if the context has ended: its stop, or RunEnded if it ended normally."""
+        if self._base.end_seq != OPEN:
+            after_end(self, what).result()
+
+    def _stop_after_end(self) -> Stop | None:
+        place: ExecutionContext | None = self._origin
+        while place is not None:
+            cancelled, reason = place._token.cancellation, place._ended_as
+            if place.stop is not None:
+                return place.stop
+            if reason in ending.STOPPED:
+                return Stop(StopReason.ABORTED, f"{place.name!r} ended as {reason}", budget=place.name)
+            if cancelled is not None and cancelled.cause == "user":  # aborted after a normal end
+                return cancelled.stop
+            place = place.parent
+        return None
 
     def _here(self) -> CallRecord:
         call = self._call_here()
@@ -588,19 +720,19 @@ def _as_reason(given: str) -> TerminationReason:
 
 
 def _distinct(name: str, taken: dict[str, int]) -> str:
-    """The name; with a number after it, if it is taken. The caller holds the lock."""
+    """Return the name, with a number appended if it is taken. The caller holds the lock."""
     taken[name] = times = taken.get(name, 0) + 1
     return name if times == 1 else _distinct(f"{name}#{times}", taken)
 
 
 def _clock_of(ledger: Ledger, clock: Clock) -> Clock:
     if clock is not SYSTEM_CLOCK and clock is not ledger.clock:
-        raise InvalidValue("clock", clock, "the clock of the ledger that is given, or left out")
+        raise InvalidValue("clock", clock, "the clock of the ledger, or left out")
     return ledger.clock
 
 
 def _seconds_left(ledger: Ledger) -> float | None:
-    """Until the deadline that a ledger brings along, which no token knows of yet."""
+    """Return the seconds until the ledger's deadline, which no token has yet; None if it has none."""
     deadline_ns = ledger.root.deadline_ns
     return None if deadline_ns == UNLIMITED else max(0, deadline_ns - ledger.clock.monotonic_ns()) / 1_000_000_000
 

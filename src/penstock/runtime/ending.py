@@ -1,14 +1,14 @@
-"""How a context comes to its end, and what it leaves to read."""
+"""End a context: its reason, its last events, and its totals."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.containment.limits import UNLIMITED
 from penstock.errors import CancelledError, Halted
-from penstock.money import format_usd
+from penstock.money import format_cost, format_usd
 from penstock.runtime.cancellation import Cancellation
 from penstock.runtime.settlement import leave_running
 from penstock.stops import LIMIT_REASONS, Stop, StopReason, TerminationReason
@@ -28,15 +28,34 @@ STATUS_OF: dict[TerminationReason, Status] = {
     TerminationReason.LIMIT_EXCEEDED: "halt",
 }
 
+STOPPED = frozenset(
+    {TerminationReason.CONTEXT_CANCELED, TerminationReason.HOOK_ABORT, TerminationReason.LIMIT_EXCEEDED}
+)
+"""Ends of a context that was stopped, rather than completed or left with an error."""
+
+
+class Outcome(NamedTuple):
+    """The result of an execution in a context, or the error that ended the context."""
+
+    result: Any
+    error: BaseException | None
+    reason: TerminationReason | None = None
+    """How the execution ended; None if the error came from elsewhere."""
+
 
 def reason_for(context: ExecutionContext, error: BaseException | None) -> TerminationReason:
-    """How the context ended, from what ended it."""
+    """Return how the context ended, given the error that ended it."""
     return _reason_for(context, error, context.cancellation.cancellation)
 
 
 def _reason_for(
     context: ExecutionContext, error: BaseException | None, cancelled: Cancellation | None
 ) -> TerminationReason:
+    outcome = context._outcome
+    if outcome is not None and outcome.error is not None and outcome.reason is not None:
+        is_the_end_of_both = error is outcome.error or (error is None and cancelled is None)
+        if is_the_end_of_both:
+            return outcome.reason
     if isinstance(error, BaseExceptionGroup):
         # A fault in the group is the reason; without one, its first stop is.
         reasons = [_reason_for(context, one, cancelled) for one in error.exceptions]
@@ -46,8 +65,8 @@ def _reason_for(
     if isinstance(error, CancelledError | asyncio.CancelledError | KeyboardInterrupt | SystemExit | GeneratorExit):
         return TerminationReason.CONTEXT_CANCELED if cancelled is None else _reason_of(cancelled.stop)
     if error is not None:
-        said = getattr(error, "termination_reason", None)
-        return said if isinstance(said, TerminationReason) else TerminationReason.ERROR
+        reason = getattr(error, "termination_reason", None)
+        return reason if isinstance(reason, TerminationReason) else TerminationReason.ERROR
     stop = _stop(context, cancelled)
     return TerminationReason.SUCCESS if stop is None else _reason_of(stop)
 
@@ -67,7 +86,7 @@ def _reason_of(stop: Stop) -> TerminationReason:
 
 
 def end_child(child: ExecutionContext, reason: TerminationReason | None) -> None:
-    """Close the child's place in the tree, and tell the parent; once."""
+    """End the child's record in the tree, and write the event to its parent; once."""
     run, record, parent = child._run, child._base, child.parent
     reason = reason or reason_for(child, None)
     now_ns = run.now()
@@ -84,13 +103,13 @@ def end_child(child: ExecutionContext, reason: TerminationReason | None) -> None
 
 
 def end_run(context: ExecutionContext, error: BaseException | None) -> None:
-    """Close the run: what is still open is abandoned, the root ends, and the last event is written; once."""
+    """Close the run: abandon open calls, end the root, and write the last event; once."""
     run, root = context._run, context._base
     now_ns = run.now()
     with run.lock:
         if run.graph.closed:
             return
-        # Looked at once, and here: who cancels and then finds the run open may rely on it that the run ends cancelled.
+        # Read once, under the lock: a caller that cancels and then finds the run open relies on it ending cancelled.
         cancelled = context.cancellation.cancellation
         reason, stop = _reason_for(context, error, cancelled), _stop(context, cancelled)
         below = [call for call in run.graph.open_calls() if call is not root]
@@ -105,7 +124,7 @@ def end_run(context: ExecutionContext, error: BaseException | None) -> None:
 
 
 def _abandon(context: ExecutionContext, open_calls: list[CallRecord], now_ns: int, why: str) -> None:
-    """End what is still open, newest first, so that children end before their parents. Under the lock."""
+    """End open calls, newest first, so that children end before their parents. The caller holds the lock."""
     run, contexts = context._run, {child._base.number: child for child in _below(context)}
     for record in open_calls:
         leave_running(run, record, now_ns, f"{StopReason.ABORTED}: {why}")
@@ -123,7 +142,7 @@ def _below(context: ExecutionContext) -> Iterator[ExecutionContext]:
 
 
 def _tell_parent(child: ExecutionContext, reason: TerminationReason, now_ns: int) -> None:
-    """Write that the child has ended. Under the lock."""
+    """Write the event that the child has ended. The caller holds the lock."""
     run, parent, record = child._run, child.parent, child._base
     assert parent is not None
     child._final, child._ended_as = child.cancellation.cancellation, reason
@@ -142,22 +161,20 @@ def _tell_parent(child: ExecutionContext, reason: TerminationReason, now_ns: int
 
 
 def _stop_leftovers(context: ExecutionContext, leftovers: list[CallRecord]) -> None:
-    """Leaving is no abort; but work that goes on after the end is told to stop."""
+    """Cancel work that is still running; a context without such work ends without a cancel."""
     if context._run.shared is not None:
-        context._run.shared.catch_up_soon()
+        context._run.shared.flush_soon()
     if leftovers:
         context.cancellation.cancel(f"{context.name!r} has ended", cause="shutdown")
     context.cancellation.close()
 
 
 def totals(context: ExecutionContext) -> str:
-    """One line: what was used of what was allowed, and what is not known."""
+    """Return one line: usage, limits, and what is unknown."""
     figures, unknown = context.balance, context._run.unknown_costs
     limits = figures.limits
-    cost = format_usd(figures.spent_nanos)
-    if limits.cost_nanos < UNLIMITED:
-        cost += f" of {format_usd(limits.cost_nanos)}"
-    parts = [f"cost known ≥ {cost}, unknown {_counted(unknown, 'call')}" if unknown else f"cost {cost}"]
+    of = f" of {format_usd(limits.cost_nanos)}" if limits.cost_nanos < UNLIMITED else ""
+    parts = [f"cost {format_cost(figures.spent_nanos, unknown, of)}"]
     if figures.unresolved_nanos:
         parts.append(f"unresolved {format_usd(figures.unresolved_nanos)}")
     if figures.held_nanos:

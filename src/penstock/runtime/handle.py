@@ -1,14 +1,14 @@
-"""Where in a run something happens: what the door needs to know of a context, and nothing else."""
+"""The part of a context that admission and settlement use."""
 
 from __future__ import annotations
 
-from penstock.clock import utc_from_ns
 from penstock.containment import accounts
 from penstock.containment.accounts import Account, Balance
 from penstock.containment.breaker import PolicyContext
 from penstock.containment.limits import Budget, ResourceUsage
 from penstock.errors import RunEnded
 from penstock.money import to_usd
+from penstock.runtime import metering
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.durable.shared import budget_behind
 from penstock.runtime.run import Run
@@ -31,23 +31,16 @@ class Handle:
 
     @property
     def balance(self) -> Balance:
-        """The figures of this context's account, all of one instant."""
+        """Figures of this context's account, all read at the same moment."""
         return self._run.ledger.balance(self._account)
 
     @property
     def usage(self) -> ResourceUsage:
-        """What was used of this context's budget so far."""
-        figures = self.balance
-        elapsed_ns = self._now_or_end() - self._account.opened_ns
-        return ResourceUsage(
-            tokens_used=figures.tokens_in + figures.tokens_out,
-            steps_executed=figures.steps,
-            api_calls=figures.api_calls,
-            cost_dollars=figures.spent_usd,
-            time_elapsed_seconds=elapsed_ns / 1_000_000_000,
-            retries_used=figures.retries,
-            start_time=utc_from_ns(self._run.wall_time_ns(self._account.opened_ns)),
-        )
+        """Usage of this context's budget: always current, and open to additions.
+
+        Additions are charged to this budget and the outer ones. `copy.copy(ctx.usage)` keeps the current figures.
+        """
+        return metering.usage_of(self)
 
     @property
     def _own_account(self) -> Account:
@@ -55,23 +48,23 @@ class Handle:
         return self._account
 
     def _budget_behind(self, stop: Stop) -> Budget:
-        """The ceilings of the budget that refused, as a Budget."""
+        """Return the ceilings of the budget that refused, as a Budget."""
         refusing = accounts.refusing(self._account, stop)
         if refusing is None and self._run.shared is not None:
             return budget_behind(stop)
         return (refusing or self._account).limits.as_budget()
 
     def _is_under(self, stop: Stop) -> bool:
-        """Whether what refused is a budget that this place is under, here or at the store."""
+        """Whether the refusing budget applies to this place, locally or at the store."""
         shared = self._run.shared
-        is_here = accounts.refusing(self._account, stop) is not None
-        return is_here or (shared is not None and shared.has_refused(stop))
+        is_local = accounts.refusing(self._account, stop) is not None
+        return is_local or (shared is not None and shared.has_refused(stop))
 
     def _remember(self, stop: Stop) -> None:
-        """A limit refused something here: that is why this context stops, and those above it that share the budget.
+        """Store the limit's refusal as the stop of this context and of the outer ones that share the budget.
 
-        A sub-budget at the same place stops what it was given to, and not the context. What refuses at the store
-        refuses everywhere in the run.
+        A sub-budget at the same place stops its own handle, and not the context. A refusal of the store applies to the
+        whole run.
         """
         refusing, shared = accounts.refusing(self._account, stop), self._run.shared
         if refusing is None and (shared is None or not shared.has_refused(stop)):
@@ -88,6 +81,10 @@ class Handle:
 
     def _now_or_end(self) -> int:
         return self._run.now() if self._base.end_seq == OPEN else self._base.ended_ns
+
+    def _stop_after_end(self) -> Stop | None:
+        """Return the stop that refuses calls after the end of this context; None if it ended normally."""
+        raise NotImplementedError
 
     def _after_the_end(self, what: str) -> RunEnded:
         return RunEnded(self._run.id, f"{what} came after its end", None if self.parent is None else self._source.path)

@@ -1,19 +1,19 @@
-"""The run's lock, where every call takes it.
+"""Acquire the run's lock cheaply, on the path of every call.
 
-`with lock:` looks two methods up and makes objects of both, which takes longer than all else about a lock that nobody
-else wants. In the two places that every call passes through, this does the same for half of it:
+`with lock:` looks up two methods and binds both, which costs more than an uncontended lock itself. The two places that
+every call passes through do the same at half the cost:
 
     try:
         lock.acquire()
         ...
+        lock.release()
     except BaseException:
         unlock(lock)
         raise
-    lock.release()
 
-`acquire` stands inside of `try`, because a signal handler may raise as soon as it has returned; and because one may
-raise while this thread still waits, `unlock` looks whether there is anything to give back. Nothing can strike between
-the last line of the block and `release`.
+Both are inside `try` because a signal handler may raise as soon as `acquire` has returned and just before `release`.
+A handler may also raise while the thread still waits, or after the release, so `unlock` checks whether the thread has
+the lock.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ import threading
 
 
 def unlock(lock: threading.RLock) -> None:
-    """Give the lock back, if this thread has it."""
+    """Release the lock, if this thread has it."""
     if lock._is_owned():  # type: ignore[attr-defined]
         lock.release()

@@ -1,7 +1,7 @@
-"""What the contexts of one run share.
+"""The state that the contexts of one run share.
 
-The run points at the parts (ledger, log, pipeline, breaker, prices) and keeps the few things that belong to none of
-them: the safety events, the results so far, the figures behind un-hinted holds. It decides nothing; the door does.
+The run refers to its parts (ledger, log, pipeline, breaker, prices) and keeps what belongs to none of them: the safety
+events, the results so far, the worst cases for holds without a hint. It decides nothing; admission does.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from penstock import checks
 from penstock.clock import SYSTEM_CLOCK, Clock, utc_from_ns
 from penstock.containment import accounts
-from penstock.containment.accounts import Account
+from penstock.containment.accounts import Account, Taken
 from penstock.containment.breaker import CircuitBreaker
 from penstock.containment.ledger import Ledger
+from penstock.containment.limits import ResourceUsage, seconds_to_ns
 from penstock.containment.safety import ChainMetadata, Decision, SafetyEvent
 from penstock.containment.shield import ShieldPipeline, Slot, Verdict
 from penstock.errors import InvalidValue
@@ -25,9 +27,9 @@ from penstock.runtime import worker
 from penstock.runtime.billing.prices import PriceBook, default_prices
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.durable.journal import Journal
-from penstock.runtime.durable.shared import SharedBudget
-from penstock.runtime.options import must_be_text
-from penstock.runtime.watching.observers import Observers
+from penstock.runtime.durable.shared import SharedBudget, note_charge
+from penstock.runtime.observers import Observers
+from penstock.runtime.streams import IncompleteOutput
 from penstock.stops import Stop, StopReason
 from penstock.tracing.divergence import DivergenceDetector
 from penstock.tracing.events import (
@@ -35,71 +37,114 @@ from penstock.tracing.events import (
     CallSettled,
     CallStarted,
     LimitTrace,
+    ModelCallTrace,
     RunCompleted,
     RunStarted,
     SafetyTrace,
+    ToolCallTrace,
     TraceEvent,
 )
 from penstock.tracing.execution_graph import ExecutionGraph
 from penstock.tracing.lifecycle import KINDS, TERMINAL, CallKind
-from penstock.tracing.record import NOT_WHOLE, RUN_BEGINS, CallRecord, Source, mark_not_whole
+from penstock.tracing.payloads import (
+    LARGEST_PAYLOAD_BYTES,
+    MAX_PAYLOAD_BYTES,
+    RECORD_PAYLOADS,
+    SMALLEST_PAYLOAD_BYTES,
+    Payload,
+    Payloads,
+    RecordPayloads,
+)
+from penstock.tracing.record import (
+    NOT_WHOLE,
+    RUN_BEGINS,
+    CallRecord,
+    Source,
+    keep_payload,
+    mark_cost_unknown,
+    mark_not_whole,
+)
 
 SyncCalls = Literal["auto", "inline", "thread"]
 UnknownBill = Literal["hold", "release"]
 
 THE_RUNS_OWN = (RunStarted, RunCompleted, CallStarted, CallSettled)
-"""Events that keep the books of a run: written by somebody else, its history would contradict itself."""
+"""Events that only the run itself may write; from elsewhere they would contradict its history."""
 
-MAX_TOLD_ABORTS = 1_000
-"""Aborts that a run remembers having written down: one of a child that was stopped long ago stops nothing more."""
+MAX_BILLS = 10_000
+"""Maximum number of unresolved bills that a run keeps one by one; the holds of further ones stay taken all the same."""
+
+MAX_UNPRICED = 100
+"""Maximum number of models without a price that a run reports one by one."""
+
+MAX_RECORDED_ABORTS = 1_000
+"""Maximum number of recorded aborts that a run remembers; an old abort stops no further calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """How a run behaves where there is a choice; the defaults are the careful ones."""
+    """Settings of a run; the defaults are the safest."""
 
     strict: bool = False
     """Refuse calls without a cost hint or a known worst case."""
     unknown_bill: UnknownBill = "hold"
-    """What a call that failed with an unknown bill held: kept as unresolved, or released."""
+    """The hold of a call that failed with an unknown bill: kept as unresolved, or released."""
     sync_calls: SyncCalls = "auto"
     """Where sync functions run: on a worker if a deadline, a given token or another thread of the program may need the
     caller back (auto), in the caller's thread always (inline), on a worker always (thread)."""
+    max_wait_s: float = 300.0
+    """Maximum time that a call waits for what other calls hold; 0 refuses it at once."""
     max_kept_calls: int | None = 100_000
     """Calls kept one by one; older finished ones are folded into their parents. None keeps all."""
     max_kept_results: int = 1_000
-    """Results kept for whoever is told that the run was stopped."""
+    """Maximum number of results kept for the error of a stopped run."""
+    max_kept_pieces: int = 10_000
+    """Maximum number of pieces kept of each stopped stream, from its beginning."""
     max_safety_events: int = 1_000
     """Safety events kept; older ones are dropped and counted."""
     record_steps: bool = True
     """Whether every step of a graph is a call in the tree. Without it, a step that no limit, hook, policy or trace
-    asks about runs as it is; calls made inside it are recorded all the same."""
+    applies to runs unrecorded; calls made inside it are recorded all the same."""
+    record_payloads: RecordPayloads = "off"
+    """Whether the arguments and results of tool calls and the messages of model calls are recorded: not at all, without
+    what looks like a secret, or as they are. Child contexts record as their run does."""
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    """Maximum size of one recorded payload, as JSON; a larger one is truncated."""
 
     def __post_init__(self) -> None:
         for flag in ("strict", "record_steps"):
             if not isinstance(getattr(self, flag), bool):
                 raise InvalidValue(flag, getattr(self, flag), "True or False")
+        seconds_to_ns(self.max_wait_s, "max_wait_s")
         if self.max_kept_calls is not None and not _at_least(1, self.max_kept_calls):
             raise InvalidValue(
                 "max_kept_calls", self.max_kept_calls, "a whole number, one or more, or None to keep all"
             )
-        for field in ("max_kept_results", "max_safety_events"):
+        for field in ("max_kept_results", "max_kept_pieces", "max_safety_events"):
             if not _at_least(0, kept := getattr(self, field)):
                 raise InvalidValue(field, kept, "a whole number, zero or more")
         if self.unknown_bill not in ("hold", "release"):
             raise InvalidValue("unknown_bill", self.unknown_bill, "'hold' or 'release'")
         if self.sync_calls not in ("auto", "inline", "thread"):
             raise InvalidValue("sync_calls", self.sync_calls, "'auto', 'inline' or 'thread'")
+        if self.record_payloads not in RECORD_PAYLOADS:
+            raise InvalidValue("record_payloads", self.record_payloads, "'off', 'redacted' or 'full'")
+        if not _at_least(SMALLEST_PAYLOAD_BYTES, self.max_payload_bytes) or (
+            self.max_payload_bytes > LARGEST_PAYLOAD_BYTES
+        ):
+            expected = f"a whole number of bytes from {SMALLEST_PAYLOAD_BYTES} to {LARGEST_PAYLOAD_BYTES}"
+            raise InvalidValue("max_payload_bytes", self.max_payload_bytes, expected)
 
 
 def _check_recorded(event: CallEnded) -> tuple[int, str | None]:
-    """How long a call that ran elsewhere took and the class of its error; InvalidValue names what is no figure."""
-    must_be_text("name", event.name)
+    """Return the duration and error class of a call that ran elsewhere; raise InvalidValue if the event is invalid."""
+    checks.text("name", event.name)
     if event.call_kind not in tuple(KINDS):
         raise InvalidValue("call_kind", event.call_kind, f"one of {', '.join(sorted(KINDS))}")
     if event.status not in tuple(TERMINAL):
         raise InvalidValue("status", event.status, f"one of {', '.join(sorted(TERMINAL))}")
     Usage.of(input_tokens=event.input_tokens, output_tokens=event.output_tokens, model=event.model)
+    checks.boolean("cost_unknown", event.cost_unknown)
     error: object = event.error
     if error is not None and not isinstance(error, str | BaseException):
         raise InvalidValue("error", error, "an exception, the name of its class, or None")
@@ -116,54 +161,81 @@ def _at_least(least: int, value: object) -> bool:
 DEFAULT_SETTINGS = RunSettings()
 
 
-class WorstCase:
-    """What a call of one kind holds where nothing better is known: the most that one has used so far.
+class OpenBill(NamedTuple):
+    """A call that has ended with an unknown bill, and why the bill is unknown."""
 
-    A cost hint stands for the cost alone; tokens have no hint. It does not change: learning makes another one, and the
-    runs that have learned nothing share theirs.
+    held: Taken
+    record: CallRecord
+    reason: str
+    at_ns: int
+
+
+class WorstCase:
+    """The hold of a call whose worst case is unknown: the most that a call of its kind has used so far.
+
+    A cost hint replaces the cost alone; tokens have no hint. Immutable: learning creates a new one, and runs that have
+    learned nothing share theirs.
     """
 
-    __slots__ = ("api_calls", "cost", "model", "tokens")
+    __slots__ = ("api_calls", "cost", "is_unknown", "model", "tokens")
 
-    def __init__(self, api_calls: int, model: str | None = None, cost: int = 0, tokens: int = 0) -> None:
+    def __init__(
+        self, api_calls: int, model: str | None = None, cost: int = 0, tokens: int = 0, is_unknown: bool = False
+    ) -> None:
+        self.is_unknown = is_unknown
+        """Whether none of the model calls has ended yet: under a money limit, they run one at a time until then."""
         self.cost = cost
         self.tokens = tokens
         self.api_calls = api_calls
         self.model = model
-        """The model that is meant where a call names none."""
+        """Default model of calls that name none."""
 
 
-NOTHING_LEARNED: Mapping[CallKind, WorstCase] = {"llm": WorstCase(1), "tool": WorstCase(0), "system": WorstCase(0)}
+NOTHING_LEARNED: Mapping[CallKind, WorstCase] = {
+    "llm": WorstCase(1, is_unknown=True),
+    "tool": WorstCase(0),
+    "system": WorstCase(0),
+}
 
 
 class Run:
     """One run's shared parts."""
 
     __slots__ = (
+        "bills",
         "breaker",
         "clock",
         "demands_price",
         "divergence",
         "external_token",
+        "first_call",
         "graph",
         "guarded",
         "id",
+        "incomplete",
         "journal",
+        "last_failure",
         "ledger",
         "lock",
         "metadata",
         "now",
         "observers",
+        "payloads",
         "pipeline",
         "prices",
+        "queues",
+        "reads_args",
+        "recorded_aborts",
         "results",
+        "room",
         "safety_dropped",
         "safety_events",
         "settings",
         "shared",
         "stops",
-        "told_aborts",
         "unknown_costs",
+        "unpriced",
+        "usage",
         "worst_case",
     )
 
@@ -182,6 +254,7 @@ class Run:
         clock: Clock = SYSTEM_CLOCK,
         journal: Journal | None = None,
         shared: SharedBudget | None = None,
+        usage: ResourceUsage | None = None,
     ) -> None:
         self.id = metadata.chain_id
         self.clock = clock
@@ -189,37 +262,58 @@ class Run:
         self.metadata = metadata
         self.ledger = ledger
         self.lock = ledger.lock
+        self.room = ledger.room
+        self.queues = ledger.room.queues
+        """Its queues; empty while no call waits."""
+        self.first_call: Taken | None = None
+        """The model call of unknown worst case that runs alone, until it ends."""
         self.settings = settings = settings or DEFAULT_SETTINGS
         self.graph = ExecutionGraph(
             self.id, clock=clock, lock=ledger.lock, source=source, max_kept=settings.max_kept_calls
         )
         self.journal = journal
-        """What the run has done already, and where more is written; None keeps nothing."""
+        """Recorded results of the run, and where new ones are written; None for no journal."""
         self.shared = shared
-        """The account at a store that model and tool calls are paid from as well; None if no store is asked."""
+        """Account at a store that model and tool calls are also paid from; None for no shared budget."""
+        self.usage = usage
+        """Usage object that the run starts from and updates; None if none was passed."""
         self.pipeline = pipeline
         self.breaker = breaker
         self.prices = prices or default_prices()
         self.divergence = divergence
         self.external_token = external_token
         self.guarded = pipeline is not None or breaker is not None
+        self.payloads: Payloads | None = None
+        """How payloads are recorded; None records none."""
+        if settings.record_payloads != "off":
+            self.payloads = Payloads(settings.record_payloads, settings.max_payload_bytes)
+        self.reads_args = divergence is not None or self.payloads is not None
+        """Whether the arguments of a call are inspected before it runs."""
         self.observers: Observers | None = None
         self.worst_case = NOTHING_LEARNED
         if metadata.model is not None:
-            self.worst_case = {**NOTHING_LEARNED, "llm": WorstCase(1, metadata.model)}
+            self.worst_case = {**NOTHING_LEARNED, "llm": WorstCase(1, metadata.model, is_unknown=True)}
         self.demands_price = settings.strict or self.prices.unknown == "refuse"
         """Whether a call without a hint may be refused for its price."""
         self.unknown_costs = 0
-        """Model calls whose cost nobody could tell."""
+        """Number of model calls of unknown cost."""
+        self.unpriced: tuple[str, ...] = ()
+        """Models without a price that were reported in a safety event."""
         self.results: deque[tuple[CallRecord, Any]] | None = None
         """The newest results; None until there is one."""
+        self.incomplete: deque[tuple[CallRecord, IncompleteOutput]] | None = None
+        """The newest outputs of streams that were stopped; None until there is one."""
         self.safety_events: deque[SafetyEvent] | None = None
         """The newest safety events; None until there is one."""
         self.safety_dropped = 0
+        self.bills: dict[str, OpenBill] | None = None
+        """Calls with an unresolved bill, by node id; some may be resolved since. None until there is one."""
+        self.last_failure: tuple[Stop, Source, CallRecord] | None = None
+        """The newest failure that the caller may retry; becomes a provider error if the retry budget refuses."""
         self.stops: dict[Source, Stop] = {}
         """The first limit that refused something in a context, or in one below it by a budget they share."""
-        self.told_aborts: dict[int, Stop] = {}
-        """The aborts that were written down, by identity: each is told once, however many calls it stops."""
+        self.recorded_aborts: dict[int, Stop] = {}
+        """Recorded aborts, by identity: each is recorded once, however many calls it stops."""
 
     def begin(self, name: str, metadata: Mapping[str, Any], source: Source) -> CallRecord:
         """Write the run's first event and its root."""
@@ -230,19 +324,45 @@ class Run:
             return graph.root
 
     def learn(self, kind: CallKind, cost: int, tokens: int) -> None:
-        """A call of that kind has used this. The caller holds the lock."""
+        """Raise the worst case of that kind to this usage. The caller holds the lock."""
         worst = self.worst_case[kind]
-        more = WorstCase(worst.api_calls, worst.model, max(worst.cost, cost), max(worst.tokens, tokens))
+        more = WorstCase(
+            worst.api_calls, worst.model, max(worst.cost, cost), max(worst.tokens, tokens), worst.is_unknown
+        )
         self.worst_case = {**self.worst_case, kind: more}
 
+    def end_first_call(self) -> None:
+        """The model call that ran alone has ended: others hold what it has cost. The caller holds the lock."""
+        worst = self.worst_case["llm"]
+        known = WorstCase(worst.api_calls, worst.model, worst.cost, worst.tokens)
+        self.worst_case = {**self.worst_case, "llm": known}
+        self.first_call = None
+
     def keep_result(self, record: CallRecord, value: Any) -> None:
-        """Keep the first result of the run, and make room for more. The caller holds the lock."""
+        """Keep the first result of the run. The caller holds the lock."""
         self.results = deque([(record, value)], maxlen=self.settings.max_kept_results)
 
-    def outside_the_lock(self, act: Callable[[], None]) -> None:
-        """Run `act` here; or, if this thread is inside the run's lock already, on a worker that waits for it.
+    def keep_incomplete(self, record: CallRecord, output: IncompleteOutput | None) -> None:
+        """Keep the output of a stream that was stopped, if it has any. The caller holds the lock."""
+        if output is None:
+            return
+        if self.incomplete is None:
+            self.incomplete = deque(maxlen=self.settings.max_kept_results)
+        self.incomplete.append((record, output))
 
-        A signal handler or a finalizer may strike in the middle of a change and want to write to the run.
+    def keep_bill(self, held: Taken, record: CallRecord, reason: str, now_ns: int) -> None:
+        """Keep a call whose hold was left unresolved, so that its bill can be resolved. The caller holds the lock."""
+        if self.bills is None:
+            self.bills = {}
+        elif len(self.bills) >= MAX_BILLS:
+            self.bills = {id: bill for id, bill in self.bills.items() if bill.held.state == "unresolved"}
+        if len(self.bills) < MAX_BILLS:
+            self.bills[record.node_id] = OpenBill(held, record, reason, now_ns)
+
+    def outside_the_lock(self, act: Callable[[], None]) -> None:
+        """Run `act` in this thread; if it already has the run's lock, on a worker that waits for the lock.
+
+        A signal handler or a finalizer may run in the middle of a change and write to the run.
         """
         if self.lock._is_owned():  # type: ignore[attr-defined]
             worker.start(worker.Job(act, lambda value, error: None))
@@ -254,11 +374,11 @@ class Run:
         return self.pipeline is not None and self.pipeline.has(slot)
 
     def wall_time_ns(self, monotonic_ns: int) -> int:
-        """A monotonic reading of this run as wall time."""
+        """Convert a monotonic reading of this run's clock to wall time."""
         return monotonic_ns + self.graph.wall_offset_ns
 
     def wall_time(self) -> datetime:
-        """Now, in UTC, on this run's own clock."""
+        """Return the current time in UTC, on this run's own clock."""
         return utc_from_ns(self.wall_time_ns(self.now()))
 
     def record(self, event: TraceEvent, source: Source, parent: CallRecord | None) -> TraceEvent | None:
@@ -272,7 +392,7 @@ class Run:
             return placed
 
     def where(self, source: Source, parent: CallRecord | None, now_ns: int) -> dict[str, Any]:
-        """What every event carries, for the next one. The caller holds the lock."""
+        """Return the common fields of the next event. The caller holds the lock."""
         graph = self.graph
         return {
             "run_id": self.id,
@@ -285,30 +405,36 @@ class Run:
         }
 
     def record_call(self, event: CallEnded, account: Account, source: Source, parent: CallRecord) -> None:
-        """Write down a call that somebody made outside the door: it is in the tree, and its cost is spent."""
+        """Record a call that was made elsewhere: add it to the tree, and charge its cost."""
         duration_ns, error = _check_recorded(event)
         cost, tokens_in, tokens_out = event.cost_nanos, event.input_tokens, event.output_tokens
+        payload = None
+        if self.payloads is not None and isinstance(event, ModelCallTrace | ToolCallTrace):
+            payload = Payload(self.payloads.capture(event.input), self.payloads.capture(event.output))
         now_ns = self.now()
         with self.lock:
             call = self.graph.begin(parent, event.call_kind, event.name, event.model, source, now_ns - duration_ns)
             accounts.charge(account, cost, tokens_in, tokens_out, self.worst_case[event.call_kind].api_calls)
             if isinstance(event.finish_reason, str) and event.finish_reason in NOT_WHOLE:
                 mark_not_whole(call, event.finish_reason)
+            if payload is not None:
+                keep_payload(call, payload)
+            if event.cost_unknown:
+                mark_cost_unknown(call)
+                self.unknown_costs += 1
             status = "fail" if error else event.status
             self.graph.end(call, now_ns, status, cost, tokens_in, tokens_out, event.stop_reason, error)
         if self.shared is not None:
-            from penstock.runtime.durable.holding import note_charge
-
             note_charge(self.shared, call, cost, tokens_in, tokens_out, self.worst_case[event.call_kind].api_calls)
 
     def record_stop(self, stop: Stop, decision: Decision, source: Source, call: CallRecord | None, hook: str) -> None:
-        """Write down that something was stopped: as a safety event, and in the log.
+        """Record a stop, as a safety event and in the log.
 
-        A hook that denies for a reason of its own signs with its name. Every other stop is one of the run's, whoever
-        noticed it: a hook that stands behind one, such as a rate limit, is named in the metadata. An abort is written
-        once, with whatever it is first told of; the calls it stops beside that say so in their own records.
+        A hook that denies for its own reason is named as the event's hook. Every other stop belongs to the run, and a
+        hook that noticed it, such as a rate limit, is named in the metadata. An abort is recorded once, for the first
+        call it stops; the other calls have it in their own records.
         """
-        if stop.reason is StopReason.ABORTED and not self._tells_first(stop):
+        if stop.reason is StopReason.ABORTED and not self._is_first_record_of(stop):
             return
         signed = hook if stop.reason is StopReason.HOOK_DENIED else "ExecutionContext"
         self.keep_safety_event(
@@ -342,19 +468,19 @@ class Run:
                 )
             )
 
-    def _tells_first(self, abort: Stop) -> bool:
-        """Whether nobody has told of this abort yet; from now on, somebody has."""
-        told = self.told_aborts
+    def _is_first_record_of(self, abort: Stop) -> bool:
+        """Mark the abort as recorded; return whether it was not recorded before."""
+        recorded = self.recorded_aborts
         with self.lock:
-            if id(abort) in told:
+            if id(abort) in recorded:
                 return False
-            if len(told) >= MAX_TOLD_ABORTS:
-                del told[next(iter(told))]
-            told[id(abort)] = abort
+            if len(recorded) >= MAX_RECORDED_ABORTS:
+                del recorded[next(iter(recorded))]
+            recorded[id(abort)] = abort
             return True
 
     def record_verdict(self, verdict: Verdict, source: Source, call: CallRecord) -> None:
-        """Write down what a hook said of a call."""
+        """Record a hook's verdict on a call."""
         event = SafetyEvent(
             event_type=str(verdict.stop_reason) if verdict.decision is Decision.HALT else verdict.decision.lower(),
             decision=verdict.decision,
@@ -367,7 +493,7 @@ class Run:
         self.record_safety(event, source, call)
 
     def record_safety(self, event: SafetyEvent, source: Source, call: CallRecord | None) -> None:
-        """Write down a safety event of a hook or of a caller."""
+        """Record a safety event of a hook or of a caller."""
         self.keep_safety_event(event)
         self.record(
             SafetyTrace(
@@ -382,8 +508,29 @@ class Run:
             call,
         )
 
+    def record_unpriced(self, source: Source, call: CallRecord) -> None:
+        """Record that the cost of a call is not limited because its model has no price, once for each model."""
+        model, prices = call.model, self.prices
+        # A table of prices that is not loaded yet is not loaded for this: it may take long, on an event loop.
+        if model is None or model in self.unpriced or prices.is_pending or prices.is_priced(model):
+            return
+        with self.lock:
+            if model in self.unpriced or len(self.unpriced) >= MAX_UNPRICED:
+                return
+            self.unpriced += (model,)
+        event = SafetyEvent(
+            event_type=str(StopReason.PRICE_UNKNOWN),
+            decision=Decision.ALLOW,
+            reason=prices.report_unpriced(model),
+            hook="ExecutionContext",
+            request_id=self.metadata.request_id,
+            ts=self.wall_time(),
+            metadata=self.about(call) | {"model": model},
+        )
+        self.record_safety(event, source, call)
+
     def keep_safety_event(self, event: SafetyEvent) -> None:
-        """Keep the event; the oldest makes room and is counted."""
+        """Keep the event; when there is no room, drop and count the oldest."""
         with self.lock:
             if self.safety_events is None:
                 self.safety_events = deque(maxlen=self.settings.max_safety_events)
@@ -392,19 +539,18 @@ class Run:
             self.safety_events.append(event)
 
     def partial_results(self) -> Mapping[str, Any]:
-        """The results so far by call name, with the path of the child context before it; a name that comes again gets
-        its call id after it."""
+        """Return the results so far by call name, prefixed with the path of the child context; a repeated name has its
+        call id appended. The output of stopped streams follows the results."""
         with self.lock:
-            kept = list(self.results or ())
+            kept = [*(self.results or ()), *(self.incomplete or ())]
         results: dict[str, Any] = {}
         for call, value in kept:
-            _, _, place = call.source.path.partition("/")
-            name = f"{place}/{call.name}" if place else call.name
+            name = call.result_name
             results[name if name not in results else f"{name}#{call.node_id}"] = value
         return results
 
     def about(self, call: CallRecord | None) -> dict[str, Any]:
-        """What a safety event says of the run it belongs to, and of its call."""
+        """Return the metadata of a safety event about its run and its call."""
         about: dict[str, Any] = {"chain_id": self.id, "service": self.metadata.service, "team": self.metadata.team}
         about |= {"org_id": self.metadata.org_id, "user_id": self.metadata.user_id, "tags": dict(self.metadata.tags)}
         if call is not None:

@@ -1,20 +1,21 @@
-"""Settled and recorded: what came of a call, what it cost, and its one end.
+"""Settle a call: its outcome, its cost, and the end of its record.
 
-`succeed`, `fail` and `abandon` may race for a call whose caller was let go. Whoever ends the record decides what came
-of it; the others find it ended, and only settle.
+`succeed`, `fail` and `abandon` may race for a call whose caller was released. The first to end the record decides the
+outcome; the others find it ended, and only settle the cost.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.containment import accounts
 from penstock.containment.safety import Decision
 from penstock.containment.shield import ShieldPipeline, Slot, Verdict
-from penstock.errors import CancelledError, Halted
+from penstock.errors import CancelledError, Halted, StepTimeout
 from penstock.money import to_usd
+from penstock.runtime import waiting
 from penstock.runtime.billing.usage import (
     WITHOUT_USAGE,
     Reported,
@@ -24,30 +25,40 @@ from penstock.runtime.billing.usage import (
     usage_of_failure,
 )
 from penstock.runtime.call import RETRY, Call, describe, interruption, stop_of
-from penstock.runtime.durable import holding
+from penstock.runtime.durable.shared import note_charge, note_end, note_late_bill, note_unknown
+from penstock.runtime.handle import Handle
 from penstock.runtime.locking import unlock
+from penstock.runtime.run import Run
 from penstock.stops import Stop, StopReason
 from penstock.tracing.events import DivergenceTrace
 from penstock.tracing.lifecycle import Status
-from penstock.tracing.record import NOT_WHOLE, OPEN, CallRecord, count_retry, mark_cost_unknown, mark_not_whole
+from penstock.tracing.payloads import Payload
+from penstock.tracing.record import (
+    NOT_WHOLE,
+    OPEN,
+    CallRecord,
+    count_retry,
+    keep_payload,
+    mark_cost_unknown,
+    mark_not_whole,
+)
 
-if TYPE_CHECKING:
-    from penstock.runtime.run import Run
-
+OPEN_HOLDS = ("held", "unresolved")
+"""States in which a bill can be settled. An abandoned call may end after a person has resolved its bill."""
 _FIELDS_OF_A_CANCEL = vars(CancelledError()).keys()
 
 
-def _why_not_whole(value: Any) -> str | None:
-    """Why the answer of a model is not whole, as our models say it; what else a function gives may say nothing."""
+def _truncation_reason(value: Any) -> str | None:
+    """Return the finish reason if our models mark the answer as incomplete; None for any other value."""
     try:
-        said = getattr(value, "finish_reason", None)
-    except Exception:  # whatever looking at it does, the call is to be paid
+        finish_reason = getattr(value, "finish_reason", None)
+    except Exception:  # whatever the attribute raises, the call has to be settled
         return None
-    return said if type(said) is str and said in NOT_WHOLE else None
+    return finish_reason if type(finish_reason) is str and finish_reason in NOT_WHOLE else None
 
 
 def succeed(call: Call, value: Any) -> None:
-    """The function returned: settle what it cost, and give its value unless the call was stopped meanwhile."""
+    """Settle a call whose function returned, and set its value unless it was stopped meanwhile."""
     run, record = call.context._run, call.record
     cost = call._held_cost if call.hinted else 0
     tokens_in = tokens_out = 0
@@ -58,9 +69,12 @@ def succeed(call: Call, value: Any) -> None:
         if type(value) is Reported:
             value = value.value
         if record.kind == "llm":
-            finish_reason = _why_not_whole(value)
+            finish_reason = _truncation_reason(value)
     elif not call.hinted and record.kind == "llm":
         known = False
+    payload = None
+    if run.payloads is not None and record.kind != "system":
+        payload = Payload(record.payload and record.payload.input, run.payloads.capture(value))
     token, now_ns = call.token, run.now()
     stop = None
     if token.cancellation is not None or (now_ns >= token.deadline_ns and token.is_cancelled):
@@ -68,27 +82,34 @@ def succeed(call: Call, value: Any) -> None:
     denied = None
     if run.pipeline is not None and run.pipeline.has(Slot.BUDGET):
         try:
-            denied = _ask_before_charge(run.pipeline, call, cost)
+            denied = _judge_charge(run.pipeline, call, cost, tokens_in, tokens_out)
         except BaseException as error:
             call.usage = Usage(tokens_in, tokens_out, cost_nanos=cost)
             fail(call, error)
             return
-        if denied is not None and stop is None:
-            stop = Stop(denied.stop_reason, denied.reason)
-        else:
+        if denied is not None and stop is not None:
+            run.record_verdict(denied, call.context._source, record)
             denied = None
+        elif denied is not None:
+            stop = Stop(denied.stop_reason, denied.reason)
     lock = run.lock
     try:  # in place of `with`: see `locking`
         lock.acquire()
-        accounts.settle(call, cost, tokens_in, tokens_out, stop is None)
+        is_open = call._state in OPEN_HOLDS
+        if is_open:
+            accounts.settle(call, cost, tokens_in, tokens_out, stop is None)
         if known is call.unknown:
             _note_unknown(call, not known)
         used = cost or tokens_in or tokens_out
         if used and (tokens_in + tokens_out > call._held_tokens or (cost > call._held_cost and not call.hinted)):
             run.learn(record.kind, 0 if call.hinted else cost, tokens_in + tokens_out)
+        if run.queues or run.first_call is call:
+            _let_others_go(call, now_ns)
         if finish_reason is not None and record.end_seq == OPEN:
             mark_not_whole(record, finish_reason)
         if stop is None:
+            if payload is not None and record.end_seq == OPEN:
+                keep_payload(record, payload)
             ended = run.graph.end(record, now_ns, "success", cost, tokens_in or None, tokens_out or None)
             if ended:
                 if run.results is not None:
@@ -97,24 +118,31 @@ def succeed(call: Call, value: Any) -> None:
                     run.keep_result(record, value)
         else:
             ended = run.graph.end(record, now_ns, "halt", cost, tokens_in or None, tokens_out or None, str(stop))
+            if ended and call.stream is not None:
+                run.keep_incomplete(record, call.stream())
         if not ended:
             run.graph.settle_late(record, now_ns, cost, tokens_in, tokens_out)
         record.owner = None
+        lock.release()
     except BaseException:
+        if lock._is_owned():  # type: ignore[attr-defined]
+            status: Status = "success" if stop is None else "halt"
+            _finish_settlement(call, status, now_ns, cost, tokens_in, tokens_out, None if stop is None else str(stop))
         unlock(lock)
         raise
-    lock.release()
+    if call.unknown and record.model is not None:
+        _report_unpriced(call)
     if run.breaker is not None:
         run.breaker.record_success(call.permit)
     if used:
         if run.divergence is not None:
             _watch_rate(call, now_ns, cost, tokens_in + tokens_out)
         if record.kind == "system" and run.shared is not None:
-            holding.note_charge(run.shared, record, cost, tokens_in, tokens_out)
+            note_charge(run.shared, record, cost, tokens_in, tokens_out)
     if not ended:
-        if run.shared is not None:
-            holding.note_late_bill(run.shared, call, cost, tokens_in, tokens_out)
-        # Whoever ended the record has told why.
+        if run.shared is not None and is_open:
+            note_late_bill(run.shared, call, cost, tokens_in, tokens_out)
+        # The reason was recorded when the record ended.
         call.decision = Decision.HALT
         call.stop = call.stop or stop or Stop(StopReason.ABORTED, "the run ended while the call was running")
     elif stop is not None:
@@ -125,26 +153,98 @@ def succeed(call: Call, value: Any) -> None:
             call.decision = Decision.DEGRADE
 
 
+def _let_others_go(call: Call, now_ns: int) -> None:
+    """Admit the calls that waited for this one. The caller holds the lock."""
+    run = call.context._run
+    if run.first_call is call:
+        run.end_first_call()
+    if run.queues:
+        run.room.changed(now_ns)
+
+
+def _finish_settlement(
+    call: Call, status: Status, now_ns: int, cost: int, tokens_in: int, tokens_out: int, stop_reason: str | None
+) -> None:
+    """Finish what a signal handler has interrupted between the settlement and the end. The caller holds the lock."""
+    run, record = call.context._run, call.record
+    if call.state == "held":
+        accounts.settle(call, cost, tokens_in, tokens_out, status == "success")
+    run.graph.end(record, now_ns, status, cost, tokens_in or None, tokens_out or None, stop_reason)
+    record.owner = None
+    _let_others_go(call, now_ns)
+
+
+def end_interrupted(call: Call, error: BaseException) -> None:
+    """End a call that an exception has interrupted outside its function, unless it has ended.
+
+    A signal handler may raise anywhere. A call whose function may have run leaves its hold unresolved, any other one
+    gives it back.
+    """
+    context: Handle | None = getattr(call, "context", None)
+    if context is None:
+        return  # it was blank
+    run, stop = context._run, interruption(error)
+    unlock(run.lock)  # it is still held if the last instruction of a block was interrupted
+    with run.lock:
+        now_ns = run.now()
+        record = getattr(call, "record", None)
+        if record is None:
+            record = next((one for one in run.graph.open_calls() if one.owner is call), None)
+        if record is not None:
+            call.record = record
+            waiting.give_up(call, now_ns, stop)
+        if call.state == "held":
+            if not call.began:
+                accounts.withdraw(call)
+            elif run.settings.unknown_bill == "release" or call._held_cost == call._held_tokens == 0:
+                accounts.release(call)
+            else:
+                _leave_unresolved(run, call, str(stop), now_ns)
+        elif record is None or record.end_seq != OPEN:
+            return
+        if record is not None:
+            call.decision, call.stop = Decision.HALT, stop
+            run.graph.end(record, now_ns, "halt", stop_reason=str(stop), error_class=type(error).__name__)
+            record.owner = None
+        _let_others_go(call, now_ns)
+    if run.shared is not None and record is not None:
+        note_end(run.shared, call)
+        run.shared.flush_soon()
+
+
+async def load_prices_for(call: Call, value: Any) -> None:
+    """Load the table of prices, off the event loop, if settling `call` with `value` needs it."""
+    usage = call.usage or read_usage(value)
+    if usage is None or usage.cost_nanos is not None:
+        return
+    prices = call.context._run.prices
+    if prices.must_load_for(usage.model, call.record.model):
+        await prices.aload()
+
+
 def _usage_of(call: Call, value: Any) -> Usage | None:
-    """What `value` says of its usage, unless a call below has paid for it already."""
-    paid = call.billed_below is not None and any(value is one for one in call.billed_below)
+    """Return the usage that `value` reports, unless a call below has already paid for it."""
+    paid = call.billed_below is not None and any(value is billed for billed in call.billed_below)
     usage = None if paid else read_usage(value)
-    above = call.above
-    if above is not None and (paid or usage is not None):
-        if above.billed_below is None:
-            above.billed_below = []
-        above.billed_below.append(value.value if type(value) is Reported else value)
+    parent = call.parent_call
+    if parent is not None and (paid or usage is not None):
+        if parent.billed_below is None:
+            parent.billed_below = []
+        parent.billed_below.append(value.value if type(value) is Reported else value)
     return usage or (Usage(cost_nanos=0) if paid and call.usage is None else None)
 
 
-def _ask_before_charge(pipeline: ShieldPipeline, call: Call, cost: int) -> Verdict | None:
-    """What refuses the charge; None if nothing does."""
-    verdict = pipeline.judge(Slot.BUDGET, describe(call), to_usd(cost))
-    return None if verdict is None or verdict.decision is Decision.DEGRADE else verdict
+def _judge_charge(pipeline: ShieldPipeline, call: Call, cost: int, tokens_in: int, tokens_out: int) -> Verdict | None:
+    """Return the verdict that refuses the charge; None if no hook does."""
+    verdict = pipeline.judge(Slot.BUDGET, describe(call, tokens_in, tokens_out), to_usd(cost))
+    if verdict is not None and verdict.decision is Decision.DEGRADE:
+        call.context._run.record_verdict(verdict, call.context._source, call.record)
+        return None
+    return verdict
 
 
 def _bill(call: Call, found: Usage | None, hinted_cost: int) -> tuple[int, int, int, bool]:
-    """What the call cost, from what it reported or returned, else its hint; and whether that is known."""
+    """Return the cost and tokens of the call, from its report or its value, else its hint; and whether it is known."""
     usage = call.usage or found
     record = call.record
     if usage is None:
@@ -169,7 +269,7 @@ def _watch_rate(call: Call, now_ns: int, cost: int, tokens: int) -> None:
 
 
 def _discard(call: Call, stop: Stop, denied: Verdict | None) -> None:
-    """The function returned too late, or its charge was refused: the caller gets the stop, not the value."""
+    """Stop a call whose function returned too late, or whose charge was refused: the value is discarded."""
     call.stop = stop
     call.decision = Decision.HALT if denied is None else denied.decision
     hook = "ExecutionContext" if denied is None else denied.hook
@@ -177,12 +277,12 @@ def _discard(call: Call, stop: Stop, denied: Verdict | None) -> None:
 
 
 def fail(call: Call, error: BaseException) -> None:
-    """The function raised: settle what that cost, and decide.
+    """Settle a call whose function raised, and decide whether it may be retried.
 
-    What is no Exception of the call's own is raised again.
+    An error that is neither an Exception nor a cancel of ours is raised again.
     """
     if type(error) is CancelledError and error.stop is call.token.stop:
-        # The cancel itself, and nothing around it. When a run is aborted, every call under way comes through here.
+        # The plain cancel, the fast path: when a run is aborted, every running call ends this way.
         _end_stopped(call, call.stop or error.stop, error, free=False)
         return
     stopped = next((one for one in _leaves(error) if isinstance(one, Halted | CancelledError)), None)
@@ -192,7 +292,7 @@ def fail(call: Call, error: BaseException) -> None:
     elif cut_off and _may_be_kept(error):
         _end_stopped(call, call.stop or stop_of(call.token), error, free=False)
     elif stopped is not None and _may_be_kept(error):
-        # Something below was cancelled by itself: a child, another run. That stops this call, and nothing else.
+        # Only something below was cancelled, a child or another run: it stops this call, and nothing else.
         _end_stopped(call, stopped.stop, error, free=False)
     elif isinstance(error, Exception):
         end_failed(call, error)
@@ -202,7 +302,7 @@ def fail(call: Call, error: BaseException) -> None:
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The error itself; or, of a group that a task group made, the errors inside."""
+    """Yield the error itself, or the errors inside an exception group."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _leaves(inner)
@@ -211,7 +311,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _may_be_kept(error: BaseException) -> bool:
-    """Whether `error` is nothing but faults and cancels of ours: what else it is, nobody but the caller may catch."""
+    """Whether `error` consists of Exceptions and cancels of ours alone; anything else has to reach the caller."""
     if isinstance(error, BaseExceptionGroup):
         kept = (Exception, CancelledError, asyncio.CancelledError)
         return all(isinstance(one, kept) for one in _leaves(error))
@@ -219,7 +319,7 @@ def _may_be_kept(error: BaseException) -> bool:
 
 
 def _end_stopped(call: Call, stop: Stop, error: BaseException, free: bool) -> None:
-    """The call ends as halted: something stopped it while it ran."""
+    """End a call that was stopped while it ran."""
     run = call.context._run
     call.decision, call.stop, call.error = Decision.HALT, stop, error
     ended = settle_and_end(call, "halt", _failure_bill(call, error), free, str(stop), error)
@@ -230,10 +330,10 @@ def _end_stopped(call: Call, stop: Stop, error: BaseException, free: bool) -> No
 
 
 def end_failed(call: Call, error: Exception, never_ran: bool = False) -> None:
-    """The call ends as failed: it may be tried again while the retry budget lasts."""
+    """End a failed call: it may be retried while the retry budget lasts."""
     run, record = call.context._run, call.record
     call.error = error
-    told = told_by(error)
+    message = error_text(error)
     drawn = error is call.failed_below
     if not drawn:
         with run.lock:
@@ -241,25 +341,30 @@ def end_failed(call: Call, error: Exception, never_ran: bool = False) -> None:
             if drawn:
                 count_retry(record)
     free = never_ran or is_free_failure(error)
-    settle_and_end(call, "fail", _failure_bill(call, error), free, told, error)
+    settle_and_end(call, "fail", _failure_bill(call, error), free, message, error)
     if run.breaker is not None:
         run.breaker.record_failure(call.permit)
     verdict = run.pipeline.judge(Slot.RETRY, describe(call), error) if run.pipeline and run.asks(Slot.RETRY) else None
+    if verdict is not None:
+        run.record_verdict(verdict, call.context._source, record)
+    provider_error = Stop(
+        StopReason.PROVIDER_ERROR,
+        f"{type(error).__name__}: {message}; the retry budget has nothing left for another attempt",
+    )
     if not drawn:
-        message = f"{type(error).__name__}: {told}; the retry budget has nothing left for another attempt"
-        call.decision, call.stop = Decision.HALT, Stop(StopReason.PROVIDER_ERROR, message)
-        run.record_stop(call.stop, Decision.HALT, call.context._source, record, "ExecutionContext")
+        call.decision, call.stop = Decision.HALT, provider_error
+        run.record_stop(provider_error, Decision.HALT, call.context._source, record, "ExecutionContext")
     elif verdict is not None and verdict.decision is not Decision.RETRY:
         call.decision = verdict.decision
         if verdict.decision is not Decision.DEGRADE:
             call.stop = Stop(verdict.stop_reason, verdict.reason)
-        run.record_verdict(verdict, call.context._source, record)
     else:
         call.decision = RETRY
+        run.last_failure = (provider_error, call.context._source, record)
 
 
-def told_by(error: BaseException) -> str:
-    """The error's own message, bounded, whatever its `__str__` does."""
+def error_text(error: BaseException) -> str:
+    """Return the error's message, truncated; safe even if its `__str__` raises."""
     try:
         return str(error)[:500]
     except Exception as failure:
@@ -267,57 +372,83 @@ def told_by(error: BaseException) -> str:
 
 
 def _failure_bill(call: Call, error: BaseException) -> tuple[int, int, int, bool] | None:
-    """What a call that did not succeed is known to have cost; None if nobody said, or a call below has paid for it."""
+    """Return the known cost of a call that did not succeed; None if unknown, or paid by a call below."""
     usage = call.usage
-    if usage is None and error is not call.failed_below and not _says_nothing(error):
+    if usage is None and error is not call.failed_below and not _has_no_bill(error):
         usage = usage_of_failure(error)
     return None if usage is None else _bill(call, usage, call._held_cost if call.hinted else 0)
 
 
-def _says_nothing(error: BaseException) -> bool:
-    """Whether it is a cancel as we make them: nobody has written a bill on it, or raised it from something else."""
+def _has_no_bill(error: BaseException) -> bool:
+    """Whether it is a plain cancel of ours, without a usage attribute or a cause."""
     return type(error) is CancelledError and error.__cause__ is None and vars(error).keys() == _FIELDS_OF_A_CANCEL
 
 
 def settle_and_end(
-    call: Call, status: Status, bill: tuple[int, int, int, bool] | None, free: bool, told: str, error: BaseException
+    call: Call, status: Status, bill: tuple[int, int, int, bool] | None, free: bool, message: str, error: BaseException
 ) -> bool:
-    """Settle at the bill, at nothing if it was free, else leave what it held unresolved; and write the end.
+    """Settle at the bill, or at nothing if the call was free, else leave the hold unresolved; and end the record.
 
-    False if the record had ended already.
+    Returns False if the record had already ended.
     """
     run, record = call.context._run, call.record
     cost, tokens_in, tokens_out, known = bill or (0, 0, 0, True)
     now_ns = run.now()
     with run.lock:
-        if bill is not None:
+        is_open = call._state in OPEN_HOLDS
+        if not is_open:
+            pass
+        elif bill is not None:
             accounts.settle(call, cost, tokens_in, tokens_out, False)
         elif free or run.settings.unknown_bill == "release" or call._held_cost == call._held_tokens == 0:
             accounts.release(call)
         elif call.state == "held":
-            accounts.leave_unresolved(call)
+            _leave_unresolved(run, call, message if status == "halt" else _error_line(error, message), now_ns)
+        if run.queues or run.first_call is call:
+            _let_others_go(call, now_ns)
         unknown = not known or (bill is None and not free and call.is_unpriced and error is not call.failed_below)
         if unknown is not call.unknown:
             _note_unknown(call, unknown)
         failed = type(error).__name__
-        ended = run.graph.end(record, now_ns, status, cost, tokens_in or None, tokens_out or None, told, failed)
+        ended = run.graph.end(record, now_ns, status, cost, tokens_in or None, tokens_out or None, message, failed)
+        if ended and call.stream is not None and (status == "halt" or isinstance(error, StepTimeout)):
+            run.keep_incomplete(record, call.stream())
         if not ended and cost:
             run.graph.settle_late(record, now_ns, cost, tokens_in, tokens_out)
         record.owner = None
-    if call.above is not None:
-        call.above.failed_below = error
+    if call.unknown and record.model is not None:
+        _report_unpriced(call)
+    if call.parent_call is not None:
+        call.parent_call.failed_below = error
     if bill is not None and run.shared is not None:
         if record.kind == "system":
-            holding.note_charge(run.shared, record, cost, tokens_in, tokens_out)
-        elif not ended:
-            holding.note_late_bill(run.shared, call, cost, tokens_in, tokens_out)
+            note_charge(run.shared, record, cost, tokens_in, tokens_out)
+        elif not ended and is_open:
+            note_late_bill(run.shared, call, cost, tokens_in, tokens_out)
     return ended
 
 
-def _note_unknown(call: Call, unknown: bool) -> None:
-    """Nobody can tell what the call costs; or, of one that was abandoned, somebody can after all.
+def _report_unpriced(call: Call) -> None:
+    """Report a call of unknown cost under a money limit, if the reason is that its model has no price."""
+    run = call.context._run
+    if run.shared is not None or accounts.has_cost_limit(call.context._account):
+        run.record_unpriced(call.context._source, call.record)
 
-    To be written down before its end is; the caller holds the lock.
+
+def _error_line(error: BaseException, message: str) -> str:
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _leave_unresolved(run: Run, call: Call, reason: str, now_ns: int) -> None:
+    """Leave the hold of a call whose bill is unknown, until it is resolved. The caller holds the lock."""
+    accounts.leave_unresolved(call)
+    run.keep_bill(call, call.record, reason, now_ns)
+
+
+def _note_unknown(call: Call, unknown: bool) -> None:
+    """Mark the cost of the call as unknown; or, for an abandoned call, as known after all.
+
+    Call it before the record ends, with the lock held.
     """
     run = call.context._run
     run.unknown_costs += 1 if unknown else -1
@@ -325,27 +456,32 @@ def _note_unknown(call: Call, unknown: bool) -> None:
     if unknown and call.record.end_seq == OPEN:
         mark_cost_unknown(call.record)
     if run.shared is not None:
-        holding.note_unknown(run.shared, call)
+        note_unknown(run.shared, call)
 
 
 def leave_running(run: Run, record: CallRecord, now_ns: int, why: str) -> None:
-    """End the record of a call whose function still runs; what it holds stays taken as unresolved. Under the lock."""
-    call = record.owner
-    held = call if isinstance(call, Call) and call.state == "held" else None
+    """End the record of a call whose function still runs, and leave its hold unresolved. The caller holds the lock."""
+    call = record.owner if isinstance(record.owner, Call) else None
+    if call is not None and call.waiter is not None:
+        waiting.give_up(call, now_ns, Stop(StopReason.ABORTED, why))
+    held = call if call is not None and call.state == "held" else None
     if held is not None and held.is_unpriced:
         _note_unknown(held, True)
     run.graph.end(record, now_ns, "halt", stop_reason=why, abandoned=True)
+    if call is not None and call.stream is not None:
+        run.keep_incomplete(record, call.stream())
     if held is not None:
-        accounts.leave_unresolved(held)
+        _leave_unresolved(run, held, why, now_ns)
+        if run.queues or run.first_call is held:
+            _let_others_go(held, now_ns)
         if run.shared is not None:
-            holding.note_end(run.shared, held)
+            note_end(run.shared, held)
 
 
 def abandon(call: Call, stop: Stop) -> bool:
-    """Let the caller go while the function still runs; False if the call has ended already.
+    """Release the caller while the function still runs; return False if the call has already ended.
 
-    What it holds stays taken as unresolved until the function is done and its bill is known. What it has begun itself
-    is abandoned with it.
+    The hold stays unresolved until the function is done and its bill known. Calls that it started are abandoned too.
     """
     run, record = call.context._run, call.record
     call.decision, call.stop = Decision.HALT, stop
@@ -357,7 +493,7 @@ def abandon(call: Call, stop: Stop) -> bool:
         for one in below:
             leave_running(run, one, now_ns, str(stop))
     if run.shared is not None:
-        run.shared.catch_up_soon()
+        run.shared.flush_soon()
     if run.breaker is not None:
         for one in below:
             if isinstance(left := one.owner, Call):

@@ -1,11 +1,11 @@
-"""Threads for work that somebody may have to walk away from.
+"""Threads for work that its caller may have to abandon.
 
-A sync function cannot be interrupted; it can only be left behind. So where a caller must get free in time (a
-deadline, a cancel), the function runs on a worker and the caller waits for whichever comes first. A worker that was
-left behind finishes its job on its own, hands the late result to `on_late`, and is then used again.
+A sync function cannot be interrupted; it can only be abandoned. So if a caller may have to be released early (a
+deadline, a cancel), the function runs on a worker and the caller waits for whichever comes first. An abandoned worker
+finishes its job, passes the late result to `on_late`, and is then reused.
 
-Workers are daemon threads: a function that never returns does not keep the interpreter alive. They are made when none
-is idle, so nested calls can never wait for each other, and they end after a while without work.
+Workers are daemon threads: a function that never returns does not keep the interpreter alive. One is created when none
+is idle, so nested calls can never wait for each other, and it ends after a while without work.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _numbers = itertools.count(1)
 
 
 def others_alive() -> bool:
-    """Whether the program has threads beside this one and the workers: one of them may want to stop what we run."""
+    """Whether the program has threads besides this one and the workers: one of them may stop what runs in this one."""
     return _thread._count() > len(_idle) + len(_busy)
 
 
 def busy_workers() -> int:
-    """How many workers are running something now, abandoned work included."""
+    """Return the number of busy workers, including those with abandoned work."""
     return len(_busy)
 
 
@@ -57,7 +57,7 @@ class Job:
         self._wake.acquire()
 
     def run(self) -> None:
-        """The worker's side."""
+        """Run the function, on the worker."""
         try:
             self.value = self.context.run(self.fn)
         except BaseException as error:
@@ -68,7 +68,7 @@ class Job:
             self.on_late(self.value, self.error)
 
     def wait(self, seconds: float | None) -> bool:
-        """The caller's side: True if the function has finished, False if it was abandoned."""
+        """Wait, in the caller's thread; return True if the function has finished, False if it was abandoned."""
         ends = None if seconds is None else time.monotonic() + seconds
         # In slices: a signal that another thread received is handled by the main thread between two waits.
         while not self._wake.acquire(
@@ -79,13 +79,13 @@ class Job:
         return not self.leave()
 
     def leave(self) -> bool:
-        """Walk away: True if the function has not finished, and its result goes to `on_late`."""
+        """Abandon the job; return True if the function has not finished, so that its result goes to `on_late`."""
         self.abandoned = self.abandoned or self._claim.acquire(blocking=False)
         return self.abandoned
 
     def wake(self) -> None:
-        """Make the caller look up; may be called by anybody, any number of times."""
-        # Releasing an unlocked lock is an error that says the caller is awake already.
+        """Wake the caller; may be called from any thread, any number of times."""
+        # Releasing an unlocked lock raises: the caller is already awake.
         with contextlib.suppress(RuntimeError):
             self._wake.release()
 
@@ -101,7 +101,7 @@ class LoopJob(Job):
         self._done = self._loop.create_future()
 
     async def result(self) -> Any:
-        """Start it, wait for it; its value, or raise what it raised."""
+        """Start the job, wait for it, and return its value or raise its error."""
         start(self)
         await self._done
         if self.error is not None:
@@ -109,7 +109,7 @@ class LoopJob(Job):
         return self.value
 
     def wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
             self._loop.call_soon_threadsafe(self._finish)
 
     def _finish(self) -> None:
@@ -148,14 +148,14 @@ class _Worker:
                     _idle.remove(self)
                     return
                 except ValueError:
-                    # Somebody has just taken this worker from the list: the job is on its way.
+                    # Another thread has just taken this worker from the list: its job is about to arrive.
                     self._given.acquire()
             job, self._job = self._job, None
             assert job is not None
             try:
                 job.run()
             finally:
-                # If `on_late` raised, this thread ends and says so; it is not busy any more.
+                # If `on_late` raised, this thread ends with a traceback, and is not busy any more.
                 del job
                 _busy.discard(self)
             _idle.append(self)

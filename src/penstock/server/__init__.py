@@ -1,11 +1,13 @@
 """Penstock over HTTP: graphs, runs, approvals and chats as REST and resumable streams.
 
-app       what is served, composed in one place     settings   what an operator decides
-auth      who may do what, as one table             guards/    what every request passes before a route sees it
-sse       a run's events as a stream                errors     every failure as a status and a code
-routes/   one file per thing                        serve      the process: listen, drain, park
+serve     the process: listen, drain, park          settings   the operator's settings
+app       composition of the ASGI app               auth       users, tokens and the access table
+guards    middleware that runs before the routes    bodies     the guard that receives and checks bodies
+routes/   REST, one file per resource               openai/    the /v1 routes
+mcp/      graphs as tools                           sse        streaming responses, a run's events as a stream
+errors    every failure as a status and a code      examples/  a model without a key, graphs to start with
 
-Names are loaded when they are used, so that settings can be read without FastAPI.
+Names are imported on first use, so that settings can be read without FastAPI.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The server, composed: guards around routes around a host, a chat service and their stores.
+"""Composition of the server: guards around routes around a host, a chat service and their stores.
 
-Nothing here decides anything; it says what stands where.
+This module only wires parts together; it makes no decisions of its own.
 """
 
 from __future__ import annotations
@@ -17,24 +17,21 @@ from starlette.routing import Route
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
+from penstock.server.bodies import BodyGuard
 from penstock.server.errors import on_error
-from penstock.server.guards.bodies import BodyGuard
-from penstock.server.guards.crowd import CrowdGuard
-from penstock.server.guards.envelope import Envelope
-from penstock.server.guards.gate import Gate
-from penstock.server.guards.origin import OriginGuard
+from penstock.server.graph_check import GraphChecker
+from penstock.server.guards import AuthGuard, ConcurrencyGuard, OriginGuard, RequestContextGuard
 from penstock.server.mcp import create_mcp
 from penstock.server.metrics import Metrics
 from penstock.server.openai.router import create_openai_router
 from penstock.server.openapi import DescribedApp
-from penstock.server.parts import Parts
 from penstock.server.readiness import Readiness
 from penstock.server.routes import approvals, graphs, meta, runs
 from penstock.server.routes import chats as conversations
-from penstock.server.runnable import Runnable
 from penstock.server.schemas import ErrorShown
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import Streams
+from penstock.server.state import ServerState
 
 if TYPE_CHECKING:
     from penstock.chat.service import ChatService
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
 
 TITLE = "Penstock"
 DESCRIPTION = "An agent-graph runtime whose limits hold."
-ERROR = {"model": ErrorShown, "description": "What went wrong"}
+ERROR = {"model": ErrorShown, "description": "An error: a code, a message and, if known, the path of the bad value"}
 
 
 def create_app(
@@ -54,12 +51,12 @@ def create_app(
     *,
     clock: Clock = SYSTEM_CLOCK,
 ) -> FastAPI:
-    """The whole server as one ASGI app; the host is its caller's to start and to close."""
+    """Build the whole server as one ASGI app; the caller starts and closes the host."""
     settings = settings or ServerSettings()
     metrics = Metrics()
-    graphs_to_run = Runnable(host.executors, host.services)
+    checker = GraphChecker(host.executors, host.services)
     streams, readiness = Streams(settings, metrics), Readiness(stores, settings.ready_timeout_s, clock)
-    parts = Parts(host, chats, stores, graphs_to_run, settings, metrics, streams, readiness, clock)
+    state = ServerState(host, chats, stores, checker, settings, metrics, streams, readiness, clock)
     app = DescribedApp(
         title=TITLE,
         description=DESCRIPTION,
@@ -70,35 +67,35 @@ def create_app(
         responses={"4XX": ERROR, "5XX": ERROR},
         exception_handlers=dict.fromkeys((PenstockError, RequestValidationError, HTTPException), on_error),
         middleware=[
-            Middleware(Envelope, metrics=metrics, clock=clock),
-            Middleware(CrowdGuard, settings=settings),
+            Middleware(RequestContextGuard, metrics=metrics, clock=clock),
+            Middleware(ConcurrencyGuard, settings=settings),
             Middleware(OriginGuard, settings=settings),
-            Middleware(Gate, settings=settings, clock=clock),
+            Middleware(AuthGuard, settings=settings, clock=clock),
             Middleware(BodyGuard, settings=settings),
         ],
         lifespan=_lifespan,
     )
     app.needs_tokens = bool(settings.tokens)
-    app.state.parts = parts
+    app.state.server = state
     for routes in (meta, graphs, runs, approvals, conversations):
         app.include_router(routes.router)
-    app.include_router(create_openai_router(host, chats, stores, graphs_to_run, streams=parts.streams))
-    mcp = create_mcp(host, chats, stores, graphs_to_run, settings=settings, streams=parts.streams)
+    app.include_router(create_openai_router(host, chats, stores, checker, streams=state.streams))
+    mcp = create_mcp(host, chats, stores, checker, settings=settings, streams=state.streams)
     app.router.routes.append(Route("/mcp", mcp, include_in_schema=False))
-    app.state.living = (mcp,)  # what is entered when the server begins, and left when it ends
+    app.state.contexts = (mcp,)  # context managers entered at startup and exited at shutdown
     return app
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     async with AsyncExitStack() as stack:
-        for part in app.state.living:
-            await stack.enter_async_context(part)
+        for context in app.state.contexts:
+            await stack.enter_async_context(context)
         yield
-        parts_of(app).streams.close()
+        state_of(app).streams.close()
 
 
-def parts_of(app: FastAPI) -> Parts:
-    """What an app was composed of."""
-    parts: Parts = app.state.parts
-    return parts
+def state_of(app: FastAPI) -> ServerState:
+    """Return the parts an app was composed of."""
+    state: ServerState = app.state.server
+    return state

@@ -1,7 +1,7 @@
-"""Who asks, and what they may do: users, their tokens, and one table of every route.
+"""Authentication and authorization: users, their tokens, and one access table of every route.
 
-What is not in the table does not exist: the gate answers before any route is looked for, so a route that somebody
-forgot to declare cannot be reached. Nothing here knows HTTP beyond paths and methods, or where things are kept.
+A route missing from the table cannot be reached: the auth guard checks the table before routing, so an undeclared
+route is never run. This module knows paths and methods, but nothing else of HTTP and nothing of storage.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Literal, get_args
 
-from penstock.errors import PenstockError
+from penstock.errors import InvalidValue, PenstockError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Role = Literal["viewer", "user", "admin"]
 Access = Literal["open", "viewer", "user", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
-"""From the least to the most: a viewer reads what is theirs, a user also writes it, an admin does everything."""
+"""In ascending order: a viewer reads their own things, a user also writes them, an admin may do everything."""
 
 MIN_SECRET = 16
 MAX_SECRET = 512
@@ -30,7 +30,7 @@ MAX_TOKENS = 10_000
 NAMES_SHOWN = 20
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 SECRET = re.compile(r"[!-~]+")
-"""What a header can carry: printable ASCII, no spaces."""
+"""Characters that a header can carry: printable ASCII, no spaces."""
 UNTIL = "until="
 DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?P<zone>Z|[+-][0-9]{2}:[0-9]{2})?")
@@ -41,97 +41,106 @@ _NANOS_PER_S = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Somebody who was let in."""
+    """An authenticated user."""
 
     name: str
     role: Role
 
     def may(self, access: Access) -> bool:
-        """Whether the role is enough."""
+        """Whether the role is sufficient for `access`."""
         return access == "open" or ROLES.index(self.role) >= ROLES.index(access)
 
     @property
     def is_admin(self) -> bool:
-        """Whether they may see and change what is others'."""
+        """Whether the user may see and change the things of other users."""
         return self.role == "admin"
+
+    def may_see(self, owner: str) -> bool:
+        """Whether the user may see the things of that owner."""
+        return self.is_admin or owner == self.name
+
+    def check_new_id(self, field: str, id: str | None) -> None:
+        """Raise InvalidValue for an id with another user's prefix: users cannot take or cancel each other's ids."""
+        if id is not None and ":" in id and not id.startswith(f"{self.name}:") and not self.is_admin:
+            raise InvalidValue(field, id, f"an id without a colon, or one that begins with your own name: {self.name}:")
 
 
 LOCAL = User("local", "admin")
-"""Everybody, where there are no tokens; such a server listens on loopback alone."""
+"""The user of every request when no tokens are configured; such a server listens on loopback only."""
 
 
 class TokensInvalid(PenstockError):
-    """A line of a token file cannot be used; says which, and never what stands there."""
+    """A line of the tokens is invalid; the error names the line and never contains its text."""
 
     def __init__(self, line: int, expected: str) -> None:
         self.line = line
         self.expected = expected
         shape = "name:role:secret, or name:role:secret until=2026-12-31"
-        super().__init__(f"line {line} of the tokens: {expected}; a token is written {shape}")
+        super().__init__(f"line {line} of the tokens: {expected}; write a token as {shape}")
 
 
 class TokensMissing(PenstockError):
-    """Tokens were named, and there are none: whoever names them wants them asked for."""
+    """A source of tokens is configured and contains none; the operator expects authentication."""
 
     def __init__(self, *named: str) -> None:
         self.named = named
         where = " and ".join(named)
-        instead = "leave it out to let in everybody on this machine, as an admin"
-        super().__init__(f"there is no token in {where}: write name:role:secret, one a line, or {instead}")
+        instead = "remove it to give every client on this machine access as an admin"
+        super().__init__(f"there is no token in {where}: add lines of name:role:secret, or {instead}")
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A user, and the SHA-256 of the secret that proves it; the secret itself is not kept."""
+    """A user and the SHA-256 of their secret; the secret itself is not kept."""
 
     user: User
     digest: bytes
     until_ns: int | None = None
-    """The last moment at which it is good, in nanoseconds since 1970; None if it always is."""
+    """Last moment at which the token is valid, in nanoseconds since 1970; None if it does not expire."""
 
     @classmethod
     def of(cls, name: str, role: Role, secret: str, until: str | None = None) -> Token:
-        """The token of a user with that secret, good until then."""
+        """Create the token of a user with that secret, valid until `until`; raises TokensInvalid."""
         return _token(1, name, role, secret, None if until is None else _until_ns(1, until))
 
     def has_expired(self, now_ns: int) -> bool:
-        """Whether it was good once, and is not any more."""
+        """Whether the token is no longer valid at `now_ns`."""
         return self.until_ns is not None and now_ns > self.until_ns
 
     def __repr__(self) -> str:
-        until = "" if self.until_ns is None else f", until {written(self.until_ns)}"
+        until = "" if self.until_ns is None else f", until {format_time(self.until_ns)}"
         return f"<Token of {self.user.name}, {self.user.role}{until}>"
 
 
 def parse_tokens(lines: Iterable[str]) -> tuple[Token, ...]:
-    """The tokens in lines of `name:role:secret` and, behind a space, maybe `until=` and a day or a moment.
+    """Parse lines of `name:role:secret`, optionally followed by a space and `until=` with a day or a moment.
 
-    Empty lines and those that begin with # say nothing.
+    Empty lines and lines that begin with # are skipped. Raises TokensInvalid for the first invalid line.
     """
     tokens: dict[bytes, Token] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue
-        token = _parsed(number, text)
+        token = _parse_line(number, text)
         if len(tokens) == MAX_TOKENS:
-            raise TokensInvalid(number, f"there may be {MAX_TOKENS}")
+            raise TokensInvalid(number, f"at most {MAX_TOKENS} tokens are allowed")
         if token.digest in tokens:
-            raise TokensInvalid(number, "its secret is that of another token; every token has one of its own")
+            raise TokensInvalid(number, "another token has the same secret; each needs its own")
         tokens[token.digest] = token
     return tuple(tokens.values())
 
 
-def _parsed(number: int, text: str) -> Token:
+def _parse_line(number: int, text: str) -> Token:
     name, _, rest = text.partition(":")
     role, _, rest = rest.partition(":")
     secret, _, words = rest.partition(" ")
-    # What stands behind the secret is never shown: it may be the rest of a secret that has spaces.
+    # Text after the secret is never shown: it may be the rest of a secret that contains spaces.
     untils = [word.removeprefix(UNTIL) for word in words.split() if word.startswith(UNTIL)]
     if len(untils) < len(words.split()):
-        raise TokensInvalid(number, f"behind the secret, which has no spaces, there may be {UNTIL} and nothing else")
+        raise TokensInvalid(number, f"only {UNTIL} may follow the secret, which has no spaces")
     if len(untils) > 1:
-        raise TokensInvalid(number, f"it says {UNTIL} more than once, and may say it once")
+        raise TokensInvalid(number, f"{UNTIL} is there more than once")
     return _token(number, name, role, secret, _until_ns(number, untils[0]) if untils else None)
 
 
@@ -142,45 +151,45 @@ def _token(number: int, name: str, role: str, secret: str, until_ns: int | None)
         raise TokensInvalid(number, f"the role must be one of {', '.join(ROLES)}")
     if not MIN_SECRET <= len(secret) <= MAX_SECRET or not SECRET.fullmatch(secret):
         raise TokensInvalid(number, f"the secret must be {MIN_SECRET} to {MAX_SECRET} printable characters, no spaces")
-    if secret.startswith(UNTIL):  # a line whose secret was forgotten: a day is no secret
-        raise TokensInvalid(number, f"the secret must stand before {UNTIL}, and not begin with it")
+    if secret.startswith(UNTIL):  # the secret is missing from the line: a date is not a secret
+        raise TokensInvalid(number, f"the secret is missing before {UNTIL}, or begins with it")
     return Token(User(name, role), _digest(secret.encode()), until_ns)
 
 
 def _until_ns(number: int, text: str) -> int:
-    """The last nanosecond of a day, or the moment itself."""
+    """Parse `until`: the last nanosecond of a day, or the moment itself."""
     moment = MOMENT.fullmatch(text)
     if moment is None and not DAY.fullmatch(text):
-        expected = "a day such as 2026-12-31, which is good to its end in UTC, or a moment such as 2026-12-31T18:00:00Z"
-        raise TokensInvalid(number, f"{UNTIL} must have {expected}")
+        expected = "a day such as 2026-12-31, valid to its end in UTC, or a time such as 2026-12-31T18:00:00Z"
+        raise TokensInvalid(number, f"{UNTIL} must be {expected}")
     if moment is not None and moment["zone"] is None:
-        raise TokensInvalid(number, f"{UNTIL} must say the zone of a time: Z behind it for UTC, or such as +02:00")
+        raise TokensInvalid(number, f"{UNTIL} needs the time zone of a time: Z for UTC, or an offset such as +02:00")
     try:
         if moment is not None:
             return _ns(datetime.fromisoformat(text).astimezone(UTC))
         return _ns(datetime.combine(date.fromisoformat(text), time(23, 59, 59), UTC)) + _NANOS_PER_S - 1
     except (ValueError, OverflowError):
-        raise TokensInvalid(number, f"{UNTIL} must have a day and a time that exist, in the years 1 to 9999") from None
+        raise TokensInvalid(number, f"{UNTIL} must be a date and time that exist, in the years 1 to 9999") from None
 
 
 def _ns(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(seconds=1) * _NANOS_PER_S
 
 
-def written(until_ns: int) -> str:
-    """A token's last moment as people read it, to the second and in UTC."""
+def format_time(until_ns: int) -> str:
+    """Format a token's last moment for people, to the second and in UTC."""
     return (_EPOCH + timedelta(seconds=until_ns // _NANOS_PER_S)).isoformat().replace("+00:00", "Z")
 
 
 def names_of(tokens: Iterable[Token]) -> str:
-    """Whose tokens they are, each named once; of many, the first."""
+    """List the owners of the tokens, each once; after NAMES_SHOWN names, only the number of the others."""
     names = list(dict.fromkeys(token.user.name for token in tokens))
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(names[:NAMES_SHOWN]) + more
 
 
 def spenders(tokens: Iterable[Token], now_ns: int) -> set[str]:
-    """Who may start runs now, and so spend money, by name."""
+    """Return the names of users who may start runs now, and so spend money."""
     return {token.user.name for token in tokens if token.user.may("user") and not token.has_expired(now_ns)}
 
 
@@ -189,13 +198,13 @@ def _digest(secret: bytes) -> bytes:
 
 
 def secret_in(authorization: bytes) -> bytes | None:
-    """What an Authorization header presents; None if it is nothing, or for another scheme."""
+    """Return the secret of an Authorization header; None if it is empty or of another scheme than Bearer."""
     scheme, _, secret = authorization.partition(b" ")
     return secret.strip() or None if scheme.lower() == b"bearer" else None
 
 
 def token_of(tokens: Iterable[Token], secret: bytes) -> Token | None:
-    """The token of that secret, be it good or over; every one is compared, so the time says not which."""
+    """Find the token of that secret, expired or not; compares all tokens, so that timing does not reveal which."""
     presented = _digest(secret)
     found: Token | None = None
     for token in tokens:
@@ -205,7 +214,7 @@ def token_of(tokens: Iterable[Token], secret: bytes) -> Token | None:
 
 
 def current_user(request: Request) -> User:
-    """Who asks; the gate has let them in."""
+    """Return the user of the request, as set by the auth guard."""
     user: User = request.state.user
     return user
 
@@ -232,6 +241,9 @@ ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/api/runs/{run_id}/cancel": WRITE,
     "/api/runs/{run_id}/resume": WRITE,
     "/api/runs/{run_id}/grant": WRITE,
+    "/api/runs/{run_id}/bills": READ,
+    "/api/runs/{run_id}/bills/resolve": WRITE,
+    "/api/runs/{run_id}/bills/release": WRITE,
     "/api/runs/{run_id}/fork": WRITE,
     "/api/runs/{run_id}/replay": WRITE,
     "/api/approvals": READ,
@@ -257,18 +269,18 @@ ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/v1/responses/{response_id}/cancel": WRITE,
     "/mcp": {"GET": "user", "POST": "user", "DELETE": "user"},
 }
-"""Every route there is, and the least role that may use it; whose things they may touch, the routes look at."""
+"""Every route and the lowest role that may use it; the routes themselves check ownership."""
 
 
 class Rules:
-    """Finds the rule for a path; one way or none, and the most literal first."""
+    """Finds the access rule of a path: literal paths before templates, at most one match."""
 
     def __init__(self, access: Mapping[str, Mapping[str, Access]] = ACCESS) -> None:
         self._literal = {path: methods for path, methods in access.items() if "{" not in path}
         self._patterns = [(_pattern(path), path, methods) for path, methods in access.items() if "{" in path]
 
     def find(self, path: str) -> tuple[str, Mapping[str, Access]] | None:
-        """The route's template and what each of its methods asks for; None if there is no such route."""
+        """Return the route's template and the access each method requires; None if there is no such route."""
         if path in self._literal:
             return path, self._literal[path]
         for pattern, template, methods in self._patterns:
@@ -278,7 +290,7 @@ class Rules:
 
 
 def reserved(template: str, access: Mapping[str, Mapping[str, Access]] = ACCESS) -> frozenset[str]:
-    """What nothing may be called whose id ends a path of that template: such a path is another route's."""
+    """Return the ids that cannot be used at the end of `template`, because such a path is another route's."""
     pattern = _pattern(template)
     return frozenset(path.rpartition("/")[2] for path in access if "{" not in path and pattern.fullmatch(path))
 

@@ -1,13 +1,14 @@
 """Every failure as a status, a code and a sentence.
 
-One table says which error of ours is which status. What is not in it is a fault of the server: the answer then says
-nothing but that, and the log says where. Under /v1 the same facts stand in the shape that OpenAI's clients read.
+One table maps Penstock's errors to statuses. Any other error is a fault of the server: the response says only that, and
+the log says where it was raised. Under /v1 the same facts are returned in the shape that OpenAI's clients read.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
@@ -15,17 +16,18 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from penstock.chat.conversation import ConversationInvalid
-from penstock.chat.limits import AttachmentUnknown, ChatUnknown, MessageUnknown
+from penstock.chat.limits import AttachmentNotFound, ChatNotFound, MessageNotFound
 from penstock.errors import Halted, InvalidValue, PenstockError, RunEnded
 from penstock.hosting.admission import Overloaded
-from penstock.hosting.control import UnknownApproval, UnknownRun
-from penstock.hosting.host import GraphArchived, UnknownGraph
+from penstock.hosting.control import ApprovalNotFound, RunNotFound
+from penstock.hosting.host import GraphArchived, GraphNotFound
 from penstock.hosting.ports import Conflict, Fenced
 from penstock.ids import AN_ID, ID
 from penstock.kernel.graph import GraphInvalid, Problem
-from penstock.server import outages
+from penstock.server import unavailable
 from penstock.tracing.redaction import redact
 
 RETRY_AFTER_S = 2
@@ -33,14 +35,14 @@ MAX_DETAILS = 50
 MAX_MESSAGE = 1_000
 
 STATUS: Mapping[type[Exception], tuple[int, str]] = {
-    **{kind: (503, code) for kind, code in outages.CODES.items()},
+    **{kind: (503, code) for kind, code in unavailable.CODES.items()},
     Overloaded: (429, "overloaded"),
-    UnknownGraph: (404, "not_found"),
-    UnknownRun: (404, "not_found"),
-    UnknownApproval: (404, "not_found"),
-    ChatUnknown: (404, "not_found"),
-    MessageUnknown: (404, "not_found"),
-    AttachmentUnknown: (404, "not_found"),
+    GraphNotFound: (404, "not_found"),
+    RunNotFound: (404, "not_found"),
+    ApprovalNotFound: (404, "not_found"),
+    ChatNotFound: (404, "not_found"),
+    MessageNotFound: (404, "not_found"),
+    AttachmentNotFound: (404, "not_found"),
     GraphArchived: (409, "conflict"),
     Fenced: (409, "conflict"),
     Conflict: (409, "conflict"),
@@ -50,7 +52,7 @@ STATUS: Mapping[type[Exception], tuple[int, str]] = {
     ConversationInvalid: (422, "conversation_invalid"),
     InvalidValue: (422, "invalid_value"),
 }
-"""What each error of ours is over HTTP; the nearest class counts."""
+"""HTTP status and code of each Penstock error; the nearest class in the MRO applies."""
 
 CODES: Mapping[int, str] = {
     400: "bad_request",
@@ -72,7 +74,7 @@ OPENAI_TYPES: Mapping[int, str] = {401: "authentication_error", 403: "permission
 
 
 class ApiError(PenstockError):
-    """An answer that is no success: its status, a code for programs, a sentence for people, and where in the body."""
+    """An error response: its status, a code for programs, a sentence for people, and the path of the bad value."""
 
     def __init__(
         self,
@@ -96,12 +98,12 @@ class ApiError(PenstockError):
 
 
 def not_found(what: str) -> ApiError:
-    """Nothing of that id, or nothing of theirs: both look the same."""
+    """Create the 404 for a missing thing, and for another user's thing: both look the same."""
     return ApiError(404, f"there is no such {what}")
 
 
 def api_error(error: BaseException) -> ApiError:
-    """What `error` is over HTTP."""
+    """Convert `error` to its HTTP error; 500 for an unexpected one."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
@@ -111,15 +113,18 @@ def api_error(error: BaseException) -> ApiError:
     for kind in type(error).__mro__:
         if kind in STATUS:
             return _known(error, *STATUS[kind])
-    return ApiError(500, "the server failed to answer; its log says where, under this request's id", code="internal")
+    return ApiError(
+        500, "the server failed to answer this request; its log has the location, under the request id", code="internal"
+    )
 
 
 def _known(error: BaseException, status: int, code: str) -> ApiError:
     problems = list(getattr(error, "problems", ()))
+    advice = f" (PUT /api/graphs/{error.graph_id} restores it)" if isinstance(error, GraphArchived) else ""
     wait = getattr(error, "retry_after_s", None)
     return ApiError(
         status,
-        told(error),
+        public_text(error) + advice,
         code=code,
         path=getattr(error, "field", None) or (problems[0].path if problems else None),
         details=list(problem_details(problems)),
@@ -127,29 +132,29 @@ def _known(error: BaseException, status: int, code: str) -> ApiError:
     )
 
 
-def told(error: BaseException) -> str:
-    """The error's own sentence, short, without what looks like a secret or says where a database is."""
-    if (code := outages.note(error)) is not None:
-        return outages.WORDS[code]
+def public_text(error: BaseException) -> str:
+    """Return the error's message, truncated, without apparent secrets or the location of a database."""
+    if (code := unavailable.log_outage(error)) is not None:
+        return unavailable.MESSAGES[code]
     text = str(redact(str(error)[: MAX_MESSAGE * 2]))
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}…"
 
 
 def problem_details(problems: Sequence[Problem]) -> Iterator[dict[str, str]]:
-    """What is wrong with a document, place by place."""
+    """Yield the problems of a document as JSON, at most MAX_DETAILS."""
     for problem in problems[:MAX_DETAILS]:
         yield {"code": problem.code, "path": problem.path, "message": problem.detail}
 
 
 def _invalid_request(error: RequestValidationError) -> ApiError:
-    # Only where and why, never what was sent: that may be anything, a secret among it.
-    found = [{"path": _place(one["loc"]), "message": _why(one)} for one in error.errors()[:MAX_DETAILS]]
-    first = found[0] if found else {"path": "$", "message": "it cannot be read"}
+    # Report only the place and the reason, never the value: it may be a secret.
+    found = [{"path": _place(item["loc"]), "message": _why(item)} for item in error.errors()[:MAX_DETAILS]]
+    first = found[0] if found else {"path": "$", "message": "cannot be read"}
     return ApiError(422, f"{first['path']}: {first['message']}", path=first["path"], details=found)
 
 
 def _why(problem: Mapping[str, Any]) -> str:
-    """What is wrong, in words; a pattern says nothing to people."""
+    """Return the reason in words; the regular expression of an id is replaced by a description."""
     pattern = (problem.get("ctx") or {}).get("pattern")
     return f"must be an id: {AN_ID}" if pattern == f"^{ID.pattern}$" else str(problem["msg"])
 
@@ -164,11 +169,11 @@ def _of_starlette(error: HTTPException) -> ApiError:
     return ApiError(error.status_code, str(error.detail), headers=error.headers)
 
 
-def answer(error: ApiError, path: str) -> JSONResponse:
-    """The error as a response, in the shape that callers of `path` read."""
+def error_response(error: ApiError, path: str) -> JSONResponse:
+    """Return the error as a response, in the shape that clients of `path` expect."""
     if not path.startswith("/v1/"):
         return JSONResponse({"error": _shape(error)}, error.status, error.headers)
-    status = 400 if error.status == 422 else error.status  # all that OpenAI's clients take for a fault of the request
+    status = 400 if error.status == 422 else error.status  # OpenAI's clients treat only 400 as an invalid request
     return JSONResponse({"error": _openai_shape(error)}, status, error.headers)
 
 
@@ -187,23 +192,35 @@ def _openai_shape(error: ApiError) -> dict[str, Any]:
 
 
 def param_of(error: ApiError) -> str | None:
-    """The field of the request that an error is about, as OpenAI's clients read it; None for the whole body."""
+    """Return the request field an error is about, in the notation of OpenAI's clients; None for the whole body."""
     path = (error.path or "").removeprefix("$").removeprefix(".")
     return path.replace("[", ".").replace("]", "") or None
 
 
+async def send_error(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Respond with the error, outside of any route."""
+    await error_response(error, scope["path"])(scope, receive, send)
+
+
+def fault_location(error: BaseException) -> str:
+    """Return the type and location of an error, without its message: files and lines."""
+    frames = traceback.extract_tb(error.__traceback__)[-6:]
+    places = " < ".join(f"{frame.filename.rsplit('/', 2)[-1]}:{frame.lineno}" for frame in reversed(frames))
+    return f"{type(error).__name__} at {places}"
+
+
 async def on_error(request: Request, error: Exception) -> JSONResponse:
-    """The handler of every error of ours that a route raises; one that nobody knows goes on, to be logged and told."""
-    said = api_error(error)
-    if said.status == 500:
+    """Answer an error that a route raised; an unexpected one is raised again, to be logged and answered with 500."""
+    known = api_error(error)
+    if known.status == 500:
         raise error
     if isinstance(error, InvalidValue | GraphInvalid | ConversationInvalid):
-        said.path = _place_in(request, error)
-    return answer(said, request.url.path)
+        known.path = _place_in(request, error)
+    return error_response(known, request.url.path)
 
 
 def _place_in(request: Request, error: InvalidValue | GraphInvalid | ConversationInvalid) -> str | None:
-    """Where the request said what an error of ours is about, which knows its own names alone; None if it did not."""
+    """Map an error's field, which is an internal name, to its place in the request; None if it is not in there."""
     places = dict(_places(getattr(request.scope.get("route"), "dependant", None)))
     if isinstance(error, InvalidValue):
         name = re.match(r"\w*", error.field)[0]  # type: ignore[index]  # it always matches
@@ -211,11 +228,11 @@ def _place_in(request: Request, error: InvalidValue | GraphInvalid | Conversatio
     if isinstance(error, GraphInvalid):
         within = error.problems[0].path.removeprefix("$") if error.problems else ""
         return places["document"] + within if "document" in places else places.get("graph_id")
-    return None  # what is wrong was kept long ago
+    return None  # the invalid value is in the stored conversation, not in the request
 
 
 def _places(dependant: Any) -> Iterator[tuple[str, str]]:
-    """Every name that a route knows, with its place; what stands in the body comes last, and counts."""
+    """Yield every parameter name of a route with its place; body fields come last and take precedence."""
     if dependant is None:
         return
     for where, fields in (("path", dependant.path_params), ("query", dependant.query_params)):

@@ -1,7 +1,7 @@
-"""What the server counts, in the text that Prometheus reads.
+"""The server's counters, in Prometheus text format.
 
-Labels are routes of the table, methods and statuses, so there are as many series as routes and no more. What the host
-counts is shown by a name of its own, in base units, where `FIGURES` has one; anything else it counts, by its key.
+Labels are routes of the access table, methods and statuses, so the number of series is bounded. A total of the host has
+a metric name of its own, in base units, if `FIGURES` lists it; any other total is labelled with its key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_LABELS: Labels = MappingProxyType({})
 
 
 class Figure(NamedTuple):
-    """A total of the host as a metric: its name, what to label it with, and how many of it make one."""
+    """A total of the host as a metric: its name, its labels, and how many counts make one unit."""
 
     metric: str
     labels: Labels = NO_LABELS
@@ -42,23 +42,31 @@ FIGURES: Mapping[str, Figure] = {
     "tokens_out": Figure(TOKENS, {"direction": "output"}),
     "events_stored": Figure(EVENTS),
 }
-"""What the host counts under these keys of its totals."""
+"""Metrics by key of the host's totals."""
 ENDED_KEY = "ended:"
-"""Totals that begin so go on with a status and a stop reason, such as `ended:halted:budget_exceeded`."""
+"""Prefix of totals by status and stop reason, such as `ended:halted:budget_exceeded`."""
 TOOK_KEY = "took_ms"
-"""How long all runs that have ended took, from when they first began."""
+"""Key of the total duration of all ended runs, each from its first start."""
 HELP: Mapping[str, str] = {
-    COST: "US dollars that the runs of this host have cost",
-    UNKNOWN: "Calls of the runs of this host whose cost nobody could tell: what they cost is missing in the cost",
-    TOKENS: "Tokens that the runs of this host have used",
-    EVENTS: "Events of runs that this host has stored",
-    ENDED: "Runs that have ended on this host, by status and stop reason",
-    SECONDS: "How long runs took from when they first began to their end, waiting for people included",
+    COST: "Cost of the runs of this host in US dollars",
+    UNKNOWN: "Calls of the runs of this host whose cost is unknown and missing from the cost",
+    TOKENS: "Tokens used by the runs of this host",
+    EVENTS: "Run events stored by this host",
+    ENDED: "Runs ended on this host, by status and stop reason",
+    SECONDS: "Duration of runs from their first start to their end, including waits for people",
 }
+
+HOST_HELP: Mapping[str, str] = {
+    "running": "Runs that this host is working on",
+    "waiting": "Runs on this host that wait for a person",
+    "queued": "Runs waiting for a slot",
+    "runs": "Runs in the store, by status",
+}
+"""Help texts of the host's gauges."""
 
 
 class Metrics:
-    """Counters of one server; on its event loop alone."""
+    """Counters of one server; used on its event loop only."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, int]] = Counter()
@@ -69,8 +77,8 @@ class Metrics:
         self._durations: dict[str, list[int]] = {}
         self._seconds: Counter[str] = Counter()
 
-    def answered(self, route: str, method: str, status: int, took_ns: int) -> None:
-        """One request is over; status 0 is one whose client left before the answer."""
+    def count_request(self, route: str, method: str, status: int, took_ns: int) -> None:
+        """Count a finished request; status 0 means that the client disconnected before the response."""
         self.requests[route, method if method in METHODS else "other", status] += 1
         if 400 <= status < 500 or status == 503:
             self.refusals[status] += 1
@@ -80,7 +88,7 @@ class Metrics:
         self._seconds[route] += seconds  # type: ignore[assignment]
 
     def text(self, host: Mapping[str, object]) -> str:
-        """Everything, with the figures of the host that runs things."""
+        """Render all metrics, together with the figures of the host."""
         return "\n".join([*self._http(), *self._histogram(), *_host_lines(host)]) + "\n"
 
     def _http(self) -> Iterator[str]:
@@ -90,16 +98,19 @@ class Metrics:
         )
         yield from _series("penstock_http_requests_total", "counter", "Requests by route and status", rows)
         refused = (({"status": str(status)}, count) for status, count in sorted(self.refusals.items()))
-        yield from _series("penstock_http_refusals_total", "counter", "Requests that were refused", refused)
+        yield from _series("penstock_http_refusals_total", "counter", "Requests refused with 4xx or 503", refused)
         yield from _series(
-            "penstock_http_faults_total", "counter", "Requests the server failed at", [({}, self.faults)]
+            "penstock_http_faults_total",
+            "counter",
+            "Requests that failed with an unexpected error",
+            [({}, self.faults)],
         )
-        yield from _series("penstock_sse_streams_total", "counter", "Streams that were opened", [({}, self.streams)])
-        yield from _series("penstock_sse_open_streams", "gauge", "Streams that are open", [({}, self.open_streams)])
+        yield from _series("penstock_sse_streams_total", "counter", "Streams opened", [({}, self.streams)])
+        yield from _series("penstock_sse_open_streams", "gauge", "Streams currently open", [({}, self.open_streams)])
 
     def _histogram(self) -> Iterator[str]:
         name = "penstock_http_request_seconds"
-        yield from (f"# HELP {name} How long requests took", f"# TYPE {name} histogram")
+        yield from (f"# HELP {name} Duration of requests", f"# TYPE {name} histogram")
         for route, buckets in sorted(self._durations.items()):
             for edge, count in zip((*BUCKETS_S, "+Inf"), accumulate(buckets), strict=True):
                 yield f"{name}_bucket{_labels({'route': route, 'le': str(edge)})} {count}"
@@ -108,21 +119,25 @@ class Metrics:
 
 
 def _host_lines(host: Mapping[str, object]) -> Iterator[str]:
-    """The host's own figures: `totals` are counters by what they count, every other number is a gauge."""
+    """Render the host's figures: `totals` as counters, every other number as a gauge."""
     for name, value in sorted(host.items()):
         if isinstance(value, Mapping):
-            numbers = {str(key): one for key, one in sorted(value.items()) if _is_number(one)}
-            yield from _totals(numbers) if name == "totals" else _by_key(name, "gauge", f"The host's {name}", numbers)
+            numbers = {str(key): number for key, number in sorted(value.items()) if _is_number(number)}
+            yield from _totals(numbers) if name == "totals" else _by_key(name, "gauge", _help(name), numbers)
         elif _is_number(value):
-            yield from _series(f"penstock_host_{name}", "gauge", f"The host's {name}", [({}, value)])
+            yield from _series(f"penstock_host_{name}", "gauge", _help(name), [({}, value)])
+
+
+def _help(name: str) -> str:
+    return HOST_HELP.get(name, f"Current value of {name} on this host")
 
 
 def _by_key(name: str, kind: str, what: str, numbers: Mapping[str, object]) -> Iterator[str]:
-    yield from _series(f"penstock_host_{name}", kind, what, [({"of": key}, one) for key, one in numbers.items()])
+    yield from _series(f"penstock_host_{name}", kind, what, [({"of": key}, number) for key, number in numbers.items()])
 
 
 def _totals(totals: Mapping[str, float]) -> Iterator[str]:
-    """What the host has counted: what has a metric of its own, what came of runs, and the rest by its key."""
+    """Render the host's totals: named metrics, ended runs by status and reason, and the rest by key."""
     metrics: dict[str, list[Row]] = {}
     rest: dict[str, float] = {}
     for key, count in totals.items():
@@ -140,11 +155,11 @@ def _totals(totals: Mapping[str, float]) -> Iterator[str]:
         ended = sum(count for key, count in totals.items() if key.startswith(ENDED_KEY))
         yield from (f"# HELP {SECONDS} {HELP[SECONDS]}", f"# TYPE {SECONDS} summary")
         yield from (f"{SECONDS}_sum {_in_units(totals[TOOK_KEY], 1_000)}", f"{SECONDS}_count {ended}")
-    yield from _by_key("total", "counter", "The host's totals", rest)
+    yield from _by_key("total", "counter", "Other totals of this host, by key", rest)
 
 
 def _in_units(count: float, per_unit: int) -> object:
-    """The count in whole units, exact."""
+    """Convert a count to base units, exactly."""
     return count if per_unit == 1 else format(Decimal(str(count)) / per_unit, "f")
 
 
@@ -153,7 +168,7 @@ def _is_number(value: object) -> bool:
 
 
 def _series(name: str, kind: str, what: str, rows: Iterable[Row]) -> Iterator[str]:
-    if NAME.fullmatch(name) is None:  # a figure that nobody foresaw must not make the others unreadable
+    if NAME.fullmatch(name) is None:  # an invalid name would make the whole text unreadable
         return
     yield f"# HELP {name} {what}"
     yield f"# TYPE {name} {kind}"
@@ -162,9 +177,9 @@ def _series(name: str, kind: str, what: str, rows: Iterable[Row]) -> Iterator[st
 
 
 def _labels(labels: Labels) -> str:
-    inside = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    inside = ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
     return f"{{{inside}}}" if inside else ""
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

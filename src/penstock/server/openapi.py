@@ -1,6 +1,6 @@
-"""What the description of the API says besides its routes: where a token is needed, and that every error is JSON.
+"""Additions to the OpenAPI description: where a token is needed, and that every error is JSON.
 
-Who may ask for what is read from the one table of every route.
+Which routes are open is read from the access table.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from fastapi import FastAPI
 from penstock.server.auth import ACCESS
 
 TOKEN = "token"
-"""The name under which the description has the way to say who is asking."""
-SCHEME = {"type": "http", "scheme": "bearer", "description": "The secret of a token that whoever runs the server gave."}
+"""Name of the security scheme in the description."""
+SCHEME = {"type": "http", "scheme": "bearer", "description": "The secret of a token from the operator of the server."}
 
 
 class DescribedApp(FastAPI):
-    """An app whose description is whole."""
+    """An app with a complete OpenAPI description."""
 
     needs_tokens = True
-    """Without, a token may be sent, and does no harm."""
+    """Whether a token is required; if not, it is described as optional."""
 
     def openapi(self) -> dict[str, Any]:
-        """The description, made once."""
+        """Return the description, built on first use."""
         if self.openapi_schema is None:
             _complete(super().openapi(), [{TOKEN: []}] if self.needs_tokens else [{TOKEN: []}, {}])
         return super().openapi()
@@ -36,6 +36,6 @@ def _complete(description: dict[str, Any], needed: list[dict[str, list[str]]]) -
             if ACCESS.get(path, {}).get(method.upper()) != "open":
                 operation["security"] = needed
             for error in (operation["responses"][status] for status in ("4XX", "5XX")):
-                # FastAPI describes them in the type of the route's success, be it a page or a text.
+                # FastAPI gives errors the media type of the route's success response, such as HTML or plain text.
                 (shape,) = error["content"].values()
                 error["content"] = {"application/json": shape}

@@ -1,8 +1,8 @@
-"""Whether the server can do its work: its stores and its ledger can be read, and written to.
+"""Readiness check: the stores and the ledger can be read and written.
 
-A database that is locked, read-only or full can still be read. So something is written that changes nothing: the wish
-to cancel a run of an id that no run can have, whose time is over already, and an account that is forgotten at once.
-Anybody may ask, as often as they like: it is written once a second at most, and in between the last outcome counts.
+A database that is locked, read-only or full can still be read. So the check also writes something without effect: a
+cancel request, already expired, for an id that no run can have, and a ledger account that is removed immediately.
+The route is open and may be called at any rate: the check writes at most once a second and reuses the last outcome.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from penstock.clock import Clock
 from penstock.containment.ledger import LedgerStore
 from penstock.containment.limits import Limits
 from penstock.errors import PenstockError
-from penstock.hosting.records import CancelIntent
+from penstock.hosting.records import CancelRequest
 from penstock.server.errors import ApiError
-from penstock.server.outages import note
+from penstock.server.unavailable import log_outage
 
 if TYPE_CHECKING:
     from penstock.storage import Stores
 
 FRESH_S = 1.0
-"""For so long it is believed what came of the last writing."""
-NOBODY = "/ready"
+"""How long the outcome of the last write is reused."""
+PROBE = "/ready"
 """A name that no run, user or account can have."""
 
 
 class Readiness:
-    """What is looked at to say that the server is ready."""
+    """Checks that the stores and the ledger of a server are readable and writable."""
 
     def __init__(self, stores: Stores, timeout_s: float, clock: Clock) -> None:
         self._stores = stores
@@ -40,28 +40,28 @@ class Readiness:
         self._is_writable = False
 
     async def check(self) -> None:
-        """Return if the server can do its work; ApiError, within the time that it may take, if it cannot."""
+        """Return if the server is ready; raises ApiError (503), after the timeout at the latest, if it is not."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._read()
-                is_writable = await self._can_be_written()
+                is_writable = await self._check_writable()
         except (TimeoutError, PenstockError) as error:
-            note(error)
+            log_outage(error)
             is_writable = False
         if not is_writable:
-            message = "a store or the ledger does not answer, or cannot be written to"
+            message = "a store or the ledger is unavailable or cannot be written"
             raise ApiError(503, message, code="store_unavailable", retry_after_s=2)
 
     async def _read(self) -> None:
-        await self._stores.runs.get(NOBODY)
-        await self._stores.graphs.get(NOBODY)
-        await asyncio.to_thread(_look_into, self._stores.ledger)
+        await self._stores.runs.get(PROBE)
+        await self._stores.graphs.get(PROBE)
+        await asyncio.to_thread(_read_ledger, self._stores.ledger)
 
-    async def _can_be_written(self) -> bool:
+    async def _check_writable(self) -> bool:
         async with self._writing:
             now_ns = self._clock.monotonic_ns()
             if self._written_ns is None or now_ns - self._written_ns >= FRESH_S * 1_000_000_000:
-                self._is_writable = False  # and stays so if the time is over before there is an answer
+                self._is_writable = False  # remains False if the timeout cancels the write
                 try:
                     await self._write()
                     self._is_writable = True
@@ -71,16 +71,16 @@ class Readiness:
 
     async def _write(self) -> None:
         now_ms = self._clock.time_ns() // 1_000_000
-        await self._stores.cancels.put(CancelIntent(NOBODY, "", NOBODY, now_ms, now_ms - 1))
-        await asyncio.to_thread(_write_into, self._stores.ledger)
+        await self._stores.cancels.put(CancelRequest(PROBE, "", PROBE, now_ms, now_ms - 1))
+        await asyncio.to_thread(_write_ledger, self._stores.ledger)
 
 
-def _look_into(ledger: LedgerStore) -> None:
-    """LedgerUnavailable if it cannot be read; that there is no such account is an answer."""
+def _read_ledger(ledger: LedgerStore) -> None:
+    """Read from the ledger; raises LedgerUnavailable. A missing account is a successful read."""
     with suppress(KeyError):
-        ledger.balance(NOBODY)
+        ledger.balance(PROBE)
 
 
-def _write_into(ledger: LedgerStore) -> None:
-    ledger.open_account(NOBODY, Limits())
-    ledger.forget([NOBODY])
+def _write_ledger(ledger: LedgerStore) -> None:
+    ledger.open_account(PROBE, Limits())
+    ledger.forget([PROBE])

@@ -1,30 +1,35 @@
-"""What goes in and out as JSON: every field bounded, none that nobody knows.
+"""Request and response bodies: every field is bounded, and unknown fields of a request are rejected.
 
-A number is a number of JSON, and no text that looks like one; only money may be either, for the sake of its cents.
+A number must be a JSON number, not a numeric string; only money may be either, so that amounts can be exact.
 
-A body cannot say whose a thing is, which role somebody has, or what the host allows at most: there are no such fields.
+A body cannot set the owner of a thing, a user's role or the host's ceilings: there are no such fields.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from penstock.chat.limits import MAX_ATTACHMENTS, MAX_CHARACTERS, MAX_USER_TOOLS
 from penstock.chat.message import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord
 from penstock.errors import InvalidValue
+from penstock.hosting.bills import HostedBill
+from penstock.hosting.halts import Step, Whose, advice
 from penstock.hosting.limits import MAX_COUNT, RunLimits
 from penstock.hosting.records import ApprovalRecord, ApprovalState, GraphRecord, RunRecord, RunStatus
-from penstock.hosting.work.halts import Whose
 from penstock.ids import ID
 from penstock.kernel.graph import Problem
-from penstock.money import to_nanos, to_usd
+from penstock.money import known_usd, to_nanos, to_usd
+from penstock.runtime.graphs.document_schema import DOCUMENT
 from penstock.server.errors import problem_details
-from penstock.server.outages import public_error, public_message
+from penstock.server.unavailable import public_error, public_message
 
 AN_ID = f"^{ID.pattern}$"
 MEDIA_TYPE = r"^[a-z0-9][a-z0-9!#$&^_.+-]{0,126}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}$"
@@ -47,37 +52,54 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_TIMEOUT_S, allow_inf_nan=False, st
 
 
 def _must_be_money(given: Any, field: str = "max_cost_usd") -> None:
-    """InvalidValue for what is no amount of money, and for one that would be none: a limit is not rounded away."""
+    """Raise InvalidValue if `given` is not an amount of money, or would be rounded to 0: that would drop the limit."""
     to_nanos(given, field)
     if 0 < Decimal(str(given)) < LEAST_USD:
         raise InvalidValue(field, given, f"0, or at least {LEAST_USD:f} US dollars")
 
 
-def _as_money(given: Any) -> Any:
+def _as_money(given: Any, field: str = "max_cost_usd") -> Any:
     try:
-        _must_be_money(given)
+        _must_be_money(given, field)
     except InvalidValue as error:
-        raise ValueError(f"must be {error.expected}") from None  # without what was sent
+        raise ValueError(f"must be {error.expected}") from None  # without the value that was sent
     return given
 
 
 Money = Annotated[Decimal, Field(ge=0, le=MAX_MONEY_USD, allow_inf_nan=False), BeforeValidator(_as_money)]
 
 
+class _Described:
+    """Describes a graph document in the API's schema.
+
+    Validation stays with `parse_graph`, which lists every problem with its path.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler(source)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(DOCUMENT.core_schema)
+
+
+Document = Annotated[dict[str, Any], _Described()]
+"""A graph document, as an editor writes it."""
+
+
 class Body(BaseModel):
-    """What a client sends: fields that nobody knows are refused."""
+    """A request body; unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Shown(BaseModel):
-    """What a client is shown."""
+    """A response body."""
 
     model_config = ConfigDict(from_attributes=True)
 
 
 class Limits(Body):
-    """What a run may use; what is left out is as the server says."""
+    """Limits of a run; the server's defaults apply to omitted fields."""
 
     max_cost_usd: Money | None = Field(
         None, description="US dollars, as a decimal string or a number", examples=["0.50"]
@@ -89,21 +111,21 @@ class Limits(Body):
     timeout_s: Seconds | None = None
 
     def to_run_limits(self) -> RunLimits:
-        """The same, as the host takes them."""
+        """Convert to the host's type."""
         return RunLimits(**self.model_dump(exclude_none=True))
 
 
 def run_limits(limits: Limits | None) -> RunLimits | None:
-    """What was asked for; None if nothing was."""
+    """Return the requested limits as the host's type; None if none were requested."""
     return None if limits is None else limits.to_run_limits()
 
 
 MOST = RunLimits(max_cost_usd=MAX_MONEY_USD, timeout_s=MAX_TIMEOUT_S)
-"""What any client may ask for at most, whatever the host allows."""
+"""Highest limits that a client may request, regardless of the host's ceilings."""
 
 
 def limits_in(given: Mapping[str, Any] | None) -> RunLimits | None:
-    """What was asked for where a protocol of others carries it; InvalidValue names what is none, or too much."""
+    """Parse limits from a foreign protocol (OpenAI, MCP); raises InvalidValue for an invalid or too high value."""
     if given is None:
         return None
     limits = RunLimits.from_dict(given)
@@ -113,29 +135,29 @@ def limits_in(given: Mapping[str, Any] | None) -> RunLimits | None:
 
 
 class NewGraph(Body):
-    """A graph to keep."""
+    """A new graph to save."""
 
     id: Id
     name: Name
-    document: dict[str, Any]
+    document: Document
 
 
 class GraphVersion(Body):
-    """The next version of a graph; `expected_version` says on which it builds (0: there is none yet)."""
+    """The next version of a graph; `expected_version` is the version it is based on (0: the graph is new)."""
 
     name: Name | None = None
-    document: dict[str, Any]
+    document: Document
     expected_version: Annotated[int, Field(ge=0, le=MAX_VERSION, strict=True)] | None = None
 
 
 class GraphDocument(Body):
-    """A graph to look at."""
+    """A graph document to validate."""
 
-    document: dict[str, Any]
+    document: Document
 
 
 class ProblemShown(Shown):
-    """One thing that is wrong with a graph, and where."""
+    """One problem of a graph, and its path in the document."""
 
     code: str
     path: str
@@ -143,7 +165,7 @@ class ProblemShown(Shown):
 
 
 class Validity(Shown):
-    """Whether a graph can run, and what keeps it from it."""
+    """Whether a graph can run, and the problems that prevent it."""
 
     valid: bool
     problems: list[ProblemShown]
@@ -162,39 +184,39 @@ class GraphSummary(Shown):
 
 
 class GraphListed(GraphSummary):
-    """A graph in a list; `valid` says whether it can run, as of a draft it cannot."""
+    """A graph in a list; `valid` says whether it can run, which is false for a draft."""
 
     valid: bool
 
     @classmethod
     def of(cls, record: GraphRecord, problems: Sequence[Problem]) -> GraphListed:
-        """The record as it is listed."""
+        """Convert a record to its list entry."""
         return cls(**GraphSummary.model_validate(record).model_dump(), valid=not problems)
 
 
 class GraphShown(GraphListed):
-    """One version of a graph, and what keeps it from running."""
+    """One version of a graph, with the problems that prevent it from running."""
 
     problems: list[ProblemShown]
-    document: dict[str, Any]
+    document: Document
 
     @classmethod
     def whole(cls, record: GraphRecord, problems: Sequence[Problem]) -> GraphShown:
-        """The record as it is shown."""
+        """Convert a record, with its document and problems."""
         listed = GraphListed.of(record, problems).model_dump()
-        shown = [ProblemShown.model_validate(one) for one in problem_details(problems)]
+        shown = [ProblemShown.model_validate(problem) for problem in problem_details(problems)]
         return cls(**listed, problems=shown, document=dict(record.document))
 
 
 class GraphPage(Shown):
-    """Graphs by id; `next` is what to send as `before` for those behind, None if there are none."""
+    """A page of graphs by id; send `next` as `before` for the next page; null on the last page."""
 
     graphs: list[GraphListed]
     next: str | None
 
 
 class NewRun(Body):
-    """A run to start. The same `run_id` again with the same content is the same run."""
+    """A run to start. Idempotent: the same `run_id` with the same content returns the existing run."""
 
     graph_id: Id
     version: Version | None = None
@@ -204,19 +226,75 @@ class NewRun(Body):
 
 
 class Cancel(Body):
-    """Why to cancel."""
+    """The reason for a cancel request."""
 
     reason: Reason = "cancelled"
 
 
 class Grant(Body):
-    """By how much the ceilings rise."""
+    """Amounts by which to raise a run's limits."""
 
     limits: Limits
 
 
+CallId = Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Person = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        max_length=MAX_NAME,
+        pattern=r"^[^\x00-\x1f\x7f]+$",
+        description="Who resolves the bill, on a server without tokens; with tokens it is the owner of the token",
+    ),
+]
+ResolvedMoney = Annotated[
+    Decimal, Field(ge=0, le=MAX_MONEY_USD, allow_inf_nan=False), BeforeValidator(partial(_as_money, field="cost_usd"))
+]
+
+
+class ReleaseBill(Body):
+    """An unresolved bill whose call cost nothing."""
+
+    call_id: CallId
+    by: Person = None
+
+
+class ResolveBill(ReleaseBill):
+    """What the call of an unresolved bill really cost."""
+
+    cost_usd: ResolvedMoney = Field(description="US dollars, as a decimal string or a number", examples=["0.02"])
+    tokens_in: Count = 0
+    tokens_out: Count = 0
+
+
+class BillShown(Shown):
+    """A call whose bill is unknown, and what is held for it; fields that no event of the run says are null."""
+
+    call_id: str
+    name: str | None
+    model: str | None
+    held_usd: float
+    held_tokens: int
+    at_ms: int | None
+    reason: str
+
+    @classmethod
+    def of(cls, bill: HostedBill) -> BillShown:
+        """Convert a bill."""
+        about = {name: getattr(bill, name) for name in ("call_id", "name", "model", "at_ms", "reason")}
+        tokens = bill.held.tokens_in + bill.held.tokens_out
+        return cls(**about, held_usd=to_usd(bill.held.cost_nanos), held_tokens=tokens)
+
+
+class BillList(Shown):
+    """The unresolved bills of a run, oldest first, and what they hold together."""
+
+    bills: list[BillShown]
+    unresolved_usd: float
+
+
 class Fork(Body):
-    """Where to begin again; `input`, if it is there, replaces what came into that node."""
+    """The node to fork at; `input`, if present, replaces that node's input."""
 
     at: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
     input: Any = None
@@ -224,7 +302,7 @@ class Fork(Body):
 
 
 class RunSummary(Shown):
-    """A run without what went in and came out."""
+    """A run without its input and output."""
 
     id: str
     owner: str
@@ -239,21 +317,23 @@ class RunSummary(Shown):
     epoch: int
     stop_reason: str | None
     error: str | None
-    cost_usd: float
+    cost_usd: float | None = Field(
+        description="Known cost: a lower bound if there are `unknown_costs`; null if nothing of it is known"
+    )
     cost_nanos: int
     unresolved_usd: float
-    unknown_costs: int
+    unknown_costs: int = Field(description="Number of calls that were billed at an unknown cost")
     tokens_in: int
     tokens_out: int
 
     @classmethod
     def of(cls, run: RunRecord) -> RunSummary:
-        """The record as it is listed: what is kept about its request is long, and shown with the run alone."""
+        """Convert a record to its list entry, without `origin.about`, which is long and only part of a single run."""
         return cls(**{**_run_fields(run), "origin": {key: one for key, one in run.origin.items() if key != "about"}})
 
 
 class Halt(Shown):
-    """The limit that has halted a run: `whose` it is, in which budget, how high, and at which node it was met."""
+    """The limit that halted a run: its owner (`whose`), its budget, its height, and the node that reached it."""
 
     whose: Whose
     budget: str
@@ -263,22 +343,39 @@ class Halt(Shown):
     node_id: str | None = None
 
 
-class RunShown(RunSummary):
-    """A run as it stands; `last_seq` is the newest event this is true for.
+class AdviceShown(Shown):
+    """A step that lets a halted run go on; `amount_usd` is what it is about, if that is an amount."""
 
-    `halted_by` is null unless the run is halted by a limit, and it is known whose.
+    step: Step
+    message: str
+    amount_usd: float | None
+
+
+class RunShown(RunSummary):
+    """The current state of a run, as of the event `last_seq`.
+
+    `halted_by` is null unless the run was halted by a limit whose owner is known. `advice` has the steps that let a
+    halted run go on, the one that helps most first.
     """
 
     input: Any
     output: Any
     last_seq: int
     halted_by: Halt | None
+    advice: list[AdviceShown]
 
     @classmethod
-    def whole(cls, run: RunRecord, last_seq: int, halt: Mapping[str, Any] | None) -> RunShown:
-        """The record as it is shown."""
-        halted_by = None if halt is None else Halt.model_validate(halt)
-        return cls(**_run_fields(run), input=run.input, output=run.output, last_seq=last_seq, halted_by=halted_by)
+    def whole(cls, run: RunRecord, last_seq: int) -> RunShown:
+        """Convert a record, with its input, output and halt."""
+        halted_by = None if run.halt is None else Halt.model_validate(run.halt)
+        return cls(
+            **_run_fields(run),
+            input=run.input,
+            output=run.output,
+            last_seq=last_seq,
+            halted_by=halted_by,
+            advice=[AdviceShown.model_validate(step) for step in advice(run)],
+        )
 
 
 def _run_fields(run: RunRecord) -> dict[str, Any]:
@@ -288,20 +385,20 @@ def _run_fields(run: RunRecord) -> dict[str, Any]:
         "limits": dict(run.limits),
         "origin": dict(run.origin),
         "error": public_error(run.stop_reason, run.error),
-        "cost_usd": to_usd(run.cost_nanos),
+        "cost_usd": known_usd(run.cost_nanos, run.unknown_costs),
         "unresolved_usd": to_usd(run.unresolved_nanos),
     }
 
 
 class RunPage(Shown):
-    """Runs, the newest first; `next` is what to send as `before` for older ones, None if there are none."""
+    """A page of runs, newest first; send `next` as `before` for older runs; null on the last page."""
 
     runs: list[RunSummary]
     next: str | None
 
 
 class EventShown(Shown):
-    """One thing that happened to a run."""
+    """One event of a run."""
 
     seq: int
     at_ms: int
@@ -310,7 +407,7 @@ class EventShown(Shown):
 
 
 class EventPage(Shown):
-    """Events in order; `status` is how the run stood afterwards."""
+    """A page of events in order; `status` is the run's status after they were read."""
 
     events: list[EventShown]
     last_seq: int
@@ -318,25 +415,25 @@ class EventPage(Shown):
 
 
 class CancelShown(Shown):
-    """What became of a cancel."""
+    """The result of a cancel request."""
 
     result: Literal["cancelled", "already_cancelled", "remembered", "ended"]
 
 
 class Verdict(Body):
-    """Why it was decided so."""
+    """The reason for a decision."""
 
     reason: Reason = ""
 
 
 class Edit(Verdict):
-    """What goes on instead of what was asked about."""
+    """The value to continue with, in place of the one submitted for approval."""
 
     answer: Any
 
 
 class ApprovalShown(Shown):
-    """A question that a run put, and what became of it."""
+    """An approval request of a run, and its outcome."""
 
     id: str
     run_id: str
@@ -353,19 +450,19 @@ class ApprovalShown(Shown):
 
     @classmethod
     def of(cls, record: ApprovalRecord) -> ApprovalShown:
-        """The record as it is shown."""
+        """Convert a record."""
         return cls.model_validate(record)
 
 
 class ApprovalPage(Shown):
-    """Questions, the oldest first; `next` is what to send as `before` for those behind, None if there are none."""
+    """A page of approvals, oldest first; send `next` as `before` for the next page; null on the last page."""
 
     approvals: list[ApprovalShown]
     next: str | None
 
 
 class NewChat(Body):
-    """A chat with a graph."""
+    """A new chat with a graph."""
 
     graph_id: Id
     title: Title = ""
@@ -373,13 +470,13 @@ class NewChat(Body):
 
 
 class ChatTitle(Body):
-    """Another title."""
+    """The new title of a chat."""
 
     title: Title
 
 
-class Say(Body):
-    """Something to say, and what the answer may use."""
+class NewMessage(Body):
+    """A user message, and the tools and limits of the answer."""
 
     content: Content
     parent_id: Id | None = None
@@ -389,22 +486,22 @@ class Say(Body):
     run_id: Id | None = None
 
 
-class Again(Body):
-    """Another answer, and what it may use."""
+class NewAnswer(Body):
+    """The tools and limits of a further answer."""
 
     user_tools: Annotated[list[Name], Field(max_length=MAX_USER_TOOLS)] = []
     limits: Limits | None = None
     run_id: Id | None = None
 
 
-class Rephrase(Again):
-    """The same message in other words."""
+class EditedMessage(NewAnswer):
+    """The new text of a user message."""
 
     content: Content
 
 
 class ChatShown(Shown):
-    """A chat without what was said."""
+    """A chat without its messages."""
 
     id: str
     owner: str
@@ -415,12 +512,12 @@ class ChatShown(Shown):
 
     @classmethod
     def of(cls, record: ChatRecord) -> ChatShown:
-        """The record as it is shown."""
+        """Convert a record."""
         return cls.model_validate(record)
 
 
 class ChatPage(Shown):
-    """Chats, the one used last first; `next` is what to send as `before` for the others."""
+    """A page of chats, most recently used first; send `next` as `before` for the next page."""
 
     chats: list[ChatShown]
     next: str | None
@@ -438,20 +535,20 @@ class MessageShown(Shown):
 
     @classmethod
     def of(cls, message: ChatMessage) -> MessageShown:
-        """The message as it is shown."""
+        """Convert a message, without internal details of outages."""
         same = {name: getattr(message, name) for name in cls.model_fields}
         return cls(**{**same, "data": public_message(message.data)})
 
 
 class Conversation(ChatShown):
-    """A chat with everything that was said, and the ids of the messages in view, from the first to the last."""
+    """A chat with all its messages, and the ids of the messages on the active path, first to last."""
 
     messages: list[MessageShown]
     active: list[str]
 
 
 class TurnShown(Shown):
-    """Where an answer is being written: its run, whose events tell it."""
+    """A turn: the ids of its messages, and of the run whose events carry the answer."""
 
     chat_id: str
     run_id: str
@@ -460,7 +557,7 @@ class TurnShown(Shown):
 
 
 class AttachmentShown(Shown):
-    """What a message can refer to."""
+    """An attachment that messages can refer to."""
 
     id: str
     name: str
@@ -470,12 +567,12 @@ class AttachmentShown(Shown):
 
     @classmethod
     def of(cls, record: Attachment) -> AttachmentShown:
-        """The record as it is shown."""
+        """Convert a record."""
         return cls.model_validate(record)
 
 
 class HandleShown(Shown):
-    """Where edges arrive or leave."""
+    """A handle: where edges of a node arrive or leave."""
 
     name: str
     type: str
@@ -494,33 +591,33 @@ class NodeTypeShown(Shown):
 
 
 class NodeTypes(Shown):
-    """Every node type that graphs here may use."""
+    """Every node type available to graphs on this server."""
 
     node_types: list[NodeTypeShown]
 
 
 class Me(Shown):
-    """Who asks."""
+    """The authenticated user."""
 
     name: str
     role: str
-    until: Moment | None = Field(description="until when their token is good; null if always")
+    until: Moment | None = Field(description="When the token expires; null if it does not")
 
 
 class Health(Shown):
-    """That the process answers."""
+    """The process responds."""
 
     status: Literal["ok"]
 
 
 class Readiness(Shown):
-    """Whether the stores answer."""
+    """The stores can be read and written."""
 
     status: Literal["ready"]
 
 
 class ErrorFacts(Shown):
-    """What went wrong: a code for programs, a sentence for people, and where in the body."""
+    """An error: a code for programs, a sentence for people, and the path of the bad value."""
 
     code: str
     message: str
@@ -529,6 +626,6 @@ class ErrorFacts(Shown):
 
 
 class ErrorShown(Shown):
-    """Every answer that is no success."""
+    """The body of every error response."""
 
     error: ErrorFacts

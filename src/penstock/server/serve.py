@@ -1,13 +1,14 @@
-"""The process that serves: stores, host and app opened in order, and closed in the other.
+"""The server process: opens stores, host and app in this order, and closes them in reverse.
 
-On a first interrupt it listens no more, ends the streams, lets runs come to their end for a while and parks the rest;
-on a second one it parks them at once. Parked runs go on when the next server starts. Whoever waits for the end of a run
-is answered when it has ended or is parked, so the runs come first and the answers after them.
+The first interrupt stops listening, ends the streams, drains the runs for a limited time and parks the rest; the second
+parks them immediately. Parked runs continue when the next server starts. A request that waits for the end of a run is
+answered when the run has ended or is parked, so the host is closed before the server waits for open responses.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import threading
@@ -16,6 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.chat.service import ChatService
@@ -24,9 +26,8 @@ from penstock.errors import InvalidValue
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.records import ENDED, RunStatus
 from penstock.runtime.billing.prices import PriceBook, default_prices
-from penstock.server.app import create_app, parts_of
-from penstock.server.errors import ApiError
-from penstock.server.guards.asgi import App, Message, Receive, Scope, Send, refuse
+from penstock.server.app import create_app, state_of
+from penstock.server.errors import ApiError, send_error
 from penstock.server.settings import ServerSettings
 from penstock.storage import open_stores
 from penstock.tracing.redaction import redact
@@ -37,16 +38,16 @@ if TYPE_CHECKING:
     from penstock.kernel.executor import ExecutorRegistry
 
 CLOSING_S = 5
-"""How long answers may take that are under way when the runs have ended or are parked."""
-HURRIED_S = 1
-"""How long they may take if somebody is in a hurry."""
+"""Grace period for open responses after all runs have ended or are parked."""
+IMMEDIATE_CLOSING_S = 1
+"""The same grace period after a second interrupt."""
 HEADERS_S = 15.0
-"""How long a client may take to say what it wants."""
+"""How long a client may take to send a request's head."""
 MAX_CONNECTIONS = 2_000
 IN_MEMORY = "memory:"
 UNFINISHED: tuple[RunStatus, ...] = ("queued", "running", "waiting", "parked")
-MANY = 1_000
-"""Runs that are there when a server starts are counted as far as this."""
+MAX_COUNTED = 1_000
+"""Highest number to which unfinished runs are counted at startup."""
 BACKLOG = 512
 
 
@@ -56,47 +57,54 @@ async def serve(
     url: str = IN_MEMORY,
     host_settings: HostSettings | None = None,
     executors: ExecutorRegistry | Mapping[str, Any] | None = None,
-    services: Mapping[str, Any] | None = None,
+    services: Mapping[str, Any] | object | None = None,
     prices: PriceBook | None = None,
     prepare: Callable[[RunHost], Awaitable[None]] | None = None,
     announce: Callable[[str], None] = print,
-    tell: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until interrupted. `prepare` is awaited before anybody is let in, such as to save graphs to begin with.
+    """Serve until interrupted. `prepare` is awaited before requests are accepted, such as to save initial graphs.
 
-    What becomes of the runs that are under way when it stops, it may `tell`.
+    `report` receives messages about what happens to active runs during shutdown.
     """
     settings = settings or ServerSettings()
     listener = listen(settings)
     try:
         async with await open_stores(url) as stores:
-            settled = host_settings or HostSettings()
-            host = RunHost(stores, executors=executors, services=services, settings=settled, prices=prices)
+            host_settings = host_settings or HostSettings()
+            host = RunHost(stores, executors=executors, services=services, settings=host_settings, prices=prices)
             app = create_app(host, ChatService(host, stores.chats), stores, settings)
-            server = ServerProcess(app, host, tell, is_kept=stores.url != IN_MEMORY)
-            # The table of prices takes a second to load: here, and not on the loop when the first model is asked.
-            await asyncio.to_thread((prices or default_prices()).is_priced, "gpt-4o")
-            with server.heeding_signals():
-                unfinished = await stores.runs.list(statuses=UNFINISHED, limit=MANY)
+            server = ServerProcess(app, host, report, is_persistent=stores.url != IN_MEMORY)
+            await (prices or default_prices()).aload()  # at startup, so that the first model call does not wait for it
+            with server.handling_signals():
+                unfinished = await stores.runs.list(statuses=UNFINISHED, limit=MAX_COUNTED)
                 await host.start()
                 try:
                     if prepare is not None:
                         await prepare(host)
-                    announce(
-                        greeting(settings, listener.getsockname()[1], stores.url, len(unfinished), settled.lease_s)
-                    )
+                    port = listener.getsockname()[1]
+                    announce(greeting(settings, port, stores.url, len(unfinished), host_settings.lease_s))
                     await server.serve([listener])
                 finally:
-                    await host.close(0)  # after a stop in order there is nothing left to park
+                    await host.close(0)  # after an orderly stop, no runs are left to park
     finally:
         listener.close()
 
 
+class CannotListen(InvalidValue):
+    """The server cannot listen on its address; the value is the address."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__("address", address, f"an address to listen on ({reason})")
+        self.reason = reason
+        self.args = (f"cannot listen on {address}: {reason}",)  # plainer than "address must be ..."
+
+
 def listen(settings: ServerSettings) -> socket.socket:
-    """A socket at the address of the settings; InvalidValue if it cannot be had."""
+    """Open a listening socket at the address of the settings; raises CannotListen."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # By its protocol asyncio knows it for TCP, and sends what is written at once. Else every answer on a connection
-    # that is used again waits until the client has acknowledged the one before: 40 ms.
+    # asyncio sets TCP_NODELAY only on sockets whose protocol is IPPROTO_TCP. Without it, every response on a reused
+    # connection waits until the client has acknowledged the previous one: 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -104,57 +112,62 @@ def listen(settings: ServerSettings) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        expected = f"an address that is free to listen at ({error.strerror})"
-        raise InvalidValue("address", f"{settings.host}:{settings.port}", expected) from None
+        is_taken = error.errno == errno.EADDRINUSE
+        reason = "the port is already in use" if is_taken else str(error.strerror or error)
+        raise CannotListen(f"{settings.host}:{settings.port}", reason) from None
     listener.setblocking(False)
     return listener
 
 
 def greeting(settings: ServerSettings, port: int, url: str, unfinished: int = 0, lease_s: float = 0) -> str:
-    """What is said when the server is up; `unfinished` runs were there before it."""
+    """Render the startup message; `unfinished` is the number of runs left by earlier servers."""
     name = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{name}:{port}"
-    is_kept = url != IN_MEMORY
-    kept = f"in {redact(url)}" if is_kept else "in memory: everything is gone when the server ends"
-    good = sum(not token.has_expired(SYSTEM_CLOCK.time_ns()) for token in settings.tokens)
-    who = _number(good, "token") if settings.tokens else "anybody on this machine, nobody else"
-    runs = _number(unfinished, "run") if unfinished < MANY else f"{MANY} runs or more"
-    goes_on = (
-        f"  goes on       with {runs}; what another server had at work when it was killed, {lease_s:g} s after that"
+    is_persistent = url != IN_MEMORY
+    storage = redact(url) if is_persistent else "in memory: everything is lost when the server stops"
+    valid = sum(not token.has_expired(SYSTEM_CLOCK.time_ns()) for token in settings.tokens)
+    access = _number(valid, "token") if settings.tokens else "clients on this machine only, without a token"
+    runs = (
+        _number(unfinished, "unfinished run") if unfinished < MAX_COUNTED else f"{MAX_COUNTED} or more unfinished runs"
     )
+    resumes = f"  resuming      {runs}; the runs of a killed server {lease_s:g} s after it died"
     return "\n".join(
         (
-            f"Penstock listens at {address}",
-            f"  open          {address}/",
-            f"  let in        {who}",
-            f"  kept          {kept}",
-            *([goes_on] if unfinished else ()),
-            f"  OpenAI's API  {address}/v1        MCP  {address}/mcp",
-            f"  stop          Ctrl-C; a second one {'parks' if is_kept else 'ends'} what runs at once",
+            f"Penstock is listening on {address}",
+            f"  start page    {address}/",
+            f"  access        {access}",
+            f"  storage       {storage}",
+            *([resumes] if unfinished else ()),
+            f"  OpenAI API    {address}/v1        MCP  {address}/mcp",
+            f"  stop          Ctrl-C; {_second_interrupt(is_persistent=is_persistent)}",
         )
     )
 
 
-def _stopping(runs: int, drain_s: float, *, is_kept: bool) -> str:
-    then = f"a second Ctrl-C {'parks' if is_kept else 'ends'} what runs at once"
-    return f"stopping: {_number(runs, 'run')} under way, with up to {drain_s:g} s to end; {then}"
+def _second_interrupt(*, is_persistent: bool) -> str:
+    return f"press Ctrl-C again to {'park' if is_persistent else 'end'} running runs immediately"
+
+
+def _stopping(runs: int, drain_s: float, *, is_persistent: bool) -> str:
+    deadline = f"{_number(runs, 'run')} in progress, with up to {drain_s:g} s to end"
+    return f"stopping: {deadline}; {_second_interrupt(is_persistent=is_persistent)}"
 
 
 def farewell(
-    before: Mapping[str, int], after: Mapping[str, int], runs: int, lease_s: float, *, is_kept: bool = True
+    before: Mapping[str, int], after: Mapping[str, int], runs: int, lease_s: float, *, is_persistent: bool = True
 ) -> str:
-    """What is said when the server has stopped, of so many runs that were under way; by what was counted till then."""
+    """Render the shutdown message for `runs` active runs, from the host's totals before and after closing."""
     counted = {status: after.get(status, 0) - before.get(status, 0) for status in (*ENDED, "parked", "lost")}
     parked, unparked = counted["parked"], max(0, runs - sum(counted.values()))
-    if not is_kept:
-        return f"stopped: {_number(parked + unparked, 'run')} gone with the memory" if parked + unparked else "stopped"
-    said = [f"{_number(parked, 'run')} parked, for the next server to go on with"] if parked else []
+    if not is_persistent:
+        return f"stopped: {_number(parked + unparked, 'run')} lost with the memory" if parked + unparked else "stopped"
+    outcomes = [f"{_number(parked, 'run')} parked for the next server"] if parked else []
     if unparked:
-        said.append(
-            f"{_number(unparked, 'run')} could not be parked, as the database does not answer: "
-            f"a server goes on {'with it' if unparked == 1 else 'with them'} after {lease_s:g} s"
+        outcomes.append(
+            f"{_number(unparked, 'run')} could not be parked because the database is unavailable: "
+            f"a server takes over after {lease_s:g} s"
         )
-    return f"stopped: {'; '.join(said)}" if said else "stopped"
+    return f"stopped: {'; '.join(outcomes)}" if outcomes else "stopped"
 
 
 def _number(count: int, what: str) -> str:
@@ -162,67 +175,67 @@ def _number(count: int, what: str) -> str:
 
 
 class ServerProcess(uvicorn.Server):
-    """Uvicorn, that ends streams and runs before it waits for answers, and leaves the signals to us until then.
+    """A uvicorn server that ends streams and runs before it waits for open responses, and handles signals itself.
 
-    The runs are those of `host`; without one, somebody else brings them to an end.
+    It closes `host`, if there is one; otherwise the caller ends the runs.
     """
 
     def __init__(
         self,
         app: FastAPI,
         host: RunHost | None = None,
-        tell: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
         *,
-        is_kept: bool = True,
+        is_persistent: bool = True,
         **given: Any,
     ) -> None:
-        super().__init__(configured(Answered(app), **given))
+        super().__init__(configured(ShutdownResponder(app), **given))
         self._host = host
-        self._tell = tell
-        self._is_kept = is_kept
-        """Whether what is parked is still there for another server."""
-        self._hurry = asyncio.Event()
-        self._streams = parts_of(app).streams
+        self._report = report
+        self._is_persistent = is_persistent
+        """Whether parked runs are persistent, so that another server can resume them."""
+        self._second_interrupt = asyncio.Event()
+        self._streams = state_of(app).streams
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Nothing: it would give them back, and raise them again, before what runs is parked."""
+        """Do nothing: uvicorn would restore the handlers and raise the signals again before the runs are parked."""
         yield
 
     @contextmanager
-    def heeding_signals(self) -> Generator[None, None, None]:
-        """Stop in order on the first signal, and at once on the second; without signals on other threads."""
+    def handling_signals(self) -> Generator[None, None, None]:
+        """Stop in order on the first signal, immediately on the second; on other threads, handle no signals."""
         is_main = threading.current_thread() is threading.main_thread()
         loop = asyncio.get_running_loop()
-        heeded = (signal.SIGINT, signal.SIGTERM) if is_main else ()
-        for one in heeded:
-            loop.add_signal_handler(one, self.stop)
+        signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+        for number in signals:
+            loop.add_signal_handler(number, self.stop)
         try:
             yield
         finally:
-            for one in heeded:
-                loop.remove_signal_handler(one)
+            for number in signals:
+                loop.remove_signal_handler(number)
 
     def stop(self) -> None:
-        """Come to an end; asked again, without waiting for runs."""
+        """Request shutdown; a second call parks runs without draining them."""
         if self.should_exit:
-            self._hurry.set()
+            self._second_interrupt.set()
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen no more, end the streams, then the runs, and wait for answers that are under way."""
-        self._listen_no_more(sockets or [])
+        """Stop listening, end the streams, then the runs, and wait for open responses."""
+        self._stop_listening(sockets or [])
         self._streams.close()
         try:
             if self._host is not None:
-                await self._told(self._host)
+                await self._close_and_report(self._host)
         finally:
-            if self._hurry.is_set():
-                self.config.timeout_graceful_shutdown = HURRIED_S
+            if self._second_interrupt.is_set():
+                self.config.timeout_graceful_shutdown = IMMEDIATE_CLOSING_S
             await super().shutdown(sockets)
 
-    def _listen_no_more(self, sockets: list[socket.socket]) -> None:
-        """As uvicorn does it itself, but before the runs end: nobody new is to wait for them."""
+    def _stop_listening(self, sockets: list[socket.socket]) -> None:
+        """Close listeners as uvicorn does, but before the runs end, so that no new request waits for them."""
         for server in self.servers:
             server.close()
         for listener in sockets:
@@ -230,26 +243,27 @@ class ServerProcess(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
 
-    async def _told(self, host: RunHost) -> None:
-        """Close the host, and tell of the runs that are under way, if there are any."""
-        tell, before = self._tell, host.stats()
+    async def _close_and_report(self, host: RunHost) -> None:
+        """Close the host, and report the active runs, if there are any."""
+        report, before = self._report, host.stats()
         runs = before["running"] + before["waiting"]
-        if tell is None or not runs:
+        if report is None or not runs:
             await self._close(host)
             return
         if before["running"]:
-            with suppress(Exception):  # the runs come to their end, whether or not anybody can be told
-                tell(_stopping(before["running"], host.settings.drain_s, is_kept=self._is_kept))
+            with suppress(Exception):  # a failing callback must not keep the host from closing
+                report(_stopping(before["running"], host.settings.drain_s, is_persistent=self._is_persistent))
         await self._close(host)
+        totals, lease_s = host.stats()["totals"], host.settings.lease_s
         with suppress(Exception):
-            tell(farewell(before["totals"], host.stats()["totals"], runs, host.settings.lease_s, is_kept=self._is_kept))
+            report(farewell(before["totals"], totals, runs, lease_s, is_persistent=self._is_persistent))
 
     async def _close(self, host: RunHost) -> None:
-        """Let runs come to their end, or park them as soon as somebody is in a hurry."""
+        """Drain the runs; park them as soon as a second interrupt arrives."""
         draining = asyncio.ensure_future(host.close())
-        hurrying = asyncio.ensure_future(self._hurry.wait())
-        await asyncio.wait({draining, hurrying}, return_when=asyncio.FIRST_COMPLETED)
-        hurrying.cancel()
+        interrupted = asyncio.ensure_future(self._second_interrupt.wait())
+        await asyncio.wait({draining, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        interrupted.cancel()
         if draining.done():
             draining.result()
             return
@@ -258,62 +272,62 @@ class ServerProcess(uvicorn.Server):
         await host.close(0)
 
 
-class Answered:
-    """The app, whose answers are uvicorn's to cancel when the server closes: what has not begun by then is refused."""
+class ShutdownResponder:
+    """Wraps the app: a request that uvicorn cancels at shutdown is answered with 503 if no response has begun."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
-        async def seen(message: Message) -> None:
+        async def observe(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
             await send(message)
 
         try:
-            await self._app(scope, receive, seen)
+            await self._app(scope, receive, observe)
         except asyncio.CancelledError:
             if scope["type"] != "http":
                 raise
-            if not has_begun:  # else the connection is closed in the middle, which is all that can be said
-                await refuse(_closed(), scope, receive, send)
+            if not has_begun:  # else closing the connection midway is the only signal left
+                await send_error(_closed(), scope, receive, send)
 
 
 def _closed() -> ApiError:
-    message = "the server has closed before it could answer; what was begun is kept, and is in the list of runs"
+    message = "the server shut down before it could answer; a run that was started is kept, and is in the list of runs"
     return ApiError(503, message, headers={"x-should-retry": "false"})
 
 
-class PatientProtocol(H11Protocol):
-    """HTTP/1.1, that does not wait for ever for the rest of a request's head."""
+class HeaderTimeoutProtocol(H11Protocol):
+    """HTTP/1.1 with a timeout for a request's head."""
 
     headers_s = HEADERS_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there; it is looked at now and then until it is gone."""
+        """Start checking the connection periodically until it is lost."""
         super().connection_made(transport)
-        self._look = self.loop.call_later(self.headers_s, self._look_again, None)
+        self._timer = self.loop.call_later(self.headers_s, self._check_head, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
-        self._look.cancel()
+        """Stop checking the connection."""
+        self._timer.cancel()
         super().connection_lost(exc)
 
-    def _look_again(self, before: object) -> None:
-        """Close the connection if, since the last look, a head was being waited for, and the same one."""
+    def _check_head(self, before: object) -> None:
+        """Close the connection if it has been waiting for the same head since the last check."""
         cycle: Any = self.cycle
-        is_idle = self.timeout_keep_alive_task is not None  # then uvicorn's own clock is running
+        is_idle = self.timeout_keep_alive_task is not None  # then uvicorn's keep-alive timeout applies
         waits_for_head = not is_idle and (cycle is None or cycle.response_complete)
         if waits_for_head and (cycle is None or cycle is before):
             self.transport.close()
             return
-        self._look = self.loop.call_later(self.headers_s, self._look_again, cycle if waits_for_head else None)
+        self._timer = self.loop.call_later(self.headers_s, self._check_head, cycle if waits_for_head else None)
 
 
-def configured(app: App, **given: Any) -> uvicorn.Config:
-    """How uvicorn is to serve the app: nothing is believed of proxies, nothing is said of what it is."""
+def configured(app: ASGIApp, **given: Any) -> uvicorn.Config:
+    """Return the uvicorn configuration: proxy headers are not trusted, and no Server header is sent."""
     bounds = {"limit_concurrency": MAX_CONNECTIONS, "timeout_keep_alive": 15, "timeout_graceful_shutdown": CLOSING_S}
     quiet = {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}
-    return uvicorn.Config(app, http=PatientProtocol, ws="none", lifespan="on", **{**bounds, **quiet, **given})
+    return uvicorn.Config(app, http=HeaderTimeoutProtocol, ws="none", lifespan="on", **{**bounds, **quiet, **given})

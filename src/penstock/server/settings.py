@@ -1,6 +1,6 @@
-"""What an operator decides about the server, checked when it is said.
+"""The operator's settings of the server, validated on construction.
 
-Pure data: reads no file and no environment by itself; `from_env` is given one.
+Pure data: reads no environment of its own; `from_env` receives one, and reads the token file that it names.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from penstock import checks
 from penstock.errors import InvalidValue
 from penstock.server.auth import Token, TokensMissing, parse_tokens
 
@@ -23,22 +24,23 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where to listen, whom to let in, and how much one request may ask for."""
+    """Listening address, access, and limits of requests."""
 
     host: str = "127.0.0.1"
     port: int = 8642
+    """0 for any free port."""
     tokens: tuple[Token, ...] = ()
-    """Who may come in. Without any, everybody on this machine is the admin `local`, and nobody else is let in."""
+    """Accepted tokens. Without any, every client on this machine is the admin `local`, and no others are accepted."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names under which the server is reached, besides loopback and `host`: what else a Host header may say."""
+    """Values of the Host header to accept besides loopback and `host`: other names of this server."""
     allowed_origins: tuple[str, ...] = ()
-    """Other origins that an Origin header may name, such as that of a proxy in front; the server's own always may.
+    """Values of the Origin header to accept besides the server's own, such as the origin of a proxy in front.
 
-    Browsers are not told so: without CORS, a page there cannot read the answers by itself."""
+    No CORS headers are sent, so a page of such an origin cannot read the responses itself."""
     max_body_bytes: int = 2 * MiB
     max_attachment_bytes: int = 20 * MiB
     max_buffered_bytes: int = 256 * MiB
-    """All bodies together that are being received."""
+    """Total size of all bodies being received."""
     body_timeout_s: float = 30.0
     """How long a body may take to arrive."""
     max_json_depth: int = 64
@@ -46,46 +48,45 @@ class ServerSettings:
     max_headers: int = 100
     max_header_bytes: int = 32 * 1024
     max_target_bytes: int = 4_096
-    """The path and the query together."""
+    """Maximum length of path and query together."""
     max_requests: int = 1_900
-    """All that are under way at once, streams among them; fewer than connections, so that it is said properly."""
+    """Maximum concurrent requests, streams included; below the connection limit, so that refusals are JSON."""
     max_streams: int = 1_000
     max_streams_per_user: int = 100
     max_mcp_sessions: int = 1_000
     max_mcp_sessions_per_user: int = 100
     mcp_idle_s: float = 1_800.0
-    """How long a session of MCP is kept in which nothing is under way."""
+    """How long an MCP session without active requests is kept."""
     heartbeat_s: float = 15.0
-    """How long a stream is silent before it says that it is there, and goes without a look at its token."""
+    """Interval at which an idle stream sends a heartbeat, and at which the expiry of its token is checked."""
     ready_timeout_s: float = 2.0
 
     def __post_init__(self) -> None:
-        if not 0 <= _whole("port", self.port) <= 65_535:
-            raise InvalidValue("port", self.port, "a number from 0 to 65535; 0 takes any that is free")
+        checks.integer("port", self.port, maximum=65_535)
         for name in _LIMITS:
-            if _whole(name, getattr(self, name)) < 1:
-                raise InvalidValue(name, getattr(self, name), "at least 1")
+            checks.integer(name, getattr(self, name), minimum=1)
         for name in ("body_timeout_s", "mcp_idle_s", "heartbeat_s", "ready_timeout_s"):
-            if not _is_time(getattr(self, name)):
-                raise InvalidValue(name, getattr(self, name), "a number of seconds from 0.001 to 86400")
+            checks.number(name, getattr(self, name), minimum=0.001, maximum=86_400)
         _check_each("allowed_hosts", self.allowed_hosts, HOST, "names such as penstock.example, without a port")
         _check_each("allowed_origins", self.allowed_origins, ORIGIN, "origins such as https://penstock.example")
         if not is_loopback(self.host) and not self.tokens:
-            expected = "a loopback address, such as 127.0.0.1, for as long as there are no tokens"
+            expected = "a loopback address such as 127.0.0.1, because no tokens are configured"
             raise InvalidValue("host", self.host, expected)
 
     @property
     def hosts(self) -> frozenset[str]:
-        """What a Host header may say, without the port."""
+        """Accepted values of the Host header, without the port."""
         own = f"[{self.host}]" if ":" in self.host else self.host
         wildcard = {"0.0.0.0", "[::]"}
         return frozenset({*LOOPBACK_HOSTS, own.lower(), *self.allowed_hosts} - wildcard)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **given: Any) -> ServerSettings:
-        """The settings in PENSTOCK_HOST, PENSTOCK_PORT, PENSTOCK_ALLOWED_HOSTS, PENSTOCK_ALLOWED_ORIGINS (lists with
-        commas), PENSTOCK_TOKENS (as `parse_tokens` reads lines) and PENSTOCK_TOKENS_FILE; what is `given` counts more.
-        TokensMissing if tokens are named, and there are none.
+        """Read settings from the environment; `given` takes precedence.
+
+        Variables: PENSTOCK_HOST, PENSTOCK_PORT, PENSTOCK_ALLOWED_HOSTS, PENSTOCK_ALLOWED_ORIGINS (comma-separated),
+        PENSTOCK_TOKENS (lines for `parse_tokens`) and PENSTOCK_TOKENS_FILE. Raises TokensMissing if a source of tokens
+        is set and contains none.
         """
         found: dict[str, Any] = {}
         if "PENSTOCK_HOST" in environ:
@@ -94,17 +95,17 @@ class ServerSettings:
             found["port"] = _number("PENSTOCK_PORT", environ["PENSTOCK_PORT"])
         for name in ("allowed_hosts", "allowed_origins"):
             if listed := environ.get(f"PENSTOCK_{name.upper()}"):
-                found[name] = tuple(one.strip().lower() for one in listed.split(",") if one.strip())
+                found[name] = tuple(item.strip().lower() for item in listed.split(",") if item.strip())
         if tokens := tokens_in(environ):
             found["tokens"] = tokens
         return cls(**{**found, **given})
 
 
-_LIMITS = tuple(one.name for one in fields(ServerSettings) if one.name.startswith("max_"))
+_LIMITS = tuple(field.name for field in fields(ServerSettings) if field.name.startswith("max_"))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Whether an address can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -114,7 +115,7 @@ def is_loopback(host: str) -> bool:
 
 
 def tokens_in(environ: Mapping[str, str]) -> tuple[Token, ...]:
-    """The tokens in PENSTOCK_TOKENS, and those in the file that PENSTOCK_TOKENS_FILE names; none if neither is set."""
+    """Read the tokens in PENSTOCK_TOKENS and in the file PENSTOCK_TOKENS_FILE; none if neither is set."""
     lines = environ.get("PENSTOCK_TOKENS", "").splitlines()
     if file := environ.get("PENSTOCK_TOKENS_FILE"):
         try:
@@ -134,17 +135,7 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _whole(name: str, value: object) -> int:
-    if type(value) is not int:
-        raise InvalidValue(name, value, "a whole number")
-    return value
-
-
-def _is_time(value: object) -> bool:
-    return type(value) in {int, float} and 0.001 <= value <= 86_400  # type: ignore[operator]
-
-
 def _check_each(name: str, values: tuple[str, ...], pattern: re.Pattern[str], expected: str) -> None:
-    for one in values:
-        if not pattern.fullmatch(str(one)):
-            raise InvalidValue(name, one, expected)
+    for value in values:
+        if not pattern.fullmatch(str(value)):
+            raise InvalidValue(name, value, expected)

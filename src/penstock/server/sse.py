@@ -1,11 +1,11 @@
-"""A run's events as a stream that can be taken up again anywhere.
+"""Streaming responses, and a run's events as a stream that a client can resume at any event.
 
-A reader is a place in the log and nothing else: no queue stands between a run and who watches it. A page is read when
-the last one has gone out, so a client that does not read costs one small page and its socket's buffer, delays nobody,
-and is told everything if it comes back. What a model wrote is data: framing is ours alone.
+A subscriber is only a position in the log: there is no queue between a run and its subscribers. A page is read when
+the previous one has been sent, so a client that does not read costs one small page and its socket's buffer, delays
+neither the run nor other clients, and misses nothing if it reconnects. Text of a model is always data, never framing.
 
-A server's `send` returns quietly when nobody is there any more, so a stream that only sent would never notice. Each
-watches `receive` beside it, and ends as soon as its client leaves, the run is over, or the server closes.
+An ASGI server's `send` returns without an error after a disconnect, so a stream that only sends would not notice it.
+Each stream also awaits `receive`, and ends as soon as its client disconnects, the run is over, or the server closes.
 """
 
 from __future__ import annotations
@@ -15,39 +15,44 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any, Literal, Protocol, TypeVar
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from penstock.errors import PenstockError
+from penstock.hosting.event_data import LAST_EVENTS
 from penstock.hosting.ports import EventStore, RunStore
 from penstock.hosting.records import ENDED, HostedEvent, RunRecord
 from penstock.server.auth import User
-from penstock.server.errors import ApiError, api_error
-from penstock.server.guards.asgi import Receive, Scope, Send
-from penstock.server.guards.envelope import fault
+from penstock.server.errors import ApiError, api_error, fault_location
 from penstock.server.metrics import Metrics
-from penstock.server.outages import public
 from penstock.server.settings import ServerSettings
+from penstock.server.unavailable import public
 
 LOG = logging.getLogger("penstock.server")
 
 PAGE = 64
 CHUNK_BYTES = 32 * 1024
-"""So much is made ready at once; an event that is larger goes alone."""
+"""Maximum size of one piece sent to a client; a larger event is sent alone."""
 RETRY_MS = 2_000
 FIRST_PAUSE_S = 0.01
 HEARTBEAT = b":\n\n"
-ENDS = frozenset({"run.completed", "run.failed", "run.halted", "run.cancelled", "run.parked"})
-"""What a run says last, for as long as nobody resumes it."""
+CLOSING = "the server is shutting down; retry in a moment"
+DISCONNECTED = "the client disconnected"
+"""Reason of a cancel request for a run whose client disconnected."""
+CLIENT_CLOSED_REQUEST = 499
+"""Status recorded for a request whose client disconnected; it is never received."""
+
+T = TypeVar("T")
 
 _TYPE = re.compile(r"[a-z0-9_.-]{1,100}")
 
 
 class LogStores(Protocol):
-    """Where runs and their events are."""
+    """Stores of runs and of their events."""
 
     @property
     def runs(self) -> RunStore: ...
@@ -57,17 +62,17 @@ class LogStores(Protocol):
 
 
 def event_json(event: HostedEvent) -> dict[str, Any]:
-    """One event, as streams and pages show it."""
+    """Return an event as JSON, for streams and pages."""
     return {"seq": event.seq, "at_ms": event.at_ms, "type": event.type, "data": dict(public(event).data)}
 
 
 def frame(event: HostedEvent) -> bytes:
-    """One event on the wire: its seq is the id, and its data one line of JSON."""
+    """Encode an event as an SSE frame: its seq is the id, its data one line of JSON."""
     return framed(event_json(event), event=event.type, id=str(event.seq))
 
 
 def framed(data: Any, *, event: str | None = None, id: str | None = None) -> bytes:
-    """Anything as one event: JSON escapes line ends and NUL, so that nothing inside can end it early."""
+    """Encode any value as one SSE frame; JSON escapes line ends and NUL, so no value can end the frame early."""
     name = f"event: {event}\n" if event is not None and _TYPE.fullmatch(event) else ""
     number = f"id: {id}\n" if id is not None else ""
     return f"{number}{name}data: ".encode() + _json(data) + b"\n\n"
@@ -76,89 +81,88 @@ def framed(data: Any, *, event: str | None = None, id: str | None = None) -> byt
 def _json(data: Any) -> bytes:
     try:
         return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
-    except UnicodeEncodeError:  # half of a surrogate pair, which only an escape can carry
+    except UnicodeEncodeError:  # an unpaired surrogate, which only an escape can represent
         return json.dumps(data, separators=(",", ":")).encode("ascii")
 
 
 async def follow(stores: LogStores, run_id: str, after: int, heartbeat_s: float) -> AsyncGenerator[bytes, None]:
-    """The run's events after that one, in frames, until it has ended or is parked; a heartbeat where there is none."""
+    """Yield frames of the run's events after `after` until it has ended or is parked, and heartbeats while idle."""
     yield f"retry: {RETRY_MS}\n\n".encode()
     place, pause_s = after, FIRST_PAUSE_S
     while True:
-        # The page itself is let go before anything waits for the client: it keeps a chunk, not what it was cut from.
+        # Keep no reference to the page while the client is awaited: a slow client holds one chunk, not a page.
         chunk, place = _chunk(await stores.events.read(run_id, place, PAGE), place)
         if chunk:
             pause_s = FIRST_PAUSE_S
             yield chunk
             continue
-        standing = await _standing(stores, run_id, place)
-        if standing == "over" or (standing == "overdue" and pause_s >= heartbeat_s):
+        phase = await _phase(stores, run_id, place)
+        if phase == "over" or (phase == "overdue" and pause_s >= heartbeat_s):
             return
-        pause_s = heartbeat_s if standing == "going" else min(pause_s * 2, heartbeat_s)
+        pause_s = heartbeat_s if phase == "active" else min(pause_s * 2, heartbeat_s)
         if not await stores.events.wait(run_id, place, pause_s) and pause_s == heartbeat_s:
             yield HEARTBEAT
 
 
 async def is_over(stores: LogStores, run: RunRecord, place: int) -> bool:
-    """Whether a run has ended with that event; nothing comes behind it, unless somebody lets the run go on."""
-    return run.status in ENDED and await _standing(stores, run.id, place) == "over"
+    """Whether the run has ended with that event; no event follows unless the run is resumed."""
+    return run.status in ENDED and await _phase(stores, run.id, place) == "over"
 
 
 def _chunk(page: Sequence[HostedEvent], place: int) -> tuple[bytes, int]:
-    """As many events as go out at once, and the place behind them; the rest is read again."""
+    """Return the frames to send next and the position after them; the rest of the page is read again."""
     chunk = bytearray()
     for event in page:
-        one = frame(event)
-        if chunk and len(chunk) + len(one) > CHUNK_BYTES:
+        encoded = frame(event)
+        if chunk and len(chunk) + len(encoded) > CHUNK_BYTES:
             break
-        chunk += one
+        chunk += encoded
         place = event.seq
     return bytes(chunk), place
 
 
-async def _standing(stores: LogStores, run_id: str, place: int) -> Literal["going", "ending", "overdue", "over"]:
-    """Whether more is to come. A run's last word and its status are written one after the other: both are waited for.
+async def _phase(stores: LogStores, run_id: str, place: int) -> Literal["active", "ending", "overdue", "over"]:
+    """Return whether more events follow. A run's final event and its status are written separately: both are awaited.
 
-    A status whose word does not come is overdue; then there is none.
+    "overdue" means that the status is final but the final event is missing; if it stays so, there is none.
     """
     run = await stores.runs.get(run_id)
     newest = await stores.events.last_seq(run_id)
     if run is None:
         return "over"
     if newest > place:
-        return "going"
-    told = await stores.events.read(run_id, max(newest - 1, 0), 1)
-    is_resting = run.status in ENDED or run.status == "parked"
-    has_said_so = bool(told) and told[-1].type in ENDS
-    if is_resting:
-        return "over" if has_said_so else "overdue"
-    return "ending" if has_said_so else "going"
+        return "active"
+    events = await stores.events.read(run_id, max(newest - 1, 0), 1)
+    has_final_event = bool(events) and events[-1].type in LAST_EVENTS
+    if run.status in ENDED or run.status == "parked":
+        return "over" if has_final_event else "overdue"
+    return "ending" if has_final_event else "active"
 
 
 class Streams:
-    """The streams that are open: how many, whose, and how they are all ended."""
+    """Counts the open streams, in total and by user, and ends them all at shutdown."""
 
     def __init__(self, settings: ServerSettings, metrics: Metrics) -> None:
         self.heartbeat_s = settings.heartbeat_s
-        self._most = settings.max_streams
-        self._most_per_user = settings.max_streams_per_user
+        self._max_streams = settings.max_streams
+        self._max_per_user = settings.max_streams_per_user
         self._metrics = metrics
         self._open: Counter[str] = Counter()
         self._closing: asyncio.Event | None = None
         self._is_closed = False
 
     def enter(self, user: str) -> None:
-        """Count one more; ApiError if there are too many."""
+        """Count one more stream; raises ApiError if there are too many (429) or the server is closing (503)."""
         if self._is_closed:
-            raise ApiError(503, "the server is closing; ask again", retry_after_s=2)
-        if self._open.total() >= self._most or self._open[user] >= self._most_per_user:
-            message = f"there may be {self._most_per_user} open streams for each user, and {self._most} in all"
+            raise ApiError(503, CLOSING, retry_after_s=2)
+        if self._open.total() >= self._max_streams or self._open[user] >= self._max_per_user:
+            message = f"at most {self._max_per_user} open streams per user and {self._max_streams} in total are allowed"
             raise ApiError(429, message, retry_after_s=5)
         self._open[user] += 1
         self._metrics.open_streams += 1
 
     def leave(self, user: str) -> None:
-        """One less."""
+        """Count one stream less."""
         self._open[user] -= 1
         if not self._open[user]:
             del self._open[user]
@@ -166,7 +170,7 @@ class Streams:
 
     @contextmanager
     def place(self, user: str) -> Iterator[None]:
-        """Take the place of a stream before anything is begun for it; if none is made in here, it is given back."""
+        """Reserve a stream before anything is started for it; an exception in the block releases the reservation."""
         self.enter(user)
         try:
             yield
@@ -176,7 +180,7 @@ class Streams:
         self._metrics.streams += 1
 
     def closing(self) -> asyncio.Event:
-        """Set when all streams are to end."""
+        """Return the event that is set when all streams must end."""
         if self._closing is None:
             self._closing = asyncio.Event()
             if self._is_closed:
@@ -184,16 +188,76 @@ class Streams:
         return self._closing
 
     def close(self) -> None:
-        """End all streams; their clients come back when the server does."""
+        """End all streams; their clients reconnect when the server is back."""
         self._is_closed = True
         self.closing().set()
 
 
-class EventStream(Response):
-    """An answer that goes on: frames, for as long as somebody reads them.
+class ClientDisconnected(Exception):
+    """The client closed the connection before the response was complete."""
 
-    Its place among the open streams was taken before, by `Streams.place`, so that nothing is started for a stream that
-    cannot be; it is given back here.
+
+class ServerShutdown(Exception):
+    """The server is shutting down, and all streams must end."""
+
+
+async def first_done(*tasks: asyncio.Future[Any]) -> set[asyncio.Future[Any]]:
+    """Wait until a task is done, and return those that are; the others are cancelled, and have ended on return."""
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await _cancel(*tasks)
+    return done
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`; if the client disconnects first, cancel it and raise ClientDisconnected."""
+    working = asyncio.ensure_future(work)
+    if working in await first_done(working, asyncio.ensure_future(_disconnect(receive))):
+        return working.result()
+    raise ClientDisconnected
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def with_heartbeats(items: AsyncGenerator[T, None], streams: Streams) -> AsyncGenerator[T | None, None]:
+    """Yield the items, and None after each heartbeat interval without one; raise ServerShutdown on shutdown."""
+    async with aclosing(items):
+        closing = asyncio.ensure_future(streams.closing().wait())
+        coming = asyncio.ensure_future(anext(items))
+        try:
+            while True:
+                await asyncio.wait({coming, closing}, timeout=streams.heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
+                if coming.done():
+                    try:
+                        item = coming.result()
+                    except StopAsyncIteration:
+                        return
+                    coming = asyncio.ensure_future(anext(items))
+                    yield item
+                elif closing.done():
+                    raise ServerShutdown
+                else:
+                    yield None
+        finally:
+            # `items` must not be running when `aclosing` closes it.
+            await _cancel(coming, closing)
+
+
+class EventStream(Response):
+    """A streaming response: sends frames until they end, the client disconnects or the server closes.
+
+    The stream was reserved before, by `Streams.place`, so that nothing is started for a stream over the limit; the
+    reservation is released here.
     """
 
     def __init__(
@@ -202,11 +266,15 @@ class EventStream(Response):
         streams: Streams,
         user: User,
         *,
-        on_left: Callable[[], Awaitable[object]] | None = None,
+        on_disconnect: Callable[[], Awaitable[object]] | None = None,
         headers: Mapping[str, str] | None = None,
         media_type: str = "text/event-stream",
+        reports_shutdown: bool = False,
     ) -> None:
-        """`on_left` is called if the client leaves before the frames have come to their end."""
+        """Create the response; `on_disconnect` is called if the client disconnects before the frames end.
+
+        With `reports_shutdown`, the frames themselves end when the server closes, such as by `with_heartbeats`.
+        """
         self.status_code = 200
         self.background = None
         self.media_type = media_type
@@ -215,57 +283,45 @@ class EventStream(Response):
         self._frames = frames
         self._streams = streams
         self._user = user.name
-        self._on_left = on_left
+        self._on_disconnect = on_disconnect
+        self._reports_shutdown = reports_shutdown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            has_left = await self._run(receive, send)
+            await cancel_on_disconnect(receive, self._send_all(send))
+            return
+        except (ClientDisconnected, OSError):  # some servers raise OSError when they send after a disconnect
+            pass
         finally:
-            self._streams.leave(self._user)
-            await self._frames.aclose()
-        if has_left and self._on_left is not None:
-            await self._on_left()
+            self._streams.leave(self._user)  # before the callback, which may wait for a store
+        if self._on_disconnect is not None:
+            await self._on_disconnect()
 
-    async def _run(self, receive: Receive, send: Send) -> bool:
-        """Send until one of three is over; whether it was the client that left."""
-        sending = asyncio.ensure_future(self._send(send))
-        leaving = asyncio.ensure_future(_left(receive))
-        closing = asyncio.ensure_future(self._streams.closing().wait())
-        tasks = {sending, leaving, closing}
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        if not sending.cancelled():
-            sending.result()
-            return False
-        if closing.done() and not closing.cancelled():
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-            return False
-        return True
-
-    async def _send(self, send: Send) -> None:
+    async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._frames):
+            if self._reports_shutdown:
+                await self._send_frames(send)
+            else:
+                sending = asyncio.ensure_future(self._send_frames(send))
+                closing = asyncio.ensure_future(self._streams.closing().wait())
+                if sending in await first_done(sending, closing):
+                    sending.result()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_frames(self, send: Send) -> None:
         try:
-            async for one in self._frames:
-                await send(_body(one))
-                # Where nothing has to be waited for, the others, and the look for a client that left, get their turn.
+            async for content in self._frames:
+                await send(_body(content))
+                # If neither await suspends, yield here, so that other tasks and the disconnect watcher run.
                 await asyncio.sleep(0)
         except PenstockError as error:
-            # The status is out; what went wrong is told as an event without an id, so that the place stays.
-            said = api_error(error)
-            if said.status == 500:
-                LOG.error("a stream failed: %s", fault(error))
-            await send(_body(framed({"code": said.code, "message": str(said)}, event="error")))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            # The status is already sent; report the error as an event without an id, which keeps the client's position.
+            known = api_error(error)
+            if known.status == 500:
+                LOG.error("a stream failed: %s", fault_location(error))
+            await send(_body(framed({"code": known.code, "message": str(known)}, event="error")))
 
 
 def _body(content: bytes) -> dict[str, Any]:
     return {"type": "http.response.body", "body": content, "more_body": True}
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

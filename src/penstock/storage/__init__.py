@@ -1,11 +1,11 @@
-"""What outlives a process.
+"""Persistent storage.
 
-Adapters of the ports that are declared where they are used. Nothing here is loaded before it is asked for by name.
+Adapters for the ports, which are declared where they are used. Each name is imported on first use.
 
-- open_stores, Stores: all that a service keeps, by URL
-- migrate, schema_version, newest_version: the version of a database
+- open_stores, Stores: all stores of a service, by URL
+- migrate, schema_version, newest_version: the schema version of a database
 - SqliteLedgerStore, PostgresLedgerStore: a budget that several processes share
-- StoreCorrupt: a row that cannot be read back
+- StoreCorrupt: a row that cannot be decoded
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.storage.postgres_ledger import PostgresLedgerStore
-    from penstock.storage.sql.codec import StoreCorrupt
-    from penstock.storage.sqlite_ledger import SqliteLedgerStore
+    from penstock.storage.codec import StoreCorrupt
+    from penstock.storage.postgres.ledger import PostgresLedgerStore
+    from penstock.storage.sqlite.ledger import SqliteLedgerStore
     from penstock.storage.stores import Stores, migrate, newest_version, open_stores, schema_version
 
 _HOME = {
-    "PostgresLedgerStore": "penstock.storage.postgres_ledger",
-    "SqliteLedgerStore": "penstock.storage.sqlite_ledger",
-    "StoreCorrupt": "penstock.storage.sql.codec",
+    "PostgresLedgerStore": "penstock.storage.postgres.ledger",
+    "SqliteLedgerStore": "penstock.storage.sqlite.ledger",
+    "StoreCorrupt": "penstock.storage.codec",
     "Stores": "penstock.storage.stores",
     "migrate": "penstock.storage.stores",
     "newest_version": "penstock.storage.stores",

@@ -1,56 +1,157 @@
-"""The rows of a ledger in a database, and what they are in `containment`.
+"""Decode the rows of a ledger into the objects of `containment`.
 
-What the ledgers of all databases have in common: names of columns, and how a row is read. It knows no database.
+Shared by the ledgers of all databases: column names, and how a row is decoded. Independent of any database.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.containment import accounts
-from penstock.containment.accounts import FIGURES, Account
-from penstock.containment.ledger import Amounts
+from penstock.containment.accounts import FIGURES, Account, Hold
+from penstock.containment.ledger import (
+    Amounts,
+    TicketRequest,
+    charged_not_held,
+    check_held,
+    check_same,
+    new_ticket,
+)
 from penstock.containment.limits import Limits
-from penstock.stops import Stop
+from penstock.containment.tickets import Queue, Ticket, UnderWay, Waiting
+from penstock.stops import Stop, StopReason
 
 CEILINGS = ("cost_nanos", "steps", "tokens", "api_calls", "retries", "time_ns")
 
 
 class Moment(NamedTuple):
-    """A reading of both clocks: monotonic time means something until the machine starts anew, wall time after that."""
+    """A reading of both clocks: monotonic time is valid until the machine reboots, wall time is used after that."""
 
     boot: str
     monotonic_ns: int
     wall_ns: int
 
     def since_opened_ns(self, row: Mapping[str, Any]) -> int:
-        """How old the account is; statements that take ask the same of every level."""
-        if row["opened_boot"] == self.boot:
-            since: int = self.monotonic_ns - row["opened_monotonic_ns"]
-        else:
-            since = self.wall_ns - row["opened_wall_ns"]
-        return max(0, since)
+        """Return the age of the account; SQL statements that take a hold compute the same for every level."""
+        return self.since_ns(Moment(row["opened_boot"], row["opened_monotonic_ns"], row["opened_wall_ns"]))
+
+    def since_ns(self, before: Moment) -> int:
+        """Return the time since another reading of the clocks."""
+        is_same_boot = before.boot == self.boot
+        return max(0, self.monotonic_ns - before.monotonic_ns if is_same_boot else self.wall_ns - before.wall_ns)
 
 
-def account_of(row: Mapping[str, Any], now: Moment, above: Account | None = None) -> Account:
-    """The account as it was read, seen at the moment 0: it was opened as long before as it is old now."""
-    account = Account(row["name"], limits_of(row), above, -now.since_opened_ns(row))
+def account_of(row: Mapping[str, Any], now: Moment, parent: Account | None = None) -> Account:
+    """Return the account of a row on a clock where now is 0: its opening time is minus its age."""
+    account = Account(row["name"], limits_of(row), parent, -now.since_opened_ns(row))
     for name in FIGURES:
         setattr(account, name, row[name])
     return account
 
 
+def accounts_of(rows: Iterable[Mapping[str, Any]], now: Moment) -> dict[int, Account]:
+    """Return accounts by id, from their rows and those of all their ancestors; see `account_of`."""
+    by_id = {row["id"]: row for row in rows}
+    made: dict[int, Account] = {}
+
+    def make(id: int) -> Account:
+        if id not in made:
+            row = by_id[id]
+            made[id] = account_of(row, now, None if row["parent"] is None else make(row["parent"]))
+        return made[id]
+
+    for id in by_id:
+        make(id)
+    return made
+
+
+class StoredQueue(Queue):
+    """A queue that was read from rows, and what is needed to write it back."""
+
+    def __init__(
+        self,
+        now: Moment,
+        account_rows: Iterable[Mapping[str, Any]],
+        ticket_rows: Sequence[Mapping[str, Any]],
+        hold_rows: Iterable[Mapping[str, Any]],
+    ) -> None:
+        """`ticket_rows` say in `is_expired` which have expired."""
+        self.accounts = accounts_of(account_rows, now)
+        self._ids = {account: id for id, account in self.accounts.items()}
+        self.asks = {row["key"]: amounts_of(row) for row in ticket_rows}
+        under_way = {}
+        for row in hold_rows:
+            amounts = row["cost_nanos"], row["tokens_in"] + row["tokens_out"], row["api_calls"]
+            under_way[row["key"]] = UnderWay(Hold(self.accounts[row["account"]], *amounts), row["under"])
+        super().__init__([self._ticket(row) for row in ticket_rows], under_way, 0)
+
+    def newcomer(
+        self,
+        key: str,
+        account: int,
+        ask: Amounts,
+        retry_drawn: bool,
+        under: str | None,
+        request: TicketRequest | None = None,
+    ) -> Ticket:
+        """Return the ticket of a call that has just come."""
+        self.asks[key] = ask
+        return new_ticket(key, self.accounts[account], ask, retry_drawn, under, request)
+
+    def account_id(self, ticket: Ticket) -> int:
+        """Return the id of a ticket's account."""
+        return self._ids[ticket.account]
+
+    def _ticket(self, row: Mapping[str, Any]) -> Ticket:
+        request = TicketRequest(row["run"], row["owner"])
+        account, retry_drawn = self.accounts[row["account"]], bool(row["retry_drawn"])
+        ticket = new_ticket(row["key"], account, amounts_of(row), retry_drawn, row["under"], request)
+        ticket.number, ticket.turn, ticket.passed = row["number"], row["turn"], row["passed"]
+        ticket.state, ticket.reason, ticket.is_expired = row["state"], stop_of(row["stop"]), bool(row["is_expired"])
+        return ticket
+
+
+def is_held(key: str, known: Mapping[str, Any] | None, account: str, ask: Amounts) -> bool:
+    """Whether exactly this is held, by the hold row of the key; KeyTaken if the key was used for something else."""
+    if known is None or known["state"] == "withdrawn":
+        return False
+    if known["state"] == "charged":
+        raise charged_not_held(key)
+    check_held(key, known["state"])
+    check_same("hold", key, (known["name"], amounts_of(known)), (account, ask))
+    return True
+
+
+def waiting_of(row: Mapping[str, Any]) -> Waiting:
+    """Return the answer to a call that still waits, from the row of its ticket."""
+    return Waiting(stop_of(row["stop"]), row["number"])
+
+
+def stop_text(stop: Stop | None) -> str:
+    """Return a stop as JSON."""
+    assert stop is not None, "who has a ticket was refused before"
+    return json.dumps(asdict(stop))
+
+
+def stop_of(text: str) -> Stop:
+    """Return the stop in a JSON text."""
+    fields = json.loads(text)
+    return Stop(**{**fields, "reason": StopReason(fields["reason"])})
+
+
 def names_of_aged(rows: Iterable[Mapping[str, Any]], age_ns: int, now: Moment) -> list[str]:
-    """Those of accounts that are at least so old, of rows in the order they were opened in."""
+    """Return the names of the accounts that are at least `age_ns` old; rows are in the order they were opened."""
     return [row["name"] for row in takewhile(lambda row: now.since_opened_ns(row) >= age_ns, rows)]
 
 
 def refusal_of(levels: Sequence[Mapping[str, Any]], ask: Amounts, retry_drawn: bool, now: Moment) -> Stop:
-    """What refuses the call, from the account and those above it as they were read, the nearest first."""
+    """Return the stop that refuses the call, from the rows of the account and its ancestors, the nearest first."""
     nearest: Account | None = None
     for row in reversed(levels):
         nearest = account_of(row, now, nearest)
@@ -60,34 +161,34 @@ def refusal_of(levels: Sequence[Mapping[str, Any]], ask: Amounts, retry_drawn: b
     return stop
 
 
-def fits_anywhere(ask: Amounts) -> bool:
-    """Whether a budget could have that much, and so a column."""
+def fits_columns(ask: Amounts) -> bool:
+    """Whether the amounts are within what an unlimited budget, and so a column, can hold."""
     taken = accounts.hold(Account(""), ask.cost_nanos, ask.tokens_in + ask.tokens_out, ask.api_calls, 0)
     return not isinstance(taken, Stop)
 
 
 def limits_of(row: Mapping[str, Any]) -> Limits:
-    """The ceilings in a row of an account."""
+    """Return the ceilings in an account row."""
     return Limits(**{name: row[f"max_{name}"] for name in CEILINGS})
 
 
-def asked_of(hold: Mapping[str, Any]) -> Amounts:
-    """What was asked for, in a row of a hold."""
+def amounts_of(hold: Mapping[str, Any]) -> Amounts:
+    """Return the requested amounts in a hold row."""
     return Amounts(hold["cost_nanos"], hold["tokens_in"], hold["tokens_out"], hold["api_calls"])
 
 
 def columns_of(amounts: Amounts) -> tuple[int, int, int, int]:
-    """The amounts in the order of their columns."""
+    """Return the amounts in column order."""
     return amounts.cost_nanos, amounts.tokens_in, amounts.tokens_out, amounts.api_calls
 
 
 def figures_of(account: Account) -> dict[str, int]:
-    """The figures of an account by the names of their columns."""
+    """Return the figures of an account by column name."""
     return {name: getattr(account, name) for name in FIGURES}
 
 
 def boot_id() -> str:
-    """What is the same in every process until the machine starts anew; where nothing says so, of this store alone."""
+    """Return an id that all processes share until the machine reboots; where the system has none, a random one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

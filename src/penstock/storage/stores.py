@@ -1,8 +1,11 @@
-"""All stores of a service, by one URL.
+"""All stores of a service, opened by one URL.
 
 memory:                     nothing survives the process
-sqlite:///folder/file.db    a file, from the current folder; sqlite:////folder/file.db from the root; or a plain path
+sqlite:///folder/file.db    a file, relative to the current folder; sqlite:////folder/file.db is absolute; or a path
 postgresql://…              a PostgreSQL server
+
+Inside a transaction the stores of a database are the same classes over a database that joins the open transaction: each
+of their transaction bodies runs in that transaction instead of its own.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from penstock.chat.ports import ChatStore
@@ -24,35 +28,41 @@ from penstock.errors import InvalidValue, LedgerUnavailable
 from penstock.hosting.ports import ApprovalStore, CancelStore, EventStore, GraphStore, RunStore, StoreUnavailable
 from penstock.nodes.memory import MemoryStore
 from penstock.runtime.durable.ports import JournalStore
-from penstock.storage import sqlite_file
-from penstock.storage.databases import versions
-from penstock.storage.databases.port import Database
+from penstock.storage import versions
 from penstock.storage.memory import MemoryStores
+from penstock.storage.port import Database, T, Transaction, TransactionBody, Unit
 from penstock.storage.sql.approvals import SqlApprovalStore, SqlCancelStore
 from penstock.storage.sql.chats import SqlChatStore
-from penstock.storage.sql.events import SqlEventStore
+from penstock.storage.sql.events import SqlEventStore, SqlJournalStore
 from penstock.storage.sql.graphs import SqlGraphStore
-from penstock.storage.sql.journal import SqlJournalStore
 from penstock.storage.sql.memories import SqlMemoryStore
 from penstock.storage.sql.runs import SqlRunStore
-from penstock.storage.sqlite_ledger import SCHEMA as LEDGER_SCHEMA
-from penstock.storage.sqlite_ledger import SqliteLedgerStore
+from penstock.storage.sqlite import file
+from penstock.storage.sqlite.ledger import SCHEMA as LEDGER_SCHEMA
+from penstock.storage.sqlite.ledger import SqliteLedgerStore
 
 if TYPE_CHECKING:
-    from penstock.storage.databases.postgres import PostgresDatabase
-    from penstock.storage.postgres_ledger import PostgresLedgerStore
+    from penstock.storage.postgres.database import PostgresDatabase
+    from penstock.storage.postgres.ledger import PostgresLedgerStore
+
+
+class Transact(Protocol):
+    """Runs a unit of work in one transaction."""
+
+    async def __call__(self, unit: Unit[T], *, inline: bool = False) -> T: ...
+
 
 Ledger = TypeVar("Ledger", bound="SqliteLedgerStore | PostgresLedgerStore")
 
-SHAPE = "memory:, sqlite:///path, postgresql://…, or the path of a file"
+EXPECTED_URL = "memory:, sqlite:///path, postgresql://…, or the path of a file"
 
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Everything that a service keeps, in one place; an async context manager that closes itself."""
+    """All stores of a service; an async context manager that closes them."""
 
     url: str
-    """Where it is, without a password."""
+    """The URL of the stores, without a password."""
     runs: RunStore
     events: EventStore
     graphs: GraphStore
@@ -62,10 +72,20 @@ class Stores:
     chats: ChatStore
     memories: MemoryStore
     ledger: LedgerStore
+    _transact: Transact = field(repr=False)
     _closing: AsyncExitStack = field(default_factory=AsyncExitStack, repr=False)
 
+    async def transaction(self, unit: Unit[T], *, inline: bool = False) -> T:
+        """Run the unit in one transaction over the stores it receives, and return its result after the commit.
+
+        If the unit raises, the transaction is rolled back. It may run more than once, so it must only use those stores:
+        runs, events, graphs, approvals, cancels, journal and chats. With `inline` it may run on the event loop; see
+        `Database.write`.
+        """
+        return await self._transact(unit, inline=inline)
+
     async def close(self) -> None:
-        """Finish what was asked for, and give everything back; closing twice is closing once."""
+        """Finish pending operations and release all resources; idempotent."""
         await self._closing.aclose()
 
     async def __aenter__(self) -> Self:
@@ -78,20 +98,20 @@ class Stores:
 
 
 async def open_stores(url: str, *, clock: Clock = SYSTEM_CLOCK, fsync: bool = False) -> Stores:
-    """Open every store of that URL; what is new and empty is made. StoreUnavailable says why one cannot be opened.
+    """Open the stores of a URL, creating the tables of a new database; StoreUnavailable says why one cannot be opened.
 
-    `fsync` is for SQLite: every commit waits for the disk, so that what was answered survives a power cut too.
+    `fsync` is for SQLite: every commit waits for the disk, so that committed data survives a power failure too.
     """
     scheme = scheme_of(url)
     if scheme == "memory":
-        return _in_memory(clock)
+        return _open_memory(clock)
     if scheme == "postgresql":
-        return await _in_postgres(url, clock)
-    return await _in_sqlite(url, clock, fsync)
+        return await _open_postgres_stores(url, clock)
+    return await _open_sqlite(url, clock, fsync)
 
 
 async def migrate(url: str) -> int:
-    """Bring a database to the newest version, all of it or nothing; the version it is of then."""
+    """Upgrade a database to the newest version in one transaction, and return that version."""
     if scheme_of(url) == "memory":
         return versions.newest()
     if scheme_of(url) == "sqlite":
@@ -100,7 +120,7 @@ async def migrate(url: str) -> int:
 
 
 async def schema_version(url: str) -> int:
-    """Of what version a database is; 0 if it is not there, or empty."""
+    """Return the schema version of a database; 0 if it does not exist or is empty."""
     if scheme_of(url) == "memory":
         return versions.newest()
     if scheme_of(url) == "sqlite":
@@ -109,24 +129,24 @@ async def schema_version(url: str) -> int:
 
 
 def newest_version() -> int:
-    """The version that this Penstock makes and reads."""
+    """Return the schema version that this Penstock creates and reads."""
     return versions.newest()
 
 
 def scheme_of(url: str) -> str:
-    """Which kind of store it is: memory, sqlite or postgresql."""
+    """Return the kind of store: memory, sqlite or postgresql; InvalidValue for any other URL."""
     if url in ("memory:", "memory://"):
         return "memory"
     scheme = url.partition("://")[0] if "://" in url else "sqlite"
     if scheme in ("postgresql", "postgres"):
         return "postgresql"
     if scheme != "sqlite" or not url or url.startswith(":memory:"):
-        raise InvalidValue("url", url, SHAPE)
+        raise InvalidValue("url", url, EXPECTED_URL)
     return "sqlite"
 
 
 def sqlite_path(url: str) -> Path:
-    """The file that a URL or a plain path names."""
+    """Return the absolute path of the file that a URL or a plain path names."""
     if "://" not in url:
         return Path(url).expanduser().absolute()
     parts = urlsplit(url)
@@ -137,22 +157,22 @@ def sqlite_path(url: str) -> Path:
 
 
 def ledger_path(path: Path) -> Path:
-    """The file of the ledger that belongs to a database in that file."""
+    """Return the path of the ledger file that belongs to a database file."""
     return path.with_name(f"{path.name}.ledger")
 
 
 def hindrance(url: str) -> tuple[str, str] | None:
-    """What keeps a server from writing where a database is, or would be, and what to do; None if nothing is seen."""
+    """Return why a server cannot write to the database's location, and what to do; None if no reason is found."""
     if scheme_of(url) != "sqlite":
         return None
     path = sqlite_path(url)
-    return sqlite_file.hindrance(path) or sqlite_file.hindrance(ledger_path(path))
+    return file.hindrance(path) or file.hindrance(ledger_path(path))
 
 
 async def check_ledger(url: str) -> None:
-    """StoreUnavailable if the ledger of a database cannot be opened, or runs have spent, and it is gone.
+    """Raise StoreUnavailable if the ledger of a database cannot be opened, or is missing although runs have spent.
 
-    It is not made again, for that would be one in which nothing was spent.
+    A missing ledger is not created again, because a new one would have no spending in it.
     """
     if scheme_of(url) != "sqlite":
         return
@@ -161,88 +181,89 @@ async def check_ledger(url: str) -> None:
     if await versions.sqlite_lacks(path, ledger):
         raise StoreUnavailable(
             f"{str(ledger)!r} is gone, which has what the runs in {path.name!r} have spent; put it back from a copy: "
-            "it is not made again. An empty file of that name would begin anew, as if nothing had been spent"
+            "it is not created again. An empty file of that name would begin anew, as if nothing had been spent"
         )
     await versions.check_sqlite(ledger, LEDGER_SCHEMA)
 
 
-def _in_memory(clock: Clock) -> Stores:
-    kept = MemoryStores(clock=clock)
+def _open_memory(clock: Clock) -> Stores:
+    memory = MemoryStores(clock=clock)
     return Stores(
-        kept.url,
-        kept.runs,
-        kept.events,
-        kept.graphs,
-        kept.approvals,
-        kept.cancels,
-        kept.journal,
-        kept.chats,
-        kept.memories,
-        kept.ledger,
+        memory.url,
+        memory.runs,
+        memory.events,
+        memory.graphs,
+        memory.approvals,
+        memory.cancels,
+        memory.journal,
+        memory.chats,
+        memory.memories,
+        memory.ledger,
+        memory.transaction,
     )
 
 
-async def _in_sqlite(url: str, clock: Clock, fsync: bool) -> Stores:
+async def _open_sqlite(url: str, clock: Clock, fsync: bool) -> Stores:
     path = sqlite_path(url)
     async with AsyncExitStack() as opened:
         database = await versions.open_sqlite(path, fsync=fsync)
         opened.push_async_callback(database.close)
         await check_ledger(url)
-        ledger = await _made(lambda: SqliteLedgerStore(ledger_path(path), clock=clock, fsync=fsync))
+        ledger = await _open_ledger(lambda: SqliteLedgerStore(ledger_path(path), clock=clock, fsync=fsync))
         opened.push_async_callback(asyncio.to_thread, ledger.close)
-        return _over(database, f"sqlite:///{path}", ledger, opened.pop_all())
+        return _sql_stores(database, f"sqlite:///{path}", ledger, opened.pop_all())
     raise AssertionError("unreachable")
 
 
-async def _in_postgres(url: str, clock: Clock) -> Stores:
+async def _open_postgres_stores(url: str, clock: Clock) -> Stores:
     async with AsyncExitStack() as opened:
-        database = await _opened_postgres(url)
+        database = await _open_postgres(url)
         opened.push_async_callback(database.close)
         await versions.prepare_postgres(database)
-        ledger = await _made(lambda: _postgres_ledger(url, clock))
+        ledger = await _open_ledger(lambda: _postgres_ledger(url, clock))
         opened.push_async_callback(asyncio.to_thread, ledger.close)
-        return _over(database, database.where, ledger, opened.pop_all())
+        return _sql_stores(database, database.where, ledger, opened.pop_all())
     raise AssertionError("unreachable")
 
 
-async def _on_postgres(url: str, ask: Callable[[PostgresDatabase], Awaitable[int]]) -> int:
-    database = await _opened_postgres(url)
+async def _on_postgres(url: str, operation: Callable[[PostgresDatabase], Awaitable[int]]) -> int:
+    database = await _open_postgres(url)
     try:
-        return await ask(database)
+        return await operation(database)
     finally:
         await database.close()
 
 
-async def _opened_postgres(url: str) -> PostgresDatabase:
+async def _open_postgres(url: str) -> PostgresDatabase:
     try:
-        driver = await asyncio.to_thread(import_module, "penstock.storage.databases.postgres")
+        driver = await asyncio.to_thread(import_module, "penstock.storage.postgres.database")
     except ImportError as error:
         raise StoreUnavailable(f"PostgreSQL needs asyncpg ({error}); install penstock[postgres]") from error
     database: PostgresDatabase = await driver.PostgresDatabase.open(url)
     return database
 
 
-async def _made(make: Callable[[], Ledger]) -> Ledger:
-    """A ledger that is opened on a thread; whoever is cancelled meanwhile leaves none open."""
-    making = asyncio.ensure_future(asyncio.to_thread(make))
+async def _open_ledger(open_ledger: Callable[[], Ledger]) -> Ledger:
+    """Open a ledger on a thread; if the caller is cancelled meanwhile, close it again."""
+    opening = asyncio.ensure_future(asyncio.to_thread(open_ledger))
     try:
-        return await asyncio.shield(making)
+        return await asyncio.shield(opening)
     except LedgerUnavailable as error:
         raise StoreUnavailable(str(error)) from error
     except asyncio.CancelledError:
-        await asyncio.wait((making,))
-        if not making.cancelled() and making.exception() is None:
-            await asyncio.to_thread(making.result().close)
+        await asyncio.wait((opening,))
+        if not opening.cancelled() and opening.exception() is None:
+            await asyncio.to_thread(opening.result().close)
         raise
 
 
 def _postgres_ledger(url: str, clock: Clock) -> PostgresLedgerStore:
-    from penstock.storage.postgres_ledger import PostgresLedgerStore
+    from penstock.storage.postgres.ledger import PostgresLedgerStore
 
     return PostgresLedgerStore(url, clock=clock)
 
 
-def _over(database: Database, url: str, ledger: LedgerStore, closing: AsyncExitStack) -> Stores:
+def _sql_stores(database: Database, url: str, ledger: LedgerStore, closing: AsyncExitStack) -> Stores:
     return Stores(
         url,
         SqlRunStore(database),
@@ -254,5 +275,54 @@ def _over(database: Database, url: str, ledger: LedgerStore, closing: AsyncExitS
         SqlChatStore(database),
         SqlMemoryStore(database),
         ledger,
+        partial(_transact, database),
         closing,
     )
+
+
+class _JoinedDatabase:
+    """A `Database` whose transaction bodies run in an open transaction."""
+
+    __slots__ = ("_transaction",)
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    async def write(self, body: TransactionBody[T], *, inline: bool = False) -> T:
+        return await body(self._transaction)
+
+    read = write
+
+    @property
+    def version(self) -> int:
+        raise RuntimeError(NO_WAITING)
+
+    async def wait(self, topic: str, seen: int, timeout_s: float) -> None:
+        raise RuntimeError(NO_WAITING)
+
+    async def close(self) -> None:
+        raise RuntimeError("a transaction cannot close its database")
+
+
+NO_WAITING = "a transaction cannot wait for something to happen"
+
+
+class _TransactionStores:
+    """The stores of a database inside one transaction."""
+
+    __slots__ = ("approvals", "cancels", "chats", "events", "graphs", "journal", "runs")
+
+    def __init__(self, transaction: Transaction) -> None:
+        database: Database = _JoinedDatabase(transaction)
+        self.runs = SqlRunStore(database)
+        self.events = SqlEventStore(database)
+        self.graphs = SqlGraphStore(database)
+        self.approvals = SqlApprovalStore(database)
+        self.cancels = SqlCancelStore(database)
+        self.journal = SqlJournalStore(database)
+        self.chats = SqlChatStore(database)
+
+
+async def _transact(database: Database, unit: Unit[T], *, inline: bool = False) -> T:
+    """Run the unit with the stores of one transaction, and commit it; roll back if the unit raises."""
+    return await database.write(lambda transaction: unit(_TransactionStores(transaction)), inline=inline)

@@ -1,6 +1,6 @@
-"""Runs as OpenTelemetry spans.
+"""Export runs as OpenTelemetry spans.
 
-Nothing of OpenTelemetry is imported before it is used: it comes with the extra `otel`.
+OpenTelemetry is imported only when it is used: it comes with the extra `otel`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A tracer provider that sends spans to a collector, and is never in anybody's way."""
+"""A tracer provider that sends spans to a collector without blocking the program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 EXPORT_TIMEOUT_S = 5.0
 SHUTDOWN_S = 1.8
-"""Less than two seconds, with what the threads themselves take."""
+"""Less than two seconds, including the time the threads themselves take."""
 
 
 def otlp_provider(
@@ -21,10 +21,11 @@ def otlp_provider(
     timeout_s: float = EXPORT_TIMEOUT_S,
     shutdown_s: float = SHUTDOWN_S,
 ) -> TracerProvider:
-    """A provider whose spans go to the OTLP/HTTP collector at `endpoint`, such as `http://localhost:4318/v1/traces`.
+    """Return a provider that sends spans to the OTLP/HTTP collector at `endpoint`.
 
-    Without an endpoint and headers, OpenTelemetry's environment variables say. Shut it down at the end of the program:
-    that takes `shutdown_s` at most, with a dead collector too.
+    An endpoint is a URL such as `http://localhost:4318/v1/traces`. Without an endpoint and headers, OpenTelemetry's
+    environment variables apply. Shut it down at the end of the program: that takes `shutdown_s` at most, even with a
+    dead collector.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

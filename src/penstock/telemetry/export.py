@@ -1,7 +1,7 @@
-"""The way from a run to a tracer.
+"""Export a run to a tracer.
 
-An export is an observer: it reads the run's log on a thread of its own, so that whatever a tracer, a processor or a
-collector does, the run neither waits for it nor hears of it. What it missed is counted.
+An export is an observer: it reads the run's log on a thread of its own, so that the run neither waits for nor is
+affected by a tracer, a processor or a collector. Missed events are counted.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from penstock import checks
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.options import must_be
-from penstock.runtime.watching.observers import Subscription
+from penstock.runtime.observers import Subscription
 from penstock.tracing.redaction import Redaction
 
 if TYPE_CHECKING:
@@ -27,12 +27,13 @@ def export_to_otel(
     content: bool = False,
     secrets: Iterable[str] = (),
 ) -> OtelExport:
-    """Turn every event of the context's run into OpenTelemetry spans, those before this call included.
+    """Turn every event of the context's run into OpenTelemetry spans, including those before this call.
 
-    Without a provider, the program's own is used. The run's span is put under the span that is current here. With
-    `content`, the data of custom events is exported too; secrets are redacted either way, `secrets` among them.
+    Without a provider, the program's own is used. The run's span becomes a child of the current span. With `content`,
+    the data of custom events and the payloads that the run records are exported too; secrets are redacted either way,
+    including `secrets`.
     """
-    must_be("context", context, ExecutionContext)
+    checks.instance("context", context, ExecutionContext)
     rules = Redaction(secrets)
     while context.parent is not None:
         context = context.parent
@@ -53,7 +54,7 @@ def _writer(
 
 
 class OtelExport:
-    """One run on its way to a tracer: what was written, what was missed. Made by `export_to_otel`."""
+    """The export of one run to a tracer, with counts of spans written and events missed. Made by `export_to_otel`."""
 
     def __init__(self, subscription: Subscription, writer: SpanWriter) -> None:
         self._subscription = subscription
@@ -61,12 +62,12 @@ class OtelExport:
 
     @property
     def spans(self) -> int:
-        """Spans that were begun and ended."""
+        """Spans that were started and ended."""
         return self._writer.written
 
     @property
     def dropped(self) -> int:
-        """Events of the run that were gone before they were read."""
+        """Events of the run that the log dropped before they were read."""
         return self._subscription.dropped
 
     @property
@@ -76,21 +77,21 @@ class OtelExport:
 
     @property
     def last_error(self) -> BaseException | None:
-        """What it raised last; None if it never did."""
+        """The last error it raised; None if it never did."""
         return self._writer.last_error or self._subscription.last_error
 
     def drain(self, timeout_s: float = 2.0) -> bool:
-        """Wait until everything recorded so far was handed to the tracer; False if that takes longer.
+        """Wait until everything recorded so far was passed to the tracer; return False if that takes longer.
 
         Blocks the calling thread.
         """
-        self._writer.hurry.set()
+        self._writer.flushing.set()
         try:
             return self._subscription.drain(timeout_s)
         finally:
-            self._writer.hurry.clear()
+            self._writer.flushing.clear()
 
     def close(self) -> None:
-        """Stop after what is being written; does not wait for that."""
-        self._writer.hurry.set()
+        """Stop after the current write; does not wait for that."""
+        self._writer.flushing.set()
         self._subscription.close()

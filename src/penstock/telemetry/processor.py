@@ -1,8 +1,8 @@
-"""Ended spans on their way out: a bounded queue, and one thread that empties it.
+"""Export ended spans through a bounded queue and one thread that empties it.
 
-Whoever ends a span never waits: a full queue drops the span and counts it. Shutting down takes as long as it was given
-and no longer, whatever the exporter does: what is still queued by then is dropped and counted, and an exporter that
-hangs is left behind on its daemon thread. Knows nothing of runs.
+Ending a span never waits: a full queue drops the span and counts it. Shutting down takes no longer than its time limit,
+whatever the exporter does: spans still queued by then are dropped and counted, and an exporter that hangs is abandoned
+on its daemon thread. Knows nothing of runs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach,
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from penstock.errors import InvalidValue
-from penstock.telemetry.collector import SHUTDOWN_S
+from penstock import checks
 
 MAX_QUEUED = 8_192
 MAX_BATCH = 512
@@ -25,7 +24,7 @@ LINGER_S = 0.5
 
 
 class BoundedSpanProcessor(SpanProcessor):
-    """Hands ended spans to `exporter` in batches; never blocks the one who ends them, nor the one who shuts down."""
+    """Passes ended spans to `exporter` in batches; ending a span never blocks, and shutting down takes bounded time."""
 
     def __init__(
         self,
@@ -34,14 +33,13 @@ class BoundedSpanProcessor(SpanProcessor):
         max_queued: int = MAX_QUEUED,
         max_batch: int = MAX_BATCH,
         linger_s: float = LINGER_S,
-        shutdown_s: float = SHUTDOWN_S,
+        shutdown_s: float,
     ) -> None:
-        if not 1 <= max_batch <= max_queued:
-            raise InvalidValue("max_batch", max_batch, "one or more, and no more than max_queued")
+        checks.integer("max_batch", max_batch, minimum=1, maximum=max_queued, of="spans")
         self.exported = 0
-        """Spans that the exporter took."""
+        """Spans that the exporter accepted."""
         self.dropped = 0
-        """Spans that found the queue full, came too late, or were still queued at the end."""
+        """Spans dropped because the queue was full, the processor was closed, or they were still queued at the end."""
         self.failed = 0
         """Spans of batches that the exporter refused, or raised on."""
         self._exporter = exporter
@@ -52,7 +50,7 @@ class BoundedSpanProcessor(SpanProcessor):
         self._queue: deque[ReadableSpan] = deque()
         self._changed = threading.Condition()
         self._exporting = 0
-        """Spans of the batch that the exporter has now."""
+        """Number of spans in the batch being exported."""
         self._flushing = False
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -73,14 +71,14 @@ class BoundedSpanProcessor(SpanProcessor):
                 self._changed.notify_all()
 
     def force_flush(self, timeout_millis: int = 2_000) -> bool:
-        """Wait until everything that has ended was exported; False if that takes longer. Blocks the calling thread."""
+        """Wait until all ended spans were exported; return False if that takes longer. Blocks the calling thread."""
         with self._changed:
             self._flushing = True
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._queue and not self._exporting, timeout_millis / 1_000)
 
     def shutdown(self) -> None:
-        """Export what can be exported in the time there is, and stop; again, it changes nothing."""
+        """Export what can be exported within the time limit, and stop; calling it again changes nothing."""
         deadline = time.monotonic() + self._shutdown_s
         with self._changed:
             if self._closed:
@@ -91,7 +89,7 @@ class BoundedSpanProcessor(SpanProcessor):
             self.dropped += len(self._queue)
             self._queue.clear()
             self._changed.notify_all()
-        _run_for(self._exporter.shutdown, deadline)
+        _run_until(deadline, self._exporter.shutdown)
         if self._thread is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -106,7 +104,7 @@ class BoundedSpanProcessor(SpanProcessor):
             detach(suppressed)
 
     def _next(self) -> list[ReadableSpan]:
-        """The next batch; none if there will be no more."""
+        """Return the next batch; an empty one if there will be no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed)
             self._changed.wait_for(self._is_due, self._linger_s)
@@ -115,17 +113,17 @@ class BoundedSpanProcessor(SpanProcessor):
             return batch
 
     def _is_due(self) -> bool:
-        """Whether nothing is won by waiting for more spans. The caller holds the condition."""
+        """Return whether waiting for more spans is pointless. The caller holds the condition."""
         return self._closed or self._flushing or len(self._queue) >= self._max_batch
 
     def _export(self, batch: list[ReadableSpan]) -> None:
         try:
-            taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
+            accepted = self._exporter.export(batch) is SpanExportResult.SUCCESS
         except BaseException:
-            # SystemExit and its kind would end this thread without a word; nobody but the exporter is meant by them.
-            taken = False
+            # SystemExit and similar would silently end this thread; they concern only the exporter.
+            accepted = False
         with self._changed:
-            if taken:
+            if accepted:
                 self.exported += len(batch)
             else:
                 self.failed += len(batch)
@@ -135,15 +133,15 @@ class BoundedSpanProcessor(SpanProcessor):
             self._changed.notify_all()
 
 
-def _run_for(act: Callable[[], None], deadline: float) -> None:
-    """Run `act` on a thread of its own, and wait for it until `deadline` at most."""
+def _run_until(deadline: float, action: Callable[[], None]) -> None:
+    """Run `action` on a thread of its own, and wait for it until `deadline` at most."""
 
-    def acting() -> None:
+    def work() -> None:
         try:
-            act()
+            action()
         except BaseException:
             return
 
-    thread = threading.Thread(target=acting, name="penstock-span-export-end", daemon=True)
+    thread = threading.Thread(target=work, name="penstock-span-export-end", daemon=True)
     thread.start()
     thread.join(max(0.0, deadline - time.monotonic()))

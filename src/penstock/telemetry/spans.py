@@ -1,4 +1,4 @@
-"""Events as spans, by the GenAI conventions of OpenTelemetry.
+"""Write events as spans, by the GenAI conventions of OpenTelemetry.
 
     invoke_workflow     the run
     invoke_agent        a child context; an iteration of a loop
@@ -6,12 +6,12 @@
     execute_tool        a tool call
     (the step's name)   a step of a graph
 
-`SpanWriter` is a fold over the run's log, which is in order: what a call stands under has begun before it and is open,
-so its span is at hand. Times are those of the records: of calls to the nanosecond, of everything else to the
-millisecond. A span that has ended cannot be changed any
-more: what is told of a call after its end (the limit that refused it, a late bill) stands at the span around it.
+`SpanWriter` is a fold over the run's log, which is in order: the parent of a call has begun before it and is still
+open, so its span is available. Times are those of the records: of calls to the nanosecond, of everything else to the
+millisecond. A span that has ended cannot be changed: information about a call that arrives after its end (the limit
+that refused it, a late bill) is added to the enclosing span.
 
-Knows the API of OpenTelemetry, and nothing of who exports. Runs on one thread.
+Knows the API of OpenTelemetry, and nothing of the exporter. Runs on one thread.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from opentelemetry.context import Context, get_current
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TracerProvider
 
 from penstock.runtime.context import ExecutionContext
+from penstock.telemetry.payloads import payload_attributes
 from penstock.tracing.events import (
     CallEnded,
     CallSettled,
@@ -39,8 +40,10 @@ from penstock.tracing.events import (
     IterationEndTrace,
     IterationStartTrace,
     LimitTrace,
+    ModelCallTrace,
     RunCompleted,
     SafetyTrace,
+    ToolCallTrace,
     TraceEvent,
 )
 from penstock.tracing.record import CallRecord
@@ -53,9 +56,9 @@ Attributes = dict[str, Attribute]
 INSTRUMENTATION = "penstock"
 YIELD_EVERY = 32
 GATHER_S = 0.1
-"""How long events are let gather before they are read: to wake up for each costs the run more than to write it."""
+"""Time events accumulate before they are read: waking up for each event costs the run more than writing it."""
 MAX_FAILED_KEPT = 1_000
-"""Failed attempts that are remembered for the link of the next one."""
+"""Maximum number of failed attempts remembered for the link of the next attempt."""
 
 PROVIDERS = (
     ("claude", "anthropic"),
@@ -80,27 +83,27 @@ PROVIDERS = (
     ("azure", "azure.ai.openai"),
     ("vertex", "gcp.vertex_ai"),
 )
-"""How a model's name begins, and whose it is."""
+"""Prefixes of model names, each with its provider."""
 
 
 def provider_of(model: str | None, metadata: Mapping[str, object]) -> str:
-    """Who serves the model: what the call says, else what the model's name tells, else `_OTHER`."""
-    said = metadata.get("provider")
-    if isinstance(said, str) and said:
-        return said
+    """Return the provider of the model: from the call's metadata, else from the model's name, else `_OTHER`."""
+    provider = metadata.get("provider")
+    if isinstance(provider, str) and provider:
+        return provider
     name = (model or "").lower()
-    return next((provider for start, provider in PROVIDERS if name.startswith(start)), "_OTHER")
+    return next((known for prefix, known in PROVIDERS if name.startswith(prefix)), "_OTHER")
 
 
 @dataclass(slots=True)
 class OpenSpan:
-    """A span that has begun, and what is needed to put others under it."""
+    """A span that has started, with what is needed to add children to it."""
 
     span: Span
     context: Context
     start_ns: int
     place: tuple[int, str]
-    """The depth and the path of the context it is in."""
+    """The depth and the path of its context."""
     is_context: bool = False
     model: str | None = None
     attempt: int = 1
@@ -115,8 +118,8 @@ class SpanWriter:
         self.written = 0
         self.failures = 0
         self.last_error: BaseException | None = None
-        self.hurry = threading.Event()
-        """Set while somebody waits for everything to be written."""
+        self.flushing = threading.Event()
+        """Set while a caller waits for everything to be written."""
         self._context = context
         self._graph = context.graph
         self._tracer = trace.get_tracer(INSTRUMENTATION, tracer_provider=tracer_provider)
@@ -124,17 +127,17 @@ class SpanWriter:
         self._rules = rules
         self._content = content
         self._open: dict[str, OpenSpan] = {}
-        """The spans of calls under way, by call id."""
+        """Spans of running calls, by call id."""
         self._places: dict[tuple[int, str], str] = {}
-        """The call that stands for a context, by the context's depth and path."""
+        """The call that represents a context, by the context's depth and path."""
         self._iterations: dict[tuple[int, str], OpenSpan] = {}
         self._failed: dict[tuple[str | None, str, str, int], SpanContext] = {}
         self._root: tuple[str, CallEnded | None] | None = None
-        """The run's own call and, once it has come, its end: the run's reason is told right after it."""
+        """The run's own call and, once it has arrived, its end: the run's termination reason follows right after it."""
         self._records: dict[str, CallRecord] = {}
 
     def __call__(self, events: Sequence[TraceEvent]) -> None:
-        """Write what these events tell; one that the tracer cannot take is counted and passed over."""
+        """Write these events; an event that the tracer cannot take is counted and skipped."""
         self._records = self._records_of(events)
         for at, event in enumerate(events, 1):
             try:
@@ -143,12 +146,12 @@ class SpanWriter:
                 self.failures += 1
                 self.last_error = error
             if at % YIELD_EVERY == 0:
-                time.sleep(0)  # the run's own thread may want the interpreter
+                time.sleep(0)  # yield the interpreter to the run's own thread
         if not self._graph.closed:
-            self.hurry.wait(GATHER_S)
+            self.flushing.wait(GATHER_S)
 
     def _records_of(self, events: Sequence[TraceEvent]) -> dict[str, CallRecord]:
-        """The records behind the events, which know the time to the nanosecond; one short look under the lock."""
+        """Return the records behind the events, which have times in nanoseconds; holds the lock only briefly."""
         with self._graph.lock:
             entries = self._graph._since(events[0].seq - 1, len(events))
         return {entry.node_id: entry for entry in entries if isinstance(entry, CallRecord)}
@@ -166,15 +169,15 @@ class SpanWriter:
             case RunCompleted():
                 self._end_run(event)
             case _:
-                if told := self._told(event):
-                    name, attributes = told
+                if span_event := self._span_event(event):
+                    name, attributes = span_event
                     self._around_event(event).span.add_event(name, attributes, event.at_ms * 1_000_000)
 
     # Calls.
 
     def _begin(self, event: CallStarted | CallEnded, start_ns: int | None = None) -> OpenSpan:
-        above = self._open.get(event.parent_id or "")
-        is_context = event.call_kind == "system" and (above is None or event.depth > above.place[0])
+        parent = self._open.get(event.parent_id or "")
+        is_context = event.call_kind == "system" and (parent is None or event.depth > parent.place[0])
         metadata = event.metadata if isinstance(event, CallStarted) else {}
         attempt = metadata.get("attempt", 1)
         attempt = attempt if isinstance(attempt, int) else 1
@@ -183,7 +186,7 @@ class SpanWriter:
         before = self._failed.pop((event.parent_id, event.call_kind, event.name, attempt - 1), None)
         opened = self._start(
             name,
-            self._parent(event, above),
+            self._parent(event, parent),
             (event.depth, event.source),
             kind,
             attributes,
@@ -224,7 +227,7 @@ class SpanWriter:
     def _named(
         self, event: CallStarted | CallEnded, is_context: bool, metadata: Mapping[str, object]
     ) -> tuple[str, SpanKind, Attributes]:
-        """The span's name and kind, and what the conventions want to be said of it."""
+        """Return the span's name and kind, and the attributes the conventions require."""
         name = self._rules.text(event.name, MAX_NAME)
         if event.call_kind == "llm":
             about: Attributes = {"gen_ai.operation.name": "chat", "penstock.call.name": name}
@@ -248,7 +251,7 @@ class SpanWriter:
         return {"gen_ai.request.model": self._rules.text(model, MAX_NAME)} if model else {}
 
     def _about(self, event: CallStarted | CallEnded, metadata: Mapping[str, object]) -> Attributes:
-        """What is said of every call: whose it is, where it stands, and what stands for what."""
+        """Return the attributes of every call: its run, its context, and its attempt, fallback or skip."""
         about: Attributes = {
             "penstock.run_id": self._rules.text(event.run_id, MAX_NAME),
             "penstock.call_id": event.node_id,
@@ -257,20 +260,20 @@ class SpanWriter:
         if event.iteration:
             about["penstock.iteration"] = event.iteration
         for word in ("attempt", "fallback", "skip"):
-            if (said := metadata.get(word)) is not None:
-                about[f"penstock.{word}"] = said if isinstance(said, int) else self._rules.text(str(said), MAX_NAME)
+            if (value := metadata.get(word)) is not None:
+                about[f"penstock.{word}"] = value if isinstance(value, int) else self._rules.text(str(value), MAX_NAME)
         return about
 
     def _about_run(self) -> Attributes:
         metadata = self._context.metadata
-        said = {
+        fields = {
             "penstock.request_id": metadata.request_id,
             "penstock.org_id": metadata.org_id,
             "penstock.team": metadata.team,
             "penstock.service": metadata.service,
             "user.id": metadata.user_id,
         }
-        about: Attributes = {name: self._rules.text(str(value), MAX_NAME) for name, value in said.items() if value}
+        about: Attributes = {name: self._rules.text(str(value), MAX_NAME) for name, value in fields.items() if value}
         for name, value in dict(self._rules.data(metadata.tags)).items():
             about[f"penstock.tag.{name}"] = value if isinstance(value, str | bool | int | float) else json.dumps(value)
         return about
@@ -278,7 +281,7 @@ class SpanWriter:
     def _end(self, event: CallEnded) -> None:
         opened = self._open.get(event.node_id)
         if opened is None:
-            # Its beginning was lost: what the end knows of it is shown all the same.
+            # The start event was lost: write what the end event has.
             opened = self._begin(event, self._ended_ns(event) - round(event.duration_ms * 1_000_000))
         if event.parent_id is None:
             self._root = (event.node_id, event)
@@ -296,7 +299,7 @@ class SpanWriter:
     def _finish(self, opened: OpenSpan, event: CallEnded, end_ns: int) -> None:
         opened.span.set_attributes(self._outcome(event))
         if event.call_kind == "llm" and event.model != opened.model:
-            # Only the answer named it, or a hook chose another.
+            # Only the answer named the model, or a hook chose another.
             opened.span.update_name(self._chat(event.model))
             opened.span.set_attribute("gen_ai.provider.name", self._rules.text(provider_of(event.model, {}), MAX_NAME))
         if event.status != "success":
@@ -305,11 +308,14 @@ class SpanWriter:
         self.written += 1
 
     def _outcome(self, event: CallEnded) -> Attributes:
-        about: Attributes = {"penstock.status": event.status, "penstock.cost.usd": event.cost}
+        about: Attributes = {"penstock.status": event.status}
+        about |= {"penstock.cost.unknown": True} if event.cost_unknown else {"penstock.cost.usd": event.cost}
         if event.call_kind == "llm":
             about["gen_ai.usage.input_tokens"] = event.input_tokens
             about["gen_ai.usage.output_tokens"] = event.output_tokens
             about |= self._model(event.model)
+        if self._content and isinstance(event, ModelCallTrace | ToolCallTrace):
+            about |= payload_attributes(event, self._rules)
         if event.retries_used:
             about["penstock.retries_used"] = event.retries_used
         if event.abandoned:
@@ -321,7 +327,7 @@ class SpanWriter:
         return about
 
     def _end_run(self, event: RunCompleted) -> None:
-        """The run's span ends last; whatever is open still, because its end was lost, ends with it."""
+        """End the run's span last; spans still open because their end events were lost end with it."""
         now_ns = event.at_ms * 1_000_000
         node_id, ended = self._root or ("", None)
         root = self._open.pop(node_id, None)
@@ -342,7 +348,7 @@ class SpanWriter:
             self.written += 1
 
     def _totals(self, ended: CallEnded | None) -> Attributes:
-        """What the run used, and what of its limits."""
+        """Return what the run used, in total and of its limits."""
         stats = self._graph.stats(self._context._source)
         totals: Attributes = {
             "penstock.cost.total_usd": stats.total_cost,
@@ -351,6 +357,8 @@ class SpanWriter:
             "penstock.model_calls": stats.model_call_count,
             "penstock.tool_calls": stats.tool_call_count,
         }
+        if stats.unknown_costs:  # the total is then a lower bound
+            totals["penstock.cost.unknown_calls"] = stats.unknown_costs
         account = self._context._account
         balance = self._context.ledger.balance(account)
         elapsed_ns = round(ended.duration_ms * 1_000_000) if ended is not None else 0
@@ -373,7 +381,7 @@ class SpanWriter:
             "penstock.iteration": event.iteration,
         }
         parent = self._around_event(event)
-        # Events know the millisecond only: an iteration does not begin before the context it is in.
+        # Events have times in milliseconds: an iteration does not begin before the context it is in.
         start_ns = max(event.at_ms * 1_000_000, parent.start_ns)
         self._iterations[place] = self._start(
             f"invoke_agent {name}", parent.context, place, SpanKind.INTERNAL, attributes, start_ns
@@ -386,27 +394,27 @@ class SpanWriter:
             self._end_open_iteration(place, event.at_ms)
 
     def _end_open_iteration(self, place: tuple[int, str], at_ms: int) -> None:
-        # To the end of that millisecond, so that what happened inside does not stick out.
+        # To the end of that millisecond, so that its children do not end after it.
         self._iterations.pop(place).span.end((at_ms + 1) * 1_000_000)
         self.written += 1
 
-    # Where things stand.
+    # Parents.
 
-    def _parent(self, event: CallStarted | CallEnded, above: OpenSpan | None) -> Context:
-        """The span a call stands under: the call that made it; or, for what a loop makes, the iteration."""
-        above = above or self._open_at((event.depth, event.source))
-        if above is None:
+    def _parent(self, event: CallStarted | CallEnded, parent: OpenSpan | None) -> Context:
+        """Return the parent of a call: the call that made it; or, for calls made by a loop, the iteration."""
+        parent = parent or self._open_at((event.depth, event.source))
+        if parent is None:
             return self._around
-        iteration = self._iterations.get(above.place) if above.is_context else None
-        return above.context if iteration is None else iteration.context
+        iteration = self._iterations.get(parent.place) if parent.is_context else None
+        return parent.context if iteration is None else iteration.context
 
     def _open_at(self, place: tuple[int, str]) -> OpenSpan | None:
-        """The span of a context; the run's, if that is not known; None if neither is open."""
+        """Return the span of a context; the run's, if that is not known; None if neither is open."""
         root = self._root[0] if self._root else ""
         return self._open.get(self._places.get(place, "")) or self._open.get(root)
 
     def _around_event(self, event: TraceEvent) -> OpenSpan:
-        """The open span that an event belongs to: its call's, its context's, or the run's."""
+        """Return the open span that an event belongs to: its call's, its context's, or the run's."""
         place = (event.depth, event.source)
         opened = self._open.get(event.parent_id or "") or self._open_at(place)
         return opened or OpenSpan(trace.INVALID_SPAN, self._around, 0, place)
@@ -421,22 +429,22 @@ class SpanWriter:
 
     # Everything else.
 
-    def _told(self, event: TraceEvent) -> tuple[str, Attributes] | None:
-        """An event that is no call, as the event of a span."""
+    def _span_event(self, event: TraceEvent) -> tuple[str, Attributes] | None:
+        """Return an event that is not a call as the name and attributes of a span event; None if it has none."""
         match event:
             case LimitTrace():
                 budget = {"name": event.budget, "unit": event.unit, "limit": event.limit}
                 budget |= {"used": event.used, "held": event.held, "asked": event.asked}
-                said = {f"penstock.budget.{name}": value for name, value in budget.items()}
-                said |= {"penstock.stop_reason": event.stop_reason, "penstock.message": event.message}
-                return "penstock.limit_reached", self._safe(said | {"penstock.call_id": event.node_id})
+                fields = {f"penstock.budget.{name}": value for name, value in budget.items()}
+                fields |= {"penstock.stop_reason": event.stop_reason, "penstock.message": event.message}
+                return "penstock.limit_reached", self._safe(fields | {"penstock.call_id": event.node_id})
             case SafetyTrace():
-                said = {"event_type": event.event_type, "decision": event.decision, "reason": event.reason}
-                said |= {"hook": event.hook}
-                return "penstock.safety", self._safe({f"penstock.safety.{name}": said[name] for name in said})
+                fields = {"event_type": event.event_type, "decision": event.decision, "reason": event.reason}
+                fields |= {"hook": event.hook}
+                return "penstock.safety", self._safe({f"penstock.safety.{name}": fields[name] for name in fields})
             case DivergenceTrace():
-                said = {"penstock.divergence.shape": event.shape, "penstock.message": event.message}
-                return "penstock.divergence", self._safe(said)
+                fields = {"penstock.divergence.shape": event.shape, "penstock.message": event.message}
+                return "penstock.divergence", self._safe(fields)
             case ErrorTrace():
                 return "exception", self._safe(
                     {"exception.type": event.error_class, "exception.message": event.message}
@@ -461,17 +469,17 @@ class SpanWriter:
                     }
                 )
             case CustomTrace():
-                said = {"penstock.event.name": event.name}
+                fields = {"penstock.event.name": event.name}
                 if self._content:
-                    said["penstock.event.data"] = json.dumps(self._rules.data(event.data), ensure_ascii=False)
-                return "penstock.custom", self._safe(said)
+                    fields["penstock.event.data"] = json.dumps(self._rules.data(event.data), ensure_ascii=False)
+                return "penstock.custom", self._safe(fields)
             case _:
                 return None
 
-    def _safe(self, said: Mapping[str, object]) -> Attributes:
+    def _safe(self, fields: Mapping[str, object]) -> Attributes:
         return {
             name: self._rules.text(value) if isinstance(value, str) else value
-            for name, value in said.items()
+            for name, value in fields.items()
             if isinstance(value, str | bool | int | float)
         }
 
@@ -481,7 +489,7 @@ def _agent(name: str) -> Attributes:
 
 
 def _reason(event: CallEnded) -> str:
-    """The word for why it stopped."""
+    """Return the short reason why it stopped."""
     return (event.stop_reason or event.status).partition(":")[0]
 
 

@@ -1,10 +1,10 @@
-"""Everything to test agents with: a simulated loop, a clock, a provider with an invoice, and two judges.
+"""Test tools for agents: a simulated loop, a clock, a provider with an invoice, and two checkers.
 
 - SimLoop, sim_run, explore: many interleavings, no waiting, each repeatable by its seed
-- ManualClock: time that moves when told to
-- FakeProvider: a scripted model; its invoice says what was really spent
-- check_history: events, invoice, ledger and effects: do they tell one story?
-- census: tasks, threads, descriptors and processes: has anything been left behind?
+- ManualClock: time that moves only when a test advances it
+- FakeProvider: a scripted model; its invoice lists what was really spent
+- check_history: are events, invoice, ledger and effects consistent?
+- census: are tasks, threads, descriptors or processes left behind?
 """
 
 from penstock.testing.census import Leak, census

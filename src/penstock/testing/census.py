@@ -1,8 +1,8 @@
-"""Did it clean up after itself?
+"""Check that a block of code leaves nothing behind.
 
 Counts what a process can leave behind (asyncio tasks, threads, file descriptors, child processes) before and after a
-block, gives stragglers a moment, and names whatever is left. It knows Penstock's reusable worker threads, which stay by
-design, and counts them only while they are busy. What a platform cannot show (no /proc) is not counted.
+block, allows a grace period, and names whatever is left. It knows Penstock's reusable worker threads, which stay by
+design, and counts them only while they are busy. What a platform cannot list (no /proc) is not counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEP_S = 0.01
 
 
 class Leak(AssertionError):
-    """Something outlived the block that made it; `found` names each thing."""
+    """Something outlived the block that created it; `found` names each item."""
 
     def __init__(self, found: tuple[str, ...]) -> None:
         super().__init__("left behind: " + "; ".join(found))
@@ -33,9 +33,9 @@ class Leak(AssertionError):
 
 
 def census(*, grace_s: float = 2.0) -> Census:
-    """`with census():` or `async with census():`, raising `Leak` for what is left `grace_s` after the block.
+    """Return a context manager, sync or async, that raises `Leak` for what is left `grace_s` after the block.
 
-    Use `async with` where the block leaves tasks that end by themselves: a plain `with` holds up the loop they need.
+    Use `async with` where the block leaves tasks that end by themselves: a plain `with` blocks the loop they need.
     """
     return Census(grace_s)
 
@@ -75,7 +75,7 @@ class Census:
                 await asyncio.sleep(STEP_S)
 
     def _until_clean(self) -> Iterator[None]:
-        """One step for each wait the caller should make; ends when nothing is left, raises when patience is over."""
+        """Yield once for each wait the caller should make; ends when nothing is left, raises when the time is up."""
         assert self._before is not None, "the census was not entered"
         for step in range(self._steps + 1):
             found = tuple(_left_behind(self._before, _count()))
@@ -141,6 +141,6 @@ def _process_name(pid: str) -> str:
 
 
 def _busy_workers() -> int:
-    # A pool that nobody imported has no workers: looking must not import it.
+    # A pool that was never imported has no workers: checking must not import it.
     count = getattr(sys.modules.get("penstock.runtime.worker"), "busy_workers", None)
     return int(count()) if callable(count) else 0

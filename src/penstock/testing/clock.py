@@ -1,7 +1,7 @@
-"""A clock that moves when told to.
+"""A clock that moves only when a test advances it.
 
-Thread-safe, so that code under test may read it from anywhere. It knows no event loop: nothing wakes up because it
-moved. For code that sleeps or waits, use `SimLoop`.
+Thread-safe, so that code under test may read it from any thread. It knows no event loop: advancing it wakes nothing.
+For code that sleeps or waits, use `SimLoop`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import threading
 
 NANOS_PER_S = 1_000_000_000
 WALL_START_NS = 1_767_225_600 * NANOS_PER_S
-"""2026-01-01T00:00:00Z: where simulated wall clocks start, so that what a test prints is the same every day."""
+"""2026-01-01T00:00:00Z: where simulated wall clocks start, so that the output of a test is the same every day."""
 
 
 class ManualClock:
-    """A `penstock.clock.Clock` held in the hand.
+    """A `penstock.clock.Clock` that a test moves.
 
     `advance` is time passing, `jump_wall` a clock being set, `suspend` a machine that sleeps.
     """
@@ -36,11 +36,11 @@ class ManualClock:
             return self._monotonic_ns + self._suspended_ns
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass, on both clocks."""
+        """Advance both clocks by `seconds`."""
         self.advance_ns(round(seconds * NANOS_PER_S))
 
     def advance_ns(self, nanos: int) -> None:
-        """Let `nanos` nanoseconds pass, on both clocks."""
+        """Advance both clocks by `nanos` nanoseconds."""
         if nanos < 0:
             raise ValueError(f"time cannot pass by {nanos} ns; jump_wall() sets the wall clock back")
         with self._lock:
@@ -53,7 +53,7 @@ class ManualClock:
             self._wall_ns += round(seconds * NANOS_PER_S)
 
     def suspend(self, seconds: float) -> None:
-        """Let `seconds` pass as on a machine that is suspended: its monotonic clock stands still meanwhile."""
+        """Advance the wall clock by `seconds`, as on a suspended machine: its monotonic clock stops meanwhile."""
         nanos = round(seconds * NANOS_PER_S)
         if nanos < 0:
             raise ValueError(f"a machine cannot be suspended for {seconds} s")

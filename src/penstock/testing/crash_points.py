@@ -1,11 +1,11 @@
-"""Processes that die where a test wants them to.
+"""Kill a process at a failpoint chosen by a test.
 
 `PENSTOCK_CRASH_AT="node.before_append:3"` in the environment, or `arm("node.before_append:3")`, kills the process with
-SIGKILL the third time it comes to that point. Nothing reads the variable but this module, and nothing is armed before
-`arm` is called: a process that does not test never dies of it.
+SIGKILL the third time it reaches that failpoint. Only this module reads the variable, and nothing is armed before `arm`
+is called: a process that is not under test is not affected.
 
-`POINTS` are the names of a run with a journal, `HOSTED_POINTS` those that a host adds. `watching()` counts what a run
-comes by, and kills nobody.
+`POINTS` are the failpoints of a run with a journal, `HOSTED_POINTS` those that a host adds. `watching()` counts the
+failpoints a run reaches, and kills nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from penstock.errors import InvalidValue
-from penstock.hosting.points import POINTS as HOSTED_POINTS
-from penstock.runtime.durable import points
-from penstock.runtime.durable.points import POINTS
+from penstock.hosting.failpoints import POINTS as HOSTED_POINTS
+from penstock.runtime.durable import failpoints
+from penstock.runtime.durable.failpoints import POINTS
 
 VARIABLE = "PENSTOCK_CRASH_AT"
 
@@ -27,7 +27,7 @@ __all__ = ["HOSTED_POINTS", "POINTS", "VARIABLE", "arm", "disarm", "watching"]
 
 
 def arm(at: str | None = None, *, die: Callable[[], None] | None = None) -> None:
-    """Die at the n-th passing of a point, `name` or `name:n`; by default what the environment says, if it does."""
+    """Die at the n-th pass of a failpoint, `name` or `name:n`; by default the one the environment names, if any."""
     wanted = os.environ.get(VARIABLE) if at is None else at
     if not wanted:
         return
@@ -44,27 +44,27 @@ def arm(at: str | None = None, *, die: Callable[[], None] | None = None) -> None
             if not left:
                 (die or _die)()
 
-    points.hook = reached
+    failpoints.hook = reached
 
 
 def disarm() -> None:
-    """From now on, nobody dies."""
-    points.hook = None
+    """Disarm all failpoints."""
+    failpoints.hook = None
 
 
 @contextmanager
 def watching() -> Iterator[Counter[str]]:
-    """How often each point is passed in the block."""
+    """Count how often each failpoint is reached in the block."""
     passed: Counter[str] = Counter()
 
     def reached(point: str) -> None:
         passed[point] += 1
 
-    before, points.hook = points.hook, reached
+    before, failpoints.hook = failpoints.hook, reached
     try:
         yield passed
     finally:
-        points.hook = before
+        failpoints.hook = before
 
 
 def _die() -> None:

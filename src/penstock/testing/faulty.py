@@ -1,10 +1,10 @@
-"""Stores that fail when told to.
+"""Stores that fail at a chosen call.
 
 A database fails in two ways that matter: before it did anything, or after it did everything and the answer was lost.
-From outside they look the same, so whoever calls a store has to be right in both. `FaultyStore` stands before any
+They are indistinguishable from outside, so the caller of a store has to be correct in both. `FaultyStore` wraps any
 store, sync or async, and makes one call fail; `every_call` repeats a scenario, with another call failing each time.
 
-It knows nothing of what the stores are for: it counts calls of their public methods.
+It knows nothing of the purpose of the stores: it counts calls of their public methods.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
 from penstock.errors import InvalidValue, LedgerUnavailable, PenstockError
 from penstock.hosting.ports import StoreUnavailable
@@ -32,12 +32,12 @@ FAULTS: Mapping[FaultKind, str] = {
     "gone": "the connection is gone; ask again",
     "write-then-timeout": "no answer came in time, it may have been done; ask again",
 }
-"""What each says. All but the last have done nothing."""
+"""The message of each fault. All but the last happen before any work is done."""
 
 NEVER_FAIL = frozenset({"close"})
-"""Calls that are not counted: whoever tidies up must be able to."""
+"""Calls that are not counted: clean-up must always work."""
 MOST_CALLS = 100_000
-"""A scenario with more is taken for one that never ends."""
+"""A scenario with more calls is assumed never to end."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Fault:
     kind: FaultKind
     at: int | None = 1
     calls: int = 0
-    """How many there were."""
+    """Number of calls so far."""
     hit: str | None = None
     """The name of the method that failed."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
@@ -60,11 +60,11 @@ class Fault:
 
     @property
     def is_lost_answer(self) -> bool:
-        """Whether the work is done before it fails."""
+        """Whether the work is done before the call fails."""
         return self.kind == "write-then-timeout"
 
     def is_next(self, method: str) -> bool:
-        """Count a call; whether it is the one that fails."""
+        """Count a call, and return whether it is the one that fails."""
         with self._lock:  # a ledger is called from worker threads
             self.calls += 1
             if self.calls != self.at:
@@ -74,9 +74,9 @@ class Fault:
 
 
 class FaultyStore(Generic[Store]):
-    """The same store, except that its `at`-th call fails: StoreUnavailable of an async one, LedgerUnavailable else.
+    """A store whose `at`-th call fails: with StoreUnavailable if it is async, otherwise with LedgerUnavailable.
 
-    A `Fault` instead of its kind is shared: the calls of all stores that have it are counted together.
+    A `Fault` passed instead of a kind is shared: the calls of all stores that have it are counted together.
     """
 
     def __init__(self, store: Store, fault: FaultKind | Fault, *, at: int | None = 1) -> None:
@@ -85,7 +85,7 @@ class FaultyStore(Generic[Store]):
 
     @property
     def calls(self) -> int:
-        """How many calls there were."""
+        """Number of calls so far."""
         return self._fault.calls
 
     @property
@@ -94,7 +94,7 @@ class FaultyStore(Generic[Store]):
         return self._fault.hit
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_store":  # not made yet, as when it is copied: looking for it would never end
+        if name == "_store":  # not set yet, as during a copy: looking it up would recurse for ever
             raise AttributeError(name)
         value = getattr(self._store, name)
         if name.startswith("_") or name in NEVER_FAIL or not callable(value):
@@ -126,7 +126,7 @@ class FaultyStore(Generic[Store]):
 
 
 class FaultyStores:
-    """All stores of a service behind one `Fault`; it closes what it stands before."""
+    """All stores of a service behind one `Fault`; closes the stores it wraps."""
 
     def __init__(self, stores: Any, fault: FaultKind | Fault, *, at: int | None = 1) -> None:
         self._stores = stores
@@ -140,6 +140,14 @@ class FaultyStores:
             raise AttributeError(name)
         return getattr(self._stores, name)
 
+    async def transaction(self, unit: Callable[[Any], Awaitable[T]], *, inline: bool = False) -> T:
+        """Count as one call, whatever the unit does inside."""
+        if not self.fault.is_next("transaction"):
+            return cast("T", await self._stores.transaction(unit, inline=inline))
+        if self.fault.is_lost_answer:
+            await self._stores.transaction(unit, inline=inline)
+        raise StoreUnavailable(f"transaction: {FAULTS[self.fault.kind]}")
+
     async def __aenter__(self) -> FaultyStores:
         return self
 
@@ -150,9 +158,10 @@ class FaultyStores:
 
 
 async def every_call(scenario: Callable[[Fault], Awaitable[object] | object], kind: FaultKind) -> int:
-    """Run the scenario with its first call failing, then with its second, until none is left to fail; how many failed.
+    """Run the scenario with each of its calls failing in turn, until none is left; return how many failed.
 
-    It makes its stores anew each time and puts the fault it is given before them. An error says which call it was.
+    The scenario creates its stores anew each time and wraps them with the fault it receives. An error names the failed
+    call.
     """
     for at in range(1, MOST_CALLS):
         fault = Fault(kind, at)
@@ -171,7 +180,7 @@ async def every_call(scenario: Callable[[Fault], Awaitable[object] | object], ki
 
 
 async def ask_again(ask: Callable[[], Awaitable[T]]) -> T:
-    """What a careful caller does: ask, and if the store was not available, ask once more."""
+    """Call `ask`, and once more if the store was not available, as a careful caller does."""
     try:
         return await ask()
     except (StoreUnavailable, LedgerUnavailable):

@@ -1,7 +1,7 @@
-"""Is this history one that may happen?
+"""Check whether a recorded history is possible.
 
-Reads what a run recorded, what the provider billed, what the ledger says and what really ran, and lists every
-contradiction. It asks for no event class: whatever has `seq` and `kind` is an event, and those about calls have a
+Reads what a run recorded, what the provider billed, what the ledger holds and what really ran, and lists every
+contradiction. It requires no event class: anything with `seq` and `kind` is an event, and events about calls have a
 `node_id`. It knows nothing of how the history came about.
 """
 
@@ -17,11 +17,11 @@ TERMINAL_STATUSES = frozenset({"success", "fail", "halt"})
 MAY_STOP_RUNNING_WORK = frozenset(
     {"aborted", "timeout", "hook_denied", "diverged", "retry_budget_exceeded", "provider_error", "provider_rate_limit"}
 )
-"""Stop reasons of a halt that do not prove that the call never ran; every other one is decided before it would."""
+"""Stop reasons of a halt that do not prove that the call never ran; every other one is decided before the call runs."""
 
 
 class HistoryEvent(Protocol):
-    """All that every event has to have; call events have `node_id` and `parent_id`, their ends `status` as well."""
+    """The attributes every event must have; call events also have `node_id` and `parent_id`, their ends `status`."""
 
     @property
     def seq(self) -> int: ...
@@ -31,14 +31,14 @@ class HistoryEvent(Protocol):
 
 
 class BilledTotal(Protocol):
-    """An invoice, as far as it is read here."""
+    """The part of an invoice that is read here."""
 
     @property
     def total_nanos(self) -> int: ...
 
 
 class LedgerTotals(Protocol):
-    """A ledger after draining, as far as it is read here."""
+    """The part of a drained ledger that is read here."""
 
     @property
     def spent_nanos(self) -> int: ...
@@ -52,7 +52,7 @@ class LedgerTotals(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that may not happen, and where it did."""
+    """One violation of the rules, and where it happened."""
 
     rule: str
     detail: str
@@ -69,9 +69,9 @@ def check_history(
     ledger: LedgerTotals | None = None,
     effects: Iterable[str] | None = None,
 ) -> list[Violation]:
-    """Every violation, in a fixed order; none means that all parts tell one possible story.
+    """Return every violation, in a fixed order; an empty result means that all sources are consistent.
 
-    `effects` are the node ids whose function really ran, as the functions themselves noted it.
+    `effects` are the node ids whose function really ran, as recorded by the functions themselves.
     """
     history = _History(list(events))
     violations = [*_sequence(history), *_run_bounds(history), *_calls(history), *_tree(history), *_settlements(history)]
@@ -82,7 +82,7 @@ def check_history(
 
 
 class _History:
-    """The events by node; positions in the list, not `seq`, say what came first."""
+    """The events by node; positions in the list, not `seq`, define the order."""
 
     def __init__(self, events: Sequence[Any]) -> None:
         self.events = events
@@ -193,7 +193,7 @@ def _effects(history: _History, effects: list[str]) -> Iterator[Violation]:
 
 
 def _was_refused(end: Any) -> bool:
-    """A halt whose reason is decided at the door; what cost something, or was abandoned, did run and may have."""
+    """Return whether a halt was decided at admission; a call with a cost, or an abandoned one, may have run."""
     if end is None or end.status != "halt" or _abandoned(end) or end.cost_nanos > 0:
         return False
     reason, _, _ = (getattr(end, "stop_reason", None) or "").partition(":")

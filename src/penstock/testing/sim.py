@@ -1,17 +1,18 @@
-"""Concurrency without luck: an event loop with virtual time and a seeded order.
+"""Deterministic concurrency tests: an event loop with virtual time and a seeded order.
 
-Two things make an asyncio test flaky or slow: real time, and the one order in which a real loop happens to run what is
-ready. `SimLoop` takes both away. Its clock stands still while anything is ready and then jumps to the next timer, so
-an hour of backoff costs nothing. Of everything that is ready it picks the next at random, from a seed: the same seed
-is the same schedule, another seed another one, and a failure names its seed.
+Two things make an asyncio test flaky or slow: real time, and the one order in which a real loop happens to run ready
+callbacks. `SimLoop` removes both. Its clock stops while anything is ready and then jumps to the next timer, so an hour
+of backoff costs nothing. Of all ready callbacks it picks the next at random, from a seed: the same seed gives the same
+schedule, another seed another one, and a failure names its seed.
 
-It is asyncio's own loop with three parts exchanged: the turn (which moves the clock where a real one waits, and picks
-where a real one queues), the making of callbacks and timers (the same without what only sockets and debugging need,
-for whole days are simulated here), and the task class (whose hash is a number instead of an address: a TaskGroup
-cancels its children in the order of a set, and that order has to belong to the seed as well).
+It is asyncio's own loop with three parts replaced: the turn (which moves the clock where a real loop waits, and picks
+where a real loop queues), the creation of callbacks and timers (the same without what only sockets and debugging need,
+because whole days are simulated here), and the task class (whose hash is a number instead of an address: a TaskGroup
+cancels its children in the order of a set, and that order has to depend on the seed as well).
 
-It knows no sockets, signals, subprocesses or threads; whatever needs one is refused. A seed repeats what the loop
-decides; what the code under test decides by real time, `id()`, the garbage collector or a string's hash is its own.
+It supports no sockets, signals, subprocesses or threads, and refuses operations that need them. A seed repeats the
+loop's decisions; it does not repeat decisions of the code under test that depend on real time, `id()`, the garbage
+collector or a string's hash.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ Ts = TypeVarTuple("Ts")
 H = TypeVar("H", bound=asyncio.Handle)
 
 STEPS_PER_INSTANT = 1_000_000
-"""So many callbacks without time moving on are taken for a loop that spins: about a second of real time."""
+"""Number of callbacks without time advancing that counts as a spinning loop: about a second of real time."""
 
 CANCEL_ROUNDS = 5
-"""How often a task that outlives `main` may swallow its cancel before it is called immortal."""
+"""Number of cancels a task that outlives `main` may swallow before the run fails."""
 
 RESOLUTION_S = 1e-9
 """Timers this close are due together: 0.1 + 0.2 and 0.3 are one instant, in either order."""
 
 MANY_TIMERS = 100
-"""Among more than so many timers the cancelled are swept out once they are the majority, as asyncio does."""
+"""With more timers than this, cancelled ones are removed once they are the majority, as asyncio does."""
 
 FEW_CANCELLED = MANY_TIMERS // 2
-"""So few cannot be that majority, and nothing more needs to be counted."""
+"""With at most this many cancelled timers they cannot be that majority, and nothing more needs to be counted."""
 
 
 class SimError(RuntimeError):
-    """A simulated run cannot go on."""
+    """A simulated run cannot continue."""
 
 
 class SimDeadlock(SimError):
@@ -57,11 +58,11 @@ class SimDeadlock(SimError):
 
 
 class SimLivelock(SimError):
-    """Callbacks keep each other busy and time never moves on."""
+    """Callbacks keep scheduling each other and time never advances."""
 
 
 class SimRefused(SimError):
-    """Asked for what a seed cannot repeat: a thread, or a loop inside a loop."""
+    """The code requested something a seed cannot repeat: a thread, or a loop inside a loop."""
 
 
 class SimClock:
@@ -77,12 +78,12 @@ class SimClock:
         return WALL_START_NS + self._now_ns
 
     def move(self, to_s: float) -> None:
-        """The loop has moved on; time is read far more often than it passes."""
+        """Set the time when the loop advances; time is read far more often than it advances."""
         self._now_ns = round(to_s * 1_000_000_000)
 
 
 class _SimHandle(asyncio.Handle):
-    """A callback of `call_soon`, made in one step: asyncio's own asks for debug mode first."""
+    """A callback of `call_soon`, created in one step: asyncio's own checks for debug mode first."""
 
     __slots__ = ()
 
@@ -99,7 +100,7 @@ class _SimHandle(asyncio.Handle):
 
 
 class _SimTimer(asyncio.TimerHandle):
-    """A callback of `call_at`, made and cancelled in one step each: every `sleep` cancels its timer."""
+    """A callback of `call_at`, created and cancelled in one step each: every `sleep` cancels its timer."""
 
     __slots__ = ()
     _args: tuple[Any, ...] | None  # type: ignore[assignment]  # None once it is cancelled
@@ -124,7 +125,7 @@ class _SimTimer(asyncio.TimerHandle):
 
     def cancel(self) -> None:
         if self._loop._debug:
-            super().cancel()  # which keeps its looks for the log
+            super().cancel()  # which keeps its repr for the log
         elif not self._cancelled:
             if self._scheduled:
                 self._loop._timer_cancelled_count += 1
@@ -134,7 +135,7 @@ class _SimTimer(asyncio.TimerHandle):
 
 
 class _Due(float):
-    """When a timer is due, and the timer: compared as the number it is, without a Python call for each comparison."""
+    """A timer's due time with the timer: compared as a number, without a Python call for each comparison."""
 
     __slots__ = ("timer",)
     timer: asyncio.TimerHandle
@@ -142,7 +143,7 @@ class _Due(float):
 
 class _SimTask(asyncio.Task[Any]):
     def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: SimLoop, number: int, **options: Any) -> None:
-        # Before asyncio's own: it puts the task into a set at once.
+        # Before asyncio's constructor, which adds the task to a set immediately.
         self.number = number
         self._hash = hash((loop.seed, number))
         super().__init__(coro, loop=loop, **options)
@@ -152,7 +153,7 @@ class _SimTask(asyncio.Task[Any]):
 
 
 class _InOrder(WeakKeyDictionary[AsyncGenerator[Any, Any], None]):
-    """A weak set that remembers the order of arrival, so that open generators are closed in a repeatable one."""
+    """A weak set that keeps insertion order, so that open generators are closed in a repeatable order."""
 
     def add(self, item: AsyncGenerator[Any, Any]) -> None:
         self[item] = None
@@ -165,9 +166,9 @@ class SimLoop(asyncio.BaseEventLoop):
     """An event loop whose time is virtual and whose order is decided by `seed`."""
 
     has_threads = False
-    """What would be done on a thread so that nobody has to wait is done at once: here, nobody waits."""
+    """Work that would run on a thread to keep the loop responsive runs inline: here, no time passes meanwhile."""
 
-    # What BaseEventLoop has and the type stubs do not tell.
+    # Attributes of BaseEventLoop that the type stubs do not declare.
     _closed: bool
     _debug: bool
     _stopping: bool
@@ -181,7 +182,7 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.seed = seed
         self.clock = SimClock()
-        self.unhandled: list[BaseException] = []  # what reached the exception handler: callbacks, forgotten tasks
+        self.unhandled: list[BaseException] = []  # errors that reached the exception handler, of callbacks or tasks
         self._now = 0.0
         self._due_before = RESOLUTION_S
         self._home = threading.get_ident()
@@ -222,7 +223,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _set_timer(
         self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
     ) -> asyncio.TimerHandle:
-        due = _Due(when - 0.0)  # which refuses a text that float() would read
+        due = _Due(when - 0.0)  # refuses a text that float() would accept
         if self._closed or self._debug:
             due.timer = self._make_checked_timer(when, callback, args, context)
         else:
@@ -233,7 +234,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _make_checked_timer(
         self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
     ) -> asyncio.TimerHandle:
-        """The way of asyncio's debug mode, and the refusal of a closed loop."""
+        """Create a timer as asyncio's debug mode does, or refuse on a closed loop."""
         self._check_closed()
         self._check_thread()
         self._check_callback(callback, "call_at")
@@ -248,9 +249,9 @@ class SimLoop(asyncio.BaseEventLoop):
         return _SimTask(coro, loop=self, number=self._tasks_made, **options)
 
     def _run_once(self) -> None:
-        """Turn by turn until the loop is to stop. asyncio would only call again, so that staying here is the same.
+        """Run turns until the loop is to stop; returning after each turn would only make asyncio call this again.
 
-        A turn runs as many callbacks as are ready at its beginning, but any: also those that came since.
+        A turn runs as many callbacks as are ready at its beginning, picked from all that are ready, including new ones.
         """
         ready, timers, draw = self._ready, self._scheduled, self._draw
         handle: asyncio.Handle | None
@@ -271,7 +272,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 if count > 1:
                     at = int(drawn * count)
                     ready[at], ready[-1] = ready[-1], ready[at]
-                # Letting go of the handle before may make another one ready, so nothing is counted or drawn after this.
+                # Releasing the previous handle may make another one ready, so nothing is counted or drawn after this.
                 handle = ready.pop()
                 if handle._cancelled:
                     continue
@@ -279,14 +280,14 @@ class SimLoop(asyncio.BaseEventLoop):
                     self._run_in_debug_mode(handle)
                 else:
                     handle._run()
-            handle = None  # what it held ends with its turn
+            handle = None  # release what it references at the end of the turn
             if self._stopping:
                 return
 
     def _drop_cancelled_timers(self) -> None:
-        """All of them where they are many, otherwise those at the head.
+        """Remove all cancelled timers if there are many, otherwise those at the head.
 
-        This is asyncio's rule to the letter: the order of timers of one instant hangs on how the heap came about.
+        This is exactly asyncio's rule: the order of timers of one instant depends on the history of the heap.
         """
         timers = self._scheduled
         if len(timers) > MANY_TIMERS and self._timer_cancelled_count / len(timers) > 0.5:
@@ -302,20 +303,20 @@ class SimLoop(asyncio.BaseEventLoop):
                 heappop(timers).timer._scheduled = False  # type: ignore[attr-defined]
 
     def _pass_time(self) -> None:
-        """Nothing is ready: jump to the next timer."""
+        """Jump to the next timer when nothing is ready."""
         if not self._scheduled:
             raise SimDeadlock(f"nothing is ready and no timer is set; waiting forever: {self._describe_pending()}")
         first = self._scheduled[0]
         if first > self._now:
             self._now = now = first.timer.when()
             self.clock.move(now)
-            # After a hundred days a float no longer tells nanoseconds apart, and the timer would never be due.
+            # After a hundred days a float no longer distinguishes nanoseconds, and the timer would never be due.
             self._due_before = now + max(RESOLUTION_S, math.ulp(now))
             if not self._winding_down:
                 self._steps_left = STEPS_PER_INSTANT
 
     def _run_in_debug_mode(self, handle: asyncio.Handle) -> None:
-        """What fails in it is logged with where it was made. No callback is slow here: none takes virtual time."""
+        """Run a callback; a failure is logged with where it was created. No callback counts as slow in virtual time."""
         self._current_handle: asyncio.Handle | None = handle
         try:
             handle._run()
@@ -323,7 +324,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._current_handle = None
 
     def pending(self) -> list[asyncio.Task[Any]]:
-        """The tasks that have not ended, oldest first."""
+        """Return the tasks that have not ended, oldest first."""
         return sorted(asyncio.all_tasks(self), key=lambda task: getattr(task, "number", 0))
 
     def call_soon_threadsafe(
@@ -347,8 +348,9 @@ class SimLoop(asyncio.BaseEventLoop):
         super().default_exception_handler(context)
 
     def wind_down(self) -> None:
-        """Cancel whatever is left until it has ended, then close open async generators."""
-        # From here on steps are counted over all instants: a task that sleeps and swallows cancels ends as well.
+        """Cancel remaining tasks until they have ended, then close open async generators."""
+        # From here on steps are counted over all instants, so that a task that sleeps and swallows cancels ends as
+        # well.
         self._winding_down, self._steps_left = True, STEPS_PER_INSTANT
         for _ in range(CANCEL_ROUNDS):
             if leftovers := self.pending():
@@ -363,7 +365,7 @@ class SimLoop(asyncio.BaseEventLoop):
         try:
             results = self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         except SimDeadlock:
-            return  # one of them swallowed the cancel and waits again; the next round cancels it again
+            return  # a task swallowed the cancel and waits again; the next round cancels it again
         self.unhandled += [error for error in results if _is_fault(error)]
 
     def _describe_pending(self) -> str:
@@ -371,7 +373,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
 
 def _made_by_caller(handle: H, *, frames: int) -> H:
-    """Leave the loop's own `frames` out of the stack that debug mode remembers for `handle`."""
+    """Remove the loop's own `frames` from the stack that debug mode keeps for `handle`."""
     if stack := handle._source_traceback:  # type: ignore[attr-defined]
         del stack[-frames:]
     return handle
@@ -389,10 +391,10 @@ def _describe(task: asyncio.Task[Any]) -> str:
 
 
 def sim_run(main: Callable[[], Coroutine[Any, Any, T]], *, seed: int) -> T:
-    """Run `main()` in one simulated schedule; what it raises carries the seed as a note.
+    """Run `main()` in one simulated schedule; exceptions carry the seed as a note.
 
-    An exception that nobody awaited, in a callback or a forgotten task, fails the run too. Tasks that outlive `main`
-    are cancelled, as `asyncio.run` does.
+    An exception that was never awaited, in a callback or an abandoned task, fails the run too. Tasks that outlive
+    `main` are cancelled, as `asyncio.run` does.
     """
     _refuse_inside_a_loop()
     loop = SimLoop(seed)
@@ -411,10 +413,10 @@ def _run_and_wind_down(loop: SimLoop, main: Callable[[], Coroutine[Any, Any, T]]
     except BaseException as error:
         try:
             loop.wind_down()
-        except SimError as second:  # the first failure is the one to read
+        except SimError as second:  # the first failure is the one to report
             error.add_note(f"and then: {second}")
         for other in loop.unhandled:
-            error.add_note(f"also raised, and awaited by nobody: {other!r}")
+            error.add_note(f"also raised, and never awaited: {other!r}")
         raise
     loop.wind_down()
     if loop.unhandled:
@@ -431,7 +433,7 @@ def _refuse_inside_a_loop() -> None:
 
 
 def explore(main_factory: Callable[[int], Coroutine[Any, Any, T]], *, schedules: int, first_seed: int = 0) -> list[T]:
-    """Run `main_factory(seed)` once for each of `schedules` seeds; the results in order, or the first failure."""
+    """Run `main_factory(seed)` for each of `schedules` seeds; return the results in order, or raise at a failure."""
 
     def run(seed: int) -> T:
         return sim_run(lambda: main_factory(seed), seed=seed)

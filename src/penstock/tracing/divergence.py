@@ -5,8 +5,8 @@
     spend_rate    more money in the last minute than expected
     token_rate    more tokens in the last minute than expected
 
-A detector is told what happens and answers with the shapes it has not told of before. It reads no clock and stops
-nothing: whoever asked decides what a shape means.
+A detector observes what happens and reports the shapes it has not reported before. It reads no clock and stops
+nothing: the caller decides what a shape means.
 
 Whether two calls are the same is decided by a key, which keeps no large or mutable argument alive: short plain values
 stand for themselves, anything else is taken apart, up to a number of pieces, and hashed. An object is what its class
@@ -25,6 +25,7 @@ from itertools import chain, islice
 from threading import Lock
 from typing import Any, Literal
 
+from penstock import checks
 from penstock.errors import InvalidValue
 from penstock.money import Usd, format_usd, to_nanos
 
@@ -36,7 +37,7 @@ MINUTE_NS = 60_000_000_000
 GRAIN_NS = 100_000_000
 """What is spent within a tenth of a second is one entry: a minute is some 600 of them, whatever the number of calls."""
 MAX_TOLD = 1_000
-"""Signatures remembered as told of; beyond that the oldest is forgotten, and could be told of again."""
+"""Reported signatures that are remembered; beyond that the oldest is forgotten, and could be reported again."""
 
 MAX_TEXT = 200
 MAX_INT = 1 << 64
@@ -59,7 +60,7 @@ NOTHING: Sequence[Shape] = ()
 
 
 class DivergenceDetector:
-    """Tells of each runaway shape once per signature; None switches a shape off. Safe to use from any thread."""
+    """Reports each runaway shape once per signature; None switches a shape off. Safe to use from any thread."""
 
     def __init__(
         self,
@@ -71,17 +72,15 @@ class DivergenceDetector:
         window: int = 32,
         halts: bool = False,
     ) -> None:
-        self._window = _count("window", window, 2)
-        self._repeats = None if repeats is None else _count("repeats", repeats, 2)
+        self._window = checks.integer("window", window, minimum=2)
+        self._repeats = None if repeats is None else checks.integer("repeats", repeats, minimum=2)
         if self._repeats is not None and self._repeats > self._window:
             raise InvalidValue("repeats", repeats, f"at most the {window} calls of the window")
-        self._alternations = None if alternations is None else _count("alternations", alternations, 2)
+        self._alternations = None if alternations is None else checks.integer("alternations", alternations, minimum=2)
         self._spend = _spend_rate(spend_usd_per_minute)
         self._tokens = _token_rate(tokens_per_minute)
-        if not isinstance(halts, bool):
-            raise InvalidValue("halts", halts, "True or False")
-        self.halts = halts
-        """Whether what has such a shape is to be stopped; for whoever asks to act on."""
+        self.halts = checks.boolean("halts", halts)
+        """Whether what has such a shape is to be stopped; the caller acts on it."""
         self._lock = Lock()
         self._recent: deque[Key] = deque()
         self._counts: dict[Key, int] = {}
@@ -202,7 +201,7 @@ def _spend_rate(per_minute: Usd | None) -> _Rate | None:
 
 
 def _token_rate(per_minute: int | None) -> _Rate | None:
-    return None if per_minute is None else _Rate("token_rate", _count("tokens_per_minute", per_minute, 0))
+    return None if per_minute is None else _Rate("token_rate", checks.integer("tokens_per_minute", per_minute))
 
 
 # Keys.
@@ -312,9 +311,3 @@ def _shown_argument(arg: object) -> str:
         return _shorten.repr(arg)
     except Exception:
         return f"<{type(arg).__qualname__}>"
-
-
-def _count(field: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidValue(field, value, f"a whole number, {least} or more")
-    return value

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict, Unpack
 
 from penstock.clock import utc_from_ns
 from penstock.money import to_nanos
@@ -78,6 +78,23 @@ class CallStarted(TraceEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallWaiting(TraceEvent):
+    """A call waits until other calls have ended: its budget could pay for it beside what is spent, but not yet."""
+
+    kind: ClassVar[str] = "call_waiting"
+    node_id: str = ""
+    call_kind: CallKind = "system"
+    name: str = ""
+    message: str = ""
+    budget: str | None = None
+    unit: str | None = None
+    limit: float | None = None
+    used: float | None = None
+    held: float | None = None
+    asked: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallEnded(TraceEvent):
     """A call came to its end: success, fail or halt; exactly one for each call that was begun."""
 
@@ -96,9 +113,11 @@ class CallEnded(TraceEvent):
     stop_reason: str | None = None
     error: str | None = None
     finish_reason: str | None = None
-    """Why the answer of a model is not whole: `length` or `content_filter`; None if it is, or nobody said."""
+    """Why the answer of a model is not whole: `length` or `content_filter`; None if it is, or if that is unknown."""
     abandoned: bool = False
     """The caller was let go while the work went on; what it still costs is settled later."""
+    cost_unknown: bool = False
+    """The call was billed at an unknown cost, so that `cost` says nothing."""
 
     @property
     def cost_nanos(self) -> int:
@@ -111,13 +130,58 @@ class ModelCallTrace(CallEnded):
     """A model call that ended."""
 
     call_kind: CallKind = "llm"
+    input: Any = None
+    """The messages that were sent, as JSON data; None unless the run records payloads."""
+    output: Any = None
+    """The message that came, as JSON data; None unless the run records payloads and the call succeeded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFields(TypedDict, total=False):
+    """The fields of CallEnded, for constructors of its kinds."""
+
+    run_id: str
+    seq: int
+    at_ms: int
+    source: str
+    depth: int
+    iteration: int
+    parent_id: str | None
+    node_id: str
+    call_kind: CallKind
+    name: str
+    model: str | None
+    status: Status
+    cost: float
+    input_tokens: int
+    output_tokens: int
+    duration_ms: float
+    retries_used: int
+    stop_reason: str | None
+    error: str | None
+    finish_reason: str | None
+    abandoned: bool
+    cost_unknown: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class ToolCallTrace(CallEnded):
-    """A tool call that ended."""
+    """A tool call that ended; `tool_name` is its `name`."""
 
     call_kind: CallKind = "tool"
+    input: Any = None
+    """The arguments, as JSON data; None unless the run records payloads."""
+    output: Any = None
+    """What the tool returned, as JSON data; None unless the run records payloads and the call succeeded."""
+
+    def __init__(
+        self, *, tool_name: str = "", input: Any = None, output: Any = None, **fields: Unpack[CallFields]
+    ) -> None:
+        fields.setdefault("call_kind", "tool")
+        if tool_name:
+            fields["name"] = tool_name
+        CallEnded.__init__(self, **fields)
+        object.__setattr__(self, "input", input)
+        object.__setattr__(self, "output", output)
 
     @property
     def tool_name(self) -> str:
@@ -201,7 +265,7 @@ class LimitTrace(TraceEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafetyTrace(TraceEvent):
-    """A safety event of a hook, or one that somebody recorded."""
+    """A safety event of a hook, or one recorded by the program."""
 
     kind: ClassVar[str] = "safety"
     event_type: str = ""
@@ -243,6 +307,7 @@ class CustomTrace(TraceEvent):
 Event = (
     RunStarted
     | RunCompleted
+    | CallWaiting
     | CallStarted
     | ModelCallTrace
     | ToolCallTrace

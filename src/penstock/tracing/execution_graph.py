@@ -6,7 +6,7 @@ log, and an entry's place in the log is its `seq`. It knows nothing of limits or
 Locking. Writers hold `lock` for as long as it takes to write one entry. Readers hold it only to copy references out
 of the log, and do their folding, formatting and copying afterwards; `record` explains why that is safe. So a snapshot
 of any size keeps writers waiting for microseconds. The runtime shares one lock between this log and the ledger, takes
-it once when a call begins and once when it ends, and uses `begin` and `end` directly; everybody else uses the marking
+it once when a call begins and once when it ends, and uses `begin` and `end` directly; all other code uses the marking
 methods.
 
 Memory. With `max_kept` set, the oldest finished calls are folded into the nearest ancestor that is kept, and log
@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from operator import add, attrgetter
+from collections.abc import Callable, Mapping, Sequence
+from operator import add
 from typing import Any
 
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -27,30 +27,30 @@ from penstock.ids import call_number, new_run_id
 from penstock.money import Usd, to_nanos
 from penstock.tracing import views
 from penstock.tracing.events import TraceEvent
+from penstock.tracing.graph_state import Captured, Counted, GraphState, by_number
 from penstock.tracing.lifecycle import KINDS, TRANSITIONS, CallKind, Status
 from penstock.tracing.record import (
-    NOTHING_RARE,
+    NO_EXTRAS,
     ONLY_COST_UNKNOWN,
     OPEN,
+    CallExtras,
     CallRecord,
     IterationMark,
-    Rare,
     RunMark,
     Settlement,
     Source,
     count_retry,
 )
-from penstock.tracing.stats import ExecutionStats, Tallies
+from penstock.tracing.stats import ExecutionStats, Tallies, Tally
+from penstock.tracing.views import Entry
 
-Entry = CallRecord | Settlement | IterationMark | RunMark | TraceEvent
-
-by_number = attrgetter("number")
-"""The order in which calls began."""
-ONLY_CREATED = Rare(running=False)
+NOTHING_COUNTED = Counted(0, Tally())
+ONLY_CREATED = CallExtras(running=False)
+ONLY_WAITING = CallExtras(running=False, waiting=True)
 EVENTS_PER_CALL_KEPT = 4
 TRIM_CHUNK = 1_024
 FOLD_CHUNK = 256
-"""So many calls are folded at most while writers wait."""
+"""Maximum number of calls folded while writers wait."""
 MAX_TOKENS = 1 << 53
 """The largest count that every reader of JSON keeps exactly; more is a mistake."""
 
@@ -61,14 +61,15 @@ class ExecutionGraph:
     __slots__ = (
         "__weakref__",
         "_closed",
+        "_counted",
         "_ended",
         "_first_seq",
         "_fold_lock",
+        "_index",
         "_last_number",
         "_log",
         "_open",
         "_source",
-        "_tallied_seq",
         "_tallies",
         "chain_id",
         "clock",
@@ -109,12 +110,15 @@ class ExecutionGraph:
         """The calls under way by their number, in the order they began."""
         self._ended: list[CallRecord] | deque[CallRecord] = []
         """The finished calls that are kept, in the order they ended."""
+        self._index: dict[int, CallRecord] | None = None
+        """See `_ended_by_number`; None until a finished call is looked up."""
         self._last_number = 0
         self._closed = False
         self._fold_lock = threading.Lock()
         self._tallies: Tallies | None = None
-        """Made when somebody looks."""
-        self._tallied_seq = 0
+        """Created on first use."""
+        self._counted = NOTHING_COUNTED
+        """The sums of what has been counted; replaced, never changed."""
         self.notify: Callable[[], None] | None = None
         """Called, under the lock, after an entry was written; must return at once."""
 
@@ -128,14 +132,18 @@ class ExecutionGraph:
         model: str | None,
         source: Source,
         now_ns: int,
-        running: bool = True,
+        running: bool | None = True,
         metadata: Mapping[str, Any] | None = None,
         owner: object = None,
     ) -> CallRecord:
-        """Write that a call begins. The caller holds the lock."""
+        """Write that a call begins: running, or only created. The caller holds the lock.
+
+        With None it is created and has to wait: `start` writes later that it begins. As with `end`, an exception from a
+        signal handler leaves all of it written, or nothing.
+        """
         if self._closed:
             raise RunEnded(self.chain_id, f"{kind} call {name!r} came after its end")
-        self._last_number = number = self._last_number + 1
+        number = self._last_number + 1
         log = self._log
         # Field by field: an `__init__` would take longer than all of them.
         call = CallRecord()
@@ -152,13 +160,37 @@ class ExecutionGraph:
         call.started_ns = now_ns
         call.metadata = metadata
         call.owner = owner
-        call.rare = NOTHING_RARE if running else ONLY_CREATED
+        call.extras = NO_EXTRAS if running else ONLY_WAITING if running is None else ONLY_CREATED
         call.end_seq = OPEN
-        log.append(call)
-        self._open[number] = call
+        try:
+            if running is not None:
+                log.append(call)
+            self._open[number] = call
+            self._last_number = number
+        except BaseException:
+            if running is None or (log and log[-1] is call):
+                self._open[number] = call
+                self._last_number = number
+            raise
         if self.notify is not None:
             self.notify()
         return call
+
+    def start(self, call: CallRecord, now_ns: int, metadata: Mapping[str, Any] | None) -> None:
+        """Write that a call which has waited begins. The caller holds the lock."""
+        if call.running:
+            return
+        call.started_ns = now_ns
+        call.metadata = metadata
+        try:
+            self._log.append(call)
+            call.extras = call.extras._replace(running=True, waiting=False)
+        except BaseException:
+            if self._log[-1] is call:
+                call.extras = call.extras._replace(running=True, waiting=False)
+            raise
+        if self.notify is not None:
+            self.notify()
 
     def end(
         self,
@@ -173,7 +205,9 @@ class ExecutionGraph:
         abandoned: bool = False,
     ) -> bool:
         """Write that a call has ended; False, and nothing is written, if it had already. The caller holds the lock."""
-        if self._open.pop(call.number, None) is None:
+        open_calls, log, ended, max_kept = self._open, self._log, self._ended, self.max_kept
+        number = call.number
+        if number not in open_calls:
             return False
         call.status = status
         call.ended_ns = now_ns
@@ -181,12 +215,21 @@ class ExecutionGraph:
         call.tokens_in = tokens_in
         call.tokens_out = tokens_out
         if stop_reason is not None or error_class is not None or abandoned:
-            call.rare = call.rare._replace(stop_reason=stop_reason, error_class=error_class, abandoned=abandoned)
-        log = self._log
-        call.end_seq = self._first_seq + len(log)
-        log.append(call)
-        ended, max_kept = self._ended, self.max_kept
-        ended.append(call)
+            call.extras = call.extras._replace(stop_reason=stop_reason, error_class=error_class, abandoned=abandoned)
+        end_seq = self._first_seq + len(log)
+        try:
+            call.end_seq = end_seq
+            log.append(call)
+            ended.append(call)
+            del open_calls[number]
+        except BaseException:
+            call.end_seq = end_seq
+            if self._first_seq + len(log) == end_seq:
+                log.append(call)
+            if not ended or ended[-1] is not call:
+                ended.append(call)
+            open_calls.pop(number, None)
+            raise
         if max_kept is not None and len(ended) + len(self._open) > max_kept:
             self._fold_oldest(max_kept)
             self._trim_excess(max_kept)
@@ -200,7 +243,7 @@ class ExecutionGraph:
             return
         late = Settlement(call, self.seq + 1, now_ns, cost, tokens_in, tokens_out)
         self._log.append(late)
-        call.rare = call.rare._replace(settled=late)
+        call.extras = call.extras._replace(settled=late)
         if call.folded_from is not None and (above := self._kept_above(call)) is not None:
             self.folded[above.number] = views.fold_late(self.folded.get(above.number), late)
         if self.max_kept is not None:
@@ -236,7 +279,7 @@ class ExecutionGraph:
         """The calls under way, newest first. The caller holds the lock."""
         return list(reversed(self._open.values()))
 
-    # Writing, for everybody.
+    # Writing, for all other callers.
 
     def create_root(self, name: str, metadata: Mapping[str, Any] | None = None) -> str:
         """Make the one root, a running system call at depth 0; RuntimeError if there is one."""
@@ -257,7 +300,7 @@ class ExecutionGraph:
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
         """Make a call under `parent_id`, in status created; KeyError if there is no such call."""
-        if kind not in tuple(KINDS):  # a tuple can be asked about what has no hash
+        if kind not in tuple(KINDS):  # `in` works on a tuple for what has no hash
             raise InvalidValue("kind", kind, "llm, tool or system")
         _check_text("name", name)
         _check_text_or_none("model", model)
@@ -271,7 +314,7 @@ class ExecutionGraph:
         """created → running; no effect on a call that is running or has ended."""
         with self.lock:
             if (call := self._open_call(node_id)) is not None:
-                call.rare = call.rare._replace(running=True)
+                call.extras = call.extras._replace(running=True)
 
     def mark_success(
         self, node_id: str, cost_usd: Usd = 0.0, tokens_in: int | None = None, tokens_out: int | None = None
@@ -317,23 +360,26 @@ class ExecutionGraph:
         """The whole tree as JSON data, true for the `seq` it carries; later changes do not touch it."""
         with self._fold_lock:
             with self.lock:
-                seq, calls, folded = self.seq, self._kept(), dict(self.folded)
-                root, max_depth, now_ns = self.root, self.max_depth, self.clock.monotonic_ns()
-                uncounted = self._since(self._tallied_seq)
-            self._absorb(uncounted)
-            totals = self._totals(max_depth)
-        calls.sort(key=by_number)
-        nodes = {call.node_id: self._node(call, seq, folded) for call in calls}
-        if folded:
-            _reattach(nodes, calls)
-        return {
-            "chain_id": self.chain_id,
-            "root_id": root.node_id if root else None,
-            "nodes": nodes,
-            "aggregates": totals,
-            "seq": seq,
-            "snapshot_ts_ms": (now_ns + self.wall_offset_ns) // 1_000_000,
-        }
+                captured = self._capture()
+            self._absorb(captured.uncounted)
+            captured = captured._replace(counted=self._counted, uncounted=())
+        return GraphState(captured).render()
+
+    def _capture(self) -> Captured:
+        """What a snapshot is made of, copied by reference. The caller holds the lock."""
+        counted = self._counted
+        return Captured(
+            chain_id=self.chain_id,
+            root=self.root,
+            seq=self.seq,
+            calls=self._kept(),
+            folded=dict(self.folded),
+            max_depth=self.max_depth,
+            counted=counted,
+            uncounted=self._since(counted.seq),
+            now_ns=self.clock.monotonic_ns(),
+            wall_offset_ns=self.wall_offset_ns,
+        )
 
     def changes_since(self, seq: int) -> dict[str, Any]:
         """The calls that began, ended or were settled after `seq`, as JSON data: costs what changed, not what exists.
@@ -353,7 +399,7 @@ class ExecutionGraph:
         """The totals: successes as such, failed and halted work in fields of their own."""
         with self._fold_lock:
             self._catch_up()
-            return self._totals(self.max_depth)
+            return views.aggregates(self._counted.sums, self.max_depth)
 
     def events(self, since: int = 0, limit: int | None = None) -> list[TraceEvent]:
         """The events after `since`, oldest first, at most `limit`."""
@@ -397,11 +443,27 @@ class ExecutionGraph:
         number = self._number(node_id)
         call = self._open.get(number)
         if call is None:
-            # A search, because few ask for a call that has ended, and an index would cost every call time and memory.
-            call = next((ended for ended in reversed(self._ended) if ended.number == number), None)
+            call = self._ended_by_number().get(number)
         if call is None:
             raise KeyError(f"call {node_id!r} was folded away in run {self.chain_id}")
         return call
+
+    def _ended_by_number(self) -> dict[int, CallRecord]:
+        """The finished calls that are kept, by number. The caller holds the lock.
+
+        Created when a finished call is first looked up, so that other runs pay nothing for it. Each look adds what has
+        ended since the one before, which stands at the end.
+        """
+        index = self._index
+        if index is None:
+            index = self._index = {}
+        for call in reversed(self._ended):
+            if call.number in index:
+                if call is self.root:
+                    continue  # folding moves the root to the end
+                break
+            index[call.number] = call
+        return index
 
     def _open_call(self, node_id: str) -> CallRecord | None:
         """The call if it is under way; None if it has ended, also if it was folded away since."""
@@ -446,13 +508,10 @@ class ExecutionGraph:
     def _node(self, call: CallRecord, seq: int, folded: Mapping[int, views.Folded]) -> dict[str, Any]:
         return views.node(call, seq, self.wall_offset_ns, folded.get(call.number))
 
-    def _totals(self, max_depth: int) -> dict[str, Any]:
-        return views.aggregates(self._sums().tally(self._source), max_depth)
-
     def _catch_up(self) -> None:
         """Count what has been written since the last look. The caller holds the fold lock, and not the lock."""
         with self.lock:
-            entries = self._since(self._tallied_seq)
+            entries = self._since(self._counted.seq)
         self._absorb(entries)
 
     def _sums(self) -> Tallies:
@@ -460,9 +519,13 @@ class ExecutionGraph:
             self._tallies = Tallies()
         return self._tallies
 
-    def _absorb(self, entries: list[Entry]) -> None:
-        self._sums().absorb(entries, self._tallied_seq + 1)
-        self._tallied_seq += len(entries)
+    def _absorb(self, entries: Sequence[object]) -> None:
+        counted, sums = self._counted, self._sums()
+        sums.absorb(entries, counted.seq + 1)
+        copied = Tally()
+        copied.include(sums.run)
+        # In one assignment: a capture reads it under the lock, and this thread may hold the fold lock alone.
+        self._counted = Counted(counted.seq + len(entries), copied)
 
     def _fold_oldest(self, max_kept: int) -> None:
         """Fold some finished calls, the oldest, each into its nearest ancestor that is kept: many at once cost less."""
@@ -471,25 +534,27 @@ class ExecutionGraph:
             ended = self._ended = deque(ended)
         if ended[0] is self.root:
             ended.rotate(-1)
-        root, folded = self.root, self.folded
+        root, folded, index = self.root, self.folded, self._index
         sums: dict[int, list[int]] = {}
-        mark = unpriced = NOTHING_RARE
+        mark = unpriced = NO_EXTRAS
         parent = kept = row = None
         for _ in range(max(1, min(max_kept // 8, FOLD_CHUNK))):
             if not ended or ended[0] is root:
                 break
             call = ended.popleft()
-            if mark is NOTHING_RARE or call.parent is not parent:  # most stand beside those that the same call made
+            if index is not None:
+                index.pop(call.number, None)
+            if mark is NO_EXTRAS or call.parent is not parent:  # most stand beside those that the same call made
                 parent, kept = call.parent, self._kept_above(call)
-                mark = Rare(folded_from=0 if parent is None else parent.number)
+                mark = CallExtras(folded_from=0 if parent is None else parent.number)
                 unpriced = mark._replace(cost_unknown=True)
                 row = None if kept is None else sums.setdefault(kept.number, [0] * len(views.Folded._fields))
-            if call.rare is NOTHING_RARE:
-                call.rare = mark
-            elif call.rare is ONLY_COST_UNKNOWN:
-                call.rare = unpriced
+            if call.extras is NO_EXTRAS:
+                call.extras = mark
+            elif call.extras is ONLY_COST_UNKNOWN:
+                call.extras = unpriced
             else:
-                call.rare = call.rare._replace(folded_from=mark.folded_from)
+                call.extras = call.extras._replace(folded_from=mark.folded_from, payload=None)
             call.parent = kept
             if row is not None:
                 _sum_up(row, call)
@@ -508,13 +573,13 @@ class ExecutionGraph:
     def _trim_excess(self, max_kept: int) -> None:
         """Count what the log need not keep, a chunk at a time; drop it when that is worth moving the rest."""
         excess = len(self._log) - max_kept * EVENTS_PER_CALL_KEPT
-        uncounted = self._first_seq + excess - 1 - self._tallied_seq
+        uncounted = self._first_seq + excess - 1 - self._counted.seq
         is_worth_it = excess >= max(TRIM_CHUNK, max_kept // 2)
         # A reader that is counting holds the fold lock and wants ours next: never wait for it here.
         if (uncounted >= TRIM_CHUNK or is_worth_it) and self._fold_lock.acquire(blocking=False):
             try:
                 if uncounted > 0:
-                    self._absorb(self._since(self._tallied_seq, uncounted))
+                    self._absorb(self._since(self._counted.seq, uncounted))
                 if is_worth_it:
                     del self._log[:excess]
                     self._first_seq += excess
@@ -530,21 +595,11 @@ def _sum_up(row: list[int], call: CallRecord) -> None:
         row[2] += call.tokens_in
     if call.tokens_out:
         row[3] += call.tokens_out
-    row[4] += call.rare.retries
-    if (late := call.rare.settled) is not None:
+    row[4] += call.extras.retries
+    if (late := call.extras.settled) is not None:
         row[1] += late.cost
         row[2] += late.tokens_in
         row[3] += late.tokens_out
-
-
-def _reattach(nodes: dict[str, dict[str, Any]], calls: list[CallRecord]) -> None:
-    """Hang calls whose parent was folded away under the nearest call that is there."""
-    for call in calls:
-        above = call.parent
-        if above is not None and above.node_id not in nodes:
-            while above is not None and above.node_id not in nodes:
-                above = above.parent
-            nodes[call.node_id]["parent_id"] = above.node_id if above else None
 
 
 def _copied(metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from penstock.money import format_usd
+from penstock.money import format_cost, format_usd
 from penstock.tracing.execution_graph import ExecutionGraph
 from penstock.tracing.lifecycle import Status
 from penstock.tracing.record import OPEN, CallRecord
@@ -24,13 +24,14 @@ def explain(graph: ExecutionGraph, max_lines: int = MAX_LINES) -> str:
     seq, calls = graph.calls()
     children = _by_parent(calls)
     subtotal = _subtotals(graph, calls, children)
+    unknown = _unknown_below(calls, children, seq)
     redaction = Redaction()
     lines: list[str] = []
     # A stack, not recursion: agent trees may be deeper than Python's.
     stack = [(call, "", "", "") for call in reversed(children.get(None, []))]
     while stack and len(lines) < max_lines:
         call, indent, branch, onward = stack.pop()
-        lines.append(indent + branch + _line(graph, call, seq, subtotal[call.number], redaction))
+        lines.append(indent + branch + _line(graph, call, seq, subtotal[call.number], unknown[call.number], redaction))
         below = children.get(call.number, [])
         last = below[-1] if below else None
         for child in reversed(below):
@@ -67,13 +68,23 @@ def _subtotals(
     return subtotal
 
 
+def _unknown_below(
+    calls: list[CallRecord], children: Mapping[int | None, list[CallRecord]], seq: int
+) -> dict[int, int]:
+    """How many calls of unknown cost each call stands for, with everything below it."""
+    unknown = {call.number: int(call.end_seq <= seq and call.is_unpaid_at(seq)) for call in calls}
+    for call in reversed(calls):
+        unknown[call.number] += sum(unknown[below.number] for below in children.get(call.number, ()))
+    return unknown
+
+
 def _cost(call: CallRecord) -> int:
     if call.end_seq == OPEN:
         return 0
     return call.cost + (call.settled.cost if call.settled else 0)
 
 
-def _line(graph: ExecutionGraph, call: CallRecord, seq: int, subtotal: int, redaction: Redaction) -> str:
+def _line(graph: ExecutionGraph, call: CallRecord, seq: int, subtotal: int, unknown: int, redaction: Redaction) -> str:
     status = call.status_at(seq)
     parts = [f"{MARKS[status]} {call.name}"]
     if attempt := attempt_of(call.metadata or {}):
@@ -81,8 +92,14 @@ def _line(graph: ExecutionGraph, call: CallRecord, seq: int, subtotal: int, reda
     if call.kind != "system":
         parts.append(call.kind if call.model is None else f"{call.kind} {call.model}")
     cost = subtotal if call.kind == "system" else _cost(call)
-    if cost:
-        parts.append(format_usd(cost))
+    if call.kind != "system" and call.end_seq <= seq and call.is_unpaid_at(seq):
+        parts.append("cost unknown")
+    elif cost or (unknown and call.kind == "system"):
+        parts.append(format_cost(cost, unknown if call.kind == "system" else 0))
+    if call.waiting:
+        parts.append("waits for other calls to end")
+    elif waited_ms := (call.metadata or {}).get("waited_ms"):
+        parts.append(f"waited {_duration(waited_ms * 1_000_000)}")
     if call.end_seq <= seq:
         parts += _ending(call, status)
     folded = graph.folded.get(call.number)

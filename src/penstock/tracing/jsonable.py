@@ -1,6 +1,6 @@
 """Any value as JSON data.
 
-What is shown or exported must never fail because of what somebody put into it, and never take longer than its size
+What is shown or exported must never fail because of its contents, and never take longer than its size
 deserves: depth, text and the number of parts are bounded, so that cycles and shared structures end too.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 MAX_DEPTH = 16
@@ -17,20 +18,35 @@ MAX_TEXT_TOTAL = 1_000_000
 MAX_KEY = 1_000
 MAX_INT_BITS = 1_024
 LEAVES = frozenset({str, int, float, bool, type(None)})
-"""What has nothing inside, and nobody can change; nearly all values of JSON are of these very types."""
+"""What has nothing inside, and cannot be changed; nearly all values of JSON are of these very types."""
 
 
 def jsonable(value: object) -> Any:
     """`value` in JSON's own types; what JSON has no type for becomes its text, and what is oversize is cut."""
-    return _Converter().convert(value, 0)
+    return Converter().convert(value, 0)
 
 
-class _Converter:
+def structured(value: Any) -> Any:
+    """A pydantic model or a dataclass as the data in it; any other value, and one that cannot be read, as it is."""
+    try:
+        if callable(dump := getattr(value, "model_dump", None)):
+            return dump(mode="json")
+        if is_dataclass(value) and not isinstance(value, type):
+            return {field.name: structured(getattr(value, field.name)) for field in fields(value)}
+    except Exception:  # whatever its class does; it is shown by its repr
+        return value
+    return value
+
+
+class Converter:
+    """Converts one value, and counts the parts and the text in it."""
+
     def __init__(self) -> None:
         self.parts_left = MAX_PARTS
         self.text_left = MAX_TEXT_TOTAL
 
     def convert(self, value: object, depth: int) -> Any:
+        """The value as JSON data; what cannot be read is named."""
         self.parts_left -= 1
         try:
             return self._converted(value, depth)

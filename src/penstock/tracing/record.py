@@ -1,12 +1,12 @@
 """What is written down while a run goes on.
 
 The hot path writes one `CallRecord` when a call begins and fills in its second half when the call ends; everything that
-people read (events, nodes, stats, trees) is a view made from these when somebody looks. Two rules make that safe
+people read (events, nodes, stats, trees) is a view computed from these when it is read. Two rules make that safe
 without copying:
 
 - A record's first half never changes (a model that only the answer names is written with the second; a call that is
   folded away is linked to a kept ancestor, so that it does not keep its folded ones alive). Its second half is written
-  once, `end_seq` last; whoever reads `end_seq` first therefore sees either a call that is still open or one that is
+  once, `end_seq` last; a reader of `end_seq` first therefore sees either a call that is still open or one that is
   complete.
 - `seq` numbers are positions in the run's log, given out under the run's lock: they have no gaps.
 """
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from penstock.ids import call_id
 from penstock.tracing.lifecycle import CallKind, Status
+from penstock.tracing.payloads import Payload
 
 NOT_WHOLE = frozenset({"length", "content_filter"})
 """Finish reasons of an answer that ended before its own end."""
@@ -39,11 +40,12 @@ class Source:
         self.iteration = 0
 
 
-class Rare(NamedTuple):
+class CallExtras(NamedTuple):
     """What most calls have nothing of: one value for all of them, another where there is something to say."""
 
     retries: int = 0
     running: bool = True
+    waiting: bool = False
     settled: Settlement | None = None
     stop_reason: str | None = None
     error_class: str | None = None
@@ -51,18 +53,19 @@ class Rare(NamedTuple):
     folded_from: int | None = None
     cost_unknown: bool = False
     finish_reason: str | None = None
+    payload: Payload | None = None
 
 
-NOTHING_RARE = Rare()
-ONLY_COST_UNKNOWN = Rare(cost_unknown=True)
-"""Shared by all calls of which nothing else is to be said: in a run whose prices nobody knows, that is each."""
+NO_EXTRAS = CallExtras()
+ONLY_COST_UNKNOWN = CallExtras(cost_unknown=True)
+"""Shared by all calls without other extras: in a run whose prices are unknown, that is each."""
 
 
 class CallRecord:
     """One call: what it is, when it began, and, once it has ended, how. The graph's `begin` and `end` fill it in.
 
-    A run keeps one of these for every call, so what is in here is paid for by all: nothing that can be told from
-    something else, and what is rare by reference.
+    A run keeps one of these for every call, so what is in here is paid for by all: nothing that can be derived from
+    something else, and what few calls have by reference.
     """
 
     __slots__ = (
@@ -70,6 +73,7 @@ class CallRecord:
         "depth",
         "end_seq",
         "ended_ns",
+        "extras",
         "iteration",
         "kind",
         "metadata",
@@ -78,7 +82,6 @@ class CallRecord:
         "number",
         "owner",
         "parent",
-        "rare",
         "source",
         "started_ns",
         "status",
@@ -97,10 +100,10 @@ class CallRecord:
     started_ns: int
     metadata: Mapping[str, Any] | None
     owner: object
-    """Whoever runs the call, while it is open; theirs to set and to clear."""
-    rare: Rare
+    """The object that runs the call while it is open; the runtime sets and clears it."""
+    extras: CallExtras
     end_seq: int
-    """Its place in the log is known to whoever reads the log; that of its end tells the two apart."""
+    """A reader of the log knows its place there; that of its end distinguishes the two."""
 
     status: Status
     ended_ns: int
@@ -111,52 +114,68 @@ class CallRecord:
     @property
     def retries(self) -> int:
         """How many retries were drawn for it."""
-        return self.rare.retries
+        return self.extras.retries
 
     @property
     def running(self) -> bool:
         """Whether it is, or was, under way, and not only created."""
-        return self.rare.running
+        return self.extras.running
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it was created and waits for other calls to end."""
+        return self.extras.waiting
 
     @property
     def settled(self) -> Settlement | None:
         """The bill that came after its end, if one did."""
-        return self.rare.settled
+        return self.extras.settled
 
     @property
     def stop_reason(self) -> str | None:
-        """Why it was stopped, or what its error said."""
-        return self.rare.stop_reason
+        """Why it was stopped, or the message of its error."""
+        return self.extras.stop_reason
 
     @property
     def error_class(self) -> str | None:
         """What it raised."""
-        return self.rare.error_class
+        return self.extras.error_class
 
     @property
     def abandoned(self) -> bool:
         """Whether its function was left behind, still running."""
-        return self.rare.abandoned
+        return self.extras.abandoned
 
     @property
     def cost_unknown(self) -> bool:
-        """Whether it was billed when it ended and nobody could tell how much: `cost` is what is known of it."""
-        return self.rare.cost_unknown
+        """Whether it was billed when it ended and the amount is unknown: `cost` is what is known of it."""
+        return self.extras.cost_unknown
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the answer of a model is not whole, one of NOT_WHOLE; None if it is, or nobody said."""
-        return self.rare.finish_reason
+        """Why the answer of a model is not whole, one of NOT_WHOLE; None if it is, or if that is unknown."""
+        return self.extras.finish_reason
+
+    @property
+    def payload(self) -> Payload | None:
+        """What it was given and returned, where its run records that."""
+        return self.extras.payload
 
     @property
     def folded_from(self) -> int | None:
         """The number of its parent when it was folded away; None while it is kept one by one."""
-        return self.rare.folded_from
+        return self.extras.folded_from
 
     @property
     def node_id(self) -> str:
         """The public id of this call."""
         return call_id(self.number)
+
+    @property
+    def result_name(self) -> str:
+        """The name of its result among those of the run: the call name, with the path of a child context before it."""
+        _, _, place = self.source.path.partition("/")
+        return f"{place}/{self.name}" if place else self.name
 
     @property
     def parent_number(self) -> int:
@@ -178,15 +197,20 @@ class CallRecord:
             above = above.parent
         return above is other
 
+    def is_unpaid_at(self, seq: int) -> bool:
+        """Whether the cost of the call, which has ended, is unknown as far as the log up to `seq` has it."""
+        late = self.extras.settled
+        return self.extras.cost_unknown and (late is None or late.seq > seq or not late.cost)
+
     def status_at(self, seq: int) -> Status:
-        """The call's status as the log up to `seq` tells it."""
+        """The call's status as the log up to `seq` has it."""
         if self.end_seq <= seq:
             return self.status
         return "running" if self.running else "created"
 
 
 class IterationMark:
-    """An iteration of a loop began, or ended: the event of it is made when somebody looks."""
+    """An iteration of a loop began, or ended: its event is made when it is read."""
 
     __slots__ = ("action", "at_ns", "base", "iteration", "source", "started_ns")
 
@@ -201,7 +225,7 @@ class IterationMark:
 
 
 class RunMark:
-    """The run began: what there is to say of it is its root's, and the event of it is made when somebody looks."""
+    """The run began: its facts are those of its root, and its event is made when it is read."""
 
     __slots__ = ()
 
@@ -224,15 +248,25 @@ class Settlement:
 
 
 def mark_cost_unknown(call: CallRecord) -> None:
-    """Nobody can tell what the call costs that is about to end. The caller holds the lock of its run."""
-    call.rare = ONLY_COST_UNKNOWN if call.rare is NOTHING_RARE else call.rare._replace(cost_unknown=True)
+    """Record that the cost of a call about to end is unknown. The caller holds the lock of its run."""
+    call.extras = ONLY_COST_UNKNOWN if call.extras is NO_EXTRAS else call.extras._replace(cost_unknown=True)
+
+
+def mark_waiting(call: CallRecord, waits: bool) -> None:
+    """Record that an open call waits for other calls to end, or no more. The caller holds the lock of its run."""
+    call.extras = call.extras._replace(waiting=waits)
 
 
 def mark_not_whole(call: CallRecord, finish_reason: str) -> None:
     """The answer of a call that is about to end is not whole. The caller holds the lock of its run."""
-    call.rare = call.rare._replace(finish_reason=finish_reason)
+    call.extras = call.extras._replace(finish_reason=finish_reason)
+
+
+def keep_payload(call: CallRecord, payload: Payload) -> None:
+    """Record what a call that has not ended was given and returned. The caller holds the lock of its run."""
+    call.extras = call.extras._replace(payload=payload)
 
 
 def count_retry(call: CallRecord) -> None:
     """One more retry was drawn for the call. The caller holds the lock of its run."""
-    call.rare = call.rare._replace(retries=call.rare.retries + 1)
+    call.extras = call.extras._replace(retries=call.extras.retries + 1)

@@ -6,7 +6,7 @@ Redaction looks at texts and keys and knows nothing of traces.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -34,9 +34,10 @@ _TEXT_SECRETS = re.compile(
     r"""
       -----BEGIN\ [A-Z ]{0,30}PRIVATE\ KEY-----.*?(?:-----END\ [A-Z ]{0,30}PRIVATE\ KEY-----|\Z)
     | (?<=://) [^\s/@:]{0,200} : [^\s/@]{1,500} (?=@)
-    | (?P<header> (?i:\b(?:proxy-)?authorization | \b(?:set-)?cookie) ["']?\s*[:=]\s*["']? ) [^\r\n"']{2,}
+    | (?P<header> (?i:\b(?:proxy-)?authorization | \b(?:set-)?cookie) \\*["']?\s*[:=]\s*\\*["']? ) [^\r\n"']{2,}
+    | (?P<query> [?&](?i:key|sig|signature|auth|jwt|x-amz-signature|x-goog-signature)= ) [^\s"'&\#]{3,}
     | (?P<named> \b[\w-]{0,40} (?i:password|passwd|passphrase|pwd|secret|api[-_]?key|access[-_]?key|private[-_]?key
-        |token|credential) ["']?\s*[:=]\s*["']? ) (?!\[redacted) [^\s"'&;,})\]]{3,}
+        |token|credential) \\*["']?\s*[:=]\s*\\*["']? ) (?!\[redacted) [^\s"'&;,})\]]{3,}
     | (?P<scheme> (?i:\bbearer)\s+ ) [^\s"',;]{4,}
     | (?P<basic> \bBasic\s+ ) (?=[A-Za-z+/]{0,200}[0-9=]) [A-Za-z0-9+/]{8,}={0,2}
     | \b(?: sk[-_][\w-]{8,} | [pr]k_(?:live|test)_\w{8,} | gh[pousr]_\w{16,} | github_pat_\w{16,} | glpat-[\w-]{12,}
@@ -89,17 +90,31 @@ class Redaction:
         """The value as JSON data without secrets."""
         return self._data(jsonable(value))
 
-    def _data(self, value: Any) -> Any:
+    def uncut(self, data: Any) -> Any:
+        """JSON data without secrets, its texts in their full length."""
+        return self._data(data, self._whole)
+
+    def _whole(self, text: str) -> str:
+        return self._cached(text) if len(text) <= MAX_NAME else self._redacted(text)
+
+    def _data(self, value: Any, text: Callable[[str], str] | None = None) -> Any:
+        text = text or self.text
         if isinstance(value, str):
-            return self.text(value)
+            return text(value)
         if isinstance(value, dict):
+            name = value.get("name", value.get("key"))
+            if "value" in value and isinstance(name, str) and is_secret_key(name):
+                value = {**value, "value": REDACTED}  # a header or a parameter by its name
             return {
-                self.text(key, MAX_NAME): REDACTED
-                if is_secret_key(key) and item is not None and not isinstance(item, bool)
-                else self._data(item)
+                self.text(key, MAX_NAME): REDACTED if _hides(key, item) else self._data(item, text)
                 for key, item in value.items()
             }
-        return [self._data(item) for item in value] if isinstance(value, list) else value
+        if isinstance(value, list):
+            return [
+                [self._data(item[0], text), REDACTED] if _is_secret_pair(item) else self._data(item, text)
+                for item in value
+            ]
+        return value
 
     def _redacted(self, text: str) -> str:
         if not text.isascii():
@@ -107,6 +122,18 @@ class Redaction:
         if self._known is not None:
             text = self._known.sub(REDACTED, text)
         return _TEXT_SECRETS.sub(_hide, text)
+
+
+def _hides(key: str, item: Any) -> bool:
+    """Whether `item` is not shown because of its key. `tokens` may be a count; a list of them is none."""
+    if item is None or isinstance(item, bool):
+        return False
+    return is_secret_key(key) or (isinstance(item, list) and key[-6:].lower() == "tokens")
+
+
+def _is_secret_pair(item: Any) -> bool:
+    """Whether it is a name and its value, as headers are written, and the name is one of a secret."""
+    return isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and is_secret_key(item[0])
 
 
 @lru_cache(4_096)
@@ -120,7 +147,7 @@ def is_secret_key(key: str) -> bool:
 
 
 def _hide(found: re.Match[str]) -> str:
-    kept = found["header"] or found["named"] or found["scheme"] or found["basic"] or ""
+    kept = found["header"] or found["query"] or found["named"] or found["scheme"] or found["basic"] or ""
     return kept + REDACTED
 
 

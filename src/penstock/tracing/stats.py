@@ -1,16 +1,18 @@
 """Sums over what happened: by context, by model, by tool.
 
-A fold over the run's log. `Tallies` reads each entry once, when somebody asks or the entry is about to be dropped, and
-counts it where it happened. A parent's figures are summed when they are read, so they are never behind its children's.
+A fold over the run's log. `Tallies` reads each entry once, when the sums are read or the entry is about to be dropped,
+and counts it where it happened. A parent's figures are summed when they are read, so they are never behind its
+children's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import add
 
 from penstock.money import to_usd
-from penstock.tracing.record import NOTHING_RARE, CallRecord, Settlement, Source
+from penstock.tracing.record import NO_EXTRAS, CallRecord, Settlement, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,8 @@ class ExecutionStats:
     total_input_tokens: int = 0
     total_output_tokens: int = 0
     total_cost: float = 0.0
-    """US dollars, of everything that was billed: successes, failures and halted work."""
+    """US dollars, of everything that was billed: successes, failures and halted work. A lower bound if there are
+    `unknown_costs`."""
     input_tokens_by_model: Mapping[str, int] = field(default_factory=dict)
     output_tokens_by_model: Mapping[str, int] = field(default_factory=dict)
     cost_by_model: Mapping[str, float] = field(default_factory=dict)
@@ -34,13 +37,15 @@ class ExecutionStats:
     """By the name of the direct child context it happened in."""
     failed_count: int = 0
     halted_count: int = 0
+    unknown_costs: int = 0
+    """Calls that were billed at an unknown cost, which is in no sum."""
     own: ExecutionStats | None = None
 
 
 Row = list[int]
-"""Calls, retries, cost, input tokens and output tokens of calls that are alike."""
+"""Calls, retries, cost, input tokens, output tokens and calls of unknown cost, of calls that are alike."""
 
-CALLS, RETRIES, COST, TOKENS_IN, TOKENS_OUT = range(5)
+CALLS, RETRIES, COST, TOKENS_IN, TOKENS_OUT, UNKNOWN = range(6)
 
 
 class Tally:
@@ -54,15 +59,18 @@ class Tally:
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str, str, str | None], Row] = {}
 
-    def row(self, call: CallRecord) -> Row:
-        """Where a call that has ended is counted, with all that are like it."""
-        return self.rows.setdefault((call.kind, call.status, call.name, call.model), [0, 0, 0, 0, 0])
+    def row(self, key: tuple[str, str, str, str | None]) -> Row:
+        """Where calls of that kind, status, name and model are counted."""
+        row = self.rows.get(key)
+        if row is None:
+            row = self.rows[key] = [0, 0, 0, 0, 0, 0]
+        return row
 
     def include(self, other: Tally) -> None:
         """Add everything another tally has counted."""
         for key, row in other.rows.items():
             mine = self.rows.get(key)
-            self.rows[key] = list(row) if mine is None else [one + more for one, more in zip(mine, row, strict=True)]
+            self.rows[key] = row.copy() if mine is None else list(map(add, mine, row))
 
     def sum(self, figure: int, kind: str | None = None, status: str | None = None) -> int:
         """One figure over the calls of that kind that ended in that status; None is any."""
@@ -105,6 +113,7 @@ class Tally:
             cost_by_child=_in_usd(cost_by_child or {}),
             failed_count=self.sum(CALLS, status="fail"),
             halted_count=self.sum(CALLS, status="halt"),
+            unknown_costs=self.sum(UNKNOWN),
             own=own,
         )
 
@@ -116,33 +125,47 @@ def _in_usd(costs: Mapping[str, int]) -> dict[str, float]:
 class Tallies:
     """The sums of every context of a run. Each call is counted once, where it happened; totals are made on reading."""
 
-    __slots__ = ("own",)
+    __slots__ = ("own", "run")
 
     def __init__(self) -> None:
         self.own: dict[Source, Tally] = {}
+        self.run = Tally()
+        """The sums of the whole run by kind and status alone: a few rows, cheap to copy."""
 
     def absorb(self, entries: Iterable[object], first_seq: int) -> None:
         """Count entries of the log, the first of which has that seq; those that carry no figures are passed over."""
         like: CallRecord | None = None
         row: Row = []
+        total: Row = []
         for seq, entry in enumerate(entries, first_seq):
             if type(entry) is CallRecord:
                 if entry.end_seq == seq:
                     if like is None or not _are_alike(entry, like):  # most entries stand beside their like
+                        if like is None or entry.status is not like.status or entry.kind is not like.kind:
+                            total = self._total_row(entry)
                         like, row = entry, self._row(entry)
                     row[CALLS] += 1
-                    row[COST] += entry.cost
+                    total[CALLS] += 1
+                    if entry.cost:
+                        row[COST] += entry.cost
+                        total[COST] += entry.cost
                     if entry.tokens_in:
                         row[TOKENS_IN] += entry.tokens_in
+                        total[TOKENS_IN] += entry.tokens_in
                     if entry.tokens_out:
                         row[TOKENS_OUT] += entry.tokens_out
-                    if entry.rare is not NOTHING_RARE:
-                        row[RETRIES] += entry.rare.retries
+                        total[TOKENS_OUT] += entry.tokens_out
+                    if entry.extras is not NO_EXTRAS:
+                        row[RETRIES] += entry.extras.retries
+                        total[RETRIES] += entry.extras.retries
+                        row[UNKNOWN] += entry.extras.cost_unknown
+                        total[UNKNOWN] += entry.extras.cost_unknown
             elif type(entry) is Settlement:
-                late = self._row(entry.call)
-                late[COST] += entry.cost
-                late[TOKENS_IN] += entry.tokens_in
-                late[TOKENS_OUT] += entry.tokens_out
+                for late in (self._row(entry.call), self._total_row(entry.call)):
+                    late[COST] += entry.cost
+                    late[TOKENS_IN] += entry.tokens_in
+                    late[TOKENS_OUT] += entry.tokens_out
+                    late[UNKNOWN] -= entry.call.cost_unknown and entry.cost > 0
 
     def of(self, source: Source) -> ExecutionStats:
         """What `source` used, its children included, with its own part apart."""
@@ -150,15 +173,14 @@ class Tallies:
         total, cost_by_child = self._total(source)
         return total.stats(own.stats(), cost_by_child)
 
-    def tally(self, source: Source) -> Tally:
-        """The sums of `source`, its children included."""
-        return self._total(source)[0]
-
     def _row(self, call: CallRecord) -> Row:
         tally = self.own.get(call.source)
         if tally is None:
             tally = self.own[call.source] = Tally()
-        return tally.row(call)
+        return tally.row((call.kind, call.status, call.name, call.model))
+
+    def _total_row(self, call: CallRecord) -> Row:
+        return self.run.row((call.kind, call.status, "", None))
 
     def _total(self, source: Source) -> tuple[Tally, dict[str, int]]:
         """The sums of `source` and all below it, and what each of its direct children has cost."""

@@ -1,11 +1,11 @@
-"""A run as a tree to read, as JSON and as Mermaid.
+"""A run as a text tree, as JSON and as Mermaid.
 
-Reads what the recorder has and writes text; knows nothing of how calls run. What calls were given and what they
-returned is in no trace, because nobody records it. Names, messages, metadata and the data of custom events may come
-from anywhere: all of it is redacted (`redact`), then cut, then escaped for where it goes.
+Converts the recorder's entries to text; knows nothing of how calls run. Names, messages, metadata, the data of custom
+events and recorded payloads are untrusted: all of it is redacted (`redact`), then truncated, then escaped for its
+destination.
 
-A context is taken with everything below it: the run's own is the whole run, a child is its part. A bare
-`ExecutionGraph` is the whole run too, without the limits, which are not the recorder's.
+A context is exported with everything below it: the run's own context is the whole run, a child is its part. A bare
+`ExecutionGraph` is the whole run too, without the limits, which the recorder does not have.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from penstock.errors import InvalidValue
-from penstock.money import format_usd, to_nanos
+from penstock.money import format_cost, format_usd, to_nanos
 from penstock.stops import TerminationReason
 from penstock.tracing import views
 from penstock.tracing.events import (
@@ -32,9 +32,11 @@ from penstock.tracing.events import (
     IterationEndTrace,
     IterationStartTrace,
     LimitTrace,
+    ModelCallTrace,
     RunCompleted,
     RunStarted,
     SafetyTrace,
+    ToolCallTrace,
     TraceEvent,
 )
 from penstock.tracing.execution_graph import ExecutionGraph
@@ -46,12 +48,13 @@ FORMAT = "penstock.trace.v1"
 MAX_LINES = 2_000
 MAX_DRAWN = 200
 MAX_METERS = 100
+PAYLOAD = ("input", "output")
 NO_CEILING = 1 << 62
-"""A ceiling this large stands for none."""
+"""A ceiling this large means no limit."""
 
 
 class Context(Protocol):
-    """A context as far as traces read it: its run's recorder, and its place."""
+    """The part of a context that exports read: its run's recorder, and its place."""
 
     _source: Source
 
@@ -60,14 +63,14 @@ class Context(Protocol):
 
 
 Traced = ExecutionGraph | Context
-"""What can be shown: a context with everything below it, or a whole recorder."""
+"""What can be exported: a context with everything below it, or a whole recorder."""
 
 
 # The data behind every form.
 
 
 def trace_data(of: Traced, *, secrets: Iterable[str] = ()) -> dict[str, Any]:
-    """The run, or a context's part of it, as JSON data: limits, stats, calls and events, all up to one `seq`."""
+    """Return the run, or a context's part of it, as JSON data: limits, stats, calls and events, all up to one `seq`."""
     graph, source = _place(of)
     rules = Redaction(secrets)
     seq, calls = graph.calls()
@@ -93,7 +96,7 @@ def trace_data(of: Traced, *, secrets: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def trace_json(of: Traced, *, secrets: Iterable[str] = (), indent: int | None = None) -> str:
-    """`trace_data` as JSON text."""
+    """Return `trace_data` as JSON text."""
     return json.dumps(trace_data(of, secrets=secrets), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
@@ -106,14 +109,14 @@ def _place(of: Traced) -> tuple[ExecutionGraph, Source | None]:
 
 
 def _is_within(place: Source, source: Source | None) -> bool:
-    above: Source | None = place
-    while above is not None and above is not source:
-        above = above.parent
-    return above is not None
+    ancestor: Source | None = place
+    while ancestor is not None and ancestor is not source:
+        ancestor = ancestor.parent
+    return ancestor is not None
 
 
 def _is_base(call: CallRecord) -> bool:
-    """Whether the call stands for a context: a run's main one, or a child."""
+    """Whether the call represents a context: a run's main one, or a child."""
     return call.parent is None or call.source.depth > call.parent.source.depth
 
 
@@ -129,7 +132,7 @@ def _events_within(graph: ExecutionGraph, source: Source | None, seq: int) -> It
 def _ending(
     graph: ExecutionGraph, top: CallRecord | None, events: Sequence[TraceEvent], seq: int, rules: Redaction
 ) -> dict[str, Any]:
-    """How it stands: status and reason, and how long it took or has taken."""
+    """Return the status and its reason, and the duration so far."""
     ended = top is not None and top.end_seq <= seq
     last = events[-1] if events else None
     reason = str(last.termination_reason) if isinstance(last, RunCompleted) else None
@@ -167,11 +170,11 @@ def _calls(
         for text in ("name", "model", "stop_reason", "error_class"):
             if shown[text]:
                 shown[text] = rules.text(shown[text])
-        above = call.parent
-        while above is not None and above.number not in kept:
-            above = above.parent
+        parent = call.parent
+        while parent is not None and parent.number not in kept:
+            parent = parent.parent
         until_ns = call.ended_ns if call.end_seq <= seq else now_ns
-        shown["parent_id"] = above.node_id if above else None
+        shown["parent_id"] = parent.node_id if parent else None
         shown["metadata"] = rules.data(shown["metadata"]) if shown["metadata"] else {}
         shown["is_context"] = _is_base(call)
         shown["context"] = rules.text(call.source.path)
@@ -182,9 +185,12 @@ def _calls(
 
 
 def _event(event: TraceEvent, rules: Redaction) -> dict[str, Any]:
-    shown = event.to_dict()
     return {
-        name: rules._data(value) if isinstance(value, str | dict | list) else value for name, value in shown.items()
+        # A recorded payload is bounded already.
+        name: (rules.uncut(value) if name in PAYLOAD else rules._data(value))
+        if isinstance(value, str | dict | list)
+        else value
+        for name, value in event.to_dict().items()
     }
 
 
@@ -204,7 +210,7 @@ class Meter:
 
     @property
     def share(self) -> float:
-        """How much of the ceiling is used, from 0 to 1 and, where a bill was larger than its hold, more."""
+        """The used share of the ceiling, from 0 to 1, or more if a bill was larger than its hold."""
         return self.used / self.ceiling if self.ceiling else 1.0
 
     def to_dict(self, rules: Redaction) -> dict[str, Any]:
@@ -213,7 +219,7 @@ class Meter:
 
 
 def _meters(of: Traced, graph: ExecutionGraph, events: Iterable[TraceEvent]) -> list[Meter]:
-    """Every limit of the context and of those around and below it, and any other that has stopped something.
+    """Return every limit of the context and of those around and below it, and any other that has stopped something.
 
     Of several budgets with one name, the one nearest to its ceiling is shown.
     """
@@ -239,7 +245,7 @@ def _keep(meters: dict[tuple[str, str], Meter], meter: Meter) -> None:
 
 
 def meters_of(balance: Any, elapsed_ns: int) -> Iterator[Meter]:
-    """The limits that one account has, each as a meter."""
+    """The limits of an account, each as a meter."""
     for unit, used, held, ceiling in _figures(balance, elapsed_ns):
         if ceiling < NO_CEILING:
             scale = 1_000_000_000 if unit in ("usd", "seconds") else 1
@@ -267,12 +273,12 @@ def _accounts(of: Any, now_ns: int) -> Iterator[tuple[Any, int]]:
     contexts = [of]
     for context in contexts:
         contexts += context.children
-    ended = {id(one._account): one._base.ended_ns for one in reversed(contexts) if one._base.end_seq != OPEN}
-    accounts = {id(one._account): one._account for one in contexts}
-    above = of._account.parent
-    while above is not None:
-        accounts[id(above)] = above
-        above = above.parent
+    ended = {id(each._account): each._base.ended_ns for each in reversed(contexts) if each._base.end_seq != OPEN}
+    accounts = {id(each._account): each._account for each in contexts}
+    parent = of._account.parent
+    while parent is not None:
+        accounts[id(parent)] = parent
+        parent = parent.parent
     for key, account in accounts.items():
         yield account, ended.get(key, now_ns)
 
@@ -289,7 +295,7 @@ class Line:
 
 
 def trace_tree(of: Traced, *, secrets: Iterable[str] = (), max_lines: int = MAX_LINES) -> str:
-    """What happened, context by context: iterations, calls and children, nested, and the stats of all of it."""
+    """Return the run as a text tree: contexts with their iterations, calls and children, and the stats at the end."""
     graph, source = _place(of)
     if source is None:
         return "(nothing was recorded)"
@@ -305,7 +311,7 @@ def trace_tree(of: Traced, *, secrets: Iterable[str] = (), max_lines: int = MAX_
 
 
 class _Tree:
-    """Events in their order, made into lines: each under the call or the context it happened in."""
+    """Converts events to lines, each below the call or the context it happened in."""
 
     def __init__(self, rules: Redaction) -> None:
         self.rules = rules
@@ -314,7 +320,7 @@ class _Tree:
         self._depths: dict[str, int] = {}
 
     def context(self, depth: int, path: str, name: str) -> Line:
-        """The line of a context; made when it is first asked for."""
+        """Return the line of a context; created on first use."""
         line = self._contexts.get((depth, path))
         if line is None:
             child = " (child)" if depth else ""
@@ -322,7 +328,7 @@ class _Tree:
         return line
 
     def add(self, event: TraceEvent) -> None:
-        """Put one event where it belongs."""
+        """Add an event."""
         if isinstance(event, CallStarted):
             self._start(event)
         elif isinstance(event, CallEnded):
@@ -330,29 +336,29 @@ class _Tree:
         elif isinstance(event, RunStarted | ChildSpawnTrace):
             return  # shown by the context's own line
         elif not isinstance(event, RunCompleted) or event.termination_reason is not TerminationReason.SUCCESS:
-            self._above(event).below.append(Line(self._text(event)))
+            self._parent_line(event).below.append(Line(self._text(event)))
 
     def _start(self, event: CallStarted) -> None:
-        above = self._depths.get(event.parent_id or "")
+        parent_depth = self._depths.get(event.parent_id or "")
         self._depths[event.node_id] = event.depth
-        if event.call_kind != "system" or (above is not None and above == event.depth):
+        if event.call_kind != "system" or (parent_depth is not None and parent_depth == event.depth):
             line = self._calls[event.node_id] = Line(_call_text(event, self.rules))
-            self._above(event).below.append(line)
+            self._parent_line(event).below.append(line)
             return
         context = self._calls[event.node_id] = self.context(event.depth, event.source, event.name)
-        if above is not None:
+        if parent_depth is not None:
             spawned = Line("ChildSpawnTrace " + _fields(self.rules, name=event.name), [context])
             self._calls[event.parent_id or ""].below.append(spawned)
 
     def _end(self, event: CallEnded) -> None:
         line = self._calls.get(event.node_id)
         if line is None:
-            self._above(event).below.append(Line(_call_text(event, self.rules)))
+            self._parent_line(event).below.append(Line(_call_text(event, self.rules)))
         elif line is not self._contexts.get((event.depth, event.source)):
             line.text = _call_text(event, self.rules)
 
-    def _above(self, event: TraceEvent) -> Line:
-        """The line an event stands under: its call's, or its context's."""
+    def _parent_line(self, event: TraceEvent) -> Line:
+        """Return the line above an event: that of its call, or of its context."""
         parent = event.node_id if isinstance(event, CallSettled) else event.parent_id
         name = event.source.rpartition("/")[2]
         return self._calls.get(parent or "") or self.context(event.depth, event.source, name)
@@ -362,7 +368,7 @@ class _Tree:
 
 
 def _told(event: TraceEvent) -> dict[str, object]:
-    """What a line says of an event that is no call."""
+    """Describe an event that is not about a call."""
     match event:
         case IterationStartTrace():
             return {"iteration": event.iteration}
@@ -391,7 +397,7 @@ def _told(event: TraceEvent) -> dict[str, object]:
 
 
 class _Word(str):
-    """Text that stands without quotes where it is one word."""
+    """Quote the text unless it is one word."""
 
 
 class _Usd(float):
@@ -413,13 +419,15 @@ def _call_text(event: CallStarted | CallEnded, rules: Redaction) -> str:
     if isinstance(event, CallStarted):
         return f"{title} {_fields(rules, **about, status=_Word('running'))}"
     about["tokens"] = event.input_tokens + event.output_tokens or None
-    about["cost"] = _Usd(event.cost) if event.cost else None
+    about["cost"] = _Word("unknown") if event.cost_unknown else _Usd(event.cost) if event.cost else None
     about["duration"] = _Ms(event.duration_ms) if event.duration_ms else None
     if event.status == "fail":
         about["error"] = f"{event.error}: {event.stop_reason}" if event.stop_reason else event.error
     elif event.status == "halt":
         about["halted"] = event.stop_reason or "halted"
     about["abandoned"] = event.abandoned or None
+    if isinstance(event, ModelCallTrace | ToolCallTrace):
+        about["input"], about["output"] = event.input, event.output
     return f"{title} {_fields(rules, **about)}"
 
 
@@ -440,11 +448,17 @@ def _shown(value: object, rules: Redaction) -> str:
     return printable(text if len(text) <= MAX_NAME + 2 else f"{text[:MAX_NAME]}…")
 
 
+def _total_cost(stats: ExecutionStats) -> object:
+    if not stats.unknown_costs:
+        return _Usd(stats.total_cost)
+    return format_cost(to_nanos(stats.total_cost), stats.unknown_costs)
+
+
 def _stat_lines(stats: ExecutionStats, rules: Redaction) -> list[str]:
     figures: dict[str, object] = {
         "TotalInputTokens": stats.total_input_tokens,
         "TotalOutputTokens": stats.total_output_tokens,
-        "TotalCost": _Usd(stats.total_cost),
+        "TotalCost": _total_cost(stats),
         "InputTokensByModel": stats.input_tokens_by_model,
         "OutputTokensByModel": stats.output_tokens_by_model,
         "CostByModel": stats.cost_by_model,
@@ -459,7 +473,7 @@ def _stat_lines(stats: ExecutionStats, rules: Redaction) -> list[str]:
 
 
 def _drawn(top: Sequence[Line], max_lines: int) -> Iterator[str]:
-    """The lines with their branches; the rest is counted."""
+    """Render the lines with their branches; lines beyond the maximum are counted."""
     # A stack, not recursion: agent trees may be deeper than Python's.
     stack = [(line, "", "", "") for line in reversed(top)]
     drawn = 0
@@ -495,7 +509,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 def trace_mermaid(of: Traced, *, secrets: Iterable[str] = (), max_calls: int = MAX_DRAWN) -> str:
-    """The call tree as a Mermaid flowchart, with at most `max_calls` calls; how many more there are is said."""
+    """Return the call tree as a Mermaid flowchart with at most `max_calls` calls, and the number of the others."""
     graph, source = _place(of)
     rules = Redaction(secrets)
     seq, calls = graph.calls()
@@ -506,11 +520,11 @@ def trace_mermaid(of: Traced, *, secrets: Iterable[str] = (), max_calls: int = M
         status = call.status_at(seq)
         style = f":::{status}" if status in STYLES else ""
         lines.append(f'    c{call.number}["{_label(call, status, call.end_seq <= seq, rules)}"]{style}')
-        above = call.parent
-        while above is not None and above.number not in drawn:
-            above = above.parent
-        if above is not None:
-            links.append(f"    c{above.number} --> c{call.number}")
+        parent = call.parent
+        while parent is not None and parent.number not in drawn:
+            parent = parent.parent
+        if parent is not None:
+            links.append(f"    c{parent.number} --> c{call.number}")
     if len(calls) > len(drawn):
         links.append(f'    more["… and {len(calls) - len(drawn)} more calls"]')
     return "\n".join([*lines, *links, *(f"    classDef {name} {style}" for name, style in STYLES.items())]) + "\n"
@@ -522,11 +536,13 @@ def _label(call: CallRecord, status: str, ended: bool, rules: Redaction) -> str:
         parts.append(call.kind if call.model is None else f"{call.kind} {call.model}")
     if ended and (cost := call.cost + (call.settled.cost if call.settled else 0)):
         parts.append(format_usd(cost))
+    elif ended and call.is_unpaid_at(call.end_seq):
+        parts.append("cost unknown")
     if ended and status in ("fail", "halt") and (why := call.error_class or call.stop_reason):
         parts.append(why.partition(":")[0])
     return "<br/>".join(_entities(rules.text(part, 80)) for part in parts)
 
 
 def _entities(text: str) -> str:
-    """Text inside a Mermaid label: whatever is not a plain letter or digit is written as its entity code."""
+    """Escape text for a Mermaid label: all but plain letters and digits become entity codes."""
     return "".join(c if c in _PLAIN else f"#{ord(c)};" for c in printable(text))

@@ -1,10 +1,10 @@
-"""What people see of the records: nodes, totals and events, made when somebody looks."""
+"""The records as people see them: nodes, totals and events, computed when they are read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import add
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from penstock.ids import call_id
 from penstock.money import to_usd
@@ -21,10 +21,18 @@ from penstock.tracing.events import (
 )
 from penstock.tracing.jsonable import jsonable
 from penstock.tracing.record import CallRecord, IterationMark, RunMark, Settlement
-from penstock.tracing.stats import CALLS, COST, RETRIES, TOKENS_IN, TOKENS_OUT, Tally
+from penstock.tracing.stats import CALLS, COST, RETRIES, TOKENS_IN, TOKENS_OUT, UNKNOWN, Tally
 
-if TYPE_CHECKING:
-    from penstock.tracing.execution_graph import Entry, ExecutionGraph
+Entry = CallRecord | Settlement | IterationMark | RunMark | TraceEvent
+"""What the log of a run holds."""
+
+
+class TracedRun(Protocol):
+    """The run whose entries are shown."""
+
+    chain_id: str
+    root: CallRecord | None
+    wall_offset_ns: int
 
 
 class Folded(NamedTuple):
@@ -57,7 +65,7 @@ def call_of(entry: Entry) -> CallRecord | None:
 
 
 def node(call: CallRecord, seq: int, wall_offset_ns: int, folded: Folded | None) -> dict[str, Any]:
-    """One call as JSON data, as the log up to `seq` tells it."""
+    """One call as JSON data, as the log up to `seq` has it."""
     ended = call.end_seq <= seq
     late = call.settled if call.settled is not None and call.settled.seq <= seq else None
     fields: dict[str, Any] = {
@@ -77,6 +85,8 @@ def node(call: CallRecord, seq: int, wall_offset_ns: int, folded: Folded | None)
         "error_class": call.error_class if ended else None,
         "metadata": jsonable(call.metadata) if call.metadata else {},
     }
+    if ended and call.is_unpaid_at(seq):
+        fields["metadata"]["cost_unknown"] = True
     if ended and call.abandoned:
         fields["metadata"]["abandoned"] = True
     if ended and call.finish_reason is not None:
@@ -93,8 +103,8 @@ def node(call: CallRecord, seq: int, wall_offset_ns: int, folded: Folded | None)
 
 
 def aggregates(tally: Tally, max_depth: int) -> dict[str, Any]:
-    """A run's totals as JSON data."""
-    return {
+    """A run's totals as JSON data; `unknown_costs` counts calls whose cost is in no sum, if there are any."""
+    totals = {
         "total_cost_usd": to_usd(tally.sum(COST, status="success")),
         "total_llm_calls": tally.sum(CALLS, "llm", "success"),
         "total_tool_calls": tally.sum(CALLS, "tool", "success"),
@@ -111,9 +121,12 @@ def aggregates(tally: Tally, max_depth: int) -> dict[str, Any]:
         "halted_tokens_in": tally.sum(TOKENS_IN, status="halt"),
         "halted_tokens_out": tally.sum(TOKENS_OUT, status="halt"),
     }
+    if unknown := tally.sum(UNKNOWN):
+        totals["unknown_costs"] = unknown
+    return totals
 
 
-def event(graph: ExecutionGraph, entry: Entry, seq: int) -> TraceEvent:
+def event(graph: TracedRun, entry: Entry, seq: int) -> TraceEvent:
     """An entry of the log as the event people see."""
     if isinstance(entry, TraceEvent):
         return entry
@@ -135,13 +148,13 @@ def event(graph: ExecutionGraph, entry: Entry, seq: int) -> TraceEvent:
 _ENDED_AS: dict[str, type[CallEnded]] = {"llm": ModelCallTrace, "tool": ToolCallTrace, "system": CallEnded}
 
 
-def _run_started(graph: ExecutionGraph, seq: int) -> RunStarted:
+def _run_started(graph: TracedRun, seq: int) -> RunStarted:
     root = graph.root
     assert root is not None, "a run that has begun has its root"
     return RunStarted(**_where(graph, root, seq, root.started_ns), name=root.name, metadata=root.metadata or {})
 
 
-def _iteration(graph: ExecutionGraph, mark: IterationMark, seq: int) -> TraceEvent:
+def _iteration(graph: TracedRun, mark: IterationMark, seq: int) -> TraceEvent:
     where: dict[str, Any] = {
         "run_id": graph.chain_id,
         "seq": seq,
@@ -156,7 +169,7 @@ def _iteration(graph: ExecutionGraph, mark: IterationMark, seq: int) -> TraceEve
     return IterationEndTrace(**where, duration_ms=(mark.at_ns - mark.started_ns) / 1_000_000, action=mark.action)
 
 
-def _started(graph: ExecutionGraph, call: CallRecord, seq: int) -> CallStarted:
+def _started(graph: TracedRun, call: CallRecord, seq: int) -> CallStarted:
     return CallStarted(
         **_where(graph, call, seq, call.started_ns),
         node_id=call.node_id,
@@ -167,7 +180,8 @@ def _started(graph: ExecutionGraph, call: CallRecord, seq: int) -> CallStarted:
     )
 
 
-def _ended(graph: ExecutionGraph, call: CallRecord, seq: int) -> CallEnded:
+def _ended(graph: TracedRun, call: CallRecord, seq: int) -> CallEnded:
+    payload = {} if call.payload is None else call.payload._asdict()
     return _ENDED_AS[call.kind](
         **_where(graph, call, seq, call.ended_ns),
         node_id=call.node_id,
@@ -184,10 +198,12 @@ def _ended(graph: ExecutionGraph, call: CallRecord, seq: int) -> CallEnded:
         error=call.error_class,
         finish_reason=call.finish_reason,
         abandoned=call.abandoned,
+        cost_unknown=call.cost_unknown,
+        **payload,
     )
 
 
-def _where(graph: ExecutionGraph, call: CallRecord, seq: int, at_ns: int) -> dict[str, Any]:
+def _where(graph: TracedRun, call: CallRecord, seq: int, at_ns: int) -> dict[str, Any]:
     return {
         "run_id": graph.chain_id,
         "seq": seq,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.exits import Broken, Refused
-from penstock.cli.loading.code import load_attribute, load_module, made, told
+from penstock.cli.loading.code import describe_error, load_attribute, load_module, resolve
 
 
 def write(name: str, text: str) -> str:
@@ -71,7 +71,7 @@ def test_what_is_not_there_is_refused(module: str, attribute: str, said: str) ->
     ],
 )
 @pytest.mark.parametrize("name", ["broken.py", "broken"])
-def test_code_that_raises_at_import_is_told_in_one_line_with_its_place(text: str, said: str, name: str) -> None:
+def test_import_error_is_reported_in_one_line_with_its_location(text: str, said: str, name: str) -> None:
     write("broken.py", text)
     with pytest.raises(Broken) as broken:
         load_module(name)
@@ -82,9 +82,9 @@ def test_code_that_raises_at_import_is_told_in_one_line_with_its_place(text: str
 
 
 def test_a_function_is_called_and_anything_else_is_taken_as_it_is() -> None:
-    assert made(lambda: 5, "here") == 5
-    assert made(5, "here") == 5
-    assert made(dict, "here") is dict
+    assert resolve(lambda: 5, "here") == 5
+    assert resolve(5, "here") == 5
+    assert resolve(dict, "here") is dict
 
 
 async def _async() -> None: ...
@@ -99,14 +99,14 @@ async def _async() -> None: ...
 )
 def test_a_function_that_cannot_be_called_is_refused(function: object, said: str) -> None:
     with pytest.raises(Refused, match=said):
-        made(function, "here")
+        resolve(function, "here")
 
 
-def test_a_function_that_raises_is_told() -> None:
+def test_error_of_a_factory_is_reported() -> None:
     with pytest.raises(Broken, match=r"here raised ZeroDivisionError: division by zero \(test_code.py, line \d+\)"):
-        made(lambda: 1 / 0, "here")
+        resolve(lambda: 1 / 0, "here")
 
 
-def test_an_error_is_told_in_one_line() -> None:
-    assert told(ValueError("one\n  two")) == "ValueError: one two"
-    assert told(ValueError()) == "ValueError"
+def test_error_is_described_in_one_line() -> None:
+    assert describe_error(ValueError("one\n  two")) == "ValueError: one two"
+    assert describe_error(ValueError()) == "ValueError"

@@ -26,6 +26,7 @@ from penstock.agents.model import Model
 from penstock.chat.service import ChatService
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.nodes import executors as standard_executors
+from penstock.runtime.billing.prices import PriceBook
 from penstock.server.app import create_app
 from penstock.server.auth import Token
 from penstock.server.examples import ExampleModel, example_graphs
@@ -91,6 +92,7 @@ def serving(
     graphs: Mapping[str, Mapping[str, Any]] | None = None,
     port: int = 0,
     model: Model | None = None,
+    prices: PriceBook | None = None,
 ) -> Iterator[Live]:
     """A server with the example graphs and the example model, or another in its place, until the block ends."""
     starting = _Starting()
@@ -101,7 +103,8 @@ def serving(
         listener = listen(settings)
         models = {"example": model or ExampleModel(words_per_second=words_per_second)}
         quick = HostSettings(tick_s=0.05, drain_s=0)
-        async with RunHost(stores, executors=standard_executors(), services={"models": models}, settings=quick) as host:
+        executors, services = standard_executors(), {"models": models}
+        async with RunHost(stores, executors=executors, services=services, settings=quick, prices=prices) as host:
             given = example_graphs() if graphs is None else graphs
             for id, document in given.items():
                 await stores.graphs.save(id, "server", id, document, now_ms=1)

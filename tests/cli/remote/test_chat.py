@@ -16,8 +16,9 @@ import pytest
 from penstock.agents.model import Model
 from penstock.agents.scripted import ScriptedModel
 from penstock.chat.service import ChatService
-from penstock.cli.remote.chat import Told
-from penstock.cli.showing.screen import Screen
+from penstock.cli.render.events import RunEvent
+from penstock.cli.render.renderers import Answer
+from penstock.cli.render.screen import Screen
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.nodes import executors as standard_executors
 from penstock.server.examples import example_graphs
@@ -40,7 +41,7 @@ def slow() -> Iterator[Live]:
         yield server
 
 
-def test_one_message_is_answered_and_what_it_cost_is_said(live: Live, penstock: Penstock) -> None:
+def test_one_message_is_answered_with_its_cost(live: Live, penstock: Penstock) -> None:
     ended = penstock("chat", "assistant", "-m", "count to 5", "--url", live.url)
     assert (ended.code, ended.err) == (0, "")
     answer, bill = ended.out.splitlines()
@@ -61,7 +62,7 @@ def test_each_agent_speaks_on_lines_of_its_own(live: Live, penstock: Penstock) -
     assert len(lines) == 4
 
 
-def test_a_message_is_said_in_a_chat_that_is_there(live: Live, penstock: Penstock) -> None:
+def test_message_is_added_to_an_existing_chat(live: Live, penstock: Penstock) -> None:
     penstock("chat", "assistant", "-m", "hello", "--url", live.url)
     (chat,) = live.do(live.stores.chats.list(owner="local"))
     ended = penstock("chat", "--chat", chat.id, "-m", "again", "--url", live.url)
@@ -88,8 +89,8 @@ def test_a_limit_ends_the_answer_with_3(live: Live, penstock: Penstock) -> None:
     assert ended.code == 3
     *_, halted, advice, bill = ended.out.splitlines()
     run_id = bill.rpartition(" ")[2]
-    assert halted.startswith("halted: ")
-    assert advice == f"→ penstock runs grant {run_id} --max-cost USD --url {live.url} lets it go on"
+    assert halted.startswith("■ halted: budget_exceeded: ")
+    assert advice == f"→ raise the limit with: penstock runs grant {run_id} --max-cost USD --url {live.url}"
     assert f"{advice}\n" in penstock("runs", "show", run_id, "--url", live.url).out
     wrong = penstock("chat", "assistant", "-m", "hello", "--max-cost", "much", "--url", live.url)
     assert wrong.code == 64
@@ -99,7 +100,7 @@ def test_a_limit_ends_the_answer_with_3(live: Live, penstock: Penstock) -> None:
 def test_a_chat_that_is_gone_on_with_has_its_graph(penstock: Penstock) -> None:
     ended = penstock("chat", "assistant", "--chat", "c1", "-m", "hello", "--url", "http://127.0.0.1:9")
     assert (ended.code, ended.out) == (64, "")
-    assert ended.err == "penstock: --chat goes on with a chat, which has its graph; leave 'assistant' out, or --chat\n"
+    assert ended.err == "penstock: a chat has its own graph; use either 'assistant' or --chat\n"
 
 
 def test_a_graph_or_a_chat_that_is_not_there_is_one_sentence(live: Live, penstock: Penstock) -> None:
@@ -110,7 +111,7 @@ def test_a_graph_or_a_chat_that_is_not_there_is_one_sentence(live: Live, penstoc
     assert (ended.code, ended.err) == (2, "penstock: there is no such chat\n")
     with serving(graphs={}) as empty:
         ended = penstock("chat", "-m", "hello", "--url", empty.url)
-    assert (ended.code, "has no graph to talk to" in ended.err) == (64, True)
+    assert (ended.code, "the server has no graphs" in ended.err) == (64, True)
 
 
 def test_an_answer_whose_connection_breaks_is_shown_whole_and_once(live: Live, penstock: Penstock) -> None:
@@ -152,7 +153,7 @@ def taken_over(live: Live, model: Model) -> Iterator[None]:
     ],
     ids=["the same", "something else", "with the same beginning", "less"],
 )
-def test_an_answer_that_another_host_goes_on_with_is_not_shown_twice(slow: Live, again: str, shown: str) -> None:
+def test_answer_resumed_by_another_host_is_shown_once(slow: Live, again: str, shown: str) -> None:
     with Terminal("chat", "assistant", "-m", "count to 1000", "--url", slow.url, TERM="dumb") as terminal:
         terminal.until("1, 2, 3, 4, ")
         with taken_over(slow, ScriptedModel([again])):
@@ -164,41 +165,49 @@ def test_an_answer_that_another_host_goes_on_with_is_not_shown_twice(slow: Live,
         assert text.startswith(shown)
 
 
-def test_tools_and_agents_that_are_told_again_are_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
-    told = Told(Screen(sys.stdout))
+def text(speaker: tuple[str, str], piece: str) -> RunEvent:
+    return RunEvent(1, "text.delta", {"node_id": speaker[0], "source": speaker[1], "text": piece})
+
+
+def tool_call(speaker: tuple[str, str], call: Any) -> RunEvent:
+    return RunEvent(1, "tool.call", {"node_id": speaker[0], "source": speaker[1], "call": call})
+
+
+def test_text_and_tool_calls_repeated_after_a_resume_are_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = Answer(Screen(sys.stdout))
     writer, reader, call = ("a", "main"), ("b", "main"), {"id": "1", "name": "look", "arguments": {}}
-    told.piece(reader, "I read.")
+    answer.add(text(reader, "I read."))
     for piece in ("Let me", " see."):
-        told.piece(writer, piece)
-    told.call(writer, call)
-    told.piece(writer, "It is")
-    told.begin_again()
-    told.piece(writer, "Let me see.")  # what was said in full before comes in one piece; the reader is done
-    told.call(writer, call)
-    told.piece(writer, "It is 5")
-    told.begin_again()
-    told.piece(writer, "Let ")
-    told.begin_again()
-    told.piece(writer, "Let me see.It")
-    told.piece(writer, " is 5, I think.")
-    told.call(writer, {**call, "id": "2"})
-    told.end("run.completed", {"output": "It is 5, I think."})
+        answer.add(text(writer, piece))
+    answer.add(tool_call(writer, call))
+    answer.add(text(writer, "It is"))
+    answer.add(RunEvent(9, "run.resumed", {"epoch": 2}))
+    answer.add(text(writer, "Let me see."))  # repeats complete text in one piece
+    answer.add(tool_call(writer, call))
+    answer.add(text(writer, "It is 5"))
+    answer.add(RunEvent(9, "run.resumed", {"epoch": 2}))
+    answer.add(text(writer, "Let "))
+    answer.add(RunEvent(9, "run.resumed", {"epoch": 2}))
+    answer.add(text(writer, "Let me see.It"))
+    answer.add(text(writer, " is 5, I think."))
+    answer.add(tool_call(writer, {**call, "id": "2"}))
+    answer.end(RunEvent(9, "run.completed", {"output": "It is 5, I think."}))
     assert capsys.readouterr().out == "I read.\n· a\nLet me see.\n· calls look\nIt is 5, I think.\n· calls look\n"
 
 
-def test_agents_that_take_turns_are_told_apart_by_their_nodes_or_by_their_own_names(
+def test_agents_that_take_turns_are_distinguished_by_their_nodes_or_by_their_own_names(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    told = Told(Screen(sys.stdout))
+    answer = Answer(Screen(sys.stdout))
     for speaker in (("a", "main/a"), ("b", "main/b"), ("b", "main/b/helper"), ("a", "main/a")):
-        told.piece(speaker, "Well, ")
-        told.piece(speaker, "yes.")
-    told.end("run.completed", {"output": "Well, yes."})
+        answer.add(text(speaker, "Well, "))
+        answer.add(text(speaker, "yes."))
+    answer.end(RunEvent(9, "run.completed", {"output": "Well, yes."}))
     assert capsys.readouterr().out == "Well, yes.\n· b\nWell, yes.\n· helper\nWell, yes.\n· a\nWell, yes.\n"
 
 
 @pytest.mark.parametrize("arguments", [["publish", "-m", "spring"], ["publish"]])
-def test_a_question_that_nobody_can_be_asked_is_left_to_others_with_4(live: Live, arguments: list[str]) -> None:
+def test_question_without_a_terminal_exits_with_4(live: Live, arguments: list[str]) -> None:
     ended = subprocess.run(
         [*PENSTOCK, "chat", *arguments, "--url", live.url],
         input="spring\nand this is not said any more\n",
@@ -210,18 +219,18 @@ def test_a_question_that_nobody_can_be_asked_is_left_to_others_with_4(live: Live
     (run,) = live.do(live.stores.runs.list())
     assert (ended.returncode, run.status) == (4, "waiting")
     assert "? Publish this? You said: “spring”" in ended.stdout
-    assert f"standard input is no terminal to ask at, and {run.id} goes on waiting on the server" in ended.stderr
-    assert f"penstock runs answer {run.id} yes --url {live.url} lets it go on, and no does not" in ended.stderr
+    assert "standard input is not a terminal; the run waits on the server" in ended.stderr
+    assert f"answer it with: penstock runs answer {run.id} yes --url {live.url} (or no)" in ended.stderr
     (asked,) = live.do(live.stores.approvals.list())
     live.do(live.host.answer(asked.id, "approved", by="local"))
     assert live.ended(run.id) == "completed"
 
 
-def test_a_chat_that_waits_is_not_followed_where_nobody_can_be_asked(live: Live, penstock: Penstock) -> None:
+def test_waiting_chat_is_not_followed_without_a_terminal(live: Live, penstock: Penstock) -> None:
     assert penstock("chat", "publish", "-m", "spring", "--url", live.url).code == 4
     (chat,) = live.do(live.stores.chats.list())
     ended = penstock("chat", "--chat", chat.id, "--url", live.url)
-    assert (ended.code, "goes on waiting on the server" in ended.err) == (4, True)
+    assert (ended.code, "the run waits on the server" in ended.err) == (4, True)
     live.do(live.host.cancel(live.do(live.stores.runs.list())[0].id))
 
 
@@ -244,14 +253,14 @@ def test_lines_from_a_pipe_are_a_conversation(live: Live, penstock: Penstock, mo
     said = [line for line in ended.out.splitlines() if not line.startswith((" ", "/"))]
     assert said[:3] == ["1, 2, 3.", "1, 2, 3.", "1, 2, 3, 4."]
     assert "there is no more to it." in said[3]
-    assert "there is no /nonsense" in said
-    assert "there is no /quit" not in said
+    assert "there is no command /nonsense" in said
+    assert "there is no command /quit" not in said
     assert "not said" not in ended.out
-    assert "/edit needs the text to say instead" in ended.out
-    assert said[-1].startswith("penstock chat --chat ")
+    assert "/edit needs the new text" in ended.out
+    assert said[-1].startswith("Continue this chat with: penstock chat --chat ")
 
 
-def test_ctrl_c_ends_a_conversation_that_nobody_types(
+def test_ctrl_c_ends_a_conversation_from_a_pipe(
     live: Live, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(prompt: str) -> str:
@@ -263,12 +272,10 @@ def test_ctrl_c_ends_a_conversation_that_nobody_types(
     assert (penstock("chat", "assistant", "--url", live.url).code, calls) == (0, [""])
 
 
-def test_nothing_can_be_repeated_before_something_was_said(
-    live: Live, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retry_and_edit_need_a_message(live: Live, penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("/retry\n/continue\n/edit x\n/quit\n"))
     ended = penstock("chat", "assistant", "--url", live.url)
-    assert (ended.code, ended.out) == (0, "nothing has been said yet\n" * 3)
+    assert (ended.code, ended.out) == (0, "there is no message yet\n" * 3)
 
 
 def test_text_that_would_steer_a_terminal_does_not(live: Live, penstock: Penstock) -> None:
@@ -283,14 +290,14 @@ def test_on_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_leaves(slow: Live) -> N
         terminal.type("count to 1000\n")
         terminal.until("1, 2, 3,")
         terminal.type("\x03")
-        terminal.until("stopped; what had come is kept")
+        terminal.until("stopped; the text so far is kept")
         (run,) = slow.do(slow.stores.runs.list())
         assert " tokens · " in terminal.until(run.id)
         terminal.until("you › ")
         terminal.type("/continue\n")
         terminal.until("31, 32, 33,")  # from where it had been stopped, and not from the beginning
         terminal.type("\x03")
-        terminal.until("stopped; what had come is kept")
+        terminal.until("stopped; the text so far is kept")
         terminal.until("you › ")
         terminal.type("\x04")
         terminal.until("penstock chat --chat ")
@@ -305,16 +312,16 @@ def test_on_a_terminal_a_message_that_is_stopped_is_130(slow: Live) -> None:
         terminal.until("1, 2, 3,")
         terminal.type("\x03")
         assert terminal.end() == 130
-    assert "stopped; what had come is kept" in terminal.shown
+    assert "stopped; the text so far is kept" in terminal.shown
 
 
-def test_on_a_terminal_who_answers_is_said_whoever_is_named(live: Live, penstock: Penstock) -> None:
+def test_on_a_terminal_the_answering_graph_is_named(live: Live, penstock: Penstock) -> None:
     with Terminal("chat", "--url", live.url) as terminal:
-        terminal.until("assistant answers. Ctrl-D leaves")
+        terminal.until("Chat with assistant. Ctrl-C stops")
     penstock("chat", "pipeline", "-m", "hello", "--url", live.url)
     (chat,) = live.do(live.stores.chats.list(owner="local"))
     with Terminal("chat", "--chat", chat.id, "--url", live.url) as terminal:
-        terminal.until("pipeline answers. Ctrl-D leaves")
+        terminal.until("Chat with pipeline. Ctrl-C stops")
 
 
 def test_on_a_terminal_ctrl_c_at_the_prompt_clears_the_line_and_leaves_when_it_comes_twice(live: Live) -> None:
@@ -323,13 +330,13 @@ def test_on_a_terminal_ctrl_c_at_the_prompt_clears_the_line_and_leaves_when_it_c
         terminal.type("this is not said")
         terminal.until("this is not said")
         terminal.interrupt()
-        terminal.until("Ctrl-D leaves, and so does Ctrl-C once more.")
+        terminal.until("press Ctrl-D, or Ctrl-C again, to exit.")
         terminal.until("you › ")
         terminal.type("count to 2\n")
         terminal.until("1, 2.")
         terminal.until("you › ")
         terminal.interrupt()
-        terminal.until("once more.")
+        terminal.until("again, to exit.")
         terminal.until("you › ")
         terminal.interrupt()
         assert terminal.end() == 0
@@ -338,7 +345,7 @@ def test_on_a_terminal_ctrl_c_at_the_prompt_clears_the_line_and_leaves_when_it_c
 
 
 @pytest.mark.parametrize("arguments", [["-m", "count to 1000"], []], ids=["one message", "a conversation"])
-def test_on_a_terminal_a_stop_that_does_not_arrive_says_what_becomes_of_the_run(arguments: list[str]) -> None:
+def test_on_a_terminal_a_failed_cancel_request_is_reported_with_advice(arguments: list[str]) -> None:
     with serving(words_per_second=20) as slow:
         terminal = Terminal("chat", "assistant", *arguments, "--url", slow.url, NO_COLOR="1", columns=800)
         if not arguments:
@@ -348,8 +355,9 @@ def test_on_a_terminal_a_stop_that_does_not_arrive_says_what_becomes_of_the_run(
         (run,) = slow.do(slow.stores.runs.list())
     with terminal:
         terminal.type("\x03")
-        terminal.until(f"penstock: the stop did not arrive: {run.id} goes on when the server is back")
-        terminal.until(f"penstock runs cancel {run.id} --url {slow.url} stops it then; no server answers at {slow.url}")
+        terminal.until("penstock: the cancel request did not reach the server: ")
+        terminal.until(f"no server answers at {slow.url}")
+        terminal.until(f"when it is back, use: penstock runs cancel {run.id} --url {slow.url}")
         if arguments:
             assert terminal.end() == 130
         else:
@@ -377,7 +385,7 @@ def mailing() -> dict[str, Any]:
     return document
 
 
-def test_on_a_terminal_whoever_approves_a_call_sees_its_arguments() -> None:
+def test_on_a_terminal_the_arguments_of_a_call_are_shown_for_approval() -> None:
     with (
         serving(graphs={"mail": mailing()}) as live,
         Terminal(
@@ -390,8 +398,7 @@ def test_on_a_terminal_whoever_approves_a_call_sees_its_arguments() -> None:
         assert "\x1b[2J" not in shown
         (run,) = live.do(live.stores.runs.list())
         assert (
-            f"penstock runs answer {run.id} yes --edit JSON --url {live.url} lets it go on with other arguments"
-            in shown
+            f"to continue with other arguments: penstock runs answer {run.id} yes --edit JSON --url {live.url}" in shown
         )
         terminal.type("y\n")
         terminal.until("The tool send_mail says: sent send_mail now")
@@ -409,12 +416,12 @@ def test_on_a_terminal_a_question_is_answered(live: Live, keys: str, outcome: st
 
 
 @pytest.mark.parametrize(("keys", "outcome"), [("yes\n", "Published: You said"), ("n\n", "Not published: rejected")])
-def test_on_a_terminal_what_is_neither_yes_nor_no_is_asked_for_again(live: Live, keys: str, outcome: str) -> None:
+def test_on_a_terminal_an_invalid_verdict_is_prompted_for_again(live: Live, keys: str, outcome: str) -> None:
     with Terminal("chat", "publish", "-m", "spring", "--url", live.url, NO_COLOR="1") as terminal:
         terminal.until("approve? [y/n] ")
         for word in ("", "maybe", "count to 3", "yes, but later", ""):
             terminal.type(f"{word}\n")
-            terminal.until("that is no answer; yes or no? ")
+            terminal.until("that is not an answer; yes or no? ")
         (asked,) = live.do(live.stores.approvals.list())
         assert asked.state == "waiting"
         terminal.type(keys)
@@ -428,7 +435,7 @@ def test_on_a_terminal_what_was_typed_before_a_question_answers_nothing(slow: Li
         terminal.type("\nyes\n")
         terminal.until("approve? [y/n] ")
         terminal.type("perhaps\n")
-        terminal.until("that is no answer; yes or no? ")
+        terminal.until("that is not an answer; yes or no? ")
         terminal.type("yes\n")
         terminal.until("Published: You said")
         assert terminal.end() == 0
@@ -438,8 +445,8 @@ def test_on_a_terminal_ctrl_d_leaves_a_question_to_others_and_a_message_with_4(l
     with Terminal("chat", "publish", "-m", "spring", "--url", live.url, NO_COLOR="1", columns=400) as terminal:
         terminal.until("approve? [y/n] ")
         terminal.type("\x04")
-        terminal.until("it waits: penstock runs answer ")
-        terminal.until(f"yes --url {live.url} lets it go on")
+        terminal.until("the run waits; answer later with: penstock runs answer ")
+        terminal.until(f"yes --url {live.url} (or no)")
         assert terminal.end() == 4
     (run,) = live.do(live.stores.runs.list())
     assert run.status == "waiting"
@@ -454,8 +461,8 @@ def test_on_a_terminal_ctrl_d_at_a_question_is_the_prompt_again_where_ctrl_c_sto
         terminal.type("spring\n")
         terminal.until("approve? [y/n] ")
         terminal.type("\x04")
-        terminal.until("it waits: ")
-        terminal.until(" asks again")
+        terminal.until("the run waits; ")
+        terminal.until(" or with: penstock chat --chat ")
         terminal.until("you › ")
         terminal.interrupt()
         terminal.until("you › ")
@@ -479,7 +486,7 @@ def test_on_a_terminal_ctrl_c_at_a_question_stops_the_run(live: Live) -> None:
     assert "Traceback" not in terminal.shown
 
 
-def test_a_chat_that_is_taken_up_again_shows_what_was_said_and_follows_what_is_being_said(slow: Live) -> None:
+def test_continued_chat_shows_its_history_and_follows_an_active_answer(slow: Live) -> None:
     with Terminal("chat", "assistant", "--url", slow.url, NO_COLOR="1") as first:
         first.until("you › ")
         first.type("count to 60\n")
@@ -510,6 +517,6 @@ def test_a_server_that_goes_in_the_middle_of_an_answer_and_stays_away_is_75(
         ended = penstock("chat", "assistant", "-m", "count to 1000", "--url", url)
     assert ended.code == 75
     waiting, lost = ended.err.splitlines()
-    assert waiting.startswith(f"penstock: nothing comes from {url}: ")
-    assert lost.startswith(f"penstock: {url} was tried again for 0 s, last: ")
-    assert f" --url {url} takes it up again" in lost
+    assert waiting.startswith(f"penstock: no events from {url}: ")
+    assert lost.startswith(f"penstock: {url} did not answer for 0 s (")
+    assert lost.endswith(f" --url {url}")

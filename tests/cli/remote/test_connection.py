@@ -12,34 +12,35 @@ import pytest
 
 from penstock.cli.exits import Failed, Lost, Refused
 from penstock.cli.remote import connection
-from penstock.cli.remote.connection import PAGE, PAUSES_S, Connection, Event, escaped, read_events
+from penstock.cli.remote.connection import PAGE, PAUSES_S, Connection, escaped, read_events
+from penstock.cli.render.events import RunEvent
 from tests.cli.remote.live import serving
 
 
-def read(text: str) -> list[Event]:
+def read(text: str) -> list[RunEvent]:
     return list(read_events(iter(text.split("\n"))))
 
 
 def test_an_event_has_a_number_a_type_and_data() -> None:
     assert read('id: 3\nevent: text.delta\ndata: {"data": {"text": "a:b"}}\n\n') == [
-        Event(3, "text.delta", {"text": "a:b"})
+        RunEvent(3, "text.delta", {"text": "a:b"})
     ]
 
 
 def test_comments_and_events_without_a_number_are_passed_over() -> None:
-    assert read(": still here\n\nevent: x\ndata: {}\n\nid: 1\nevent: y\ndata: {}\n\n") == [Event(1, "y", {})]
+    assert read(": still here\n\nevent: x\ndata: {}\n\nid: 1\nevent: y\ndata: {}\n\n") == [RunEvent(1, "y", {})]
 
 
-def test_an_event_that_is_not_whole_is_not_told() -> None:
+def test_incomplete_event_is_not_yielded() -> None:
     assert read('id: 1\nevent: y\ndata: {"a":') == []
 
 
 def test_data_on_several_lines_is_one() -> None:
-    assert read('id: 1\nevent: y\ndata: {"data": {"a":\ndata: 1}}\n\n') == [Event(1, "y", {"a": 1})]
+    assert read('id: 1\nevent: y\ndata: {"data": {"a":\ndata: 1}}\n\n') == [RunEvent(1, "y", {"a": 1})]
 
 
-def test_data_that_is_no_json_is_said_to_be() -> None:
-    with pytest.raises(Failed, match="no JSON"):
+def test_data_that_is_not_json_is_reported() -> None:
+    with pytest.raises(Failed, match="not JSON"):
         read("id: 1\nevent: y\ndata: {\n\n")
 
 
@@ -55,14 +56,14 @@ def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
         Connection(token=token)
 
 
-def test_where_nobody_listens_is_said_with_what_to_do() -> None:
+def test_missing_server_is_reported_with_advice() -> None:
     with Connection("http://127.0.0.1:9") as server, pytest.raises(Failed, match="penstock serve"):
         server.get("/health")
 
 
 @pytest.mark.parametrize("path", ["/v1", "/v1/", "/mcp", "/api"])
 def test_a_path_of_the_server_is_no_part_of_its_address(path: str) -> None:
-    with pytest.raises(Refused, match=rf"without {path.rstrip('/')}: http://v1:1$"):
+    with pytest.raises(Refused, match=rf"must not have the path {path.rstrip('/')}; use http://v1:1$"):
         Connection(f"http://v1:1{path}")
 
 
@@ -116,7 +117,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-def test_a_run_that_ends_while_nobody_streams_it_is_told_to_its_end(pauses: list[float]) -> None:
+def test_run_that_ended_between_two_connections_is_followed_to_its_end(pauses: list[float]) -> None:
     first, rest = [("run.started", 1), ("run.parked", 2)], [("run.resumed", 3), ("run.completed", 4)]
     ended = (200, '{"status": "completed", "last_seq": 4}')
     with answering(events=[told(*first), told(*rest), (204, "")], run=[ended]) as server:
@@ -124,7 +125,7 @@ def test_a_run_that_ends_while_nobody_streams_it_is_told_to_its_end(pauses: list
         assert list(server.events("r", after=4)) == []
 
 
-def test_a_server_that_is_started_again_within_a_minute_is_waited_for_and_said_once(pauses: list[float]) -> None:
+def test_restarting_server_is_waited_for_and_reported_once(pauses: list[float]) -> None:
     said: list[str] = []
     away = [CLOSING] * (len(PAUSES_S) - 1)
     with answering(events=[told(("run.started", 1)), *away, told(("run.completed", 2))], run=[CLOSING]) as server:
@@ -134,7 +135,7 @@ def test_a_server_that_is_started_again_within_a_minute_is_waited_for_and_said_o
     assert tuple(pauses) == PAUSES_S
     assert sum(pauses) > 60
     assert sorted(pauses) == pauses
-    assert said == [f"nothing comes from {url}: the server is closing; ask again; it is tried again for 60 s"]
+    assert said == [f"no events from {url}: the server is closing; ask again; retrying for 60 s"]
 
 
 def test_whatever_comes_renews_the_patience(pauses: list[float]) -> None:
@@ -149,8 +150,10 @@ def test_a_server_that_does_not_come_back_is_lost_with_what_takes_it_up_again(pa
     with answering(events=[told(("run.started", 1)), CLOSING], run=[CLOSING]) as server:
         with pytest.raises(Lost) as lost:
             list(server.events("r", notice=lambda _: None))
-        again = f"penstock runs tail r --after 1 --url {server.url} takes it up again"
-    assert str(lost.value).endswith(f" was tried again for 62 s, last: the server is closing; ask again; {again}")
+        again = f"penstock runs tail r --after 1 --url {server.url}"
+    assert str(lost.value).endswith(
+        f" did not answer for 62 s (the server is closing; ask again); follow the run again with: {again}"
+    )
     assert lost.value.code == 75
     assert tuple(pauses) == PAUSES_S
 
@@ -175,7 +178,7 @@ def test_a_server_that_goes_after_a_stream_without_news_is_waited_for_too(pauses
     assert tuple(pauses) == PAUSES_S
 
 
-def test_a_server_that_is_there_and_cannot_work_is_said_once_and_again_when_it_could_meanwhile(
+def test_unready_server_is_reported_once_per_outage(
     pauses: list[float],
 ) -> None:
     said: list[str] = []
@@ -185,10 +188,10 @@ def test_a_server_that_is_there_and_cannot_work_is_said_once_and_again_when_it_c
     with answering(events=[(200, beats)], ready=ready) as server:
         assert [event.seq for event in server.events("r", notice=said.append)] == [1, 2]
         url = server.url
-    assert said == [f"nothing comes from {url}: a store cannot be written to; it goes on when that is mended"] * 2
+    assert said == [f"no events from {url}: a store cannot be written to; events continue when that is fixed"] * 2
 
 
-def test_when_to_try_again_is_said_once(pauses: list[float]) -> None:
+def test_retry_delay_is_reported_once(pauses: list[float]) -> None:
     full = (429, '{"error": {"message": "9 runs wait already, of 9 that may; try again in 60 s"}}')
     with answering(run=[full]) as server, pytest.raises(Failed, match=r"may; try again in 60 s$"):
         server.get(RUN)

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.loading import values
-from penstock.cli.remote.telling import dollars, used_by
+from penstock.cli import values
+from penstock.cli.remote.render import used_by
+from penstock.cli.render.text import dollars
 from penstock.server import schemas
 from penstock.server.auth import Token
 from penstock.server.examples import example_graphs
@@ -41,7 +42,7 @@ def runs(live: Live, penstock: Penstock) -> Any:
 def test_a_run_is_started_followed_listed_and_shown(live: Live, runs: Any) -> None:
     begun = runs("start", "pipeline", "--input", '"hello"', "--max-cost", "0.5", "--max-steps", "100")
     run_id = begun.out.partition(":")[0]
-    assert begun.out == f"{run_id}: queued; penstock runs tail {run_id} --url {live.url} follows it\n"
+    assert begun.out == f"{run_id}: queued; follow it with: penstock runs tail {run_id} --url {live.url}\n"
 
     tail = runs("tail", run_id)
     assert tail.code == 0
@@ -50,7 +51,7 @@ def test_a_run_is_started_followed_listed_and_shown(live: Live, runs: Any) -> No
     spoken = next(line for line in lines if "text.delta" in line)
     assert spoken.endswith(" or tell me how far to count.")  # in one line, however many pieces it came in
     assert sum("text.delta" in line for line in lines) == 2
-    assert any("llm example: success · $0.0000" in line for line in lines)
+    assert any("✓ llm example · $0.0000" in line for line in lines)
     assert "run.completed" in lines[-1]
     assert lines[-1].endswith(" tokens")
 
@@ -74,7 +75,7 @@ def test_everything_of_a_tail_is_one_event_a_line_and_json_is_json(live: Live, r
     assert any("call.started" in line for line in everything)
 
 
-def test_a_tail_from_the_end_says_nothing_and_knows_how_it_ended(live: Live, runs: Any) -> None:
+def test_tail_from_the_end_prints_nothing_and_has_the_exit_code_of_the_run(live: Live, runs: Any) -> None:
     run_id = live.start("pipeline", "hello")
     live.ended(run_id)
     last = json.loads(runs("show", run_id, "--json").out)["last_seq"]
@@ -86,15 +87,12 @@ def test_a_tail_from_the_end_says_nothing_and_knows_how_it_ended(live: Live, run
     ahead = runs("tail", halted, "--after", last + 1)
     assert (ahead.code, ahead.out) == (2, "")
     assert ahead.err == (
-        f"penstock: {halted} has told {last} events so far, and there is no event {last + 1}: "
-        f"--after {last} shows what comes next; without --after, everything is shown\n"
+        f"penstock: --after {last + 1}: the newest event of {halted} is {last}; use --after {last} or less\n"
     )
 
 
 @pytest.mark.parametrize("cuts", [[700], [300, 900, 1_500, 2_000]])
-def test_a_tail_whose_connection_breaks_misses_nothing_and_tells_nothing_twice(
-    live: Live, penstock: Penstock, cuts: list[int]
-) -> None:
+def test_tail_over_a_broken_connection_prints_every_event_once(live: Live, penstock: Penstock, cuts: list[int]) -> None:
     run_id = live.start("pipeline", "hello")
     live.ended(run_id)
     whole = penstock("runs", "tail", run_id, "--json", "--url", live.url)
@@ -118,9 +116,9 @@ def test_a_run_that_is_not_there_is_one_sentence(runs: Any, command: str) -> Non
     assert runs(command, "nothing") == Ended(2, "", "penstock: there is no such run\n")
 
 
-def test_no_runs_are_said_to_be_none(live: Live, runs: Any) -> None:
+def test_empty_list_of_runs_is_reported(live: Live, runs: Any) -> None:
     assert runs("ls").out == "no runs\n"
-    assert runs("ls", "--status", "failed").out == "no such runs\n"
+    assert runs("ls", "--status", "failed").out == "no matching runs\n"
     assert runs("ls", "--json").out == "[]\n"
 
 
@@ -131,7 +129,7 @@ def test_a_state_that_does_not_exist_is_a_wrong_command_line(runs: Any) -> None:
 
 
 def test_a_cancel_that_comes_before_its_run_is_remembered(live: Live, runs: Any) -> None:
-    answer = "will be stopped when it comes, or when the server that works on it answers"
+    answer = "will be cancelled when it is submitted, or when its server answers"
     assert runs("cancel", "early").out == f"early: {answer}\n"
     live.do(live.host.submit(owner="local", graph_id="pipeline", input="hello", run_id="early"))
     assert runs("tail", "early").code == 130
@@ -146,18 +144,21 @@ def test_a_run_is_cancelled_with_its_reason_and_resumed(penstock: Penstock) -> N
         tail = penstock("runs", "tail", run_id, *at)
         assert tail.code == 130
         assert "wrong question" in tail.out.splitlines()[-1]
-        assert penstock("runs", "cancel", run_id, *at).out == f"{run_id}: had ended before\n"
+        assert penstock("runs", "cancel", run_id, *at).out == f"{run_id}: already ended\n"
         shown = penstock("runs", "show", run_id, *at).out
         assert "stopped  aborted: wrong question" in shown
-        assert f"→ penstock runs resume {run_id} --url {slow.url} lets it go on after all" in shown
+        assert f"→ resume it from its journal with: penstock runs resume {run_id} --url {slow.url}" in shown
         assert penstock("runs", "resume", run_id, *at).out.startswith(f"{run_id}: queued;")
 
 
-def test_a_halted_run_says_what_to_grant_and_goes_on_with_it(live: Live, runs: Any) -> None:
+def test_halted_run_shows_what_to_grant_and_resumes_with_it(live: Live, runs: Any) -> None:
     run_id = live.start("pipeline", "hello", max_steps=2)
     assert runs("tail", run_id).code == 3
-    assert f"→ penstock runs grant {run_id} --max-steps N --url {live.url} lets it go on" in runs("show", run_id).out
-    assert runs("grant", run_id).err == "penstock: a grant has to say what is granted, such as --max-cost 0.50\n"
+    assert (
+        f"→ raise the limit with: penstock runs grant {run_id} --max-steps N --url {live.url}"
+        in runs("show", run_id).out
+    )
+    assert runs("grant", run_id).err == "penstock: name at least one limit to raise, such as --max-cost 0.50\n"
     assert runs("grant", run_id, "--max-steps", 50).out.startswith(f"{run_id}: queued;")
     assert runs("tail", run_id).code == 0
     refused = runs("grant", run_id, "--max-steps", 50)
@@ -165,7 +166,7 @@ def test_a_halted_run_says_what_to_grant_and_goes_on_with_it(live: Live, runs: A
     assert "only a run that a limit has halted" in refused.err
 
 
-def test_a_run_that_no_grant_can_help_says_so_and_so_does_the_server(penstock: Penstock) -> None:
+def test_run_that_a_grant_cannot_help_is_reported_by_show_and_server(penstock: Penstock) -> None:
     document = deepcopy(dict(example_graphs()["assistant"]))
     document["nodes"][1]["data"]["budget"] = {"max_api_calls": 0}
     with serving(graphs={"small": document}) as live:
@@ -173,7 +174,7 @@ def test_a_run_that_no_grant_can_help_says_so_and_so_does_the_server(penstock: P
         run_id = live.start("small", "hello")
         assert live.ended(run_id) == "halted"
         assert penstock("runs", "show", run_id, *at).out.endswith(
-            "→ no grant raises the 0 api calls of 'assistant': give it more in graph small, and start a new run\n"
+            "→ raise the 0 api calls of 'assistant' in graph small and start a new run; a grant cannot raise it\n"
         )
         halted_by = json.loads(penstock("runs", "show", run_id, *at, "--json").out)["halted_by"]
         assert (halted_by["whose"], halted_by["node_id"]) == ("node", "assistant")
@@ -218,16 +219,16 @@ def test_what_a_run_asks_is_shown_and_answered(live: Live, runs: Any, said: list
     live.until(run_id, "run.waiting")
     shown = runs("show", run_id).out
     assert "waiting" in shown
-    assert "asked    Publish this? You said: “spring”" in shown
+    assert "question Publish this? You said: “spring”" in shown
     assert "\n         value:\n           You said: “spring”" in shown
-    assert f"→ penstock runs answer {run_id} yes --url {live.url} lets it go on" in shown
+    assert f"→ approve with: penstock runs answer {run_id} yes --url {live.url}" in shown
     assert json.loads(runs("show", run_id, "--json").out)["asked"][0]["value"].startswith("You said: “spring”")
     answered = runs("answer", run_id, *said)
     assert answered.code == 0
     assert answered.out.startswith(f"{run_id}: ")
     assert published in runs("tail", run_id).out
     again = runs("answer", run_id, "yes")
-    assert (again.code, "asks nothing now" in again.err) == (2, True)
+    assert (again.code, "has no open question" in again.err) == (2, True)
 
 
 def test_a_replay_that_lacks_something_is_not_advised_to_be_resumed(live: Live, runs: Any) -> None:
@@ -237,10 +238,10 @@ def test_a_replay_that_lacks_something_is_not_advised_to_be_resumed(live: Live, 
     assert runs("tail", replayed).code == 2
     shown = runs("show", replayed).out
     assert "resume" not in shown
-    assert f"never recorded: penstock runs start pipeline --url {live.url} runs it anew" in shown
+    assert f"start a new run with: penstock runs start pipeline --url {live.url}" in shown
 
 
-def test_a_tail_that_nobody_reads_any_more_leaves_and_the_run_goes_on(live: Live) -> None:
+def test_tail_without_a_reader_exits_and_the_run_continues(live: Live) -> None:
     run_id = live.start("publish", "spring")
     live.until(run_id, "run.waiting")
     reads, writes = os.pipe()
@@ -254,7 +255,7 @@ def test_a_tail_that_nobody_reads_any_more_leaves_and_the_run_goes_on(live: Live
     assert run.status == "waiting"
 
 
-def test_what_a_run_that_has_not_ended_has_used_is_told_by_its_log(live: Live, runs: Any) -> None:
+def test_usage_of_an_active_run_is_taken_from_its_log(live: Live, runs: Any) -> None:
     run_id = live.start("publish", "spring")
     live.until(run_id, "run.waiting")
     shown = runs("show", run_id).out
@@ -273,7 +274,7 @@ def test_what_a_run_that_has_not_ended_has_used_is_told_by_its_log(live: Live, r
     assert runs("ls").out.splitlines()[1].split("  ")[3] == dollars(record["cost_usd"])
 
 
-def test_a_call_from_the_journal_says_so_and_is_not_counted_again(live: Live, runs: Any) -> None:
+def test_replayed_call_is_marked_and_not_counted_again(live: Live, runs: Any) -> None:
     run_id = live.start("pipeline", "hello", max_steps=4)
     assert live.ended(run_id) == "halted"
     runs("grant", run_id, "--max-steps", 50)
@@ -293,9 +294,9 @@ def test_who_asks_is_wanted_and_others_runs_are_not_there(penstock: Penstock, mo
     monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
     with serving(tokens=TOKENS) as live:
         run_id = live.start("pipeline", "hello", owner="ann")
-        nobody = penstock("runs", "ls", "--url", live.url)
-        assert nobody.code == 2
-        assert "set PENSTOCK_TOKEN" in nobody.err
+        anonymous = penstock("runs", "ls", "--url", live.url)
+        assert anonymous.code == 2
+        assert "set PENSTOCK_TOKEN" in anonymous.err
         wrong = penstock("runs", "tail", run_id, "--url", live.url, "--token", "x" * 20)
         assert wrong.code == 2
         assert "set PENSTOCK_TOKEN" in wrong.err
@@ -308,7 +309,7 @@ def test_who_asks_is_wanted_and_others_runs_are_not_there(penstock: Penstock, mo
         assert penstock("runs", "tail", run_id, "--url", live.url).code == 0
 
 
-def test_an_admin_is_told_whose_runs_are_listed_and_others_are_not(penstock: Penstock) -> None:
+def test_owners_are_listed_for_admins_only(penstock: Penstock) -> None:
     root = "root-0123456789abcdef"
     with serving(tokens=(*TOKENS, Token.of("root", "admin", root))) as live:
         live.ended(live.start("pipeline", "hello", owner="ann"))
@@ -321,7 +322,7 @@ def test_an_admin_is_told_whose_runs_are_listed_and_others_are_not(penstock: Pen
         assert penstock("runs", "ls", "--limit", "1", *at, root).out.split()[:3] == ["RUN", "STATUS", "GRAPH"]
 
 
-def test_a_graph_that_is_not_there_is_said_with_those_that_are(runs: Any) -> None:
+def test_missing_graph_is_reported_with_the_existing_ones(runs: Any) -> None:
     ended = runs("start", "nope")
     assert (ended.code, ended.out) == (2, "")
     assert "there is no graph 'nope'; the server has: " in ended.err
@@ -334,9 +335,9 @@ def test_what_is_advised_needs_no_address_where_the_environment_has_it(
     run_id = live.start("pipeline", "hello", max_steps=1)
     live.ended(run_id)
     advised = f"penstock runs grant {run_id} --max-steps N"
-    assert f"{advised} --url {live.url} lets it go on" in penstock("runs", "show", run_id, "--url", live.url).out
+    assert f"{advised} --url {live.url}\n" in penstock("runs", "show", run_id, "--url", live.url).out
     monkeypatch.setenv("PENSTOCK_URL", f"{live.url}/")
-    assert f"{advised} lets it go on" in penstock("runs", "show", run_id).out
+    assert f"{advised}\n" in penstock("runs", "show", run_id).out
 
 
 def test_text_that_looks_like_line_ends_or_steers_terminals_is_one_harmless_line(live: Live, runs: Any) -> None:
@@ -365,9 +366,7 @@ def test_text_that_looks_like_line_ends_or_steers_terminals_is_one_harmless_line
     ],
     ids=" ".join,
 )
-def test_a_number_that_is_none_is_refused_before_the_server_is_asked(
-    penstock: Penstock, arguments: list[str], said: str
-) -> None:
+def test_invalid_number_is_refused_without_a_request(penstock: Penstock, arguments: list[str], said: str) -> None:
     ended = penstock("runs", *arguments, "--url", "http://127.0.0.1:9")
     assert (ended.code, ended.out, ended.err.count("\n")) == (64, "", 1)
     assert said in ended.err
@@ -375,20 +374,18 @@ def test_a_number_that_is_none_is_refused_before_the_server_is_asked(
 
 @pytest.mark.parametrize("wrong", ["a/b", "", "ü", "-x", "\udcff", "x" * 101])
 @pytest.mark.parametrize("command", ["start", "show", "tail", "cancel", "resume", "replay", "export", "answer", "diff"])
-def test_what_is_no_id_is_refused_by_the_name_of_the_argument_before_anybody_is_asked(
-    command: str, wrong: str, penstock: Penstock
-) -> None:
+def test_invalid_id_is_refused_by_argument_without_a_request(command: str, wrong: str, penstock: Penstock) -> None:
     more = {"answer": ["yes"], "diff": ["other"]}.get(command, [])
     ended = penstock("runs", command, "--url", "http://127.0.0.1:1", "--", wrong, *more)
     argument = "GRAPH" if command == "start" else "RUN"
     assert ended.code == 64
     assert f"invalid value for '{argument}': " in ended.err
-    assert "is no id: a letter or digit, then up to 99 letters, digits or any of ._:-" in ended.err
+    assert "is not an id: a letter or digit, then up to 99 letters, digits or any of ._:-" in ended.err
 
 
 def test_the_other_run_and_the_graph_of_a_list_are_called_by_their_names_too(penstock: Penstock) -> None:
-    assert "invalid value for 'OTHER': '../y' is no id" in penstock("runs", "diff", "one", "../y").err
-    assert "invalid value for '--graph': '' is no id" in penstock("runs", "ls", "--graph", "").err
+    assert "invalid value for 'OTHER': '../y' is not an id" in penstock("runs", "diff", "one", "../y").err
+    assert "invalid value for '--graph': '' is not an id" in penstock("runs", "ls", "--graph", "").err
 
 
 def test_ids_are_what_servers_take_for_them() -> None:

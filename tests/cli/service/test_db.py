@@ -14,8 +14,7 @@ import pytest
 
 from penstock.cli.service.db import without_password
 from penstock.hosting.records import RunRecord
-from penstock.storage import newest_version, open_stores
-from penstock.storage.databases import migrations
+from penstock.storage import migrations, newest_version, open_stores
 from tests.cli.conftest import Ended, Penstock
 
 URL = "sqlite:///kept.db"
@@ -41,10 +40,10 @@ def set_version(version: int) -> None:
 
 def test_a_new_database_is_made_and_is_then_as_it_should_be(penstock: Penstock) -> None:
     new = penstock("db", "status", "--db", URL)
-    assert (new.code, new.out) == (2, f"{URL}: no tables yet; penstock serve makes them, in version {NEWEST}\n")
-    assert penstock("db", "upgrade", "--db", URL) == Ended(0, f"{URL}: version {NEWEST}; made\n", "")
-    assert penstock("db", "upgrade", "--db", URL) == Ended(0, f"{URL}: version {NEWEST}; was so before\n", "")
-    assert penstock("db", "status", "--db", URL) == Ended(0, f"{URL}: version {NEWEST}, as this Penstock uses\n", "")
+    assert (new.code, new.out) == (2, f"{URL}: no tables yet; penstock serve creates them, version {NEWEST}\n")
+    assert penstock("db", "upgrade", "--db", URL) == Ended(0, f"{URL}: version {NEWEST}; created\n", "")
+    assert penstock("db", "upgrade", "--db", URL) == Ended(0, f"{URL}: version {NEWEST}; unchanged\n", "")
+    assert penstock("db", "status", "--db", URL) == Ended(0, f"{URL}: version {NEWEST}, up to date\n", "")
 
 
 def test_looking_at_a_database_that_is_not_there_makes_none(penstock: Penstock, directory: Path) -> None:
@@ -53,7 +52,7 @@ def test_looking_at_a_database_that_is_not_there_makes_none(penstock: Penstock, 
 
 
 @pytest.mark.parametrize("url", ["sqlite:///no/such/folder/x.db", "no/such/x.db", "sqlite:////nonexistent/x.db"])
-def test_a_folder_that_is_not_there_is_said_as_serve_would(penstock: Penstock, directory: Path, url: str) -> None:
+def test_missing_folder_is_reported_like_serve_does(penstock: Penstock, directory: Path, url: str) -> None:
     status = penstock("db", "status", "--db", url)
     assert (status.code, status.err, status.out.count("\n")) == (2, "", 1)
     assert ": there is no folder /" in status.out
@@ -61,7 +60,7 @@ def test_a_folder_that_is_not_there_is_said_as_serve_would(penstock: Penstock, d
     assert list(directory.iterdir()) == []
 
 
-def test_a_folder_that_is_a_file_and_a_file_that_is_a_folder_are_said(penstock: Penstock, directory: Path) -> None:
+def test_file_instead_of_folder_and_folder_instead_of_file_are_reported(penstock: Penstock, directory: Path) -> None:
     (directory / "text").write_text("x")
     assert "there is no folder" in penstock("db", "status", "--db", "sqlite:///text/x.db").out
     for command in (["db", "status"], ["db", "upgrade"], ["serve", "--port", "0"]):
@@ -93,7 +92,7 @@ def by_somebody() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["", "kept.db", "kept.db.ledger", "kept.db-wal", "kept.db-shm", "kept.db.ledger-shm"])
-def test_what_cannot_be_written_is_said_by_all_who_need_it_and_nothing_is_left_behind(
+def test_unwritable_database_is_reported_by_every_command_and_leaves_no_files(
     penstock: Penstock, folder: Path, name: str
 ) -> None:
     url = f"sqlite:///{folder}/kept.db"
@@ -116,9 +115,7 @@ def test_what_cannot_be_written_is_said_by_all_who_need_it_and_nothing_is_left_b
 
 
 @pytest.mark.parametrize("wrong", ["garbage", "newer", "theirs"])
-def test_a_ledger_that_no_server_can_use_is_said_by_all_who_look(
-    penstock: Penstock, directory: Path, wrong: str
-) -> None:
+def test_unusable_ledger_is_reported_by_every_command(penstock: Penstock, directory: Path, wrong: str) -> None:
     work_on_a_run()
     ledger = directory / "kept.db.ledger"
     if wrong == "garbage":
@@ -139,9 +136,7 @@ def test_a_ledger_that_no_server_can_use_is_said_by_all_who_look(
     assert ledger.read_bytes() == before
 
 
-def test_runs_without_their_ledger_are_said_and_a_new_database_without_one_is_not(
-    penstock: Penstock, directory: Path
-) -> None:
+def test_missing_ledger_is_reported_only_for_a_database_with_runs(penstock: Penstock, directory: Path) -> None:
     penstock("db", "upgrade", "--db", URL)
     assert not (directory / "kept.db.ledger").exists()
     assert penstock("db", "status", "--db", URL).code == 0
@@ -158,15 +153,18 @@ def test_runs_without_their_ledger_are_said_and_a_new_database_without_one_is_no
     assert not (directory / "kept.db.ledger").exists()
 
 
-def test_an_older_one_says_what_to_do_and_is_brought_up(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_database_is_reported_and_upgraded(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
     penstock("db", "upgrade", "--db", URL)
     later = ("CREATE TABLE added_later (id TEXT PRIMARY KEY)",)
     monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, later))
     old = penstock("db", "status", "--db", URL)
     assert old.code == 2
-    there = f"version {NEWEST}, and this Penstock uses {NEWEST + 1}; penstock db upgrade --db {URL} brings it there"
+    older = f"version {NEWEST}, older than the version {NEWEST + 1} of this Penstock"
+    there = f"{older}; upgrade it with: penstock db upgrade --db {URL}"
     assert there in old.out
-    assert penstock("db", "upgrade", "--db", URL).out == f"{URL}: version {NEWEST + 1}; was version {NEWEST}\n"
+    assert (
+        penstock("db", "upgrade", "--db", URL).out == f"{URL}: version {NEWEST + 1}; upgraded from version {NEWEST}\n"
+    )
     assert penstock("db", "status", "--db", URL).code == 0
 
 
@@ -193,7 +191,7 @@ def test_what_is_no_database_is_one_sentence(penstock: Penstock, directory: Path
     assert (ended.code, ended.err.count("\n")) == (64, 1)
 
 
-def test_which_database_has_to_be_said(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_has_to_be_named(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PENSTOCK_DB", raising=False)
     assert penstock("db", "status").code == 64
     monkeypatch.setenv("PENSTOCK_DB", "memory:")

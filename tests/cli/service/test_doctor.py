@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.service import doctor
-from penstock.cli.service.doctor import Finding, look
+from penstock.cli.service.doctor import Finding, check
 from penstock.kernel import executor
 from penstock.storage import newest_version
 from penstock.testing import ManualClock
@@ -33,10 +33,10 @@ def live() -> Iterator[Live]:
 
 
 def found(name: str, db: str | None = None, url: str = NOBODY) -> Finding:
-    return next(one for one in look(db, url) if one.name == name)
+    return next(one for one in check(db, url) if one.name == name)
 
 
-def test_where_everything_is_well_it_says_so_and_is_0(penstock: Penstock, live: Live) -> None:
+def test_doctor_exits_with_0_if_nothing_is_broken(penstock: Penstock, live: Live) -> None:
     penstock("db", "upgrade", "--db", URL)
     ended = penstock("doctor", "--db", URL, "--url", live.url)
     assert (ended.code, ended.err) == (0, "")
@@ -51,7 +51,9 @@ def test_json_has_the_same_findings(penstock: Penstock) -> None:
     assert set(read[0]) == {"name", "state", "found", "advice"}
 
 
-def test_a_key_is_said_to_be_set_and_never_what_it_is(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_shows_whether_a_key_is_set_and_never_its_value(
+    penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-canary")
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     assert found("OPENAI_API_KEY") == Finding("OPENAI_API_KEY", "ok", "set")
@@ -101,8 +103,8 @@ def test_no_price_table_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_database_is_looked_at_and_not_made(directory: Path, penstock: Penstock) -> None:
-    assert found("database").found == "none was named"
-    assert found("database", URL).advice == "penstock serve makes it"
+    assert found("database").found == "not checked"
+    assert found("database", URL).advice == "penstock serve creates it"
     assert list(directory.iterdir()) == []
     penstock("db", "upgrade", "--db", URL)
     assert found("database", URL).found.startswith(f"version {newest_version()}, ")
@@ -113,7 +115,7 @@ def test_a_database_that_cannot_be_used_is_broken(directory: Path, penstock: Pen
     penstock("db", "upgrade", "--db", URL)
     with closing(sqlite3.connect("kept.db")) as kept:
         kept.execute("PRAGMA user_version = 99")
-    newer = f"version 99, and this Penstock knows versions up to {newest_version()}"
+    newer = f"version 99, newer than the version {newest_version()} of this Penstock"
     assert found("database", URL) == Finding("database", "broken", newer, "use a newer Penstock")
     (directory / "text.db").write_text("a text that goes on for a while\n" * 40)
     (directory / "empty.db").touch()
@@ -131,7 +133,7 @@ def test_a_file_that_cannot_be_written_and_a_full_disk_are_broken(
     full = shutil.disk_usage(".")._replace(free=1_000_000)
     with monkeypatch.context() as disk:
         disk.setattr(shutil, "disk_usage", lambda _: full)
-        assert "1 MB are free" in found("database", URL).found
+        assert "only 1 MB free" in found("database", URL).found
     with monkeypatch.context() as rights:
         rights.setattr(os, "access", lambda *_, **__: False)
         assert "cannot be written" in found("database", URL).found
@@ -161,26 +163,26 @@ def test_tokens_that_are_named_and_not_there_are_broken(
 ) -> None:
     (directory / "none").write_text(text)
     ended = penstock("doctor", "--tokens", "none", "--url", NOBODY)
-    assert (ended.code, "✗ tokens             there is no token in 'none': write" in ended.out) == (2, True)
+    assert (ended.code, "✗ tokens             there is no token in 'none': add" in ended.out) == (2, True)
     assert "canary" not in ended.out
     monkeypatch.setenv("PENSTOCK_TOKENS", text)
     assert found("tokens").found.startswith("there is no token in PENSTOCK_TOKENS: ")
 
 
 def about_tokens(file: str | None, clock: ManualClock) -> Finding:
-    return next(one for one in look(None, NOBODY, file, clock=clock) if one.name == "tokens")
+    return next(one for one in check(None, NOBODY, file, clock=clock) if one.name == "tokens")
 
 
 def test_tokens_that_are_over_or_soon_will_be_are_named_and_nothing_else_of_them(directory: Path) -> None:
     ends = {"ann": " until=2026-01-01", "bob": " until=2026-01-08T00:00:00Z", "bea": " until=2026-01-08", "root": ""}
     (directory / "tokens").write_text("\n".join(f"{name}:user:canary-of-{name}-01{end}" for name, end in ends.items()))
-    clock, advice = ManualClock(), "write new lines beside them, and take the old ones out"
-    assert about_tokens("tokens", clock) == Finding("tokens", "missing", "end within 7 days: ann", advice)
+    clock, advice = ManualClock(), "add new tokens, then remove the old ones"
+    assert about_tokens("tokens", clock) == Finding("tokens", "missing", "expire within 7 days: ann", advice)
     clock.advance_ns(1)
-    assert about_tokens("tokens", clock).found == "end within 7 days: ann, bob"
+    assert about_tokens("tokens", clock).found == "expire within 7 days: ann, bob"
     clock.advance(86_400)
     assert about_tokens("tokens", clock) == Finding(
-        "tokens", "missing", "expired: ann; end within 7 days: bob, bea", advice
+        "tokens", "missing", "expired: ann; expire within 7 days: bob, bea", advice
     )
     clock.advance(30 * 86_400)
     assert about_tokens("tokens", clock).found == "expired: ann, bob, bea"
@@ -191,7 +193,7 @@ def test_tokens_that_last_are_well_and_ones_of_which_none_is_good_are_broken(
 ) -> None:
     assert found("tokens").state == "missing"
     monkeypatch.setenv("PENSTOCK_TOKENS", "ann:user:canary-of-ann-01 until=9999-12-31")
-    assert found("tokens") == Finding("tokens", "ok", "1, none of which ends within 7 days")
+    assert found("tokens") == Finding("tokens", "ok", "1, none expires within 7 days")
     monkeypatch.delenv("PENSTOCK_TOKENS")
     (directory / "old").write_text("ann:user:canary-of-ann-01 until=2020-01-01\n")
     ended = penstock("doctor", "--tokens", "old", "--url", NOBODY)
@@ -201,20 +203,20 @@ def test_tokens_that_last_are_well_and_ones_of_which_none_is_good_are_broken(
     monkeypatch.setenv("PENSTOCK_TOKENS_FILE", "odd")
     odd = found("tokens")
     assert (odd.state, "canary" in odd.found) == ("broken", False)
-    assert odd.found.startswith("line 1 of the tokens: until= must have a day and a time that exist")
+    assert odd.found.startswith("line 1 of the tokens: until= must be a date and time that exist")
     assert about_tokens("nothing", ManualClock()).state == "broken"
 
 
 def about_spending(*tokens: str, has_ceiling: bool = False) -> list[Finding]:
     Path("tokens").write_text("\n".join(tokens))
-    found = look(None, NOBODY, "tokens", has_ceiling=has_ceiling, clock=ManualClock())
+    found = check(None, NOBODY, "tokens", has_ceiling=has_ceiling, clock=ManualClock())
     return [one for one in found if one.name == "spending"]
 
 
-def test_several_who_may_spend_without_a_ceiling_are_said_and_one_is_not(directory: Path) -> None:
+def test_several_users_without_a_ceiling_are_reported_and_one_is_not(directory: Path) -> None:
     ann, bob = "ann:user:canary-of-ann-01", "bob:admin:canary-of-bob-01"
     ends, looks = "eve:user:canary-of-eve-01 until=2020-01-01", "vera:viewer:canary-of-vera-01"
-    said, advice = "each of 2 users may let a run cost whatever they say", "give --most-cost or --user-daily to"
+    said, advice = "each of 2 users may start runs without a cost ceiling", "set --cost-ceiling or --user-daily for"
     (finding,) = about_spending(ann, bob, ends, looks)
     assert (finding.state, finding.found) == ("missing", said)
     assert finding.advice.startswith(advice)
@@ -223,7 +225,7 @@ def test_several_who_may_spend_without_a_ceiling_are_said_and_one_is_not(directo
     assert about_spending("") == about_spending("ann:user") == [], "that is said of the tokens"
 
 
-@pytest.mark.parametrize("ceiling", ["most-cost", "user-daily"])
+@pytest.mark.parametrize("ceiling", ["cost-ceiling", "user-daily"])
 def test_a_ceiling_that_serve_is_given_is_given_to_doctor_too(
     penstock: Penstock, directory: Path, monkeypatch: pytest.MonkeyPatch, ceiling: str
 ) -> None:

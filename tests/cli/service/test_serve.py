@@ -99,7 +99,7 @@ def started(url: str, content: str, graph: str = "assistant") -> str:
     raise AssertionError("the run said nothing")
 
 
-def test_it_says_how_to_use_it_answers_and_stops_in_order() -> None:
+def test_server_greets_answers_and_stops_gracefully() -> None:
     with served("--db", "sqlite:///kept.db") as server:
         assert "graphs        assistant, pipeline, publish\n" in server.greeting
         assert f"try it        penstock chat assistant --url {server.url}\n" in server.greeting
@@ -151,7 +151,7 @@ def test_an_example_that_was_saved_is_not_reverted_by_the_next_start_and_a_file_
         assert server.stop(signal.SIGTERM) == (0, "")
     with served("flow.json", "--db", "sqlite:///kept.db") as server, Connection(server.url) as to:
         assert to.get("/api/graphs/flow")["version"] == 3
-        assert "follows       flow.json: flow is version 3 now" in server.greeting
+        assert "updated       flow.json: flow is now version 3" in server.greeting
         assert server.stop(signal.SIGTERM) == (0, "")
 
 
@@ -159,10 +159,12 @@ def test_a_graph_in_which_nothing_runs_is_refused(directory: Path, refused: Any)
     (directory / "flow.json").write_text('{"nodes": [], "edges": []}')
     code, said = refused("flow.json")
     assert code == 2
-    assert "there is nothing in it that runs" in said
+    assert "the graph has no node that runs" in said
 
 
-def test_what_runs_when_it_is_stopped_is_parked_and_goes_on_with_the_next(directory: Path, penstock: Penstock) -> None:
+def test_running_runs_are_parked_at_shutdown_and_resumed_by_the_next_server(
+    directory: Path, penstock: Penstock
+) -> None:
     (directory / "slow.py").write_text(SLOW)
     options = ("--db", "sqlite:///kept.db", "--models", "slow.py:models")
     with served(*options, "--drain", "0") as server:
@@ -185,9 +187,7 @@ def test_a_second_ctrl_c_parks_at_once_what_would_have_been_waited_for(directory
         assert kept.execute("SELECT status FROM runs").fetchall() == [("parked",)]
 
 
-def test_a_server_that_is_killed_in_the_middle_of_an_answer_goes_on_when_it_is_started_again(
-    directory: Path, penstock: Penstock
-) -> None:
+def test_answer_of_a_killed_server_is_resumed_after_restart(directory: Path, penstock: Penstock) -> None:
     (directory / "slow.py").write_text(SLOW)
     options = ("--db", "sqlite:///kept.db", "--models", "slow.py:models", "--lease", "2")
     with served(*options) as server:
@@ -227,7 +227,9 @@ def test_a_model_without_a_price_is_counted_or_refused(
     with served("--db", "memory:", "--models", "mine.py:models", "--unknown-prices", policy) as server:
         ended = penstock("chat", "assistant", "-m", "hello", "--url", server.url)
         assert ended.code == code, ended
-        assert server.stop(signal.SIGTERM) == (0, "")
+        stopped, log = server.stop(signal.SIGTERM)
+    assert stopped == 0
+    assert log.count("model 'mine-1' has no known price") == (policy == "count")
 
 
 def test_prices_of_ones_own_are_what_is_paid(directory: Path, penstock: Penstock) -> None:
@@ -251,34 +253,34 @@ def test_prices_of_ones_own_are_what_is_paid(directory: Path, penstock: Penstock
 def test_an_address_that_others_can_reach_needs_tokens(refused: Any) -> None:
     code, said = refused("--host", "0.0.0.0", "--port", "0")
     assert (code, said.count("\n")) == (64, 1)
-    assert said.endswith("not '0.0.0.0'; --tokens says who may come in from elsewhere\n")
+    assert said.endswith("not '0.0.0.0'; name the users who may connect from elsewhere with --tokens\n")
 
 
 def test_a_port_that_is_taken_is_one_sentence(refused: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, said = refused("--port", str(taken.getsockname()[1]), "--db", "memory:")
     assert (code, said.count("\n")) == (64, 1)
-    assert "Address already in use" in said
-    assert said.endswith("; --port names another, and 0 takes any that is free\n")
+    assert "the port is already in use" in said
+    assert said.endswith("; use --port to choose another port, or 0 for any free one\n")
 
 
-def test_tokens_that_are_over_are_named_when_it_starts_and_let_nobody_in(directory: Path, penstock: Penstock) -> None:
+def test_expired_tokens_are_listed_at_start_and_refused(directory: Path, penstock: Penstock) -> None:
     lines = ["ann:user:canary-of-ann-old until=2020-01-01", "bob:user:canary-of-bob-01", "eve:user:canary-of-eve-01"]
     (directory / "tokens").write_text("\n".join([*lines[:2], f"{lines[2]} until=2020-06-30T12:00:00+02:00"]))
     with served("--db", "memory:", "--tokens", "tokens") as server:
-        assert "  let in        1 token\n" in server.greeting
+        assert "  access        1 token\n" in server.greeting
         assert server.process.stdout is not None
         expired = server.process.stdout.readline()
-        assert expired == "  expired       tokens of ann, eve: renew these lines, or take them out\n"
+        assert expired == "  expired       tokens of ann, eve: renew or remove these lines\n"
         ended = penstock("runs", "ls", "--url", server.url, "--token", "canary-of-eve-01")
-        assert (ended.code, "this token was good until 2020-06-30T10:00:00Z; ask whoever" in ended.err) == (2, True)
+        assert (ended.code, "this token was valid until 2020-06-30T10:00:00Z; ask" in ended.err) == (2, True)
         assert penstock("runs", "ls", "--url", server.url, "--token", "canary-of-bob-01").code == 0
         assert server.stop(signal.SIGTERM) == (0, "")
 
 
-def test_a_run_is_given_no_more_than_the_ceiling_whoever_asks(directory: Path, penstock: Penstock) -> None:
+def test_cost_ceiling_holds_for_every_user(directory: Path, penstock: Penstock) -> None:
     (directory / "tokens").write_text("ann:user:canary-of-ann-01\nroot:admin:canary-of-root-01\n")
-    with served("--db", "memory:", "--tokens", "tokens", "--most-cost", "0.5") as server:
+    with served("--db", "memory:", "--tokens", "tokens", "--cost-ceiling", "0.5") as server:
         for token in ("canary-of-ann-01", "canary-of-root-01"):
             who = ("--url", server.url, "--token", token)
             much = penstock("runs", "start", "pipeline", "--input", '"x"', "--max-cost", "0.6", *who)
@@ -288,15 +290,17 @@ def test_a_run_is_given_no_more_than_the_ceiling_whoever_asks(directory: Path, p
         usual = penstock("runs", "start", "pipeline", "--input", '"x"', *who).out.partition(":")[0]
         shown = json.loads(penstock("runs", "show", usual, "--json", *who).out)
         assert shown["limits"]["max_cost_usd"] == "0.5", "what is usual is not above it"
-        assert "beware" not in server.rest()
+        assert "warning" not in server.rest()
 
 
-def test_a_server_where_several_may_spend_without_a_ceiling_says_so(directory: Path) -> None:
+def test_several_users_without_a_ceiling_are_warned_about(directory: Path) -> None:
     (directory / "tokens").write_text("ann:user:canary-of-ann-01\nbob:user:canary-of-bob-01\n")
     with served("--db", "memory:", "--tokens", "tokens") as server:
         assert server.process.stdout is not None
-        each = "each of 2 users may let a run cost whatever they say: --most-cost limits a run, --user-daily a day"
-        assert server.process.stdout.readline() == f"  beware        {each}\n"
+        each = (
+            "each of 2 users may start runs without a cost ceiling; set --cost-ceiling per run or --user-daily per day"
+        )
+        assert server.process.stdout.readline() == f"  warning       {each}\n"
         assert server.stop(signal.SIGTERM) == (0, "")
 
 
@@ -309,26 +313,26 @@ def test_a_server_where_several_may_spend_without_a_ceiling_says_so(directory: P
         ("PENSTOCK_TOKENS_FILE", "", "PENSTOCK_TOKENS_FILE"),
     ],
 )
-def test_an_environment_that_names_tokens_and_has_none_opens_the_door_to_nobody(
+def test_empty_tokens_file_lets_no_client_in(
     directory: Path, refused: Any, monkeypatch: pytest.MonkeyPatch, name: str, text: str, where: str
 ) -> None:
     (directory / "none.txt").write_text("# nobody yet\n")
     monkeypatch.setenv(name, text)
     code, said = refused("--port", "0", "--db", "memory:")
     assert (code, said.count("\n")) == (2, 1)
-    assert said.startswith(f"penstock: there is no token in {where}: write name:role:secret")
+    assert said.startswith(f"penstock: there is no token in {where}: add lines of name:role:secret")
 
 
-def test_a_token_that_nobody_knows_is_called_so(directory: Path, penstock: Penstock) -> None:
+def test_unknown_token_is_reported(directory: Path, penstock: Penstock) -> None:
     (directory / "tokens").write_text("ann:user:canary-of-ann-01\n")
     with served("--db", "memory:", "--tokens", "tokens") as server:
         ended = penstock("runs", "ls", "--url", server.url, "--token", "canary-of-ann-02")
-        assert (ended.code, "this token is not known here; ask whoever runs this server" in ended.err) == (2, True)
+        assert (ended.code, "this server does not know this token; ask its operator for one" in ended.err) == (2, True)
         assert "canary" not in ended.err
         assert server.stop(signal.SIGTERM) == (0, "")
 
 
-def test_a_server_whose_tokens_are_all_good_says_nothing_of_their_end(directory: Path) -> None:
+def test_valid_tokens_are_not_mentioned_at_start(directory: Path) -> None:
     (directory / "tokens").write_text("ann:user:canary-of-ann-01 until=9999-12-31\n")
     with served("--db", "memory:", "--tokens", "tokens") as server:
         assert server.rest() == ""
@@ -342,9 +346,7 @@ def test_a_server_whose_tokens_are_all_good_says_nothing_of_their_end(directory:
         ('{"id":', "bad_json  $"),
     ],
 )
-def test_a_graph_that_is_not_valid_is_told_with_its_file(
-    directory: Path, refused: Any, document: str, said: str
-) -> None:
+def test_invalid_graph_is_reported_with_its_file(directory: Path, refused: Any, document: str, said: str) -> None:
     (directory / "mine.json").write_text(document)
     code, told = refused("mine.json", "--port", "0", "--db", "memory:")
     assert code == 2
@@ -373,16 +375,14 @@ def test_graphs_without_an_id_are_called_as_their_files_are(directory: Path) -> 
 
 @pytest.mark.parametrize("name", ["my report", "größe", "-x", "x" * 101])
 @pytest.mark.parametrize("by_file", [True, False])
-def test_a_graph_whose_name_nobody_could_ask_for_is_refused_in_words(
-    directory: Path, penstock: Penstock, name: str, by_file: bool
-) -> None:
+def test_invalid_graph_id_is_refused(directory: Path, penstock: Penstock, name: str, by_file: bool) -> None:
     graph = example_graphs()["assistant"]
     document = {"nodes": graph["nodes"], "edges": []} if by_file else {**graph, "id": name}
     (directory / (f"{name}.json" if by_file else "flow.json")).write_text(json.dumps(document))
     for command in ("serve", "mcp"):
         ended = penstock(command, ".", "--db", "memory:")
         assert (ended.code, ended.out, ended.err.count("\n")) == (64, "", 1)
-        assert "cannot be called" in ended.err
+        assert "is not a valid graph id" in ended.err
         assert 'rename the file, or give the graph another "id": a letter or digit, then up to 99' in ended.err
 
 
@@ -390,7 +390,7 @@ def test_a_graph_that_lacks_its_model_is_not_what_is_to_be_tried(directory: Path
     lacks = {"nodes": [{"id": "a", "type": "agent", "data": {"model": "gpt-9"}}], "edges": []}
     (directory / "a.json").write_text(json.dumps(lacks))
     with served("a.json", "--db", "memory:") as server:
-        assert server.greeting.endswith("  try it        nothing yet, for none of these can run\n")
+        assert server.greeting.endswith("  try it        none of these graphs can run\n")
         assert server.stop(signal.SIGTERM) == (0, "")
     (directory / "b.json").write_text(json.dumps({**example_graphs()["assistant"], "id": "b"}))
     with served("a.json", "b.json", "--db", "memory:") as server:
@@ -401,7 +401,7 @@ def test_a_graph_that_lacks_its_model_is_not_what_is_to_be_tried(directory: Path
 def test_a_run_has_the_steps_and_the_time_that_serve_was_given_and_no_more_than_it_allows(
     directory: Path, penstock: Penstock
 ) -> None:
-    options = ("--max-steps", "7", "--timeout", "90.5", "--most-steps", "9", "--most-timeout", "100")
+    options = ("--max-steps", "7", "--timeout", "90.5", "--steps-ceiling", "9", "--timeout-ceiling", "100")
     with served("--db", "memory:", *options) as server:
         start = ("runs", "start", "pipeline", "--url", server.url)
         usual = penstock(*start).out.partition(":")[0]
@@ -416,7 +416,7 @@ def test_a_run_has_the_steps_and_the_time_that_serve_was_given_and_no_more_than_
         assert server.stop(signal.SIGTERM) == (0, "")
 
 
-def test_other_names_of_the_server_are_told_to_it_or_whoever_asks_under_one_is_told_how(directory: Path) -> None:
+def test_unknown_host_names_are_refused_with_advice(directory: Path) -> None:
     (directory / "tokens").write_text("ann:user:canary-of-ann-01\n")
     known = {}
     for names in ([], ["--allow-host", "penstock.example", "--allow-host", "other.example"]):
@@ -429,8 +429,8 @@ def test_other_names_of_the_server_are_told_to_it_or_whoever_asks_under_one_is_t
             except urllib.error.HTTPError as error:
                 known[bool(names)] = (error.code, json.load(error)["error"]["message"])
                 error.close()
-            beware = "others are answered only under a name that the server knows: --allow-host NAME says one"
-            assert server.rest() == ("" if names else f"  beware        {beware}\n")
+            warning = "clients elsewhere are refused; name the host that they use with --allow-host NAME"
+            assert server.rest() == ("" if names else f"  warning       {warning}\n")
     assert (known[True], known[False][0]) == ((200, ""), 421)
     assert "penstock serve --allow-host NAME, PENSTOCK_ALLOWED_HOSTS" in known[False][1]
 
@@ -438,21 +438,19 @@ def test_other_names_of_the_server_are_told_to_it_or_whoever_asks_under_one_is_t
 @pytest.mark.parametrize(
     ("db", "becomes", "rest"),
     [
-        ("sqlite:///kept.db", "parks", "1 run parked, for the next server to go on with"),
-        ("memory:", "ends", "1 run gone with the memory"),
+        ("sqlite:///kept.db", "park", "1 run parked for the next server"),
+        ("memory:", "end", "1 run lost with the memory"),
     ],
 )
-def test_who_stops_it_is_told_of_what_is_under_way_and_what_becomes_of_it(
-    directory: Path, db: str, becomes: str, rest: str
-) -> None:
+def test_shutdown_reports_running_runs(directory: Path, db: str, becomes: str, rest: str) -> None:
     (directory / "slow.py").write_text(SLOW)
     with served("--db", db, "--models", "slow.py:models", "--drain", "1000") as server:
         started(server.url, "count to 1000")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.stdout is not None
         told = server.process.stdout.readline()
-        under_way = "stopping: 1 run under way, with up to 1000 s to end"
-        assert told == f"{under_way}; a second Ctrl-C {becomes} what runs at once\n"
+        under_way = "stopping: 1 run in progress, with up to 1000 s to end"
+        assert told == f"{under_way}; press Ctrl-C again to {becomes} running runs immediately\n"
         assert server.rest() == f"stopped: {rest}\n"
 
 
@@ -482,17 +480,21 @@ def test_a_database_of_a_newer_penstock_is_left_alone(directory: Path, penstock:
     [
         (["--tokens", "nothing.txt"], 64, "--tokens: there is no file 'nothing.txt'"),
         (["--tokens", "short.txt"], 2, "line 1 of the tokens: the secret must be 16 to 512"),
-        (["--tokens", "none.txt"], 2, "there is no token in 'none.txt': write name:role:secret, one a line"),
+        (["--tokens", "none.txt"], 2, "there is no token in 'none.txt': add lines of name:role:secret"),
         (["--models", "nothing:models"], 64, "there is no module 'nothing'"),
         (["--models", "models"], 64, "--models takes module:attribute"),
-        (["--prices", "os:environ"], 64, "--prices: there is "),
+        (["--prices", "os:environ"], 64, "--prices: the price of "),
         (["--max-cost", "much"], 64, "'--max-cost': it must be a number of US dollars, such as '0.50', not 'much';"),
         (["--daily", "-1"], 64, "'--daily': it must be a finite, non-negative number of US dollars"),
         (["--user-daily", "NaN"], 64, "(env var: 'PENSTOCK_USER_DAILY'): it must be a number of US dollars"),
         (["nothing.json"], 64, "there is no file 'nothing.json'"),
         (["empty"], 64, "there is no .json file in 'empty'"),
-        (["story.py"], 64, "story.py: a graph in Python cannot be served, for its steps are functions"),
-        (["--allow-host", "http://x"], 64, "penstock.example, without a port, not 'http://x'; --allow-host"),
+        (["story.py"], 64, "story.py: a graph in Python cannot be served, because its steps are functions"),
+        (
+            ["--allow-host", "http://x"],
+            64,
+            "penstock.example, without a port, not 'http://x'; set them",
+        ),
         (["--timeout", "0"], 64, "'--timeout': it must be 0.001 or more, not 0.0;"),
         (["--max-steps", "0"], 64, "'--max-steps': it must be 1 or more, not 0;"),
         (["--max-running", "0"], 64, "'--max-running': it must be 1 or more, not 0;"),
@@ -515,9 +517,9 @@ def test_what_cannot_be_used_is_refused_before_anything_is_served(
     assert "short\n" not in said
 
 
-def test_mcp_at_a_terminal_says_whom_it_waits_for() -> None:
+def test_mcp_at_a_terminal_explains_what_it_waits_for() -> None:
     with Terminal("mcp") as terminal:
-        terminal.until("this waits for an MCP client on standard input, and here is a terminal; Ctrl-D ends it")
+        terminal.until("waiting for an MCP client on standard input, which is a terminal; Ctrl-D exits")
         terminal.type("\x04")
         assert terminal.end() == 0
 

@@ -58,7 +58,7 @@ def test_data_that_was_read_before_is_not_taken_for_other_data(value: Any) -> No
         OUTER.read({"name": "a", "flag": int(OUTER.read({"name": "a", "flag": True}).flag)})
 
 
-def test_what_was_read_lately_is_not_read_again_if_it_is_short_and_nobody_can_change_it() -> None:
+def test_short_immutable_data_is_parsed_once() -> None:
     settings, loose = Settings(Anything), Settings(Loose)
     assert settings.read({"value": "a"}) is settings.read({"value": "a"})
     assert loose.read({"value": "a"}).more is not loose.read({"value": "a"}).more
@@ -94,8 +94,8 @@ def test_what_was_read_lately_is_not_read_again_if_it_is_short_and_nobody_can_ch
 def test_everything_wrong_is_found_at_its_place(data: dict[str, Any], found: list[tuple[str, str]]) -> None:
     findings = OUTER.findings(data)
     assert [path for path, _ in findings] == [path for path, _ in found]
-    for (_, said), (_, expected) in zip(findings, found, strict=True):
-        assert said.startswith(expected.rstrip("…"))
+    for (_, problem), (_, expected) in zip(findings, found, strict=True):
+        assert problem.startswith(expected.rstrip("…"))
     with pytest.raises(DataInvalid) as invalid:
         OUTER.read(data)
     assert f"data{found[0][0]}: " in str(invalid.value)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from penstock import CancelledError, CircuitBreaker, contain
+from penstock import CancelledError, CircuitBreaker, IncompleteOutput, contain
 from penstock.providers import contained
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.testing.provider import (
@@ -27,7 +28,7 @@ from tests.providers.sdk_calls import (
     CALLS,
     MODEL,
     PLAIN,
-    SAID,
+    PROMPT,
     STREAMS,
     AsyncCall,
     Call,
@@ -39,6 +40,7 @@ from tests.providers.sdk_calls import (
 )
 
 TEXT = "hello " * 30
+BAD_COUNTS: list[Any] = [-1, 10**30, True, "5", 1.5, float("nan"), []]
 
 KNOWN = {
     "answered": Say(TEXT),
@@ -50,9 +52,10 @@ UNTOLD = {
     "says it was free": Say(TEXT, usage="zero"),
     "says what cannot be": Say(TEXT, usage=(10**15, 10**15)),
     "says less than was seen": Say(TEXT, usage=(1, 1)),
+    **{f"says {count!r}": Say(TEXT, usage=(count, count)) for count in BAD_COUNTS},
 }
 BROKEN: dict[str, Fate] = {
-    "HTTP 500, billed": ServerError(500, billed=True, input_tokens=10, output_tokens=90),
+    "HTTP 504, billed": ServerError(504, billed=True, input_tokens=10, output_tokens=90),
     "reset after billing": FailAfterBilling(input_tokens=10, output_tokens=90),
     "cut in the middle": Say(TEXT, then=Cut(after=3)),
     "ends without its mark": Say(TEXT, then=Truncate(after=3)),
@@ -64,7 +67,7 @@ FREE: dict[str, Fate] = {"HTTP 400": RefuseFree(400), "HTTP 401": RefuseFree(401
 @pytest.mark.requirement("X-1", "X-5")
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("fate", KNOWN.values(), ids=KNOWN)
-def test_an_answer_costs_what_it_says(call: Call, fate: Say) -> None:
+def test_an_answer_costs_what_its_usage_report_says(call: Call, fate: Say) -> None:
     with FakeProviderServer(script=[fate]) as server, clients(server) as to, limits(server, max_cost_usd=1) as run:
         assert call(to).startswith("hello")
     charged = server.provider.price_nanos(*fate.usage) if isinstance(fate.usage, tuple) else server.invoice.total_nanos
@@ -75,7 +78,7 @@ def test_an_answer_costs_what_it_says(call: Call, fate: Say) -> None:
 @pytest.mark.requirement("X-1", "X-5")
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("fate", UNTOLD.values(), ids=UNTOLD)
-def test_an_answer_that_does_not_say_costs_what_was_held_for_it(call: Call, fate: Fate) -> None:
+def test_an_answer_without_usage_costs_what_was_held_for_it(call: Call, fate: Fate) -> None:
     with FakeProviderServer(script=[fate]) as server, clients(server) as to, limits(server, max_cost_usd=1) as run:
         assert call(to).startswith("hello")
     assert server.provider.price_nanos(0, 100) < run.balance.spent_nanos < server.provider.price_nanos(100, 100)
@@ -85,7 +88,7 @@ def test_an_answer_that_does_not_say_costs_what_was_held_for_it(call: Call, fate
 @pytest.mark.requirement("X-1", "X-5")
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("fate", BROKEN.values(), ids=BROKEN)
-def test_what_broke_off_stays_held_as_unresolved(call: Call, fate: Fate) -> None:
+def test_the_hold_of_a_broken_answer_stays_unresolved(call: Call, fate: Fate) -> None:
     with (
         FakeProviderServer(script=[fate]) as server,
         clients(server, max_retries=0) as to,
@@ -101,7 +104,7 @@ def test_what_broke_off_stays_held_as_unresolved(call: Call, fate: Fate) -> None
 @pytest.mark.requirement("X-1", "X-5")
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("fate", FREE.values(), ids=FREE)
-def test_what_the_provider_refuses_is_free(call: Call, fate: Fate) -> None:
+def test_a_request_that_the_provider_refuses_is_free(call: Call, fate: Fate) -> None:
     with (
         FakeProviderServer(script=[fate]) as server,
         clients(server, max_retries=0) as to,
@@ -114,7 +117,7 @@ def test_what_the_provider_refuses_is_free(call: Call, fate: Fate) -> None:
 
 @pytest.mark.requirement("X-5")
 @pytest.mark.parametrize("call", PLAIN)
-def test_ten_calls_that_were_billed_and_then_failed_are_in_the_ledger_as_on_the_invoice(call: Call) -> None:
+def test_ten_calls_that_were_billed_and_then_failed_cost_in_the_ledger_what_the_invoice_says(call: Call) -> None:
     with (
         FakeProviderServer.flat(0.25, script=lambda _: FailAfterBilling()) as server,
         clients(server, max_retries=0) as to,
@@ -129,7 +132,7 @@ def test_ten_calls_that_were_billed_and_then_failed_are_in_the_ledger_as_on_the_
 @pytest.mark.requirement("X-5")
 def test_failures_with_an_unknown_bill_use_up_the_ceiling() -> None:
     with (
-        FakeProviderServer.flat(0.25, script=lambda _: ServerError(500, billed=True)) as server,
+        FakeProviderServer.flat(0.25, script=lambda _: ServerError(502, billed=True)) as server,
         clients(server, max_retries=0) as to,
         contain(max_cost_usd=1, prices=server.provider.prices) as run,
         contained(run),
@@ -139,9 +142,9 @@ def test_failures_with_an_unknown_bill_use_up_the_ceiling() -> None:
     assert run.balance.unresolved_usd == server.invoice.total_usd == 1.00
 
 
-def test_whoever_says_so_has_unknown_bills_released() -> None:
+def test_unknown_bills_are_released_if_the_settings_allow_it() -> None:
     with (
-        FakeProviderServer(script=[ServerError(500)]) as server,
+        FakeProviderServer(script=[ServerError(502)]) as server,
         clients(server, max_retries=0) as to,
         limits(server, unknown_bill="release") as run,
     ):
@@ -168,9 +171,9 @@ def test_a_stream_is_passed_on_as_it_was_sent(call: Call) -> None:
             assert call(to) == outside
 
 
-def test_a_client_that_asks_for_the_usage_of_a_stream_gets_it_and_one_that_does_not_sees_no_extra_chunk() -> None:
+def test_a_client_that_asks_for_the_usage_of_a_stream_gets_it_and_others_see_no_extra_chunk() -> None:
     def chunks(**options: Any) -> list[Any]:
-        return list(to.openai.chat.completions.create(model=MODEL, messages=SAID, stream=True, **options))
+        return list(to.openai.chat.completions.create(model=MODEL, messages=PROMPT, stream=True, **options))
 
     with FakeProviderServer(script=lambda _: "hello") as server, clients(server) as to, limits(server) as run:
         plain = chunks()
@@ -187,9 +190,9 @@ def test_a_stream_that_the_program_leaves_early_stays_held_as_unresolved(api: st
     with FakeProviderServer(script=[Say(TEXT, drip_s=0.001)]) as server, clients(server) as to:
         with contain(max_cost_usd=1, prices=server.provider.prices) as run, contained(run):
             if api == "chat":
-                stream = to.openai.chat.completions.create(model=MODEL, messages=SAID, max_tokens=100, stream=True)
+                stream = to.openai.chat.completions.create(model=MODEL, messages=PROMPT, max_tokens=100, stream=True)
             else:
-                stream = to.anthropic.messages.create(model=MODEL, messages=SAID, max_tokens=100, stream=True)
+                stream = to.anthropic.messages.create(model=MODEL, messages=PROMPT, max_tokens=100, stream=True)
             with stream:
                 next(iter(stream))
                 assert run.balance.held_nanos > 0
@@ -198,6 +201,45 @@ def test_a_stream_that_the_program_leaves_early_stays_held_as_unresolved(api: st
         server.wait_until(lambda: server.disconnects)
         assert "closed the answer before its end" in run.explain()
     assert run.balance.unresolved_nanos >= server.invoice.total_nanos
+
+
+@pytest.mark.requirement("C-17")
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+@pytest.mark.parametrize("stop", ["abort", "close"])
+def test_the_text_of_a_stream_that_was_stopped_is_in_the_partial_results(api: str, stop: str) -> None:
+    with FakeProviderServer(script=[Say(TEXT, drip_s=0.001, then=Hang(after=5))]) as server, clients(server) as to:
+        with contain(max_cost_usd=1, prices=server.provider.prices) as run, contained(run):
+            ask: Any = {
+                "chat": lambda: to.openai.chat.completions.create(model=MODEL, messages=PROMPT, stream=True),
+                "responses": lambda: to.openai.responses.create(model=MODEL, input="hello", stream=True),
+                "messages": lambda: to.anthropic.messages.create(
+                    model=MODEL, messages=PROMPT, max_tokens=100, stream=True
+                ),
+            }[api]
+            with ask() as stream:
+                came = "".join(piece for _, piece in zip(range(2), texts(api, stream), strict=False))
+                if stop == "abort":
+                    run.abort("enough")
+                    with pytest.raises(CancelledError) as raised:
+                        list(stream)
+                    assert raised.value.partial == run.partial_results
+        kept = run.partial_results[MODEL]
+    assert isinstance(kept, IncompleteOutput)
+    assert came
+    assert "".join(kept.pieces).startswith(came)
+    assert TEXT.startswith("".join(kept.pieces))
+
+
+def texts(api: str, stream: Any) -> Iterator[str]:
+    """The text in the events of a client's stream, piece by piece."""
+    for event in stream:
+        text = None
+        if api == "chat":
+            text = event.choices[0].delta.content if event.choices else None
+        elif event.type in ("response.output_text.delta", "content_block_delta"):
+            text = event.delta if api == "responses" else event.delta.text
+        if text:
+            yield text
 
 
 def test_a_call_is_open_until_its_stream_has_been_read() -> None:
@@ -212,7 +254,7 @@ def test_a_call_is_open_until_its_stream_has_been_read() -> None:
 def test_a_stream_that_outlives_its_run_is_cut_off_with_it() -> None:
     with FakeProviderServer(script=[Say(TEXT, drip_s=0.001, then=Hang(after=5))]) as server, clients(server) as to:
         with limits(server) as run:
-            stream = to.openai.chat.completions.create(model=MODEL, messages=SAID, max_tokens=100, stream=True)
+            stream = to.openai.chat.completions.create(model=MODEL, messages=PROMPT, max_tokens=100, stream=True)
         server.wait_until(lambda: server.disconnects)
         with pytest.raises(CancelledError, match="has ended"):
             list(stream)
@@ -236,14 +278,14 @@ def test_a_model_without_a_price_is_counted_as_unknown_assumed_or_refused() -> N
 
 def test_several_answers_to_one_request_are_all_held_for() -> None:
     def ask() -> Any:
-        return to.openai.chat.completions.create(model=MODEL, messages=SAID, max_tokens=10_000, n=4)
+        return to.openai.chat.completions.create(model=MODEL, messages=PROMPT, max_tokens=10_000, n=4)
 
     with FakeProviderServer() as server, clients(server) as to, limits(server, max_cost_usd=0.01):
         outcome(ask)  # this provider gives one only, and refuses
     assert 140 < server.requests[0].body["max_tokens"] < 167  # of the 666 tokens of output that a cent buys
 
 
-def test_the_breaker_sees_what_the_provider_does() -> None:
+def test_the_breaker_counts_the_providers_failures() -> None:
     breaker = CircuitBreaker(failure_threshold=2)
     with (
         FakeProviderServer(script=lambda _: ServerError(503)) as server,

@@ -13,16 +13,17 @@ from typing import Any
 import httpx2
 import pytest
 
-from penstock import BudgetExceededError, CancelledError, contain
+from penstock import BudgetExceededError, CancelledError, PriceBook, contain
 from penstock.providers import contained
 from penstock.runtime import worker
+from penstock.runtime.billing import prices
 from penstock.testing.provider import FakeProviderServer, Hang, Say
 from tests.providers.sdk_calls import (
     ASYNC_CALLS,
     ASYNC_STREAMS,
     CALLS,
     MODEL,
-    SAID,
+    PROMPT,
     AsyncCall,
     Call,
     async_clients,
@@ -51,9 +52,27 @@ def when(condition: Callable[[], object], act: Callable[[], object], server: Fak
     return thread
 
 
+@pytest.mark.parametrize("call", ASYNC_CALLS)
+def test_an_async_request_loads_the_table_of_prices_on_a_thread(
+    call: AsyncCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(prices, "_load_table", lambda: threads.append(threading.current_thread()))
+
+    async def main(server: FakeProviderServer) -> None:
+        async with async_clients(server) as to:
+            with contain(prices=PriceBook()) as run, contained(run):
+                await call(to)
+
+    with FakeProviderServer() as server:
+        asyncio.run(main(server))
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
+
+
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("warm", [False, True], ids=["a new connection", "a connection used before"])
-def test_an_abort_frees_a_sync_caller_who_waits_and_closes_the_socket(call: Call, warm: bool) -> None:
+def test_an_abort_frees_a_waiting_sync_caller_and_closes_the_socket(call: Call, warm: bool) -> None:
     with (
         FakeProviderServer(script=[*(["hello"] if warm else []), HANGS]) as server,
         clients(server, timeout=NEVER) as to,
@@ -83,7 +102,7 @@ def test_an_abort_frees_a_sync_caller_in_the_middle_of_a_stream(api: str) -> Non
         create = to.openai.chat.completions.create if api == "chat" else to.anthropic.messages.create
         aborting = when(lambda: len(got) >= 3 and worker.busy_workers() == 1, lambda: run.abort("enough"), server)
         with pytest.raises(CancelledError, match="enough"):
-            for event in create(model=MODEL, messages=SAID, max_tokens=100, stream=True):
+            for event in create(model=MODEL, messages=PROMPT, max_tokens=100, stream=True):
                 got.append(event)
         aborting.join()
         server.wait_until(lambda: server.disconnects)
@@ -91,7 +110,7 @@ def test_an_abort_frees_a_sync_caller_in_the_middle_of_a_stream(api: str) -> Non
 
 
 @pytest.mark.parametrize("call", ASYNC_CALLS)
-async def test_an_abort_frees_a_task_that_waits_and_closes_the_socket(call: AsyncCall) -> None:
+async def test_an_abort_frees_a_waiting_task_and_closes_the_socket(call: AsyncCall) -> None:
     async with FakeProviderServer(script=[HANGS]) as server, async_clients(server, timeout=NEVER) as to:
         with contain(prices=server.provider.prices) as run, contained(run):
             task = asyncio.create_task(call(to))  # type: ignore[arg-type]  # each is a coroutine
@@ -117,13 +136,13 @@ async def test_an_abort_frees_a_task_in_the_middle_of_a_stream(call: AsyncCall) 
     assert run.balance.unresolved_nanos >= server.invoice.total_nanos
 
 
-def test_an_abort_closes_the_socket_of_a_stream_that_nobody_is_reading() -> None:
+def test_an_abort_closes_the_socket_of_a_stream_that_is_not_being_read() -> None:
     with (
         FakeProviderServer(script=[HANGS_IN_THE_MIDDLE]) as server,
         clients(server, timeout=NEVER) as to,
         limits(server) as run,
     ):
-        stream = to.openai.chat.completions.create(model=MODEL, messages=SAID, stream=True)
+        stream = to.openai.chat.completions.create(model=MODEL, messages=PROMPT, stream=True)
         chunks = iter(stream)
         next(chunks)
         run.abort("enough")
@@ -132,11 +151,11 @@ def test_an_abort_closes_the_socket_of_a_stream_that_nobody_is_reading() -> None
             list(chunks)
 
 
-async def test_an_abort_closes_the_socket_of_an_async_stream_that_nobody_is_reading() -> None:
+async def test_an_abort_closes_the_socket_of_an_async_stream_that_is_not_being_read() -> None:
     async with FakeProviderServer(script=[HANGS_IN_THE_MIDDLE]) as server, async_clients(server, timeout=NEVER) as to:
         with contain(prices=server.provider.prices) as run, contained(run):
             async with await to.anthropic.messages.create(
-                model=MODEL, messages=SAID, max_tokens=50, stream=True
+                model=MODEL, messages=PROMPT, max_tokens=50, stream=True
             ) as stream:
                 await anext(stream)
                 run.abort("enough")
@@ -228,8 +247,8 @@ def test_a_connection_that_never_opened_is_free() -> None:
     assert run.balance.spent_nanos == run.balance.unresolved_nanos == 0
 
 
-def test_a_redirect_is_free_and_the_place_it_leads_to_is_contained() -> None:
-    body = {"model": MODEL, "messages": SAID, "max_tokens": 50}
+def test_a_redirect_is_free_and_its_target_is_contained() -> None:
+    body = {"model": MODEL, "messages": PROMPT, "max_tokens": 50}
     with (
         FakeProviderServer() as server,
         _redirecting_to(server.openai_url) as elsewhere,
@@ -250,7 +269,7 @@ def test_inline_calls_stay_in_the_thread_that_makes_them() -> None:
     assert run.balance.spent_nanos == server.invoice.total_nanos
 
 
-def test_a_request_that_asks_nothing_of_a_model_passes_untouched() -> None:
+def test_a_request_that_is_not_for_a_model_passes_unchanged() -> None:
     with FakeProviderServer() as server, contain(max_cost_usd=0) as run, contained(run), httpx2.Client() as client:
         listed = client.get(server.openai_url + "/models")
         odd: list[Any] = [

@@ -24,17 +24,17 @@ else:
 
 
 class State(TypedDict):
-    """What the branches have said."""
+    """The answers of the branches."""
 
-    said: Annotated[list[str], operator.add]
+    answers: Annotated[list[str], operator.add]
 
 
 def ask(state: dict[str, int]) -> dict[str, list[str]]:
-    return {"said": [model.invoke(f"branch {state['branch']}").text]}
+    return {"answers": [model.invoke(f"branch {state['branch']}").text]}
 
 
 async def aask(state: dict[str, int]) -> dict[str, list[str]]:
-    return {"said": [(await model.ainvoke(f"branch {state['branch']}")).text]}
+    return {"answers": [(await model.ainvoke(f"branch {state['branch']}")).text]}
 
 
 def fan_out(node: str) -> Any:
@@ -51,7 +51,7 @@ for way in ("sync", "async"):
     with contain(max_cost_usd=1.00, prices=prices) as run:
         try:
             with contained(run):
-                app.invoke({"said": []}) if way == "sync" else asyncio.run(app.ainvoke({"said": []}))
+                app.invoke({"answers": []}) if way == "sync" else asyncio.run(app.ainvoke({"answers": []}))
         except BudgetExceededError as error:
             found = {type(error).__name__: 1}
     sys.stdout.write(f"{found, run.balance.spent_usd + run.balance.unresolved_usd}\n")

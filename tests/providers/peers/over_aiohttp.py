@@ -14,21 +14,21 @@ from penstock import Price, PriceBook, contain
 from penstock.providers import contained
 
 url, _ = sys.argv[1:]
-said: Any = [{"role": "user", "content": "hello"}]
+prompt: Any = [{"role": "user", "content": "hello"}]
 prices = PriceBook(unknown="assume", assumed=Price(0, 0, request_usd=0.50), use_genai_prices=False)
 
 
 async def chat(client: Any) -> None:
-    await client.chat.completions.create(model="fake-1", messages=said)
+    await client.chat.completions.create(model="fake-1", messages=prompt)
 
 
 async def chat_stream(client: Any) -> None:
-    async for _ in await client.chat.completions.create(model="fake-1", messages=said, stream=True):
+    async for _ in await client.chat.completions.create(model="fake-1", messages=prompt, stream=True):
         pass
 
 
 async def messages(client: Any) -> None:
-    await client.messages.create(model="fake-1", messages=said, max_tokens=100)
+    await client.messages.create(model="fake-1", messages=prompt, max_tokens=100)
 
 
 async def main() -> None:

@@ -84,7 +84,7 @@ def test_a_call_above_a_threshold_pays_the_higher_price_for_all_its_tokens() -> 
 @pytest.mark.parametrize(
     "wrong", [None, True, -1, float("nan"), float("inf"), "free", "NaN", "1_0", "١٢", [], Decimal("sNaN"), 10**10]
 )
-def test_a_rate_that_is_no_amount_is_refused_by_name(wrong: Any) -> None:
+def test_an_invalid_rate_is_refused_by_name(wrong: Any) -> None:
     with pytest.raises(InvalidValue, match="input_usd_per_mtok"):
         Price(wrong, 1)
     with pytest.raises(InvalidValue, match="request_usd"):
@@ -179,14 +179,14 @@ def test_a_registered_price_comes_before_genai_prices() -> None:
     assert mine.cost(Usage(1, model="gpt-4o")) == Cost(2000, True, "registered")
 
 
-def test_the_model_a_response_names_comes_before_the_one_that_was_asked_for() -> None:
+def test_the_model_in_the_response_takes_precedence_over_the_requested_one() -> None:
     prices = book(registered={"asked": Price(1, 1), "answered": Price(2, 2)})
     assert prices.cost(Usage(1, model="answered"), "asked").nanos == 2000
     assert prices.cost(Usage(1, model="not listed"), "asked").nanos == 1000
     assert prices.cost(Usage(1), "asked").nanos == 1000
 
 
-def test_a_price_registered_for_the_name_that_was_asked_for_holds_for_a_dated_answer() -> None:
+def test_a_price_registered_for_the_requested_name_applies_to_a_dated_answer() -> None:
     mine = PriceBook(registered={"gpt-4o": Price(1, 1)})
     assert mine.cost(Usage(1, model="gpt-4o-2024-08-06"), "gpt-4o") == Cost(1000, True, "registered")
 
@@ -203,7 +203,7 @@ def test_a_price_registered_for_the_name_that_was_asked_for_holds_for_a_dated_an
 )
 @pytest.mark.parametrize("make", [book, PriceBook])
 @pytest.mark.parametrize("model", ["nobody-knows-this", "a/b/nobody", "", None, "m" * 10_000])
-def test_a_price_nobody_knows_is_refused_assumed_or_counted_as_unknown(
+def test_an_unknown_price_is_refused_assumed_or_counted_as_unknown(
     make: Callable[..., PriceBook], model: str | None, settings: Any, expected: Cost, priced: bool, worst: int | None
 ) -> None:
     prices = make(**settings)
@@ -213,7 +213,7 @@ def test_a_price_nobody_knows_is_refused_assumed_or_counted_as_unknown(
 
 
 @pytest.mark.requirement("X-2")
-def test_a_call_that_says_nothing_of_its_usage_has_no_known_cost() -> None:
+def test_a_call_without_a_usage_has_no_known_cost() -> None:
     for prices in (book(registered={"m": OURS}), book(unknown="assume", assumed=CEILING)):
         assert prices.cost(None, "m") == Cost(0, False, "unknown")
 
@@ -314,7 +314,7 @@ def test_a_name_with_a_path_is_looked_up_by_its_parts(name: str) -> None:
     assert PriceBook().price_of(name) == PriceBook().price_of("gpt-4o") is not None
 
 
-def test_the_first_part_of_a_name_says_whose_price_it_is() -> None:
+def test_the_first_part_of_a_name_is_the_provider() -> None:
     usage = Usage(1000, 1000)
     groq, model = "groq/llama-3.1-8b-instant", "llama-3.1-8b-instant"
     assert PriceBook().cost(usage, groq).nanos == theirs(usage, model, "groq")
@@ -412,7 +412,7 @@ def test_without_genai_prices_every_price_that_is_not_registered_is_unknown(monk
 
 
 @pytest.mark.parametrize(("settings", "available"), [({}, True), ({"use_genai_prices": False}, False)])
-def test_a_book_says_whether_it_has_genai_prices(settings: Any, available: bool) -> None:
+def test_a_price_book_reports_whether_genai_prices_is_available(settings: Any, available: bool) -> None:
     assert PriceBook(**settings).available is available
 
 
@@ -428,7 +428,7 @@ def test_genai_prices_is_imported_at_the_first_look_up_and_not_before() -> None:
 
 
 @given(st.text(max_size=30), usages())
-def test_no_name_is_too_odd_to_be_asked_for(name: str, usage: Usage) -> None:
+def test_any_model_name_can_be_looked_up(name: str, usage: Usage) -> None:
     cost = default_prices().cost(usage, name)
     assert cost.nanos >= 0
     assert cost.source in ("genai-prices", "unknown")

@@ -122,6 +122,16 @@ RESPONSES = {
         },
         Usage(42, 109, 30, 0, "gemini-2.5-pro"),
     ),
+    "a chat completion that leaves its reasoning out of the output": (
+        chat(total_tokens=300, completion_tokens_details={"reasoning_tokens": 180}),
+        Usage(100, 200, 0, 0, "gpt-4o"),
+    ),
+    "a chat completion without its output": (
+        {"model": "m", "usage": {"prompt_tokens": 8, "total_tokens": 20}},
+        Usage(8, 12, 0, 0, "m"),
+    ),
+    "a chat completion with a total that cannot be": (chat(total_tokens=-5), Usage(100, 20, 0, 0, "gpt-4o")),
+    "a chat completion with a total below its parts": (chat(total_tokens=50), Usage(100, 20, 0, 0, "gpt-4o")),
     "a response that names no model": ({"usage": {"input_tokens": 1, "output_tokens": 2}}, Usage(1, 2)),
 }
 
@@ -156,7 +166,7 @@ def test_input_tokens_are_all_input_tokens_whether_the_provider_counts_the_cache
     ],
     ids=as_written,
 )
-def test_what_does_not_say_its_usage_has_none(value: object) -> None:
+def test_a_value_without_usage_fields_has_no_usage(value: object) -> None:
     assert read_usage(value) is None
 
 
@@ -195,7 +205,7 @@ def test_the_parts_of_the_input_are_never_more_than_the_input_and_the_dearer_par
 
 
 @pytest.mark.parametrize("make", [Mock, MagicMock])
-def test_an_object_that_answers_to_every_name_says_nothing(make: Callable[[], Any]) -> None:
+def test_an_object_with_every_attribute_has_no_usage(make: Callable[[], Any]) -> None:
     assert read_usage(make()) is None
     half = make()
     half.usage.prompt_tokens = 5
@@ -265,7 +275,7 @@ def test_a_model_name_that_cannot_be_read_leaves_the_counts() -> None:
 
 
 @pytest.mark.parametrize("name", [None, 5, "", "m" * 257, b"gpt", MagicMock()], ids=lambda name: type(name).__name__)
-def test_what_is_not_a_name_is_no_model(name: object) -> None:
+def test_an_invalid_model_name_is_ignored(name: object) -> None:
     assert read_usage({**chat(), "model": name}) == Usage(100, 20)
 
 
@@ -322,7 +332,7 @@ garbage = st.recursive(
 
 @pytest.mark.requirement("P-B2")
 @given(garbage)
-def test_whatever_comes_back_is_no_usage_or_one_that_adds_up(value: Any) -> None:
+def test_any_value_has_either_no_usage_or_a_consistent_one(value: Any) -> None:
     for usage in (read_usage(value), read_usage({"usage": value}), usage_of_failure(failure(usage=value))):
         if usage is not None:
             assert all(type(n) is int and n >= 0 for n in (usage.input_tokens, usage.output_tokens))
@@ -344,13 +354,13 @@ def test_a_usage_that_went_around_the_checks_is_checked_when_it_is_read(usage: U
 
 
 @pytest.mark.requirement("P-B2")
-def test_a_function_can_say_what_it_cost() -> None:
+def test_a_function_can_report_its_cost() -> None:
     reported = Reported.of("answer", cost_usd=0.25, input_tokens=10, output_tokens=2, model="ours")
     assert reported.value == "answer"
     assert read_usage(reported) == reported.usage == Usage(10, 2, model="ours", cost_nanos=250_000_000)
 
 
-def test_what_a_report_leaves_out_is_read_from_what_it_wraps() -> None:
+def test_fields_missing_in_a_report_are_read_from_its_value() -> None:
     assert read_usage(Reported.of(chat(), cost_usd=1)) == Usage(100, 20, model="gpt-4o", cost_nanos=10**9)
     assert read_usage(Reported.of(chat(), input_tokens=1)) == Usage(1)
     assert read_usage(Reported.of("plain", cost_usd=1)) == Usage(cost_nanos=10**9)
@@ -407,21 +417,32 @@ APITimeoutError = named("APITimeoutError", APIConnectionError)
 
 
 @pytest.mark.requirement("X-1")
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 429, 451])
-@pytest.mark.parametrize("place", ["status_code", "status", "code", "response"])
-def test_a_request_the_server_refused_was_free(place: str, status: int) -> None:
-    where = {"response": SimpleNamespace(status_code=status)} if place == "response" else {place: status}
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 429, 451, 500, 503, 529])
+@pytest.mark.parametrize("place", ["status_code", "status", "code", "response", "botocore"])
+def test_an_error_answer_with_a_free_status_was_free(place: str, status: int) -> None:
+    where: dict[str, Any] = {place: status}
+    if place == "response":
+        where = {"response": SimpleNamespace(status_code=status)}
+    elif place == "botocore":
+        where = {"response": {"ResponseMetadata": {"HTTPStatusCode": status}}}
     assert is_free_failure(failure(**where))
 
 
+@pytest.mark.requirement("X-10")
+@pytest.mark.parametrize("status", range(100, 600))
+def test_every_status_is_free_or_may_have_been_billed(status: int) -> None:
+    is_free = (400 <= status <= 498 and status != 408) or status in (500, 503, 529)
+    assert is_free_failure(failure(status_code=status)) is is_free
+
+
 @pytest.mark.requirement("X-1")
-@pytest.mark.parametrize("status", [200, 302, 408, 499, 500, 502, 503, 504, 529])
+@pytest.mark.parametrize("status", [200, 302, 408, 499, 501, 502, 504, 520, 522, 524, 528])
 def test_a_request_that_may_have_been_worked_on_was_not(status: int) -> None:
     assert not is_free_failure(failure(status_code=status))
 
 
 @pytest.mark.parametrize("status", [True, "429", 429.0, None, 42, 4290, -429, MagicMock()], ids=as_written)
-def test_what_is_no_status_says_nothing(status: object) -> None:
+def test_an_invalid_status_is_ignored(status: object) -> None:
     assert not is_free_failure(failure(status_code=status))
 
 
@@ -438,7 +459,7 @@ def test_what_is_no_status_says_nothing(status: object) -> None:
         failure(APIConnectionError, failure(named("MappedError"), ConnectionRefusedError())),
         failure(Failure, failure(status_code=429)),
         failure(penstock_free=True),
-        failure(penstock_free=True, status_code=500),
+        failure(penstock_free=True, status_code=504),
     ],
     ids=as_written,
 )
@@ -459,7 +480,10 @@ def test_a_connection_that_never_opened_was_free(error: Exception) -> None:
         failure(APITimeoutError),
         failure(APITimeoutError, failure(ConnectTimeout)),
         failure(named("ReadTimeout")),
-        failure(status_code=500, cause=failure(ConnectError)),
+        failure(status_code=502, cause=failure(ConnectError)),
+        failure(APIConnectionError, status_code=500),
+        failure(named("MidStreamFallbackError"), status_code=503),
+        failure(named("APIError", named("OpenAIError")), code=429),
         failure(penstock_free=False, status_code=429),
         failure(penstock_free="yes"),
         KeyboardInterrupt(),
@@ -467,7 +491,7 @@ def test_a_connection_that_never_opened_was_free(error: Exception) -> None:
     ],
     ids=as_written,
 )
-def test_a_failure_that_does_not_say_so_is_not_taken_for_free(error: BaseException) -> None:
+def test_a_failure_is_not_free_unless_it_is_known_to_be(error: BaseException) -> None:
     assert not is_free_failure(error)
 
 
@@ -483,7 +507,7 @@ def raised(error: Exception, while_handling: Exception) -> Exception:
 
 
 @pytest.mark.requirement("X-1")
-def test_a_failure_somebody_was_handling_when_the_call_began_says_nothing_about_it() -> None:
+def test_an_error_being_handled_when_the_call_began_is_ignored() -> None:
     earlier = failure(status_code=429, cost_usd=1, retry_after=5)
     fallback = raised(failure(named("ReadTimeout")), while_handling=earlier)
     assert not is_free_failure(fallback)
@@ -520,7 +544,7 @@ def test_errors_that_cause_each_other_come_to_an_end() -> None:
     ],
     ids=as_written,
 )
-def test_a_failed_call_can_say_what_it_used(facts: dict[str, Any], expected: Usage | None) -> None:
+def test_a_failed_call_can_report_its_usage(facts: dict[str, Any], expected: Usage | None) -> None:
     assert usage_of_failure(failure(**facts)) == expected
     assert usage_of_failure(failure(RuntimeError, cause=failure(**facts))) == expected
 
@@ -569,7 +593,7 @@ def test_a_wait_until_a_date_needs_to_know_the_time() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["retry_after", "headers", "response", "cost_usd", "status_code"]), garbage))
-def test_no_error_is_too_odd_to_be_asked(facts: dict[str, Any]) -> None:
+def test_any_error_can_be_inspected(facts: dict[str, Any]) -> None:
     error = failure(**facts)
     assert is_free_failure(error) in (True, False)
     seconds = retry_after_s(error, NOW)

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from penstock.agents.agent import Agent
-from penstock.agents.messages import Message, ToolCall
-from penstock.agents.model import AnswerCut, ModelResponse, TextDelta
+from penstock.agents.messages import Message, TextDelta, ToolCall
+from penstock.agents.model import ModelResponse, TruncatedByBudget
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import Tool
 from penstock.containment.accounts import Balance
 from penstock.containment.ledger import MemoryLedgerStore
-from penstock.containment.limits import Budget
+from penstock.containment.limits import Budget, BudgetExceededError
 from penstock.containment.safety import Decision
 from penstock.containment.shield import ShieldPipeline
-from penstock.errors import BudgetExceededError, CancelledError, InvalidValue, PenstockError
+from penstock.errors import CancelledError, InvalidValue, PenstockError
 from penstock.flow.graph import Graph
 from penstock.flow.node import FunctionNode
 from penstock.kernel.executor import ExecutionResult
@@ -43,8 +43,8 @@ from penstock.runtime.durable.journal import (
 from penstock.runtime.durable.keys import entry_node, idempotency_key, scope
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.runtime.durable.shared import SharedBudget
-from penstock.runtime.graphs.flow_context import FlowContext
-from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.node_execution import run_flow
 from penstock.stops import StopReason
 from penstock.tracing.events import ModelCallTrace
 from tests.nodes.graphs import events_of, graph, node, registry
@@ -64,7 +64,7 @@ class Given:
 
 
 @pytest.mark.requirement("X-3")
-async def test_what_is_recorded_is_found_and_neither_runs_nor_is_paid_for_again() -> None:
+async def test_recorded_work_is_replayed_and_neither_runs_nor_is_paid_again() -> None:
     store, log, again = JsonJournals(), Log(), Log()
     came_to, _, first, journal = await run(store, MANY_PARTS, log)
     repeated, _, second, found = await run(store, MANY_PARTS, again)
@@ -78,15 +78,15 @@ async def test_what_is_recorded_is_found_and_neither_runs_nor_is_paid_for_again(
 
 
 @pytest.mark.requirement("X-3")
-async def test_a_ledger_that_has_counted_a_call_is_not_told_of_it_again() -> None:
+async def test_a_replayed_call_is_not_charged_at_the_store_again() -> None:
     store, ledger = JsonJournals(), MemoryLedgerStore()
     ledger.open_account("run:r", Budget(max_cost_dollars=100.0).limits())
 
     async def pass_over(epoch: int) -> tuple[Balance, Balance]:
         shared = SharedBudget(ledger, "run:r", prefix=f"r/{epoch}")
-        shared.adopt()
+        shared.recover()
         _, _, context, _ = await run(store, MANY_PARTS, Log(), shared_budget=shared)
-        await shared.acatch_up()
+        await shared.aflush()
         return ledger.balance("run:r"), context.balance
 
     counted, here = await pass_over(1)
@@ -104,7 +104,7 @@ PURE = {"in", "list", "both", "out"}
 PURE_ONLY = graph([node("new", "text", text="I am new"), node("end", "output")], ["new > end"])
 
 
-async def test_a_found_node_is_told_to_have_started_and_completed_and_says_that_it_was_replayed() -> None:
+async def test_a_replayed_node_emits_started_and_completed_and_is_marked_replayed() -> None:
     store = JsonJournals()
     _, told, _, _ = await run(store, MANY_PARTS, Log())
     _, again, _, _ = await run(store, MANY_PARTS, Log())
@@ -170,7 +170,7 @@ async def test_found_calls_are_in_the_tree_with_what_they_cost_then() -> None:
     assert (journal.replayed, journal.recorded) == (7, 1)
 
 
-async def test_what_was_recorded_before_is_refused_by_no_limit_and_no_hook_but_what_comes_after_is() -> None:
+async def test_replayed_work_is_not_refused_by_limits_or_hooks_but_new_work_is() -> None:
     store = JsonJournals()
     two = graph([node("a", "llm-completion", model="thinker"), node("b", "llm-completion", model="thinker")], ["a > b"])
     await run(store, two, Log())
@@ -197,7 +197,7 @@ async def test_what_was_recorded_before_is_refused_by_no_limit_and_no_hook_but_w
     assert len(log) == 0
 
 
-async def test_an_answer_that_was_paid_for_then_is_not_paid_for_by_whoever_hands_it_on() -> None:
+async def test_a_replayed_answer_is_not_paid_again_by_the_call_that_returns_it() -> None:
     store = JsonJournals()
 
     async def pass_over() -> Balance:
@@ -212,7 +212,7 @@ async def test_an_answer_that_was_paid_for_then_is_not_paid_for_by_whoever_hands
     assert await pass_over() == first
 
 
-async def test_a_replayed_answer_is_told_as_one_piece() -> None:
+async def test_a_replayed_answer_is_emitted_as_one_piece() -> None:
     store, pieces = JsonJournals(), [TextDelta("")]
 
     async def ask(run_id: str) -> ModelResponse:
@@ -228,7 +228,7 @@ async def test_a_replayed_answer_is_told_as_one_piece() -> None:
     assert (again.usage, again.finish_reason, again.raw) == (first.usage, first.finish_reason, None)
 
 
-async def test_a_streamed_answer_that_was_asked_for_twice_is_one_entry() -> None:
+async def test_a_streamed_answer_requested_twice_is_one_entry() -> None:
     store, pieces = JsonJournals(), [TextDelta("")]
 
     async def ask(*replies: str | Exception) -> str:
@@ -244,7 +244,7 @@ async def test_a_streamed_answer_that_was_asked_for_twice_is_one_entry() -> None
 
 
 @pytest.mark.requirement("X-3")
-async def test_an_answer_that_the_budget_cut_is_paid_and_is_asked_for_again_when_there_is_more() -> None:
+async def test_a_truncated_answer_is_paid_and_requested_again_when_the_budget_is_raised() -> None:
     store, log = JsonJournals(), Log()
 
     def answer(request: Any) -> ModelResponse:
@@ -262,7 +262,7 @@ async def test_an_answer_that_the_budget_cut_is_paid_and_is_asked_for_again_when
             return result, context.balance.spent_nanos
 
     cut, spent = await ask(0.0005)
-    assert (type(cut.error), cut.partial, len(log)) == (AnswerCut, "all of a", 1)
+    assert (type(cut.error), cut.partial, len(log)) == (TruncatedByBudget, "all of a", 1)
     again, counted = await ask(0.0005)
     assert isinstance(again.error, BudgetExceededError)
     assert (counted, len(log)) == (spent, 1), "what was paid is counted, so that nothing is left to ask with"
@@ -273,7 +273,7 @@ async def test_an_answer_that_the_budget_cut_is_paid_and_is_asked_for_again_when
     assert store.keys_of() == ["agent:agent/turn:1/llm:thinker", "agent:agent/turn:1/llm:thinker?2"]
 
 
-async def test_an_answer_that_was_cut_takes_nobody_elses_when_it_is_asked_for_again() -> None:
+async def test_a_truncated_answer_that_is_requested_again_does_not_take_another_entry() -> None:
     store, asked = JsonJournals(), Log()
 
     def answer(request: Any) -> ModelResponse:
@@ -290,7 +290,7 @@ async def test_an_answer_that_was_cut_takes_nobody_elses_when_it_is_asked_for_ag
                 with context.spawn_child(said, budget=Budget(max_cost_dollars=most)) as child:
                     try:
                         texts.append((await thinker.generate(child, [Message.user(said)])).text)
-                    except AnswerCut as cut:
+                    except TruncatedByBudget as cut:
                         texts.append(f"{cut.text}, cut")
         return texts
 
@@ -318,7 +318,7 @@ async def test_a_value_that_is_not_whole_is_found_as_one_and_so_is_the_call_that
     assert await once() == (PartialValue("text", "half", "length"), ["length"])
 
 
-async def test_a_tool_that_failed_failed_as_the_model_was_told_and_is_not_tried_again() -> None:
+async def test_a_replayed_tool_failure_is_the_one_the_model_received_and_is_not_retried() -> None:
     store, tried = JsonJournals(), Log()
 
     async def broken() -> None:
@@ -336,7 +336,7 @@ async def test_a_tool_that_failed_failed_as_the_model_was_told_and_is_not_tried_
     assert len(tried) == 1
 
 
-async def test_a_tool_may_give_what_is_no_json_for_the_model_is_told_text() -> None:
+async def test_a_tool_may_return_a_value_that_is_not_json_as_the_model_receives_text() -> None:
     store = JsonJournals()
 
     async def odd() -> Any:
@@ -396,7 +396,7 @@ async def test_a_lone_half_of_a_surrogate_pair_and_a_huge_number_come_back() -> 
         (1 << 5_000, "a whole number of 5001 bits"),
     ],
 )
-async def test_a_value_that_is_no_json_fails_the_node_and_names_it_and_its_handle(value: Any, told: str) -> None:
+async def test_a_value_that_is_not_json_fails_the_node_and_names_it_and_its_handle(value: Any, told: str) -> None:
     store = JsonJournals()
     odd = Given(lambda data, inputs, context: ExecutionResult({"left": DataValue("any", value)}))
     with pytest.raises(NotRecordable, match="node 'n', handle 'left' cannot be written to the journal") as failed:
@@ -444,7 +444,7 @@ for _ in range(journal_module.MAX_DEPTH):
         ({"a": DEEPEST}, "more than 90 levels deep"),
     ],
 )
-def test_what_is_json_and_what_is_wrong_where_it_is_none(value: Any, wrong: str | None) -> None:
+def test_values_that_are_not_json_are_rejected_with_the_path_of_the_fault(value: Any, wrong: str | None) -> None:
     assert is_json(value) is (wrong is None)
     if wrong is None:
         must_be_json("it", value)
@@ -463,7 +463,7 @@ async def test_a_value_that_holds_itself_fails_the_node() -> None:
         await run(JsonJournals(), graph([node("n", "odd")]), Log(), more={"odd": odd})
 
 
-async def test_a_step_whose_value_is_no_json_fails() -> None:
+async def test_a_step_whose_value_is_not_json_fails() -> None:
     steps = Graph("g").add_step(FunctionNode("n", lambda ctx: object()), "s")
     journal = await Journal.open(JsonJournals(), "r")
     with context_for(journal) as context, pytest.raises(NotRecordable, match="step 's' of graph 'g'"):
@@ -516,10 +516,10 @@ async def test_each_attempt_at_a_step_has_a_place_of_its_own(blocking: bool) -> 
         if keys:
             assert keys == ["r/s", "r/s~2", "r/s~3"]
     assert keys == []
-    assert store.keys_of() == ["s"]
+    assert store.keys_of() == ["s/failed:1", "s~2/failed:2", "s"]
 
 
-async def test_what_stands_in_for_a_step_is_recorded_like_a_value() -> None:
+async def test_the_replacement_of_a_step_is_recorded_like_a_value() -> None:
     store, ran = JsonJournals(), Log()
 
     def act(ctx: ExecutionContext) -> int:
@@ -557,7 +557,7 @@ async def test_steps_of_a_graph_in_python_are_found_and_a_second_graph_has_place
     assert len(ran) == 4
 
 
-async def test_a_graph_inside_a_step_stands_inside_of_its_place() -> None:
+async def test_a_graph_inside_a_step_has_keys_inside_those_of_the_step() -> None:
     store = JsonJournals()
     inner = Graph("inner").add_step(FunctionNode("n", lambda ctx: str(idempotency_key())), "deep")
 
@@ -587,7 +587,7 @@ async def test_branches_that_code_makes_itself_have_the_places_it_gives_them() -
     assert sorted(store.keys_of()) == ["n", *(f"n/scope:branch {number}/llm:thinker" for number in range(3))]
 
 
-async def test_what_is_made_for_a_link_has_the_place_of_the_node_that_makes_it() -> None:
+async def test_an_artifact_for_a_link_has_the_scope_of_the_node_that_creates_it() -> None:
     store = JsonJournals()
 
     class Lends:
@@ -635,7 +635,7 @@ async def passed(store: JsonJournals, document: Any, state: dict[str, Any], act:
     return state
 
 
-async def test_what_nodes_share_is_as_they_left_it() -> None:
+async def test_shared_state_is_restored_as_the_nodes_left_it() -> None:
     store = JsonJournals()
     document = graph([node("a", "count"), node("b", "count"), node("c", "count")], ["a > b", "b > c"])
     left = await passed(store, document, {"first": True})
@@ -664,7 +664,7 @@ async def test_state_is_restored_in_the_order_it_was_changed_whatever_order_node
     assert await passed(store, document, {}, act) == left
 
 
-async def test_what_nodes_of_a_graph_inside_have_left_is_restored_with_the_node_around_it() -> None:
+async def test_state_changed_inside_a_nested_graph_is_restored_with_the_outer_node() -> None:
     store = JsonJournals()
     inside = graph([node("x", "count"), node("y", "count")], ["x > y"])
     document = graph([node("sub", "subgraph", graph=inside), node("z", "count")], ["sub > z"])
@@ -685,7 +685,7 @@ async def test_state_that_did_not_change_is_not_written_again() -> None:
     assert "big" not in store.kept["r"]["a"]
 
 
-async def test_state_that_is_no_json_fails_the_node_that_made_it_so() -> None:
+async def test_state_that_is_not_json_fails_the_node_that_set_it() -> None:
     def act(data: Any, inputs: Any, context: FlowContext) -> None:
         context.state["it"] = object()
 
@@ -807,7 +807,7 @@ class StoreIsFull(PenstockError):
 
 
 @pytest.mark.parametrize("at", range(0, 40, 3))
-async def test_when_the_store_refuses_nobody_sees_the_result_and_the_run_goes_on_later(at: int) -> None:
+async def test_when_the_store_refuses_the_result_is_not_visible_and_the_run_continues_later(at: int) -> None:
     store, log = Failing(at), Log()
     try:
         came_to, *_ = await run(store, MANY_PARTS, log)
@@ -885,7 +885,7 @@ def test_a_context_takes_a_journal_and_nothing_else() -> None:
         ExecutionContext(journal="r")  # type: ignore[arg-type]
 
 
-def test_what_stands_inside_of_a_node_that_is_there_as_a_whole_is_only_counted() -> None:
+def test_entries_inside_a_replayed_node_are_only_counted() -> None:
     entries = [
         JournalEntry("a/llm:m", "llm", {"name": "m", "model": "m-1", "text": "long"}, cost_nanos=7),
         JournalEntry("a~2/tool:0:x", "tool", {"name": "t", "content": "e" * 900, "is_error": True, "value": 1}),

@@ -15,9 +15,9 @@ from penstock.errors import CancelledError
 from penstock.kernel.executor import ExecutionResult
 from penstock.runtime.durable.journal import Journal
 from penstock.runtime.durable.ports import JournalEntry
-from penstock.runtime.graphs.flow_context import FlowContext
-from penstock.runtime.graphs.graph_runtime import run_flow
+from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.node_events import TERMINAL, NodeEvent
+from penstock.runtime.graphs.node_execution import run_flow
 from penstock.testing import SimLoop, check_history, sim_run
 from tests.nodes.graphs import Json, registry
 from tests.runtime.durable.journalled import MANY_PARTS, JsonJournals, Log, Thinker, context_for, tools
@@ -78,7 +78,7 @@ async def passed(store: Unhurried, document: Json, log: Log, stop_after_s: float
 
 @pytest.mark.parametrize("how", ["abort", "task"])
 @pytest.mark.parametrize("shape", range(8))
-def test_a_run_cut_off_again_and_again_comes_to_the_same_and_repeats_nothing(shape: int, how: str) -> None:
+def test_a_run_that_is_killed_repeatedly_has_the_same_result_and_repeats_nothing(shape: int, how: str) -> None:
     chance = random.Random(shape)
     document = MANY_PARTS if shape == 0 else a_graph(chance)
     whole = Unhurried(random.Random(0))

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidValue
 from penstock.runtime.durable.keys import (
     MAX_KEY,
-    Entered,
     Scope,
+    display_id,
+    enter_scope,
     entry_node,
     idempotency_key,
-    known_as,
     scope,
 )
 from penstock.testing import SimLoop, sim_run
@@ -86,7 +86,7 @@ def test_every_schedule_of_a_graph_records_under_the_same_keys(shape: int) -> No
 
 
 @pytest.mark.parametrize("shape", range(12))
-def test_from_any_part_of_its_journal_a_run_comes_to_the_same_and_repeats_nothing(shape: int) -> None:
+def test_from_any_part_of_its_journal_a_run_has_the_same_result_and_repeats_nothing(shape: int) -> None:
     chance = random.Random(shape)
     document = MANY_PARTS if shape == 0 else a_graph(chance)
     whole = JsonJournals()
@@ -115,24 +115,24 @@ class Lines(Log):
 
 
 @given(NAMES, NAMES)
-def test_names_that_differ_have_keys_that_differ_and_a_node_is_told_from_its_key(one: str, other: str) -> None:
+def test_different_names_have_different_keys_and_a_key_identifies_its_node(one: str, other: str) -> None:
     root = Scope(None, "r")
     assert (root.node(one).path == root.node(other).path) == (one == other)
-    assert (root.mark("tool", 0, one).path == root.mark("tool", 0, other).path) == (one == other)
-    inside = root.node(one, 3).mark("turn", 2).next("llm", other)
-    assert entry_node(inside.path) == known_as(one)
-    assert entry_node(root.node(one).path) == known_as(one)
+    assert (root.child("tool", 0, one).path == root.child("tool", 0, other).path) == (one == other)
+    inside = root.node(one, 3).child("turn", 2).next("llm", other)
+    assert entry_node(inside.path) == display_id(one)
+    assert entry_node(root.node(one).path) == display_id(one)
     inside.path.encode("ascii")
-    assert len(one) > 60 or known_as(one) == one or not one.isascii()
+    assert len(one) > 60 or display_id(one) == one or not one.isascii()
 
 
 @settings(max_examples=50)
 @given(st.lists(NAMES, min_size=20, max_size=60))
-def test_a_key_is_never_longer_than_a_store_takes_and_says_whose_node_it_is(names: list[str]) -> None:
+def test_a_key_fits_into_a_store_and_names_its_node(names: list[str]) -> None:
     place = Scope(None, "r").node("first")
     seen = set()
     for name in names:
-        place = place.mark("tool", name)
+        place = place.child("tool", name)
         seen.add(place.path)
         assert len(place.path) <= MAX_KEY
         assert entry_node(place.path) == "first"
@@ -143,8 +143,8 @@ def test_no_name_looks_like_a_mark() -> None:
     root = Scope(None, "r")
     assert root.node("a~2").path != root.node("a", 2).path
     assert root.node("a/b").path != root.node("a").node("b").path
-    assert root.node("llm:m").path != root.mark("llm", "m").path
-    assert root.mark("tool", "0:c").path != root.mark("tool", 0, "c").path
+    assert root.node("llm:m").path != root.child("llm", "m").path
+    assert root.child("tool", "0:c").path != root.child("tool", 0, "c").path
     assert root.node("#2").path != "#2"
 
 
@@ -182,7 +182,7 @@ def test_outside_of_a_journal_there_is_no_key_and_a_scope_does_nothing() -> None
 
 
 def test_branches_with_scopes_of_their_own_have_places_of_their_own() -> None:
-    with Entered(Scope(None, "r").node("a")):
+    with enter_scope(Scope(None, "r").node("a")):
         with scope("page 1"):
             assert idempotency_key() == "r/a/scope:page 1"
         assert idempotency_key() == "r/a"

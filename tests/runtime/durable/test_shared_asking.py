@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.containment.ledger import Amounts, MemoryLedgerStore, WouldWait
+from penstock.containment.ledger import Amounts, MemoryLedgerStore, WouldBlock
 from penstock.containment.limits import Limits
 from penstock.errors import KeyTaken, LedgerUnavailable
 from penstock.runtime.context import ExecutionContext
@@ -69,9 +69,9 @@ def test_a_call_that_could_not_be_recorded_asks_no_more(store: Store, raises: Ex
     assert (shared.asking, shared.waiting) == (0, waiting)
 
 
-def test_a_call_that_cannot_wait_here_is_asked_for_again_by_who_can(store: Store) -> None:
-    shared, store.raises = shared_at(store), WouldWait()
-    with pytest.raises(WouldWait):
+def test_a_call_that_would_block_is_requested_again_on_a_worker(store: Store) -> None:
+    shared, store.raises = shared_at(store), WouldBlock()
+    with pytest.raises(WouldBlock):
         shared.take("r/1/a", CENT, False)
     assert (shared.asking, shared.waiting) == (0, 0)
 
@@ -84,7 +84,7 @@ def test_once_the_run_is_over_nothing_more_is_taken_and_what_was_taken_can_still
     assert stop is not None
     assert "its run is over" in stop.message
     shared.settled("r/1/a", CENT, True)
-    assert shared.catch_up() == 0
+    assert shared.flush() == 0
     assert (shared.asking, store.balance("team").spent_nanos, [*store.held()]) == (0, CENT.cost_nanos, [])
 
 
@@ -100,7 +100,7 @@ async def test_a_call_whose_caller_has_left_asks_until_what_was_taken_for_it_is_
     store.may_answer.set()
     while shared.asking:  # noqa: ASYNC110  # a thread answers
         await asyncio.sleep(0.001)
-    await shared.acatch_up()
+    await shared.aflush()
     assert (shared.waiting, store.balance("team").held_nanos) == (0, 0)
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from penstock.agents.agent import Agent
 from penstock.agents.messages import Message
-from penstock.agents.model import AnswerCut, ModelRequest, ModelResponse
+from penstock.agents.model import ModelRequest, ModelResponse, TruncatedByBudget
 from penstock.agents.scripted import ScriptedModel
 from penstock.containment.ledger import MemoryLedgerStore
-from penstock.containment.limits import Budget, Limits
-from penstock.errors import BudgetExceededError, CancelledError
+from penstock.containment.limits import Budget, BudgetExceededError, Limits
+from penstock.errors import CancelledError
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.cancellation import CancellationToken
@@ -90,7 +90,7 @@ async def test_it_asks_for_what_is_left_there_and_holds_the_same_here(limits: di
     assert run.termination_reason == "success", "that it was refused first stopped nothing"
 
 
-async def test_of_the_accounts_there_the_one_with_least_says_how_much() -> None:
+async def test_the_account_with_the_least_left_limits_the_output() -> None:
     store, seen = ledger(cost_nanos=50 * TOKEN), list[int]()
     store.grant("all", Limits(cost_nanos=20 * TOKEN))
     await saying(5, seen).generate(run_at(store), ASKED)
@@ -101,14 +101,14 @@ async def test_an_answer_that_was_cut_there_is_a_halt_by_that_budget() -> None:
     run = run_at(ledger(cost_nanos=10 * TOKEN))
     result = await Agent(saying(30)).run("go", run)
     error = result.error
-    assert isinstance(error, AnswerCut)
+    assert isinstance(error, TruncatedByBudget)
     assert (error.text, error.owner, error.budget) == ("x" * 10, "team", Budget(max_cost_dollars=0.01))
     assert "it paid for 10 of the 100 tokens" in error.reason
     assert run.stop is error.stop
     assert run._is_under(error.stop), "it stops whatever the run does"
 
 
-async def test_what_cannot_pay_for_the_least_answer_refuses_it_and_keeps_nothing() -> None:
+async def test_a_budget_that_cannot_pay_for_the_smallest_answer_refuses_it_and_holds_nothing() -> None:
     store, seen = ledger(cost_nanos=3 * TOKEN), list[int]()
     run = run_at(store)
     with pytest.raises(BudgetExceededError, match=r"of 'team'; the call would hold \$0.004"):
@@ -118,7 +118,7 @@ async def test_what_cannot_pay_for_the_least_answer_refuses_it_and_keeps_nothing
 
 
 @pytest.mark.parametrize("limits", [{"steps": 0}, {"api_calls": 0}, {"retries": 0}, {"cost_nanos": 0}])
-async def test_what_less_output_does_not_help_is_refused_at_once(limits: dict[str, int]) -> None:
+async def test_a_call_that_less_output_does_not_help_is_refused_immediately(limits: dict[str, int]) -> None:
     store = ledger(**limits)
     asked = 0
     hold = store.hold
@@ -151,7 +151,7 @@ async def test_a_request_that_is_sent_again_still_fits() -> None:
     assert (run.balance.held_nanos, store.balance("team").held_nanos) == (0, 0)
 
 
-async def test_who_leaves_while_the_store_is_asked_leaves_nothing_held() -> None:
+async def test_a_caller_that_leaves_during_a_hold_request_leaves_nothing_held() -> None:
     store = Store(cost_nanos=30 * TOKEN)
     store.gates["hold"] = gate = threading.Event()
     token = CancellationToken()
@@ -164,11 +164,11 @@ async def test_who_leaves_while_the_store_is_asked_leaves_nothing_held() -> None
     gate.set()
     shared = run._run.shared
     assert shared is not None
-    await shared.acatch_up()
+    await shared.aflush()
     assert run.balance.held_nanos == 0
 
 
-def test_of_many_who_ask_at_once_all_together_never_spend_more_than_there_is() -> None:
+def test_concurrent_callers_together_never_overspend_the_budget() -> None:
     async def schedule(seed: int) -> int:
         store = ledger(cost_nanos=60 * TOKEN)
 

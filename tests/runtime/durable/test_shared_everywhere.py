@@ -11,18 +11,19 @@ from typing import Any, get_args
 import openai
 import pytest
 
-from penstock.agents.blocking import call_on_worker
 from penstock.agents.messages import ToolCall
 from penstock.agents.tools import Tool, Tools, execute_one
 from penstock.containment.ledger import LedgerStore, MemoryLedgerStore
-from penstock.containment.limits import NO_LIMITS, Limits
-from penstock.errors import BudgetExceededError, CancelledError, Halted, LedgerUnavailable
+from penstock.containment.limits import NO_LIMITS, BudgetExceededError, Limits
+from penstock.errors import CancelledError, Halted, LedgerUnavailable
 from penstock.flow.graph import Graph
 from penstock.flow.node import FunctionNode
 from penstock.providers import contained_async_client, contained_client
 from penstock.runtime.billing.usage import Reported
+from penstock.runtime.call import CallSpec
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.shared import SharedBudget
+from penstock.runtime.execution import run_async
 from penstock.storage import SqliteLedgerStore
 from penstock.testing import explore
 from penstock.testing.faulty import Fault, FaultKind, FaultyStore, every_call
@@ -47,7 +48,7 @@ def figures(of: Any) -> tuple[int, int, int]:
 async def told(shared: SharedBudget, run: ExecutionContext, store: LedgerStore) -> None:
     """Wait until the store has been told everything, and compare."""
     for _ in range(20_000):
-        if not await shared.acatch_up() and figures(store) == figures(run):
+        if not await shared.aflush() and figures(store) == figures(run):
             break
         await asyncio.sleep(0.001)
     assert figures(store) == figures(run)
@@ -127,7 +128,7 @@ async def test_a_contained_async_client_pays_from_the_shared_budget(streams: boo
     assert sum(isinstance(found, BudgetExceededError) for found in outcomes) == 4
 
 
-async def test_a_stream_that_is_let_go_in_the_middle_is_unresolved_at_the_store() -> None:
+async def test_a_stream_abandoned_in_the_middle_is_unresolved_at_the_store() -> None:
     store = memory()
     shared = SharedBudget(store, "team", prefix="run/1")
     async with FakeProviderServer(script=["a long answer of many words"]) as server:
@@ -167,10 +168,10 @@ async def test_a_tool_on_a_worker_pays_and_one_that_is_left_behind_settles_late(
         return Reported.of(None, cost_usd=0.5)
 
     with ExecutionContext(shared_budget=shared) as run:
-        assert (await call_on_worker(run, "tool", lambda: 7, (), "quick", USD, None)).value == 7
-        left = await call_on_worker(run, "tool", slow, (), "slow", USD, 0.01)
+        assert (await run_async(run, CallSpec("tool", "quick", USD), lambda: 7, on_worker=True)).value == 7
+        left = await run_async(run, CallSpec("tool", "slow", USD, timeout_s=0.01), slow, on_worker=True)
         assert left.stop is not None
-        refused = await call_on_worker(run, "tool", lambda: 8, (), "third", USD, None)
+        refused = await run_async(run, CallSpec("tool", "third", USD), lambda: 8, on_worker=True)
         assert refused.stop is not None
         assert refused.stop.budget == "team"
         go_on.set()
@@ -185,7 +186,7 @@ async def test_a_tool_on_a_worker_pays_and_one_that_is_left_behind_settles_late(
 # What the store refuses stops the run, wherever it is refused.
 
 
-async def test_a_tool_that_the_store_refuses_ends_the_agent_and_is_not_told_to_the_model() -> None:
+async def test_a_tool_that_the_store_refuses_ends_the_agent_and_is_not_reported_to_the_model() -> None:
     store = memory(Limits(cost_nanos=USD))
     chain = Tools([Tool(lambda: "dug", name="dig", cost_usd="0.8")])
     with ExecutionContext(shared_budget=SharedBudget(store, "team", prefix="run/1")) as run:
@@ -194,7 +195,7 @@ async def test_a_tool_that_the_store_refuses_ends_the_agent_and_is_not_told_to_t
             await execute_one(chain, run, ToolCall("2", "dig", {}))
 
 
-async def test_a_step_that_the_store_refuses_ends_a_graph_that_would_go_on_without_it() -> None:
+async def test_a_step_that_the_store_refuses_ends_a_graph_that_could_continue_without_it() -> None:
     store = memory(Limits(cost_nanos=USD))
     graph = Graph("digging", settle="collect")
     graph.add_step(FunctionNode("asks", lambda ctx: ctx.allm(lambda: None, cost_hint_usd=2)), "asks")
@@ -244,7 +245,7 @@ class Provider:
 
 
 def _options(retries: int = 0) -> Any:
-    from penstock.runtime.options import WrapOptions
+    from penstock.runtime.calls import WrapOptions
 
     return WrapOptions(cost_estimate_hint=1, retry_policy_override=retries)
 
@@ -302,13 +303,13 @@ async def test_many_calls_at_a_store_that_fails_at_random_leave_the_same_figures
         child.end()
         flaky.is_well = True
         for _ in range(20_000):
-            if not await shared.acatch_up():
+            if not await shared.aflush():
                 break
         look = await asyncio.to_thread(lambda: (figures(inner), dict(inner.held())))
         for _ in range(2_000):
             if look == (figures(run), {}):
                 break
-            await shared.acatch_up()
+            await shared.aflush()
             await asyncio.sleep(0.001)
             look = await asyncio.to_thread(lambda: (figures(inner), dict(inner.held())))
         assert look == (figures(run), {})

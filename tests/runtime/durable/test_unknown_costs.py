@@ -12,11 +12,11 @@ from penstock.containment.limits import Limits
 from penstock.errors import LedgerUnavailable
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Reported
+from penstock.runtime.calls import WrapOptions
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.journal import Journal, shortened
 from penstock.runtime.durable.ports import JournalStore
 from penstock.runtime.durable.shared import UNPRICED, SharedBudget
-from penstock.runtime.options import WrapOptions
 from penstock.storage.memory import MemoryStores
 from tests.nodes.graphs import events_of, graph, node
 from tests.runtime.durable.journalled import PRICES, Log, Thinker
@@ -80,7 +80,7 @@ def test_a_bill_that_comes_later_is_known_to_the_store_too() -> None:
         assert (shared.unknown_costs(), here.get_snapshot().unknown_costs) == (0, 0)
 
 
-def test_a_call_that_its_caller_has_left_counts_until_it_says_what_it_cost() -> None:
+def test_an_abandoned_call_counts_as_unknown_until_it_reports_its_cost() -> None:
     shared, gate = shared_with(Mortal()), threading.Event()
 
     def slow() -> Reported[str]:
@@ -118,7 +118,7 @@ def test_a_call_that_still_runs_when_the_run_ends_is_of_unknown_cost() -> None:
 
 
 @pytest.mark.parametrize("dies_at", ["settle", "charge"])
-def test_who_takes_over_counts_a_call_that_the_dead_one_could_not_or_had_counted(dies_at: str) -> None:
+def test_recovery_counts_the_unknown_costs_of_a_dead_process_exactly_once(dies_at: str) -> None:
     store = Mortal()
     store.dies_at = dies_at
     with suppress(Dead), ExecutionContext(shared_budget=shared_with(store)) as here:
@@ -126,12 +126,12 @@ def test_who_takes_over_counts_a_call_that_the_dead_one_could_not_or_had_counted
     assert [key for key in store.held() if key.endswith(UNPRICED)] == ["r/1/n000002/unpriced"]
     store.dies_at = None
     after = shared_with(store, 2)
-    assert after.adopt() == ("r/1/n000002/unpriced",)
+    assert after.recover() == ("r/1/n000002/unpriced",)
     assert after.unknown_costs() == 1
-    assert (after.adopt(), after.unknown_costs()) == ((), 1)
+    assert (after.recover(), after.unknown_costs()) == ((), 1)
 
 
-def test_a_call_that_costs_nothing_is_no_call_of_unknown_cost_when_its_process_dies() -> None:
+def test_a_free_call_is_not_of_unknown_cost_when_its_process_dies() -> None:
     store = Mortal()
     store.dies_at = "settle"
     free = PriceBook(registered={"free": Price(0, 0)}, use_genai_prices=False)
@@ -139,11 +139,11 @@ def test_a_call_that_costs_nothing_is_no_call_of_unknown_cost_when_its_process_d
         here.llm(lambda: "text", cost_hint_usd=0)
     assert list(store.held()) == ["r/1/n000002"]
     after = shared_with(store, 2)
-    after.adopt()
+    after.recover()
     assert after.unknown_costs() == 0
 
 
-def test_without_an_account_for_them_the_store_is_not_told() -> None:
+def test_without_an_account_for_unknown_costs_nothing_is_reported_to_the_store() -> None:
     store = Mortal()
     shared = shared_with(store, unknown=None)
     with ExecutionContext(shared_budget=shared) as here:

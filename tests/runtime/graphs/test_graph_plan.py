@@ -16,10 +16,10 @@ from penstock.kernel.graph import GraphInvalid
 from penstock.kernel.values import DataValue
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs import graph_plan
-from penstock.runtime.graphs.flow_context import FlowContext
 from penstock.runtime.graphs.graph_plan import GraphPlan
-from penstock.runtime.graphs.graph_runtime import GraphRuntime, tell_flow
+from penstock.runtime.graphs.graph_runtime import FlowContext, GraphRuntime
 from penstock.runtime.graphs.node_events import NodeEvent
+from penstock.runtime.graphs.node_execution import emit_flow
 from penstock.testing import sim_run
 
 
@@ -45,7 +45,7 @@ class Heard:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def tell(self, event: NodeEvent) -> None:
+    def emit(self, event: NodeEvent) -> None:
         self.told.append(f"{event.node_id} {event.event_type}")
 
     async def make_room(self) -> None: ...
@@ -62,7 +62,7 @@ async def ran(plan: GraphPlan, **services: Any) -> tuple[list[str], ExecutionRes
     heard = Heard()
     async with ExecutionContext() as context:
         flow = FlowContext(run_id="r", services=services, execution=context)
-        return heard.told, await tell_flow(plan, flow, heard)
+        return heard.told, await emit_flow(plan, flow, heard)
 
 
 async def test_a_graph_that_runs_often_is_looked_at_once() -> None:

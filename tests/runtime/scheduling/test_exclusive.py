@@ -52,7 +52,7 @@ async def taken(turn: Turn, name: str = "first", parent: Holder | None = None) -
 
 
 async def is_free(turn: Turn) -> bool:
-    """Whether nobody has it and nobody waits; takes it and gives it back."""
+    """Whether the turn is free and its queue empty; takes it and gives it back."""
     if turn.waiting:
         return False
     await turn.take(probe := Holder("probe"), CancellationToken(), 0)
@@ -104,7 +104,7 @@ async def test_the_turn_goes_round_in_the_order_of_asking() -> None:
     assert await is_free(turn)
 
 
-async def test_a_turn_on_its_way_to_the_next_in_line_is_not_free_for_a_newcomer() -> None:
+async def test_a_turn_being_handed_over_is_not_free_for_a_newcomer() -> None:
     turn = Turn("terminal")
     first = await taken(turn)
     second = asking(turn, Holder("second"))
@@ -116,7 +116,7 @@ async def test_a_turn_on_its_way_to_the_next_in_line_is_not_free_for_a_newcomer(
 
 async def test_only_the_one_whose_turn_it_is_can_give_it_back() -> None:
     turn, holder, other = Turn("terminal"), Holder("edit"), Holder("fetch")
-    with pytest.raises(InvalidValue, match=r"whose turn it is at 'terminal' \(nobody has it\), not 'fetch'"):
+    with pytest.raises(InvalidValue, match=r"whose turn it is at 'terminal' \(it is free\), not 'fetch'"):
         turn.give_back(other)
     await turn.take(holder, CancellationToken(), 0)
     with pytest.raises(PenstockError, match=r"whose turn it is at 'terminal' \('edit' has it\), not 'fetch'"):
@@ -140,7 +140,7 @@ async def test_a_turn_cannot_be_given_back_before_its_wait_has_ended() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [-1.0, float("nan")])
-async def test_a_timeout_that_is_no_time_is_refused(timeout_s: float) -> None:
+async def test_an_invalid_timeout_is_refused(timeout_s: float) -> None:
     turn = Turn("terminal")
     with pytest.raises(InvalidValue, match="timeout_s"):
         await turn.take(Holder("a"), CancellationToken(), timeout_s)
@@ -183,7 +183,7 @@ async def test_a_deadline_of_the_token_ends_the_wait() -> None:
     token.close()
 
 
-async def test_the_cancelled_task_is_not_struck_again_by_what_ended_its_wait() -> None:
+async def test_a_cancelled_task_is_not_interrupted_again_by_the_end_of_its_wait() -> None:
     turn, token = Turn("terminal"), CancellationToken()
     await taken(turn)
 
@@ -222,7 +222,7 @@ async def test_a_wait_inside_a_call_of_the_same_token_takes_the_cancel_for_both(
     assert turn.waiting == 0
 
 
-async def test_a_cancel_of_the_task_by_somebody_else_stays_theirs() -> None:
+async def test_a_cancel_of_the_task_from_elsewhere_is_kept() -> None:
     turn = Turn("terminal")
     first = await taken(turn)
     waiting = asking(turn, Holder("second"))
@@ -285,7 +285,7 @@ async def test_a_turn_that_meets_a_cancel_at_the_hand_over_is_passed_on(
 # Waiting too long.
 
 
-def test_a_wait_that_takes_too_long_is_an_error_and_leaves_the_line() -> None:
+def test_a_wait_that_times_out_is_an_error_and_leaves_the_queue() -> None:
     async def main() -> None:
         turn = Turn("terminal")
         first = await taken(turn, "edit")
@@ -354,15 +354,23 @@ def test_a_timeout_at_the_instant_of_the_hand_over_is_one_or_the_other() -> None
 
 
 def test_an_error_from_another_process_is_the_same_error() -> None:
-    for error in (DeadlockError("terminal", 30.0, "why"), DeadlockError("terminal", None, "why")):
+    made = DeadlockError("terminal", 30.0, "why"), DeadlockError("terminal", None, "why"), DeadlockError("no lock")
+    for error in made:
         for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
             assert (str(other), vars(other)) == (str(error), vars(error))
+
+
+@pytest.mark.requirement("P-P2")
+def test_a_deadlock_can_be_raised_with_a_message_of_ones_own() -> None:
+    error = DeadlockError("Timeout acquiring lock for node 'terminal'")
+    assert str(error) == error.why == "Timeout acquiring lock for node 'terminal'"
+    assert (error.node, error.waited_s) == (None, None)
 
 
 # Waits that can never end.
 
 
-async def test_the_holder_that_asks_again_is_refused_at_once() -> None:
+async def test_a_holder_that_takes_its_turn_again_is_refused_immediately() -> None:
     turn = Turn("terminal")
     holder = await taken(turn, "edit")
     with pytest.raises(DeadlockError) as raised:
@@ -376,7 +384,7 @@ async def test_the_holder_that_asks_again_is_refused_at_once() -> None:
     assert await is_free(turn)
 
 
-async def test_what_is_inside_the_holder_is_refused_at_once_however_deep() -> None:
+async def test_a_step_inside_the_holder_is_refused_immediately_at_any_depth() -> None:
     turn = Turn("terminal")
     outer = await taken(turn, "outer")
     inner = outer
@@ -389,7 +397,7 @@ async def test_what_is_inside_the_holder_is_refused_at_once_however_deep() -> No
     )
 
 
-async def test_what_stands_beside_the_holder_waits() -> None:
+async def test_a_step_beside_the_holder_waits() -> None:
     turn, graph = Turn("terminal"), Holder("graph")
     left = await taken(turn, "left", graph)
     right = asking(turn, Holder("right", graph))
@@ -404,7 +412,7 @@ async def test_what_stands_beside_the_holder_waits() -> None:
 
 
 @pytest.mark.parametrize("length", [2, 3, 10])
-async def test_the_wait_that_closes_a_circle_is_refused_and_the_others_go_on(length: int) -> None:
+async def test_the_wait_that_closes_a_cycle_is_refused_and_the_others_continue(length: int) -> None:
     turns = [Turn(f"node {i}") for i in range(length)]
     holders = [await taken(turn, f"step {i}") for i, turn in enumerate(turns)]
     waiting = [asking(turns[i + 1], holders[i]) for i in range(length - 1)]
@@ -452,7 +460,7 @@ async def test_one_of_many_parallel_waits_inside_a_holder_is_enough_for_a_circle
     await asyncio.wait(waiting)
 
 
-async def test_a_long_line_without_a_circle_is_only_a_line() -> None:
+async def test_a_long_queue_without_a_cycle_is_not_a_deadlock() -> None:
     turns = [Turn(f"node {i}") for i in range(5)]
     holders = [await taken(turn, f"step {i}") for i, turn in enumerate(turns)]
     waiting = [asking(turns[i + 1], holders[i]) for i in range(4)]
@@ -501,7 +509,7 @@ def by_token_in_a_thread(waiting: asyncio.Task[None], token: CancellationToken) 
 
 
 @pytest.mark.parametrize("end", [by_token, by_token_in_a_thread, by_task, by_both])
-async def test_a_wait_that_is_being_cancelled_is_no_part_of_a_circle(end: Ending) -> None:
+async def test_a_wait_that_is_being_cancelled_is_not_part_of_a_cycle(end: Ending) -> None:
     terminal, browser, token = Turn("terminal"), Turn("browser"), CancellationToken()
     edit, fetch = await taken(terminal, "edit"), await taken(browser, "fetch")
     leaving = asking(browser, edit, token)
@@ -514,7 +522,7 @@ async def test_a_wait_that_is_being_cancelled_is_no_part_of_a_circle(end: Ending
         await leaving
 
 
-async def test_a_wait_whose_deadline_has_passed_unnoticed_is_no_part_of_a_circle() -> None:
+async def test_a_wait_whose_deadline_has_passed_unnoticed_is_not_part_of_a_cycle() -> None:
     clock = ManualClock()
     terminal, browser, token = Turn("terminal"), Turn("browser"), CancellationToken(deadline_s=60, clock=clock)
     edit, fetch = await taken(terminal, "edit"), await taken(browser, "fetch")
@@ -529,7 +537,7 @@ async def test_a_wait_whose_deadline_has_passed_unnoticed_is_no_part_of_a_circle
     token.close()
 
 
-async def test_a_hand_over_that_is_about_to_be_passed_on_is_no_part_of_a_circle() -> None:
+async def test_a_hand_over_that_is_about_to_be_passed_on_is_not_part_of_a_cycle() -> None:
     terminal, browser, token = Turn("terminal"), Turn("browser"), CancellationToken()
     edit, fetch, outer = await taken(terminal, "edit"), await taken(browser, "fetch"), Holder("outer")
     leaving, inside = asking(terminal, outer, token), asking(browser, Holder("inside", outer))
@@ -543,7 +551,7 @@ async def test_a_hand_over_that_is_about_to_be_passed_on_is_no_part_of_a_circle(
     await inside
 
 
-def test_a_wait_whose_time_is_over_is_no_part_of_a_circle() -> None:
+def test_a_wait_that_has_timed_out_is_not_part_of_a_cycle() -> None:
     async def main(seed: int) -> bool:
         loop, terminal, browser = asyncio.get_running_loop(), Turn("terminal"), Turn("browser")
         edit, fetch = await taken(terminal, "edit"), await taken(browser, "fetch")
@@ -610,7 +618,7 @@ def abandon_a_wait(turn: Turn, then: Callable[[], None] = lambda: None, holder: 
     loop.close()
 
 
-async def test_a_wait_whose_loop_is_closed_is_no_part_of_a_circle() -> None:
+async def test_a_wait_whose_loop_is_closed_is_not_part_of_a_cycle() -> None:
     terminal, browser = Turn("terminal"), Turn("browser")
     edit, fetch = await taken(terminal, "edit"), await taken(browser, "fetch")
     await asyncio.to_thread(abandon_a_wait, browser, holder=edit)
@@ -631,7 +639,7 @@ async def test_a_turn_handed_to_a_loop_that_closes_before_it_notices_goes_to_the
     assert await is_free(turn)
 
 
-async def test_a_turn_handed_to_a_loop_that_closes_goes_to_who_is_in_line_at_the_latest_when_its_time_is_over() -> None:
+async def test_a_turn_handed_to_a_closed_loop_is_passed_on_at_the_latest_by_the_next_timeout() -> None:
     turn = Turn("terminal")
     first = await taken(turn)
     waiting: list[asyncio.Task[None]] = []
@@ -926,7 +934,7 @@ def test_in_any_order_of_visits_cancels_and_timeouts_no_two_meet_and_no_turn_is_
     assert seen == {"in", "cancelled", "too late"}
 
 
-def test_in_any_order_whoever_keeps_one_while_asking_for_another_has_both_or_is_refused_at_once() -> None:
+def test_in_any_order_a_holder_that_takes_a_second_turn_gets_both_or_is_refused_immediately() -> None:
     async def schedule(seed: int) -> int:
         chance, refusals = random.Random(seed), list[DeadlockError]()
         rooms = [Room(name) for name in "abc"]
@@ -993,12 +1001,12 @@ def test_the_turn_of_a_node_goes_with_it() -> None:
     assert turn() is None
 
 
-def test_a_node_is_kept_if_nothing_else_could_tell_that_it_is_gone() -> None:
+def test_a_node_without_weak_references_is_kept_alive() -> None:
     keys = {id(node) for node in [Slotted() for _ in range(3)] if turn_of(node, "node")}
     assert not keys & {id(Slotted()) for _ in range(100)}
 
 
-def test_threads_that_ask_for_the_turn_of_a_node_at_once_get_the_same_one() -> None:
+def test_concurrent_threads_get_the_same_turn_of_a_node() -> None:
     for _ in range(20):
         node = Plain()
         turns = at_once(4, lambda _: turn_of(node, "node"), within="penstock.runtime.scheduling.exclusive")  # noqa: B023

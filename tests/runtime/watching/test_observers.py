@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidValue, RunEnded
-from penstock.runtime.watching.observers import Observers, Subscription
+from penstock.runtime.observers import Observers, Subscription
 from penstock.tracing.events import CallStarted, CustomTrace, TraceEvent
 from penstock.tracing.execution_graph import TRIM_CHUNK, ExecutionGraph
 
@@ -95,7 +95,7 @@ def test_an_observer_gets_every_event_in_order_and_without_gaps() -> None:
         assert (subscription.delivered, subscription.dropped, subscription.pending) == (graph.seq, 0, 0)
 
 
-def test_who_comes_late_gets_the_run_from_its_beginning() -> None:
+def test_a_late_observer_gets_the_run_from_its_beginning() -> None:
     with watched() as (graph, observers):
         write(graph, 1_000)
         notes = Notes()
@@ -140,7 +140,7 @@ def test_an_entry_that_comes_just_before_an_observer_lies_down_wakes_it() -> Non
     assert_three_are_delivered(Sly())
 
 
-def test_an_entry_written_by_whoever_interrupts_an_observer_lying_down_wakes_it() -> None:
+def test_an_entry_written_while_an_observer_goes_to_sleep_wakes_it() -> None:
     class Interrupted(ExecutionGraph):
         """Writes an entry in the thread that asks whether the run is closed, under the lock, as a finalizer might."""
 
@@ -243,7 +243,7 @@ def test_an_event_that_cannot_be_made_is_passed_over_and_counted() -> None:
 # Falling behind.
 
 
-def test_who_falls_behind_loses_what_the_log_let_go_of_and_it_is_counted(stuck: Stuck) -> None:
+def test_an_observer_that_falls_behind_loses_dropped_entries_and_counts_them(stuck: Stuck) -> None:
     with watched(max_kept=1) as (graph, observers):
         subscription = observers.add(stuck)
         assert stuck.entered.wait(PATIENCE_S)
@@ -257,7 +257,7 @@ def test_who_falls_behind_loses_what_the_log_let_go_of_and_it_is_counted(stuck: 
         assert subscription.delivered + subscription.dropped == graph.seq
 
 
-def test_a_run_goes_on_while_an_observer_hangs(stuck: Stuck) -> None:
+def test_a_run_continues_while_an_observer_hangs(stuck: Stuck) -> None:
     with watched() as (graph, observers):
         notes = Notes()
         hanging, sound = observers.add(stuck), observers.add(notes)
@@ -280,7 +280,7 @@ def test_an_entry_rings_only_for_those_who_sleep(stuck: Stuck) -> None:
         stuck.released.set()
 
 
-def test_a_bell_that_was_rung_already_does_not_fail_the_writer() -> None:
+def test_a_wake_up_that_was_already_released_does_not_fail_the_writer() -> None:
     with watched() as (graph, observers):
         observers._sleeping.append(threading.Lock())
         write(graph)
@@ -290,7 +290,7 @@ def test_a_bell_that_was_rung_already_does_not_fail_the_writer() -> None:
 # Ending.
 
 
-def test_an_observer_ends_by_itself_when_the_run_has_ended_and_everything_was_handed_over() -> None:
+def test_an_observer_ends_after_the_run_has_ended_and_everything_was_delivered() -> None:
     graph = ExecutionGraph()
     graph.create_root("run")
     notes = Notes()
@@ -331,7 +331,7 @@ def test_a_closed_subscription_gets_nothing_more() -> None:
         assert not subscription.drain(float("inf"))
 
 
-def test_what_was_not_handed_over_before_the_close_counts_as_dropped(stuck: Stuck) -> None:
+def test_events_not_delivered_before_the_close_count_as_dropped(stuck: Stuck) -> None:
     with watched() as (graph, observers):
         subscription = observers.add(stuck)
         assert stuck.entered.wait(PATIENCE_S)
@@ -371,7 +371,7 @@ def test_an_observer_may_close_all_observers() -> None:
         assert (hung, subscription.failures) == ([0], 0)
 
 
-def test_closing_lets_everybody_catch_up() -> None:
+def test_closing_lets_observers_catch_up() -> None:
     with watched() as (graph, observers):
         notes = [Notes() for _ in range(4)]
         subscriptions = [observers.add(one) for one in notes]
@@ -398,7 +398,7 @@ def test_closing_leaves_who_hangs_behind_and_counts_it(stuck: Stuck) -> None:
         assert hanging.delivered + hanging.dropped == graph.seq
 
 
-def test_nobody_is_added_after_the_close() -> None:
+def test_no_observer_is_added_after_the_close() -> None:
     with watched() as (_graph, observers):
         observers.close()
         with pytest.raises(RunEnded):
@@ -414,7 +414,7 @@ def test_a_run_has_one_set_of_observers_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("observer", [None, "print", pytest.param("async", id="async function")])
-def test_what_cannot_observe_is_refused(observer: Any) -> None:
+def test_an_invalid_observer_is_refused(observer: Any) -> None:
     async def observe(batch: Sequence[TraceEvent]) -> None: ...
 
     with watched() as (_graph, observers), pytest.raises(InvalidValue) as refused:

@@ -48,7 +48,7 @@ def test_a_registered_run_is_found_by_its_id(registry: RunRegistry) -> None:
     assert registry.get("r3") is None
 
 
-def test_a_run_that_has_ended_leaves_by_itself(registry: RunRegistry) -> None:
+def test_an_ended_run_is_removed_automatically(registry: RunRegistry) -> None:
     context = a_run()
     registry.register(context)
     context.end()
@@ -76,7 +76,7 @@ def test_only_the_main_context_of_a_run_is_registered(registry: RunRegistry, con
     assert refused.value.field == "context"
 
 
-def test_a_handle_stands_for_its_run(registry: RunRegistry) -> None:
+def test_registering_a_handle_registers_its_run(registry: RunRegistry) -> None:
     context = a_run()
     registry.register(context.with_sub_budget(Budget(max_steps=1)))
     assert registry.get("r1") is context
@@ -105,7 +105,7 @@ def test_a_cancel_stops_the_run_and_is_written_down(registry: RunRegistry) -> No
     assert [event.message for event in context.history() if isinstance(event, LimitTrace)] == ["no longer needed"]
 
 
-def test_a_cancel_that_comes_first_strikes_at_the_registration(registry: RunRegistry) -> None:
+def test_an_early_cancel_is_applied_at_registration(registry: RunRegistry) -> None:
     assert registry.cancel("r1", "too late, they said") is REMEMBERED
     with a_run() as context:
         registry.register(context)
@@ -126,7 +126,7 @@ def test_a_remembered_cancel_is_for_one_run(registry: RunRegistry) -> None:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_of_several_cancels_the_first_reason_counts(registry: RunRegistry, early: bool) -> None:
+def test_the_first_reason_of_several_cancels_counts(registry: RunRegistry, early: bool) -> None:
     context = a_run()
     if not early:
         registry.register(context)
@@ -137,7 +137,7 @@ def test_of_several_cancels_the_first_reason_counts(registry: RunRegistry, early
     assert context.cancellation.reason == "first"
 
 
-def test_a_cancel_after_the_end_is_told_so_and_changes_nothing(registry: RunRegistry) -> None:
+def test_a_cancel_after_the_end_returns_that_and_changes_nothing(registry: RunRegistry) -> None:
     with a_run() as context:
         registry.register(context)
     events = context.history()
@@ -147,14 +147,14 @@ def test_a_cancel_after_the_end_is_told_so_and_changes_nothing(registry: RunRegi
     assert not context.cancellation.is_cancelled
 
 
-def test_a_cancel_after_a_cancelled_run_has_ended_is_told_that_it_has(registry: RunRegistry) -> None:
+def test_a_cancel_after_a_cancelled_run_has_ended_returns_that_it_has(registry: RunRegistry) -> None:
     with a_run() as context:
         registry.register(context)
         registry.cancel("r1")
     assert registry.cancel("r1") is ENDED
 
 
-def test_a_run_that_somebody_else_aborted_is_cancelled_already(registry: RunRegistry) -> None:
+def test_a_run_that_was_aborted_elsewhere_is_already_cancelled(registry: RunRegistry) -> None:
     context = a_run()
     registry.register(context)
     context.abort("by hand")
@@ -201,7 +201,9 @@ def test_a_cancel_reaches_a_call_that_waits(registry: RunRegistry) -> None:
 
 
 @pytest.mark.parametrize(("field", "arguments"), [("run_id", (7,)), ("reason", ("r1", None))])
-def test_what_is_no_text_is_refused(registry: RunRegistry, field: str, arguments: tuple[Any, ...]) -> None:
+def test_ids_and_reasons_that_are_not_text_are_refused(
+    registry: RunRegistry, field: str, arguments: tuple[Any, ...]
+) -> None:
     with pytest.raises(InvalidValue) as refused:
         registry.cancel(*arguments)
     assert refused.value.field == field
@@ -269,7 +271,7 @@ def test_a_full_memory_refuses_rather_than_break_a_promise() -> None:
     assert len(registry._early) == 2
 
 
-def test_runs_that_ended_unnoticed_are_let_go_of_as_others_come(registry: RunRegistry) -> None:
+def test_ended_runs_are_removed_as_others_are_registered(registry: RunRegistry) -> None:
     waiting = [a_run(f"waiting {number}") for number in range(100)]
     for context in waiting:
         registry.register(context)
@@ -404,14 +406,14 @@ def test_no_cancel_is_lost_between_threads(timings: int, turns: int, within: str
     assert min(met[CANCELLED], met[REMEMBERED], met[ENDED]) > 0, met
 
 
-def test_of_many_cancels_at_once_one_is_the_first(registry: RunRegistry) -> None:
+def test_exactly_one_of_many_concurrent_cancels_is_the_first(registry: RunRegistry) -> None:
     context = a_run()
     registry.register(context)
     answers = at_once(8, lambda _: registry.cancel("r1"), within="penstock.runtime")
     assert Counter(answers) == {CANCELLED: 1, ALREADY: 7}
 
 
-def test_of_many_registrations_of_one_id_one_succeeds(registry: RunRegistry) -> None:
+def test_one_of_many_registrations_of_the_same_id_succeeds(registry: RunRegistry) -> None:
     contexts = [a_run() for _ in range(8)]
 
     def register(number: int) -> bool:

@@ -76,11 +76,12 @@ def test_a_snapshot_has_every_field_of_a_run_and_of_its_calls() -> None:
         "status",
         "cost_usd",
         "retries_used",
+        "cost_unknown",
     ]
 
 
 @pytest.mark.requirement("C-12")
-def test_a_snapshot_tells_what_happened_in_figures() -> None:
+def test_a_snapshot_has_the_figures_of_the_run() -> None:
     clock = ManualClock()
     ctx = ExecutionContext(ExecutionConfig(1, None, 5), metadata=META, clock=clock)
     clock.advance(1)
@@ -118,7 +119,7 @@ def test_a_snapshot_cannot_be_changed_and_does_not_change() -> None:
 
 
 @pytest.mark.requirement("C-12")
-def test_a_call_under_way_is_there_without_an_end_also_after_an_abort() -> None:
+def test_a_running_call_is_listed_without_an_end_even_after_an_abort() -> None:
     work = Held()
     ctx = ExecutionContext(ExecutionConfig(1, None, None), settings=RunSettings(sync_calls="inline"))
     ctx.tool(lambda: "done", name="before")
@@ -168,7 +169,7 @@ def test_after_the_end_a_snapshot_stays_as_it_was() -> None:
 
 
 @pytest.mark.requirement("C-12")
-def test_a_run_that_outlived_its_timeout_is_aborted_for_that_whoever_looks() -> None:
+def test_a_run_past_its_timeout_is_shown_as_aborted() -> None:
     clock = ManualClock()
     ctx = ExecutionContext(ExecutionConfig(None, None, None, timeout_ms=1_000), clock=clock)
     clock.advance(1.5)
@@ -186,7 +187,7 @@ def test_a_run_that_ended_in_time_is_not_aborted_when_its_deadline_passes_later(
 
 
 @pytest.mark.requirement("C-12")
-def test_a_limit_that_refuses_is_no_abort() -> None:
+def test_a_refusal_by_a_limit_is_not_an_abort() -> None:
     ctx = ExecutionContext(ExecutionConfig(None, 0, None))
     ctx.wrap_tool_call(nothing)
     snapshot = ctx.get_snapshot()
@@ -195,7 +196,7 @@ def test_a_limit_that_refuses_is_no_abort() -> None:
 
 
 @pytest.mark.requirement("C-12")
-def test_the_status_of_a_call_says_how_it_ended() -> None:
+def test_the_status_of_a_call_is_how_it_ended() -> None:
     class Deny:
         def before_tool_call(self, ctx: ToolCallContext) -> Decision | None:
             return Decision.HALT if ctx.tool_name == "denied" else None
@@ -235,7 +236,7 @@ def test_the_parent_of_a_call_is_the_call_that_made_it_and_is_in_the_snapshot_it
 
 
 @pytest.mark.requirement("C-12")
-def test_a_call_whose_parent_was_folded_away_hangs_under_one_that_is_there() -> None:
+def test_a_call_whose_parent_was_folded_is_listed_under_a_kept_ancestor() -> None:
     ctx = ExecutionContext(settings=RunSettings(max_kept_calls=4))
     for _ in range(20):
         ctx.tool(lambda: ctx.tool(nothing, name="inner"), name="outer")

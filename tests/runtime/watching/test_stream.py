@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock import ExecutionContext, InvalidValue, RunSettings
-from penstock.runtime.watching.observers import Bells, Observers
+from penstock.runtime.observers import Observers, WakeUps
 from penstock.runtime.watching.stream import BATCH, EventStream, MissedEvents, stream_events
 from penstock.testing import explore
 from penstock.testing.contracts.threads import giving_way
@@ -50,19 +50,19 @@ async def asleep(graph: ExecutionGraph, sleepers: int = 1) -> None:
     raise AssertionError("they never lay down")
 
 
-def bells(graph: ExecutionGraph) -> list[Any]:
-    """Every bell that the next entry would ring; with no observers, they are those of readers."""
-    return list(graph.notify.sleeping) if isinstance(graph.notify, Bells) else []
+def wake_ups(graph: ExecutionGraph) -> list[Any]:
+    """Every wake_up that the next entry would ring; with no observers, they are those of readers."""
+    return list(graph.notify.sleeping) if isinstance(graph.notify, WakeUps) else []
 
 
 def sleeping_on(loop: asyncio.AbstractEventLoop, graph: ExecutionGraph) -> list[object]:
-    return [one for bell in bells(graph) if getattr(bell, "loop", None) is loop for one in bell.sleepers]
+    return [one for wake_up in wake_ups(graph) if getattr(wake_up, "loop", None) is loop for one in wake_up.sleepers]
 
 
 # What is read.
 
 
-async def test_a_reader_gets_what_is_there_and_then_what_comes_up_to_the_end() -> None:
+async def test_a_reader_gets_existing_and_then_new_events_up_to_the_end() -> None:
     with ExecutionContext() as context:
         write(context, 3)
         reader = asyncio.create_task(seqs(stream_events(context)))
@@ -99,7 +99,7 @@ async def test_a_reader_that_has_come_to_the_end_stays_there() -> None:
     assert await seqs(stream) == []
 
 
-async def test_who_comes_back_with_the_seq_it_has_seen_misses_nothing() -> None:
+async def test_a_reader_that_resumes_with_its_seq_misses_nothing() -> None:
     with ExecutionContext() as context:
         write(context, 10)
         first = stream_events(context)
@@ -126,7 +126,7 @@ def test_a_place_that_the_log_does_not_have_is_refused(since: Any) -> None:
 # Falling behind.
 
 
-async def test_who_falls_behind_is_told_how_many_it_missed_and_can_go_on() -> None:
+async def test_a_reader_that_falls_behind_learns_how_many_it_missed_and_can_continue() -> None:
     with small_run() as context:
         stream = stream_events(context)
         assert (await anext(stream)).seq == 1
@@ -142,7 +142,7 @@ async def test_who_falls_behind_is_told_how_many_it_missed_and_can_go_on() -> No
         for seq in range(gone + 1, context.graph.seq + 1):
             assert (await anext(stream)).seq == (await anext(another)).seq == seq
     assert (error.run_id, error.since, error.missed, error.resume_since) == (context.run_id, 2, gone - 2, gone)
-    assert str(error) == f"run {context.run_id}: {gone - 2} events are missing after seq 2; go on with since={gone}"
+    assert str(error) == f"run {context.run_id}: {gone - 2} events are missing after seq 2; continue with since={gone}"
 
 
 async def test_a_run_whose_beginning_is_gone_is_not_passed_off_as_whole() -> None:
@@ -155,7 +155,7 @@ async def test_a_run_whose_beginning_is_gone_is_not_passed_off_as_whole() -> Non
     assert stream.seq == missed.value.resume_since == context.graph.dropped_events
 
 
-async def test_what_a_reader_gets_and_what_it_misses_are_all_there_were() -> None:
+async def test_events_received_and_missed_add_up_to_all_events() -> None:
     chance = random.Random(7)
     stream, got, missed = stream_events(context := small_run()), 0, 0
     with context:
@@ -234,11 +234,11 @@ async def test_readers_of_one_loop_cost_a_writer_one_wake(monkeypatch: pytest.Mo
     with ExecutionContext() as context:
         readers = [asyncio.create_task(seqs(stream_events(context))) for _ in range(100)]
         await asleep(context.graph, 100)
-        assert len(bells(context.graph)) == 1
+        assert len(wake_ups(context.graph)) == 1
         monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
         write(context, 500)
         assert wakes == 1
-        assert bells(context.graph) == []
+        assert wake_ups(context.graph) == []
     assert [await reader for reader in readers] == [list(range(1, context.graph.seq + 1))] * 100
 
 
@@ -294,7 +294,7 @@ def test_readers_on_two_loops_keep_up_with_writers_in_four_threads() -> None:
     context.end()
     join(readers)
     assert got == [list(range(1, context.graph.seq + 1))] * 6
-    assert bells(context.graph) == []
+    assert wake_ups(context.graph) == []
 
 
 def in_threads(count: int, work: Callable[[], None]) -> list[threading.Thread]:
@@ -328,7 +328,7 @@ def test_a_reader_that_sleeps_is_woken_by_each_entry_of_another_thread() -> None
     join(reader)
 
 
-async def test_an_entry_written_by_whoever_interrupts_a_reader_lying_down_wakes_it() -> None:
+async def test_an_entry_written_while_a_reader_goes_to_sleep_wakes_it() -> None:
     class Interrupted(ExecutionGraph):
         """Writes an entry in the thread that asks whether the run is closed, under the lock, as a finalizer might."""
 
@@ -370,7 +370,7 @@ def test_in_any_order_of_events_every_reader_gets_every_one() -> None:
         readers = [seqs(stream_events(context)), impatient(), impatient()]
         _, *got = await asyncio.gather(run(), *readers)
         assert got == [list(range(1, context.graph.seq + 1))] * 3
-        assert bells(context.graph) == []
+        assert wake_ups(context.graph) == []
 
     explore(one_order, schedules=300)
 
@@ -387,7 +387,7 @@ async def test_a_wait_that_is_cancelled_leaves_nothing_and_loses_nothing() -> No
             waits.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waits
-            assert bells(context.graph) == []
+            assert wake_ups(context.graph) == []
         write(context)
         assert (await anext(stream)).seq == context.graph.seq
 
@@ -404,7 +404,7 @@ async def test_a_cancel_that_meets_the_wake_loses_no_event() -> None:
         assert (await anext(stream)).seq == context.graph.seq
 
 
-async def test_of_two_who_sleep_the_one_who_leaves_does_not_take_the_others_bell() -> None:
+async def test_a_reader_that_leaves_does_not_remove_the_wake_up_of_another() -> None:
     with ExecutionContext() as context:
         first, second = (asyncio.create_task(seqs(stream_events(context))) for _ in range(2))
         await asleep(context.graph, 2)
@@ -418,7 +418,7 @@ async def test_a_reader_dropped_between_two_events_leaves_nothing() -> None:
         async for event in stream_events(context):
             if event.seq == context.graph.seq:
                 break
-        assert bells(context.graph) == []
+        assert wake_ups(context.graph) == []
 
 
 async def test_a_closed_reader_reads_no_further() -> None:
@@ -440,11 +440,11 @@ async def test_closing_a_reader_ends_who_waits_for_it(with_an_entry: bool) -> No
             write(context)
         await stream.aclose()
         assert await reader == []
-        assert bells(context.graph) == []
+        assert wake_ups(context.graph) == []
 
 
 @pytest.mark.parametrize("next_is", ["an entry", "a reader"])
-def test_a_loop_that_was_closed_under_a_reader_fails_nobody_and_is_let_go_of(next_is: str) -> None:
+def test_a_loop_closed_under_a_reader_fails_no_writer_and_is_released(next_is: str) -> None:
     context = ExecutionContext()
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda loop, about: None)  # it complains of the task that it was closed under
@@ -457,7 +457,7 @@ def test_a_loop_that_was_closed_under_a_reader_fails_nobody_and_is_let_go_of(nex
         write(context)
     else:
         asyncio.run(read_and_give_up(context))
-    assert bells(context.graph) == []
+    assert wake_ups(context.graph) == []
     gc.collect()
     assert gone() is None
 
@@ -470,7 +470,7 @@ async def read_and_give_up(context: ExecutionContext) -> None:
         await reader
 
 
-def test_a_reader_may_go_on_on_another_loop() -> None:
+def test_a_reader_may_continue_on_another_loop() -> None:
     context = ExecutionContext()
     stream = stream_events(context)
     assert [asyncio.run(take(stream)) for _ in range(2)] == [1, 2]
@@ -516,7 +516,7 @@ async def test_a_reader_outlives_the_observers() -> None:
     assert await reader == list(range(1, graph.seq + 1))
 
 
-async def test_a_graph_that_notifies_somebody_else_is_not_taken_over() -> None:
+async def test_a_graph_with_another_notify_is_left_alone() -> None:
     graph = ExecutionGraph()
     graph.create_root("run")
     graph.notify = lambda: None

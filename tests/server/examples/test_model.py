@@ -17,31 +17,31 @@ def quick() -> ExampleModel:
     return ExampleModel(words_per_second=0)
 
 
-async def said(*messages: Message, model: ExampleModel | None = None) -> str:
+async def answer_to(*messages: Message, model: ExampleModel | None = None) -> str:
     with ExecutionContext() as run:
         return (await (model or quick()).generate(run, list(messages))).text
 
 
-async def test_it_says_what_it_was_asked_and_what_it_is() -> None:
-    answer = await said(Message.user("Is the gate\n open?"))
+async def test_the_answer_repeats_the_question_and_names_the_model() -> None:
+    answer = await answer_to(Message.user("Is the gate\n open?"))
     assert answer.startswith("You said: “Is the gate open?”.")
     assert "example model" in answer
 
 
-async def test_it_counts_when_it_is_told_to() -> None:
-    assert await said(Message.user("please count slowly to 5")) == "1, 2, 3, 4, 5."
+async def test_it_counts_on_request() -> None:
+    assert await answer_to(Message.user("please count slowly to 5")) == "1, 2, 3, 4, 5."
 
 
-async def test_it_does_not_count_for_ever() -> None:
-    assert (await said(Message.user("count to 999999"))).endswith(" 1000.")
+async def test_counting_has_a_maximum() -> None:
+    assert (await answer_to(Message.user("count to 999999"))).endswith(" 1000.")
 
 
-async def test_it_remembers_how_many_messages_there_were() -> None:
-    answer = await said(Message.user("one"), Message.assistant("…"), Message.user("two"))
+async def test_the_answer_has_the_number_of_the_message() -> None:
+    answer = await answer_to(Message.user("one"), Message.assistant("…"), Message.user("two"))
     assert "message 2 of our conversation" in answer
 
 
-async def test_it_is_heard_word_by_word_and_the_words_make_the_answer() -> None:
+async def test_the_answer_is_streamed_word_by_word() -> None:
     pieces: list[str] = []
     with ExecutionContext() as run:
         answer = await quick().generate(
@@ -51,7 +51,7 @@ async def test_it_is_heard_word_by_word_and_the_words_make_the_answer() -> None:
     assert "".join(pieces) == answer.text
 
 
-async def test_it_asks_for_a_tool_that_it_is_told_the_name_of() -> None:
+async def test_it_calls_a_tool_that_the_message_names() -> None:
     def lookup(what: str) -> str:
         """Look something up."""
         return f"{len(what)} letters"
@@ -66,23 +66,23 @@ async def test_it_has_a_price_and_a_budget_stops_it() -> None:
         assert 0 < run.get_snapshot().cost_usd_accumulated < 0.01
 
 
-async def test_an_answer_that_may_not_be_long_is_cut_and_says_so() -> None:
+async def test_an_answer_over_the_output_limit_is_truncated_and_says_so() -> None:
     with ExecutionContext() as run:
         answer = await quick().generate(run, [Message.user("count to 50")], settings=ModelSettings(max_output_tokens=3))
     assert (answer.text, answer.finish_reason) == ("1, 2, 3, ", "length")
 
 
 @pytest.mark.parametrize("text", ["", " ", "\ud800", "count to", "🌊" * 10_000])
-async def test_whatever_it_is_asked_it_answers(text: str) -> None:
-    assert await said(Message.user(text))
+async def test_every_message_is_answered(text: str) -> None:
+    assert await answer_to(Message.user(text))
 
 
-async def test_it_goes_on_counting_where_it_was_stopped() -> None:
+async def test_it_continues_counting_where_it_stopped() -> None:
     stopped = [Message.user("count to 5"), Message.assistant("1, 2, ")]
-    assert await said(*stopped, Message.user(GO_ON)) == "3, 4, 5."
+    assert await answer_to(*stopped, Message.user(GO_ON)) == "3, 4, 5."
     done = [Message.user("count to 5"), Message.assistant("1, 2, 3, 4, 5.")]
-    assert "no more to it" in await said(*done, Message.user(GO_ON))
+    assert "no more to it" in await answer_to(*done, Message.user(GO_ON))
 
 
-def test_its_price_is_what_its_answers_report() -> None:
+def test_the_reported_cost_matches_the_price() -> None:
     assert EXAMPLE_PRICE.worst_case_nanos(1_000_000, 1_000_000) == 750_000_000

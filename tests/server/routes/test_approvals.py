@@ -6,7 +6,7 @@ from penstock.hosting.records import ApprovalRecord
 from tests.server.served import Served, served
 
 
-async def asked(server: Served, count: int, owner: str = "ann") -> list[str]:
+async def start_questions(server: Served, count: int, owner: str = "ann") -> list[str]:
     """So many questions of one run, two at a time; their ids, the oldest first."""
     ids = [f"{owner}-{number:02}" for number in range(count)]
     for number, id in enumerate(ids):
@@ -15,10 +15,10 @@ async def asked(server: Served, count: int, owner: str = "ann") -> list[str]:
     return ids
 
 
-async def test_questions_come_in_pages_that_follow_each_other() -> None:
+async def test_approvals_are_listed_in_pages() -> None:
     async with served() as server, server.client("ann") as ann:
-        ids = await asked(server, 12)
-        await asked(server, 3, "bob")
+        ids = await start_questions(server, 12)
+        await start_questions(server, 3, "bob")
         seen: list[str] = []
         place: dict[str, str] = {}
         for _ in range(4):
@@ -29,9 +29,9 @@ async def test_questions_come_in_pages_that_follow_each_other() -> None:
         assert (await ann.get("/api/approvals", params={"before": ids[-1]})).json() == {"approvals": [], "next": None}
 
 
-async def test_a_page_goes_on_behind_a_question_that_was_answered_meanwhile() -> None:
+async def test_a_page_continues_after_an_approval_that_was_answered_meanwhile() -> None:
     async with served() as server, server.client("ann") as ann:
-        ids = await asked(server, 4)
+        ids = await start_questions(server, 4)
         page = (await ann.get("/api/approvals", params={"limit": 2})).json()
         for id in ids[:3]:
             assert (await ann.post(f"/api/approvals/{id}/approve")).status_code == 200
@@ -42,7 +42,7 @@ async def test_a_page_goes_on_behind_a_question_that_was_answered_meanwhile() ->
         assert [one["id"] for one in every["approvals"]] == ids[2:]
 
 
-async def test_an_edit_that_the_tool_in_question_cannot_take_is_refused_and_may_be_mended() -> None:
+async def test_an_edit_that_the_tool_does_not_accept_is_refused_and_can_be_corrected() -> None:
     expects = {"tool": "pay", "parameters": {"type": "object", "properties": {"amount": {"type": "integer"}}}}
     question = ApprovalRecord("q", "r", "ann", "k", "n", "May pay run?", {"tool": "pay"}, expects=expects)
     async with served() as server, server.client("ann") as ann:

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from penstock.hosting.settings import HostSettings
+from penstock.hosting.limits import HostSettings
 from penstock.server.routes.chats import SHOWN_TYPES
 from tests.server.served import CHAT, Served, edge, node, served
 
@@ -20,7 +20,7 @@ async def answered(server: Served, client: httpx2.AsyncClient, path: str, body: 
     return turn
 
 
-async def test_nothing_that_was_said_is_lost_by_saying_it_again() -> None:
+async def test_retries_and_edits_keep_all_messages() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("chat", CHAT)
         chat = (await ann.post("/api/chats", json={"graph_id": "chat", "title": "T"})).json()
@@ -37,7 +37,7 @@ async def test_nothing_that_was_said_is_lost_by_saying_it_again() -> None:
         assert shown["active"] == [first["user_message_id"], first["message_id"]]
 
 
-async def test_a_chat_is_renamed_and_listed_with_the_one_used_last_first() -> None:
+async def test_a_chat_is_renamed_and_chats_are_listed_most_recently_used_first() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("chat", CHAT)
         for id in ("a", "b"):
@@ -48,7 +48,7 @@ async def test_a_chat_is_renamed_and_listed_with_the_one_used_last_first() -> No
         assert (await ann.patch("/api/chats/a", json={"title": "a\nb"})).status_code == 422
 
 
-async def test_an_admin_speaks_in_the_name_of_the_chats_owner() -> None:
+async def test_a_message_of_an_admin_belongs_to_the_owner_of_the_chat() -> None:
     async with served() as server, server.client("ann") as ann, server.client("root") as root:
         await server.save("chat", CHAT)
         await ann.post("/api/chats", json={"graph_id": "chat", "chat_id": "a"})
@@ -56,7 +56,7 @@ async def test_an_admin_speaks_in_the_name_of_the_chats_owner() -> None:
         assert (await server.host.wait(turn["run_id"])).owner == "ann"
 
 
-async def test_what_is_attached_is_given_back_byte_for_byte_and_named_in_the_message() -> None:
+async def test_an_attachment_is_returned_unchanged_and_named_in_its_message() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("chat", CHAT)
         content = bytes(range(256)) * 10
@@ -79,12 +79,12 @@ async def test_what_is_attached_is_given_back_byte_for_byte_and_named_in_the_mes
         ("Text/Plain; charset=utf-8", None, "text/plain"),
         ("image/png", "image/webp", "image/webp"),
         ("application/json", "application/json", "application/json"),
-        *[(said, None, "application/octet-stream") for said in (None, "", " ; charset=utf-8", "application/json")],
+        *[(sent, None, "application/octet-stream") for sent in (None, "", " ; charset=utf-8", "application/json")],
         ("multipart/form-data; boundary=x", None, "application/octet-stream"),
         ("application/x-www-form-urlencoded", None, "application/octet-stream"),
     ],
 )
-async def test_what_is_attached_is_of_the_type_that_the_query_or_else_the_header_says(
+async def test_the_type_of_an_attachment_is_that_of_the_query_or_else_of_the_header(
     sent: str | None, query: str | None, kept: str
 ) -> None:
     async with served() as server, server.client("ann") as ann:
@@ -95,12 +95,14 @@ async def test_what_is_attached_is_of_the_type_that_the_query_or_else_the_header
 
 
 @pytest.mark.parametrize("sent", ["png", "image/", "image/p ng", "image/png, text/html", f"image/{'x' * 128}"])
-async def test_a_content_type_that_is_none_is_refused_by_name(sent: str) -> None:
+async def test_a_malformed_content_type_is_refused_by_name(sent: str) -> None:
     async with served() as server, server.client("ann") as ann:
         refused = await ann.post("/api/attachments?name=a", content=b"x", headers={"Content-Type": sent})
         assert (refused.status_code, refused.json()["error"]["path"]) == (422, "header.content-type")
-        said = await ann.post("/api/attachments?name=a&media_type=x/y", content=b"x", headers={"Content-Type": sent})
-        assert said.json()["media_type"] == "x/y", "what the query says counts, whatever the header does"
+        response = await ann.post(
+            "/api/attachments?name=a&media_type=x/y", content=b"x", headers={"Content-Type": sent}
+        )
+        assert response.json()["media_type"] == "x/y", "what the query says counts, whatever the header does"
 
 
 async def test_the_description_has_the_bytes_of_attachments() -> None:
@@ -111,22 +113,22 @@ async def test_the_description_has_the_bytes_of_attachments() -> None:
         assert set(content) == {*SHOWN_TYPES, "application/octet-stream"}
 
 
-async def test_nothing_to_say_and_a_parent_in_a_new_chat_are_refused() -> None:
+async def test_an_empty_message_and_a_parent_in_a_new_chat_are_refused() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("chat", CHAT)
         assert (await ann.post("/api/agents/chat/chat", json={"content": ""})).status_code == 422
-        said = await ann.post("/api/agents/chat/chat", json={"content": "x", "parent_id": "p"})
-        assert said.json()["error"]["path"] == "$.parent_id"
+        response = await ann.post("/api/agents/chat/chat", json={"content": "x", "parent_id": "p"})
+        assert response.json()["error"]["path"] == "$.parent_id"
         await ann.post("/api/chats", json={"graph_id": "chat", "chat_id": "a"})
         orphan = await ann.post("/api/chats/a/messages", json={"content": "x", "parent_id": "none"})
         assert orphan.status_code in {404, 409, 422}
 
 
-async def test_a_chat_with_a_graph_that_is_not_there_is_not_made() -> None:
+async def test_a_chat_with_a_missing_graph_is_not_created() -> None:
     async with served() as server, server.client("ann") as ann:
         refused = await ann.post("/api/chats", json={"graph_id": "nothere"})
-        said = await ann.post("/api/agents/nothere/chat", json={"content": "x"})
-        assert (refused.status_code, refused.json()) == (404, said.json())
+        response = await ann.post("/api/agents/nothere/chat", json={"content": "x"})
+        assert (refused.status_code, refused.json()) == (404, response.json())
         assert (await ann.get("/api/chats")).json()["chats"] == []
         await server.save("draft", {"nodes": [], "edges": []})
         assert (await ann.post("/api/chats", json={"graph_id": "draft"})).status_code == 201  # it may be mended
@@ -138,7 +140,7 @@ GATED = {
 }
 
 
-async def test_a_message_that_is_refused_for_want_of_room_is_not_in_the_chat() -> None:
+async def test_a_message_refused_by_a_full_queue_is_not_stored() -> None:
     settings = HostSettings(tick_s=0.05, drain_s=0, max_running=1, max_queued=1)
     async with served(host_settings=settings) as server, server.client("ann") as ann:
         await server.save("chat", CHAT)
@@ -150,10 +152,10 @@ async def test_a_message_that_is_refused_for_want_of_room_is_not_in_the_chat() -
         await server.gate.entered.wait()
         under_way += [(await ann.post("/api/chats/full/messages", json={"content": "waits"})).json()]
         before = (await ann.get("/api/chats/mine")).json()
-        said, answer = first["user_message_id"], first["message_id"]
+        user_id, answer = first["user_message_id"], first["message_id"]
         ways = {
             "/api/chats/mine/messages": {"content": "hello"},
-            f"/api/chats/mine/messages/{said}/edit": {"content": "hello"},
+            f"/api/chats/mine/messages/{user_id}/edit": {"content": "hello"},
             f"/api/chats/mine/messages/{answer}/retry": {},
             f"/api/chats/mine/messages/{answer}/continue": {},
             "/api/agents/chat/chat": {"content": "hello"},
@@ -172,7 +174,7 @@ async def test_a_message_that_is_refused_for_want_of_room_is_not_in_the_chat() -
         assert [one["content"] for one in shown["messages"] if one["role"] == "user"] == ["one", "hello"]
 
 
-async def test_a_message_that_comes_while_another_is_answered_is_a_branch_beside_it() -> None:
+async def test_a_message_sent_while_another_is_answered_becomes_a_branch() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("gated", GATED)
         await ann.post("/api/chats", json={"graph_id": "gated", "chat_id": "c"})
@@ -188,7 +190,7 @@ async def test_a_message_that_comes_while_another_is_answered_is_a_branch_beside
         assert shown["active"] == [hello["user_message_id"], hello["message_id"]]
 
 
-async def test_a_fork_of_an_answer_is_given_what_the_user_should_have_said() -> None:
+async def test_a_fork_of_an_answer_receives_the_replaced_user_message() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("chat", CHAT)
         turn = await answered(server, ann, "/api/agents/chat/chat", {"content": "count to 5"})
@@ -197,7 +199,7 @@ async def test_a_fork_of_an_answer_is_given_what_the_user_should_have_said() -> 
         assert "count to 8" in str((await server.host.wait("fork")).output)
 
 
-async def test_a_chat_is_deleted_by_its_owner_or_an_admin_with_what_is_attached_there_alone() -> None:
+async def test_a_chat_is_deleted_by_its_owner_or_an_admin_with_attachments_used_only_there() -> None:
     async with served() as server, server.client("ann") as ann, server.client("root") as root:
         await server.save("chat", CHAT)
         files = []

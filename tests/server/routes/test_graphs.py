@@ -24,7 +24,7 @@ async def test_versions_grow_with_changes_and_only_with_them() -> None:
         assert (await ann.get("/api/graphs/g?version=3")).status_code == 404
 
 
-async def test_no_graph_is_called_like_a_route() -> None:
+async def test_a_graph_cannot_have_the_name_of_a_route() -> None:
     assert {"validate"} == RESERVED
     async with served() as server, server.client("ann") as ann:
         refused = await ann.post("/api/graphs", json={"id": "validate", "name": "V", "document": ECHO})
@@ -34,7 +34,7 @@ async def test_no_graph_is_called_like_a_route() -> None:
         assert await server.stores.graphs.list() == []
 
 
-async def test_two_who_change_the_same_version_do_not_overwrite_each_other() -> None:
+async def test_concurrent_changes_of_a_version_do_not_overwrite_each_other() -> None:
     async with served() as server, server.client("ann") as ann:
         await ann.put("/api/graphs/g", json={"document": ECHO, "expected_version": 0})
         assert (await ann.put("/api/graphs/g", json={"document": GATE, "expected_version": 1})).status_code == 200
@@ -44,7 +44,7 @@ async def test_two_who_change_the_same_version_do_not_overwrite_each_other() -> 
         assert taken.status_code == 409
 
 
-async def test_an_archived_graph_is_not_listed_can_be_read_and_comes_back_when_it_is_saved() -> None:
+async def test_an_archived_graph_is_unlisted_readable_and_restored_when_saved() -> None:
     async with served() as server, server.client("ann") as ann:
         await ann.put("/api/graphs/g", json={"document": ECHO})
         assert (await ann.delete("/api/graphs/g")).status_code == 204
@@ -59,7 +59,7 @@ async def test_an_archived_graph_is_not_listed_can_be_read_and_comes_back_when_i
             assert [one["id"] for one in (await ann.get("/api/graphs")).json()["graphs"]] == ["g"]
 
 
-async def test_an_archived_graph_begins_nothing_new_by_any_way_in() -> None:
+async def test_an_archived_graph_starts_no_run_through_any_route() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("chatty", CHAT)
         await ann.post("/api/chats", json={"graph_id": "chatty", "chat_id": "old"})
@@ -67,7 +67,7 @@ async def test_an_archived_graph_begins_nothing_new_by_any_way_in() -> None:
         await server.host.wait("r")
         await ann.delete("/api/graphs/chatty")
         about = "/api/chats/old/messages"
-        asked: list[tuple[str, Any]] = [
+        requests: list[tuple[str, Any]] = [
             ("/api/runs", {"graph_id": "chatty"}),
             ("/api/runs?stream=true", {"graph_id": "chatty", "version": 1, "run_id": "s"}),
             ("/api/agents/chatty/chat", {"content": "x"}),
@@ -79,10 +79,10 @@ async def test_an_archived_graph_begins_nothing_new_by_any_way_in() -> None:
             (f"{about}/{turn['message_id']}/continue", {"run_id": "u"}),
             (f"{about}/{turn['user_message_id']}/edit", {"content": "y"}),
         ]
-        for path, body in asked:
+        for path, body in requests:
             refused = await ann.post(path, json=body)
             assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict"), path
-            assert "PUT /api/graphs/chatty again" in refused.json()["error"]["message"]
+            assert "(PUT /api/graphs/chatty restores it)" in refused.json()["error"]["message"]
         assert len(await server.stores.runs.list()) == 1
         assert [one.id for one in await server.stores.chats.list()] == ["old"]
         assert len(await server.chats.tree("old")) == 2
@@ -93,7 +93,7 @@ async def test_an_archived_graph_begins_nothing_new_by_any_way_in() -> None:
         assert (await ann.post(about, json={"content": "x"})).status_code == 200
 
 
-async def test_a_list_comes_in_pages_that_follow_each_other() -> None:
+async def test_graphs_are_listed_in_pages() -> None:
     async with served() as server, server.client("vera") as vera:
         for at in range(5):
             await server.save(f"g{at}", ECHO)
@@ -110,7 +110,7 @@ async def test_a_list_comes_in_pages_that_follow_each_other() -> None:
         assert "document" not in page["graphs"][0]
 
 
-async def test_a_document_that_is_wrong_is_told_with_every_place() -> None:
+async def test_an_invalid_document_is_refused_with_every_path() -> None:
     wrong = {"nodes": [{"id": 1, "type": "input"}], "edges": [{"id": "e"}]}
     async with served() as server, server.client("ann") as ann:
         refused = await ann.put("/api/graphs/g", json={"document": wrong})
@@ -145,7 +145,7 @@ STRANGE = {"nodes": [node("in", "input"), node("a", "agent", model="gpt-9")], "e
     [(DRAFT, "unknown_type"), (CYCLE, "cycle"), (EMPTY, "empty"), (PARTS, "empty"), (STRANGE, "unknown_model")],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-async def test_a_draft_is_kept_and_every_answer_says_that_it_cannot_run(draft: Any, code: str) -> None:
+async def test_a_draft_is_stored_and_marked_as_invalid_everywhere(draft: Any, code: str) -> None:
     async with served() as server, server.client("ann") as ann:
         checked = (await ann.post("/api/graphs/validate", json={"document": draft})).json()
         assert code in [problem["code"] for problem in checked["problems"]]
@@ -161,7 +161,7 @@ async def test_a_draft_is_kept_and_every_answer_says_that_it_cannot_run(draft: A
         assert (await ann.get("/api/graphs/g?version=1")).json()["valid"] is False
 
 
-async def test_a_graph_that_cannot_run_is_not_run_but_refused_with_everything_that_is_wrong() -> None:
+async def test_a_run_of_an_invalid_graph_is_refused_with_all_problems() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("chatty", CHAT)
         chat = (await ann.post("/api/chats", json={"graph_id": "chatty"})).json()
@@ -170,7 +170,7 @@ async def test_a_graph_that_cannot_run_is_not_run_but_refused_with_everything_th
         for graph_id in ("draft", "chatty"):
             await ann.put(f"/api/graphs/{graph_id}", json={"document": DRAFT})
         about = f"/api/chats/{chat['id']}/messages"
-        asked: list[tuple[str, Any]] = [
+        requests: list[tuple[str, Any]] = [
             ("/api/runs", {"graph_id": "draft"}),
             ("/api/runs?stream=true", {"graph_id": "draft", "version": 1}),
             ("/api/agents/draft/chat", {"content": "x"}),
@@ -179,7 +179,7 @@ async def test_a_graph_that_cannot_run_is_not_run_but_refused_with_everything_th
             (f"{about}/{turn['message_id']}/continue", {}),
             (f"{about}/{turn['user_message_id']}/edit", {"content": "y"}),
         ]
-        for path, body in asked:
+        for path, body in requests:
             refused = await ann.post(path, json=body)
             assert (refused.status_code, refused.json()["error"]["code"]) == (422, "graph_invalid"), path
             assert "no-such-type" in str(refused.json()["error"]["details"])
@@ -202,18 +202,18 @@ HALF = {
 """A chat comes through it; a plain run, which enters it everywhere, would go round and round."""
 
 
-async def test_a_chat_is_refused_only_what_keeps_a_chat_from_running() -> None:
+async def test_a_chat_is_refused_only_for_problems_that_affect_chats() -> None:
     async with served() as server, server.client("ann") as ann:
         assert (await ann.put("/api/graphs/half", json={"document": HALF})).json()["valid"] is False
         assert (await ann.post("/api/runs", json={"graph_id": "half"})).status_code == 422
         turn = (await ann.post("/api/agents/half/chat", json={"content": "x"})).json()
         assert (await server.host.wait(turn["run_id"])).status == "completed"
         assert "half" in [one["id"] for one in (await ann.get("/v1/models")).json()["data"]]
-        asked = {"model": "half", "messages": [{"role": "user", "content": "x"}]}
-        assert (await ann.post("/v1/chat/completions", json=asked)).status_code == 200
+        requests = {"model": "half", "messages": [{"role": "user", "content": "x"}]}
+        assert (await ann.post("/v1/chat/completions", json=requests)).status_code == 200
 
 
-async def test_a_graph_that_a_chat_cannot_enter_is_run_and_not_talked_to() -> None:
+async def test_a_graph_without_a_chat_entry_runs_but_has_no_chats() -> None:
     lone = {"nodes": [node("c", "echo", text="hi")], "edges": []}
     async with served() as server, server.client("ann") as ann:
         assert (await ann.put("/api/graphs/lone", json={"document": lone})).json()["valid"] is True
@@ -221,11 +221,11 @@ async def test_a_graph_that_a_chat_cannot_enter_is_run_and_not_talked_to() -> No
         assert (refused["code"], refused["details"][0]["code"]) == ("graph_invalid", "no_chat")
         assert "chat-start" in refused["details"][0]["message"]
         assert await server.stores.chats.list() == []
-        asked = {"model": "lone", "messages": [{"role": "user", "content": "x"}]}
-        assert (await ann.post("/v1/chat/completions", json=asked)).status_code == 200
+        requests = {"model": "lone", "messages": [{"role": "user", "content": "x"}]}
+        assert (await ann.post("/v1/chat/completions", json=requests)).status_code == 200
 
 
-async def test_a_draft_can_run_as_soon_as_its_types_are_there() -> None:
+async def test_a_draft_can_run_once_its_node_types_are_registered() -> None:
     async with served() as server, server.client("ann") as ann:
         assert (await ann.put("/api/graphs/g", json={"document": DRAFT})).json()["valid"] is False
         server.host.executors.register("no-such-type", Echo())
@@ -238,23 +238,23 @@ def around(inside: Any) -> Any:
     return {"nodes": [node("in", "input"), node("sub", "subgraph", graph=inside)], "edges": [edge("in", "sub")]}
 
 
-async def test_a_graph_that_names_a_model_nobody_offers_is_refused_with_the_name_and_what_there_is() -> None:
+async def test_a_graph_with_an_unknown_model_is_refused_with_the_available_models() -> None:
     async with served(models={"mine": ScriptedModel(["hm"])}) as server, server.client("ann") as ann:
         for graph_id, document in (("g", STRANGE), ("deep", around(around(STRANGE)))):
             await ann.put(f"/api/graphs/{graph_id}", json={"document": document})
-            asked = {"model": graph_id, "messages": [{"role": "user", "content": "x"}]}
+            requests = {"model": graph_id, "messages": [{"role": "user", "content": "x"}]}
             refused = (await ann.post("/api/runs", json={"graph_id": graph_id})).json()["error"]
             assert (refused["code"], refused["details"][0]["code"]) == ("graph_invalid", "unknown_model")
             assert refused["details"][0]["path"].endswith("nodes[1].data.model")
-            assert "'gpt-9'; offered are: mine;" in refused["details"][0]["message"]
-            answer = await ann.post("/v1/chat/completions", json=asked)
+            assert "'gpt-9'; use one of: mine;" in refused["details"][0]["message"]
+            answer = await ann.post("/v1/chat/completions", json=requests)
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, "graph_invalid")
             assert "gpt-9" in answer.json()["error"]["message"]
         assert (await ann.get("/v1/models")).json()["data"] == []
         assert await server.stores.runs.list() == []
 
 
-async def test_a_model_may_be_offered_later_or_be_a_providers_or_a_script() -> None:
+async def test_a_model_may_be_added_later_or_be_a_providers_or_a_script() -> None:
     models: dict[str, Any] = {}
     async with served(models=models) as server, server.client("ann") as ann:
         assert (await ann.put("/api/graphs/g", json={"document": STRANGE})).json()["valid"] is False
@@ -275,7 +275,7 @@ async def test_a_model_may_be_offered_later_or_be_a_providers_or_a_script() -> N
             assert (checked["valid"], len(checked["problems"])) == (is_valid, 0 if is_valid else 1), model
 
 
-async def test_executors_of_ones_own_may_call_anything_a_model() -> None:
+async def test_custom_executors_may_use_any_model_name() -> None:
     async with served() as server, server.client("ann") as ann:
         document = {"nodes": [node("a", "echo", model="T", graph={"nodes": 3})], "edges": []}
         assert (await ann.put("/api/graphs/g", json={"document": document})).json()["valid"] is True

@@ -13,10 +13,10 @@ from penstock.hosting.records import HostedEvent, RunRecord
 from penstock.server.auth import Token
 from penstock.server.routes.runs import EXPORT_PAGE
 from penstock.server.settings import ServerSettings
-from tests.server.served import ASK, ECHO, GATE, TOKENS, happened, parts, served, told
+from tests.server.served import ASK, ECHO, GATE, TOKENS, happened, parse_events, parts, served
 
 
-async def test_the_same_id_again_is_the_same_run_and_with_something_else_a_conflict() -> None:
+async def test_the_same_run_id_returns_the_same_run_and_conflicts_with_other_content() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("echo", ECHO)
         body = {"graph_id": "echo", "run_id": "one", "input": {"a": [1, None, "é"]}}
@@ -36,7 +36,7 @@ LATER: dict[str, Any] = {
 
 @pytest.mark.parametrize("since", LATER)
 @pytest.mark.parametrize("door", ["/api/runs", "/v1/chat/completions", "/v1/responses"])
-async def test_the_same_again_is_the_run_that_is_there_whatever_became_of_its_graph(door: str, since: str) -> None:
+async def test_a_repeated_submission_returns_the_run_even_if_its_graph_changed(door: str, since: str) -> None:
     bodies = {
         "/api/runs": {"graph_id": "echo", "run_id": "one", "input": "hi"},
         "/v1/chat/completions": {"model": "echo", "messages": [{"role": "user", "content": "hi"}]},
@@ -60,13 +60,13 @@ async def test_the_same_again_is_the_run_that_is_there_whatever_became_of_its_gr
         assert other.is_success is (since == "saved"), other.text
 
 
-async def test_a_run_of_a_graph_that_is_not_there_is_told_so() -> None:
+async def test_a_run_of_a_missing_graph_is_not_found() -> None:
     async with served() as server, server.client("ann") as ann:
         answer = await ann.post("/api/runs", json={"graph_id": "none"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
 
 
-async def test_when_too_many_wait_the_next_is_told_when_to_come_back() -> None:
+async def test_a_full_queue_refuses_with_retry_after() -> None:
     one = HostSettings(tick_s=0.05, drain_s=0, max_running=1, max_queued_per_owner=1)
     async with served(host_settings=one) as server, server.client("ann") as ann:
         await server.save("gate", GATE)
@@ -79,7 +79,7 @@ async def test_when_too_many_wait_the_next_is_told_when_to_come_back() -> None:
         server.gate.opened.set()
 
 
-async def test_a_cancel_is_early_in_time_twice_and_late() -> None:
+async def test_cancel_before_during_twice_and_after_a_run() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("gate", GATE)
         early = await ann.post("/api/runs/ann:1/cancel")
@@ -89,7 +89,7 @@ async def test_a_cancel_is_early_in_time_twice_and_late() -> None:
         assert (await ann.post("/api/runs/ann:1/cancel")).json() == {"result": "ended"}
 
 
-async def test_who_is_named_as_another_begins_takes_and_cancels_nothing_of_theirs_ahead() -> None:
+async def test_a_user_whose_name_is_a_prefix_of_another_cannot_take_or_cancel_their_ids() -> None:
     tokens = (*TOKENS, Token.of("annabel", "user", "secret-of-annabel"))
     async with (
         served(ServerSettings(tokens=tokens)) as server,
@@ -120,7 +120,7 @@ async def test_a_cancelled_run_is_resumed_and_a_completed_one_is_not() -> None:
         assert (await ann.post(f"/api/runs/{run['id']}/resume")).status_code == 409
 
 
-async def test_a_halted_run_says_whose_limit_it_was_and_a_grant_that_cannot_help_is_a_conflict_also_an_admins() -> None:
+async def test_a_halted_run_names_the_limit_and_a_useless_grant_is_a_conflict_even_for_admins() -> None:
     async with served() as server, server.client("ann") as ann, server.client("root") as root:
         await server.save("echo", ECHO)
         run = (await ann.post("/api/runs", json={"graph_id": "echo", "limits": {"max_steps": 1}})).json()
@@ -142,7 +142,7 @@ async def test_a_halted_run_says_whose_limit_it_was_and_a_grant_that_cannot_help
         assert (await server.host.wait(run["id"])).status == "completed"
 
 
-async def test_a_user_grants_no_more_than_a_run_may_have_here_and_an_admin_any_amount() -> None:
+async def test_a_users_grant_is_capped_by_the_ceilings_and_an_admins_is_not() -> None:
     few = HostSettings(tick_s=0.05, drain_s=0, ceilings=RunLimits(max_steps=5))
     async with served(host_settings=few) as server, server.client("ann") as ann, server.client("root") as root:
         await server.save("echo", ECHO)
@@ -160,7 +160,7 @@ async def test_a_user_grants_no_more_than_a_run_may_have_here_and_an_admin_any_a
         assert (await server.host.wait(run["id"])).status == "completed"
 
 
-async def test_a_run_is_forked_with_another_input_and_replayed_as_it_was() -> None:
+async def test_a_run_is_forked_with_another_input_and_replayed() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("echo", ECHO)
         run = (await ann.post("/api/runs", json={"graph_id": "echo", "input": "old"})).json()
@@ -173,7 +173,7 @@ async def test_a_run_is_forked_with_another_input_and_replayed_as_it_was() -> No
         assert again.output == (await server.host.wait(run["id"])).output
 
 
-async def test_runs_are_listed_by_what_they_are_and_without_what_went_in() -> None:
+async def test_runs_are_filtered_and_listed_without_their_input() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("echo", ECHO)
         await server.save("ask", ASK)
@@ -222,6 +222,6 @@ async def test_a_run_can_be_watched_from_the_call_that_starts_it(way: str) -> No
         await server.save("echo", ECHO)
         options = {"headers": {"Accept": "text/event-stream"}} if way == "accept" else {"params": {"stream": "true"}}
         watched = await ann.post("/api/runs", json={"graph_id": "echo"}, **options)  # type: ignore[arg-type]
-        assert told(watched.text)[-1]["event"] == "run.completed"
+        assert parse_events(watched.text)[-1]["event"] == "run.completed"
         assert watched.headers["x-run-id"]
         assert parts(server.app).metrics.open_streams == 0

@@ -1,7 +1,7 @@
-"""Objects by the name of their module or file: `package.module:attribute`, `file.py:attribute`.
+"""Loads objects by module or file name: `package.module:attribute`, `file.py:attribute`.
 
-Imports people's own code, so anything may go wrong here; whatever does is told in one sentence. Does not know what
-the objects are for.
+Imports user code, which can fail in any way; every failure is reported in one sentence. Does not know what the
+objects are for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
 def load_attribute(module: str, attribute: str) -> Any:
-    """The attribute, which may be a path such as `flows.main`, of a module or a `.py` file."""
+    """Return an attribute of a module or a `.py` file; it may be a path such as `flows.main`."""
     found: Any = load_module(module)
     for name in attribute.split("."):
         try:
@@ -33,29 +33,29 @@ def load_attribute(module: str, attribute: str) -> Any:
         except AttributeError:
             raise Refused(f"{module} has no attribute {attribute!r}; it has: {_public(found)}") from None
         except Exception as error:
-            raise Broken(f"{module}:{attribute} cannot be read: {told(error)}") from error
+            raise Broken(f"{module}:{attribute} cannot be read: {describe_error(error)}") from error
     return found
 
 
 def load_module(name: str) -> ModuleType:
-    """The module of that name, looked for in the current directory first; or the one in that `.py` file."""
+    """Import the module of that name, searching the current directory first, or the module in that `.py` file."""
     if name.endswith(".py"):
         return _from_file(Path(name))
     if not all(part.isidentifier() for part in name.split(".")):
         raise Refused(f"{shown(name)} is not the name of a module; write package.module:attribute or file.py:attribute")
-    _look_first_in(os.getcwd())
+    _search_first(os.getcwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise Refused(f"there is no module {name!r}, neither in this directory nor installed") from None
-        raise Broken(f"{name} cannot be imported: {told(error)}") from error
+        raise Broken(f"{name} cannot be imported: {describe_error(error)}") from error
     except (Exception, SystemExit) as error:
-        raise Broken(f"{name} cannot be imported: {told(error)}") from error
+        raise Broken(f"{name} cannot be imported: {describe_error(error)}") from error
 
 
-def made(value: Any, where: str) -> Any:
-    """`value`; or what it returns, if it is a function that takes nothing."""
+def resolve(value: Any, where: str) -> Any:
+    """Return `value`, or its result if it is a function without required arguments."""
     if isinstance(value, type) or not (inspect.isroutine(value) or inspect.iscoroutinefunction(value)):
         return value
     if inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value):
@@ -65,52 +65,52 @@ def made(value: Any, where: str) -> Any:
     try:
         return value()
     except (Exception, SystemExit) as error:
-        raise Broken(f"{where} raised {told(error)}") from error
+        raise Broken(f"{where} raised {describe_error(error)}") from error
 
 
-def told(error: BaseException) -> str:
-    """The error in one line: what it is, what it says, and the last place in people's own code that it came from."""
+def describe_error(error: BaseException) -> str:
+    """Render the error in one line: type, message, and the innermost frame in user code."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # whatever was raised may not be able to say itself
+    except Exception:  # the error's own __str__ may raise
         text = ""
     text = text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}…"
-    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    description = f"{type(error).__name__}: {text}" if text else type(error).__name__
     place = _place(error)
-    return f"{said} ({place})" if place else said
+    return f"{description} ({place})" if place else description
 
 
 def _place(error: BaseException) -> str | None:
     if isinstance(error, SyntaxError):
-        return None  # its message has the place
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_theirs(frame.filename)]
+        return None  # its message has the location
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_user_code(frame.filename)]
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else None
 
 
-def _is_theirs(filename: str) -> bool:
+def _is_user_code(filename: str) -> bool:
     return "site-packages" not in filename and not filename.startswith((OURS, "<frozen", STANDARD_LIBRARY))
 
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise Refused(f"there is no file {shown(str(path))}" if not path.exists() else f"{path} is not a file")
-    _look_first_in(str(path.resolve().parent))
-    # A name that no other module has: a file may be called json.py.
+    _search_first(str(path.resolve().parent))
+    # A unique module name: a file may be called json.py.
     name = f"_penstock_run_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and type hints look for their module there
+    sys.modules[name] = module  # dataclasses and type hints look up their module there
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise Broken(f"{path} cannot be imported: {told(error)}") from error
+        raise Broken(f"{path} cannot be imported: {describe_error(error)}") from error
     return module
 
 
-def _look_first_in(directory: str) -> None:
+def _search_first(directory: str) -> None:
     if directory not in sys.path:
         sys.path.insert(0, directory)
 
@@ -127,4 +127,4 @@ def _needs_arguments(function: Any) -> bool:
     except (TypeError, ValueError):
         return False
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return any(one.default is one.empty and one.kind not in optional for one in parameters)
+    return any(parameter.default is parameter.empty and parameter.kind not in optional for parameter in parameters)

@@ -1,8 +1,7 @@
-"""A server, as the commands see it: requests with answers, and events that come.
+"""Client connection to a server: requests with responses, and event streams.
 
-What goes wrong is said in one sentence with what to do about it. A stream that breaks is taken up again where it broke,
-for as long as a server takes to be stopped in order and started again; nothing of it is missed or told twice, because
-the server counts its events.
+Errors are reported in one sentence with what to do about them. A broken stream is resumed where it broke, for as long
+as a graceful server restart takes; no event is lost or repeated, because the server numbers its events.
 """
 
 from __future__ import annotations
@@ -13,52 +12,44 @@ import shlex
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import httpx2
 
 from penstock.cli.exits import Failed, Lost, Refused
 from penstock.cli.options import URL
-from penstock.cli.showing.screen import complain, printable
+from penstock.cli.render.events import FINAL, RunEvent
+from penstock.cli.render.screen import print_error, printable
 
 CONNECT_S = 5.0
 ANSWER_S = 60.0
 SILENCE_S = 60.0
-"""A stream that says nothing for so long, not even that it is there, has broken: servers say so every 15 s."""
-TRIES = 3
-"""So often is asked what can be asked again without doing it twice, if the connection breaks."""
+"""Read timeout of a stream; servers send a keep-alive comment every 15 s, so longer silence means it broke."""
+ATTEMPTS = 3
+"""Attempts for idempotent requests when the connection breaks."""
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, *[2.0] * 30)
-"""Before each time that a stream is taken up again without anything new having come. Together they outlast a server
-that lets its runs end, stops, is started again, and waits for what the one before it held: 10, 5, 5 and 15 s."""
-QUIET_BREAKS = 4
-"""So often a stream may break before that is worth a word."""
-OURS = ("/v1", "/mcp", "/api")
-"""Paths that people take for the address of a server, because some clients want them in it."""
+"""Pauses before each attempt to resume a stream, as long as no new event comes. Their sum outlasts a server restart:
+draining runs, stopping, starting, and waiting for the leases of the previous server: 10, 5, 5 and 15 s."""
+UNREPORTED_BREAKS = 4
+"""Number of consecutive breaks that are not reported."""
+API_PATHS = ("/v1", "/mcp", "/api")
+"""Paths that users add to the server address by mistake, because some clients require them."""
 PAGE = 500
-"""So many events are asked for at once, which is as many as there are at most."""
-SHOWN_GRAPHS = 10
-ENDS = frozenset({"run.completed", "run.failed", "run.halted", "run.cancelled"})
+"""Events requested per page, which is the server's maximum."""
+MAX_LISTED = 10
 PARKED = "run.parked"
 NOTHING_MORE = 204
-"""What a server says to whoever has seen the last event of a run."""
-
-
-class Event(NamedTuple):
-    """One event of a run."""
-
-    seq: int
-    type: str
-    data: Mapping[str, Any]
+"""Status code of the server when the client has already seen the final event of a run."""
 
 
 class Connection:
-    """One server, asked as one user; a context manager."""
+    """A connection to one server as one user; a context manager."""
 
     def __init__(self, url: str = URL, token: str | None = None) -> None:
         self.url = _checked(url)
         self.at = _at(self.url)
-        """What stands behind a command that is to ask this server, where it would ask another one."""
+        """`--url` option to append to suggested commands; empty if they would use this server anyway."""
         headers = {"accept": "application/json"}
         if token is not None:
             headers["authorization"] = f"Bearer {_header(token)}"
@@ -67,7 +58,7 @@ class Connection:
             headers=headers,
             timeout=httpx2.Timeout(ANSWER_S, connect=CONNECT_S),
             follow_redirects=False,
-            trust_env=False,  # a server of one's own is not behind the proxy that the web is behind
+            trust_env=False,  # a private server is not behind the web proxy of the environment
         )
 
     def __enter__(self) -> Connection:
@@ -77,16 +68,19 @@ class Connection:
         self._client.close()
 
     def get(self, path: str, **query: Any) -> Any:
-        """What is there."""
-        params = {name: one for name, one in query.items() if one is not None}
-        return self._ask("GET", path, TRIES, params=params)
+        """Send a GET request and return the decoded response."""
+        params = {name: value for name, value in query.items() if value is not None}
+        return self._request("GET", path, ATTEMPTS, params=params)
 
-    def post(self, path: str, body: Any = None, *, is_named: bool = False) -> Any:
-        """What came of it. A body that names what is to be made is sent again where nobody knows what came of it."""
-        # Escaped, so that half a character arrives, and the server can say what is wrong with it.
+    def post(self, path: str, body: Any = None, *, idempotent: bool = False) -> Any:
+        """Send a POST request and return the decoded response.
+
+        If `idempotent`, the body has the id of the new object, and the request is repeated if the connection breaks.
+        """
+        # ASCII with escapes, so that a lone surrogate reaches the server, which reports what is wrong with it.
         content = json.dumps({} if body is None else body).encode("ascii")
         headers = {"content-type": "application/json"}
-        return self._ask("POST", path, TRIES if is_named else 1, content=content, headers=headers)
+        return self._request("POST", path, ATTEMPTS if idempotent else 1, content=content, headers=headers)
 
     def events(
         self,
@@ -94,71 +88,72 @@ class Connection:
         after: int = 0,
         *,
         wanted: Callable[[], bool] = lambda: True,
-        notice: Callable[[str], None] = complain,
-    ) -> Generator[Event, None, None]:
-        """The events of a run after that one, as they come, until it has ended; one that is parked is waited for.
+        notice: Callable[[str], None] = print_error,
+    ) -> Generator[RunEvent, None, None]:
+        """Yield the events of a run after `after` as they come, until it has ended; waits while the run is parked.
 
-        Whether more are `wanted` is asked whenever something is heard of the server, be it that it is still there.
-        What keeps events from coming goes to `notice`; Lost, when nobody has answered for long.
+        `wanted` is called for every line from the server, keep-alive comments included; the stream ends if it is false.
+        Problems that delay events go to `notice`; raises Lost when the server has not answered for too long.
         """
-        last, is_first, patience = "", True, Patience(self.url, notice)
+        last, is_first, retries = "", True, Retries(self.url, notice)
         while True:
             try:
                 for event in self._stream(run_id, after, wanted, notice):
                     after, last, is_first = event.seq, event.type, False
-                    patience.renew()
+                    retries.reset()
                     yield event
                 is_first = False
-                if last in ENDS or not wanted() or self._has_ended(run_id, after):
+                if last in FINAL or not wanted() or self._has_ended(run_id, after):
                     return
-                why = "the run is parked, and no server goes on with it" if last == PARKED else "the stream ended early"
+                why = "the run is parked, and no server has resumed it" if last == PARKED else "the stream ended early"
             except httpx2.ConnectError as error:
                 if is_first:
-                    raise self._nobody(error) from None
+                    raise self._no_server(error) from None
                 why = _why(error)
             except httpx2.TransportError as error:
                 why = _why(error)
-            except _Closing as closing:
-                why = str(closing)
+            except _Unavailable as unavailable:
+                why = str(unavailable)
             is_first = False
-            if patience.is_over:
-                again = f"penstock runs tail {run_id} --after {after}{self.at} takes it up again"
-                raise Lost(f"{self.url} was tried again for {patience.whole_s:.0f} s, last: {why}; {again}")
-            patience.pause(why)
+            if retries.exhausted:
+                command = f"penstock runs tail {run_id} --after {after}{self.at}"
+                waited = f"{self.url} did not answer for {retries.total_s:.0f} s ({why})"
+                raise Lost(f"{waited}; follow the run again with: {command}")
+            retries.pause(why)
 
     def _has_ended(self, run_id: str, after: int) -> bool:
-        """Whether a stream that is over without the run's last word is so because that was told before.
+        """Whether a stream ended without the run's final event because the client has already seen that event.
 
-        A run that was parked when its stream ended may have come to its end since, and that is still to be told.
+        A run that was parked when its stream ended may have ended since; then its final event is still to come.
         """
         response = self._client.get(f"/api/runs/{escaped(run_id)}")
         if response.status_code != 200:
             return False
         run = response.json()
-        return f"run.{run['status']}" in ENDS and after >= run["last_seq"]
+        return f"run.{run['status']}" in FINAL and after >= run["last_seq"]
 
     def check_graph(self, graph_id: str) -> None:
-        """Failed, with those that there are, if the server has no such graph."""
+        """Raise Failed, listing the existing graphs, if the server has no such graph."""
         try:
-            self.get(f"/api/graphs/{escaped(graph_id)}")  # one that is archived, or on a later page, is not in the list
+            self.get(f"/api/graphs/{escaped(graph_id)}")  # archived graphs and later pages are not in the list
         except Failed:
             ids = [str(graph["id"]) for graph in self.get("/api/graphs")["graphs"]]
-            listed = ", ".join(ids[:SHOWN_GRAPHS]) or "none"
+            listed = ", ".join(ids[:MAX_LISTED]) or "none"
             raise Failed(f"there is no graph {printable(graph_id)!r}; the server has: {listed}") from None
 
-    def log(self, run_id: str, size: int = PAGE) -> Iterator[Event]:
-        """The events of a run up to now; nothing is waited for."""
+    def log(self, run_id: str, size: int = PAGE) -> Iterator[RunEvent]:
+        """Yield the events of a run up to now, without waiting for more."""
         after, last_seq = 0, 1
         while after < last_seq:
             page = self.get(f"/api/runs/{escaped(run_id)}/events", after=after, limit=size)
-            for one in page["events"]:
-                yield Event(one["seq"], one["type"], one["data"])
+            for event in page["events"]:
+                yield RunEvent(event["seq"], event["type"], event["data"])
             after = page["events"][-1]["seq"] if page["events"] else page["last_seq"]
             last_seq = page["last_seq"]
 
     def export(self, run_id: str) -> dict[str, Any]:
-        """Everything that is kept of a run: `run`, `graph` and `events`."""
-        kept: dict[str, Any] = {"graph": None, "events": []}
+        """Return everything stored about a run: `run`, `graph` and `events`."""
+        exported: dict[str, Any] = {"graph": None, "events": []}
         try:
             with self._client.stream("GET", f"/api/runs/{escaped(run_id)}/export") as response:
                 if response.status_code != 200:
@@ -166,16 +161,16 @@ class Connection:
                     raise self._refusal(response)
                 for line in response.iter_lines():
                     for name, value in _object(line).items():
-                        kept["events"].append(value) if name == "event" else kept.update({name: value})
+                        exported["events"].append(value) if name == "event" else exported.update({name: value})
         except httpx2.TransportError as error:
             raise Failed(f"{self.url} did not answer: {_why(error)}") from None
-        if len(kept["events"]) < kept["run"]["last_seq"]:
-            raise Failed(f"{self.url} stopped in the middle of the export; ask again")
-        return kept
+        if len(exported["events"]) < exported["run"]["last_seq"]:
+            raise Failed(f"{self.url} stopped in the middle of the export; try again")
+        return exported
 
     def _stream(
         self, run_id: str, after: int, wanted: Callable[[], bool], notice: Callable[[str], None]
-    ) -> Iterator[Event]:
+    ) -> Iterator[RunEvent]:
         headers = {"accept": "text/event-stream", "last-event-id": str(after)}
         path = f"/api/runs/{escaped(run_id)}/events"
         timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S)
@@ -187,38 +182,38 @@ class Connection:
                 raise self._refusal(response)
             response.encoding = "utf-8"
             lines = takewhile(lambda _: wanted(), _lines(response.iter_text()))
-            yield from read_events(self._heeding_silence(lines, notice))
+            yield from read_events(self._checking_readiness(lines, notice))
 
-    def _heeding_silence(self, lines: Iterator[str], notice: Callable[[str], None]) -> Iterator[str]:
-        """The lines. A server that has nothing to tell says that it is there; then it is asked whether it can work.
+    def _checking_readiness(self, lines: Iterator[str], notice: Callable[[str], None]) -> Iterator[str]:
+        """Pass the lines through; on each keep-alive comment, check whether the server is ready.
 
-        A run whose database takes nothing is not heard of any more, and looks like one that thinks. It is said once.
+        A run whose database rejects writes emits no events and looks like a busy run. Each outage is reported once.
         """
-        is_said = False
+        reported = False
         for line in lines:
             if line.startswith(":"):
                 why = self._unready()
-                if why and not is_said:
-                    notice(f"nothing comes from {self.url}: {why}; it goes on when that is mended")
-                is_said = bool(why)
+                if why and not reported:
+                    notice(f"no events from {self.url}: {why}; events continue when that is fixed")
+                reported = bool(why)
             yield line
 
     def _unready(self) -> str:
-        """Why the server cannot work now; nothing, if it can, or does not say."""
+        """Return why the server is not ready; empty if it is ready or does not answer."""
         try:
             response = self._client.get("/ready")
         except httpx2.TransportError:
-            return ""  # its stream will break, or go on
-        return _said(response) if response.status_code == 503 else ""
+            return ""  # the stream itself will break or continue
+        return _error_message(response) if response.status_code == 503 else ""
 
-    def _ask(self, method: str, path: str, tries: int, **request: Any) -> Any:
+    def _request(self, method: str, path: str, attempts: int, **request: Any) -> Any:
         try:
             response = self._client.request(method, path, **request)
         except httpx2.ConnectError as error:
-            raise self._nobody(error) from None
+            raise self._no_server(error) from None
         except httpx2.TransportError as error:
-            if tries > 1:
-                return self._ask(method, path, tries - 1, **request)
+            if attempts > 1:
+                return self._request(method, path, attempts - 1, **request)
             raise Failed(f"{self.url} did not answer: {_why(error)}") from None
         if response.status_code >= 300:
             raise self._refusal(response)
@@ -228,70 +223,70 @@ class Connection:
         try:
             return response.json() if response.content else None
         except ValueError:
-            raise Failed(f"what answers at {self.url} is no Penstock: it sent no JSON") from None
+            raise Failed(f"the server at {self.url} is not Penstock: its response is not JSON") from None
 
-    def _nobody(self, error: Exception) -> Failed:
-        start = "; start one with `penstock serve`, or name another with --url"
-        return Failed(f"no server answers at {self.url}: {_why(error)}{start}")
+    def _no_server(self, error: Exception) -> Failed:
+        advice = "start one with `penstock serve`, or name another with --url"
+        return Failed(f"no server answers at {self.url}: {_why(error)}; {advice}")
 
     def _refusal(self, response: httpx2.Response) -> Failed:
-        said = _said(response)
+        message = _error_message(response)
         if response.status_code == 401:
-            return Failed(f"{self.url} wants to know who is asking: {said}; set PENSTOCK_TOKEN")
+            return Failed(f"{self.url} needs a token: {message}; set PENSTOCK_TOKEN")
         if response.status_code == 429:
-            again = response.headers.get("retry-after")
-            return Failed(f"{said}; try again in {again} s" if again and "try again" not in said else said)
+            wait_s = response.headers.get("retry-after")
+            return Failed(f"{message}; try again in {wait_s} s" if wait_s and "try again" not in message else message)
         if response.status_code in (502, 503, 504):
-            return _Closing(said)
-        return Failed(said)
+            return _Unavailable(message)
+        return Failed(message)
 
 
-class Patience:
-    """How long a stream that breaks is taken up again; whatever comes of it renews it."""
+class Retries:
+    """Limits how long a broken stream is retried; a new event resets it."""
 
     def __init__(self, url: str, notice: Callable[[str], None]) -> None:
         self._url = url
         self._notice = notice
         self._breaks = 0
-        self.whole_s = sum(PAUSES_S)
+        self.total_s = sum(PAUSES_S)
 
     @property
-    def is_over(self) -> bool:
-        """Whether it has been tried for long enough."""
+    def exhausted(self) -> bool:
+        """Whether all attempts are used up."""
         return self._breaks >= len(PAUSES_S)
 
-    def renew(self) -> None:
-        """Something has come."""
+    def reset(self) -> None:
+        """Reset the attempts: an event has arrived."""
         self._breaks = 0
 
     def pause(self, why: str) -> None:
-        """Wait, longer each time; what lasts is said once."""
-        if self._breaks == QUIET_BREAKS:
+        """Wait, longer each time; a lasting problem is reported once."""
+        if self._breaks == UNREPORTED_BREAKS:
             left_s = sum(PAUSES_S[self._breaks :])
-            self._notice(f"nothing comes from {self._url}: {why}; it is tried again for {left_s:.0f} s")
+            self._notice(f"no events from {self._url}: {why}; retrying for {left_s:.0f} s")
         time.sleep(PAUSES_S[self._breaks])
         self._breaks += 1
 
 
-class _Closing(Failed):
-    """The server cannot answer now; a while later it may."""
+class _Unavailable(Failed):
+    """The server is temporarily unavailable; the request may be retried."""
 
 
 def _lines(pieces: Iterator[str]) -> Iterator[str]:
-    """The lines of a stream. Only line feeds end one: JSON may hold other things that Python takes for line ends."""
+    """Split a stream into lines at line feeds only: JSON may contain other characters that Python splits at."""
     rest = ""
     for piece in pieces:
-        *whole, rest = (rest + piece).split("\n")
-        yield from (line.removesuffix("\r") for line in whole)
+        *lines, rest = (rest + piece).split("\n")
+        yield from (line.removesuffix("\r") for line in lines)
 
 
-def read_events(lines: Iterator[str]) -> Iterator[Event]:
-    """The events in a stream of server-sent ones; comments and what has no number are passed over."""
+def read_events(lines: Iterator[str]) -> Iterator[RunEvent]:
+    """Parse server-sent events; comments and events without a number are skipped."""
     seq, kind, data = 0, "", list[str]()
     for line in lines:
         if not line:
             if data and seq:
-                yield Event(seq, kind, _object("\n".join(data)).get("data") or {})
+                yield RunEvent(seq, kind, _object("\n".join(data)).get("data") or {})
             seq, kind, data = 0, "", []
             continue
         field, _, value = line.partition(":")
@@ -305,20 +300,20 @@ def read_events(lines: Iterator[str]) -> Iterator[Event]:
 
 
 def escaped(id: str) -> str:
-    """An id as a part of a path; whatever is in it, it stays one part."""
+    """Escape an id so that it is always a single path segment."""
     return quote(id, safe="")
 
 
 def _object(text: str) -> Mapping[str, Any]:
     try:
-        read = json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        raise Failed(f"the server sent an event that is no JSON: {text[:80]!r}") from None
-    return read if isinstance(read, dict) else {"value": read}
+        raise Failed(f"the server sent an event that is not JSON: {text[:80]!r}") from None
+    return value if isinstance(value, dict) else {"value": value}
 
 
-def _said(response: httpx2.Response) -> str:
-    """The server's own words."""
+def _error_message(response: httpx2.Response) -> str:
+    """Return the error message of the response, or its status."""
     try:
         error = response.json()["error"]
         return str(error["message"])
@@ -333,14 +328,14 @@ def _at(url: str) -> str:
 def _checked(url: str) -> str:
     try:
         parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+        valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
     except ValueError:
-        good = False
-    if not good:
+        valid = False
+    if not valid:
         raise Refused(f"--url must be the address of a server, such as {URL}, not {url!r}")
-    if parts.path.rstrip("/") in OURS:
+    if parts.path.rstrip("/") in API_PATHS:
         without = url[: url.index(parts.path, len(parts.scheme) + 3)]
-        raise Refused(f"--url is the address alone, without {parts.path.rstrip('/')}: {without}")
+        raise Refused(f"--url must not have the path {parts.path.rstrip('/')}; use {without}")
     return url.rstrip("/")
 
 

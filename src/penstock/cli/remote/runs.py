@@ -1,4 +1,4 @@
-"""`penstock runs …`: what a server runs, has run, and should start, stop, resume, fork, be told or be granted."""
+"""`penstock runs …`: list, show, start, follow and control the runs of a server, and compare them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,32 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.exits import Exit, Failed, Refused
-from penstock.cli.loading.values import an_id, number, read_input, whole_number
 from penstock.cli.options import URL, AsJson, Token, Url, dollars, numeric
-from penstock.cli.remote.telling import EXITS, about, differing, event_line, has_ended, short, table, used_by
-from penstock.cli.showing.screen import Line, Screen, complain, is_left, printable, say, write
+from penstock.cli.remote.render import (
+    about,
+    advice_for,
+    bills_table,
+    differences,
+    has_ended,
+    table,
+    unresolved_runs,
+    used_by,
+)
+from penstock.cli.render.events import EXITS
+from penstock.cli.render.renderers import EventLog
+from penstock.cli.render.screen import Line, Screen, print_text, printable, reader_is_gone
+from penstock.cli.render.text import dollars as shown_dollars
+from penstock.cli.render.text import short
+from penstock.cli.values import identifier, number, read_input, whole_number
 from penstock.ids import new_run_id
 
 app = typer.Typer(rich_markup_mode=None)
 
-QUIET = frozenset({"call.started", "node.progress"})
-"""What `tail` leaves out unless everything is asked for."""
-ON_ONE_LINE = str.maketrans("\r\n\t", "   ")
 CANCELLED = {
     "cancelled": "cancelled",
-    "already_cancelled": "was cancelled before",
-    "remembered": "will be stopped when it comes, or when the server that works on it answers",
-    "ended": "had ended before",
+    "already_cancelled": "already cancelled",
+    "remembered": "will be cancelled when it is submitted, or when its server answers",
+    "ended": "already ended",
 }
 
 
@@ -43,26 +53,41 @@ class Status(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What can be said to a run that asks."""
+    """Answers to a question of a run."""
 
     YES = "yes"
     NO = "no"
 
 
-RunId = Annotated[str, typer.Argument(parser=an_id, metavar="RUN", help="The id of a run.")]
-GraphId = Annotated[str, typer.Argument(parser=an_id, metavar="GRAPH", help="The id of a graph.")]
-Input = Annotated[str | None, typer.Option(metavar="JSON|@FILE|-", help="JSON, @file, or - for standard input.")]
-Cost = Annotated[str | None, dollars("So many US dollars; for a grant, more.")]
-Steps = Annotated[int | None, numeric(whole_number, "N", "So many steps.")]
-Tokens = Annotated[int | None, numeric(whole_number, "N", "So many tokens.")]
-ApiCalls = Annotated[int | None, numeric(whole_number, "N", "So many calls of models and tools.")]
-Retries = Annotated[int | None, numeric(whole_number, "N", "So many failures.")]
-Timeout = Annotated[float | None, numeric(number, "SECONDS", "So many seconds.")]
+class BillAction(StrEnum):
+    """What to do with an unresolved bill."""
+
+    RESOLVE = "resolve"
+    RELEASE = "release"
+
+
+RunId = Annotated[str, typer.Argument(parser=identifier, metavar="RUN", help="Id of the run.")]
+GraphId = Annotated[str, typer.Argument(parser=identifier, metavar="GRAPH", help="Id of the graph.")]
+Input = Annotated[
+    str | None, typer.Option(metavar="JSON|@FILE|-", help="Input of the run: JSON, @file, or - for standard input.")
+]
+Cost = Annotated[str | None, dollars("Cost limit in US dollars.")]
+Steps = Annotated[int | None, numeric(whole_number, "N", "Maximum number of successful steps and calls.")]
+Tokens = Annotated[int | None, numeric(whole_number, "N", "Maximum number of tokens.")]
+ApiCalls = Annotated[int | None, numeric(whole_number, "N", "Maximum number of calls of models and tools.")]
+Retries = Annotated[int | None, numeric(whole_number, "N", "Maximum number of failed calls.")]
+Timeout = Annotated[float | None, numeric(number, "SECONDS", "Time limit.")]
+MoreCost = Annotated[str | None, dollars("US dollars to add.")]
+MoreSteps = Annotated[int | None, numeric(whole_number, "N", "Steps to add.")]
+MoreTokens = Annotated[int | None, numeric(whole_number, "N", "Tokens to add.")]
+MoreApiCalls = Annotated[int | None, numeric(whole_number, "N", "Calls of models and tools to add.")]
+MoreRetries = Annotated[int | None, numeric(whole_number, "N", "Failed calls to add.")]
+MoreTime = Annotated[float | None, numeric(number, "SECONDS", "Time to add.")]
 
 
 @app.callback(invoke_without_command=True)
 def runs(context: typer.Context) -> int:
-    """See and steer the runs of a server.
+    """Start, follow and control runs on a server.
 
     \b
     Examples:
@@ -71,16 +96,17 @@ def runs(context: typer.Context) -> int:
       penstock runs tail RUN
       penstock runs cancel RUN
       penstock runs grant RUN --max-cost 0.50
+      penstock runs bills RUN
       penstock runs answer RUN yes
       penstock runs fork RUN --at writer --input '"shorter, please"'
       penstock runs diff RUN OTHER
 
     \b
     Exit codes:
-      0 ok   2 the server could not, or would not   64 wrong command line
+      0 ok   2 the server refused or failed   64 wrong command line
     """
     if context.invoked_subcommand is None:
-        say(context.get_help())
+        print_text(context.get_help())
     return Exit.OK
 
 
@@ -97,9 +123,10 @@ def start(
     url: Url = URL,
     token: Token = None,
 ) -> int:
-    """Start a run of a graph; it goes on whether or not anybody watches.
+    """Start a run of a graph.
 
-    A limit that is not given is as the server says; 0 is nothing.
+    The run continues on the server after this command exits. The server's defaults apply to limits that you do not
+    set; 0 allows nothing.
 
     \b
     Examples:
@@ -107,32 +134,34 @@ def start(
 
     \b
     Exit codes:
-      0 it is taken on   2 the server could not, or would not   64 wrong command line
+      0 submitted   2 the server refused or failed   64 wrong command line
     """
     body: dict[str, Any] = {"graph_id": graph, "input": read_input(input), "run_id": new_run_id()}
     if limits := _limits(max_cost, max_steps, max_tokens, max_api_calls, max_retries, timeout):
         body["limits"] = limits
     with _server(url, token) as server:
         try:
-            taken = server.post("/api/runs", body, is_named=True)
+            run = server.post("/api/runs", body, idempotent=True)
         except Failed:
             server.check_graph(graph)
             raise
-        return _tell_of(taken, server.at)
+        return _print_run(run, server.at)
 
 
 @app.command()
 def ls(
-    status: Annotated[Status | None, typer.Option(help="Only those in this state.")] = None,
-    graph: Annotated[str | None, typer.Option(parser=an_id, metavar="GRAPH", help="Only those of this graph.")] = None,
-    limit: Annotated[int, numeric(whole_number, "N", "At most so many.", least=1, most=500)] = 20,
+    status: Annotated[Status | None, typer.Option(help="Only runs with this status.")] = None,
+    graph: Annotated[
+        str | None, typer.Option(parser=identifier, metavar="GRAPH", help="Only runs of this graph.")
+    ] = None,
+    limit: Annotated[int, numeric(whole_number, "N", "Maximum number of runs.", minimum=1, maximum=500)] = 20,
     url: Url = URL,
     token: Token = None,
     as_json: AsJson = False,
 ) -> int:
-    """List runs, the newest first; one that has not ended has cost at least what is shown.
+    """List runs, newest first.
 
-    Who may see the runs of others is told whose they are.
+    The cost of a run that has not ended is a lower bound. Admins see the runs of all users, with their owners.
 
     \b
     Examples:
@@ -141,7 +170,7 @@ def ls(
 
     \b
     Exit codes:
-      0 ok, also if there are none   2 the server could not, or would not   64 wrong command line
+      0 ok, also without runs   2 the server refused or failed   64 wrong command line
     """
     with _server(url, token) as server:
         found = server.get("/api/runs", status=status, graph_id=graph, limit=limit)["runs"]
@@ -149,7 +178,7 @@ def ls(
     if as_json:
         return _print_json(found)
     if not found:
-        say("no runs" if status is None and graph is None else "no such runs")
+        print_text("no runs" if status is None and graph is None else "no matching runs")
         return Exit.OK
     _show(*table(found, has_owners=any(run["owner"] != me for run in found)))
     return Exit.OK
@@ -157,9 +186,10 @@ def ls(
 
 @app.command()
 def show(run_id: RunId, url: Url = URL, token: Token = None, as_json: AsJson = False) -> int:
-    """Show a run: how it stands, what it has used of what it may, why it stopped, and what to do about it.
+    """Show a run and what to do about it.
 
-    What a run has used that has not ended yet is what its calls so far have cost, by its log.
+    Shows its status, usage and limits, and why it stopped. The usage of a run that has not ended is the sum of its
+    calls so far.
 
     \b
     Examples:
@@ -168,11 +198,15 @@ def show(run_id: RunId, url: Url = URL, token: Token = None, as_json: AsJson = F
 
     \b
     Exit codes:
-      0 ok, however the run stands   2 there is no such run, or no server   64 wrong command line
+      0 ok, whatever its status   2 no such run, or no server   64 wrong command line
     """
     with _server(url, token) as server:
         run = server.get(f"/api/runs/{_escaped(run_id)}")
-        so_far = None if has_ended(run) else used_by(one.data for one in server.log(run_id) if one.type == "call.ended")
+        so_far = (
+            None
+            if has_ended(run)
+            else used_by(event.data for event in server.log(run_id) if event.type == "call.ended")
+        )
         questions = _questions(server, run_id) if run["status"] == "waiting" else []
     if as_json:
         return _print_json(run if so_far is None else {**run, "so_far": so_far, "asked": questions})
@@ -183,16 +217,18 @@ def show(run_id: RunId, url: Url = URL, token: Token = None, as_json: AsJson = F
 @app.command()
 def tail(
     run_id: RunId,
-    after: Annotated[int, numeric(whole_number, "N", "Begin behind this event.", least=0)] = 0,
-    everything: Annotated[bool, typer.Option("--all", help="Every event, one a line: progress and calls too.")] = False,
+    after: Annotated[int, numeric(whole_number, "N", "Start after this event.", minimum=0)] = 0,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show every event on its own line, including progress and started calls.")
+    ] = False,
     url: Url = URL,
     token: Token = None,
     as_json: AsJson = False,
 ) -> int:
-    """Follow a run to its end, and leave with its exit code.
+    """Follow a run to its end, and exit with its exit code.
 
-    A connection that breaks, or a server that is started again, is no end: it is taken up where it broke, and tried for
-    a minute. Ctrl-C stops the following, and not the run; so does a reader that leaves, as in `| head`.
+    A broken connection is resumed where it broke, for up to a minute, also across a restart of the server. Ctrl-C stops
+    following and does not stop the run.
 
     \b
     Examples:
@@ -201,20 +237,20 @@ def tail(
 
     \b
     Exit codes:
-      0 completed, or left before the end   2 failed, or there is no such run   3 halted by a limit
-      75 the server has gone, and not come back   130 cancelled
+      0 completed, or stopped following   2 failed, or no such run   3 halted by a limit
+      75 connection to the server lost   130 cancelled
     """
     status = ""
-    lines = Tail(everything)
+    log = EventLog(Screen(sys.stdout), everything)
     with _server(url, token) as server:
         _check_place(server, run_id, after)
-        for event in server.events(run_id, after, wanted=lambda: not is_left(sys.stdout), notice=lines.aside):
-            status = event.type.removeprefix("run.")
+        for event in server.events(run_id, after, wanted=lambda: not reader_is_gone(sys.stdout), notice=log.notice):
+            status = event.status
             if as_json:
-                say(json.dumps({"seq": event.seq, "type": event.type, "data": event.data}))
+                print_text(json.dumps({"seq": event.seq, "type": event.type, "data": event.data}))
             else:
-                lines.add(event.seq, event.type, event.data)
-        if status not in EXITS:  # the end was told before, or nobody reads on
+                log.add(event)
+        if status not in EXITS:  # the final event was before `after`, or the reader has disconnected
             status = server.get(f"/api/runs/{_escaped(run_id)}")["status"]
     return EXITS.get(status, Exit.OK)
 
@@ -222,11 +258,13 @@ def tail(
 @app.command()
 def cancel(
     run_id: RunId,
-    reason: Annotated[str, typer.Option(help="Why; it is kept with the run.")] = "cancelled",
+    reason: Annotated[str, typer.Option(help="Reason, stored with the run.")] = "cancelled",
     url: Url = URL,
     token: Token = None,
 ) -> int:
-    """Stop a run; one that is not there yet is stopped when it comes.
+    """Cancel a run.
+
+    A run that does not exist yet is cancelled when it is submitted.
 
     \b
     Examples:
@@ -234,17 +272,19 @@ def cancel(
 
     \b
     Exit codes:
-      0 it is stopped, or had ended before   2 the server could not, or would not   64 wrong command line
+      0 cancelled, or already ended   2 the server refused or failed   64 wrong command line
     """
     with _server(url, token) as server:
-        answer = server.post(f"/api/runs/{_escaped(run_id)}/cancel", {"reason": reason})
-    say(f"{run_id}: {CANCELLED[answer['result']]}")
+        response = server.post(f"/api/runs/{_escaped(run_id)}/cancel", {"reason": reason})
+    print_text(f"{run_id}: {CANCELLED[response['result']]}")
     return Exit.OK
 
 
 @app.command()
 def resume(run_id: RunId, url: Url = URL, token: Token = None) -> int:
-    """Let a run that failed, was halted, cancelled or parked go on from what it has recorded.
+    """Resume a failed, halted, cancelled or parked run.
+
+    The run continues from its journal: completed calls are not repeated.
 
     \b
     Examples:
@@ -252,24 +292,24 @@ def resume(run_id: RunId, url: Url = URL, token: Token = None) -> int:
 
     \b
     Exit codes:
-      0 it goes on   2 the server could not, or would not   64 wrong command line
+      0 resumed   2 the server refused or failed   64 wrong command line
     """
-    return _act(url, token, run_id, "resume", {})
+    return _post(url, token, run_id, "resume", {})
 
 
 @app.command()
 def grant(
     run_id: RunId,
-    max_cost: Cost = None,
-    max_steps: Steps = None,
-    max_tokens: Tokens = None,
-    max_api_calls: ApiCalls = None,
-    max_retries: Retries = None,
-    timeout: Timeout = None,
+    max_cost: MoreCost = None,
+    max_steps: MoreSteps = None,
+    max_tokens: MoreTokens = None,
+    max_api_calls: MoreApiCalls = None,
+    max_retries: MoreRetries = None,
+    timeout: MoreTime = None,
     url: Url = URL,
     token: Token = None,
 ) -> int:
-    """Raise the limits of a run that was halted by so much; it goes on.
+    """Add to the limits of a halted run, and resume it.
 
     \b
     Examples:
@@ -278,28 +318,110 @@ def grant(
 
     \b
     Exit codes:
-      0 it goes on   2 the server could not, or would not   64 wrong command line
+      0 resumed   2 the server refused or failed   64 wrong command line
     """
-    given = _limits(max_cost, max_steps, max_tokens, max_api_calls, max_retries, timeout)
-    if not given:
-        raise Refused("a grant has to say what is granted, such as --max-cost 0.50")
-    return _act(url, token, run_id, "grant", {"limits": given})
+    limits = _limits(max_cost, max_steps, max_tokens, max_api_calls, max_retries, timeout)
+    if not limits:
+        raise Refused("name at least one limit to raise, such as --max-cost 0.50")
+    return _post(url, token, run_id, "grant", {"limits": limits})
+
+
+@app.command()
+def bills(
+    run_id: Annotated[
+        str | None, typer.Argument(parser=identifier, metavar="RUN", help="Id of the run; without it, list runs.")
+    ] = None,
+    action: Annotated[
+        BillAction | None,
+        typer.Argument(metavar="ACTION", help="resolve a bill at its cost, or release it if the call cost nothing."),
+    ] = None,
+    call: Annotated[str | None, typer.Argument(metavar="CALL", help="Id of the call, from the list.")] = None,
+    cost: Annotated[str | None, dollars("What the call really cost, to resolve it.")] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Your name, stored with the run; with a token, the token's name.")
+    ] = None,
+    url: Url = URL,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> int:
+    """List unresolved bills, or resolve one.
+
+    A call that was lost or stopped may have been billed, so the amount held for it stays taken. Look up what it cost,
+    for example on the provider's dashboard, and resolve its bill at that amount, or release it if it cost nothing. The
+    run must have ended. Without RUN, lists the runs with unresolved bills among the newest 500.
+
+    \b
+    Examples:
+      penstock runs bills
+      penstock runs bills RUN
+      penstock runs bills RUN resolve CALL --cost 0.02 --by ann
+      penstock runs bills RUN release CALL --by ann
+
+    \b
+    Exit codes:
+      0 ok, also without bills   2 the server refused or failed   64 wrong command line
+    """
+    if (action is None) != (call is None):
+        raise Refused("name the action and the call, such as: penstock runs bills RUN resolve CALL --cost 0.02")
+    if (action is BillAction.RESOLVE) != (cost is not None):
+        raise Refused("resolve needs --cost, and only resolve takes it; to release a bill means that it cost nothing")
+    if action is None and by is not None:
+        raise Refused("--by is for resolve and release")
+    with _server(url, token) as server:
+        if run_id is None:
+            return _list_unresolved(server, as_json)
+        if action is None or call is None:
+            return _list_bills(server, run_id, as_json)
+        body = {"call_id": call, **({} if cost is None else {"cost_usd": cost}), **({} if by is None else {"by": by})}
+        run = server.post(f"/api/runs/{_escaped(run_id)}/bills/{action}", body)
+    if as_json:
+        return _print_json(run)
+    done = "released" if cost is None else f"resolved at {shown_dollars(cost)}"
+    left = float(run["unresolved_usd"])
+    print_text(f"{run_id}: bill of call {printable(call)} {done}; {shown_dollars(left)} in unresolved bills left")
+    if advice := advice_for(run, server.at):
+        _show([(f"→ {advice}", "cyan")])
+    return Exit.OK
+
+
+def _list_unresolved(server: Any, as_json: bool) -> int:
+    found = [run for run in server.get("/api/runs", limit=500)["runs"] if run["unresolved_usd"]]
+    if as_json:
+        return _print_json(found)
+    if not found:
+        print_text("no run has unresolved bills: there is nothing to resolve")
+        return Exit.OK
+    _show(*unresolved_runs(found), [(f"→ list the bills of one with: penstock runs bills RUN{server.at}", "cyan")])
+    return Exit.OK
+
+
+def _list_bills(server: Any, run_id: str, as_json: bool) -> int:
+    found = server.get(f"/api/runs/{_escaped(run_id)}/bills")
+    if as_json:
+        return _print_json(found)
+    if not found["bills"]:
+        print_text(f"{run_id} has no unresolved bills: there is nothing to resolve")
+        return Exit.OK
+    command = f"penstock runs bills {run_id}"
+    how = f"resolve one with: {command} resolve CALL --cost USD{server.at}; or release one that cost nothing"
+    _show(*bills_table(found["bills"]), [(f"→ {how}: {command} release CALL{server.at}", "cyan")])
+    return Exit.OK
 
 
 @app.command()
 def answer(
     run_id: RunId,
-    verdict: Annotated[Verdict, typer.Argument(help="Whether it may go on.")],
-    reason: Annotated[str, typer.Option(help="Why; it is kept with the question.")] = "",
+    verdict: Annotated[Verdict, typer.Argument(help="Approve or reject.")],
+    reason: Annotated[str, typer.Option(help="Reason, stored with the question.")] = "",
     edit: Annotated[
-        str | None, typer.Option(metavar="JSON|@FILE|-", help="Go on with this, instead of what was asked about.")
+        str | None, typer.Option(metavar="JSON|@FILE|-", help="Value to continue with, instead of the proposed one.")
     ] = None,
     url: Url = URL,
     token: Token = None,
 ) -> int:
-    """Answer what a run asks: whether it may go on.
+    """Answer an approval question of a run.
 
-    Where it asks several things at once, the oldest is answered.
+    If there are several, the oldest is answered.
 
     \b
     Examples:
@@ -309,35 +431,38 @@ def answer(
 
     \b
     Exit codes:
-      0 answered   2 it asks nothing, or there is no such run   64 wrong command line
+      0 answered   2 no open question, or no such run   64 wrong command line
     """
     if edit is not None and verdict is Verdict.NO:
-        raise Refused("--edit says what to go on with, and no says that it may not")
-    said: dict[str, Any] = (
-        {"reason": reason} if edit is None else {"reason": reason, "answer": read_input(edit, "--edit")}
-    )
-    act = "reject" if verdict is Verdict.NO else "approve" if edit is None else "edit"
+        raise Refused("--edit can only be used with yes")
+    body: dict[str, Any] = {"reason": reason}
+    if edit is not None:
+        body["answer"] = read_input(edit, "--edit")
+    action = "reject" if verdict is Verdict.NO else "approve" if edit is None else "edit"
     with _server(url, token) as server:
         server.get(f"/api/runs/{_escaped(run_id)}")
-        asked = _questions(server, run_id)
-        if not asked:
-            raise Failed(f"{run_id} asks nothing now; penstock runs show {run_id}{server.at} says how it stands")
-        given = server.post(f"/api/approvals/{_escaped(asked[0]['id'])}/{act}", said)
-    say(f"{run_id}: {given['state']}: {short(given['question'])}")
+        questions = _questions(server, run_id)
+        if not questions:
+            raise Failed(f"{run_id} has no open question; see: penstock runs show {run_id}{server.at}")
+        answered = server.post(f"/api/approvals/{_escaped(questions[0]['id'])}/{action}", body)
+    print_text(f"{run_id}: {answered['state']}: {short(answered['question'])}")
     return Exit.OK
 
 
 @app.command()
 def fork(
     run_id: RunId,
-    at: Annotated[str, typer.Option(metavar="NODE", help="This node, and all behind it, run again.")],
+    at: Annotated[str, typer.Option(metavar="NODE", help="First node to run again; the nodes after it run again too.")],
     input: Annotated[
-        str | None, typer.Option(metavar="JSON|@FILE|-", help="What comes into the node, instead of what came.")
+        str | None,
+        typer.Option(metavar="JSON|@FILE|-", help="New input of the node: JSON, @file, or - for standard input."),
     ] = None,
     url: Url = URL,
     token: Token = None,
 ) -> int:
-    """Begin a new run from the middle of another; what stands before the node is not run, or paid, again.
+    """Start a new run from a node of another run.
+
+    The nodes before it are neither run nor paid again.
 
     \b
     Examples:
@@ -346,17 +471,17 @@ def fork(
 
     \b
     Exit codes:
-      0 the new run is taken on   2 the server could not, or would not   64 wrong command line
+      0 new run submitted   2 the server refused or failed   64 wrong command line
     """
     body: dict[str, Any] = {"at": at}
     if input is not None:
         body["input"] = read_input(input)
-    return _act(url, token, run_id, "fork", body)
+    return _post(url, token, run_id, "fork", body)
 
 
 @app.command()
 def replay(run_id: RunId, url: Url = URL, token: Token = None) -> int:
-    """Go through a run again from its journal, without a single call.
+    """Run again from the journal, without any calls.
 
     \b
     Examples:
@@ -364,14 +489,14 @@ def replay(run_id: RunId, url: Url = URL, token: Token = None) -> int:
 
     \b
     Exit codes:
-      0 the new run is taken on   2 the server could not, or would not   64 wrong command line
+      0 new run submitted   2 the server refused or failed   64 wrong command line
     """
-    return _act(url, token, run_id, "replay", {})
+    return _post(url, token, run_id, "replay", {})
 
 
 @app.command()
 def export(run_id: RunId, url: Url = URL, token: Token = None) -> int:
-    """Print everything that is kept of a run, as JSON: `run`, `graph` and `events`.
+    """Print a run, its graph and its events as JSON.
 
     \b
     Examples:
@@ -379,7 +504,7 @@ def export(run_id: RunId, url: Url = URL, token: Token = None) -> int:
 
     \b
     Exit codes:
-      0 ok   2 there is no such run, or no server   64 wrong command line
+      0 ok   2 no such run, or no server   64 wrong command line
     """
     with _server(url, token) as server:
         return _print_json(server.export(run_id))
@@ -388,12 +513,14 @@ def export(run_id: RunId, url: Url = URL, token: Token = None) -> int:
 @app.command()
 def diff(
     run_id: RunId,
-    other: Annotated[str, typer.Argument(parser=an_id, metavar="OTHER", help="The run to compare it with.")],
+    other: Annotated[str, typer.Argument(parser=identifier, metavar="OTHER", help="Id of the run to compare with.")],
     url: Url = URL,
     token: Token = None,
     as_json: AsJson = False,
 ) -> int:
-    """Show where two runs differ: limits, input, what became of each node, cost, output.
+    """Show the differences between two runs.
+
+    Compares limits, input, the result of each node, cost and output.
 
     \b
     Examples:
@@ -401,69 +528,23 @@ def diff(
 
     \b
     Exit codes:
-      0 ok, also if they differ   2 one of them is not there, or no server   64 wrong command line
+      0 ok, also if they differ   2 no such run, or no server   64 wrong command line
     """
     with _server(url, token) as server:
-        one, two = server.export(run_id), server.export(other)
-    differences = list(differing(one, two))
+        found = list(differences(server.export(run_id), server.export(other)))
     if as_json:
-        return _print_json([{"what": what, "one": left, "other": right} for what, left, right in differences])
-    if not differences:
-        say(f"{run_id} and {other} do not differ")
-    for what, left, right in differences:
+        return _print_json([{"what": what, "one": left, "other": right} for what, left, right in found])
+    if not found:
+        print_text(f"{run_id} and {other} do not differ")
+    for what, left, right in found:
         _show([(printable(what), "")], [(f"  - {short(left)}", "red")], [(f"  + {short(right)}", "green")])
     return Exit.OK
 
 
-class Tail:
-    """Events as they come, one a line; the text of a node flows on one line for as long as nobody else says something.
-
-    With `everything`, each event has a line of its own.
-    """
-
-    def __init__(self, everything: bool = False) -> None:
-        self._everything = everything
-        self._speaker: str | None = None
-        self._held: list[Line] = []
-
-    def add(self, seq: int, kind: str, data: dict[str, Any]) -> None:
-        """The next event."""
-        if kind == "text.delta" and not self._everything:
-            self._flow(seq, kind, data)
-        elif kind in ("call.ended", "limit") and self._speaker is not None:
-            # A model's call ends just before the last of what it said is told; the sentence is let finish.
-            self._held.append(event_line(seq, kind, data))
-        elif self._everything or kind not in QUIET:
-            self._end_line()
-            _show(event_line(seq, kind, data))
-
-    def aside(self, text: str) -> None:
-        """Something that is no event, for whoever looks on."""
-        self._end_line()
-        complain(text)
-
-    def _flow(self, seq: int, kind: str, data: dict[str, Any]) -> None:
-        speaker = str(data.get("node_id", ""))
-        if speaker != self._speaker:
-            self._end_line()
-            write(f"{seq:>6}  {kind:<18} {printable(speaker)} ", sys.stdout, end="")
-            self._speaker = speaker
-        write(printable(str(data["text"]).translate(ON_ONE_LINE)), sys.stdout, end="")
-
-    def _end_line(self) -> None:
-        if self._speaker is not None:
-            say("")
-            self._speaker = None
-        if self._held:
-            _show(*self._held)
-            self._held = []
-
-
 def _check_place(server: Any, run_id: str, after: int) -> None:
-    """Failed, if the run has not told so many events: nobody can have seen them."""
+    """Raise Failed if `after` is beyond the newest event of the run: no client can have seen it."""
     if after and after > (newest := server.get(f"/api/runs/{_escaped(run_id)}")["last_seq"]):
-        follow = f"--after {newest} shows what comes next; without --after, everything is shown"
-        raise Failed(f"{run_id} has told {newest:,} events so far, and there is no event {after}: {follow}")
+        raise Failed(f"--after {after}: the newest event of {run_id} is {newest}; use --after {newest} or less")
 
 
 def _limits(
@@ -485,19 +566,19 @@ def _limits(
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _act(url: str, token: str | None, run_id: str, act: str, body: dict[str, Any]) -> int:
+def _post(url: str, token: str | None, run_id: str, action: str, body: dict[str, Any]) -> int:
     with _server(url, token) as server:
-        return _tell_of(server.post(f"/api/runs/{_escaped(run_id)}/{act}", body), server.at)
+        return _print_run(server.post(f"/api/runs/{_escaped(run_id)}/{action}", body), server.at)
 
 
-def _tell_of(run: dict[str, Any], at: str) -> int:
-    say(f"{run['id']}: {run['status']}; penstock runs tail {run['id']}{at} follows it")
+def _print_run(run: dict[str, Any], at: str) -> int:
+    print_text(f"{run['id']}: {run['status']}; follow it with: penstock runs tail {run['id']}{at}")
     return Exit.OK
 
 
 def _questions(server: Any, run_id: str) -> list[dict[str, Any]]:
-    asked: list[dict[str, Any]] = server.get("/api/approvals", run_id=run_id)["approvals"]
-    return asked
+    questions: list[dict[str, Any]] = server.get("/api/approvals", run_id=run_id)["approvals"]
+    return questions
 
 
 def _server(url: str, token: str | None) -> Any:
@@ -513,7 +594,7 @@ def _escaped(id: str) -> str:
 
 
 def _print_json(value: Any) -> int:
-    say(json.dumps(value, indent=2))
+    print_text(json.dumps(value, indent=2))
     return Exit.OK
 
 

@@ -1,1 +1,1 @@
-"""Commands around a server of one's own: `serve`, `mcp`, `db`, `doctor`."""
+"""Commands to run and maintain a server: `serve`, `mcp`, `db`, `doctor`."""

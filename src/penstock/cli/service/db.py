@@ -1,4 +1,4 @@
-"""`penstock db …`: the database of a server, and its tables."""
+"""`penstock db …`: status and upgrade of a server's database."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import typer
 
 from penstock.cli.exits import Exit, Failed, Refused
 from penstock.cli.options import Database
-from penstock.cli.showing.screen import say
+from penstock.cli.render.screen import print_text
 
 app = typer.Typer(rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
 def db(context: typer.Context) -> int:
-    """Look after the database of a server.
+    """Check and upgrade the database of a server.
 
     \b
     Examples:
@@ -26,16 +26,16 @@ def db(context: typer.Context) -> int:
 
     \b
     Exit codes:
-      0 ok   2 the tables are of another version, or the database cannot be used   64 wrong command line
+      0 ok   2 the tables have another version, or the database cannot be used   64 wrong command line
     """
     if context.invoked_subcommand is None:
-        say(context.get_help())
+        print_text(context.get_help())
     return Exit.OK
 
 
 @app.command()
 def status(db: Database = None) -> int:
-    """Say which version the tables have, and which this Penstock uses.
+    """Show the version of the tables, and the version that this Penstock uses.
 
     \b
     Examples:
@@ -43,19 +43,20 @@ def status(db: Database = None) -> int:
 
     \b
     Exit codes:
-      0 they are the same   2 they are not, or the database or its ledger cannot be used   64 wrong command line
+      0 the versions are the same   2 they differ, or the database or its ledger cannot be used
+      64 wrong command line
     """
     url = _named(db)
-    said, is_well = _done(_looked_at(url))
-    say(f"{without_password(url)}: {said}")
-    return Exit.OK if is_well else Exit.FAILED
+    state, is_usable = _run(_inspect(url))
+    print_text(f"{without_password(url)}: {state}")
+    return Exit.OK if is_usable else Exit.FAILED
 
 
 @app.command()
 def upgrade(db: Database = None) -> int:
-    """Bring the tables to the version that this Penstock uses; an empty database gets them all.
+    """Upgrade the tables to the version that this Penstock uses; create them in an empty database.
 
-    It is one act: all of it is done, or nothing. Stop the server before, and keep a copy.
+    The upgrade is one transaction. Stop the server and make a backup first.
 
     \b
     Examples:
@@ -63,22 +64,22 @@ def upgrade(db: Database = None) -> int:
 
     \b
     Exit codes:
-      0 they are of that version now   2 the database or its ledger cannot be used, or is of a newer version
+      0 upgraded   2 the database or its ledger cannot be used, or has a newer version
       64 wrong command line
     """
     from penstock.storage.stores import check_ledger, migrate, schema_version
 
     url = _named(db)
-    before = _done(schema_version(url))
-    after = _done(migrate(url))
-    how = "was so before" if before == after else "made" if before == 0 else f"was version {before}"
-    say(f"{without_password(url)}: version {after}; {how}")
-    _done(check_ledger(url))
+    before = _run(schema_version(url))
+    after = _run(migrate(url))
+    how = "unchanged" if before == after else "created" if before == 0 else f"upgraded from version {before}"
+    print_text(f"{without_password(url)}: version {after}; {how}")
+    _run(check_ledger(url))
     return Exit.OK
 
 
-async def _looked_at(url: str) -> tuple[str, bool]:
-    """How a database stands, and whether it is as it should be."""
+async def _inspect(url: str) -> tuple[str, bool]:
+    """Return the state of a database, and whether it is usable as it is."""
     from penstock.storage.stores import check_ledger, hindrance, newest_version, schema_version
 
     if hindered := hindrance(url):
@@ -86,23 +87,23 @@ async def _looked_at(url: str) -> tuple[str, bool]:
     found, newest = await schema_version(url), newest_version()
     if found == newest:
         await check_ledger(url)
-    return standing(found, newest, url), found == newest
+    return describe_version(found, newest, url), found == newest
 
 
-def standing(found: int, newest: int, url: str) -> str:
-    """How a database stands to this Penstock, and what to do if it is not as it should be."""
+def describe_version(found: int, newest: int, url: str) -> str:
+    """Describe the schema version relative to this Penstock, and what to do if they differ."""
     if found == newest:
-        return f"version {found}, as this Penstock uses"
+        return f"version {found}, up to date"
     if found > newest:
-        return f"version {found}, and this Penstock knows versions up to {newest}; use a newer Penstock"
+        return f"version {found}, newer than the version {newest} of this Penstock; use a newer Penstock"
     if found == 0:
-        return f"no tables yet; penstock serve makes them, in version {newest}"
-    upgrade = f"penstock db upgrade --db {without_password(url)}"
-    return f"version {found}, and this Penstock uses {newest}; {upgrade} brings it there"
+        return f"no tables yet; penstock serve creates them, version {newest}"
+    command = f"penstock db upgrade --db {without_password(url)}"
+    return f"version {found}, older than the version {newest} of this Penstock; upgrade it with: {command}"
 
 
 def without_password(url: str) -> str:
-    """The URL of a database as it may be shown."""
+    """Return the database URL without its password, for display."""
     scheme, found, rest = url.partition("://")
     if not found or scheme == "sqlite":
         return url
@@ -112,11 +113,11 @@ def without_password(url: str) -> str:
 
 def _named(url: str | None) -> str:
     if url is None:
-        raise Refused("--db says which database, such as --db sqlite:///penstock.db; PENSTOCK_DB does too")
+        raise Refused("name the database with --db or PENSTOCK_DB, such as --db sqlite:///penstock.db")
     return url
 
 
-def _done(work: Coroutine[Any, Any, Any]) -> Any:
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
     from penstock.errors import InvalidValue, PenstockError
 
     try:

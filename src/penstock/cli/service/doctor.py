@@ -1,6 +1,6 @@
-"""`penstock doctor`: whether everything is there that a server or a run may need, and what to do where it is not.
+"""`penstock doctor`: checks everything that a server or a run may need, and says how to fix what is missing.
 
-Looks, and changes nothing. Of a key it says whether it is set, never what it is.
+Changes nothing. For a key it shows whether it is set, never its value.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from penstock.cli import version
 from penstock.cli.exits import Exit, Failed, Refused
-from penstock.cli.options import URL, AsJson, Database, MostCost, TokensFile, Url, UserDaily
-from penstock.cli.service.db import standing
-from penstock.cli.showing.screen import Line, Screen, printable, say
+from penstock.cli.options import URL, AsJson, CostCeiling, Database, TokensFile, Url, UserDaily
+from penstock.cli.render.screen import Line, Screen, print_text, printable
+from penstock.cli.service.db import describe_version
+from penstock.cli.version import version
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
 
@@ -31,29 +31,29 @@ if TYPE_CHECKING:
 State = Literal["ok", "missing", "broken"]
 
 MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", "green"), "missing": ("·", "yellow"), "broken": ("✗", "red")}
-OLDEST_SQLITE = (3, 35)
-"""The first that answers with what it has changed."""
+MIN_SQLITE = (3, 35)
+"""First version with RETURNING."""
 LOW_DISK_MB = 500
 SOON_DAYS = 7
-"""A token that ends within so many days is named."""
+"""Tokens that expire within this many days are listed."""
 RUNNING = "running server"
 NANOS_PER_DAY = 86_400 * 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     state: State
-    """`missing` is what can be done without; `broken` is what cannot work as it is."""
+    """`missing` is optional; `broken` cannot work as it is."""
     found: str
     advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """A part that is installed or not, what it is for, and how to get it."""
+    """An optional dependency: its packages, its purpose, and the extra that installs it."""
 
     packages: tuple[str, ...]
     purpose: str
@@ -79,37 +79,36 @@ def doctor(
     db: Database = None,
     url: Url = URL,
     tokens: TokensFile = None,
-    most_cost: MostCost = None,
+    cost_ceiling: CostCeiling = None,
     user_daily: UserDaily = None,
     as_json: AsJson = False,
 ) -> int:
-    """Look whether everything is there, and say what to do where it is not.
+    """Check everything that a server or a run needs, and show how to fix what is missing.
 
-    Options are as penstock serve is given them. A dot marks what can be done without; a cross, what is broken. Nothing
-    is changed.
+    Use the same options as for penstock serve. A dot marks optional parts, a cross broken ones. Nothing is changed.
 
     \b
     Examples:
       penstock doctor
-      penstock doctor --db sqlite:///penstock.db --tokens tokens.txt --most-cost 5
+      penstock doctor --db sqlite:///penstock.db --tokens tokens.txt --cost-ceiling 5
       penstock doctor --json | jq '.[] | select(.state == "broken")'
 
     \b
     Exit codes:
-      0 nothing is broken   2 something is
+      0 nothing is broken   2 something is broken
     """
-    findings = list(look(db, url, tokens, has_ceiling=most_cost is not None or user_daily is not None))
+    findings = list(check(db, url, tokens, has_ceiling=cost_ceiling is not None or user_daily is not None))
     if as_json:
-        say(json.dumps([asdict(one) for one in findings], indent=2))
+        print_text(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        Screen(sys.stdout).show(*(_line(one) for one in findings), whole=True)
-    return Exit.FAILED if any(one.state == "broken" for one in findings) else Exit.OK
+        Screen(sys.stdout).show(*(_line(finding) for finding in findings), whole=True)
+    return Exit.FAILED if any(finding.state == "broken" for finding in findings) else Exit.OK
 
 
-def look(
+def check(
     db: str | None, url: str, tokens: str | None = None, *, has_ceiling: bool = False, clock: Clock = SYSTEM_CLOCK
 ) -> Iterator[Finding]:
-    """Everything there is to find."""
+    """Run all checks and yield their findings."""
     yield Finding("python", "ok", ".".join(map(str, sys.version_info[:3])))
     yield Finding("penstock", "ok", version().removeprefix("penstock "))
     yield _sqlite()
@@ -127,7 +126,7 @@ def look(
 
 
 def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
-    """A check that fails has found something too."""
+    """Run a check; an exception is reported as a broken finding."""
     try:
         return check()
     except (PenstockError, Refused) as error:
@@ -137,9 +136,9 @@ def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
 
 
 def _sqlite() -> Finding:
-    if sqlite3.sqlite_version_info[:2] < OLDEST_SQLITE:
-        wanted = ".".join(map(str, OLDEST_SQLITE))
-        return Finding("sqlite", "broken", sqlite3.sqlite_version, f"SQLite {wanted} or newer is needed to keep runs")
+    if sqlite3.sqlite_version_info[:2] < MIN_SQLITE:
+        wanted = ".".join(map(str, MIN_SQLITE))
+        return Finding("sqlite", "broken", sqlite3.sqlite_version, f"storing runs needs SQLite {wanted} or newer")
     return Finding("sqlite", "ok", sqlite3.sqlite_version)
 
 
@@ -164,7 +163,7 @@ def _node_types() -> Finding:
         except Exception as error:
             broken.append(f"{name} ({type(error).__name__}: {error})")
     if broken:
-        return Finding("node types", "broken", "; ".join(broken), "the package that offers it has to be mended")
+        return Finding("node types", "broken", "; ".join(broken), "fix or remove the package that provides it")
     return Finding("node types", "ok", f"{len(registry)}: {', '.join(sorted(registry))}")
 
 
@@ -178,8 +177,8 @@ def _prices() -> Finding:
     from penstock.runtime.billing.prices import default_prices
 
     if default_prices().is_priced("gpt-4o"):
-        return Finding("price table", "ok", "models of the usual providers have one")
-    return Finding("price table", "missing", "no model has one", "pip install 'penstock[prices]', or register your own")
+        return Finding("price table", "ok", "prices for the models of the usual providers")
+    return Finding("price table", "missing", "no prices", "pip install 'penstock[prices]', or register your own")
 
 
 def _database(url: str | None) -> Finding:
@@ -193,18 +192,18 @@ def _database(url: str | None) -> Finding:
     )
 
     if url is None:
-        return Finding("database", "missing", "none was named", "--db sqlite:///penstock.db looks at one")
+        return Finding("database", "missing", "not checked", "name it with --db, such as --db sqlite:///penstock.db")
     if hindered := hindrance(url):
         return Finding("database", "broken", *hindered)
     path = sqlite_path(url) if scheme_of(url) == "sqlite" else None
     if path is not None and not path.exists():
-        return Finding("database", "missing", f"{path} is not there yet", "penstock serve makes it")
+        return Finding("database", "missing", f"{path} does not exist yet", "penstock serve creates it")
     found = asyncio.run(schema_version(url))
     if found not in (0, newest_version()):
-        said, _, advice = standing(found, newest_version(), url).partition("; ")
-        return Finding("database", "broken", said, advice)
+        state, _, advice = describe_version(found, newest_version(), url).partition("; ")
+        return Finding("database", "broken", state, advice)
     if found == 0:
-        return Finding("database", "missing", "no tables yet", "penstock serve makes them")
+        return Finding("database", "missing", "no tables yet", "penstock serve creates them")
     asyncio.run(check_ledger(url))
     if path is not None:
         return _disk(path, found)
@@ -215,7 +214,7 @@ def _disk(path: Path, version: int) -> Finding:
     free_mb = shutil.disk_usage(path.parent).free // 1_000_000
     if free_mb < LOW_DISK_MB:
         return Finding(
-            "database", "broken", f"{free_mb} MB are free beside {path}", "make room: a full disk stops runs"
+            "database", "broken", f"only {free_mb} MB free for {path}", "free some space: a full disk stops runs"
         )
     return Finding("database", "ok", f"version {version}, {path.stat().st_size // 1_000} kB, {free_mb:,} MB free")
 
@@ -231,32 +230,29 @@ def _tokens(file: str | None, now_ns: int) -> Finding:
 
     tokens = _named_tokens(file)
     if not tokens:
-        return Finding(
-            "tokens", "missing", "none are named: only this machine is let in", "--tokens FILE looks at some"
-        )
+        return Finding("tokens", "missing", "none: only this machine may connect", "check a file with --tokens FILE")
     expired = [token for token in tokens if token.has_expired(now_ns)]
     soon_ns = now_ns + SOON_DAYS * NANOS_PER_DAY
     ending = [token for token in tokens if token.has_expired(soon_ns) and not token.has_expired(now_ns)]
     if not expired and not ending:
-        return Finding("tokens", "ok", f"{len(tokens)}, none of which ends within {SOON_DAYS} days")
-    said = [f"expired: {names_of(expired)}"] if expired else []
-    said += [f"end within {SOON_DAYS} days: {names_of(ending)}"] if ending else []
+        return Finding("tokens", "ok", f"{len(tokens)}, none expires within {SOON_DAYS} days")
+    found = [f"expired: {names_of(expired)}"] if expired else []
+    found += [f"expire within {SOON_DAYS} days: {names_of(ending)}"] if ending else []
     state: State = "broken" if len(expired) == len(tokens) else "missing"
-    return Finding("tokens", state, "; ".join(said), "write new lines beside them, and take the old ones out")
+    return Finding("tokens", state, "; ".join(found), "add new tokens, then remove the old ones")
 
 
 def _unlimited(file: str | None, now_ns: int) -> Iterator[Finding]:
-    """Of a server without a ceiling: that several may spend there, if they may."""
+    """Yield a finding if several users may spend on a server without a ceiling."""
     from penstock.server.auth import spenders
 
     try:
         people = spenders(_named_tokens(file), now_ns)
     except PenstockError:
-        return  # it is said of the tokens
+        return  # reported by the tokens check
     if len(people) > 1:
-        advice = "give --most-cost or --user-daily to penstock serve, and here"
-        said = f"each of {len(people)} users may let a run cost whatever they say"
-        yield Finding("spending", "missing", said, advice)
+        found = f"each of {len(people)} users may start runs without a cost ceiling"
+        yield Finding("spending", "missing", found, "set --cost-ceiling or --user-daily for penstock serve, and here")
 
 
 def _server(url: str) -> Finding:

@@ -1,18 +1,19 @@
-"""`penstock serve`: its options; what they lead to is loaded when there is something to serve."""
+"""Options of `penstock serve` and `penstock mcp`; the implementation is imported when a command runs."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
-from penstock.cli.loading.values import number, whole_number
+from penstock.cli.exits import Refused
 from penstock.cli.options import (
+    CostCeiling,
     Database,
     Executors,
     MaxCost,
     Models,
-    MostCost,
     Prices,
     TokensFile,
     Tools,
@@ -21,24 +22,28 @@ from penstock.cli.options import (
     dollars,
     numeric,
 )
+from penstock.cli.render.screen import print_error
+from penstock.cli.values import number, whole_number
 
-USUAL_DATABASE = "sqlite:///penstock.db"
+DEFAULT_DATABASE = "sqlite:///penstock.db"
 
 Graphs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="GRAPHS", help="Files of graphs, or directories of them; examples, if there are none."),
+    typer.Argument(metavar="GRAPHS", help="Graph files, or directories with graph files; default: example graphs."),
 ]
 
 
 def serve(
     graphs: Graphs = None,
-    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Where to listen: 127.0.0.1 if not said.")] = None,
-    port: Annotated[int | None, numeric(whole_number, "N", "Which port: 8642 if not said, 0 for any.")] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on; default: 127.0.0.1.")
+    ] = None,
+    port: Annotated[int | None, numeric(whole_number, "N", "Port; default: 8642, 0 for any free port.")] = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A name under which others reach the server, such as penstock.example; may be given several times.",
+            help="Host name by which clients reach the server, such as penstock.example. Repeatable.",
         ),
     ] = None,
     db: Database = None,
@@ -48,71 +53,123 @@ def serve(
     executors: Executors = None,
     prices: Prices = None,
     unknown_prices: Unpriced = None,
-    max_running: Annotated[int, numeric(whole_number, "N", "Work on at most N runs at once.", least=1)] = 64,
-    max_running_per_user: Annotated[int, numeric(whole_number, "N", "At most N of one user.", least=1)] = 8,
+    max_running: Annotated[int, numeric(whole_number, "N", "Maximum number of concurrent runs.", minimum=1)] = 64,
+    max_running_per_user: Annotated[
+        int, numeric(whole_number, "N", "Maximum number of concurrent runs of each user.", minimum=1)
+    ] = 8,
     max_cost: MaxCost = "1",
-    max_steps: Annotated[int, numeric(whole_number, "N", "How many steps it may take then.", least=1)] = 1_000,
+    max_steps: Annotated[int, numeric(whole_number, "N", "Default step limit of a run.", minimum=1)] = 1_000,
     timeout: Annotated[
-        float, numeric(number, "SECONDS", "How long it may take then; waiting for an answer counts.", least=0.001)
+        float, numeric(number, "SECONDS", "Default time limit of a run; includes waiting for approval.", minimum=0.001)
     ] = 3_600,
-    most_cost: MostCost = None,
-    most_steps: Annotated[int | None, numeric(whole_number, "N", "How many steps at most.", least=1)] = None,
-    most_timeout: Annotated[float | None, numeric(number, "SECONDS", "How much time at most.", least=0.001)] = None,
+    cost_ceiling: CostCeiling = None,
+    steps_ceiling: Annotated[
+        int | None, numeric(whole_number, "N", "Highest step limit that a run may request.", minimum=1)
+    ] = None,
+    timeout_ceiling: Annotated[
+        float | None, numeric(number, "SECONDS", "Highest time limit that a run may request.", minimum=0.001)
+    ] = None,
     user_daily: UserDaily = None,
-    daily: Annotated[str | None, dollars("What all may spend in a day.")] = None,
-    keep_days: Annotated[float, numeric(number, "DAYS", "How long ended runs are kept.", least=0.01)] = 30,
+    daily: Annotated[str | None, dollars("Daily budget of all users together.")] = None,
+    keep_days: Annotated[float, numeric(number, "DAYS", "Retention of ended runs.", minimum=0.01)] = 30,
     lease: Annotated[
         float,
-        numeric(number, "SECONDS", "A server silent for so long is dead; others go on with its runs.", least=0.1),
+        numeric(
+            number, "SECONDS", "Take over runs of a server that has not renewed its lease for this long.", minimum=0.1
+        ),
     ] = 15,
     drain: Annotated[
-        float, numeric(number, "SECONDS", "How long runs may take to end when the server stops.", least=0)
+        float, numeric(number, "SECONDS", "Time for running runs to end when the server stops.", minimum=0)
     ] = 10,
 ) -> int:
-    """Serve graphs: REST, OpenAI's API, MCP, and a page that says how.
+    """Serve graphs over HTTP: REST, the OpenAI API, MCP, and a page that explains how to use them.
 
-    Without tokens it listens on this machine alone, and whoever is on it may do everything. With a database runs
-    survive the server, killed or not: they go on when it is started again. Ctrl-C lets runs end for a while and parks
-    the others; a second one parks them at once.
+    Without tokens, the server listens on this machine only, and all local users may do everything. Runs survive a
+    restart or crash of the server if the database does. Ctrl-C waits for running runs to end, then parks the rest;
+    press Ctrl-C again to park running runs immediately.
 
     \b
     Examples:
       penstock serve
       penstock serve graphs/ --db sqlite:///penstock.db --models my_models.py:models
       penstock serve --prices my_prices.py:prices --unknown-prices refuse --daily 20 --user-daily 2
-      penstock serve --host 0.0.0.0 --allow-host penstock.example --tokens tokens.txt --most-cost 5
+      penstock serve --host 0.0.0.0 --allow-host penstock.example --tokens tokens.txt --cost-ceiling 5
       penstock serve --db postgresql://localhost/penstock
 
     \b
     Exit codes:
       0 stopped   2 a graph is not valid, or the database or the tokens cannot be used
-      64 wrong command line, or an address that cannot be had
+      64 wrong command line, or the address cannot be used
     """
-    from penstock.cli.loading.offers import Named
-    from penstock.cli.service.serving import Asked, serve_graphs
+    from penstock.cli.loading.services import ServiceOptions
+    from penstock.cli.service.serve_command import ServeArguments, serve_graphs
 
     return serve_graphs(
-        Asked(
+        ServeArguments(
             graphs=tuple(graphs or ()),
             host=host,
             port=port,
             allow_host=tuple(allow_host or ()),
-            db=db or USUAL_DATABASE,
+            db=db or DEFAULT_DATABASE,
             tokens=tokens,
-            named=Named(models, tools, prices, unknown_prices),
+            services=ServiceOptions(models, tools, prices, unknown_prices),
             executors=tuple(executors or ()),
             max_running=max_running,
             max_running_per_user=max_running_per_user,
             max_cost=max_cost,
-            most_cost=most_cost,
+            cost_ceiling=cost_ceiling,
             max_steps=max_steps,
-            most_steps=most_steps,
+            steps_ceiling=steps_ceiling,
             timeout_s=timeout,
-            most_timeout_s=most_timeout,
+            timeout_ceiling_s=timeout_ceiling,
             user_daily=user_daily,
             daily=daily,
             keep_days=keep_days,
             lease_s=lease,
             drain_s=drain,
+        )
+    )
+
+
+def mcp(
+    graphs: Graphs = None,
+    db: Database = None,
+    models: Models = None,
+    tools: Tools = None,
+    executors: Executors = None,
+    prices: Prices = None,
+    unknown_prices: Unpriced = None,
+    max_cost: MaxCost = "1",
+    cost_ceiling: CostCeiling = None,
+) -> int:
+    """Serve graphs as tools of an MCP server on standard input and output.
+
+    Runs are kept in memory unless you set --db.
+
+    \b
+    Examples:
+      penstock mcp graphs/
+      penstock mcp graphs/ --db sqlite:///penstock.db --models my_models.py:models
+
+    \b
+    Exit codes:
+      0 the client has disconnected   2 a graph is not valid, or the database cannot be used   64 wrong command line
+    """
+    from penstock.cli.loading.services import ServiceOptions
+    from penstock.cli.service.serve_command import ServeArguments, serve_tools
+
+    for name, stream in (("standard input", sys.stdin), ("standard output", sys.stdout)):
+        if stream is None or stream.closed:
+            raise Refused(f"an MCP client needs standard input and output, and {name} is closed")
+    if sys.stdin.isatty():
+        print_error("waiting for an MCP client on standard input, which is a terminal; Ctrl-D exits")
+    return serve_tools(
+        ServeArguments(
+            graphs=tuple(graphs or ()),
+            db=db or "memory:",
+            services=ServiceOptions(models, tools, prices, unknown_prices),
+            executors=tuple(executors or ()),
+            max_cost=max_cost,
+            cost_ceiling=cost_ceiling,
         )
     )

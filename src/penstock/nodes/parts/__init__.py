@@ -1,1 +1,1 @@
-"""What several node types are made of: reading their data, templates, conditions, nested graphs, models, tools."""
+"""Shared parts of node types: reading their data, templates, conditions, nested graphs, models, tools."""

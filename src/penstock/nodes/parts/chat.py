@@ -1,10 +1,10 @@
-"""What an agent is asked in a chat: what was said so far, or what the flow brings it.
+"""The prompt of an agent, from the chat or the node's input, and the pieces of its answer.
 
-Which one it is, the service `chat_scope` says: the agents that the user talks to are given the conversation that stands
-in the service `chat_input`, all others what comes in and nothing else. What was attached is fetched by the service
-`attachments`, here and not before: bytes are in no value that flows, in no event and in no journal.
+The service `chat_scope` decides: agents that the user talks to receive the conversation in the service `chat_input`,
+all others only their input. Attachments are loaded here by the service `attachments`, and not earlier: their bytes are
+in no value of the flow, in no event and in no journal.
 
-Knows no store and no chat of anybody's; without these services every agent is asked what comes in.
+Knows no store and no particular chat; without these services every agent receives only its input.
 """
 
 from __future__ import annotations
@@ -13,78 +13,85 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.agents.messages import ContentPart, Media, Message
+from penstock.agents.execution import OnDelta
+from penstock.agents.messages import ContentPart, Delta, Media, Message, TextDelta
 from penstock.agents.tools import ToolChain, as_tool
 from penstock.kernel.values import DataValue
-from penstock.nodes.parts.toolbox import Chained, gathered, offered, pieces
-from penstock.nodes.parts.values import as_text
-from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.nodes.parts.services import CombinedTools, combine_tools, flatten_tools, offered_tool
+from penstock.nodes.parts.settings import as_text
+from penstock.runtime.context import ExecutionContext
+from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.node_events import EmitProgress, ProgressStream
+
+Answering = Callable[[ExecutionContext, OnDelta], Awaitable[DataValue]]
+"""Requests an answer in a context, emits its pieces, and returns it."""
 
 Load = Callable[[str], Awaitable[bytes | None]]
-"""The bytes that were attached under an id; None if there are none."""
+"""Returns the bytes of the attachment with an id; None if there are none."""
 
 MAX_ATTACHED_BYTES = 50 * 1024 * 1024
-"""So much is shown to an agent, the newest first; what is older is named only."""
+"""Total size of attachments passed to an agent, newest first; older ones are only named."""
 MAX_ATTACHED_TEXT = 200_000
-"""So many characters of one text that was attached."""
+"""Maximum number of characters of one attached text."""
 
 GO_ON = "Go on exactly where your last message stops. Do not repeat anything of it, and do not comment on this."
-"""What an agent is asked if the last thing said is its own: not every model goes on by itself."""
+"""Prompt if the last message is the agent's own: not every model continues without one."""
 
 AS_MEDIA = ("image/", "audio/", "application/pdf")
 AS_TEXT = ("text/", "application/json", "application/xml", "application/yaml", "application/x-yaml")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What an agent is asked, and what was said before."""
+class Prompt:
+    """The prompt of an agent, and the messages before it."""
 
-    prompt: str
+    text: str
     history: Sequence[Message] = ()
 
 
-async def question(inputs: Mapping[str, DataValue], context: FlowContext) -> Question:
-    """What the agent of this node is asked: by the user, if it is one that the user talks to; else by the flow."""
+async def prompt_for(inputs: Mapping[str, DataValue], context: FlowContext) -> Prompt:
+    """Return the prompt of this node's agent: from the chat if the user talks to it, else from its input."""
     given = inputs["input"].value if "input" in inputs else context.execution.input
-    said = messages_in(context) if _is_entry(context) else []
-    if not said:
-        return Question(as_text(given))
-    history = await _told(said, context)
-    if given is not None and given != said and given != newest(said):
-        return Question(as_text(given), history)  # made of what was said by a node between: both are told
-    return Question(GO_ON if said[-1]["role"] == "assistant" else "", history)
+    messages = messages_in(context) if _is_entry(context) else []
+    if not messages:
+        return Prompt(as_text(given))
+    history = await _for_model(messages, context)
+    if given is not None and given != messages and given != newest(messages):
+        return Prompt(as_text(given), history)  # an upstream node changed the message: pass both
+    return Prompt(GO_ON if messages[-1]["role"] == "assistant" else "", history)
 
 
 def messages_in(context: FlowContext) -> list[Mapping[str, Any]]:
-    """What was said in the chat that this run answers, as `role` and `content`; empty if it answers none."""
+    """Return the messages of the chat that this run answers, as `role` and `content`; empty without a chat."""
     given = context.services.get("chat_input")
-    said = given.get("messages") if isinstance(given, (dict, Mapping)) else None  # a dict is told at once
-    return [] if said is None else list(said)
+    # Checking for dict first is faster than the abstract class.
+    messages = given.get("messages") if isinstance(given, (dict, Mapping)) else None
+    return [] if messages is None else list(messages)
 
 
-def newest(said: Sequence[Mapping[str, Any]]) -> str:
-    """The last thing that the user said."""
-    return next((str(one["content"]) for one in reversed(said) if one["role"] == "user"), "")
+def newest(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the user's latest message."""
+    return next((str(message["content"]) for message in reversed(messages) if message["role"] == "user"), "")
 
 
 def with_user_tools(own: ToolChain, context: FlowContext) -> ToolChain:
-    """The agent's tools and, where the chat gives them to it, the user's; of two of one name the agent's own counts."""
+    """Return the agent's tools and, if the chat includes them, the user's; on a name clash the agent's own wins."""
     scope = context.services.get("chat_scope")
     if scope is None or not scope.include_user_tools(str(context.node_id)):
         return own
     taken = {spec.name for spec in own.specs}
-    return gathered([own, *_of_other_names(context, taken)])
+    return combine_tools([own, *_of_other_names(context, taken)])
 
 
 def _of_other_names(context: FlowContext, taken: set[str]) -> Iterator[Any]:
     for given in context.services.get("user_tools") or ():
-        for one in pieces(offered(given, context) if isinstance(given, str) else given):
-            if isinstance(one, ToolChain):
-                yield Chained([one], [spec.name for spec in one.specs if spec.name not in taken])
-                taken.update(spec.name for spec in one.specs)
-            elif as_tool(one).name not in taken:
-                taken.add(one.name)
-                yield one
+        for tool in flatten_tools(offered_tool(given, context) if isinstance(given, str) else given):
+            if isinstance(tool, ToolChain):
+                yield CombinedTools([tool], [spec.name for spec in tool.specs if spec.name not in taken])
+                taken.update(spec.name for spec in tool.specs)
+            elif as_tool(tool).name not in taken:
+                taken.add(tool.name)
+                yield tool
 
 
 def _is_entry(context: FlowContext) -> bool:
@@ -92,22 +99,22 @@ def _is_entry(context: FlowContext) -> bool:
     return scope is not None and bool(scope.is_entry_agent(str(context.node_id)))
 
 
-async def _told(said: Sequence[Mapping[str, Any]], context: FlowContext) -> list[Message]:
-    """The messages as models take them, from the newest back, because that is how far the bytes reach."""
+async def _for_model(messages: Sequence[Mapping[str, Any]], context: FlowContext) -> list[Message]:
+    """Convert the messages for a model, newest first, so that the newest attachments use the byte limit."""
     load: Load | None = context.services.get("attachments")
     left = MAX_ATTACHED_BYTES
-    told: list[Message] = []
-    for one in reversed(said):
+    converted: list[Message] = []
+    for message in reversed(messages):
         parts: list[ContentPart] = []
-        for attached in one.get("attachments") or ():
-            shown = None
+        for attached in message.get("attachments") or ():
+            content = None
             if load is not None and attached["size"] <= left and _is_readable(attached["media_type"]):
-                shown = await load(attached["id"])
+                content = await load(attached["id"])
                 left -= attached["size"]
-            parts.append(_part(attached, shown))
-        text = str(one["content"])
-        told.append(Message(one["role"], [*([text] if text else []), *parts] if parts else text))
-    return told[::-1]
+            parts.append(_part(attached, content))
+        text = str(message["content"])
+        converted.append(Message(message["role"], [*([text] if text else []), *parts] if parts else text))
+    return converted[::-1]
 
 
 def _is_readable(media_type: str) -> bool:
@@ -117,9 +124,25 @@ def _is_readable(media_type: str) -> bool:
 def _part(attached: Mapping[str, Any], content: bytes | None) -> ContentPart:
     name, media_type = attached["name"], attached["media_type"]
     if content is None:
-        return f"\n[{name} ({media_type}, {attached['size']} bytes) is attached, and cannot be shown here]"
+        return f"\n[{name} ({media_type}, {attached['size']} bytes) is attached, and cannot be shown]"
     if media_type.startswith(AS_MEDIA):
         return Media(media_type, data=content)
     text = content.decode("utf-8", "replace")
     cut = f"\n[the first {MAX_ATTACHED_TEXT} of {len(text)} characters]" if len(text) > MAX_ATTACHED_TEXT else ""
     return f"\n[{name} is attached:]\n{text[:MAX_ATTACHED_TEXT]}{cut}"
+
+
+def streamed(place: ExecutionContext, answering: Answering) -> ProgressStream:
+    """Return the answer, with its pieces emitted as `delta` events."""
+
+    def work(place: ExecutionContext, emit: EmitProgress) -> Awaitable[DataValue]:
+        return answering(place, lambda delta: emit("delta", _delta_event(delta)))
+
+    return ProgressStream(place, work)
+
+
+def _delta_event(delta: Delta) -> dict[str, object]:
+    if isinstance(delta, TextDelta):
+        return {"text": delta.text, "source": delta.source}
+    call = {"id": delta.call.id, "name": delta.call.name, "arguments": delta.call.arguments}
+    return {"tool_call": call, "source": delta.source}

@@ -1,9 +1,9 @@
 """Conditions in CEL, the Common Expression Language: `input.score > 0.5 && input.kind in ["a", "b"]`.
 
-CEL has no loops but its macros over lists (`map`, `filter`, `all`, `exists`), and those are what could take forever:
-the library that runs them has no bound, and cannot be interrupted. So they are refused, and so is every function that
-is not listed here; the size of an expression and of the values it looks at is bounded. What is left takes time in
-proportion to both.
+CEL has no loops but its macros over lists (`map`, `filter`, `all`, `exists`), and those could run without limit: the
+library does not bound them, and cannot be interrupted. So they are refused, and so is every function that is not
+listed here; the size of an expression and of its values is bounded. The remaining expressions take time in proportion
+to both.
 
 Needs `common-expression-language` (`pip install penstock[conditions]`), loaded with the first condition.
 """
@@ -40,18 +40,18 @@ FUNCTIONS = frozenset(
 
 
 class ConditionUnavailable(PenstockError):
-    """What evaluates conditions is not installed."""
+    """The library that evaluates conditions is not installed."""
 
     def __init__(self) -> None:
         super().__init__("conditions need common-expression-language: pip install 'penstock[conditions]'")
 
 
 class ConditionInvalid(PenstockError):
-    """A condition that cannot be read, or that could take too long."""
+    """A condition cannot be parsed, or could take too long."""
 
 
 class ConditionFailed(PenstockError):
-    """A condition that came to nothing with the values it was given."""
+    """A condition could not be evaluated to true or false with the given values."""
 
     def __init__(self, expression: str, why: str) -> None:
         self.expression = expression
@@ -60,19 +60,19 @@ class ConditionFailed(PenstockError):
 
 
 class Condition:
-    """A question about values, answered with true or false."""
+    """A compiled CEL expression that evaluates to true or false."""
 
     __slots__ = ("_program", "expression")
 
     def __init__(self, expression: str, names: Iterable[str]) -> None:
-        """ConditionInvalid, if it is none; it may speak of the values called `names`."""
+        """Compile `expression`, which may use `names`; raise ConditionInvalid if it is not valid."""
         self.expression = expression
         if len(expression) > MAX_EXPRESSION:
-            raise ConditionInvalid(f"it may have {MAX_EXPRESSION:,} characters, and has {len(expression):,}")
+            raise ConditionInvalid(f"it has {len(expression):,} characters, more than {MAX_EXPRESSION:,} characters")
         if macro := MACRO.search(expression):
-            raise ConditionInvalid(f"{macro[1]}(…) goes through a list, and nothing bounds how long that takes")
+            raise ConditionInvalid(f"{macro[1]}(…) iterates over a list, which takes an unbounded time")
         if expression.count("+") > MAX_ADDITIONS:
-            raise ConditionInvalid(f"it may have {MAX_ADDITIONS} additions, and has more")
+            raise ConditionInvalid(f"it has more than {MAX_ADDITIONS} additions, the maximum")
         cel = _cel()
         try:
             self._program = cel.compile(expression)
@@ -86,11 +86,11 @@ class Condition:
     def _refuse(self, what: str, used: Iterable[str], known: frozenset[str]) -> None:
         for name in used:
             if name not in known:
-                listed = ", ".join(sorted(one for one in known if one.isidentifier()))
-                raise ConditionInvalid(f"{what} {name[:40]!r} here; there are: {listed}")
+                listed = ", ".join(sorted(name for name in known if name.isidentifier()))
+                raise ConditionInvalid(f"{what} {name[:40]!r}; there are: {listed}")
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Whether it holds for these values; ConditionFailed if that cannot be said."""
+        """Whether it holds for these values; ConditionFailed if it cannot be evaluated."""
         _refuse_size(self.expression, values)
         try:
             answer = self._program.execute(dict(values))
@@ -99,12 +99,12 @@ class Condition:
                 raise
             raise ConditionFailed(self.expression, f"{type(error).__name__}: {_first_line(error)}") from error
         if not isinstance(answer, bool):
-            raise ConditionFailed(self.expression, f"it is {type(answer).__name__}, and has to be true or false")
+            raise ConditionFailed(self.expression, f"its value is {type(answer).__name__}; it must be true or false")
         return answer
 
 
 def findings(expression: str, names: Iterable[str]) -> str | None:
-    """What is wrong with a condition; None if nothing is."""
+    """Return what is wrong with a condition; None if it is valid."""
     try:
         Condition(expression, names)
     except (ConditionInvalid, ConditionUnavailable) as error:
@@ -113,7 +113,7 @@ def findings(expression: str, names: Iterable[str]) -> str | None:
 
 
 def _cel() -> ModuleType:
-    """The library's compiled part alone: importing the package loads its own command line, twenty times as much."""
+    """Import only the library's compiled module: the package also loads its command line, twenty times as much."""
     loaded = sys.modules.get(COMPILED)
     if loaded is not None:
         return loaded
@@ -122,14 +122,14 @@ def _cel() -> ModuleType:
     spec = None if places is None else PathFinder.find_spec(COMPILED, places)
     if spec is None or spec.loader is None:
         raise ConditionUnavailable
-    made = module_from_spec(spec)
-    spec.loader.exec_module(made)
-    sys.modules[COMPILED] = made
-    return made
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[COMPILED] = module
+    return module
 
 
 def _refuse_size(expression: str, values: Mapping[str, Any]) -> None:
-    """Count what the condition would be shown; nothing of it is copied before."""
+    """Raise ConditionFailed if the values are too large; checked before they are copied."""
     seen = characters = 0
     todo: list[Any] = [values]
     while todo:
@@ -146,11 +146,11 @@ def _refuse_size(expression: str, values: Mapping[str, Any]) -> None:
             seen = MAX_VALUES + 1
         if seen > MAX_VALUES or characters > MAX_CHARACTERS:
             most = f"{MAX_VALUES:,} values and {MAX_CHARACTERS:,} characters"
-            raise ConditionFailed(expression, f"it may look at {most}, and these are more")
+            raise ConditionFailed(expression, f"the values are larger than the maximum of {most}")
 
 
 def _is_the_librarys(error: BaseException) -> bool:
-    """Whether the library says no; a panic of the Rust code in it is no Exception, and no reason to stop a program."""
+    """Whether the library raised it; a panic of its Rust code is not an Exception, but must not stop the program."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

@@ -1,22 +1,48 @@
-"""What nodes depend on and do not make themselves, by name in the `services` of a run.
+"""What nodes use of the run: its services by name, models and tools.
 
-A service that is not given may have a usual one, which stands in a package above this one and is loaded by its name
-when it is needed: nodes know what they need, not who has it.
+A missing service may have a default, which is in a higher-level package and is imported by name when it is needed, so
+that nodes do not depend on that package.
+
+A model is one that the run offers by name, one of a provider, or a script written in the graph. A script is a list of
+replies, for examples and tests: text, or a tool call. It restarts each time the node runs.
+
+A link into a handle for tools provides a tool, an agent, a list of these, or a whole chain such as a server's. Names
+must be unique across all links.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import re
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from penstock.errors import PenstockError
-from penstock.runtime.graphs.flow_context import FlowContext
+from penstock.agents.messages import ToolCall, ToolResult
+from penstock.agents.model import Model, ModelSettings
+from penstock.agents.scripted import ScriptedModel
+from penstock.agents.tools import Tool, ToolChain, Tools, ToolSpec, as_tool, refuse, unknown_tool
+from penstock.errors import InvalidValue, PenstockError
+from penstock.kernel.document import parse_part
+from penstock.kernel.executor import ExecutorRegistry
+from penstock.kernel.graph import GraphInvalid, GraphSpec
+from penstock.nodes.parts.settings import Checked, Data, Finding, Json, Name, Sized, Text, Within
+from penstock.runtime.context import ExecutionContext
+from penstock.runtime.graphs.graph_runtime import FlowContext, GraphRuntime
+
+T = TypeVar("T")
+
+UNUSABLE = re.compile(r"[^A-Za-z0-9_-]+")
+
+MAX_REPLIES = 1_000
+
+MaxOutputTokens = Annotated[int, Within(1, 10_000_000)]
+Temperature = Annotated[float, Within(0, 10)]
 
 
 class ServiceMissing(PenstockError):
-    """A node needs something that the run was not given."""
+    """A node needs a service that the run does not have."""
 
     def __init__(self, service: str, needed_for: str, hint: str) -> None:
         self.service = service
@@ -32,20 +58,192 @@ class NotOffered(PenstockError):
         super().__init__(f"there is no {what} {name!r}; there are: {listed}")
 
 
-def named(context: FlowContext, service: str) -> Mapping[str, Any]:
-    """What a service offers by name; empty if the run has none."""
+def service_mapping(context: FlowContext, service: str) -> Mapping[str, Any]:
+    """Return the mapping of names that a service offers; empty if the run has no such service."""
     found = context.services.get(service)
     if found is None:
         return {}
-    if not isinstance(found, (dict, Mapping)):  # a dict is told at once; to ask the abstract class takes longer
-        raise ServiceMissing(service, "a node", f"it has to be a mapping of names, not a {type(found).__name__}")
+    if not isinstance(found, (dict, Mapping)):  # checking for dict first is faster than the abstract class
+        raise ServiceMissing(service, "a node", f"it must be a mapping by name, not a {type(found).__name__}")
     return found
 
 
-async def usual(module: str, name: str) -> Any:
-    """Something of a module above this package; ImportError if it is not there, or cannot be loaded."""
-    found = await asyncio.to_thread(import_module, module)  # reads files, perhaps a whole library's
+async def import_default(module: str, name: str) -> Any:
+    """Import a name from a higher-level module; ImportError if it does not exist or cannot be loaded."""
+    found = await asyncio.to_thread(import_module, module)  # reads files, possibly of a whole library
     try:
         return getattr(found, name)
     except AttributeError:
         raise ImportError(f"{module} has no {name}") from None
+
+
+def runtime_of(context: FlowContext) -> GraphRuntime:
+    """Return the runtime of the graph that contains the node."""
+    assert context.runtime is not None, "nodes run in a graph"
+    return context.runtime
+
+
+# Models.
+
+
+@dataclass(frozen=True, slots=True)
+class CallData(Data):
+    """A reply that calls a tool."""
+
+    tool: Name
+    arguments: Json
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptData(Data):
+    """A model with scripted replies."""
+
+    script: Annotated[list[Text | CallData | list[CallData]], Sized(0, MAX_REPLIES)]
+
+
+ModelData = Name | ScriptData
+
+
+class ModelUnknown(PenstockError):
+    """A node names a model that neither the run nor a provider has."""
+
+    def __init__(self, name: str, known: list[str], why: str) -> None:
+        self.name = name
+        offered = ", ".join(known) or "none"
+        super().__init__(f"there is no model {name!r}: services['models'] has {offered}, and {why}")
+
+
+async def model_for(data: ModelData, context: FlowContext) -> Model:
+    """Return the model that the data selects."""
+    if isinstance(data, ScriptData):
+        return ScriptedModel([_reply(reply, str(at)) for at, reply in enumerate(data.script)])
+    offered = service_mapping(context, "models")
+    if data in offered:
+        found = offered[data]
+    else:
+        found = await _provided(data, sorted(map(str, offered))[:20])
+    if not isinstance(found, Model):
+        raise ModelUnknown(data, sorted(map(str, offered))[:20], f"this one is a {type(found).__name__}, not a Model")
+    return found
+
+
+def named_models(graph: GraphSpec, executors: ExecutorRegistry, at: str = "$") -> Iterator[Finding]:
+    """Yield the path and name of each model that nodes use, nested graphs included; invalid data is skipped.
+
+    Relies on the setting names shared by all node types here: `model` for a model, `graph` for a nested graph.
+    """
+    naming = [(number, node) for number, node in enumerate(graph.nodes) if "model" in node.data or "graph" in node.data]
+    by_type = {type: executors[type] for type in {node.type for _, node in naming} if type in executors}
+    for number, node in naming:
+        executor = by_type.get(node.type)
+        read = executor.settings.read_or_none(node.data) if isinstance(executor, Checked) else None
+        place = f"{at}.nodes[{number}].data"
+        if isinstance(name := getattr(read, "model", None), str):
+            yield f"{place}.model", name
+        if isinstance(inside := getattr(read, "graph", None), dict):
+            try:
+                nested = parse_part(inside)
+            except GraphInvalid:
+                continue
+            yield from named_models(nested, executors, f"{place}.graph")
+
+
+def model_settings(max_output_tokens: int | None, temperature: float | None) -> ModelSettings:
+    """Return the settings of a model request."""
+    return ModelSettings(max_output_tokens=max_output_tokens, temperature=temperature)
+
+
+async def _provided(name: str, known: list[str]) -> Any:
+    if "://" in name:
+        # The author of a graph could otherwise choose where requests, and our API key with them, are sent.
+        raise ModelUnknown(name, known, "a graph may not contain the address of a model: add it there under a name")
+    try:
+        provider = await import_default("penstock.providers.models", "model")
+        return await asyncio.to_thread(provider, name)  # imports the library of the provider
+    except ImportError as error:
+        raise ModelUnknown(name, known, f"providers cannot be loaded: {error}") from error
+    except ValueError as error:
+        raise ModelUnknown(name, known, f"no provider has it: {error}") from error
+
+
+def _reply(reply: str | CallData | list[CallData], number: str) -> Any:
+    if isinstance(reply, str):
+        return reply
+    if isinstance(reply, CallData):
+        return ToolCall(number, reply.tool, reply.arguments)
+    return [ToolCall(f"{number}-{at}", call.tool, call.arguments) for at, call in enumerate(reply)]
+
+
+# Tools.
+
+
+def tool_name(wanted: str) -> str:
+    """Return the name in a form that every model accepts."""
+    return UNUSABLE.sub("_", wanted).strip("_")[:64] or "node"
+
+
+def offered_tool(name: str, context: FlowContext) -> Any:
+    """Return the tool that the run offers under that name; NotOffered if there is none."""
+    tools = service_mapping(context, "tools")
+    if name not in tools:
+        raise NotOffered("tool", name, tools)
+    return tools[name]
+
+
+def combine_tools(linked: Iterable[Any]) -> ToolChain:
+    """Return one chain of all linked tools."""
+    tools: list[Any] = []
+    chains: list[ToolChain] = []
+    for tool in _flat(linked):
+        if isinstance(tool, ToolChain):
+            chains.append(tool)
+        else:
+            tools.append(tool)
+    if len(chains) == 1 and not tools:
+        return chains[0]
+    return CombinedTools([Tools(tools), *chains]) if chains else Tools(tools)
+
+
+def flatten_tools(linked: Any) -> list[Any]:
+    """Return the linked tools and chains as a flat list."""
+    return [tool if isinstance(tool, Tool | ToolChain) else as_tool(tool) for tool in _flat([linked])]
+
+
+def _flat(linked: Iterable[Any]) -> Iterable[Any]:
+    for item in linked:
+        if isinstance(item, list | tuple):
+            yield from _flat(item)
+        else:
+            yield item
+
+
+class CombinedTools:
+    """Several chains as one, or a selection of their tools: each call goes to the chain that has the tool."""
+
+    __slots__ = ("_by_name", "specs")
+
+    def __init__(self, chains: Sequence[ToolChain], only: Iterable[str] | None = None) -> None:
+        found: dict[str, tuple[ToolSpec, ToolChain]] = {}
+        for chain in chains:
+            for spec in chain.specs:
+                if spec.name in found:
+                    raise InvalidValue("tools", spec.name, "tools of different names")
+                found[spec.name] = (spec, chain)
+        self._by_name = found if only is None else _selected(found, only)
+        self.specs: tuple[ToolSpec, ...] = tuple(spec for spec, _ in self._by_name.values())
+
+    def execute(self, context: ExecutionContext, call: ToolCall) -> Awaitable[ToolResult]:
+        """Run one call; an unknown tool is returned to the model as a tool error."""
+        if call.name not in self._by_name:
+            return self._refused(context, call)
+        return self._by_name[call.name][1].execute(context, call)
+
+    async def _refused(self, context: ExecutionContext, call: ToolCall) -> ToolResult:
+        return refuse(context, call, "UnknownTool", unknown_tool(call.name, self._by_name))
+
+
+def _selected(found: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
+    for name in names:
+        if name not in found:
+            raise NotOffered("tool", name, found)
+    return {name: found[name] for name in names}

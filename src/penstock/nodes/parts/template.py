@@ -1,8 +1,8 @@
-"""Texts with places for values: `{{ name }}`, `{{ a.b[0] }}`, `{{ a["any key"] }}`.
+"""Texts with placeholders for values: `{{ name }}`, `{{ a.b[0] }}`, `{{ a["any key"] }}`.
 
 Looks values up in JSON (objects by key, lists by position) and does nothing else: no attributes, no calls, no filters,
-no loops. What a value contains is never read as a template again. `\\{{` is a plain `{{`. A template, its places and
-what comes out of it are bounded, and both reading and filling it take time in proportion to their sizes.
+no loops. The content of a value is never parsed as a template. `\\{{` is a literal `{{`. A template, its placeholders
+and its output are bounded, and both parsing and rendering take time in proportion to them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Path = tuple[str | int, ...]
 
 
 class TemplateInvalid(PenstockError):
-    """A template that cannot be read; says where and why."""
+    """A template cannot be parsed; has the position and the reason."""
 
     def __init__(self, at: int, why: str) -> None:
         self.at = at
@@ -35,28 +35,28 @@ class TemplateInvalid(PenstockError):
 
 
 class TemplateFailed(PenstockError):
-    """A template that could not be filled with the values it was given."""
+    """A template could not be rendered with the given values."""
 
 
 class Template:
-    """A text with places in it."""
+    """A parsed text with placeholders."""
 
     __slots__ = ("_pieces",)
 
     def __init__(self, text: str) -> None:
         if len(text) > MAX_TEMPLATE:
-            raise TemplateInvalid(MAX_TEMPLATE, f"a template may have {MAX_TEMPLATE:,} characters, and this has more")
+            raise TemplateInvalid(MAX_TEMPLATE, f"the template has more than {MAX_TEMPLATE:,} characters, the maximum")
         self._pieces: tuple[str | Path, ...] = tuple(_read(text))
 
     @property
     def names(self) -> frozenset[str]:
-        """The values it takes."""
+        """The names of the values it uses."""
         return frozenset(str(piece[0]) for piece in self._pieces if isinstance(piece, tuple))
 
     def render(
         self, values: Mapping[str, Any], *, missing: str | None = None, escape: Callable[[str], str] | None = None
     ) -> str:
-        """The text with the values in their places; `missing` stands for one that is not there, None refuses."""
+        """Return the text with the values; `missing` replaces an absent value, None raises TemplateFailed instead."""
         return _whole(
             text
             for piece in self._pieces
@@ -75,10 +75,10 @@ def _read(text: str) -> Iterator[str | Path]:
             yield text[at:opened]
         closed = text.find("}}", opened)
         if closed < 0:
-            raise TemplateInvalid(opened, "this {{ is never closed")
+            raise TemplateInvalid(opened, "this {{ is not closed by }}")
         places += 1
         if places > MAX_PLACES:
-            raise TemplateInvalid(opened, f"a template may have {MAX_PLACES:,} places, and this is one more")
+            raise TemplateInvalid(opened, f"the template has more than {MAX_PLACES:,} placeholders, the maximum")
         yield _path(text[opened + 2 : closed], opened)
         at = closed + 2
     if at < len(text):
@@ -119,7 +119,7 @@ def _whole(pieces: Iterable[str]) -> str:
     for piece in pieces:
         left -= len(piece)
         if left < 0:
-            raise TemplateFailed(f"what comes of it may have {MAX_RENDERED:,} characters, and would have more")
+            raise TemplateFailed(f"the rendered text would have more than {MAX_RENDERED:,} characters, the maximum")
         whole.append(piece)
     return "".join(whole)
 
@@ -143,7 +143,7 @@ def _has(value: Any, step: str | int) -> bool:
 
 
 def _as_json(value: Any, path: Path) -> Iterator[str]:
-    """In pieces, so that whoever counts them can stop at any size."""
+    """Yield JSON in pieces, so that the caller can stop at its size limit."""
     try:
         yield from json.JSONEncoder(ensure_ascii=False, allow_nan=False).iterencode(value)
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""One client for every outgoing address that somebody else may have written: a model, a graph, a redirect.
+"""HTTP client for requests to untrusted addresses: those written by a model, a graph or a redirect.
 
-Imports no HTTP library; that happens with the first request.
+Imports no HTTP library until the first request.
 """
 
 from penstock.providers.egress.client import EgressClient, EgressResponse

@@ -1,7 +1,8 @@
 """Which network addresses may be reached.
 
-Pure: an address in, a reason against it out. The table is our own, because what Python calls global differs between its
-versions. In version 6 only what is in the global range can be allowed at all; in version 4 everything but the table.
+Pure: takes an address, returns the reason to refuse it. The table is our own, because Python's definition of a global
+address differs between its versions. IPv6 addresses must be in the global range; IPv4 addresses are allowed unless the
+table lists them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PRIVATE_6: Final = (
     (IPv6Network("::1/128"), "loopback"),
     (IPv6Network("fc00::/7"), "private"),
 )
-"""What `allow_private` allows."""
+"""Networks that `allow_private` allows."""
 
 NEVER_4: Final = (
     (IPv4Network("100.100.100.200/32"), "a cloud's metadata service"),
@@ -47,7 +48,7 @@ NEVER_6: Final = (
     (IPv6Network("2002::/16"), "a tunnel between versions"),
     (IPv6Network("3fff::/20"), "reserved for documentation"),
 )
-"""What nothing allows."""
+"""Networks that are always refused."""
 
 GLOBAL_6: Final = IPv6Network("2000::/3")
 MAPPED: Final = IPv6Network("::ffff:0:0/96")
@@ -55,7 +56,7 @@ NAT64: Final = IPv6Network("64:ff9b::/96")
 
 
 def refusal(address: str, allow_private: bool = False) -> str | None:
-    """Why this address may not be reached; None if it may."""
+    """Return why this address may not be reached; None if it may."""
     try:
         parsed = ip_address(address)
     except ValueError:

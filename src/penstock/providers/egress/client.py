@@ -1,9 +1,9 @@
-"""Requests to addresses that somebody else may have written.
+"""Requests to untrusted addresses.
 
-Each request is one contained tool call of the run it is made in, redirects included; outside of a run the policy alone
-holds. Before anything is resolved or sent, and again for each redirect, the run's egress hooks are asked, then the
-policy. Redirects are followed here, by rules stricter than a browser's: what goes to another origin carries neither
-credentials nor a body.
+Each request, redirects included, is one contained tool call of the run it is made in; outside of a run only the policy
+applies. Before anything is resolved or sent, and again for each redirect, the run's egress hooks are consulted, then
+the policy. Redirects are followed here, by rules stricter than a browser's: a request redirected to another origin
+carries neither credentials nor a body.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 KEEPS_METHOD = frozenset({307, 308})
 SENT_ANYWHERE = frozenset({"accept", "accept-language", "user-agent"})
-"""The headers that go along to another origin; any other may carry a credential."""
+"""Headers kept when a redirect leads to another origin; any other may carry a credential."""
 OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding", "upgrade", "te"})
-"""The headers that only the client sets."""
+"""Headers that only the client itself may set."""
 USER_AGENT = "penstock"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EgressResponse:
-    """An answer: where it came from in the end, its status, its headers and, unless it was downloaded, its body."""
+    """A response: its final URL, status, headers and, unless it was downloaded, its body."""
 
     url: str
     status: int
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """Keyed by lower-case name."""
     body: bytes = b""
     redirects: tuple[str, ...] = ()
-    """The addresses that were asked before `url`, as they may be shown."""
+    """The addresses requested before `url`, redacted."""
 
     @property
     def is_success(self) -> bool:
-        """Whether the status is one of success."""
+        """Whether the status is 2xx."""
         return 200 <= self.status < 300
 
     @property
@@ -68,16 +68,16 @@ class EgressResponse:
 
     @property
     def text(self) -> str:
-        """The body as text, in the character set it says it has, or UTF-8; what cannot be read is replaced."""
+        """The body decoded with its declared charset, or UTF-8; undecodable bytes are replaced."""
         found = self.headers.get("content-type", "").lower().partition("charset=")[2]
         charset = found.partition(";")[0].strip().strip("\"'")
         try:
             return self.body.decode(charset or "utf-8", "replace")
-        except (LookupError, UnicodeError, ValueError):  # no such set, or one that is not for text
+        except (LookupError, UnicodeError, ValueError):  # unknown charset, or a codec that is not for text
             return self.body.decode("utf-8", "replace")
 
     def json(self) -> Any:
-        """The body as JSON data; raises ValueError if it is none."""
+        """Return the body parsed as JSON; raise ValueError if it is not JSON."""
         return json_codec.loads(self.body)
 
     def __repr__(self) -> str:
@@ -85,8 +85,8 @@ class EgressResponse:
 
 
 @dataclass(slots=True)
-class _Asked:
-    """What the next hop is asked."""
+class _Hop:
+    """The request of the next hop."""
 
     method: str
     url: httpx2.URL
@@ -95,7 +95,7 @@ class _Asked:
 
 
 class EgressClient:
-    """Sends requests that its policy and the run's hooks allow; keeps no connection and no cookie between them."""
+    """Sends requests allowed by its policy and the run's hooks; keeps no connections and no cookies between them."""
 
     def __init__(
         self,
@@ -112,11 +112,11 @@ class EgressClient:
         self._transport: GuardedTransport | None = None
 
     async def get(self, url: str, **options: Any) -> EgressResponse:
-        """The answer to GET; takes what `request` takes."""
+        """Send a GET request; takes the options of `request`."""
         return await self.request("GET", url, **options)
 
     async def post(self, url: str, **options: Any) -> EgressResponse:
-        """The answer to POST; takes what `request` takes."""
+        """Send a POST request; takes the options of `request`."""
         return await self.request("POST", url, **options)
 
     async def request(
@@ -129,7 +129,7 @@ class EgressClient:
         json: Any = None,
         context: ExecutionContext | None = None,
     ) -> EgressResponse:
-        """The whole answer, of any status; EgressDenied if it may not be asked for, EgressFailed if none came."""
+        """Return the full response, whatever its status; EgressDenied if refused, EgressFailed if none arrived."""
         pieces: list[bytes] = []
         answer = await self._contained(context, method, url, headers, _body(content, json), json, pieces.append)
         return EgressResponse(answer.url, answer.status, answer.headers, b"".join(pieces), answer.redirects)
@@ -142,13 +142,13 @@ class EgressClient:
         headers: Mapping[str, str] | None = None,
         context: ExecutionContext | None = None,
     ) -> EgressResponse:
-        """Give the body of the answer to `sink` piece by piece, as it comes; then the answer without its body."""
+        """Pass the response body to `sink` piece by piece as it arrives; return the response without its body."""
         if not callable(sink):
             raise InvalidValue("sink", sink, "a function that takes bytes")
         return await self._contained(context, "GET", url, headers, b"", None, sink)
 
     async def aclose(self) -> None:
-        """Let go of what is still open."""
+        """Close open connections."""
         if self._transport is not None:
             await self._transport.aclose()
             self._transport = None
@@ -183,8 +183,8 @@ class EgressClient:
 
         if context is None:
             return await ask()
-        # It costs nothing in dollars, so nothing is held for it. The mark is for whoever watches for repetition, and
-        # writes down what is repeated.
+        # It costs no money, so nothing is held for it. The mark is a hash because loop detection, which compares
+        # calls by it, records what is repeated.
         mark = hashlib.sha256(f"{url}\n".encode("utf-8", "surrogatepass") + content).hexdigest()[:16]
         name = f"{method} {_shown_host(url)}"
         return cast(EgressResponse, await context.atool(ask, mark, name=name, cost_hint_usd=0))
@@ -218,59 +218,59 @@ class EgressClient:
         transport = await self.guard()
         from penstock.providers.egress.transport import parsed
 
-        asked = _Asked(method, parsed(url), headers, content)
+        hop = _Hop(method, parsed(url), headers, content)
         passed: list[str] = []
         while True:
-            _ask_hooks(context, asked)
-            async with _answer(transport, asked) as answer:
+            _ask_hooks(context, hop)
+            async with _answer(transport, hop) as answer:
                 location = answer.headers.get("location") if answer.status_code in REDIRECTS else None
                 if location is None:
                     await _pour(answer, sink)
-                    told = dict(answer.headers.items())
-                    return EgressResponse(str(asked.url), answer.status_code, told, redirects=tuple(passed))
-            passed.append(redacted(str(asked.url)))
+                    headers = dict(answer.headers.items())
+                    return EgressResponse(str(hop.url), answer.status_code, headers, redirects=tuple(passed))
+            passed.append(redacted(str(hop.url)))
             if len(passed) > self.policy.max_redirects:
                 raise EgressFailed(url, f"it redirects more than {self.policy.max_redirects} times")
-            asked = _redirected(self.policy, asked, answer.status_code, location)
+            hop = _redirected(self.policy, hop, answer.status_code, location)
 
     async def guard(self) -> GuardedTransport:
-        """The guard as a transport of httpx2, for a library that makes its requests itself; outside of any run."""
-        # On a worker, for it reads the certificates of the system.
+        """Return the guard as an httpx2 transport, for a library that sends its own requests; outside of any run."""
+        # On a worker thread, because it reads the certificates of the system.
         if self._transport is None:
-            made = await on_worker(self._make)
-            if self._transport is None:  # nobody was faster
-                self._transport = made
+            transport = await on_worker(self._make)
+            if self._transport is None:  # no concurrent call has set it meanwhile
+                self._transport = transport
         return self._transport
 
     def _make(self) -> GuardedTransport:
         try:
             from penstock.providers.egress.transport import GuardedTransport, resolve
         except ModuleNotFoundError as error:
-            told = f"requests need {error.name}: install penstock[http]"
-            raise ModuleNotFoundError(told, name=error.name) from error
+            message = f"requests need {error.name}: install penstock[http]"
+            raise ModuleNotFoundError(message, name=error.name) from error
         return GuardedTransport(self.policy, resolve=self._resolve or resolve, ssl_context=self._ssl_context)
 
 
 def _context_here() -> ExecutionContext | None:
-    """The context of the call that runs here, or the one that was entered."""
+    """Return the context of the running call, or else the entered context."""
     call = current_call()
     return cast(ExecutionContext, call.context) if call is not None else current_context()
 
 
-def _ask_hooks(context: ExecutionContext | None, asked: _Asked) -> None:
+def _ask_hooks(context: ExecutionContext | None, hop: _Hop) -> None:
     if context is None:
         return
-    decision = context.egress(str(asked.url), asked.method)
+    decision = context.egress(str(hop.url), hop.method)
     if decision not in (Decision.ALLOW, Decision.DEGRADE):
-        raise EgressDenied(str(asked.url), f"a hook of the run answered {decision}")
+        raise EgressDenied(str(hop.url), f"a hook of the run answered {decision}")
 
 
 @asynccontextmanager
-async def _answer(transport: GuardedTransport, asked: _Asked) -> AsyncIterator[httpx2.Response]:
-    """One hop; what is left of the answer is not read."""
+async def _answer(transport: GuardedTransport, hop: _Hop) -> AsyncIterator[httpx2.Response]:
+    """Send one hop; an unread rest of the response is discarded."""
     import httpx2
 
-    request = httpx2.Request(asked.method, asked.url, headers=asked.headers, content=asked.content or None)
+    request = httpx2.Request(hop.method, hop.url, headers=hop.headers, content=hop.content or None)
     answer = await transport.handle_async_request(request)
     try:
         yield answer
@@ -285,31 +285,31 @@ async def _pour(answer: httpx2.Response, sink: Sink) -> None:
             await done
 
 
-def _redirected(policy: EgressPolicy, asked: _Asked, status: int, location: str) -> _Asked:
-    """What the next hop is asked; EgressDenied if it would carry what it must not. Its host is judged on sending."""
+def _redirected(policy: EgressPolicy, hop: _Hop, status: int, location: str) -> _Hop:
+    """Return the next hop's request; EgressDenied if the redirect is unsafe. Its host is checked when it is sent."""
     import httpx2
 
     from penstock.providers.egress.transport import parsed
 
     try:
-        url = parsed(asked.url.join(_clean(location)))
+        url = parsed(hop.url.join(_clean(location)))
     except (httpx2.InvalidURL, ValueError):
         raise EgressDenied(location, "the redirect's address cannot be read") from None
-    if asked.url.scheme == "https" and url.scheme != "https" and not policy.allow_downgrade:
+    if hop.url.scheme == "https" and url.scheme != "https" and not policy.allow_downgrade:
         raise EgressDenied(str(url), "the redirect leads from https to http")
-    method, content, headers = asked.method, asked.content, asked.headers
+    method, content, headers = hop.method, hop.content, hop.headers
     if status not in KEEPS_METHOD and method not in ("GET", "HEAD") and (status == 303 or method == "POST"):
         method, content = "GET", b""
         headers = {name: value for name, value in headers.items() if name != "content-type"}
-    if _origin(url) != _origin(asked.url):
+    if _origin(url) != _origin(hop.url):
         if content or method not in ("GET", "HEAD"):
             raise EgressDenied(str(url), f"the redirect would send a {method} request on to another origin")
         headers = {name: value for name, value in headers.items() if name in SENT_ANYWHERE}
-    return _Asked(method, url, headers, content)
+    return _Hop(method, url, headers, content)
 
 
 def _clean(location: str) -> str:
-    """The address in a redirect, as the guard reads addresses; a backslash is no slash, and control is refused."""
+    """Return a redirect's address; EgressDenied if it has a space, a control character or a backslash."""
     if any(char <= " " or char in "\\\x7f" for char in location):
         raise EgressDenied("…", "the redirect's address has a space, a control character or a backslash in it")
     return location
@@ -320,7 +320,7 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 
 def _shown_host(url: str) -> str:
-    """The host for the name of a call, from what may be no address at all."""
+    """Return the host for the name of a call; `url` may be malformed."""
     return redacted(url).partition("://")[2].partition("/")[0].partition("?")[0][:100] or "…"
 
 
@@ -337,7 +337,7 @@ def _body(content: bytes | str | None, json: Any) -> bytes:
 
 
 def _headers(given: Mapping[str, str] | None, json: Any) -> dict[str, str]:
-    """The headers by their names in lower case; InvalidValue for one that is not the caller's to set."""
+    """Return the headers keyed by lower-case name; InvalidValue for one that the caller may not set."""
     headers = {"user-agent": USER_AGENT, "accept": "*/*"}
     if json is not None:
         headers["content-type"] = "application/json"

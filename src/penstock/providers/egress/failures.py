@@ -1,4 +1,4 @@
-"""What goes wrong with a request, told without the secrets its address may carry."""
+"""Errors of outgoing requests, without the secrets their URLs may contain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.errors import PenstockError
 
 MAX_SHOWN = 200
 SECRET_LIKE = re.compile(r"(?=[^/]*\d)[^/]{20,}|[^/]{40,}")
-"""A piece of a path that may be a token: long, and with a digit in it; or very long."""
+"""A path segment that may be a token: long and with a digit in it, or very long."""
 _PARTS = re.compile(
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,20}):/{0,2}(?P<authority>[^/\\?#]*)(?P<path>[^?#]*)(?P<rest>.*)", re.S
 )
@@ -16,7 +16,7 @@ _UNPRINTABLE = re.compile(r"[^\x21-\x7e]")
 
 
 def redacted(url: str) -> str:
-    """The address as it may be shown: no user, no query, no fragment, no piece of the path that looks like a token."""
+    """Return the URL without user, query, fragment and path segments that look like tokens."""
     parts = _PARTS.fullmatch(url)
     if parts is None:
         return "…"
@@ -31,7 +31,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 class EgressError(PenstockError):
-    """A request did not succeed; `url` is shown without its secrets, `why` says what happened."""
+    """A request did not succeed; `url` is redacted, `why` is the reason."""
 
     def __init__(self, url: str, why: str) -> None:
         self.url = redacted(url)
@@ -48,6 +48,6 @@ class EgressDenied(EgressError):
 
 
 class EgressFailed(EgressError):
-    """The address was allowed, and the request failed: no connection, too slow, too large, not understood."""
+    """The address was allowed, and the request failed: no connection, too slow, too large, unreadable."""
 
     _what = "no answer from "

@@ -1,6 +1,6 @@
-"""What may be asked of whom: schemes, hosts, ports, sizes and times.
+"""The policy for outgoing requests: schemes, hosts, ports, sizes and timeouts.
 
-Pure: names and numbers are judged here, addresses in `addresses`. Nothing is resolved, nothing is sent.
+Pure: names and numbers are checked here, addresses in `addresses`. Nothing is resolved, nothing is sent.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 
+from penstock import checks
 from penstock.containment.limits import seconds_to_ns
 from penstock.errors import InvalidValue
 
@@ -20,44 +21,42 @@ MAX_PORT = 65_535
 
 _LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
 NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
-"""A host by its name, in the form that is sent: lower case, no empty label, nothing but letters, digits, - and _."""
+"""A host name in the form that is sent: lower case, no empty label, only letters, digits, - and _."""
 NUMBER = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)")
-"""A last label like this makes resolvers read the whole as a number, in one of a dozen notations."""
+"""A last label like this makes resolvers parse the whole host as a number, in one of a dozen notations."""
 
 
 @dataclass(frozen=True, slots=True)
 class EgressPolicy:
-    """What an `EgressClient` may do; without anything said: any public host, on the usual ports."""
+    """What an `EgressClient` may do; by default, reach any public host on the usual ports."""
 
     allow_hosts: Collection[str] | None = None
-    """Hosts that may be reached: "api.example.org", "*.example.org" for all below it, "[::1]:8080" with a port of its
-    own. None is every public host; an empty list is none."""
+    """Hosts that may be reached: "api.example.org", "*.example.org" for all its subdomains, "[::1]:8080" with a port of
+    its own. None allows every public host; an empty list allows none."""
     allow_private: bool = False
     """Whether loopback, private and carrier-grade addresses may be reached; link-local and metadata ones never are."""
     max_bytes: int = 10 * MEGABYTE
-    """So much of one answer is read, after it was unpacked."""
+    """Maximum size of a response body, after decompression."""
     timeout_s: float = 30.0
-    """For one request as a whole, its redirects included."""
+    """Timeout of one request as a whole, its redirects included."""
     max_redirects: int = 5
     schemes: Collection[str] = ("https", "http")
     ports: Collection[int] = (443, 80)
-    """For hosts that are not listed with a port of their own."""
+    """Allowed ports of hosts that are not listed with a port of their own."""
     allow_downgrade: bool = False
     """Whether a redirect may lead from https to http."""
 
     def __post_init__(self) -> None:
         seconds_to_ns(self.timeout_s, "timeout_s")
         for field in ("max_bytes", "max_redirects"):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InvalidValue(field, value, "a whole number, zero or more")
+            checks.integer(field, getattr(self, field))
         object.__setattr__(self, "schemes", _schemes(self.schemes))
         object.__setattr__(self, "ports", _ports(self.ports))
         if self.allow_hosts is not None:
             object.__setattr__(self, "allow_hosts", _hosts(self.allow_hosts))
 
     def refusal(self, scheme: str, host: str, port: int) -> str | None:
-        """Why this host may not be asked, whatever its address is; None if it may. The host is in its sent form."""
+        """Return why this host, in its sent form, may not be reached whatever its address is; None if it may."""
         if scheme not in self.schemes:
             return f"the scheme {scheme[:20]!r} is not one of {', '.join(self.schemes)}"
         wrong = wrong_host(host)
@@ -73,7 +72,7 @@ class EgressPolicy:
 
 
 def wrong_host(host: str) -> str | None:
-    """What is wrong with the host as written; None if it is a plain name, or an address in its one usual notation."""
+    """Return what is wrong with the host as written; None for a plain name or an address in its usual notation."""
     if "%" in host:
         return "the host carries an escape or an interface"
     if ":" in host:
@@ -121,7 +120,7 @@ def _ports(given: object) -> tuple[int, ...]:
 
 
 def _hosts(given: object) -> tuple[str, ...]:
-    """Each as host, a colon and its own port, or nothing after the colon."""
+    """Return each entry as "host:port", or "host:" if it has no port of its own."""
     if isinstance(given, str) or not isinstance(given, Collection):
         raise InvalidValue("allow_hosts", given, "a list of host names, or None for every public one")
     return tuple(_host(entry) for entry in given)

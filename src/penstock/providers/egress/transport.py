@@ -1,11 +1,11 @@
-"""The guard itself: a transport of httpx2 through which nothing reaches an address that was not checked.
+"""The guard: an httpx2 transport that connects only to addresses that were checked.
 
-The library's pool is given a network of our own (`Network`), whose one way to open a connection takes a host, resolves
-it, judges every address that comes back, and connects to those very addresses. Nobody resolves the name again, so a
-name that changes its answer between check and use gains nothing. The pool still thinks in names: the Host header, the
-name asked for in TLS and the certificate that must match are the host's.
+The library's pool is given our own network backend (`Network`), whose only way to open a connection takes a host,
+resolves it, checks every returned address, and connects to those same addresses. The name is not resolved again, so DNS
+rebinding between check and use has no effect. The pool still works with names: the Host header, the TLS server name and
+the certificate that must match are the host's.
 
-No proxy, no environment, no cookies, no kept connections: what a request may do stands in the policy alone.
+No proxy, no environment, no cookies, no keep-alive: only the policy decides what a request may do.
 """
 
 from __future__ import annotations
@@ -20,50 +20,51 @@ import httpcore2
 import httpx2
 
 from penstock.providers.egress.addresses import refusal
-from penstock.providers.egress.body import ACCEPTED, Unreadable, coding_of, read
+from penstock.providers.egress.body import read
 from penstock.providers.egress.failures import EgressDenied, EgressFailed
 from penstock.providers.egress.policy import DEFAULT_PORTS, MAX_URL, NUMBER, EgressPolicy
 from penstock.providers.egress.workers import on_worker
+from penstock.providers.reading.codings import ACCEPTED, Unreadable, coding_of
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a host, as text."""
+"""Returns the addresses of a host, as text."""
 
 MAX_ADDRESSES = 32
 MAX_TRIED = 4
 MAX_CONNECTIONS = 64
 AUTHORITY = re.compile(r"[^/?#]*//[^/?#]*")
-"""What stands before the path."""
+"""The part of a URL before the path."""
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """The addresses the system knows for a host; asked on a worker, which is left behind if nobody waits any more."""
+    """Return the addresses the system resolves a host to; runs on a worker, which is abandoned on cancellation."""
     found = await on_worker(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     return tuple(dict.fromkeys(str(each[4][0]) for each in found))
 
 
 def parsed(url: str | httpx2.URL) -> httpx2.URL:
-    """The address as it will be sent; EgressDenied if two readers could take it for two different ones."""
+    """Return the URL as it will be sent; EgressDenied if two parsers could read it differently."""
     text = str(url)
     if len(text) > MAX_URL:
         raise EgressDenied(text[:MAX_URL], f"the address is longer than {MAX_URL:,} characters")
     if any(char <= " " or char in "\\\x7f" for char in text):
         raise EgressDenied(text, "the address has a space, a control character or a backslash in it")
     try:
-        made = httpx2.URL(url)
-        host = made.raw_host.decode("ascii")
+        checked = httpx2.URL(url)
+        host = checked.raw_host.decode("ascii")
     except (httpx2.InvalidURL, ValueError) as error:
         raise EgressDenied(text, f"the address cannot be read: {_without(text, error)}") from None
     authority = AUTHORITY.match(text)
-    if made.userinfo or (authority is not None and "@" in authority[0]):
+    if checked.userinfo or (authority is not None and "@" in authority[0]):
         raise EgressDenied(text, "the address carries a user or a password; send them as headers")
     if authority is not None and not authority[0].isascii() and NUMBER.fullmatch(host.rpartition(".")[2]):
         raise EgressDenied(text, "the host is a number in an unusual notation")
-    # A final dot makes the same host another name, for lists and for certificates.
-    return made.copy_with(host=host[:-1], fragment=None) if host.endswith(".") else made.copy_with(fragment=None)
+    # With a final dot the same host would not match allow lists and certificates.
+    return checked.copy_with(host=host[:-1], fragment=None) if host.endswith(".") else checked.copy_with(fragment=None)
 
 
 def check(policy: EgressPolicy, url: httpx2.URL) -> None:
-    """EgressDenied if the policy is against this scheme, host or port."""
+    """Raise EgressDenied if the policy refuses this scheme, host or port."""
     scheme, host = url.scheme, url.raw_host.decode("ascii")
     port = url.port if url.port is not None else DEFAULT_PORTS.get(scheme, 0)
     why = policy.refusal(scheme, host, port)
@@ -72,7 +73,7 @@ def check(policy: EgressPolicy, url: httpx2.URL) -> None:
 
 
 class Network(httpcore2.AsyncNetworkBackend):
-    """Opens connections to addresses that were checked, and in no other way."""
+    """Network backend that connects only to checked addresses."""
 
     def __init__(self, policy: EgressPolicy, resolve: Resolve) -> None:
         self._policy = policy
@@ -97,7 +98,7 @@ class Network(httpcore2.AsyncNetworkBackend):
         raise failed
 
     async def _checked(self, host: str, port: int) -> Sequence[str]:
-        """Every address of the host; EgressDenied if one of them may not be reached, for then none can be trusted."""
+        """Return the host's addresses; raise _Refused if any is not allowed, for then none can be trusted."""
         shown = f"//{host}:{port}"
         try:
             addresses = await self._resolve(host, port)
@@ -131,9 +132,9 @@ class _Refused(Exception):
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """Sends what the policy allows, to addresses that were checked, and reads no more of an answer than it allows.
+    """Sends what the policy allows, to checked addresses, and reads no more of a response than the policy allows.
 
-    Follows no redirects. `timeout_s` is here for each wait alone; who sends a request bounds it as a whole.
+    Follows no redirects. `timeout_s` applies to each single wait here; the caller bounds the request as a whole.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         request.headers["Host"] = url.netloc.decode("ascii")
         request.headers["Accept-Encoding"] = ACCEPTED
         assert isinstance(request.stream, httpx2.AsyncByteStream)
-        asked = httpcore2.Request(
+        sent = httpcore2.Request(
             method=request.method,
             url=httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
             headers=request.headers.raw,
@@ -161,46 +162,46 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             extensions={"timeout": dict.fromkeys(("connect", "read", "write", "pool"), self.policy.timeout_s)},
         )
         with _told(str(url)):
-            answered = await self._pool.handle_async_request(asked)
-        return await self._received(str(url), answered)
+            response = await self._pool.handle_async_request(sent)
+        return await self._received(str(url), response)
 
-    async def _received(self, url: str, answered: httpcore2.Response) -> httpx2.Response:
-        headers = httpx2.Headers(answered.headers)
+    async def _received(self, url: str, response: httpcore2.Response) -> httpx2.Response:
+        headers = httpx2.Headers(response.headers)
         try:
             coding = coding_of(headers.get("content-encoding"))
         except Unreadable as error:
-            await answered.aclose()
+            await response.aclose()
             raise EgressFailed(url, str(error)) from None
         if coding is not None:
             for header in ("content-encoding", "content-length"):
                 headers.pop(header, None)
-        stream = _Body(url, answered, coding, self.policy.max_bytes)
-        return httpx2.Response(answered.status, headers=headers, stream=stream)
+        stream = _Body(url, response, coding, self.policy.max_bytes)
+        return httpx2.Response(response.status, headers=headers, stream=stream)
 
     async def aclose(self) -> None:
         await self._pool.aclose()
 
 
 class _Body(httpx2.AsyncByteStream):
-    """The body of an answer, unpacked and counted."""
+    """A response body, decompressed and limited in size."""
 
-    def __init__(self, url: str, answered: httpcore2.Response, coding: str | None, max_bytes: int) -> None:
+    def __init__(self, url: str, response: httpcore2.Response, coding: str | None, max_bytes: int) -> None:
         self._url = url
-        self._answered = answered
+        self._response = response
         self._coding = coding
         self._max_bytes = max_bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         with _told(self._url):
-            async for piece in read(self._answered.aiter_stream(), self._coding, self._max_bytes):
+            async for piece in read(self._response.aiter_stream(), self._coding, self._max_bytes):
                 yield piece
 
     async def aclose(self) -> None:
-        await self._answered.aclose()
+        await self._response.aclose()
 
 
 class _told:
-    """Tells what the library, the network and the body raise in our words, with the address."""
+    """Translates errors of the library, the network and the body to egress errors with the URL."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -222,8 +223,10 @@ class _told:
 
 
 def _without(url: str, error: Exception) -> str:
-    """What a reader says of an address, unless it repeats the address."""
-    told = str(error)
+    """Return a parser's error message, unless it repeats part of the URL."""
+    message = str(error)
     return (
-        told if len(told) < 80 and not any(part and part in told for part in url.split("/")[2:]) else "not well formed"
+        message
+        if len(message) < 80 and not any(part and part in message for part in url.split("/")[2:])
+        else "not well formed"
     )

@@ -1,4 +1,4 @@
-"""Sync work that a task waits for, and walks away from if it is cancelled."""
+"""Sync work on a worker thread that a task awaits, and abandons if it is cancelled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def on_worker(fn: Callable[[], T]) -> T:
-    """The value of `fn`, run on a worker; a worker that nobody waits for any more finishes on its own."""
+    """Run `fn` on a worker and return its value; if the task is cancelled, the worker finishes on its own."""
     job = LoopJob(fn, lambda _value, _error: None)
     try:
         value: T = await job.result()

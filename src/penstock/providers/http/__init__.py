@@ -1,1 +1,1 @@
-"""A model call as it goes over HTTP: what is asked, what is answered, and the door between the two."""
+"""Model calls over HTTP: the request, the response, and the containment checks between the two."""

@@ -1,116 +1,149 @@
-"""One model call over HTTP on its way through the door, from its admission to its one end.
+"""One contained model call over HTTP, from its admission to its settlement.
 
-The call is admitted before anything is sent, and stays open until the answer was read to its end or let go. Whatever
-happens in between comes here: `refused_by`, `failed`, `ended` and `closed` may be called by whoever notices, from any
-thread and any number of times; the first one settles. A bill is known if the answer told its usage at its end, or if
-the failure is known to be free; otherwise what was held stays held as unresolved, since a provider charges for what it
-generated, arrived or not. An answer that is complete and says nothing of its usage costs what was held for it.
+The call is admitted before anything is sent, and stays open until the response was read to its end or closed.
+`refused_by`, `failed`, `ended` and `closed` may be called from any thread and any number of times; the first call
+settles. The cost is known if the response reported its usage at its end, or if the failure is known to be free;
+otherwise the hold stays unresolved, since a provider charges for what it generated, whether or not it arrived. A
+complete response without usage costs what was held for it. A response of more than was paid for is cut off, and costs
+no less than what came of it.
 
-Knows the door and the two sides of an exchange, and nothing of HTTP libraries.
+Knows admission and settlement and the two sides of an exchange, and nothing of HTTP libraries.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
-from penstock.errors import CancelledError
-from penstock.providers.http.answered import Answer, Events, Plain, Unreadable
-from penstock.providers.http.asked import Asked
-from penstock.providers.http.refusals import BrokenAnswer, ProviderStatus, in_the_families, refusal_of
-from penstock.runtime.admission import enter
+from penstock.errors import CancelledError, PenstockError, RunEnded
+from penstock.providers.http.refusals import BrokenAnswer, ProviderStatus, refusal_of
+from penstock.providers.http.request import ModelRequest
+from penstock.providers.http.response import Answer, Events, Plain
+from penstock.providers.reading.bodies import Sink, decoded
+from penstock.providers.reading.families import in_the_families
+from penstock.providers.reading.meter import Allowance, Meter
+from penstock.runtime.admission import admit as admit_call
+from penstock.runtime.admission import after_end, await_room, wait_for_room
+from penstock.runtime.billing.error_bill import ErrorBill, is_free_status
 from penstock.runtime.billing.usage import Usage
-from penstock.runtime.call import Call, running_call
+from penstock.runtime.call import Call, CallSpec, blank, running_call
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.clamping import clamp
 from penstock.runtime.context import current_context
-from penstock.runtime.durable import holding
+from penstock.runtime.execution import ahold_remote, finish, finish_failed, hold_remote, record_value
 from penstock.runtime.handle import Handle
-from penstock.runtime.settlement import fail, succeed
+from penstock.runtime.settlement import end_interrupted
+from penstock.runtime.streams import PieceBuffer
+from penstock.runtime.waiting import Waits
 from penstock.stops import Stop, StopReason
 from penstock.tracing.record import OPEN
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Under what a model call is made."""
+    """The run and the output limits that apply to a model call."""
 
     context: Handle
     max_output_tokens: int
-    """What a request gets that does not say how much output it wants."""
+    """Output limit of a request that sets none."""
     floor: int
-    """The least output that is worth asking for."""
+    """Smallest output limit a request is clamped to."""
+    error_bill: ErrorBill | None = None
+    """What error answers cost; None decides by the status."""
 
 
 class Exchange:
-    """A model call that was let through."""
+    """An admitted model call."""
 
-    def __init__(self, call: Call, asked: Asked, output_tokens: int) -> None:
+    def __init__(self, call: Call, request: ModelRequest, error_bill: ErrorBill | None = None) -> None:
         self.call = call
-        self.asked = asked
-        self.output_tokens = output_tokens
-        """What each answer may have."""
-        self.answer: Answer = Unreadable()
+        self.request = request
+        self.output_tokens = 0
+        """Maximum output of each answer."""
+        self.answer = self._new_answer()
+        self._error_bill = error_bill
         self._is_over = False
         self._lock = threading.Lock()
         self._let_go: Callable[[], None] | None = None
 
     @property
     def token(self) -> CancellationToken:
-        """What stops the call."""
+        """The cancellation token of the call."""
         return self.call.token
 
     @property
     def blocks_inline(self) -> bool:
-        """Whether the run wants its sync calls in the thread that makes them, even if they cannot be left then."""
+        """Whether sync calls run in the calling thread, where a stop cannot interrupt them."""
         return self.call.context._run.settings.sync_calls == "inline"
 
     def hold(self) -> None:
-        """Hold at the budget that other processes share, if there is one; raise what refuses."""
-        shared = self.call.context._run.shared
-        if shared is not None and not holding.hold(shared, self.call):
-            raise refusal_of(self.call)
+        """Wait for room, and hold at the shared budget, if there is one; raise if the call is refused."""
+        call = self.call
+        with self._interruptible():
+            wait_for_room(call)
+            if call.stop is not None or not hold_remote(call):
+                raise refusal_of(call)
+        self.answer = self._new_answer()
 
     async def ahold(self) -> None:
-        """Hold at the budget that other processes share, if there is one; raise what refuses."""
-        shared = self.call.context._run.shared
-        if shared is not None and not await holding.ahold(shared, self.call):
-            raise refusal_of(self.call)
+        """Wait for room, and hold at the shared budget, if there is one; raise if the call is refused."""
+        call = self.call
+        with self._interruptible():
+            await await_room(call)
+            if call.stop is not None or not await ahold_remote(call):
+                raise refusal_of(call)
+        self.answer = self._new_answer()
+
+    def _new_answer(self) -> Answer:
+        request = self.request
+        paid_tokens = self.output_tokens * request.answers
+        return Answer(Meter(Allowance.of(request.body, request.input_tokens, paid_tokens)))
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """End the call if an exception, such as one from a signal handler, interrupts the block."""
+        try:
+            yield
+        except BaseException as error:
+            end_interrupted(self.call, error)
+            raise
 
     def body(self, host: str) -> bytes:
-        """What is sent: the client's body, with no more output than was held for."""
-        return self.asked.written(self.output_tokens, host, self.call.degraded_model)
+        """Return the client's body, with no more output than was held for."""
+        return self.request.written(self.output_tokens, host, self.call.degraded_model)
 
-    def opened(self, content_type: str, coding: str, cut: Callable[[], None]) -> None:
-        """The answer begins to come; `cut` breaks its connection, from any thread."""
-        asked = self.asked
-        if coding not in ("", "identity"):
-            self.answer = Unreadable()
-        elif content_type.startswith("text/event-stream"):
-            self.answer = Events(asked.form.api, asked.answers, asked.adds_usage)
+    def opened(self, content_type: str, coding: str, cut: Callable[[], None]) -> Sink:
+        """Return the reader of the response; `cut` breaks its connection, from any thread."""
+        request, meter = self.request, self.answer.meter
+        if content_type.startswith("text/event-stream"):
+            text = PieceBuffer(self.call.context._run.settings.max_kept_pieces)
+            self.answer = Events(meter, request.form.api, request.answers, request.adds_usage, text.append)
+            self.call.stream = text.output
         else:
-            self.answer = Plain()
+            self.answer = Plain(meter)
         self._let_go = self.token.add_callback(cut)
+        return decoded(self.answer, coding)
 
     def refused_by(self, status: int) -> None:
-        """The provider answered with a status that is no answer; raises if the client is not to try again."""
+        """Settle a response with a non-success status; raise if the client must not retry."""
         if self._first():
-            self._fail(ProviderStatus(status))
+            finish_failed(self.call, ProviderStatus(status, is_free_status(self._error_bill, status)))
             if self.call.stop is not None:
                 raise refusal_of(self.call) from self.call.error
 
     def failed(self, error: BaseException) -> BaseException:
-        """The exchange broke off; what the caller is to be told."""
+        """Settle a failed exchange; return the error to raise to the caller."""
         if self._first():
             self.call.usage = self.answer.usage
-            self._fail(error)
-        if self.call.stop is None:
-            return error
-        return refusal_of(self.call)
+            finish_failed(self.call, error)
+        if self.call.stop is not None:
+            return refusal_of(self.call)
+        return in_the_families(error) if isinstance(error, PenstockError) else error
 
     def ended(self) -> None:
-        """The answer was read to its end; raises if the call was stopped meanwhile."""
+        """Settle a response that was read to its end; raise if the call was stopped meanwhile."""
         if not self._first():
             return
         if self.answer.is_complete and self.answer.fault is None:
@@ -121,7 +154,7 @@ class Exchange:
             self._break(BrokenAnswer(self.answer.fault or "the answer ended before it was complete"))
 
     def closed(self) -> None:
-        """The client lets go of the answer, at its end or before."""
+        """Settle a response that the client closes, at its end or before."""
         if not self._first():
             return
         if self.answer.fault is not None:
@@ -134,29 +167,17 @@ class Exchange:
 
     def _succeed(self) -> None:
         self.call.usage = self.answer.usage or self._worst_case()
-        succeed(self.call, None)
-        self._tell_shared()
+        finish(self.call)
 
     def _worst_case(self) -> Usage:
-        """All that was held for: what an answer is taken to have used that does not say so."""
-        output_tokens = self.output_tokens * self.asked.answers
-        cost_nanos = self.call._held_cost if self.call.hinted else None
-        return Usage(self.asked.input_tokens, output_tokens, cost_nanos=cost_nanos)
+        """Return the usage of a response that reports none: everything that was held for, or what came if more."""
+        meter = self.answer.meter
+        is_held = self.call.hinted and not meter.is_over
+        return replace(meter.worst_case(), cost_nanos=self.call._held_cost if is_held else None)
 
     def _break(self, error: BrokenAnswer | CancelledError) -> None:
         self.call.usage = self.answer.usage
-        self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        try:
-            fail(self.call, error)
-        finally:
-            self._tell_shared()
-
-    def _tell_shared(self) -> None:
-        shared = self.call.context._run.shared
-        if shared is not None:
-            holding.leave(shared, self.call)
+        finish_failed(self.call, error)
 
     def _first(self) -> bool:
         with self._lock:
@@ -164,62 +185,73 @@ class Exchange:
         if first:
             if self._let_go is not None:
                 self._let_go()
-            _pay_for_those_above(self.call)
+            _zero_enclosing_calls(self.call)
         return first
 
 
-def admit(terms: Terms, asked: Asked) -> Exchange:
-    """Take the model call through the first half of the door; raise what refuses it."""
+def admit(terms: Terms, request: ModelRequest, waits: Waits) -> Exchange:
+    """Admit the model call, or let it wait for `hold` or `ahold`; raise if it is refused."""
     context = _innermost(terms.context)
-    _must_be_open(context, f"llm call {asked.model!r}")
-    above, token = running_call.get(), context._token
-    if above is not None and above.context._token is token and above.record.end_seq == OPEN:
-        token = above.token  # which has the deadline of the call around this one
-    wanted = terms.max_output_tokens if asked.output_tokens is None else asked.output_tokens
-    floor = min(wanted, max(terms.floor, asked.least_output_tokens))
-    answers, name = asked.answers, asked.model or asked.form.api
-    worst = clamp(context, asked.model, asked.input_tokens, wanted * answers, floor * answers)
-    model, held = asked.model or None, worst.cost_nanos
-    call = enter(context, "llm", name, held, model, token, (), asked.attempt, tokens=worst.tokens)
-    if call.stop is not None:
-        raise refusal_of(call)
-    return Exchange(call, asked, worst.output_tokens // answers)
+    _must_be_open(context, f"llm call {request.model!r}")
+    parent, token = running_call.get(), context._token
+    if parent is not None and parent.context._token is token and parent.record.end_seq == OPEN:
+        token = parent.token  # it has the deadline of the enclosing call
+    wanted = terms.max_output_tokens if request.output_tokens is None else request.output_tokens
+    floor = min(wanted, max(terms.floor, request.least_output_tokens))
+    answers, name = request.answers, request.model or request.form.api
+    exchange = Exchange(blank(Call), request, terms.error_bill)
+
+    def clamped() -> tuple[int | None, int]:
+        worst = clamp(context, request.model, request.input_tokens, wanted * answers, floor * answers)
+        exchange.output_tokens = worst.output_tokens // answers
+        return worst.cost_nanos, worst.tokens
+
+    cost, tokens = clamped()
+    spec = CallSpec("llm", name, cost, request.model or None, tokens)
+    with exchange._interruptible():
+        may_run = admit_call(exchange.call, context, spec, token, (), request.attempt, waits, clamped)
+        if not may_run and exchange.call.waiter is None:
+            raise refusal_of(exchange.call)
+    return exchange
 
 
 def refuse_unpriced(terms: Terms, path: str) -> None:
-    """Raise if the run is strict: what this costs is not known before, and would not be known after."""
+    """Raise if the run is strict: the cost of this request is unknown before and after it."""
     context = _innermost(terms.context)
     if not context._run.settings.strict:
         return
     _must_be_open(context, f"llm call {path!r}")
-    call = enter(context, "llm", path, None, None, context._token)
+    call = record_value(context, CallSpec("llm", path), None)
     if call.stop is not None:
         raise refusal_of(call)
-    succeed(call, None)
 
 
 def _innermost(context: Handle) -> Handle:
-    """The deepest place of the same run that this thread or task is in: the call is made from there, and paid there."""
+    """Return the deepest open context of the same run in this thread or task: it makes the call and is charged."""
     places: list[Handle] = [context]
-    entered, above = current_context(), running_call.get()
+    entered, parent = current_context(), running_call.get()
     if entered is not None:
         places.append(entered)
-    if above is not None and above.record.end_seq == OPEN:
-        places.append(above.context)
+    if parent is not None and parent.record.end_seq == OPEN:
+        places.append(parent.context)
     same = [place for place in places if place._run is context._run and place._base.end_seq == OPEN]
-    # Of two at the same depth the later one: it may be the same place under a budget of its own.
+    # Of two at the same depth, prefer the later one: it may be the same context with its own budget.
     return max(reversed(same), key=lambda place: place._base.depth, default=context)
 
 
 def _must_be_open(context: Handle, what: str) -> None:
     if context._base.end_seq != OPEN:
-        raise in_the_families(context._after_the_end(what))
+        try:
+            refused = after_end(context, what)
+        except RunEnded as error:
+            raise in_the_families(error) from None
+        raise refusal_of(refused)
 
 
-def _pay_for_those_above(call: Call) -> None:
-    """A model call of the same run that made this one has its bill here: what it returns is not billed again."""
-    above = call.above
-    while above is not None:
-        if above.record.kind == "llm" and above.usage is None:
-            above.usage = Usage(cost_nanos=0)
-        above = above.above
+def _zero_enclosing_calls(call: Call) -> None:
+    """Set the cost of enclosing model calls to zero: they are billed by this call, and not a second time."""
+    parent = call.parent_call
+    while parent is not None:
+        if parent.record.kind == "llm" and parent.usage is None:
+            parent.usage = Usage(cost_nanos=0)
+        parent = parent.parent_call

@@ -1,11 +1,12 @@
-"""Requests of an HTTP library, sent as model calls.
+"""Send requests of an HTTP library as contained model calls.
 
-The library is httpx2, or httpx, which is the same with other names; it is never imported here, only met. `send` and
-`asend` stand before the transport that really talks to the network, so that each attempt of a client comes through.
+The library is httpx2 or httpx, which has the same API; this module never imports either. `send` and `asend` wrap the
+transport that talks to the network, so that every attempt of a client passes through them.
 
-How a stop reaches a request in flight. An async one is interrupted where it waits, and the library closes its socket.
-A sync one waits on a worker: the caller is let go at once, and the socket is shut down, which ends the worker's wait.
-Between two reads of an answer nobody waits; the cancel itself shuts the socket down, and the next read raises.
+How a stop reaches a request in flight. An async request is interrupted where it waits, and the library closes its
+socket. A sync request waits on a worker: the caller is released at once, and the socket is shut down, which ends the
+worker's wait. Between two reads of a response nothing waits; the cancel shuts the socket down, and the next read
+raises.
 """
 
 from __future__ import annotations
@@ -14,25 +15,28 @@ import socket
 from asyncio import current_task
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
-from penstock.errors import CancelledError
-from penstock.providers.http.asked import form_of, is_from_an_sdk, understood
+from penstock.errors import CancelledError, PenstockError
 from penstock.providers.http.exchange import Exchange, Terms, admit, refuse_unpriced
+from penstock.providers.http.request import ModelRequest, form_of, is_from_an_sdk, parse_request
+from penstock.providers.reading.bodies import AsyncLimited, Limited, Sink, limit, stream_class, without_coding
 from penstock.runtime import worker
 from penstock.runtime.call import stop_of
-from penstock.runtime.cancellation import CancellationToken, absorb, taken_back
+from penstock.runtime.cancellation import CancellationToken, drain_cancel, translate_cancel
+from penstock.runtime.execution import load_prices
+from penstock.runtime.waiting import Waits
 
 MARK = "penstock.exchange"
-"""Under this name a request carries its exchange among its extensions, by which its socket is found."""
+"""Key of the exchange in a request's extensions, used to find the request's socket."""
 
 _END = object()
 
 
 def send(terms: Terms, original: Callable[[Any, Any], Any], transport: Any, request: Any) -> Any:
-    """Send the request; as a contained call, if it is one of a model."""
-    exchange = _admitted(terms, request, request.read)
+    """Send the request, as a contained call if it is a model request."""
+    exchange = _admitted(terms, request, _model_request(request, request.read), "sync")
     if exchange is None:
         return original(transport, request)
     exchange.hold()
@@ -41,18 +45,21 @@ def send(terms: Terms, original: Callable[[Any, Any], Any], transport: Any, requ
     try:
         response = _waited(exchange, partial(original, transport, request), _close_late, cut)
     except BaseException as error:
-        told = exchange.failed(error)
-        if told is error:
+        failure = exchange.failed(error)
+        if failure is error:
             raise
-        raise told from error
-    return _received(exchange, response, "SyncByteStream", _Body)
+        raise failure from error
+    return _received(exchange, response, _Body, Limited)
 
 
 async def asend(terms: Terms, original: Callable[[Any, Any], Awaitable[Any]], transport: Any, request: Any) -> Any:
-    """Send the request; as a contained call, if it is one of a model."""
+    """Send the request, as a contained call if it is a model request."""
     if form_of(request.method, request.url.path) is not None:
         await request.aread()
-    exchange = _admitted(terms, request, lambda: request.content)
+    model_request = _model_request(request, lambda: request.content)
+    if model_request is not None and terms.context._run.prices.is_pending:
+        await load_prices(terms.context, model_request.model)
+    exchange = _admitted(terms, request, model_request, "async")
     if exchange is None:
         return await original(transport, request)
     await exchange.ahold()
@@ -60,27 +67,30 @@ async def asend(terms: Terms, original: Callable[[Any, Any], Awaitable[Any]], tr
     try:
         response = await _reached(exchange.token, lambda: original(transport, request))
     except BaseException as error:
-        told = exchange.failed(error)
-        if told is error:
+        failure = exchange.failed(error)
+        if failure is error:
             raise
-        raise told from error
-    return _received(exchange, response, "AsyncByteStream", _AsyncBody)
+        raise failure from error
+    return _received(exchange, response, _AsyncBody, AsyncLimited)
 
 
-def _admitted(terms: Terms, request: Any, content: Callable[[], bytes]) -> Exchange | None:
-    """The exchange, if the request asks something of a model."""
-    method, path, headers = request.method, request.url.path, request.headers
-    form = form_of(method, path)
-    asked = None if form is None else understood(form, headers, content())
-    if asked is not None:
-        return admit(terms, asked)
-    if is_from_an_sdk(method, path, headers):
-        refuse_unpriced(terms, path)
+def _model_request(request: Any, content: Callable[[], bytes]) -> ModelRequest | None:
+    """Parse the model call in the request; None if it is not a model request."""
+    form = form_of(request.method, request.url.path)
+    return None if form is None else parse_request(form, request.headers, content())
+
+
+def _admitted(terms: Terms, request: Any, model_request: ModelRequest | None, waits: Waits) -> Exchange | None:
+    """Admit a model request and return its exchange; None for other requests."""
+    if model_request is not None:
+        return admit(terms, model_request, waits)
+    if is_from_an_sdk(request.method, request.url.path, request.headers):
+        refuse_unpriced(terms, request.url.path)
     return None
 
 
 def _rewritten(request: Any, exchange: Exchange) -> Any:
-    """The request as it is sent: with the body that was paid for, and in a coding that can be read on the way back."""
+    """Return the request to send: with the admitted body, and accepting only uncompressed responses."""
     headers = request.headers.copy()
     headers.pop("content-length", None)
     headers["accept-encoding"] = "identity"
@@ -93,54 +103,50 @@ def _rewritten(request: Any, exchange: Exchange) -> Any:
     )
 
 
-def _received(exchange: Exchange, response: Any, stream_kind: str, body: type) -> Any:
-    """The response with its body watched; one that is no answer as it is."""
+def _received(exchange: Exchange, response: Any, body: type, error_body: type) -> Any:
+    """Return the response with its body observed; that of a non-success response is limited in size alone."""
     if response.status_code >= 300:
+        limit(response, error_body)
         exchange.refused_by(response.status_code)
         return response
     headers, cut = response.headers, partial(_cut_response, response)
-    exchange.opened(headers.get("content-type", ""), headers.get("content-encoding", ""), cut)
-    if exchange.asked.adds_usage:
+    sink = exchange.opened(headers.get("content-type", ""), headers.get("content-encoding", ""), cut)
+    without_coding(headers)
+    if exchange.request.adds_usage:
         headers.pop("content-length", None)
-    kind = _stream_class(type(response).__module__.partition(".")[0], stream_kind, body)
-    response.stream = kind(exchange, response.stream, cut)
+    response.stream = stream_class(response, body)(exchange, response.stream, sink, cut)
     return response
 
 
-@lru_cache(maxsize=8)
-def _stream_class(library: str, stream_kind: str, body: type) -> Any:
-    """`body` as a stream of the library, which takes no others."""
-    import importlib
-
-    return type(body.__name__, (body, getattr(importlib.import_module(library), stream_kind)), {})
-
-
 class _Body:
-    """The body of an answer, as it is read."""
+    """A response body that is read synchronously."""
 
-    def __init__(self, exchange: Exchange, stream: Any, cut: Callable[[], None]) -> None:
+    def __init__(self, exchange: Exchange, stream: Any, sink: Sink, cut: Callable[[], None]) -> None:
         self._exchange = exchange
         self._stream = stream
+        self._sink = sink
         self._cut = cut
         self._is_left = False
-        """A worker is still reading: it closes the stream when it is done."""
+        """Whether a worker is still reading; it closes the stream when it is done."""
 
     def __iter__(self) -> Iterator[bytes]:
         exchange = self._exchange
         chunks = iter(self._stream)
         try:
             while (chunk := self._next(chunks)) is not _END:
-                if passed := exchange.answer.take(chunk):
+                if passed := self._sink.take(chunk):
                     yield passed
-            if rest := exchange.answer.end():
+            if rest := self._sink.end():
                 yield rest
         except GeneratorExit:
             raise
         except BaseException as error:
-            told = exchange.failed(error)
-            if told is error:
+            failure = exchange.failed(error)
+            if isinstance(error, PenstockError):  # the client may never close a response that it could not read
+                self.close()
+            if failure is error:
                 raise
-            raise told from error
+            raise failure from error
         exchange.ended()
 
     def close(self) -> None:
@@ -161,28 +167,31 @@ class _Body:
 
 
 class _AsyncBody:
-    """The body of an answer, as it is read on a loop."""
+    """A response body that is read on an event loop."""
 
-    def __init__(self, exchange: Exchange, stream: Any, cut: Callable[[], None]) -> None:
+    def __init__(self, exchange: Exchange, stream: Any, sink: Sink, cut: Callable[[], None]) -> None:
         self._exchange = exchange
         self._stream = stream
+        self._sink = sink
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         exchange = self._exchange
         chunks = self._stream.__aiter__()
         try:
             while (chunk := await _reached(exchange.token, lambda: anext(chunks, _END))) is not _END:
-                if passed := exchange.answer.take(chunk):
+                if passed := self._sink.take(chunk):
                     yield passed
-            if rest := exchange.answer.end():
+            if rest := self._sink.end():
                 yield rest
         except GeneratorExit:
             raise
         except BaseException as error:
-            told = exchange.failed(error)
-            if told is error:
+            failure = exchange.failed(error)
+            if isinstance(error, PenstockError):  # the client may never close a response that it could not read
+                await self.aclose()
+            if failure is error:
                 raise
-            raise told from error
+            raise failure from error
         exchange.ended()
 
     async def aclose(self) -> None:
@@ -196,7 +205,7 @@ def _waited(
     late: Callable[[Any, BaseException | None], None],
     leave: Callable[[], None],
 ) -> Any:
-    """What `work` returns; a stop of the call gets the caller free at once, and `late` gets what comes after that."""
+    """Return the result of `work`; a stop releases the caller at once, and `late` receives the late result."""
     token = exchange.token
     if exchange.blocks_inline:
         token.check()
@@ -215,7 +224,7 @@ def _waited(
     finally:
         remove()
     if not finished:
-        token.is_cancelled  # noqa: B018  notices the deadline
+        token.is_cancelled  # noqa: B018  reading it applies the deadline
         leave()
         raise CancelledError(stop=stop_of(token))
     if job.error is not None:
@@ -224,7 +233,7 @@ def _waited(
 
 
 async def _reached(token: CancellationToken, work: Callable[[], Awaitable[Any]]) -> Any:
-    """What `work` comes to; a stop of the call interrupts it."""
+    """Await `work` and return its result; a stop of the call interrupts it."""
     task = current_task()
     assert task is not None
     requested = task.cancelling()
@@ -233,24 +242,24 @@ async def _reached(token: CancellationToken, work: Callable[[], Awaitable[Any]])
         token.check()
         return await work()
     except BaseException as error:
-        told = taken_back(token, task, error, requested)
-        if told is error:
+        failure = translate_cancel(token, task, error, requested)
+        if failure is error:
             raise
-        raise told from error
+        raise failure from error
     finally:
         if watching and token.unwatch(task) is not None:
-            await absorb(task, requested)
+            await drain_cancel(task, requested)
 
 
 def _close_late(response: Any, error: BaseException | None) -> None:
-    """The caller has gone: nobody will read what came."""
+    """Close a response that arrived after its caller was released."""
     if response is not None:
         with suppress(Exception):
             response.close()
 
 
 def _cut_response(response: Any) -> None:
-    """Break the connection that the answer comes over; one that other requests share stays."""
+    """Break the connection of the response; an HTTP/2 connection, shared with other requests, stays open."""
     if response.extensions.get("http_version") != b"HTTP/2":
         _shut_down(response.extensions.get("network_stream"))
 
@@ -258,8 +267,8 @@ def _cut_response(response: Any) -> None:
 def _cut_request(transport: Any, exchange: Exchange) -> None:
     """Break the connection of a request that has no answer yet.
 
-    No library tells which one that is, so this looks where its pool keeps it. Should it be elsewhere one day, then the
-    connection lasts until its read times out; the caller is free all the same.
+    The libraries do not expose it, so this reads private attributes of the pool. If those change, the connection lasts
+    until its read times out; the caller is released all the same.
     """
     pool = getattr(transport, "_pool", None)
     for waiting in list(getattr(pool, "_requests", ())):

@@ -1,9 +1,9 @@
 """One open connection to a server, owned by one task.
 
-The protocol's library ties a connection to the task that opened it. So a task of ours opens it, waits, and closes it;
-whoever calls a tool may do so from any task, and be cancelled there without waiting for the server. The library's own
-habits are kept out: it does not reconnect, keeps no answers, lists no tools again and checks no answer against a schema
-that came from the server.
+The MCP library ties a connection to the task that opened it. So a dedicated task opens it, waits, and closes it; tools
+may be called from any task, and such a call can be cancelled without waiting for the server. The library's automatic
+behaviour is disabled: it does not reconnect, caches no results, does not list tools again and validates no result
+against a schema that came from the server.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from penstock.providers.mcp.servers import HttpServer, McpError, StdioServer
 T = TypeVar("T")
 
 CLOSE_S = 10.0
-"""For everything there is to do on closing, before it is cut short."""
+"""Time allowed for a clean close before it is cancelled."""
 MAX_WAIT_S = 86_400.0
 
 
 class Link:
-    """A connection: opened, used from anywhere, closed."""
+    """A connection that is opened, used from any task, and closed."""
 
     def __init__(self, name: str, server: StdioServer | HttpServer, max_tools: int) -> None:
         self.name = name
@@ -40,7 +40,7 @@ class Link:
         self._max_tools = max_tools
         self._process = ServerProcess(server) if isinstance(server, StdioServer) else None
         self._failed: list[EgressError] = []
-        """What the egress guard said last."""
+        """The last error of the egress guard."""
         self._closing = asyncio.Event()
         self._opened: asyncio.Future[list[types.Tool]] = asyncio.get_running_loop().create_future()
         self._client: Client | None = None
@@ -48,7 +48,7 @@ class Link:
         self._requests: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> list[types.Tool]:
-        """Connect, and tell the server's tools; McpError if that does not come to an end in time."""
+        """Connect and return the server's tools; raise McpError if that takes too long."""
         self._owner = asyncio.create_task(self._own(), name=f"mcp {self.name}")
         try:
             async with asyncio.timeout(self._server.start_timeout_s):
@@ -60,7 +60,7 @@ class Link:
             raise
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
-        """What the server answers; McpError if it does not."""
+        """Call a tool and return the server's result; raise McpError if the call fails."""
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=dict(arguments)))
         task = asyncio.create_task(self._ask(request, types.CallToolResult), name=f"mcp {self.name} {tool[:64]}")
         self._requests.add(task)
@@ -68,17 +68,17 @@ class Link:
         try:
             return await asyncio.shield(task)
         finally:
-            # The server is told of the cancel, if it still listens; nobody has to wait for that.
+            # The cancel is sent to the server, if it still reads; the caller does not wait for that.
             task.cancel()
 
     async def close(self) -> None:
-        """End the connection, the process and everything that belongs to them; returns when they have ended."""
+        """Close the connection, its process and its requests; return when all have ended."""
         self._closing.set()
         owner = self._owner
         if owner is None:
             return
         if not self._opened.done():
-            owner.cancel()  # it is not waiting for a word of ours yet
+            owner.cancel()  # it is not waiting for `_closing` yet
         try:
             await asyncio.wait({owner}, timeout=CLOSE_S)
         finally:
@@ -96,8 +96,8 @@ class Link:
                 await self._closing.wait()
         except Exception as error:
             if not self._opened.done():
-                self._opened.set_exception(self._told(_first(error)))
-                self._opened.exception()  # seen, also if nobody waits any more
+                self._opened.set_exception(self._translated(_first(error)))
+                self._opened.exception()  # mark as retrieved, in case no caller is waiting any more
         finally:
             self._client = None
 
@@ -129,20 +129,20 @@ class Link:
         try:
             return await client.session.send_request(request, result)
         except Exception as error:
-            raise self._told(error) from error
+            raise self._translated(error) from error
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._requests.discard(task)
         if not task.cancelled():
-            task.exception()  # seen, also if nobody waits any more
+            task.exception()  # mark as retrieved, in case no caller is waiting any more
 
     def _error(self, why: str) -> McpError:
         if self._process is not None and self._process.stderr and not self._opened.done():
-            why = f"{why}; it said: {self._process.stderr[-300:]}"
+            why = f"{why}; its error output ends with: {self._process.stderr[-300:]}"
         return McpError(self.name, why)
 
-    def _told(self, error: BaseException) -> Exception:
-        """An error of the library in our words."""
+    def _translated(self, error: BaseException) -> Exception:
+        """Translate an error of the library."""
         if isinstance(error, McpError):
             return error
         if self._failed and not self._opened.done():
@@ -159,7 +159,7 @@ class Link:
 @asynccontextmanager
 async def _over_http(server: HttpServer, failed: list[EgressError]) -> AsyncIterator[Client]:
     policy = server.policy or EgressPolicy(allow_hosts=[_host_of(server.url)])
-    # How long an answer may take is the tool's affair; the guard bounds what is read.
+    # The tool's own timeout bounds how long a call takes; the guard bounds what is read.
     bounded = replace(policy, timeout_s=MAX_WAIT_S, max_bytes=min(policy.max_bytes, server.max_message_bytes))
     async with EgressClient(bounded, ssl_context=server.ssl_context) as egress:
         transport = _Posting(await egress.guard(), failed)
@@ -172,10 +172,10 @@ async def _over_http(server: HttpServer, failed: list[EgressError]) -> AsyncIter
 
 
 class _Posting(httpx2.AsyncBaseTransport):
-    """Sends what is asked for, each request for itself.
+    """Sends each request on its own.
 
-    A stream to listen on, which the library would open anew again and again, is refused. A request that fails is
-    answered with its failure: an error raised here would end the connection for all others.
+    The GET stream for server messages, which the library would reopen repeatedly, is refused. A failed request is
+    answered with an error response: an exception raised here would end the connection for all other requests.
     """
 
     def __init__(self, guard: httpx2.AsyncBaseTransport, failed: list[EgressError]) -> None:
@@ -196,8 +196,8 @@ class _Posting(httpx2.AsyncBaseTransport):
             return answer
         except EgressError as error:
             self._failed[:] = [error]
-            told = {"jsonrpc": "2.0", "id": None, "error": {"code": types.INTERNAL_ERROR, "message": str(error)}}
-            return httpx2.Response(502, json=told, request=request)
+            content = {"jsonrpc": "2.0", "id": None, "error": {"code": types.INTERNAL_ERROR, "message": str(error)}}
+            return httpx2.Response(502, json=content, request=request)
 
 
 def _host_of(url: str) -> str:
@@ -213,7 +213,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
-    """Wait until all have ended; a cancel that comes meanwhile is kept until then, for what they clean up is ours."""
+    """Wait until all tasks have ended; a cancel is deferred until then, so that their cleanup completes."""
     cancelled: asyncio.CancelledError | None = None
     while any(not task.done() for task in tasks):
         try:

@@ -1,9 +1,9 @@
-"""A server that is a process: its messages, one a line, each bounded; and its end, which comes whatever it does.
+"""An MCP server process: messages of one line each, bounded in size, and a guaranteed shutdown.
 
-The streams of the protocol's own library keep a line of any length in memory and wait for a hung server in steps of
-seconds; so the pipes are read here. What may go wrong ends the stream of messages, which fails every call that waits,
-and `why` says what it was. On leaving, the input is closed, the program gets a moment to end by itself, and then its
-whole process group is killed: nothing that it started in that group lives on.
+The streams of the MCP library keep a line of any length in memory and wait for a hung server in steps of seconds; so
+the pipes are read here. Any failure ends the stream of messages, which fails every waiting call, and `why` is the
+reason. On exit, stdin is closed, the program gets a grace period to end by itself, and then its whole process group is
+killed, including everything it started in that group.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from penstock.providers.mcp.servers import StdioServer
 
 PIECE = 65_536
 MAX_WAITING = 256
-"""Messages to the server that may wait to be written."""
+"""Maximum number of messages queued for writing to the server."""
 MAX_GARBAGE = 100
-"""Lines that are no message; some programs print a greeting, and none needs more than this."""
+"""Maximum number of lines that are not messages; some programs print a short greeting."""
 MAX_STDERR = 2_000
 REAP_S = 5.0
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "SYSTEMROOT", "USERPROFILE", "TEMP")
 
 
 class TooMuch(Exception):
-    """The server sends what no server needs to send."""
+    """The server sent a message that is too large, or too many lines that are not messages."""
 
 
 class _Pipes(SubprocessStreamProtocol):
-    """The pipes of a process; knows of its end as soon as it comes, whoever still holds a pipe open."""
+    """The pipes of a process; notices its exit at once, even if another process holds a pipe open."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(limit=PIECE, loop=loop)
@@ -55,7 +55,7 @@ class _Pipes(SubprocessStreamProtocol):
         self.exited.set()
 
     def kill(self) -> None:
-        """Kill the process group: the process, and what it started. Once it has ended, its number is another's."""
+        """Kill the process group, unless the process has exited: its id may then belong to another process."""
         if self._pid is not None and not self.exited.is_set():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
@@ -67,17 +67,17 @@ class ServerProcess:
     def __init__(self, server: StdioServer) -> None:
         self._server = server
         self.why: str | None = None
-        """What ended the messages; None as long as they come."""
+        """Why the stream of messages ended; None while it is open."""
         self._stderr = b""
 
     @property
     def stderr(self) -> str:
-        """The last it has said on its standard error."""
+        """The end of its standard error output."""
         return self._stderr.decode("utf-8", "replace").strip()
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[tuple[Any, Any]]:
-        """Its messages and a way to send some, as the protocol's library takes them."""
+        """Start the process and yield its receive and send streams, as the MCP library expects them."""
         transport, pipes = await self._start()
         incoming, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         sending, outgoing = anyio.create_memory_object_stream[SessionMessage](MAX_WAITING)
@@ -143,9 +143,9 @@ class ServerProcess:
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             self.why = "closed"
         finally:
-            incoming.close()  # whoever waits for an answer learns that none will come
+            incoming.close()  # waiting callers learn that no answer will come
         while await pipes.stdout.read(PIECE):
-            pass  # a program that still writes would never come to its end
+            pass  # drain, or a program that still writes would block and never exit
 
     async def _write(self, pipes: _Pipes, outgoing: Any) -> None:
         assert pipes.stdin is not None
@@ -157,12 +157,12 @@ class ServerProcess:
 
     async def _listen(self, pipes: _Pipes) -> None:
         assert pipes.stderr is not None
-        while said := await pipes.stderr.read(PIECE):
-            self._stderr = (self._stderr + said)[-MAX_STDERR:]
+        while output := await pipes.stderr.read(PIECE):
+            self._stderr = (self._stderr + output)[-MAX_STDERR:]
 
 
 async def lines(stream: asyncio.StreamReader, max_bytes: int) -> AsyncIterator[bytes]:
-    """The lines that are not empty; TooMuch as soon as one is longer than allowed."""
+    """Yield the non-empty lines; raise TooMuch as soon as one is longer than allowed."""
     begun: list[bytes] = []
     size = 0
     while piece := await stream.read(PIECE):

@@ -1,50 +1,47 @@
-"""Which servers there are: configuration, written by whoever runs the program.
+"""Configuration of MCP servers, written by the operator of the program.
 
-A graph or a model can name a server and nothing else. What is started, with which environment, and which address is
-asked stands here. Nothing is started or resolved by describing it.
+A graph or a model can only name a server. The command, its environment and the address are configured here. Creating a
+configuration starts and resolves nothing.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from penstock.agents.tools import TOOL_NAME
+from penstock import checks
 from penstock.containment.limits import seconds_to_ns
 from penstock.errors import InvalidValue, PenstockError
 from penstock.providers.egress.policy import EgressPolicy
 
-if TYPE_CHECKING:
-    from penstock.providers.mcp.tools import McpTools
-
 MAX_MESSAGE_BYTES = 10_000_000
-MAX_TOLD = 500
+MAX_REASON = 500
 
 
 class McpError(PenstockError):
-    """A server could not be opened, broke off, or answered with what is no answer."""
+    """A server could not be opened, disconnected, or sent an invalid answer."""
 
     def __init__(self, server: str, why: str) -> None:
         self.server = server
-        self.why = why[:MAX_TOLD]
+        self.why = why[:MAX_REASON]
         super().__init__(f"MCP server {server!r}: {self.why}")
 
 
 @dataclass(frozen=True, slots=True)
 class StdioServer:
-    """A server that is a program of this machine, spoken to over its standard input and output."""
+    """A server that is a local program, connected over its standard input and output."""
 
     command: Sequence[str]
-    """The program and its arguments; no shell reads them."""
+    """The program and its arguments; run without a shell."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Added to the few variables a program needs to start; the rest of our own environment is not passed on."""
+    """Added to the few variables a program needs to start; the rest of our environment is not passed on."""
     cwd: str | None = None
     start_timeout_s: float = 30.0
-    """Until it has told its tools."""
+    """Timeout until it has listed its tools."""
     grace_s: float = 2.0
-    """Between being told to end and being killed."""
+    """Time between closing its input and killing it."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
 
     def __post_init__(self) -> None:
@@ -53,8 +50,8 @@ class StdioServer:
             raise InvalidValue("command", given, "a list: the program and its arguments")
         if not all(isinstance(word, str) and "\0" not in word for word in given):
             raise InvalidValue("command", given, "a list of texts")
-        _must_be_texts("env", self.env)
-        _must_be_bounded(self)
+        _check_texts("env", self.env)
+        _check_limits(self)
         seconds_to_ns(self.grace_s, "grace_s")
         object.__setattr__(self, "command", tuple(self.command))
         object.__setattr__(self, "env", dict(self.env))
@@ -62,12 +59,12 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A server somewhere else, spoken to over streamable HTTP through the egress guard."""
+    """A remote server, connected over streamable HTTP through the egress guard."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     policy: EgressPolicy | None = None
-    """None allows the host of the address, at a public address, and nothing else."""
+    """None allows only the host of `url`, at a public address."""
     start_timeout_s: float = 30.0
     max_message_bytes: int = MAX_MESSAGE_BYTES
     ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
@@ -76,62 +73,21 @@ class HttpServer:
         given: Any = self.url
         if not isinstance(given, str) or not given.startswith(("https://", "http://")):
             raise InvalidValue("url", self.url, "an address that begins with https:// or http://")
-        if self.policy is not None and not isinstance(self.policy, EgressPolicy):
-            raise InvalidValue("policy", self.policy, "an EgressPolicy, or None")
-        _must_be_texts("headers", self.headers)
-        _must_be_bounded(self)
+        if self.policy is not None:
+            checks.instance("policy", self.policy, EgressPolicy, none="only the host of the url")
+        _check_texts("headers", self.headers)
+        _check_limits(self)
         object.__setattr__(self, "headers", dict(self.headers))
 
 
 Server = StdioServer | HttpServer
 
 
-class McpServers(Mapping[str, Server]):
-    """The servers of a program, by the names under which graphs and models may ask for them."""
-
-    __slots__ = ("_by_name",)
-
-    def __init__(self, servers: Mapping[str, Server]) -> None:
-        given: Mapping[Any, Any] = servers
-        for name, server in given.items():
-            if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-                raise InvalidValue("name of a server", name, "1 to 64 letters, digits, _ or -")
-            if not isinstance(server, StdioServer | HttpServer):
-                raise InvalidValue(f"server {name!r}", server, "a StdioServer or an HttpServer")
-        self._by_name = dict(servers)
-
-    def tools(self, name: str, **options: Any) -> McpTools:
-        """The tools of the server of this name, to be opened with `async with`; takes what `McpTools` takes."""
-        from penstock.providers.mcp.tools import McpTools
-
-        asked: Any = name
-        found = self._by_name.get(asked) if isinstance(asked, str) else None
-        if found is None:
-            raise InvalidValue(
-                "server", name, f"one that is configured ({', '.join(self._by_name) or 'there is none'})"
-            )
-        return McpTools(found, **{"name": name, **options})
-
-    def __getitem__(self, name: str) -> Server:
-        return self._by_name[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
-
-    def __len__(self) -> int:
-        return len(self._by_name)
-
-    def __repr__(self) -> str:
-        return f"McpServers({', '.join(self._by_name)})"
-
-
-def _must_be_texts(field: str, given: object) -> None:
+def _check_texts(field: str, given: object) -> None:
     if not isinstance(given, Mapping) or not all(isinstance(text, str) for pair in given.items() for text in pair):
         raise InvalidValue(field, type(given), "names and values of text")
 
 
-def _must_be_bounded(server: Server) -> None:
+def _check_limits(server: Server) -> None:
     seconds_to_ns(server.start_timeout_s, "start_timeout_s")
-    size: object = server.max_message_bytes
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise InvalidValue("max_message_bytes", size, "a whole number above zero")
+    checks.integer("max_message_bytes", server.max_message_bytes, minimum=1)

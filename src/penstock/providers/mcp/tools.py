@@ -1,8 +1,8 @@
-"""The tools of one server, as an agent takes them.
+"""The tools of one MCP server, for an agent.
 
-What a server says of its tools is not trusted: there is a bound to how many they are, how long they are described and
-how large their schemas are, and they stay what they were when the server was opened. A server that breaks off stays
-broken: its calls fail and say so; opening it again is for whoever opened it.
+A server's tool list is not trusted: the number of tools, the length of descriptions and the size of schemas are
+bounded, and the list is fixed when the server is opened. A server that disconnects stays disconnected: its calls fail
+with an error, and the caller that opened it must reopen it.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 MAX_TOOLS = 128
 MAX_DESCRIPTION = 4_000
 MAX_SCHEMA = 50_000
-"""Characters; a model pays for each of them in every turn."""
+"""In characters; they are part of the model's input, and billed, in every turn."""
 MAX_FAILURE = 2_000
 
 
 class McpToolFailed(PenstockError):
-    """A tool ran on its server and says that it failed."""
+    """A tool ran on its server and reported a failure."""
 
-    def __init__(self, tool: str, told: str) -> None:
+    def __init__(self, tool: str, reason: str) -> None:
         self.tool = tool
-        self.told = told[:MAX_FAILURE]
-        super().__init__(self.told or "it failed, and did not say why")
+        self.reason = reason[:MAX_FAILURE]
+        super().__init__(self.reason or "it failed without a reason")
 
 
 class McpTools:
-    """The tools of a server, between `async with` and its end: a chain of tools, or a list to put others beside."""
+    """The tools of a server while it is open (`async with`); usable as a tool chain or as an iterable of tools."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class McpTools:
         self.name = name
         self.prefix = prefix
         self.only = None if only is None else frozenset(only)
-        """The tools that are offered, by the server's names; None is all of them."""
+        """The offered tools, by the server's names; None offers all."""
         self._options: dict[str, Any] = {"timeout_s": timeout_s, "cost_usd": cost_usd, "needs_approval": needs_approval}
         self._max_tools = max_tools
         self._link: Link | None = None
@@ -99,7 +99,7 @@ class McpTools:
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
-        """What models are told."""
+        """The tool descriptions sent to models."""
         return self._opened().specs
 
     def execute(self, context: ExecutionContext, call: ToolCall) -> Coroutine[Any, Any, ToolResult]:
@@ -127,7 +127,7 @@ class McpTools:
             await link.close()
 
     def _read(self, listed: Sequence[Any]) -> Iterator[Tool]:
-        """A tool for each that is listed and wanted; McpError for one that cannot be offered."""
+        """Yield a tool for each listed tool that `only` allows; raise McpError for one that cannot be offered."""
         offered: dict[str, str] = {}
         for one in listed:
             if self.only is not None and one.name not in self.only:
@@ -163,14 +163,49 @@ class McpTools:
         return run
 
 
+class McpServers(Mapping[str, Server]):
+    """The servers of a program, by the names under which graphs and models refer to them."""
+
+    __slots__ = ("_by_name",)
+
+    def __init__(self, servers: Mapping[str, Server]) -> None:
+        given: Mapping[Any, Any] = servers
+        for name, server in given.items():
+            if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
+                raise InvalidValue("name of a server", name, "1 to 64 letters, digits, _ or -")
+            if not isinstance(server, StdioServer | HttpServer):
+                raise InvalidValue(f"server {name!r}", server, "a StdioServer or an HttpServer")
+        self._by_name = dict(servers)
+
+    def tools(self, name: str, **options: Any) -> McpTools:
+        """Return the named server's tools, to be opened with `async with`; takes the options of `McpTools`."""
+        requested: Any = name  # a caller without types may pass anything
+        found = self._by_name.get(requested) if isinstance(requested, str) else None
+        if found is None:
+            raise InvalidValue("server", name, f"a configured one ({', '.join(self._by_name) or 'there is none'})")
+        return McpTools(found, **{"name": name, **options})
+
+    def __getitem__(self, name: str) -> Server:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __repr__(self) -> str:
+        return f"McpServers({', '.join(self._by_name)})"
+
+
 def offered_name(prefix: str, name: str) -> str:
-    """The name a model calls a tool by: the server's own if every provider accepts it, or one made from it."""
+    """Return the tool name for models: the server's own if every provider accepts it, else one derived from it."""
     wanted = f"{prefix}{name}"
     if TOOL_NAME.fullmatch(wanted):
         return wanted
-    told_apart = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    plain = re.sub(r"[^A-Za-z0-9_-]+", "_", wanted)[: MAX_NAME - len(told_apart) - 1]
-    return f"{plain}_{told_apart}"
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "_", wanted)[: MAX_NAME - len(digest) - 1]
+    return f"{plain}_{digest}"
 
 
 def _ask_hooks(url: str) -> None:
@@ -183,7 +218,7 @@ def _ask_hooks(url: str) -> None:
 
 
 def _value(tool: str, result: Any) -> Any:
-    """The text of an answer; its data, if it has no text."""
+    """Return the text of a result, or its structured content if it has no text."""
     text = "\n".join(_shown(block) for block in result.content)
     if result.is_error:
         raise McpToolFailed(tool, text)
@@ -191,7 +226,7 @@ def _value(tool: str, result: Any) -> Any:
 
 
 def _shown(block: Any) -> str:
-    """A piece of an answer as text; what is none is named."""
+    """Return a content block as text; a block without text is described in brackets."""
     if block.type == "text":
         return str(block.text)
     if block.type == "resource":
@@ -203,10 +238,10 @@ def _shown(block: Any) -> str:
 
 
 def _library() -> Any:
-    """What opens connections; imported on a worker, for it takes a while."""
+    """Import and return `Link`; called on a worker, because the import is slow."""
     try:
         from penstock.providers.mcp.link import Link
     except ModuleNotFoundError as error:
-        told = f"MCP servers need {error.name}: install penstock[mcp]"
-        raise ModuleNotFoundError(told, name=error.name) from error
+        message = f"MCP servers need {error.name}: install penstock[mcp]"
+        raise ModuleNotFoundError(message, name=error.name) from error
     return Link

@@ -1,4 +1,4 @@
-"""One circuit for each provider and model, shared by everybody in the process who asks for it."""
+"""One circuit breaker for each provider and model, shared within the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from threading import Lock
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.breaker import CircuitBreaker, CircuitSnapshot
 from penstock.errors import Halted
-from penstock.providers.models.formats.format import CannotAsk
+from penstock.providers.models.formats.format import UnsupportedRequest
 from penstock.stops import Stop, StopReason
 
 REQUEST_TIMEOUT = 408
@@ -17,7 +17,7 @@ SERVER_ERROR = 500
 
 
 class Breakers:
-    """Circuits by name, made when they are first asked for, all with the same thresholds."""
+    """Circuits by name, created on first use, all with the same thresholds."""
 
     def __init__(
         self, failure_threshold: int = 5, recovery_timeout: float = 60.0, *, clock: Clock = SYSTEM_CLOCK
@@ -29,7 +29,7 @@ class Breakers:
         self._circuits: dict[str, CircuitBreaker] = {}
 
     def of(self, name: str) -> CircuitBreaker:
-        """The circuit called `name`, such as "openai:gpt-4o"."""
+        """Return the circuit called `name`, such as "openai:gpt-4o"."""
         with self._lock:
             found = self._circuits.get(name)
             if found is None:
@@ -38,13 +38,13 @@ class Breakers:
             return found
 
     def snapshots(self) -> list[CircuitSnapshot]:
-        """Every circuit at this moment."""
+        """Return a snapshot of every circuit."""
         with self._lock:
             circuits = list(self._circuits.values())
         return [circuit.snapshot() for circuit in circuits]
 
     def reset(self) -> None:
-        """Close all of them by hand."""
+        """Close all circuits manually."""
         with self._lock:
             circuits = list(self._circuits.values())
         for circuit in circuits:
@@ -52,14 +52,14 @@ class Breakers:
 
 
 breakers = Breakers()
-"""The process's own."""
+"""The circuits shared within the process."""
 
 
 @contextmanager
 def passing(breaker: CircuitBreaker | None) -> Iterator[None]:
-    """Let one request through a circuit, and tell it what came of it.
+    """Pass one request through a circuit, and record its outcome there.
 
-    Raises Halted if the circuit is open: the door takes that for a refusal that cost nothing.
+    Raises Halted if the circuit is open, which counts as a refusal that cost nothing.
     """
     if breaker is None:
         yield
@@ -79,11 +79,11 @@ def passing(breaker: CircuitBreaker | None) -> Iterator[None]:
 
 
 def is_sign_of_failure(error: BaseException) -> bool:
-    """Whether an error says that the provider is not well: not a cancel, and nothing that it refused for good reason.
+    """Whether an error indicates that the provider is failing: not a cancel, and not a justified refusal.
 
-    A rate limit is such a refusal: it says itself when to come back.
+    A rate limit is such a refusal: it states itself when to retry.
     """
-    if not isinstance(error, Exception) or isinstance(error, CannotAsk):
+    if not isinstance(error, Exception) or isinstance(error, UnsupportedRequest):
         return False
     status = getattr(error, "status_code", None)
     return not isinstance(status, int) or status >= SERVER_ERROR or status == REQUEST_TIMEOUT

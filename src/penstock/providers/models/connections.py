@@ -2,8 +2,8 @@
 
 The sockets of an async client belong to the loop that opened them, and a model may be used on one loop after the other,
 or on several at once. So every loop gets a client of its own, which all models with the same address and key share.
-Nobody has to close it: it is held by an asynchronous generator, and to end those is the last thing that `asyncio.run`
-does before it closes a loop. It is not closed when a model is dropped, because the next one will want it.
+It is closed automatically: it is held by an asynchronous generator, and `asyncio.run` ends those before it closes a
+loop. It is not closed when a model is dropped, because the next model with the same account reuses it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _shared: dict[Hashable, Connections] = {}
 
 
 class Connections:
-    """Gives out the client of the running loop."""
+    """The clients of one account, one for each event loop."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
         self._held: dict[asyncio.AbstractEventLoop, tuple[Any, AsyncGenerator[None, None]]] = {}
 
     async def client(self) -> Any:
-        """The client of this loop, made when it is first asked for."""
+        """Return the client of the running loop, created on first use."""
         loop = asyncio.get_running_loop()
         found = self._held.get(loop)
         if found is not None:
@@ -33,11 +33,11 @@ class Connections:
         client = self._connect()
         holding = self._hold(loop, client)
         self._held[loop] = (client, holding)
-        await anext(holding)  # does not wait; the loop knows the generator from now on
+        await anext(holding)  # does not wait; registers the generator with the loop
         return client
 
     async def aclose(self) -> None:
-        """Close the client of this loop, if there is one; the next request makes another."""
+        """Close the client of this loop, if there is one; the next request creates another."""
         found = self._held.get(asyncio.get_running_loop())
         if found is not None:
             await found[1].aclose()
@@ -51,24 +51,24 @@ class Connections:
 
 
 class Borrowed:
-    """A client that somebody else made, and closes."""
+    """A client that the caller made and closes."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
     async def client(self) -> Any:
-        """The client, whatever the loop."""
+        """Return the client, whatever the loop."""
         return self._client
 
 
 def shared(account: Hashable, make: Callable[[], Connections]) -> Connections:
-    """The connections of an account, made when they are first asked for."""
+    """Return the connections of an account, created on first use."""
     with _lock:
         found = _shared.get(account)
     if found is None:
-        made = make()
+        connections = make()
         with _lock:
-            found = _shared.setdefault(account, made)
+            found = _shared.setdefault(account, connections)
     return found
 
 

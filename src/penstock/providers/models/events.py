@@ -1,4 +1,4 @@
-"""Server-sent events, read as the JSON objects they carry. Knows no API and no client."""
+"""Parse server-sent events into the JSON objects they carry. Knows no API and no client."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
+from penstock.providers.reading.meter import Meter
+
 MAX_EVENT_BYTES = 16 * 1024 * 1024
-"""An event that does not end is not kept for ever."""
+"""Maximum size of an unfinished event line, so that memory stays bounded."""
 DONE = b"[DONE]"
 
 
 class UnreadableEvent(ValueError):
-    """An event is no JSON object, or does not end."""
+    """An event is not a JSON object, or is too large."""
 
 
-async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any], None]:
-    """The objects in a stream of bytes, up to the mark of its end or to where it breaks off.
+async def events(chunks: AsyncIterator[bytes], meter: Meter) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the objects in a stream of bytes, up to the end marker or to where the stream breaks off.
 
-    Lines are split as bytes: a JSON text may have characters in it that split text, and end no line here.
+    The text of each object is counted by `meter`, also while its line is unfinished.
+    Lines are split as bytes: JSON may contain Unicode line separators, which do not end a line here.
     """
     rest = b""
     data: list[bytes] = []
@@ -31,16 +34,20 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any],
             if line.startswith(b"data:"):
                 data.append(line[5:].strip(b" "))
             elif not line and data:
-                said = b"\n".join(data)
+                data_text = b"\n".join(data)
                 data.clear()
-                if said == DONE:
+                if data_text == DONE:
                     return
-                yield _object(said)
+                event = _object(data_text)
+                meter.finish_object()
+                meter.add_event(event)
+                yield event
+        meter.check_unfinished(rest)
 
 
-def _object(said: bytes) -> dict[str, Any]:
+def _object(data_text: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(said)
+        value = json.loads(data_text)
     except (ValueError, RecursionError) as error:
         raise UnreadableEvent("an event is not JSON") from error
     if not isinstance(value, dict):

@@ -8,18 +8,18 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from penstock import checks
 from penstock.errors import InvalidValue
 from penstock.providers.models.remote import RemoteModel
 from penstock.providers.models.vendors import AnthropicModel, CompatibleModel, OpenAIModel, ollama
-from penstock.runtime.options import must_be_text
 
 ADDRESSED = re.compile(
     r"(?P<url>https?://(?:\[[0-9A-Fa-f:.]+\]|[^/:@\s]+)(?::(?P<port>\d+))?(?P<path>/[^:\s]*)?):(?P<name>.+)"
 )
-"""An address and, behind a colon, a name; the name may have colons of its own."""
+"""An address, a colon and a name; the name may contain colons."""
 
 NO_NAME = re.compile(r"\d+(?:/|$)|[^/]*@")
-"""Directly behind a host this is a port, or the secret of an address that has one."""
+"""Directly after a host this is a port, or the password of an address with credentials, and not a name."""
 
 
 def _compatible(rest: str, **options: Any) -> CompatibleModel:
@@ -45,16 +45,16 @@ PROVIDERS: Mapping[str, Callable[..., RemoteModel]] = MappingProxyType(
 
 
 def model(name: str, **options: Any) -> RemoteModel:
-    """The model called `name`, which is its provider and, behind a colon, what the provider calls it.
+    """Return the model called `name`: its provider, a colon, and the provider's name for it.
 
     `options` are those of the provider's class: `max_output_tokens`, `retries`, `breaker`, `api_key`, `base_url`, …
     """
-    must_be_text("model", name)
+    checks.text("model", name)
     provider, colon, rest = name.partition(":")
     make = PROVIDERS.get(provider)
     if make is None or not colon:
-        known = ", ".join(f"{one}:" for one in PROVIDERS)
+        known = ", ".join(f"{provider}:" for provider in PROVIDERS)
         raise InvalidValue("model", name, f"a provider and a name, such as 'openai:gpt-4o'; providers are {known}")
     if not rest.strip():
-        raise InvalidValue("model", name, f"a provider and a name: there is nothing behind {provider}:")
+        raise InvalidValue("model", name, f"a provider and a name: there is nothing after {provider}:")
     return make(rest, **options)

@@ -1,7 +1,8 @@
 """The models of each provider: which client, which API, which key.
 
-A provider's client is imported when the first model of it is made, which takes a second: make models before a loop
-runs. A client of one's own may be given instead; it is used with its retries off, and not closed.
+A provider's client is imported when its first model is created, which takes a second: create models before a loop
+runs. You may pass your own client instead; it is used with its retries off, and not closed. Event hooks are added to
+its HTTP client: they limit the size of responses to requests of our models, and do nothing else.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Literal, TypedDict, Unpack
 
+from penstock import checks
 from penstock.containment.breaker import CircuitBreaker
 from penstock.errors import InvalidValue, PenstockError
 from penstock.providers.models.connections import Borrowed, Connections, shared
 from penstock.providers.models.formats import Chat, Format, Messages, Responses
 from penstock.providers.models.remote import Library, RemoteModel
+from penstock.providers.reading.bodies import hooked
+from penstock.runtime.billing.error_bill import ErrorBill
 
 Api = Literal["chat", "responses"]
 
@@ -27,14 +31,14 @@ APIS: Mapping[Api, tuple[str, Format]] = MappingProxyType(
 OPENAI_KEY = "OPENAI_API_KEY"
 ANTHROPIC_KEY = "ANTHROPIC_API_KEY"
 COMPATIBLE_KEY = "OPENAI_COMPATIBLE_API_KEY"
-"""Not OpenAI's: a key is sent to nobody but whom it is for."""
+"""Separate from OpenAI's, so that an OpenAI key is never sent to another server."""
 NO_KEY = "none"
-"""Clients insist on one; servers of one's own rarely do."""
+"""Placeholder: the client requires a key, self-hosted servers rarely do."""
 ACCOUNT_VARIABLES = (
     *(OPENAI_KEY, "OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"),
     *(ANTHROPIC_KEY, "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "ANTHROPIC_PROFILE"),
 )
-"""Variables that clients read."""
+"""Environment variables that the clients read."""
 OLLAMA_HOST = "OLLAMA_HOST"
 OLLAMA_URL = "http://localhost:11434"
 
@@ -48,7 +52,7 @@ class MissingPackage(PenstockError):
 
 
 class MissingKey(PenstockError):
-    """A provider wants a key, and there is none."""
+    """A provider requires a key, and none is configured."""
 
     def __init__(self, provider: str, variable: str) -> None:
         self.provider = provider
@@ -57,16 +61,19 @@ class MissingKey(PenstockError):
 
 
 class Options(TypedDict, total=False):
-    """What every model behind an API can be told."""
+    """Options of every model behind an API."""
 
     max_output_tokens: int
-    """What an answer may have at most where nobody says otherwise."""
+    """Output limit of a request that sets none."""
     floor: int
-    """So much output has to be affordable for a call to make sense."""
+    """Smallest output limit a request is clamped to before it is refused instead."""
     retries: int
-    """How often a request that failed is sent again."""
+    """Maximum number of retries of a failed request."""
     breaker: CircuitBreaker | bool
-    """A circuit that refuses requests while the provider fails; True takes the one shared by all who ask for it."""
+    """A circuit that refuses requests while the provider fails; True selects the one shared within the process."""
+    error_bill: ErrorBill | None
+    """What error answers of the provider cost: "free", "unresolved", or one of them by HTTP status. None decides by the
+    status."""
 
 
 class OpenAIModel(RemoteModel):
@@ -122,7 +129,7 @@ class AnthropicModel(RemoteModel):
     provider = "anthropic"
     path = "/v1/messages"
     tools_tokens = 600
-    """Anthropic puts a text of its own before the tools, of 300 to 550 tokens by its documentation."""
+    """Anthropic adds a system prompt for tools, of 300 to 550 tokens according to its documentation."""
 
     def __init__(
         self,
@@ -140,7 +147,7 @@ class AnthropicModel(RemoteModel):
 
 
 def ollama(name: str, **options: Any) -> CompatibleModel:
-    """A model of an Ollama server: the one that OLLAMA_HOST names, else the one on this machine."""
+    """Return a model of the Ollama server named by OLLAMA_HOST, else of the one on this machine."""
     host = os.environ.get(OLLAMA_HOST) or OLLAMA_URL
     base_url = host if "://" in host else f"http://{host}"
     return CompatibleModel(name, f"{base_url.rstrip('/')}/v1", **options)
@@ -153,10 +160,11 @@ def _openai(client: Any, given: Mapping[str, Any], is_openai: bool = True) -> tu
         return library, _borrowed(client, openai.AsyncOpenAI)
 
     def connect() -> Any:
-        made = openai.AsyncOpenAI(**given, max_retries=0, http_client=_http_client(openai))
+        client = openai.AsyncOpenAI(**given, max_retries=0, http_client=_http_client(openai))
         if not is_openai:
-            made.organization = made.project = None  # which the client takes from variables that are meant for OpenAI
-        return made
+            # The client reads them from variables that are meant for OpenAI.
+            client.organization = client.project = None
+        return client
 
     return library, shared(("openai", is_openai, *_settled(given)), partial(_tried, connect))
 
@@ -168,22 +176,22 @@ def _anthropic(client: Any, given: Mapping[str, Any]) -> tuple[Library, Connecti
         return library, _borrowed(client, anthropic.AsyncAnthropic)
 
     def connect() -> Any:
-        made = anthropic.AsyncAnthropic(**given, max_retries=0, http_client=_http_client(anthropic))
-        if not (made.api_key or made.auth_token or made.credentials):
+        client = anthropic.AsyncAnthropic(**given, max_retries=0, http_client=_http_client(anthropic))
+        if not (client.api_key or client.auth_token or client.credentials):
             raise MissingKey("Anthropic", ANTHROPIC_KEY)
-        return made
+        return client
 
     return library, shared(("anthropic", *_settled(given)), partial(_tried, connect))
 
 
 def _settled(given: Mapping[str, Any]) -> tuple[object, ...]:
-    """What tells one account from another: what was given, and what the environment says now."""
-    said = (os.environ.get(name) for name in ACCOUNT_VARIABLES)
-    return (*given.values(), *said)
+    """Return the key of an account: the given options and the current environment variables."""
+    variables = (os.environ.get(name) for name in ACCOUNT_VARIABLES)
+    return (*given.values(), *variables)
 
 
 def _tried(connect: Callable[[], Any]) -> Connections:
-    """Connections whose client can be made: what is wrong shows here, and what takes time at first is done here."""
+    """Return connections after creating one client: errors are raised here, and slow first-time work is done here."""
     connect()
     return Connections(connect)
 
@@ -191,27 +199,27 @@ def _tried(connect: Callable[[], Any]) -> Connections:
 def _borrowed(client: Any, kind: Any) -> Borrowed:
     if not isinstance(client, kind):
         raise InvalidValue("client", client, f"an {kind.__name__}")
+    http_client = client._client
+    http_client.event_hooks = hooked(http_client.event_hooks)
     return Borrowed(client.with_options(max_retries=0))
 
 
 def _http_client(library: Any) -> Any:
-    return library.DefaultAsyncHttpxClient(verify=_trusted())
+    return library.DefaultAsyncHttpxClient(verify=_trusted(), event_hooks=hooked())
 
 
 @cache
 def _trusted() -> Any:
-    """Whom we trust, read once: it takes 20 ms."""
+    """Return the TLS context with the trusted certificates; cached, because loading them takes 20 ms."""
     return _package("httpx2").create_ssl_context()
 
 
 def _given(base_url: str | None, api_key: str | None, timeout_s: Any) -> dict[str, Any]:
-    """What the client is made with; without a timeout it has its own, of 10 minutes."""
+    """Return the client's arguments; without a timeout the client uses its own, of 10 minutes."""
     given: dict[str, Any] = {"base_url": base_url, "api_key": api_key}
     if timeout_s is None:
         return given
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
-        raise InvalidValue("timeout_s", timeout_s, "a number of seconds, more than zero")
-    return {**given, "timeout": timeout_s}
+    return {**given, "timeout": checks.seconds("timeout_s", timeout_s, above_zero=True)}
 
 
 def _package(name: str) -> Any:

@@ -1,19 +1,25 @@
-"""What does a model cost?
+"""Prices of models.
 
-A price that somebody registered, else the one genai-prices knows, else none; what then is refused, assumed or counted
-as unknown. genai-prices is imported at the first look-up, and everything works without it. Knows nothing of budgets.
+A registered price comes first, then that of genai-prices; without either, the call is refused, charged an assumed
+price, or counted as of unknown cost. Everything works without genai-prices. Knows nothing of budgets.
 
-A model is looked up once: its rates become a `Price`, which is integers, exact, and rounds up to a whole nano-dollar.
-Before a price from genai-prices is used, it is held against that package's own calculation, on and above each tier's
-threshold; a price that does not agree is no price, so that a change over there shows as unknown and not as wrong.
+The table of genai-prices takes up to seconds to load, once per process. A look-up loads it in place if necessary. Code
+on an event loop checks `must_load_for` before a look-up and awaits `aload`, which loads the table on a thread.
 
-What a usage does not tell apart is not priced apart: audio and image tokens, one-hour cache writes, searches and
-service tiers count as plain tokens at the standard rate. Whoever needs more precision reports the cost.
+A model is looked up once: its rates become a `Price` of exact integers, which rounds up to a whole nano-dollar. Before
+a price from genai-prices is used, it is compared with that package's own calculation, at and above each tier's
+threshold; on a mismatch there is no price, so that an incompatible change there shows as unknown and not as wrong.
+
+Prices distinguish only what a usage does: audio and image tokens, one-hour cache writes, searches and service tiers
+count as plain tokens at the standard rate. For more precision, report the cost.
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import ROUND_CEILING, Context, Decimal
@@ -32,6 +38,8 @@ Source = Literal["reported", "registered", "genai-prices", "assumed", "unknown"]
 Unknown = Literal["refuse", "assume", "count"]
 
 KEPT_LOOK_UPS = 10_000
+MAX_REPORTED = 1_000
+"""Maximum number of models without a price that are reported in the log."""
 MAX_RATE_USD = 10**9
 
 _YOCTOS_PER_USD = 10**24
@@ -39,43 +47,43 @@ _YOCTOS_PER_USD = 10**24
 _YOCTOS_PER_NANO = _YOCTOS_PER_USD // NANOS_PER_USD
 _MTOK = 1_000_000
 _EXACT = Context(prec=100, rounding=ROUND_CEILING, traps=[])
-"""Our own, because the caller's thread may have set another precision."""
+"""Used instead of the thread's context, which may have another precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a model's tokens cost, in US dollars per million."""
+    """Price of a model's tokens, in US dollars per million."""
 
     input_usd_per_mtok: Usd
     output_usd_per_mtok: Usd | None
-    """None for a model that sells no output, such as an embedding: output tokens then have no known cost."""
+    """None for a model without output, such as an embedding: output tokens then have no known cost."""
     cached_input_usd_per_mtok: Usd | None = None
-    """None if input read from the provider's cache costs what other input costs."""
+    """None if input read from the provider's cache costs the same as other input."""
     cache_write_usd_per_mtok: Usd | None = None
-    """None if input written to the provider's cache costs what other input costs."""
+    """None if input written to the provider's cache costs the same as other input."""
     request_usd: Usd = 0
-    """What each call costs beside its tokens."""
+    """Price of each call in addition to its tokens."""
     tiers: tuple[tuple[int, Price], ...] = ()
-    """Thresholds, ascending: a call with more input tokens than that pays, for all its tokens, the price beside it."""
+    """Ascending thresholds: a call with more input tokens pays the threshold's price for all its tokens."""
     _input: int = field(init=False, repr=False, compare=False)
     _output: int = field(init=False, repr=False, compare=False)
     _cached: int = field(init=False, repr=False, compare=False)
     _written: int = field(init=False, repr=False, compare=False)
     _request: int = field(init=False, repr=False, compare=False)
-    _dearest: int = field(init=False, repr=False, compare=False)
-    """What a token of input costs at most."""
+    _max_input: int = field(init=False, repr=False, compare=False)
+    """Highest price of an input token."""
 
     def __post_init__(self) -> None:
         plain = self._hold("input_usd_per_mtok", "_input", missing=None)
         self._hold("output_usd_per_mtok", "_output", missing=0)
         cached = self._hold("cached_input_usd_per_mtok", "_cached", missing=plain)
         written = self._hold("cache_write_usd_per_mtok", "_written", missing=plain)
-        object.__setattr__(self, "_dearest", max(plain, cached, written))
+        object.__setattr__(self, "_max_input", max(plain, cached, written))
         self._hold("request_usd", "_request", missing=None, per=1)
         _check_tiers(self.tiers)
 
     def cost_nanos(self, usage: Usage) -> int:
-        """What `usage` costs, rounded up to a whole nano-dollar; tokens that have no price count as nothing."""
+        """Return the cost of `usage`, rounded up to a whole nano-dollar; tokens without a price cost nothing."""
         plain = usage.input_tokens
         price = self._for(plain) if self.tiers else self
         yoctos = price._request + usage.output_tokens * price._output
@@ -86,35 +94,35 @@ class Price:
         return _nanos(yoctos + plain * price._input)
 
     def covers(self, usage: Usage) -> bool:
-        """Whether every token of `usage` has a price here; if not, its cost is at least what `cost_nanos` says."""
+        """Whether every token of `usage` has a price; if not, `cost_nanos` is a lower bound."""
         price = self._for(usage.input_tokens) if self.tiers else self
         return price.output_usd_per_mtok is not None or usage.output_tokens == 0
 
     def worst_case_nanos(self, input_tokens: int, max_output_tokens: int) -> int | None:
-        """The most that a call can cost with no more tokens than these; None if the output has no price."""
+        """Return the maximum cost of a call with at most these tokens; None if the output has no price."""
         if not type(input_tokens) is type(max_output_tokens) is int or input_tokens < 0 or max_output_tokens < 0:
             _check_count("input_tokens", input_tokens)
             _check_count("max_output_tokens", max_output_tokens)
-        if not self.tiers:  # as most prices are, and asked before every call
+        if not self.tiers:  # the common case, before every call
             if self.output_usd_per_mtok is None and max_output_tokens:
                 return None
             return self._most(input_tokens, max_output_tokens)
-        reachable = [self, *(price for above, price in self.tiers if above < input_tokens)]
+        reachable = [self, *(price for threshold, price in self.tiers if threshold < input_tokens)]
         if max_output_tokens and any(price.output_usd_per_mtok is None for price in reachable):
             return None
         return max(price._most(input_tokens, max_output_tokens) for price in reachable)
 
     def _most(self, input_tokens: int, output_tokens: int) -> int:
-        return _nanos(self._request + input_tokens * self._dearest + output_tokens * self._output)
+        return _nanos(self._request + input_tokens * self._max_input + output_tokens * self._output)
 
     def _for(self, input_tokens: int) -> Price:
-        for above, price in reversed(self.tiers):
-            if input_tokens > above:
+        for threshold, price in reversed(self.tiers):
+            if input_tokens > threshold:
                 return price
         return self
 
     def _hold(self, name: str, slot: str, missing: int | None, per: int = _MTOK) -> int:
-        """Make the amount called `name` an exact decimal, and keep it in `slot` as yocto-dollars per token."""
+        """Convert the field `name` to an exact decimal, and keep it in `slot` as yocto-dollars per token."""
         given = getattr(self, name)
         if given is None and missing is not None:
             amount, yoctos = None, missing
@@ -127,7 +135,7 @@ class Price:
 
 
 class Cost(NamedTuple):
-    """What a call cost. `known` is False when `nanos` is only the part that could be priced, which may be nothing."""
+    """Cost of a call. If `known` is False, `nanos` is only the part that has a price, possibly 0."""
 
     nanos: int
     known: bool
@@ -138,10 +146,10 @@ UNKNOWN_COST = Cost(0, False, "unknown")
 
 
 class PriceBook:
-    """Where prices are looked up, and what holds for a model that has none.
+    """Looks up prices, and decides for models without one.
 
-    `unknown` is "count" (the call may run and its cost is counted as unknown), "assume" (it costs what `assumed` says,
-    which should be a ceiling) or "refuse" (the caller asks `is_priced` first, and does not run what is not).
+    `unknown` is "count" (the call may run and its cost is counted as unknown), "assume" (it costs the `assumed` price,
+    which should be an upper bound) or "refuse" (the caller checks `is_priced` first, and refuses other calls).
     """
 
     def __init__(
@@ -161,18 +169,52 @@ class PriceBook:
         self.assumed = assumed
         self._registered: dict[str, Price] = {}
         self._uses_genai_prices = use_genai_prices
+        self.is_pending = use_genai_prices
+        """Whether the table of genai-prices is used and not loaded yet."""
+        self._loading: asyncio.Future[None] | None = None
+        """The latest load started by `aload`."""
         self._clock = clock
+        self._reported: set[str] = set()
+        """Models without a price that were reported in the log."""
         self._look_up = lru_cache(maxsize=KEPT_LOOK_UPS)(_look_up)
         for model, price in (registered or {}).items():
             self.register(model, price)
 
     def register(self, model: str, price: Price) -> None:
-        """Let `model` cost `price` from now on, whatever others say; may be called from any thread."""
+        """Set the price of `model`, which takes precedence over genai-prices; may be called from any thread."""
         if not _is_name(model):
             raise InvalidValue("model", model, f"a model name of 1 to {MAX_NAME} characters")
         if not isinstance(price, Price):
             raise InvalidValue("price", price, "a Price")
         self._registered[model] = price
+
+    def load(self) -> None:
+        """Load the table of genai-prices, if it is used; blocks, and may be called from any thread."""
+        if self.is_pending:
+            with _one_at_a_time:
+                _load_table()
+            self.is_pending = False
+
+    async def aload(self) -> None:
+        """Load the table of genai-prices on a thread, if it is used, without blocking the event loop."""
+        if not self.is_pending:
+            return
+        loop, loading = asyncio.get_running_loop(), self._loading
+        if loading is None or loading.done() or loading.get_loop() is not loop:
+            try:
+                loading = self._loading = loop.run_in_executor(None, self.load)
+            except RuntimeError:  # a loop without threads, such as a simulated one
+                self.load()
+                return
+        # Shielded: another task may wait for the same load.
+        await asyncio.shield(loading)
+
+    def must_load_for(self, model: str | None, otherwise: str | None = None) -> bool:
+        """Whether looking up the price of a call of `model` would load the table first."""
+        if not self.is_pending:
+            return False
+        names = [name for name in (model, otherwise) if _is_name(name)]
+        return bool(names) and self._registered_price(names) is None
 
     @property
     def available(self) -> bool:
@@ -180,19 +222,33 @@ class PriceBook:
         return self._uses_genai_prices and _genai() is not None
 
     def price_of(self, model: str) -> Price | None:
-        """The price of `model` at this moment; None if none is known. The assumed price is not a known one."""
+        """Return the current price of `model`; None if it is unknown. The assumed price does not count."""
         found = self._find(model)
         return None if found is None else found[0]
 
     def is_priced(self, model: str | None) -> bool:
-        """Whether a call of `model` can be charged, be it at the assumed price."""
+        """Whether a call of `model` can be charged, if only at the assumed price."""
         return self.unknown == "assume" or self._find(model) is not None
 
-    def cost(self, usage: Usage | None, model: str | None = None) -> Cost:
-        """What `usage` cost: as reported, else by price, else by what holds for unknown prices.
+    def report_unpriced(self, model: str) -> str:
+        """Return the warning about a model without a price; logged once for each model."""
+        otherwise = "refuse such calls (PriceBook(unknown='refuse'))"
+        if self.unknown == "refuse":  # only the answer has named the model
+            otherwise = "name the model in the call, so that it is refused"
+        facts = f"model {model!r} has no known price, so its calls are not limited by cost"
+        message = f"{facts}: register a price for it (PriceBook.register), or {otherwise}"
+        if model not in self._reported and len(self._reported) < MAX_REPORTED:
+            import logging  # rarely needed, and slow to import
 
-        The model that the usage names comes before `model`, the name the call was made with: "gpt-4o" is answered by a
-        dated model whose price may differ. A price registered for either comes before genai-prices.
+            self._reported.add(model)
+            logging.getLogger("penstock.prices").warning(message)
+        return message
+
+    def cost(self, usage: Usage | None, model: str | None = None) -> Cost:
+        """Return the cost of `usage`: as reported, else by price, else by the rule for unknown prices.
+
+        The model in the usage takes precedence over `model`, the one in the request: "gpt-4o" is served by a dated
+        model whose price may differ. A price registered for either takes precedence over genai-prices.
         """
         if usage is None:
             return UNKNOWN_COST
@@ -208,7 +264,7 @@ class PriceBook:
         return UNKNOWN_COST if found is None else Cost(found[0].cost_nanos(usage), False, found[1])
 
     def worst_case_nanos(self, model: str | None, input_tokens: int, max_output_tokens: int) -> int | None:
-        """The most that a call can cost with no more tokens than these; None if that is not known."""
+        """Return the maximum cost of a call with at most these tokens; None if it is unknown."""
         found = self._find(model)
         price = self.assumed if found is None else found[0]
         return None if price is None else price.worst_case_nanos(input_tokens, max_output_tokens)
@@ -216,22 +272,28 @@ class PriceBook:
     def _find(self, model: str | None, otherwise: str | None = None) -> tuple[Price, Source] | None:
         first = otherwise if model is None else model
         if type(first) is str and (known := self._registered.get(first)) is not None:
-            return known, "registered"  # asked twice for every call
+            return known, "registered"  # fast path: looked up twice in every call
         names = [name for name in (model, otherwise) if _is_name(name)]
-        for name in names if self._registered else ():
-            price = self._registered.get(name) or self._registered.get(name.rpartition("/")[2])
-            if price is not None:
-                return price, "registered"
+        if (price := self._registered_price(names)) is not None:
+            return price, "registered"
         for name in names if self._uses_genai_prices else ():
             quote = self._look_up(name)
+            self.is_pending = False
             price = quote.at(utc_from_ns(self._clock.time_ns())) if isinstance(quote, _Timetable) else quote
             if price is not None:
                 return price, "genai-prices"
         return None
 
+    def _registered_price(self, names: Sequence[str]) -> Price | None:
+        for name in names if self._registered else ():
+            price = self._registered.get(name) or self._registered.get(name.rpartition("/")[2])
+            if price is not None:
+                return price
+        return None
+
 
 class _Timetable:
-    """A model whose price depends on the date or the hour: which one holds is asked at every call."""
+    """A model whose price depends on the date or the hour, looked up at every call."""
 
     __slots__ = ("_model", "_prices")
 
@@ -241,28 +303,28 @@ class _Timetable:
 
     def at(self, moment: datetime) -> Price | None:
         rates = self._model.get_prices(moment)
-        key = id(rates)  # the model keeps its rates, so the id stays theirs
+        key = id(rates)  # stable: the model keeps its rates alive
         if key not in self._prices:
             self._prices[key] = _price_from(rates)
         return self._prices[key]
 
 
 def _look_up(name: str) -> Price | _Timetable | None:
-    """What genai-prices says of the first spelling of `name` that it knows."""
+    """Return the price at genai-prices of the first spelling of `name` that it knows."""
     genai_prices = _genai()
     if genai_prices is None:
         return None
     for model, provider in _spellings(name):
         try:
             found = genai_prices.calc_price(genai_prices.Usage(), model, provider_id=provider).model
-        except Exception:  # LookupError for a name it does not know, others for data it cannot work with
+        except Exception:  # LookupError for an unknown name, others for invalid data
             continue
         return _Timetable(found) if isinstance(found.prices, list) else _price_from(found.prices)
     return None
 
 
 def _spellings(name: str) -> Iterator[tuple[str, str | None]]:
-    """`name` as it is; its first part as the provider, as in "azure/gpt-4o"; its last part, as in "models/gpt-4o"."""
+    """Yield `name` itself; its first part as the provider ("azure/gpt-4o"); its last part ("models/gpt-4o")."""
     yield name, None
     provider, slash, rest = name.partition("/")
     if slash:
@@ -271,7 +333,7 @@ def _spellings(name: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _genai() -> Any:
-    """The module genai_prices, or None if it is not installed or cannot be imported."""
+    """Return the module genai_prices; None if it is not installed or cannot be imported."""
     try:
         import genai_prices
     except Exception:
@@ -279,14 +341,25 @@ def _genai() -> Any:
     return genai_prices
 
 
+_one_at_a_time = threading.Lock()
+"""Held while the table is loaded: a second thread waits for it instead of loading it too."""
+
+
+def _load_table() -> None:
+    """Import genai-prices, and look up one model: its table is built at the first look-up."""
+    if (genai_prices := _genai()) is not None:
+        with suppress(Exception):  # as in a look-up: unreadable data means no price
+            genai_prices.calc_price(genai_prices.Usage(), "gpt-4o")
+
+
 def _price_from(rates: ModelPrice) -> Price | None:
-    """The rates of genai-prices as a price; None if they are not per token, or if the price would not say the same."""
+    """Convert rates of genai-prices to a price; None if they are not per token, or the results differ."""
     try:
         starts = sorted({tier.start for rate in _rates(rates) for tier in getattr(rate, "tiers", ())})
         tiers = tuple((start, _flat(rates, start + 1)) for start in starts)
         price = replace(_flat(rates, 0), tiers=tiers)
         return price if all(_agrees(price, rates, tokens) for tokens in _probes(starts)) else None
-    except Exception:  # of data that cannot be read nothing is known
+    except Exception:  # unreadable data means no price
         return None
 
 
@@ -295,7 +368,7 @@ def _rates(rates: ModelPrice) -> tuple[Any, Any, Any, Any]:
 
 
 def _flat(rates: ModelPrice, input_tokens: int) -> Price:
-    """The price of calls with so many input tokens."""
+    """Return the price of calls with that many input tokens."""
     plain, output, cached, written = (_rate_for(rate, input_tokens) for rate in _rates(rates))
     per_thousand: Any = rates.requests_kcount
     return Price(plain, output, cached, written, request_usd=_EXACT.divide(per_thousand or Decimal(0), Decimal(1000)))
@@ -308,7 +381,7 @@ def _rate_for(rate: Any, input_tokens: int) -> Any:
 
 
 def _probes(starts: Sequence[int]) -> Iterator[int]:
-    """Sizes of input that show every rate, and to which side of a threshold the threshold itself belongs."""
+    """Yield input sizes that exercise every rate, and both sides of every threshold."""
     ends = [*starts, (starts[-1] if starts else 0) + _MTOK]
     for start, end in zip([0, *(start + 1 for start in starts)], ends, strict=True):
         yield start
@@ -316,7 +389,7 @@ def _probes(starts: Sequence[int]) -> Iterator[int]:
 
 
 def _agrees(price: Price, rates: ModelPrice, input_tokens: int) -> bool:
-    """Whether genai-prices itself asks the same for a call with every kind of token."""
+    """Whether genai-prices itself computes the same cost for a call with every kind of token."""
     outputs = 0 if price.output_usd_per_mtok is None else 70_001
     usage = Usage(input_tokens, outputs, input_tokens // 3, input_tokens // 5)
     counted = _genai().Usage(
@@ -334,7 +407,7 @@ def _amount(given: object, name: str) -> Decimal:
         raise InvalidValue(name, given, expected)
     if isinstance(given, str) and not is_decimal(given):
         raise InvalidValue(name, given, expected)
-    # A float is the decimal it is shown as: 0.1 is a tenth.
+    # A float is read by its repr: 0.1 is exactly a tenth.
     amount = Decimal(repr(given) if isinstance(given, float) else given, _EXACT)
     if not (amount.is_finite() and 0 <= amount <= MAX_RATE_USD):
         raise InvalidValue(name, given, expected)
@@ -361,16 +434,16 @@ def _check_count(name: str, value: object) -> None:
 
 def _check_tiers(tiers: tuple[tuple[int, object], ...]) -> None:
     last = -1
-    for above, price in tiers:
-        _check_count("tiers", above)
-        if above <= last or not isinstance(price, Price) or price.tiers:
+    for threshold, price in tiers:
+        _check_count("tiers", threshold)
+        if threshold <= last or not isinstance(price, Price) or price.tiers:
             raise InvalidValue("tiers", tiers, "ascending thresholds, each with a price that has no tiers itself")
-        last = above
+        last = threshold
 
 
-_DEFAULT = PriceBook()  # imports and looks up nothing until it is asked
+_DEFAULT = PriceBook()  # imports nothing until the first look-up
 
 
 def default_prices() -> PriceBook:
-    """The book that is used where none is given, shared by the whole process."""
+    """Return the default price book, shared by the whole process."""
     return _DEFAULT

@@ -1,17 +1,18 @@
-"""What did this call use?
+"""Read the usage of a call from what its function returned or raised.
 
-Looks at what a function returned or raised, and says what it used: tokens, a model, a cost. Knows the shapes of the
-common clients by their field names and imports none of them. Reads no clock and no price, and never breaks a call.
+A usage is tokens, a model and a cost. The shapes of common clients are recognised by their field names, without
+importing the clients. Reads no clock and no price, and never raises into a call.
 
-What is believed. A count is a real int from 0 to `MAX_TOKENS`; one that is absent or None is 0.
-- One count that is anything else (negative, bool, float, NaN, text, a mock) makes the whole usage unbelievable: the
-  answer is None, which the ledger treats as "not known" and not as "nothing".
-- Input and output both absent: no usage. Being free is something a response has to say.
-- Cached and written tokens that only explain a part of the input can at most be the input; what cannot be believed of
-  them is input at its full price.
+Which figures are trusted. A count is a real int from 0 to `MAX_TOKENS`; one that is absent or None is 0.
+- Any other count (negative, bool, float, NaN, text, a mock) makes the whole usage invalid: the result is None, which
+  the ledger treats as "unknown" and not as "nothing".
+- Input and output both absent: no usage. A free response has to report zero.
+- Cached and written tokens that are a part of the input cannot exceed it; an implausible part is input at full price.
+- A total above the sum of input and output counts: the rest is output. Some servers leave reasoning tokens out of the
+  output, and bill them as output.
 
-Of the errors behind an error only the explicit ones (`raise … from …`) are looked at. The implicit `__context__` may be
-a failure that somebody was handling when this call began, and its bill or its status is not this call's.
+Of the causes of an error only the explicit ones (`raise … from …`) are read. The implicit `__context__` may be an
+unrelated error that was being handled when this call began.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MAX_RETRY_AFTER_S = 3600.0
 @final
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one call used. `input_tokens` is all input; cached and written tokens are parts of it."""
+    """Usage of one call. `input_tokens` is all input; cached and written tokens are parts of it."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -52,7 +53,7 @@ class Usage:
     """The part of the input that was written to the provider's cache."""
     model: str | None = None
     cost_nanos: int | None = None
-    """The cost, if whoever made the call knows it; None leaves it to the price table."""
+    """Cost reported by the caller; None to use the price table."""
 
     @classmethod
     def of(
@@ -65,7 +66,7 @@ class Usage:
         cache_write_tokens: int = 0,
         model: str | None = None,
     ) -> Usage:
-        """A usage from figures that are checked first; InvalidValue names the field that is wrong."""
+        """Return a usage with checked figures; raise InvalidValue for a wrong one."""
         if not _are_counts(input_tokens, output_tokens, cached_input_tokens, cache_write_tokens):
             counts = {
                 "input_tokens": input_tokens,
@@ -91,7 +92,7 @@ class Usage:
         return self.input_tokens + self.output_tokens
 
     def plus(self, more: Usage) -> Usage:
-        """Both together; a cost that only one of them knows stands for both."""
+        """Return the sum; if only one of them has a cost, that is the cost of both."""
         costs = [cost for cost in (self.cost_nanos, more.cost_nanos) if cost is not None]
         return Usage(
             input_tokens=self.input_tokens + more.input_tokens,
@@ -106,7 +107,7 @@ class Usage:
 @final
 @dataclass(frozen=True, slots=True)
 class Reported(Generic[T]):
-    """A function's result together with what it used; the caller of the function gets `value` alone."""
+    """A function's result with its usage; the caller of the function gets `value` alone."""
 
     value: T
     usage: Usage
@@ -123,7 +124,7 @@ class Reported(Generic[T]):
         cache_write_tokens: int = 0,
         model: str | None = None,
     ) -> Reported[T]:
-        """`value` with a usage from figures that are checked first; InvalidValue names the field that is wrong."""
+        """Return `value` with checked usage figures; raise InvalidValue for a wrong one."""
         usage = Usage.of(
             cost_usd=cost_usd,
             input_tokens=input_tokens,
@@ -140,19 +141,21 @@ Get = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One way to write down token counts. Counts that a shape lists together are added up."""
+    """One format of token counts. Counts that a shape lists together are added up."""
 
     marks: tuple[str, ...]
-    """The shape is this one if one of these fields is there."""
+    """A usage with one of these fields has this shape."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     cached: str
     written: str
     """Empty if there is no such field."""
     details: str | None = None
-    """The field that holds `cached` and `written`; None if they stand beside the totals."""
+    """The field that contains `cached` and `written`; None if they are beside the totals."""
     apart: bool = False
-    """Whether `cached` and `written` come on top of `inputs`; otherwise they explain a part of it."""
+    """Whether `cached` and `written` are added to `inputs`; otherwise they are a part of it."""
+    total: str = "total_tokens"
+    """The field for all tokens together, if a usage has it."""
 
 
 SHAPES = (
@@ -192,7 +195,7 @@ SHAPES = (
         "cache_creation",
         details="input_token_details",
     ),
-    # pydantic-ai, and whoever gives two totals
+    # pydantic-ai, and other formats with two totals
     Shape(
         ("input_tokens", "output_tokens"),
         ("input_tokens",),
@@ -207,6 +210,7 @@ SHAPES = (
         ("candidates_token_count", "thoughts_token_count"),
         "cached_content_token_count",
         "",
+        total="total_token_count",
     ),
 )
 """Tried from top to bottom."""
@@ -215,14 +219,14 @@ _HOLDERS = ("usage", "usage_metadata")
 _MARKS = tuple(dict.fromkeys(mark for shape in SHAPES for mark in shape.marks))
 _DETAILS = tuple(dict.fromkeys(name for shape in SHAPES for name in (shape.cached, shape.written) if name))
 WITHOUT_USAGE = {type(None), bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset}
-"""Types whose instances never have a usage; a caller in a hurry may ask this before it asks `read_usage`.
+"""Types whose instances never have a usage; hot paths test it before they call `read_usage`.
 
-Whoever has a type of its own that wraps what calls gave, and does not pay for it, adds that.
+Modules add their own types that wrap results of calls which are already paid for.
 """
 
 
 def read_usage(value: object) -> Usage | None:
-    """What the call that returned `value` says it used, or None if it does not say so in a way that can be believed."""
+    """Return the usage that `value` reports; None if it reports none, or an invalid one."""
     try:
         kind = type(value)
         if kind in WITHOUT_USAGE or _cannot_have_usage(kind):  # type: ignore[arg-type]  # a class is hashable
@@ -230,7 +234,7 @@ def read_usage(value: object) -> Usage | None:
         if isinstance(value, Reported):
             return _of_report(value)
         return _of_usage(value) if isinstance(value, Usage) else _of_response(value)
-    except Exception:  # whatever somebody's property raises: a call that worked does not fail on its bill
+    except Exception:  # a foreign property may raise anything: a successful call must not fail on its bill
         return None
 
 
@@ -248,19 +252,19 @@ def _of_response(response: object) -> Usage | None:
 
 
 def _of_report(report: Reported[object]) -> Usage | None:
-    """What the report says; counts and model that it leaves out come from the value it wraps."""
-    said = _of_usage(report.usage)
-    if said is None or said.total_tokens or isinstance(report.value, Reported):
-        return said
+    """Return the reported usage; counts and model that it leaves out come from the value it wraps."""
+    reported = _of_usage(report.usage)
+    if reported is None or reported.total_tokens or isinstance(report.value, Reported):
+        return reported
     found = read_usage(report.value)
     if found is None:
-        return said
-    cost_nanos = found.cost_nanos if said.cost_nanos is None else said.cost_nanos
-    return replace(found, model=said.model or found.model, cost_nanos=cost_nanos)
+        return reported
+    cost_nanos = found.cost_nanos if reported.cost_nanos is None else reported.cost_nanos
+    return replace(found, model=reported.model or found.model, cost_nanos=cost_nanos)
 
 
 def _of_usage(usage: Usage) -> Usage | None:
-    """`usage` if it can be believed: whoever made it may have gone around `Usage.of`."""
+    """Return `usage` if it is valid: it may have been created without `Usage.of`."""
     inputs, cached, written = usage.input_tokens, usage.cached_input_tokens, usage.cache_write_tokens
     if not _are_counts(inputs, usage.output_tokens, cached, written):
         return None
@@ -275,7 +279,7 @@ def _of_usage(usage: Usage) -> Usage | None:
 
 
 def _of_counts(holder: object, response: object, get_of_response: Get) -> Usage | None:
-    """The counts that `holder` has, with the model that `response` names."""
+    """Return the counts of `holder`, with the model that `response` names."""
     if isinstance(holder, Usage):
         return _of_usage(holder)
     if type(holder) in WITHOUT_USAGE:
@@ -298,6 +302,9 @@ def _of_shape(get: Get, shape: Shape, model: str | None) -> Usage | None:
         inputs += cached + written
     else:
         cached, written = _parts(inputs, *_details(get, shape))
+    total = get(shape.total)
+    if _is_count(total):
+        outputs = max(outputs, total - inputs)
     return Usage(inputs, outputs, cached, written, model)
 
 
@@ -322,22 +329,22 @@ def _details(get: Get, shape: Shape) -> tuple[object, object]:
 
 
 def _parts(inputs: int, cached: object, written: object) -> tuple[int, int]:
-    """Cached and written tokens, together no more than `inputs`; the dearer kind, written, is believed first."""
-    cheaper = cached if _is_count(cached) else 0
-    dearer = written if _is_count(written) else 0
-    if cheaper + dearer <= inputs:
-        return cheaper, dearer
-    dearer = min(dearer, inputs)
-    return min(cheaper, inputs - dearer), dearer
+    """Return cached and written tokens, together at most `inputs`; the more expensive kind, written, comes first."""
+    cached_tokens = cached if _is_count(cached) else 0
+    written_tokens = written if _is_count(written) else 0
+    if cached_tokens + written_tokens <= inputs:
+        return cached_tokens, written_tokens
+    written_tokens = min(written_tokens, inputs)
+    return min(cached_tokens, inputs - written_tokens), written_tokens
 
 
 def _is_count(value: object, most: int = MAX_TOKENS) -> TypeGuard[int]:
-    # Exactly an int: a subclass may compare and add as it likes, and bool is one.
+    # Exactly an int: a subclass may override comparison and addition, and bool is one.
     return type(value) is int and 0 <= value <= most
 
 
 def _are_counts(inputs: object, outputs: object, cached: object, written: object) -> bool:
-    """Whether `_is_count` says so of each; asked at once, for every model call comes by here."""
+    """Whether each is a count, as in `_is_count`; in one expression, since every model call passes here."""
     return (
         type(inputs) is type(outputs) is type(cached) is type(written) is int
         and 0 <= inputs <= MAX_TOKENS
@@ -348,12 +355,12 @@ def _are_counts(inputs: object, outputs: object, cached: object, written: object
 
 
 def _getter(holder: object, wanted: Iterable[str]) -> Get:
-    """How to read a field of `holder` that may be missing: by key or by attribute."""
+    """Return a function that reads a field of `holder`, by key or by attribute; None for a missing field."""
     if type(holder) is dict:
         return holder.get
     held = getattr(holder, "__dict__", None)
     if type(held) is dict:
-        # Reading a model object's own dictionary spares its slow answer for each field that it does not have.
+        # Reading a model object's own dictionary avoids its slow lookup of missing fields.
         for name in wanted:
             if name in held:
                 return held.get
@@ -363,7 +370,7 @@ def _getter(holder: object, wanted: Iterable[str]) -> Get:
 
 
 def _peek(holder: object, name: str) -> object:
-    """A field of `holder`, or None when there is none or reading it fails."""
+    """Return a field of `holder`; None if it is missing or reading it fails."""
     try:
         return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
     except Exception:
@@ -372,9 +379,9 @@ def _peek(holder: object, name: str) -> object:
 
 @lru_cache(maxsize=1024)
 def _cannot_have_usage(kind: type) -> bool:
-    """Whether no instance of `kind` ever has a usage. Only a pydantic model without extras is closed enough to tell.
+    """Whether no instance of `kind` ever has a usage; known only for pydantic models without extra fields.
 
-    It is also what needs telling: such a model takes microseconds to answer that a field is missing.
+    These also need it most: looking up a missing field of such a model takes microseconds.
     """
     if "__pydantic_fields__" not in type.__getattribute__(kind, "__dict__"):
         return False
@@ -391,7 +398,7 @@ def _model_of(response: object, get: Get) -> str | None:
     try:
         if (name := _name(get("model"))) is not None:
             return name
-    except Exception:  # a name that cannot be read leaves the counts standing
+    except Exception:  # an unreadable name does not invalidate the counts
         pass
     metadata = _peek(response, "response_metadata")
     nested = _peek(response, "response") if _is_pydantic_ai(response) else None
@@ -414,18 +421,27 @@ def _is_pydantic_ai(value: object) -> bool:
 _FREE_NAMES = frozenset(
     {"ConnectError", "ConnectTimeout", "ConnectTimeoutError", "NewConnectionError", "ClientConnectorError"}
 )
-"""What HTTP clients call a connection that never opened."""
-_COSTLY_NAMES = frozenset({"APITimeoutError"})
-"""May wrap a connection that never opened, but only after attempts of the client's own that may have been billed."""
-_COSTLY_STATUS = frozenset({408, 499})
-"""The server or the client gave up waiting; the model may have worked all the same."""
+"""Class names of HTTP clients' errors for a connection that never opened."""
+_COSTLY_NAMES = frozenset({"APITimeoutError", "MidStreamFallbackError"})
+"""The first may wrap a connection that never opened, but earlier attempts by the client may have been billed. The
+second, of LiteLLM, has a status although the stream had begun."""
+_UNANSWERED_NAMES = frozenset({"APIConnectionError"})
+"""No server answered: the status 500 that LiteLLM gives its error is not the status of an answer."""
+_BODY_CODE_NAMES = frozenset({"OpenAIError"})
+"""Their `code` is from the body of an answer, or of an event inside a stream, and is no HTTP status."""
+FREE_STATUSES = frozenset(range(400, 500)) - {408, 499} | {500, 503, 529}
+"""Statuses of error answers that cost nothing, in our reading: no provider's statement about it was found.
+
+The request was refused, or the model failed before it answered. With every other status, an intermediary may have
+given up while the model worked: 408, 499, 502, 504, 520 to 528.
+"""
 
 
 def is_free_failure(error: BaseException) -> bool:
-    """Whether `error` is known to have cost nothing: refused by the server, never connected, or marked as free.
+    """Whether `error` is known to have cost nothing: an answer with a free status, never connected, or marked as free.
 
-    The first of the error and its causes that says something decides. `penstock_free` on an exception, True or False,
-    goes before everything else that it says.
+    The first of the error and its causes with such information decides. `penstock_free` on an exception, True or False,
+    takes precedence over its other attributes.
     """
     if not isinstance(error, Exception):
         return False
@@ -437,7 +453,7 @@ def is_free_failure(error: BaseException) -> bool:
 
 
 def usage_of_failure(error: BaseException) -> Usage | None:
-    """What a failed call says it used: `usage`, `completion` or `cost_usd` on the error or one of its causes."""
+    """Return the usage of a failed call from `usage`, `completion` or `cost_usd` of the error or one of its causes."""
     for link in _causes(error):
         usage = _usage_on(link, "usage") or _usage_on(link, "completion")
         cost_nanos = _cost_on(link)
@@ -449,7 +465,7 @@ def usage_of_failure(error: BaseException) -> Usage | None:
 
 
 def retry_after_s(error: BaseException, now: datetime | None = None) -> float | None:
-    """How long the server asked to wait, from 0 to an hour; a date is read only if `now` is given."""
+    """Return the pause in seconds that the server requested, from 0 to an hour; dates are read only with `now`."""
     for link in _causes(error):
         response = _peek(link, "response")
         for seconds in (
@@ -475,22 +491,32 @@ def _is_free(error: BaseException) -> bool | None:
     mark = _peek(error, "penstock_free")
     if isinstance(mark, bool):
         return mark
-    names = {cls.__name__ for cls in type(error).__mro__}
+    names = _class_names(error)
     if not names.isdisjoint(_COSTLY_NAMES):
         return False
-    status = _http_status(error)
+    status = http_status(error)
     if status is not None:
-        return 400 <= status < 500 and status not in _COSTLY_STATUS
+        return status in FREE_STATUSES
     if isinstance(error, (ConnectionRefusedError, socket.gaierror)) or not names.isdisjoint(_FREE_NAMES):
         return True
     return None
 
 
-def _http_status(error: BaseException) -> int | None:
+def http_status(error: BaseException) -> int | None:
+    """Return the HTTP status of the answer that `error` reports; None if it reports none."""
+    names = _class_names(error)
+    if not names.isdisjoint(_UNANSWERED_NAMES):
+        return None
     response = _peek(error, "response")
-    given = [_peek(error, name) for name in ("status_code", "status", "code")]
+    fields = ("status_code", "status", "code") if names.isdisjoint(_BODY_CODE_NAMES) else ("status_code", "status")
+    given = [_peek(error, name) for name in fields]
     given += [_peek(response, name) for name in ("status_code", "status")]
+    given.append(_peek(_peek(response, "ResponseMetadata"), "HTTPStatusCode"))  # botocore
     return next((int(status) for status in given if isinstance(status, int) and 100 <= status <= 599), None)
+
+
+def _class_names(error: BaseException) -> set[str]:
+    return {cls.__name__ for cls in type(error).__mro__}
 
 
 def _usage_on(error: BaseException, field: str) -> Usage | None:
@@ -506,7 +532,7 @@ def _usage_on(error: BaseException, field: str) -> Usage | None:
 def _cost_on(error: BaseException) -> int | None:
     cost_usd = _peek(error, "cost_usd")
     try:
-        return None if cost_usd is None else to_nanos(cost_usd)  # type: ignore[arg-type]  # refuses what is no amount
+        return None if cost_usd is None else to_nanos(cost_usd)  # type: ignore[arg-type]  # raises for anything that is not an amount
     except Exception:
         return None
 

@@ -1,1 +1,1 @@
-"""Runs that go on after the process that had them has died."""
+"""Durable runs: runs that continue after the process working on them has died."""

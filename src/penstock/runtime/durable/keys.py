@@ -1,19 +1,20 @@
-"""Where in a run something happens, as a key that is the same each time the run comes to it.
+"""Keys for places in a run; a place has the same key each time the run reaches it.
 
-A run that is resumed goes the same way again, and finds what it did before under the key of the place. So a key may not
-depend on what happened to come first: two branches, the tools of one turn, the items of a list have their places side
-by side, whichever of them is quicker. A key is a path:
+A resumed run takes the same path again and finds its earlier results under the key of each place. So a key must not
+depend on timing: two branches, the tools of one turn and the items of a list have separate places, whichever of them
+finishes first. A key is a path:
 
     draft                          a node of the graph
     draft/agent:draft/turn:2       the second turn of the agent in it
-    …/turn:2/llm:gpt               what the model answered in that turn
-    …/turn:2/llm:gpt?2             what it answered when it was asked again, for a budget had cut the first answer
-    …/turn:2/tool:0:call_7:9f2c…   what the first tool of that turn gave; the last part is what it was asked for
+    …/turn:2/llm:gpt               the model's answer in that turn
+    …/turn:2/llm:gpt?2             its answer to a repeated request, after a budget truncated the first answer
+    …/turn:2/tool:0:call_7:9f2c…   the result of the first tool of that turn; the last part identifies the arguments
     each/3/write                   node `write` of the graph that a map runs on item 3
     draft~2/…                      the second attempt at a node
+    draft~2/failed:2               the failure of this attempt, after which the node's policy continues
 
-Inside a place, what has the same name is counted: `llm:gpt`, `llm:gpt#2`. That is stable as long as one place does one
-thing after the other. Code that makes calls side by side by itself gives each branch a place of its own with `scope`.
+Inside a place, equal names are numbered: `llm:gpt`, `llm:gpt#2`. That is stable as long as a place works sequentially.
+Code that makes concurrent calls itself gives each branch a place of its own with `scope`.
 
 Knows paths and names; nothing of journals, calls or graphs.
 """
@@ -27,54 +28,56 @@ from functools import lru_cache
 from hashlib import sha256
 from urllib.parse import quote, unquote
 
-from penstock.runtime.options import must_be_name
+from penstock import checks
 
 PLAIN = " !$&'()*,;=@[]^_`{|}-."
-"""What stands in a key as it is, beside letters and digits; the marks between the parts of a key are not among it."""
+"""Characters that are not escaped in a key, beside letters and digits; the separators of key parts are not among
+them."""
 MAX_PART = 200
-"""A longer name stands in a key by its beginning and a hash."""
+"""Maximum length of a name in a key; a longer one is replaced by its beginning and a hash."""
 MAX_KEY = 900
-"""A longer path stands in a key by its first part and a hash: stores take keys of a thousand bytes."""
+"""Maximum length of a key; a longer path is replaced by its first part and a hash. Stores accept keys of 1,000
+bytes."""
 
 
 class Scope:
-    """A place in a run, and how often each name was used in it."""
+    """A place in a run, with a count of how often each name was used in it."""
 
     __slots__ = ("_times", "path", "run", "run_id")
 
     def __init__(self, run: object, run_id: str, path: str = "") -> None:
         self.run = run
-        """Whose place it is: that of another run inside this one is not."""
+        """Identifies the run of the place; a run nested inside this one has its own."""
         self.run_id = run_id
         self.path = path
         self._times: dict[str, int] | None = None
 
     def node(self, node_id: str, attempt: int = 1) -> Scope:
-        """The place of a node of the graph that runs here."""
+        """Return the place of a node of the graph that runs here."""
         return Scope(self.run, self.run_id, self.node_path(node_id, attempt))
 
     def node_path(self, node_id: str, attempt: int = 1) -> str:
-        """The key of that place."""
+        """Return the key of that place."""
         segment = escaped(node_id)
         return self._path(segment if attempt == 1 else f"{segment}~{attempt}")
 
     def graph(self) -> Scope:
-        """The place of the next graph that runs here; the first one's nodes stand here themselves."""
+        """Return the place of the next graph that runs here; the nodes of the first graph are placed directly here."""
         times = self._count("graph")
         return Scope(self.run, self.run_id, self.path if times == 1 else self._path(f"#{times}"))
 
-    def mark(self, kind: str, *names: object) -> Scope:
-        """A place of that name; there is one."""
+    def child(self, kind: str, *names: object) -> Scope:
+        """Return the single place of that name."""
         return Scope(self.run, self.run_id, self._path(_marked(kind, names)))
 
     def next(self, kind: str, *names: object) -> Scope:
-        """The next place of that name."""
+        """Return the next place of that name."""
         segment = _marked(kind, names)
         times = self._count(segment)
         return Scope(self.run, self.run_id, self._path(segment if times == 1 else f"{segment}#{times}"))
 
-    def again(self, times: int) -> Scope:
-        """This place, come to for that time because what was found there is not enough; others keep their numbers."""
+    def retry(self, times: int) -> Scope:
+        """Return this place for a repeated call after an insufficient result; other places keep their numbers."""
         return Scope(self.run, self.run_id, f"{self.path}?{times}")
 
     def _path(self, segment: str) -> str:
@@ -91,14 +94,14 @@ class Scope:
         return f"<Scope {self.path!r} of run {self.run_id!r}>"
 
 
-here: ContextVar[Scope | None] = ContextVar("penstock_scope", default=None)
-"""The place where this is being executed; None outside of journalled runs."""
+current_scope: ContextVar[Scope | None] = ContextVar("penstock_scope", default=None)
+"""The place being executed; None outside of journalled runs."""
 
 
-class Entered:
-    """What is done in the block is done at that place.
+class enter_scope:
+    """Context manager that executes its block at a place.
 
-    Every model and tool call comes by here, and a generator as a context manager takes three times as long.
+    Every model and tool call uses it, and a generator-based context manager takes three times as long.
     """
 
     __slots__ = ("_outside", "_place")
@@ -107,43 +110,43 @@ class Entered:
         self._place = place
 
     def __enter__(self) -> Scope:
-        self._outside = here.set(self._place)
+        self._outside = current_scope.set(self._place)
         return self._place
 
     def __exit__(self, *error: object) -> None:
         try:  # noqa: SIM105  in every call; `suppress` takes longer than all of this
-            here.reset(self._outside)
+            current_scope.reset(self._outside)
         except ValueError:
-            pass  # closed from elsewhere, where there is nothing to reset
+            pass  # closed from another context, where there is nothing to reset
 
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Give one of several branches that run side by side a place of its own; does nothing without a journal.
+    """Give one of several concurrent branches a place of its own; does nothing without a journal.
 
-    The names of the branches differ, and are the same on every pass: `with scope(f"page {number}"): …`.
+    The names of the branches must differ, and be the same on every pass: `with scope(f"page {number}"): …`.
     """
-    must_be_name("name of a scope", name)
-    around = here.get()
+    checks.text("name of a scope", name, minimum=1)
+    around = current_scope.get()
     if around is None:
         yield
     else:
-        with Entered(around.mark("scope", name)):
+        with enter_scope(around.child("scope", name)):
             yield
 
 
 def idempotency_key() -> str | None:
-    """The key of the work that is being done here, the same when it is done again; None without a journal.
+    """Return the key of the current work, which is the same when the work is repeated; None without a journal.
 
-    Work that was under way when its process died is done again. Whoever has effects outside (a payment, a mail) hands
-    this on, so that the second time can be told from a second one.
+    Work in progress when its process died is repeated. Pass this key to external systems (a payment, a mail), so that
+    they can distinguish a repetition from a second request.
     """
-    place = here.get()
+    place = current_scope.get()
     return None if place is None else f"{place.run_id}/{place.path}"
 
 
 def entry_node(key: str) -> str | None:
-    """The node of the outermost graph that an entry belongs to; None for one that was made outside of any graph."""
+    """Return the node of the outermost graph that an entry belongs to; None for an entry made outside of any graph."""
     first, _, others = key.partition("/")
     if first.startswith("#"):
         first = others.partition("/")[0]
@@ -152,22 +155,22 @@ def entry_node(key: str) -> str | None:
     return _unescaped(first.partition("~")[0])
 
 
-def outermost(key: str) -> str:
-    """The key of the node of the outermost graph that an entry belongs to, as its own entry has it."""
+def root_node_key(key: str) -> str:
+    """Return the key of the entry's node in the outermost graph, as the node's own entry has it."""
     first, slash, others = key.partition("/")
     if first.startswith("#") and slash:
         return f"{first}/{others.partition('/')[0].partition('~')[0]}"
     return first.partition("~")[0]
 
 
-def known_as(node_id: str) -> str:
-    """What `entry_node` calls a node: its id, unless that is very long."""
+def display_id(node_id: str) -> str:
+    """Return the name `entry_node` gives a node: its id, unless that is very long."""
     return _unescaped(escaped(node_id))
 
 
 @lru_cache(maxsize=4_096)
 def escaped(name: str) -> str:
-    """A name as one part of a key."""
+    """Return a name escaped as one part of a key."""
     part = _quoted(name)
     return part if len(part) <= MAX_PART else f"{_quoted(name[:16])}+{_hash(name)}"
 
@@ -185,7 +188,7 @@ def _marked(kind: str, names: tuple[object, ...]) -> str:
 
 
 def _folded(path: str) -> str:
-    """A path that is too long: whose node it belongs to can still be told, and what is inside of it."""
+    """Shorten a path that is too long; its node and the fact that it is inside that node stay recognisable."""
     first, _, others = path.partition("/")
     if first.startswith("#"):
         first = f"{first}/{others.partition('/')[0]}"

@@ -1,4 +1,4 @@
-"""Where a journal is kept."""
+"""The storage port of journals."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ EntryKind = Literal["node", "llm", "tool", "value"]
 
 
 class JournalEntry(NamedTuple):
-    """What came of one piece of work, under the key that it has each time the run comes to it."""
+    """The result of one piece of work, under the key that it has each time the run reaches it."""
 
     key: str
-    """Where in the run: node, iteration, and which one there."""
+    """Place in the run: node, iteration, and number there."""
     kind: EntryKind
     value: Any
-    """What it gave, as JSON."""
+    """The result, as JSON."""
     cost_nanos: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
@@ -23,23 +23,23 @@ class JournalEntry(NamedTuple):
 
 
 class JournalStore(Protocol):
-    """What runs have done, by key; written once."""
+    """Journal entries of runs, by key; each key is written once."""
 
     async def load(self, run_id: str) -> Sequence[JournalEntry]:
-        """All entries of the run, in the order they were written."""
+        """Return all entries of the run, in the order they were written."""
 
     async def append(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
-        """Keep them, all or none; when this returns they survive the process. A key that is there already is skipped.
+        """Store the entries, all or none; when this returns they survive the process. Existing keys are skipped.
 
         `epoch` is that of the claim under which the run is worked on, where runs are claimed: a claim that another
-        worker has taken over is refused (`hosting.ports.Fenced`). 0 where nobody claims.
+        worker has taken over is refused (`hosting.ports.Fenced`). 0 where runs are not claimed.
         """
 
     async def shorten(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
-        """Put these in the place of those that have their keys, all or none; a key that is not there stays away.
+        """Replace the entries that have these keys, all or none; keys that do not exist are skipped.
 
-        The one change that a journal knows: what nobody can ask for any more need not be kept whole.
+        The only change a journal allows: content that can no longer be requested need not be kept in full.
         """
 
     async def forget(self, run_id: str) -> None:
-        """The run is not wanted any more."""
+        """Remove all entries of the run."""

@@ -1,122 +1,172 @@
-"""A budget that several processes share: a run's account in a ledger store, and what is still to be told there.
+"""A budget that several processes share: a run's account in a ledger store, and the acts not yet reported there.
 
-The store is the judge over all processes, the run's own ledger the one over this run; a call needs both. What a call
-holds at the store is taken before it leaves, and a call that the store cannot record does not leave. How it ended is
-told afterwards, and that may fail: the call has happened, so the run goes on, the hold stays taken at the store, which
-is the careful side, and what is to be told waits here, in order, for the next act.
+The store decides for all processes, the run's own ledger for this run; a call needs both. A call's hold is taken at the
+store before the call starts, and a call that the store cannot record does not start. Its outcome is reported
+afterwards, and that may fail: the call has happened, so the run continues, the hold stays taken at the store, which is
+the safe side, and the report waits here, in order, for the next act.
 
-Every act has a key, and a store does what a key asks once. So an act whose answer was lost may simply be done again.
-Where it is not known whether a hold was recorded, it is withdrawn later, if it is there.
+Every act has a key, and a store applies each key once, so an act whose answer was lost can be repeated. Where it is not
+known whether a hold was recorded, it is withdrawn later, if it exists.
 
-It blocks, as stores do, and knows neither calls nor loops; `holding` brings it to the door.
+A call that only the holds of others keep out may wait at the store with a ticket (`take`, then `renew` until the answer
+is another one). It holds nothing meanwhile. What to do between two requests is up to the caller.
+
+Blocks, as stores do, and knows neither calls nor loops; `remote_holds` connects it to admission.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
 
-from penstock.containment.ledger import Amounts, LedgerStore, WouldWait
+from penstock import checks
+from penstock.containment.ledger import Amounts, LedgerStore, TicketRequest, WouldBlock
 from penstock.containment.limits import Budget, Limits
+from penstock.containment.tickets import Waiting
 from penstock.errors import InvalidValue, KeyTaken, LedgerError, LedgerUnavailable
 from penstock.runtime import worker
-from penstock.runtime.durable import points
-from penstock.runtime.options import must_be_name, must_be_text
+from penstock.runtime.durable import failpoints
 from penstock.stops import LIMIT_REASONS, Stop, StopReason
+from penstock.tracing.record import OPEN, CallRecord
 
 T = TypeVar("T")
 
-Instead = Callable[[Stop], Amounts | None]
-"""What to ask for in place of what was refused so; None for nothing."""
+ShrinkAmounts = Callable[[Stop], Amounts | None]
+"""Return the amounts to request in place of those that were refused; None for nothing."""
 
 UNPRICED = "/unpriced"
-"""What the key of a call ends with that leaves without anybody knowing its price."""
-MAX_ASKS = 4
-"""So often a call may ask, for less each time: a refusal speaks of one account, and there are some above it."""
-A_FEW = 8
-"""So many acts that wait may be told at once; more would keep an event loop."""
+"""Suffix of the key of a call that starts without a known price."""
+MAX_HOLD_REQUESTS = 4
+"""Maximum number of hold requests for one call, each for less: the parents of the refusing account may refuse too."""
+LEASE_S = 10.0
+"""How long a store keeps the ticket of a call of which it hears nothing more."""
+GRACE_S = 10.0
+"""How much later than the call itself the store ends its wait, for a call that cannot any more."""
+MAX_INLINE_ACTS = 8
+"""Maximum number of waiting acts reported inline; more would block the event loop."""
+
+
+class _HoldOptions(TypedDict, total=False):
+    """Options of a hold at the store; what a store need not know is left out."""
+
+    retry_drawn: bool
+    under: str
+
+
+class _Request(NamedTuple):
+    """A request for a hold."""
+
+    key: str
+    ask: Amounts
+    shrink: ShrinkAmounts | None
+    max_wait_s: float | None
+    options: _HoldOptions
 
 
 class Act(NamedTuple):
-    """Something that the store is still to be told."""
+    """An act not yet reported to the store."""
 
     key: str
     do: Callable[[LedgerStore], object]
 
 
-class SharedBudget:
-    """An account of `store` that a run pays from as well; `prefix` is `run id/claim`, and no two claims share one.
+class HeldCall(Protocol):
+    """A call, as far as its outcome is reported to a store."""
 
-    `ExecutionContext(shared_budget=…)` takes it to the door. The account has to be open. One run uses it at a time.
-    `unknown` names another account, which is opened when it is needed: it counts the calls whose cost nobody can tell.
+    record: CallRecord
+    unknown: bool
+    """Whether it was billed and its cost is unknown."""
+
+    @property
+    def state(self) -> str | None:
+        """The state of its hold; None if nothing was held."""
+
+    @property
+    def is_unpriced(self) -> bool:
+        """Whether it may be billed although nothing is held for it."""
+
+
+class SharedBudget:
+    """An account of `store` that a run also pays from; `prefix` is `run id/claim`, unique to each claim.
+
+    Pass it as `ExecutionContext(shared_budget=…)`. The account has to be open. One run uses it at a time. `unknown`
+    names another account, opened when it is needed, which counts the calls whose cost is unknown. Calls of different
+    owners that wait for the same room take turns; `owner` is the owner of the run.
     """
 
-    def __init__(self, store: LedgerStore, account: str, *, prefix: str, unknown: str | None = None) -> None:
-        must_be_name("account", account, "the name of an account that is open at the store")
-        must_be_text("prefix", prefix)
+    def __init__(
+        self, store: LedgerStore, account: str, *, prefix: str, unknown: str | None = None, owner: str = ""
+    ) -> None:
+        checks.text("account", account, minimum=1)
+        checks.text("prefix", prefix)
+        checks.text("owner", owner)
         if not all(prefix.rpartition("/")):
-            raise InvalidValue("prefix", prefix, "the run's id, a slash, and what tells this claim from others")
+            raise InvalidValue("prefix", prefix, "the run's id, a slash, and a name unique to this claim")
         self.store = store
         self.blocks = getattr(store, "is_immediate", False) is not True
-        """Whether asking may take long enough to be done on a worker: always, unless the store says otherwise."""
-        self._at_once: Callable[[Callable[[], Any]], Any] | None = getattr(store, "at_once", None)
-        """How the store is asked by who cannot wait, if it can be."""
+        """Whether a request may take long enough to need a worker: true, unless the store declares otherwise."""
+        self._try_inline: Callable[[Callable[[], Any]], Any] | None = getattr(store, "try_inline", None)
+        """The store's method for callers that cannot wait, if it has one."""
         self.account = account
         self.unknown_account = unknown
-        """Each call whose cost nobody can tell is an api call there, and a token too once somebody can; None for no
-        such account."""
+        """Account that counts each call of unknown cost as an api call, and as a token too once the cost becomes known;
+        None for no such account."""
         self.prefix = prefix
+        self.owner = owner
         self.on_fault: Callable[[str], None] | None = None
-        """Told what could not be told to the store: once when that begins, and each time something is given up."""
+        """Called when the store cannot be updated: once when that begins, and each time an act is given up."""
         self._lock = threading.Lock()
-        """For what is in memory; nobody waits under it."""
+        """Guards the in-memory state; no blocking operation runs under it."""
         self._turn = threading.RLock()
-        """Had by whoever tells the store what waits: in order, one at a time."""
+        """Held while waiting acts are reported to the store: in order, one at a time."""
         self._waiting: deque[Act] = deque()
         self._open: set[str] = set()
         self._asking: set[str] = set()
-        """Keys that the store is being asked for; and those that were taken, until it is known what became of their
-        calls: whoever asked may have left, and give back what was taken for it only now."""
+        """Keys being requested from the store, and keys taken whose calls have no known outcome yet: a caller may have
+        left, and what was taken for it is only then given back."""
+        self._queued: dict[str, bool] = {}
+        """Keys with a ticket, and whether the retry of their attempt was drawn."""
         self._is_over = False
         self._refusing: set[str | None] = set()
         self._undrawn = 0
         self._is_behind = False
-        self._is_coming = False
+        self._is_flush_scheduled = False
 
     @property
     def waiting(self) -> int:
-        """How many acts the store is still to be told of."""
+        """Number of acts not yet reported to the store."""
         return len(self._waiting)
 
     @property
     def asking(self) -> int:
-        """How many calls ask the store now, or were let through and have not ended.
+        """Number of calls that are requesting a hold, or were admitted and have not ended.
 
-        Once a run is over, these are the ones whose callers did not wait for the answer: what the store takes for them
+        Once a run is over, these are the calls whose callers did not wait for the answer: what the store takes for them
         is given back when it has answered.
         """
         return len(self._asking)
 
     def key(self, node_id: str, *, unpriced: bool = False) -> str:
-        """Under what the call of that id is known at the store.
+        """Return the key of the call of that id at the store.
 
-        Where such calls are counted, that says of one whose price nobody knows that this is so: should its process die,
-        nobody else can tell that from a call which costs nothing.
+        If calls of unknown cost are counted, the key of a call without a known price contains that fact: should its
+        process die, another process could not distinguish it from a call that costs nothing.
         """
-        is_told = unpriced and self.unknown_account is not None
-        return f"{self.prefix}/{node_id}{UNPRICED if is_told else ''}"
+        is_counted = unpriced and self.unknown_account is not None
+        return f"{self.prefix}/{node_id}{UNPRICED if is_counted else ''}"
 
-    def adopt(self) -> tuple[str, ...]:
-        """Whatever an earlier claim of this run left held becomes unresolved: nobody knows whether it was billed.
+    def recover(self) -> tuple[str, ...]:
+        """Mark holds left by earlier claims of this run as unresolved, as their bills are unknown; return their keys.
 
-        The keys of it. Of a claim that is still at work this takes nothing away: what it held stays taken, and can
-        still be settled. Calls among them whose price nobody knows are counted as of unknown cost.
+        A claim that is still at work loses nothing by this: what it held stays taken, and can still be settled. Calls
+        among them without a known price are counted as of unknown cost. Calls that still wait leave the queue.
         """
-        run, _, _ = self.prefix.rpartition("/")
-        left = tuple(key for key in self.store.held(f"{run}/") if not key.startswith(f"{self.prefix}/"))
+        for key in self._left_behind(self.store.queued):
+            _try_each(key, self.store.leave_queue)
+        left = self._left_behind(self.store.held)
         for key in left:
             if key.endswith(UNPRICED):
                 self._count_unknown(self.store, key)
@@ -124,104 +174,186 @@ class SharedBudget:
                 self.store.leave_unresolved(key)
             except LedgerUnavailable:
                 raise
-            except LedgerError:  # it has ended since we looked
+            except LedgerError:  # it has ended since `held` was read
                 continue
         return left
 
-    async def aadopt(self) -> tuple[str, ...]:
-        """`adopt`, on a worker."""
-        keys: tuple[str, ...] = await worker.LoopJob(self.adopt, ignore).result()
+    def _left_behind(self, listed: Callable[[str], Mapping[str, Amounts]]) -> tuple[str, ...]:
+        """Return the listed keys of earlier claims of this run."""
+        return tuple(key for key in listed(f"{self.run_id}/") if not key.startswith(f"{self.prefix}/"))
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run, which all of its claims share."""
+        return self.prefix.rpartition("/")[0]
+
+    async def arecover(self) -> tuple[str, ...]:
+        """Run `recover` on a worker."""
+        keys: tuple[str, ...] = await worker.LoopJob(self.recover, ignore).result()
         return keys
 
-    def at_once(self, ask: Callable[[], T]) -> T:
-        """What `ask` comes to, if it need not wait for the store; WouldWait if it must."""
+    def try_inline(self, ask: Callable[[], T]) -> T:
+        """Return the result of `ask` if it need not wait for the store; raise WouldBlock if it must."""
         if not self.blocks:
             return ask()
-        if self._at_once is None or self.waiting > A_FEW or not self._turn.acquire(blocking=False):
-            raise WouldWait
+        if self._try_inline is None or self.waiting > MAX_INLINE_ACTS or not self._turn.acquire(blocking=False):
+            raise WouldBlock
         answers: list[T] = []
         try:
-            with suppress(Exception):  # whoever asks again, and can wait, is told what is wrong
-                self._at_once(lambda: answers.append(ask()))
+            with suppress(Exception):  # the blocking request that follows reports the error
+                self._try_inline(lambda: answers.append(ask()))
         finally:
             self._turn.release()
         if not answers:
-            raise WouldWait
+            raise WouldBlock
         return answers[0]
 
     # Before a call.
 
-    def take(self, key: str, ask: Amounts, retried: bool, less: Instead | None = None) -> Stop | None:
-        """Hold `ask` at the store, or say what refuses; whatever goes wrong, refuses.
+    def take(
+        self,
+        key: str,
+        ask: Amounts,
+        retried: bool,
+        shrink: ShrinkAmounts | None = None,
+        *,
+        max_wait_s: float | None = None,
+        under: str | None = None,
+    ) -> Stop | Waiting | None:
+        """Hold `ask` at the store, or return the stop that refuses it; any failure refuses.
 
-        `less` says what is asked for instead of what was refused; None if there is nothing that would do.
+        `shrink` returns the amounts to request instead of the refused ones; None if no smaller amounts would do. With
+        `max_wait_s` a call that only the holds of others keep out gets a ticket, and Waiting is returned: `renew` it,
+        or `leave_queue`. `under` is the key of the call that made this one.
         """
         with self._lock:
             if self._is_over:
-                return self.unavailable(RuntimeError("its run is over"))
+                return self._over()
             self._asking.add(key)
+        options: _HoldOptions = {"under": under} if under is not None else {}
         try:
-            return self._asked(key, ask, retried, less)
+            return self._hold_or_refuse(_Request(key, ask, shrink, max_wait_s, options), retried)
         finally:
-            with self._lock:
-                if key not in self._open:
-                    self._asking.discard(key)
+            self._stop_asking(key)
 
-    def _asked(self, key: str, ask: Amounts, retried: bool, less: Instead | None) -> Stop | None:
-        self.catch_up()
-        if points.hook is not None:
-            points.hook("hold.before")
-        is_drawn = retried and self._is_drawn()
+    def _hold_or_refuse(self, request: _Request, retried: bool) -> Stop | Waiting | None:
+        self.flush()
+        if failpoints.hook is not None:
+            failpoints.hook("hold.before")
+        key = request.key
+        is_drawn = self._queued[key] if key in self._queued else retried and self._is_drawn()
+        request.options["retry_drawn"] = is_drawn
         try:
-            stop = self._held(key, ask, is_drawn, less)
-        except WouldWait:  # it is asked again, and is not drawn then either
-            if retried and not is_drawn:
+            answer = self._held(request)
+        except WouldBlock:  # the request is repeated, and its retry is not drawn then either
+            if retried and not is_drawn and key not in self._queued:
                 self._was_not_drawn()
             raise
         except BaseException as error:
-            if not isinstance(error, KeyTaken):  # only the answer may have been lost; else the key is another call's
-                self._later(key, _never_ran(key))
-            if not isinstance(error, Exception):
-                raise
-            return self.unavailable(error)
-        if points.hook is not None:
-            points.hook("hold.after")
-        with self._lock:
-            if stop is None:
-                self._open.add(key)
-        return stop
+            return self._in_doubt(key, error)
+        return self._answered(key, answer, is_drawn)
 
-    def _held(self, key: str, ask: Amounts, is_drawn: bool, less: Instead | None) -> Stop | None:
-        stop: Stop | None = None
-        for _ in range(MAX_ASKS):
-            stop = self.store.hold(key, self.account, ask, retry_drawn=is_drawn)
-            if stop is None:
+    def _held(self, request: _Request) -> Stop | Waiting | None:
+        key, ask, shrink, max_wait_s, options = request
+        answer: Stop | Waiting | None = None
+        for _ in range(MAX_HOLD_REQUESTS):
+            answer = self.store.hold(key, self.account, ask, **options)
+            if answer is not None and answer.momentary and max_wait_s is not None:
+                longest_s = min(max_wait_s + GRACE_S, checks.MAX_SECONDS)
+                ticket = TicketRequest(self.run_id, self.owner, LEASE_S, longest_s)
+                answer = self.store.join_queue(key, self.account, ask, ticket, **options)
+            if not isinstance(answer, Stop):
                 break
             with self._lock:
-                self._refusing.add(stop.budget)
-            smaller = None if less is None else less(stop)
+                self._refusing.add(answer.budget)
+            smaller = None if shrink is None else shrink(answer)
             if smaller is None:
                 break
             ask = smaller
-        return stop
+        return answer
+
+    def renew(self, key: str) -> Stop | Waiting | None:
+        """Return the store's answer to a call that waits; any failure refuses. LedgerError if its ticket has expired.
+
+        A call whose ticket has expired may `take` again.
+        """
+        if self._is_over:
+            self.leave_queue(key)
+            return self._over()
+        self.flush()
+        try:
+            answer = self.store.renew(key)
+        except WouldBlock:
+            raise
+        except BaseException as error:
+            if isinstance(error, LedgerError) and not isinstance(error, LedgerUnavailable):
+                raise
+            answer = self._in_doubt(key, error)
+        else:
+            answer = self._answered(key, answer, self._queued.get(key, True))
+        self._stop_asking(key)
+        return answer
+
+    def give_back(self, key: str) -> None:
+        """Queue the withdrawal of a call that never ran, or that it gives its ticket back."""
+        if key in self._queued:
+            self.leave_queue(key)
+        else:
+            self.withdrawn(key)
+
+    def leave_queue(self, key: str) -> None:
+        """Queue that the call gives its ticket back, or what was held for it meanwhile."""
+        self._queued.pop(key, None)
+        self._later(key, _never_ran(key))
+
+    def _in_doubt(self, key: str, error: BaseException) -> Stop:
+        """Return the stop of a request that failed; what it may have taken is given back later."""
+        if isinstance(error, KeyTaken):  # the key is another call's
+            self._queued.pop(key, None)
+        else:  # only the answer may have been lost
+            self.leave_queue(key)
+        if not isinstance(error, Exception):
+            raise error
+        return self.unavailable(error)
+
+    def _answered(self, key: str, answer: Stop | Waiting | None, is_drawn: bool) -> Stop | Waiting | None:
+        if failpoints.hook is not None:
+            failpoints.hook("hold.after")
+        with self._lock:
+            self._queued.pop(key, None)
+            if answer is None:
+                self._open.add(key)
+            elif isinstance(answer, Waiting):
+                self._queued[key] = is_drawn
+            else:
+                self._refusing.add(answer.budget)
+        return answer
+
+    def _stop_asking(self, key: str) -> None:
+        with self._lock:
+            if key not in self._open and key not in self._queued:
+                self._asking.discard(key)
+
+    def _over(self) -> Stop:
+        return self.unavailable(RuntimeError("its run is over"))
 
     def close(self) -> None:
-        """The run is over: a call whose caller left before a worker came to ask for it does not ask any more."""
+        """Mark the run as over: a call whose caller left before a worker requested its hold no longer requests it."""
         with self._lock:
             self._is_over = True
 
     def has_refused(self, stop: Stop) -> bool:
-        """Whether the stop is of the store's account, or of one above it: then it stops the whole run."""
+        """Return whether the stop is of the store's account or of a parent of it, and so stops the whole run."""
         return stop.reason in LIMIT_REASONS and stop.budget in self._refusing
 
     def unavailable(self, error: Exception) -> Stop:
-        """The stop of a call that the store cannot record."""
-        told = error.args[0] if isinstance(error, KeyError) and error.args else error
-        message = f"the shared budget {self.account!r} cannot be held: {told or type(error).__name__}"
+        """Return the stop of a call that the store cannot record."""
+        detail = error.args[0] if isinstance(error, KeyError) and error.args else error
+        message = f"the shared budget {self.account!r} cannot be held: {detail or type(error).__name__}"
         return Stop(StopReason.LEDGER_UNAVAILABLE, message, budget=self.account)
 
     def _is_drawn(self) -> bool:
-        """Whether the retry of this attempt was drawn at the store as well."""
+        """Return whether the retry of this attempt was drawn at the store as well."""
         with self._lock:
             if not self._undrawn:
                 return True
@@ -232,49 +364,49 @@ class SharedBudget:
         with self._lock:
             self._undrawn += 1
 
-    # After it; these only write down what is to be told.
+    # After a call; these methods only queue acts for the store.
 
     def is_open(self, key: str) -> bool:
-        """Whether something was taken under that key whose end is not final."""
+        """Return whether something was taken under that key whose end is not final."""
         return key in self._open
 
     def settled(self, key: str, actual: Amounts, succeeded: bool) -> None:
-        """The call has used this."""
+        """Queue the actual usage of the call."""
         self._end(key, lambda store: store.settle(key, actual, succeeded=succeeded))
 
     def released(self, key: str) -> None:
-        """The call failed and cost nothing."""
+        """Queue the release of a call that failed and cost nothing."""
         self._end(key, lambda store: store.release(key))
 
     def withdrawn(self, key: str) -> None:
-        """The call never ran."""
-        self._end(key, _never_ran(key))
+        """Queue the withdrawal of a call that never ran."""
+        self._end(key, _never_ran(key, may_wait=False))
 
     def unresolved(self, key: str) -> None:
-        """The call is over and its bill is unknown; it may still be settled."""
+        """Queue that the call is over and its bill unknown; it may still be settled."""
         if self.is_open(key):
             self._later(key, lambda store: store.leave_unresolved(key))
 
     def charged(self, key: str, actual: Amounts) -> None:
-        """Something was spent for which nothing was held."""
+        """Queue spending for which nothing was held."""
         self._later(key, lambda store: store.charge(key, self.account, actual))
 
     def unknown(self, key: str) -> None:
-        """Nobody can tell what the call under that key cost."""
+        """Queue that the cost of the call under that key is unknown."""
         if self.unknown_account is not None:
             self._later(key, lambda store: self._count_unknown(store, key))
 
     def known(self, key: str) -> None:
-        """Somebody can tell after all what that call cost."""
+        """Queue that the cost of that call has become known after all."""
         account = self.unknown_account
         if account is not None:
             self._later(key, lambda store: store.charge(f"{key}/known", account, Amounts(tokens_in=1)))
 
     def unknown_costs(self) -> int:
-        """How many calls the store knows of whose cost nobody can tell, over all claims."""
+        """Return the number of calls of unknown cost that the store knows of, over all claims."""
         try:
             balance = self.store.balance(self.unknown_account or "")
-        except KeyError:  # no call came to open it
+        except KeyError:  # no call has needed the account yet
             return 0
         return balance.api_calls - balance.tokens_in
 
@@ -285,7 +417,7 @@ class SharedBudget:
             store.charge(f"{key}/unknown", account, Amounts(api_calls=1))
 
     def retry_drawn(self, key: str) -> None:
-        """The call under that key has failed, and drawn a retry of the run."""
+        """Queue that the call under that key has failed and drawn a retry of the run."""
 
         def draw(store: LedgerStore) -> None:
             if not store.draw_retry(self.account, key):
@@ -294,7 +426,7 @@ class SharedBudget:
         self._later(key, draw)
 
     def _end(self, key: str, do: Callable[[LedgerStore], object]) -> None:
-        """Tell it later, as the last of what was taken under that key; not if nothing was, or its end was told."""
+        """Queue the final act of what was taken under that key; no effect if nothing is taken or its end is queued."""
         with self._lock:
             if key in self._open:
                 self._open.discard(key)
@@ -306,57 +438,57 @@ class SharedBudget:
             self._waiting.append(Act(key, do))
             self._asking.discard(key)
 
-    # Telling.
+    # Reporting to the store.
 
-    def catch_up(self) -> int:
-        """Tell the store what waits, as far as it can be told; how many acts still wait."""
+    def flush(self) -> int:
+        """Report waiting acts to the store, as far as possible; return how many still wait."""
         with self._turn:
-            while self._waiting and self._tell(self._waiting[0]):
+            while self._waiting and self._report(self._waiting[0]):
                 pass
         return self.waiting
 
-    async def acatch_up(self) -> int:
-        """`catch_up`, on a worker."""
-        with suppress(WouldWait):
-            return self.at_once(self.catch_up)
-        left: int = await worker.LoopJob(self.catch_up, ignore).result()
+    async def aflush(self) -> int:
+        """Run `flush`, inline if possible, otherwise on a worker."""
+        with suppress(WouldBlock):
+            return self.try_inline(self.flush)
+        left: int = await worker.LoopJob(self.flush, ignore).result()
         return left
 
-    def catch_up_soon(self) -> None:
-        """Let a worker tell the store what waits; nobody waits for that."""
+    def flush_soon(self) -> None:
+        """Start a worker that reports waiting acts to the store, without waiting for it."""
         if not self.blocks:
-            self.catch_up()
+            self.flush()
             return
         with self._lock:
-            if self._is_coming or not self._waiting:
+            if self._is_flush_scheduled or not self._waiting:
                 return
-            self._is_coming = True
+            self._is_flush_scheduled = True
         try:
-            worker.start(worker.Job(self._come, ignore))
-        except RuntimeError:  # no thread is to be had: the next act tells it
-            self._is_coming = False
+            worker.start(worker.Job(self._run_scheduled_flush, ignore))
+        except RuntimeError:  # no thread is available: the next act reports it
+            self._is_flush_scheduled = False
 
-    def _come(self) -> None:
-        self._is_coming = False
-        self.catch_up()
+    def _run_scheduled_flush(self) -> None:
+        self._is_flush_scheduled = False
+        self.flush()
 
-    def _tell(self, act: Act) -> bool:
-        """Do the act that waits longest; False if the store cannot record it now."""
-        if points.hook is not None:
-            points.hook("settle.before")
+    def _report(self, act: Act) -> bool:
+        """Do the oldest waiting act; return False if the store cannot record it now."""
+        if failpoints.hook is not None:
+            failpoints.hook("settle.before")
         try:
             act.do(self.store)
         except LedgerUnavailable as error:
             return self._stays(act, error)
         except (LedgerError, KeyError) as error:
-            # Somebody has ended the hold in another way: theirs stands.
+            # The hold has already ended in another way, which takes precedence.
             self._is_done(act)
-            self._complain(f"{act.key!r} could not be ended at the shared budget {self.account!r}: {error}")
+            self._report_fault(f"{act.key!r} could not be ended at the shared budget {self.account!r}: {error}")
             return True
         except Exception as error:
             return self._stays(act, error)
-        if points.hook is not None:
-            points.hook("settle.after")
+        if failpoints.hook is not None:
+            failpoints.hook("settle.after")
         self._is_done(act)
         self._is_behind = False
         return True
@@ -366,19 +498,19 @@ class SharedBudget:
             self._waiting.remove(act)
 
     def _stays(self, act: Act, error: Exception) -> bool:
-        """Let the others have a try before this one has another, but never one of the same key before it."""
+        """Move the act and later ones of its key behind the others; acts of one key keep their order."""
         with self._lock:
-            of_it = [one for one in self._waiting if one.key == act.key]
-            self._waiting = deque([*(one for one in self._waiting if one.key != act.key), *of_it])
+            same_key = [queued for queued in self._waiting if queued.key == act.key]
+            self._waiting = deque([*(queued for queued in self._waiting if queued.key != act.key), *same_key])
         if not self._is_behind:
             self._is_behind = True
-            self._complain(
-                f"the shared budget {self.account!r} could not be told how {act.key!r} ended, which stays held there "
+            self._report_fault(
+                f"the shared budget {self.account!r} could not record how {act.key!r} ended; its hold stays there "
                 f"until it can: {error}"
             )
         return False
 
-    def _complain(self, message: str) -> None:
+    def _report_fault(self, message: str) -> None:
         if self.on_fault is not None:
             self.on_fault(message)
 
@@ -386,24 +518,30 @@ class SharedBudget:
         return f"<SharedBudget {self.account!r} as {self.prefix!r}>"
 
 
-def _never_ran(key: str) -> Callable[[LedgerStore], object]:
-    """Give back what the key holds, if it holds something."""
+def _never_ran(key: str, *, may_wait: bool = True) -> Callable[[LedgerStore], object]:
+    """Return an act that gives back what the key holds, if it holds something, and its ticket, if it has one."""
 
     def give_back(store: LedgerStore) -> None:
-        for end in (store.withdraw, store.release):
-            try:
-                return end(key)
-            except LedgerUnavailable:
-                raise
-            except LedgerError:  # adopted meanwhile, and then it can be released; or never recorded
-                continue
-        return None
+        # A hold that was recovered meanwhile can be released; one that was never recorded has nothing to give back.
+        _try_each(key, *([store.leave_queue] if may_wait else []), store.withdraw, store.release)
 
     return give_back
 
 
+def _try_each(key: str, *ends: Callable[[str], None]) -> None:
+    """Do the first of these that the store accepts for the key."""
+    for end in ends:
+        try:
+            return end(key)
+        except LedgerUnavailable:
+            raise
+        except LedgerError:
+            continue
+    return None
+
+
 def budget_behind(stop: Stop) -> Budget:
-    """The one ceiling that a stop of the store names, as a Budget; one on retries has no place there."""
+    """Return the one ceiling that a stop of the store names, as a Budget; a ceiling on retries has no field there."""
     limit = stop.limit
     if limit is None:
         return Budget()
@@ -416,4 +554,69 @@ def budget_behind(stop: Stop) -> Budget:
 
 
 def ignore(value: object, error: BaseException | None) -> None:
-    """Whoever wanted to know has gone."""
+    """Discard the result of a job whose caller has left."""
+
+
+# Reports of calls.
+
+
+def note_end(shared: SharedBudget, call: HeldCall) -> None:
+    """Queue the call's outcome for the store, as it is recorded locally.
+
+    A bill that arrives after the call's record has ended is queued by `note_late_bill`, because it is not in the
+    record.
+    """
+    record = call.record
+    key = key_of(shared, call)
+    if not shared.is_open(key):
+        return
+    if record.retries:
+        shared.retry_drawn(key)
+    if call.state == "settled":
+        if record.end_seq == OPEN or record.abandoned or record.settled is not None:
+            return
+        shared.settled(key, _billed(record), record.status == "success")
+    elif call.state == "released":
+        shared.released(key)
+    elif call.state == "withdrawn":
+        shared.withdrawn(key)
+    elif call.state == "unresolved":
+        shared.unresolved(key)
+
+
+def note_unknown(shared: SharedBudget, call: HeldCall) -> None:
+    """Queue for the store whether the call's cost is unknown, before the call's outcome is queued."""
+    note = shared.unknown if call.unknown else shared.known
+    note(key_of(shared, call))
+
+
+def note_late_bill(shared: SharedBudget, call: HeldCall, cost: int, tokens_in: int, tokens_out: int) -> None:
+    """Queue for the store the cost of a call whose record had already ended."""
+    key = key_of(shared, call)
+    actual = Amounts(cost, tokens_in, tokens_out)
+    if shared.is_open(key):
+        if call.state == "released":
+            shared.released(key)
+        else:
+            shared.settled(key, actual, False)
+    elif cost or tokens_in or tokens_out:
+        shared.charged(f"{key}/bill", actual)
+    shared.flush_soon()
+
+
+def note_charge(
+    shared: SharedBudget, record: CallRecord, cost: int, tokens_in: int, tokens_out: int, api_calls: int = 0
+) -> None:
+    """Queue spending for which nothing is held at the store; replayed calls were charged when they first ran."""
+    if not (record.metadata or {}).get("replayed"):
+        shared.charged(shared.key(record.node_id), Amounts(cost, tokens_in, tokens_out, api_calls))
+        shared.flush_soon()
+
+
+def key_of(shared: SharedBudget, call: HeldCall) -> str:
+    """Return the key of the call at the store."""
+    return shared.key(call.record.node_id, unpriced=call.is_unpriced)
+
+
+def _billed(record: CallRecord) -> Amounts:
+    return Amounts(record.cost, record.tokens_in or 0, record.tokens_out or 0)

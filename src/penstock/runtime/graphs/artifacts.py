@@ -1,11 +1,12 @@
-"""What links lead to, made once for everybody who asks, for as long as somebody waits.
+"""Artifacts behind links: each is made once for all its consumers, and only while at least one of them waits.
 
-`kernel.links` says who makes, who waits and what is a circle; this does the making and the waiting. An artifact is made
-in a task of its own, because it belongs to nobody: whoever asked first may be cancelled while others still wait for it.
-When the last one has left, the task is cancelled, and that one waits until it is gone. So no task outlives those who
-wait for it. Who comes while one is being given up waits for its end, and asks again.
+`kernel.links` decides which consumer makes an artifact, which ones wait and what is a cycle; this module does the
+making and the waiting. An artifact is made in a task of its own, because the first consumer may be cancelled while
+others still wait for it. When the last consumer leaves, it cancels the task and waits until the task has ended, so no
+task outlives its consumers. A consumer that arrives during such a cancellation waits for its end, and requests the
+artifact again.
 
-Artifacts are opaque here; how one is made is the runtime's to say.
+Artifacts are opaque here; the runtime defines how one is made.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from penstock.runtime.scheduling.listener import until_done
 Make = Callable[[Key], Awaitable[Any]]
 
 _being_made: ContextVar[tuple[Artifacts, Key] | None] = ContextVar("penstock_artifact", default=None)
-"""The artifact that is being made here: what it asks for, it asks for as a consumer."""
+"""The artifact being made in this context: it is the consumer of the artifacts it requests."""
 
 
 class _Making:
-    """One artifact on its way."""
+    """One artifact in progress."""
 
     __slots__ = ("artifact", "error", "given_up", "is_open", "key", "task", "waiting")
 
@@ -38,7 +39,7 @@ class _Making:
         self.error: BaseException | None = None
         self.waiting = 0
         self.given_up = False
-        """Whether everybody had left while it was being made; then its outcome is nobody's."""
+        """Whether all consumers left while it was being made; its outcome is then discarded."""
         self.is_open = True
         """Whether the table still counts it as being made."""
 
@@ -53,18 +54,18 @@ class Artifacts:
         self._table = LinkTable()
         self._making: dict[Key, _Making] = {}
         self.above: Call | None = None
-        """The call under which the making is recorded: it must outlive every consumer."""
+        """The call under which making an artifact is recorded: it must outlive every consumer."""
 
     async def get(self, keys: Sequence[Key]) -> list[Any]:
-        """The artifacts, made at the same time where they are not there yet; LinkCycle if one needs itself."""
-        asked: list[Made | _Making] = []
+        """Return the artifacts, making missing ones concurrently; raises LinkCycle if one needs itself."""
+        found: list[Made | _Making] = []
         interrupted = None
         try:
             for key in keys:
-                asked.append(self._ask(key))
-            return [one.artifact if isinstance(one, Made) else await self._made(one) for one in asked]
+                found.append(self._ask(key))
+            return [one.artifact if isinstance(one, Made) else await self._made(one) for one in found]
         finally:
-            for one in asked:
+            for one in found:
                 if isinstance(one, _Making):
                     interrupted = await self._leave(one) or interrupted
             if interrupted is not None:
@@ -92,7 +93,7 @@ class Artifacts:
     async def _run(self, making: _Making) -> None:
         try:
             making.artifact = await self._make(making.key)
-        except BaseException as error:  # raised again to everybody who waits, each in its own task
+        except BaseException as error:  # raised again to each waiting consumer, in its own task
             making.error = error
             self._close(making)
         else:
@@ -125,7 +126,7 @@ class Artifacts:
         return interrupted
 
     def _close(self, making: _Making) -> None:
-        """It came to nothing, perhaps before it was begun; who asks again makes it again."""
+        """Mark a failed artifact, which may not have begun, as not made; the next request makes it again."""
         if making.is_open:
             making.is_open = False
             del self._making[making.key]

@@ -1,23 +1,23 @@
-"""Whose turn it is at a node that only one step may use at a time.
+"""Exclusive use of a node: one step at a time.
 
-A terminal, a browser, a stateful worker: each has one `Turn`, shared by all graphs, tasks, event loops and threads.
-Whoever asks while it is taken waits in line. Nobody overtakes: a turn that is given back with somebody in line is
-handed over directly and never free in between.
+A terminal, a browser, a stateful worker: each has one `Turn`, shared by all graphs, tasks, event loops and threads. A
+step that finds it taken waits in a first-in, first-out queue. A turn that is given back while others wait is handed
+over directly and is never free in between.
 
-A turn is handed over in one thread and taken up in another, a moment later. In that moment it belongs to a wait that
+A turn is handed over in one thread and received in another, a moment later. In that moment it belongs to a wait that
 has not noticed yet (`Turn._handed`). If that wait is cancelled just then, or its event loop is gone, the turn is passed
-on. What decides between a hand-over, a timeout and a cancel that come at once is the lock: the first one under it.
+on. The lock decides between a hand-over, a timeout and a cancel at the same time: the first to acquire it wins.
 
-A wait that can never end is refused instead. A step ends after everything inside it, so a holder gives back only after
-all waits of its own and of the steps under it:
+A wait that can never end is refused instead. A step ends after everything inside it, so a holder gives its turn back
+only after all waits of its own and of the steps under it:
 
     wait → the turn it waits for → the holder of that turn → each wait of that holder or of something under it → …
 
-A way along these arrows back to where it began is a circle. Arrows appear in two places only, and there the circles
-are looked for: when a wait begins, and when a turn is handed over to a holder under whom somebody waits. A wait that
-is about to end (cancelled, timed out, its loop closed) is no arrow, even if it still stands in line.
+A path along these arrows back to its start is a cycle, and so a deadlock. Arrows appear in two places only, and there
+the search for cycles runs: when a wait begins, and when a turn is handed over to a holder with waits under it. A wait
+that is about to end (cancelled, timed out, its loop closed) does not count, even if it is still queued.
 
-It knows no graphs, steps or nodes: only holders, and which one is inside which.
+Knows only holders, and which one is inside which; nothing of graphs, steps or nodes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from penstock.errors import DeadlockError, InvalidValue
-from penstock.runtime.cancellation import CancellationToken, absorb, taken_back
+from penstock.runtime.cancellation import CancellationToken, drain_cancel, translate_cancel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,28 +44,28 @@ class Holder:
 
 
 class Turn:
-    """Whose turn it is at one persistent node; safe to use from any thread and any event loop."""
+    """The exclusive use of one persistent node, with its queue; safe to use from any thread and any event loop."""
 
-    __slots__ = ("__weakref__", "_handed", "_holder", "_line", "name")
+    __slots__ = ("__weakref__", "_handed", "_holder", "_queue", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._holder: Holder | None = None
-        """None only while nobody is in line."""
+        """None only while the queue is empty."""
         self._handed: _Wait | None = None
         """The wait of the holder, until it has noticed that it is over."""
-        self._line: deque[_Wait] = deque()
+        self._queue: deque[_Wait] = deque()
 
     @property
     def waiting(self) -> int:
-        """How many stand in line."""
-        return len(self._line)
+        """Number of queued waits."""
+        return len(self._queue)
 
     async def take(self, holder: Holder, token: CancellationToken, timeout_s: float) -> None:
-        """Return once it is the turn of `holder`, at once if nobody has it.
+        """Give `holder` the turn; wait for it if it is taken.
 
         Raises CancelledError as soon as `token` is cancelled, and DeadlockError when `timeout_s` is over or when the
-        wait could never end. Whenever it raises, the turn is somebody else's or nobody's.
+        wait could never end. Whenever it raises, `holder` does not have the turn.
         """
         if not timeout_s >= 0:
             raise InvalidValue("timeout_s", timeout_s, "zero or more seconds")
@@ -80,22 +80,22 @@ class Turn:
             raise wait.refusal
 
     def give_back(self, holder: Holder) -> None:
-        """End the turn of `holder`; the first in line has it next."""
+        """End the turn of `holder`; the first in the queue gets it next."""
         misuse: list[InvalidValue] = []
 
-        def end_it() -> None:
+        def end_turn() -> None:
             if self._holder is holder and self._handed is None:
                 self._pass_on()
             else:
-                has = "nobody has it" if self._holder is None else f"{self._holder.name!r} has it"
+                has = "it is free" if self._holder is None else f"{self._holder.name!r} has it"
                 misuse.append(InvalidValue("holder", holder.name, f"the one whose turn it is at {self.name!r} ({has})"))
 
-        _books.write(end_it)
+        _books.write(end_turn)
         if misuse:
             raise misuse[0]
 
     def _taken_if_free(self, holder: Holder) -> bool:
-        """Most find it free, and then there is nothing to wait for and nothing to write into the books."""
+        """Take the turn if it is free, the common case, without a wait and without an entry in `_Books`."""
         with _books.lock:
             free = self._holder is None
             if free:
@@ -106,22 +106,22 @@ class Turn:
 
     def _pass_on(self) -> None:
         self._holder = self._handed = None
-        while self._line:
-            wait = self._line[0]
+        while self._queue:
+            wait = self._queue[0]
             wait.leave()
             if wait.wake():
                 self._holder, self._handed = wait.holder, wait
-                _refuse_circles_under(wait.holder)
+                _refuse_deadlocks_under(wait.holder)
                 return
 
     def _pass_on_if_lost(self) -> None:
-        """Its loop was closed after the hand-over, with the news still on its way."""
+        """Pass the turn on if the loop of the new holder was closed before it noticed the hand-over."""
         if self._handed is not None and self._handed.loop.is_closed():
             self._pass_on()
 
 
 class _Wait:
-    """One task that asks for one turn: it `began` to wait, or never had to; in line while `queued`, over after that."""
+    """One task's request for a turn: it `began` to wait, or never had to; it is over when it is no longer `queued`."""
 
     __slots__ = (
         "_woken",
@@ -155,7 +155,7 @@ class _Wait:
         self._woken: asyncio.Future[None] = self.loop.create_future()
 
     async def over(self) -> None:
-        """Return when the wait is over, with the turn or with a refusal; a wait that raises has left without either."""
+        """Wait for the turn or a refusal; if it raises, the wait was withdrawn and has neither."""
         try:
             await self._until_woken()
             self.token.check()
@@ -173,19 +173,19 @@ class _Wait:
             if token.cancellation is None:
                 await self._woken
         except asyncio.CancelledError as error:
-            if taken_back(token, task, error, self.requested) is error:
+            if translate_cancel(token, task, error, self.requested) is error:
                 raise
         except GeneratorExit:
-            closed = True  # nobody runs this task any more: nothing may be awaited
+            closed = True  # the task no longer runs, so nothing may be awaited
             raise
         finally:
             if timer is not None:
                 timer.cancel()
             if watching and token.unwatch(task) is not None and not closed:
-                await absorb(task, self.requested)
+                await drain_cancel(task, self.requested)
 
     def wake(self) -> bool:
-        """Tell the task that its wait is over; False if its loop is closed."""
+        """Wake the task, as its wait is over; return False if its loop is closed."""
         try:
             self.loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
@@ -199,7 +199,7 @@ class _Wait:
             self._woken.set_result(None)
 
     def _expire(self) -> None:
-        """The timer, on the loop of the task."""
+        """Handle the timeout, on the loop of the task."""
         _books.write(self._time_out)
 
     # Under the lock.
@@ -211,25 +211,25 @@ class _Wait:
             turn._holder = self.holder
             return
         self.queued = True
-        turn._line.append(self)
+        turn._queue.append(self)
         _books.add(self)
         self.began = not self.refuse_if_endless()
 
     def leave(self) -> None:
         if self.queued:
             self.queued = False
-            self.turn._line.remove(self)
+            self.turn._queue.remove(self)
             _books.remove(self)
 
     def refuse_if_endless(self) -> bool:
-        circle = _circle_through(self)
-        if circle:
-            self.refusal = DeadlockError(self.turn.name, None, "; ".join(_told(circle)))
+        cycle = _cycle_through(self)
+        if cycle:
+            self.refusal = DeadlockError(self.turn.name, None, "; ".join(_describe(cycle)))
             self.leave()
-        return bool(circle)
+        return bool(cycle)
 
     def will_stay(self) -> bool:
-        """Whether nothing is known that ends this wait but its turn."""
+        """Whether nothing but the turn is known to end this wait."""
         left_s = self.token.seconds_left()
         return (
             self.token.cancellation is None
@@ -258,10 +258,10 @@ class _Wait:
 
 
 class _Books:
-    """Who waits under whom, over all turns, and the lock that every change of a turn is made under.
+    """All waits of all turns by holder, and the lock that guards every change of a turn.
 
-    A change may be asked for in the middle of another one, by the same thread: the garbage collector ends a forgotten
-    coroutine at any line, and its `finally` gives a turn back. It is made right after the one under way.
+    The same thread may request a change in the middle of another one: the garbage collector closes an abandoned
+    coroutine at any line, and its `finally` gives a turn back. Such a change is applied right after the current one.
     """
 
     __slots__ = ("_busy", "_changes", "_under", "lock")
@@ -279,7 +279,7 @@ class _Books:
             while self._changes and not self._busy:
                 self._busy = True
                 try:
-                    if self._changes:  # an interruption before the line above may have made them all
+                    if self._changes:  # an interruption before the line above may have applied them all
                         self._changes.popleft()()
                 finally:
                     self._busy = False
@@ -308,21 +308,21 @@ def _chain(holder: Holder | None) -> Iterator[Holder]:
         holder = holder.parent
 
 
-def _refuse_circles_under(holder: Holder) -> None:
+def _refuse_deadlocks_under(holder: Holder) -> None:
     for wait in _books.under(holder):
         if wait.will_stay() and wait.refuse_if_endless():
             wait.wake()
 
 
-def _circle_through(wait: _Wait) -> list[_Wait]:
-    """The waits of a circle, each blocked by the next and the last by `wait`; empty if there is none."""
+def _cycle_through(wait: _Wait) -> list[_Wait]:
+    """Return the waits of a cycle, each blocked by the next and the last by `wait`; empty if there is none."""
     came_from: dict[_Wait, _Wait | None] = {wait: None}
     todo = [wait]
     while todo:
         blocked = todo.pop()
         for blocker in _blockers(blocked):
             if blocker is wait:
-                return _way_to(blocked, came_from)
+                return _path_to(blocked, came_from)
             if blocker not in came_from and blocker.will_stay():
                 came_from[blocker] = blocked
                 todo.append(blocker)
@@ -330,24 +330,24 @@ def _circle_through(wait: _Wait) -> list[_Wait]:
 
 
 def _blockers(wait: _Wait) -> list[_Wait]:
-    """The waits that have to end before the turn is given back that `wait` waits for."""
+    """Return the waits that have to end before the turn that `wait` waits for is given back."""
     turn = wait.turn
     if turn._holder is None or (turn._handed is not None and not turn._handed.will_stay()):
         return []
     return _books.under(turn._holder)
 
 
-def _way_to(last: _Wait, came_from: dict[_Wait, _Wait | None]) -> list[_Wait]:
-    way: list[_Wait] = []
-    at: _Wait | None = last
-    while at is not None:
-        way.append(at)
-        at = came_from[at]
-    return way[::-1]
+def _path_to(last: _Wait, came_from: dict[_Wait, _Wait | None]) -> list[_Wait]:
+    path: list[_Wait] = []
+    step: _Wait | None = last
+    while step is not None:
+        path.append(step)
+        step = came_from[step]
+    return path[::-1]
 
 
-def _told(circle: list[_Wait]) -> Iterator[str]:
-    for wait, blocker in zip(circle, [*circle[1:], circle[0]], strict=True):
+def _describe(cycle: list[_Wait]) -> Iterator[str]:
+    for wait, blocker in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
         holder = wait.turn._holder
         assert holder is not None
         has = f"{wait.holder.name!r} waits for {wait.turn.name!r}, which "
@@ -359,17 +359,17 @@ def _told(circle: list[_Wait]) -> Iterator[str]:
             yield f"{has}{holder.name!r} has until {blocker.holder.name!r} inside it has ended"
 
 
-# By identity: a node may have no hash, and equal nodes are not one node. An entry goes with its node; a node that
-# cannot be referred to weakly is kept, because its id would be another one's after it.
+# By identity: a node may have no hash, and equal nodes are different nodes. An entry is removed with its node; a node
+# without weak references is kept alive, because its id could be reused.
 _turns: dict[int, tuple[Callable[[], object], Turn]] = {}
 
 
 def turn_of(node: object, name: str) -> Turn:
-    """The one turn of `node`, made and named when it is first asked for."""
+    """Return the turn of `node`, created with that name by the first call."""
     key = id(node)
     found = _turns.get(key)
     if found is None:
-        found = _turns.setdefault(key, (_reference(node, key), Turn(name)))  # one step: of two threads, one is first
+        found = _turns.setdefault(key, (_reference(node, key), Turn(name)))  # atomic: two threads get the same turn
     return found[1]
 
 

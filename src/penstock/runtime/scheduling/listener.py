@@ -1,11 +1,11 @@
-"""Whoever reads what a graph tells while it runs.
+"""Read the events of a graph while it runs.
 
-The graph runs in a task of its own, under a token of its own, and what it tells waits in a queue. Leaving the reading,
-in the middle or at the end, cancels the token and waits until the task is done: nothing runs on that nobody reads.
-What the task ended with is raised to the reader, and not in the task, so that a KeyboardInterrupt of a node comes out
+The graph runs in its own task, under its own token, and its events wait in a queue. When the reader leaves, in the
+middle or at the end, the token is cancelled and the reader waits until the task is done: a graph never runs on without
+a reader. The task's error is raised to the reader, and not in the task, so that a KeyboardInterrupt of a node surfaces
 where the graph was called and not in the middle of the event loop.
 
-Knows neither steps nor nodes: an event is whatever is told.
+Knows neither steps nor nodes: an event is any object.
 """
 
 from __future__ import annotations
@@ -19,31 +19,33 @@ from typing import Any, Generic, Protocol, TypeVar
 from penstock.runtime.cancellation import CancellationToken
 
 MAX_UNREAD = 1_000
-"""So many pieces of streaming nodes may wait to be read before whoever makes them waits too."""
+"""Maximum number of unread events before streaming nodes wait for the reader."""
+
+CATCH_UP_S = 0.01
+"""Interval at which a thread polls whether a slow reader has caught up."""
 
 E = TypeVar("E")
 E_contra = TypeVar("E_contra", contravariant=True)
 
 
 class Audience(Protocol[E_contra]):
-    """Whoever is told what a graph does, in its order, on its event loop."""
+    """Receives the events of a graph, in order, on the graph's event loop."""
 
-    def tell(self, event: E_contra) -> None:
-        """One more event; does not wait."""
+    def emit(self, event: E_contra) -> None:
+        """Deliver one event, without waiting."""
 
     @property
     def is_behind(self) -> bool:
-        """Whether so much is to be taken in that whoever tells should wait."""
+        """Whether so many events are unread that producers should wait."""
 
     async def make_room(self) -> None:
-        """Wait until that is not so any more."""
+        """Wait until the reader has caught up."""
 
 
 class Listener(Generic[E]):
-    """Gets what a graph tells, in its order. There is one reader; it takes from `events`, and waits when there is none.
+    """A queue of a graph's events, in order, with one reader, which takes from `events` and waits when it is empty.
 
-    Telling and reading happen for every node, most often many at a time: a deque and one future cost a fifth of what a
-    queue of asyncio's does.
+    Every node emits events, most often many at a time: a deque and one future cost a fifth of an `asyncio.Queue`.
     """
 
     __slots__ = ("_behind", "_waiting", "closed", "events", "is_over")
@@ -51,31 +53,31 @@ class Listener(Generic[E]):
     def __init__(self) -> None:
         self.events: deque[E] = deque()
         self.is_over = False
-        """Whether nothing more will be told."""
+        """Whether no more events will come."""
         self.closed = False
-        """Whether nobody reads any more."""
+        """Whether the reader has left."""
         self._waiting: asyncio.Future[None] | None = None
         self._behind: list[asyncio.Future[None]] = []
-        """Those who wait for the reader."""
+        """Producers that wait for the reader."""
 
-    def tell(self, event: E) -> None:
-        """One more event."""
+    def emit(self, event: E) -> None:
+        """Queue one event; no effect once the reader has left."""
         if not self.closed:
             self.events.append(event)
             if self._waiting is not None:
                 self._wake()
 
     def finish(self) -> None:
-        """Nothing more will be told."""
+        """Mark the queue as complete: no more events will come."""
         self.is_over = True
         if self._waiting is not None:
             self._wake()
 
     async def has_more(self) -> bool:
-        """Wait until there are events to read; False if there will be none."""
-        for one in self._behind:
-            if not one.done():
-                one.set_result(None)
+        """Wait until there are events to read; return False if there will be none."""
+        for waiter in self._behind:
+            if not waiter.done():
+                waiter.set_result(None)
         self._behind.clear()
         while not self.events and not self.is_over:
             self._waiting = asyncio.get_running_loop().create_future()
@@ -84,22 +86,22 @@ class Listener(Generic[E]):
 
     @property
     def is_behind(self) -> bool:
-        """Whether so much is unread that whoever tells should wait."""
+        """Whether so many events are unread that producers should wait."""
         return len(self.events) > MAX_UNREAD and not self.closed
 
     async def make_room(self) -> None:
-        """Wait until a reader who is behind has caught up."""
+        """Wait until a slow reader has caught up."""
         while self.is_behind:
             caught_up = asyncio.get_running_loop().create_future()
             self._behind.append(caught_up)
             await caught_up
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Mark that the reader has left, and release waiting producers."""
         self.closed = True
-        for one in self._behind:
-            if not one.done():
-                one.set_result(None)
+        for waiter in self._behind:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, None
@@ -108,7 +110,7 @@ class Listener(Generic[E]):
 
 
 class Listening(Generic[E]):
-    """Runs `work` while it is read; as a context manager, gives the listener that `work` tells."""
+    """Run `work` while its events are read; the context manager returns the listener that `work` emits to."""
 
     __slots__ = ("_error", "_listener", "_task", "_token", "_work")
 
@@ -129,13 +131,13 @@ class Listening(Generic[E]):
     ) -> None:
         self._listener.close()
         if not self._task.done():
-            self._token.cancel("nobody reads the stream any more", cause="abandoned_stream")
+            self._token.cancel("the reader of the stream has left", cause="abandoned_stream")
         interrupted = await until_done(self._task)
         if interrupted is not None:
             raise interrupted
         if exc is None and self._task.cancelled():
             raise asyncio.CancelledError
-        leaves_too = isinstance(self._error, KeyboardInterrupt | SystemExit)  # nobody swallows these
+        leaves_too = isinstance(self._error, KeyboardInterrupt | SystemExit)  # never swallowed
         if self._error is not None and (exc is None or leaves_too):
             raise self._error
 
@@ -149,7 +151,7 @@ class Listening(Generic[E]):
 
 
 async def until_done(task: asyncio.Task[Any]) -> asyncio.CancelledError | None:
-    """Wait for it, however often the wait is cancelled; the last cancel that came meanwhile."""
+    """Wait for the task, however often the wait is cancelled; return the last cancel that came meanwhile."""
     interrupted = None
     while not task.done():
         try:

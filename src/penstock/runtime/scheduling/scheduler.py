@@ -1,17 +1,19 @@
-"""Runs the nodes of a plan: each as soon as what it waits for is there, as many at once as allowed.
+"""Run the nodes of a plan: each as soon as its inputs are ready, within the concurrency limit.
 
-Which node may run is the frontier's to say (`kernel.frontier`, pure); this is what drives it on an event loop.
+The frontier (`kernel.frontier`, pure) decides which nodes may run; the scheduler drives it on an event loop.
 
-**Drivers.** The task that executes a graph drives it: it takes the oldest ready node, runs it through the door, tells
-the frontier, and goes on, in place. A chain needs no task. Only when other nodes are ready does it hire: a task that
-gets to run when the driver's own node has to wait for something, and takes the next node then. If nothing ever waits,
-the hired one finds nothing left to do; if everything waits, each batch of hired ones is twice as large as the one
-before. So there are about as many tasks as there are nodes that wait, and never one for a node that does not.
+**Drivers.** The task that executes a graph drives it: it takes the oldest ready node, runs it, reports the result to
+the frontier, and continues, in place. A chain needs no task. Only when other nodes are ready does it spawn a driver:
+a task that gets to run when the first driver's own node waits for something, and takes the next node then. If nothing
+ever waits, the spawned driver finds nothing left to do; if everything waits, each batch of spawned drivers is twice
+as large as the one before. So there are about as many tasks as there are nodes that wait, and never one for a node
+that does not.
 
-**One cap over the nest.** A driver has a slot of its `Nest`, which a graph shares with every graph inside it. The first
-driver of an inner graph is the driver that runs the node the inner graph stands in, slot and all: an inner graph can
-always go on, so no cap is too small and nothing waits for a slot that only it could free. A first driver that only
-waits for the others of its graph has given its slot back; the last of them hands it theirs.
+**One cap over nested graphs.** A driver has a slot of its `ConcurrencyLimit`, which a graph shares with every graph
+inside it. The first driver of an inner graph is the driver that runs the node containing the inner graph, with its
+slot: an inner graph can always continue, so no cap is too small and no slot is waited for that only the waiting graph
+could free. A first driver that only waits for the others of its graph has released its slot; the last of them hands
+it theirs.
 
 **Stopping.** The graph has a token under that of its context, and every driver's task is watched by it, once, for as
 long as it drives. A failure that decides the graph, an abort, a deadline: all of them cancel that token, the nodes
@@ -27,108 +29,108 @@ from asyncio import current_task
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from contextvars import Context, ContextVar, copy_context
-from dataclasses import dataclass
+from contextvars import Context, ContextVar, Token, copy_context
+from dataclasses import dataclass, field, replace
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from penstock.containment.limits import NO_LIMITS
-from penstock.errors import CancelledError, Halted, PenstockError
+from penstock.errors import CancelledError, Halted, PenstockError, StepTimeout
 from penstock.kernel.frontier import Frontier
 from penstock.kernel.settle import Race
-from penstock.runtime.admission import enter
+from penstock.runtime.admission import admit, await_room
 from penstock.runtime.billing.usage import WITHOUT_USAGE, Reported
-from penstock.runtime.call import Call, running_call, stop_of, stopped
-from penstock.runtime.cancellation import absorb, taken_back
+from penstock.runtime.call import Call, CallSpec, blank, running_call, stop_of, stopped
+from penstock.runtime.cancellation import drain_cancel, translate_cancel
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.door import pause
-from penstock.runtime.durable.keys import here
+from penstock.runtime.durable.keys import current_scope
+from penstock.runtime.durable.ports import JournalEntry
+from penstock.runtime.execution import pause, record_value
+from penstock.runtime.scheduling.recording import RecordedNodes
+from penstock.runtime.scheduling.recovery import NotifyRecovery, StepOptions, Work, run_with_options
 from penstock.runtime.scheduling.step import step_context
-from penstock.runtime.settlement import fail, succeed
+from penstock.runtime.settlement import end_interrupted, fail, load_prices_for, succeed
+from penstock.runtime.streams import Output
 from penstock.stops import Stop, StopReason
 from penstock.tracing.record import CallRecord
 
-if TYPE_CHECKING:
-    from penstock.runtime.durable.ports import JournalEntry
-    from penstock.runtime.durable.recording import RecordedNodes
-    from penstock.runtime.scheduling.recovery import Care
-
 MAX_NESTING = 64
-"""So deep may graphs stand inside graphs; each level is a stretch of Python's own stack."""
+"""Maximum nesting depth of graphs; each level uses part of Python's own stack."""
 SMALL = 64
-"""Nodes of a graph whose queue is a list."""
+"""Maximum number of nodes of a graph whose queue is a list."""
 TURN_NS = 10_000_000
-"""So long may nodes run without a wait before the loop gets a turn."""
+"""Maximum time that nodes run without yielding to the event loop."""
 BLOCKED_NS = 100_000_000
-"""A sync node that keeps the loop from turning for so long is named in a warning."""
+"""A sync node that blocks the event loop for longer is named in a warning."""
 
-Work = Callable[[int, ExecutionContext], Any]
-"""Runs a node at a place: its value, or an awaitable of it."""
-Keep = Callable[[int, Any], Collection[str] | None]
-"""Keeps a node's value; the handles it gave values on, None for all."""
-Told = Literal["started", "completed", "error", "cancelled", "skipped"]
-Tell = Callable[[Told, int, Any], None]
-"""Told of what becomes of a node; with its value, its error, or why it did not run."""
+Store = Callable[[int, Any], Collection[str] | None]
+"""Store a node's value; return the handles that have values, None for all."""
+NodeStatus = Literal["started", "completed", "error", "cancelled", "skipped"]
+Notify = Callable[[NodeStatus, int, Any], None]
+"""Called with each status of a node, and its value, its error, or why it did not run."""
 
 
 class NestedTooDeep(PenstockError):
-    """Graphs stand inside graphs beyond what can be run."""
+    """Graphs are nested too deeply to run."""
 
     def __init__(self, path: Sequence[str]) -> None:
         self.path = tuple(path)
         super().__init__(
-            f"{len(self.path)} graphs stand inside each other, at most {MAX_NESTING} can: "
+            f"{len(self.path)} graphs are nested inside each other, at most {MAX_NESTING} can be: "
             f"{' → '.join(self.path[:3])} → … → {self.path[-1]}; does one contain itself?"
         )
 
 
-class Nest:
+class ConcurrencyLimit:
     """One cap on how many nodes run at once, over a graph and every graph inside it."""
 
     __slots__ = ("_waiting", "free")
 
     def __init__(self, slots: int) -> None:
         self.free = slots - 1
-        """Slots nobody has; the first driver of the outermost graph has one from the start."""
+        """Free slots; the first driver of the outermost graph has one from the start."""
         self._waiting: deque[Scheduler] | None = None
 
-    def stand_in_line(self, graph: Scheduler) -> None:
+    def enqueue(self, graph: Scheduler) -> None:
         """Call `graph` when a slot is free."""
         if self._waiting is None:
             self._waiting = deque()
         self._waiting.append(graph)
 
-    def give_back(self) -> None:
-        """A driver is done: its slot goes to the graph that has waited longest and still has use for it."""
+    def release(self) -> None:
+        """Free a driver's slot; the graph that has waited longest and still needs one takes it."""
         self.free += 1
         while self._waiting and self.free:
-            self._waiting.popleft().come_forward()
+            self._waiting.popleft().slot_released()
 
 
 @dataclass(slots=True)
-class Behaviour:
-    """What stands behind the nodes of a plan, by number."""
+class NodeCallbacks:
+    """How the nodes of a plan are run, stored and reported, by number."""
 
-    work: Work
-    about: Sequence[Mapping[str, Any] | None]
-    """What the record of each node's calls says of it."""
-    care: Sequence[Care | None] | None = None
-    """What each node asks for beyond being run: a policy, a budget, a thread, a turn. None is nothing."""
+    run: Work
+    calls: Sequence[CallSpec]
+    """The call of each node, by number."""
+    options: Sequence[StepOptions | None] | None = None
+    """Options of each node: policy, sub-budget, thread, exclusive use. None for none."""
     fallback: Work | None = None
-    """Runs the node that stands in for another."""
-    keep: Keep | None = None
-    tell: Tell | None = None
-    journal: list[CallRecord] | None = None
-    """Gets the record of every call of a node, in the order they ended."""
-    durable: RecordedNodes | None = None
-    """Where nodes are recorded when they complete, and found instead of run; None records nothing."""
+    """Runs the fallback node of another."""
+    store: Store | None = None
+    notify: Notify | None = None
+    notify_recovery: NotifyRecovery | None = None
+    call_log: list[CallRecord] | None = None
+    """Receives the record of every call of a node, in the order they ended."""
+    recorder: RecordedNodes | None = None
+    """Records completed nodes, and replays those recorded before; None records nothing."""
+    streams: dict[int, Output] = field(default_factory=dict)
+    """The output so far of each node that streams; written by `run`."""
 
 
 _steps_begun = 0
-"""By all graphs: if one more has begun since, the loop has had a turn."""
+"""Steps started by all graphs: if it has grown since, the event loop has run."""
 
 _scheduler: ContextVar[Scheduler | None] = ContextVar("penstock_graph", default=None)
-"""The graph whose node is being executed here."""
+"""The graph whose node is being executed in this context."""
 
 
 class Scheduler:
@@ -136,45 +138,47 @@ class Scheduler:
 
     __slots__ = (
         "_batch",
-        "_bell",
-        "_care",
+        "_call_log",
         "_decided",
         "_drivers",
         "_error",
         "_failed_at",
-        "_in_line",
-        "_journal",
-        "_keep",
+        "_inner_failures",
+        "_is_queued",
         "_limit",
         "_loop",
-        "_nest",
+        "_notify",
+        "_options",
         "_outer",
-        "_parted",
         "_queue",
+        "_released",
+        "_slots",
         "_started",
+        "_store",
+        "_streams",
         "_task",
         "_tasks",
-        "_tell",
         "_token",
         "_turn_due_ns",
         "_unstarted",
         "_vars",
-        "about",
-        "durable",
+        "_wakeup",
+        "calls",
         "errors",
         "fallback",
         "frontier",
-        "hint",
         "name",
         "names",
+        "notify_recovery",
         "place",
+        "recorder",
         "results",
         "work",
     )
 
     place: ExecutionContext
     """Where the nodes run: the context of the graph, under the graph's own token."""
-    _nest: Nest
+    _slots: ConcurrencyLimit
     _loop: asyncio.AbstractEventLoop
     _task: asyncio.Task[Any]
 
@@ -183,7 +187,7 @@ class Scheduler:
         context: ExecutionContext,
         name: str,
         frontier: Frontier,
-        behaviour: Behaviour,
+        callbacks: NodeCallbacks,
         max_parallel: int = 1,
         results: dict[str, Any] | None = None,
     ) -> None:
@@ -192,44 +196,49 @@ class Scheduler:
         self.results: dict[str, Any] = {} if results is None else results
         """The values of the nodes that have succeeded, in the order they did."""
         self.errors: dict[int, BaseException] = {}
-        """What the nodes that failed ended with."""
-        self.work = behaviour.work
-        self.about = behaviour.about
-        self.fallback = behaviour.fallback
-        self._care = behaviour.care
-        self._keep = behaviour.keep
-        self._tell = behaviour.tell
-        self._journal = behaviour.journal
-        self.durable = behaviour.durable
+        """Errors of the failed nodes."""
+        self.work = callbacks.run
+        self.fallback = callbacks.fallback
+        self._options = callbacks.options
+        self._store = callbacks.store
+        self._notify = callbacks.notify
+        self.notify_recovery = callbacks.notify_recovery
+        self._call_log = callbacks.call_log
+        self.recorder = callbacks.recorder
+        self._streams = callbacks.streams
         self.names = frontier.plan.ids
-        self.hint = 0 if context._run.settings.strict else None
-        """What a node is held to cost: nothing, where every call has to say; what it calls says it for itself."""
+        self.calls: Sequence[CallSpec] = callbacks.calls
+        if context._run.settings.strict:
+            # A strict run requires a hint for every call: a node itself costs nothing, and its calls have their own.
+            self.calls = [replace(spec, hold_nanos=0) for spec in callbacks.calls]
         outer = _scheduler.get()
         self._outer = outer if outer is not None and outer.place._run is context._run else None
         self._refuse_depth()
-        self._nest = self._outer._nest if self._outer is not None else Nest(max_parallel)
+        self._slots = self._outer._slots if self._outer is not None else ConcurrencyLimit(max_parallel)
         self._limit = max_parallel
         self._token = context._token.child(name)
-        self.place = place = step_context(context, context.input, context.upstream)
+        self.place = place = step_context(context, context.input, context._upstream_source)
         place._token = self._token
-        # A short list is as quick as a deque, and a tenth of its size: many small graphs may wait at the same time.
+        # A short list is as fast as a deque and a tenth of its size: many small graphs may wait at the same time.
         self._queue: deque[int] | list[int] = deque() if frontier.plan.size > SMALL else []
         self._drivers = 1
         self._unstarted = 0
         self._batch = 1
-        self._in_line = False
+        self._is_queued = False
         self._tasks: set[asyncio.Task[None]] | None = None
         self._vars: Context | None = None
-        """The context variables of the graph, for the tasks it hires."""
-        self._bell: asyncio.Future[None] | None = None
-        """Rung when the first driver, which has nothing to do, is needed again."""
-        self._parted = False
-        """Whether the first driver has given its slot back, because it only waits."""
+        """The context variables of the graph, for the tasks it spawns."""
+        self._wakeup: asyncio.Future[None] | None = None
+        """Set when the first driver, which has nothing to do, is needed again."""
+        self._released = False
+        """Whether the first driver has released its slot, because it only waits."""
         self._started: set[int] | None = None
-        """Nodes with care that have been told to have started."""
+        """Nodes with options whose start was reported."""
         self._decided = False
         self._error: BaseException | None = None
         self._failed_at: int | None = None
+        self._inner_failures: set[int] | None = None
+        """Ids of the errors that inner graphs raised: holding the errors would keep their frames alive."""
         self._turn_due_ns = context._run.now() + TURN_NS
 
     def _refuse_depth(self) -> None:
@@ -241,7 +250,7 @@ class Scheduler:
             raise NestedTooDeep(path[::-1])
 
     async def execute(self) -> None:
-        """Run what can be run; then `results` and `errors` are complete, or what stopped the graph is raised."""
+        """Run all nodes that can run, and complete `results` and `errors`; raise if the graph was stopped."""
         task = current_task()
         assert task is not None
         self._task = task
@@ -249,20 +258,20 @@ class Scheduler:
         self._loop = task.get_loop()
         requested = task.cancelling()
         watching = self._token.watch(task)
-        outside = None if self.durable is None else here.set(here.get())
+        outside = None if self.recorder is None else current_scope.set(current_scope.get())
         try:
             self._queue.extend(self.frontier.start())
             while True:
                 try:
                     await self._drive(task, requested)
                 except BaseException as error:
-                    # Not a node's fault: a warning that is an error here, a fault of ours.
+                    # Not a node's error: a warning raised as an error, or a bug of this module.
                     if not self._decided:
                         self._decide(error)
                 if self._drivers == 1 and not self._queue:
                     break
                 if isinstance(self._error, GeneratorExit):
-                    raise self._error  # closed from outside, and then nothing can be awaited any more
+                    raise self._error  # closed from outside: nothing can be awaited any more
                 await self._wait_for_others(task, requested)
         finally:
             self._token.close()
@@ -270,14 +279,14 @@ class Scheduler:
             with suppress(ValueError):  # closed from elsewhere, where there is nothing to reset
                 _scheduler.reset(entered)
                 if outside is not None:
-                    here.reset(outside)
+                    current_scope.reset(outside)
             if pending is not None:
-                await absorb(task, requested)
-        if self._tell is not None:
+                await drain_cancel(task, requested)
+        if self._notify is not None:
             for node in self.frontier.skipped:
-                self._tell("skipped", node, "nothing came to it")
+                self._notify("skipped", node, "nothing came to it")
         if self._error is not None:
-            raise self._told_partially(self._error)
+            raise self._with_partial_results(self._error)
 
     # Driving.
 
@@ -287,65 +296,75 @@ class Scheduler:
             await self._drive_bare(task, requested)
             return
         global _steps_begun
-        queue, names, about, care = self._queue, self.names, self.about, self._care
-        place, token, work, tell, durable = self.place, self._token, self.work, self._tell, self.durable
-        note = None if self._journal is None else self._journal.append
-        results, finish = self.results, self.frontier.finish
-        is_plain = self._keep is None and tell is None and not isinstance(self.frontier, Race)
+        queue, names, calls, options = self._queue, self.names, self.calls, self._options
+        place, token, work, notify, recorder = self.place, self._token, self.work, self._notify, self.recorder
+        note = None if self._call_log is None else self._call_log.append
+        results, finish, prices = self.results, self.frontier.finish, place._run.prices
+        is_plain = self._store is None and notify is None and not isinstance(self.frontier, Race)
         while queue:
             node = queue.pop(0) if type(queue) is list else queue.popleft()  # type: ignore[union-attr]
             if queue:
                 self._share()
-            if durable is not None and token.cancellation is None and (entry := durable.find(node)) is not None:
+            if recorder is not None and token.cancellation is None and (entry := recorder.find(node)) is not None:
                 await self._replay(node, entry)
                 continue
-            if care is not None and (asked := care[node]) is not None:
-                await self._take_care(node, asked, task, requested)
+            if options is not None and (node_options := options[node]) is not None:
+                await self._run_with_options(node, node_options, task, requested)
                 continue
-            made = enter(place, "system", names[node], self.hint, None, token, (), 1, about[node])
-            if made.stop is not None:
-                self._refused(node, made)
+            call = blank(Call)
+            try:
+                may_run = admit(call, place, calls[node], token, (), 1, "async") or await await_room(call)
+            except BaseException as error:
+                end_interrupted(call, error)
+                raise
+            if not may_run:
+                self._refused(node, call)
                 continue
-            if tell is not None:
-                tell("started", node, None)
-            outside = running_call.set(made)
+            if notify is not None:
+                notify("started", node, None)
+            # `execution.attempt_async`, inlined: one more coroutine per step costs a tenth of the step.
+            previous = running_call.set(call)
             kind: type = type(None)
             _steps_begun = begun = _steps_begun + 1
             try:
-                if durable is not None:
-                    durable.begin(node, 1)
+                call.began = True
+                if recorder is not None:
+                    await recorder.before(node)
+                    recorder.begin(node, 1)
                 value = work(node, place)
                 kind = type(value)
                 if kind is CoroutineType or (kind not in WITHOUT_USAGE and hasattr(kind, "__await__")):
                     value = await value
-                if durable is not None:
-                    kind = CoroutineType  # the loop may turn while the store writes
-                    await durable.record(node, value)
+                if prices.is_pending and type(value) not in WITHOUT_USAGE:
+                    await load_prices_for(call, value)
+                if recorder is not None:
+                    kind = CoroutineType  # the event loop may run while the store writes
+                    await recorder.record(node, value)
             except BaseException as error:
-                _leave(outside)
-                self._broke(node, made, taken_back(token, task, error, requested))
+                _reset(previous)
+                self._broke(node, call, translate_cancel(token, task, error, requested))
                 continue
-            running_call.reset(outside)
-            succeed(made, value)
+            running_call.reset(previous)
+            succeed(call, value)
             if note is not None:
-                note(made.record)
-            if made.stop is not None:  # it gave its value after it had been stopped
-                self._fail(node, self.failure_of(made))  # type: ignore[unreachable]  # `succeed` may set it
+                note(call.record)
+            if call.stop is not None:  # it returned its value after it had been stopped
+                self._fail(node, self.failure_of(call))
                 continue
-            results[names[node]] = value = made.value
+            results[names[node]] = value = call.value
             if is_plain and not self._decided:
                 queue.extend(finish(node))
             else:
                 self._finished(node, value)
-            ended_ns = made.record.ended_ns
+            ended_ns = call.record.ended_ns
             if ended_ns > self._turn_due_ns:
                 if _steps_begun == begun:
-                    await self._give_a_turn(node, made.record, kind)
-                else:  # another graph had a turn meanwhile
+                    await self._give_a_turn(node, call.record, kind)
+                else:  # the event loop has run another graph meanwhile
                     self._turn_due_ns = ended_ns + TURN_NS
 
     async def _drive_bare(self, task: asyncio.Task[Any], requested: int) -> None:
-        """The same where nobody asked for anything to be recorded or held."""
+        """Run ready nodes without admission, where nothing is recorded or held."""
         queue, place, token, work = self._queue, self.place, self._token, self.work
         turns = 0
         while queue:
@@ -361,7 +380,7 @@ class Scheduler:
                 if kind is CoroutineType or (kind not in WITHOUT_USAGE and hasattr(kind, "__await__")):
                     value = await value
             except BaseException as error:
-                self._fail(node, self._as_stopped(taken_back(token, task, error, requested)))
+                self._fail(node, self._as_stopped(translate_cancel(token, task, error, requested)))
                 continue
             if type(value) is Reported:
                 value = self._counted(node, value)
@@ -371,17 +390,17 @@ class Scheduler:
                 await pause(token, 0)
 
     async def _replay(self, node: int, found: JournalEntry) -> None:
-        """The node has run before: it completes at once, with what it gave then."""
-        assert self.durable is not None
+        """Complete a node that has run before with its recorded value."""
+        assert self.recorder is not None
         try:
-            value, record = self.durable.replay(node, found, self.place)
-        except Exception as error:  # what was written cannot be read
-            if self._tell is not None:
-                self._tell("skipped", node, error)
-            self._fail(node, error, told=False)
+            value, record = self.recorder.replay(node, found, self.place)
+        except Exception as error:  # the recorded value cannot be read
+            if self._notify is not None:
+                self._notify("skipped", node, error)
+            self._fail(node, error, notifies=False)
             return
-        if self._tell is not None:
-            self._tell("started", node, None)
+        if self._notify is not None:
+            self._notify("started", node, None)
         self.log_record(record)
         self._finished(node, value)
         if record.ended_ns > self._turn_due_ns:
@@ -389,10 +408,8 @@ class Scheduler:
             self._turn_due_ns = self.place._run.now() + TURN_NS
 
     def _counted(self, node: int, value: Reported[Any]) -> Any:
-        """A value that says what it cost is written down all the same: no cost is silently zero."""
-        made = enter(self.place, "system", self.names[node], self.hint, None, self._token, (), 1, self.about[node])
-        if made.stop is None:
-            succeed(made, value)
+        """Record the reported cost of a value although steps are not recorded: no cost is silently zero."""
+        record_value(self.place, self.calls[node], value)
         return value.value
 
     def _needs_no_door(self) -> bool:
@@ -401,35 +418,33 @@ class Scheduler:
             not run.settings.record_steps
             and not run.guarded
             and run.divergence is None
-            and self._care is None
-            and self._tell is None
-            and self._journal is None
-            and self.durable is None
+            and self._options is None
+            and self._notify is None
+            and self._call_log is None
+            and self.recorder is None
             and account.limits == NO_LIMITS
             and account.parent is None
         )
 
-    async def _take_care(self, node: int, care: Care, task: asyncio.Task[Any], requested: int) -> None:
-        from penstock.runtime.scheduling.recovery import run_with_care
-
+    async def _run_with_options(self, node: int, options: StepOptions, task: asyncio.Task[Any], requested: int) -> None:
         try:
-            value = await run_with_care(self, node, care)
-            if self.durable is not None:
-                await self.durable.record(node, value)
+            value = await run_with_options(self, node, options)
+            if self.recorder is not None:
+                await self.recorder.record(node, value)
         except BaseException as error:
-            told = self._as_stopped(taken_back(self._token, task, error, requested))
+            failure = self._as_stopped(translate_cancel(self._token, task, error, requested))
             started = self._started is not None and node in self._started
-            if self._tell is not None and not started:
-                self._tell("skipped", node, told)
-            self._fail(node, told, told=started)
+            if self._notify is not None and not started:
+                self._notify("skipped", node, failure)
+            self._fail(node, failure, notifies=started)
         else:
             self._finished(node, value)
 
     def _finished(self, node: int, value: Any) -> None:
         self.results[self.names[node]] = value
-        used = None if self._keep is None else self._keep(node, value)
-        if self._tell is not None:
-            self._tell("completed", node, value)
+        used = None if self._store is None else self._store(node, value)
+        if self._notify is not None:
+            self._notify("completed", node, value)
         if self._decided:
             return
         ready = self.frontier.finish(node, used)
@@ -438,80 +453,82 @@ class Scheduler:
         elif ready:
             self._queue.extend(ready)
 
-    # What went wrong.
+    # Failures.
 
-    def _refused(self, node: int, made: Call) -> None:
-        """The node was not let in."""
-        if self._tell is not None:
-            self._tell("skipped", node, made.stop)
-        if self._journal is not None:
-            self._journal.append(made.record)
-        assert made.stop is not None
-        self._stop_for(made.stop, node)
+    def _refused(self, node: int, call: Call) -> None:
+        """Handle a node that was not admitted."""
+        if self._notify is not None:
+            self._notify("skipped", node, call.stop)
+        if self._call_log is not None:
+            self._call_log.append(call.record)
+        assert call.stop is not None
+        self._stop_for(call.stop, node)
 
     def _stop_for(self, stop: Stop, node: int) -> None:
-        self._fail(node, stopped(self.place, stop), told=False)
+        self._fail(node, stopped(self.place, stop), notifies=False)
 
-    def _broke(self, node: int, made: Call, error: BaseException) -> None:
-        """The node raised."""
+    def _broke(self, node: int, call: Call, error: BaseException) -> None:
+        """Handle a node that raised."""
         try:
-            fail(made, error)
+            fail(call, error)
         except BaseException as raised:
-            self.log(made)
+            self.log(call)
             self._fail(node, raised)
             return
-        self.log(made)
-        if not self._decided or self._tell is not None:
-            self._fail(node, self.failure_of(made))
+        self.log(call)
+        if not self._decided or self._notify is not None:
+            self._fail(node, self.failure_of(call))
 
-    def tell_started(self, node: int) -> None:
-        """The node was let in, perhaps not for the first time."""
+    def notify_started(self, node: int) -> None:
+        """Report that the node was admitted, unless that was reported before."""
         if self._started is None:
             self._started = set()
-        if self._tell is not None and node not in self._started:
+        if self._notify is not None and node not in self._started:
             self._started.add(node)
-            self._tell("started", node, None)
+            self._notify("started", node, None)
 
-    def failure_of(self, made: Call) -> BaseException:
-        """What a call that gave no value is to be told with."""
-        error = made.error
-        if made.stop is None:
+    def failure_of(self, call: Call) -> BaseException:
+        """Return the error to raise for a call without a value."""
+        error = call.error
+        if call.stop is None:
             assert error is not None
             return error
-        if isinstance(error, Halted | CancelledError) and error.stop is made.stop:
+        if isinstance(error, Halted | CancelledError) and error.stop is call.stop:
             return self._as_stopped(error)
-        told = stopped(self.place, made.stop)
-        told.__cause__ = error
-        return told
+        failure = stopped(call.context, call.stop)  # under the sub-budget of the node, if it has one
+        failure.__cause__ = error
+        return failure
 
-    def log(self, made: Call) -> None:
-        """The call of a node has ended."""
-        self.log_record(made.record)
+    def log(self, call: Call) -> None:
+        """Add the record of a node's call to the call log."""
+        self.log_record(call.record)
 
     def log_record(self, record: CallRecord) -> None:
-        """What was written down of a node is complete."""
-        if self._journal is not None:
-            self._journal.append(record)
+        """Add a record to the call log."""
+        if self._call_log is not None:
+            self._call_log.append(record)
 
     def _as_stopped(self, error: BaseException) -> BaseException:
-        """What to raise for `error`: a cancel of ours tells of the limit behind it."""
+        """Return the error to raise for `error`: for our own cancel, the limit that caused it."""
         if isinstance(error, CancelledError) and error.stop.reason is not StopReason.ABORTED:
             return stopped(self.place, error.stop)
         return error
 
-    def _fail(self, node: int, error: BaseException, *, told: bool = True) -> None:
-        """The node is lost for good; whether the graph is lost with it is the frontier's to say, or is plain."""
+    def _fail(self, node: int, error: BaseException, *, notifies: bool = True) -> None:
+        """Record that the node failed for good; a stop or the frontier decides whether the graph fails with it."""
         stops = isinstance(error, CancelledError | Halted) or not isinstance(error, Exception)
-        if self._tell is not None and told:
-            self._tell("cancelled" if stops and not isinstance(error, Halted) else "error", node, error)
+        if self._notify is not None and notifies:
+            self._notify("cancelled" if stops and not isinstance(error, Halted) else "error", node, error)
+        if not stops and not isinstance(error, StepTimeout):
+            self._streams.pop(node, None)  # a stream that failed was not stopped
         if self._decided:
             return
         self.errors[node] = error
         self._failed_at = node
         if stops and self._reaches_the_graph(error):
-            # Where everything is to be collected, what runs has paid for itself: only nothing more is started.
-            goes_on = isinstance(error, Halted) and self._collects and not self._token.is_cancelled
-            self._decide(error, cancels=not goes_on)
+            # A graph that collects all results lets running nodes finish, as they are paid for, and starts no more.
+            lets_finish = isinstance(error, Halted) and self._collects and not self._token.is_cancelled
+            self._decide(error, cancels=not lets_finish)
             return
         ready = self.frontier.fail(node)
         if self.frontier.decided:
@@ -520,13 +537,13 @@ class Scheduler:
             self._queue.extend(ready)
 
     def _reaches_the_graph(self, error: BaseException) -> bool:
-        """Whether what stopped the node stops the graph too: a cancel, or a budget that the whole graph is under."""
+        """Whether the node's stop stops the graph too: a cancel, or a budget of the whole graph."""
         if self._token.is_cancelled or not isinstance(error, Halted | CancelledError):
             return True
         return isinstance(error, Halted) and self.place._is_under(error.stop)
 
     def _lost(self, last: BaseException) -> BaseException:
-        """What a graph raises that did not get what it needs."""
+        """Return the error of a graph with too few successful nodes."""
         errors = list(self.errors.values())
         if len(errors) == 1 or not isinstance(self.frontier, Race):
             return last
@@ -538,62 +555,81 @@ class Scheduler:
         return type(self.frontier) is Frontier
 
     def _decide(self, error: BaseException | None, *, cancels: bool = True) -> None:
-        """What the graph comes to is known: start nothing more, and stop what runs if it is of no use any more."""
+        """Set the outcome of the graph: start no more nodes, and stop running ones if they are no longer needed."""
         self._decided = True
         self._error = error
         self._queue.clear()
         if isinstance(error, GeneratorExit):
-            # Whoever closed the first driver's coroutine goes on with its task, and is not to be interrupted.
+            # The code that closed the first driver's coroutine continues in its task: it must not be interrupted.
             self._token.unwatch(self._task)
         if cancels and self._drivers > 1:
             why = "has what it needs" if error is None else f"is stopped by {self.names[self._failed_at or 0]!r}"
             self._token.cancel(cause="limit", stop=Stop(StopReason.ABORTED, f"graph {self.name!r} {why}"))
 
-    def _told_partially(self, error: BaseException) -> BaseException:
-        """The error with what was there when it came: the results so far, and which node it came from."""
-        at = None if self._failed_at is None else self.names[self._failed_at]
+    def _with_partial_results(self, error: BaseException) -> BaseException:
+        """Return the error with the partial results, and a note that names the failed node."""
+        failed_at = self._failed_at
+        name = None if failed_at is None else self.names[failed_at]
+        partial = self._partial()
+        if name is not None and id(error) in (self._inner_failures or ()):
+            inner = _attached(error)
+            if inner:
+                partial[name] = inner
         if isinstance(error, Halted | CancelledError):
-            inner = error.partial if getattr(error, "_of_graph", False) and at is not None else None
-            error.partial = {**self.results, at: inner} if at is not None and inner else dict(self.results)
-            error._of_graph = True  # type: ignore[union-attr]
-        if at is not None and error is self.errors.get(self._failed_at or 0):
-            note = f"in step {at!r} of graph {self.name!r}"
-            if note not in getattr(error, "__notes__", ()):  # one object may be raised again and again
-                error.add_note(note)
+            error.partial = partial
+        elif isinstance(error, Exception):
+            _attach(error, partial)
+        if failed_at is not None and error is self.errors.get(failed_at):
+            note = f"in step {name!r} of graph {self.name!r}"
+            if note not in getattr(error, "__notes__", ()):  # one exception object may be raised repeatedly
+                with suppress(Exception):  # a frozen exception accepts no notes
+                    error.add_note(note)
+        if self._outer is not None:
+            if self._outer._inner_failures is None:
+                self._outer._inner_failures = set()
+            self._outer._inner_failures.add(id(error))
         return error
 
-    # Hiring.
+    def _partial(self) -> dict[str, Any]:
+        """Return the results so far, and the output of nodes stopped while they streamed."""
+        partial, names = dict(self.results), self.names
+        for node, stream in list(self._streams.items()):  # an abandoned thread may add to them
+            if names[node] not in partial and (output := stream()) is not None:
+                partial[names[node]] = output
+        return partial
+
+    # Drivers.
 
     def _share(self) -> None:
-        """More nodes are ready than the one that is about to run: see that somebody takes them if it has to wait."""
-        if self._bell is not None:
-            self._call_back()
+        """Have other drivers take the remaining ready nodes if the one about to run has to wait."""
+        if self._wakeup is not None:
+            self._recall()
         elif not self._unstarted and self._drivers < self._limit:
-            self._hire()
+            self._spawn()
 
-    def _call_back(self) -> None:
-        """The first driver, which waits, is needed again; it needs a slot again, too."""
-        if self._parted and not self._nest.free:
-            self._stand_in_line()
+    def _recall(self) -> None:
+        """Wake the waiting first driver, once it has a slot again."""
+        if self._released and not self._slots.free:
+            self._enqueue()
             return
-        if self._parted:
-            self._parted = False
-            self._nest.free -= 1
-        self._ring()
+        if self._released:
+            self._released = False
+            self._slots.free -= 1
+        self._wake()
 
-    def _stand_in_line(self) -> None:
-        if not self._in_line:
+    def _enqueue(self) -> None:
+        if not self._is_queued:
             self._context_vars()
-            self._in_line = True
-            self._nest.stand_in_line(self)
+            self._is_queued = True
+            self._slots.enqueue(self)
 
-    def _hire(self) -> None:
-        nest = self._nest
-        count = min(len(self._queue), self._batch, self._limit - self._drivers, nest.free)
+    def _spawn(self) -> None:
+        slots = self._slots
+        count = min(len(self._queue), self._batch, self._limit - self._drivers, slots.free)
         if count < 1:
-            self._stand_in_line()
+            self._enqueue()
             return
-        nest.free -= count
+        slots.free -= count
         self._drivers += count
         self._unstarted += count
         if self._tasks is None:
@@ -602,25 +638,25 @@ class Scheduler:
             self._tasks.add(self._loop.create_task(self._help(), context=self._context_vars().copy()))
 
     def _context_vars(self) -> Context:
-        # First asked for by the first driver, between two nodes; later perhaps in the middle of another graph's.
+        # Copied by the first driver between two nodes: a later call may come from a node of another graph.
         if self._vars is None:
             self._vars = copy_context()
         return self._vars
 
-    def come_forward(self) -> None:
-        """A slot has become free for which this graph stood in line."""
-        self._in_line = False
+    def slot_released(self) -> None:
+        """Use the slot that this graph was queued for."""
+        self._is_queued = False
         if self._queue and not self._decided:
             self._share()
 
     async def _help(self) -> None:
-        """What a hired task does."""
+        """Run a spawned driver."""
         task = current_task()
         assert task is not None
         self._unstarted -= 1
         self._batch = self._batch * 2 if self._queue else 1
         if not self._queue:
-            self._go(task)
+            self._exit(task)
             return
         requested = task.cancelling()
         watching = self._token.watch(task)
@@ -631,57 +667,77 @@ class Scheduler:
                 self._decide(error)
         finally:
             pending = self._token.unwatch(task) if watching else None
-            self._go(task)
+            self._exit(task)
             if pending is not None:
                 task.uncancel()
 
-    def _go(self, task: asyncio.Task[None]) -> None:
+    def _exit(self, task: asyncio.Task[None]) -> None:
         assert self._tasks is not None
         self._tasks.discard(task)
         self._drivers -= 1
         needed = self._drivers == 1 or self._queue
-        if needed and self._parted:
-            self._parted = False  # the slot goes to the first driver, past the line: the graph could not end without it
+        if needed and self._released:
+            # The slot goes to the first driver, past the queue: the graph could not end without it.
+            self._released = False
         else:
-            self._nest.give_back()
+            self._slots.release()
         if needed:
-            self._ring()
+            self._wake()
 
-    def _ring(self) -> None:
-        bell, self._bell = self._bell, None
-        if bell is not None and not bell.done():
-            bell.set_result(None)
+    def _wake(self) -> None:
+        wakeup, self._wakeup = self._wakeup, None
+        if wakeup is not None and not wakeup.done():
+            wakeup.set_result(None)
 
     async def _wait_for_others(self, task: asyncio.Task[Any], requested: int) -> None:
-        """The first driver has nothing to do: wait until there is something, or all others are done."""
+        """Wait, as the first driver with nothing to do, until nodes are ready or all other drivers are done."""
         while self._drivers > 1 and not self._queue:
-            if not self._parted:
-                self._parted = True
-                self._nest.give_back()
-            self._bell = self._loop.create_future()
+            if not self._released:
+                self._released = True
+                self._slots.release()
+            self._wakeup = self._loop.create_future()
             try:
-                await self._bell
+                await self._wakeup
             except asyncio.CancelledError as error:
-                self._bell = None
-                ours = taken_back(self._token, task, error, requested)
+                self._wakeup = None
+                ours = translate_cancel(self._token, task, error, requested)
                 if not self._decided:
                     self._decide(self._as_stopped(ours))
                 elif ours is error:
-                    self._error = error  # somebody wants this task to end, whatever the graph came to
+                    self._error = error  # the task itself was cancelled, which takes precedence over the outcome
 
     async def _give_a_turn(self, node: int, record: CallRecord, kind: type) -> None:
-        """Let the loop have a turn, and say so if one node alone has kept it from turning for long."""
+        """Yield to the event loop, and warn if this node alone has blocked it for long."""
         if record.ended_ns - record.started_ns > BLOCKED_NS and kind is not CoroutineType:
             _warn_of_blocking(self.names[node], self.name, record.ended_ns - record.started_ns)
         await pause(self._token, 0)
         self._turn_due_ns = self.place._run.now() + TURN_NS
 
 
-def _leave(outside: Any) -> None:
+class _PartialResults(dict[str, Any]):
+    """Marks results that a graph attached, as opposed to an attribute of the exception's own."""
+
+
+def _attach(error: Exception, partial: dict[str, Any]) -> None:
+    """Set `partial_results` on the error, unless it has one of its own or refuses attributes."""
+    with suppress(Exception):
+        if isinstance(getattr(error, "partial_results", None), _PartialResults | None):
+            error.partial_results = _PartialResults(partial)  # type: ignore[attr-defined]
+
+
+def _attached(error: BaseException) -> Mapping[str, Any] | None:
+    """Return the partial results that a graph has attached to the error."""
+    if isinstance(error, Halted | CancelledError):
+        return error.partial
+    found = vars(error).get("partial_results")
+    return found if isinstance(found, _PartialResults) else None
+
+
+def _reset(previous: Token[Call | None]) -> None:
     try:  # noqa: SIM105  in every step
-        running_call.reset(outside)
+        running_call.reset(previous)
     except ValueError:
-        pass  # closed from elsewhere, where there is nothing to reset
+        pass  # closed from another context, where there is nothing to reset
 
 
 def _warn_of_blocking(step: str, graph: str, for_ns: int) -> None:

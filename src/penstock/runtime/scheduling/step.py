@@ -1,7 +1,7 @@
-"""The context a step of a graph is given.
+"""The context of one step of a graph.
 
-A graph hands one to every step it runs, so making one has to cost next to nothing: what calls need is copied, the
-step's own input and upstream are set, and whatever else is asked for is looked up in the context the graph runs in.
+Every step gets its own, so creating one has to be cheap: the attributes that calls need are copied, the step's input
+and the source of its upstream results are set, and every other attribute is looked up in the context of the graph.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StepContext(ExecutionContext):
         return self._of._origin
 
     def __getattr__(self, name: str) -> Any:
-        # Only what was not copied comes here; `_of` itself is always set.
+        # Called only for attributes that were not copied; `_of` itself is always set.
         return getattr(self._of, name)
 
 
@@ -32,14 +32,15 @@ blank = object.__new__
 
 
 def step_context(place: ExecutionContext, input: Any, upstream: Mapping[str, Any]) -> StepContext:
-    """A context at `place` for one step."""
-    made = blank(StepContext)
-    made._of = place
-    made._run = place._run
-    made._account = place._account
-    made._token = place._token
-    made._base = place._base
-    made._source = place._source
-    made.input = input
-    made.upstream = upstream
-    return made
+    """Return a context at `place` for one step."""
+    context = blank(StepContext)
+    context._of = place
+    context._run = place._run
+    context._account = place._account
+    context._token = place._token
+    context._base = place._base
+    context._source = place._source
+    context.input = input
+    context._upstream = None
+    context._upstream_source = upstream
+    return context

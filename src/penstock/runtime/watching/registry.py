@@ -1,12 +1,13 @@
-"""Which runs are under way here, by id, and the cancels that came before their run.
+"""The running runs of this process, by id, and the cancel requests that arrived before their run.
 
-A cancel and the run it is for come from different places and in any order. If the run is here, it is stopped. If it is
-not here yet, the cancel is remembered, for a while, and strikes when the run is registered. If the run has ended, the
-answer says so. So a cancel is never lost: the run ends cancelled, or whoever asked was told that it was too late.
+A cancel request and its run come from different places and in any order. If the run is registered, it is stopped. If it
+is not registered yet, the request is remembered, for a while, and applied when the run is registered. If the run has
+ended, the result says so. So a cancel request is never lost: the run ends cancelled, or the caller learns that it was
+too late.
 
-Nobody reports that a run has ended: its log says so, and that is looked at whenever the run is asked for, and for all
-of them each time their number has doubled. Of a run that has ended only the id is kept, for the answer `ended`; of the
-newest `MAX_ENDED` such runs, that is.
+The end of a run is not reported to the registry: it is read from the run's log whenever the run is looked up, and for
+all runs each time their number has doubled. Of a run that has ended only the id is kept, for the result `ended`, and
+only for the newest `MAX_ENDED` such runs.
 
 Knows the runs of this process only.
 """
@@ -17,34 +18,34 @@ import threading
 from dataclasses import dataclass
 from enum import StrEnum
 
+from penstock import checks
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.limits import seconds_to_ns
 from penstock.errors import InvalidValue, PenstockError, RunEnded
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.options import must_be_text, whole
 from penstock.stops import TerminationReason
 from penstock.tracing.events import RunCompleted
 
 MAX_ENDED = 10_000
 SWEEP_FROM = 64
-"""So many runs may have ended unnoticed before anybody looks."""
+"""Number of registered runs at which ended ones are first looked for."""
 
 
 class CancelResult(StrEnum):
-    """What became of a cancel."""
+    """The result of a cancel request."""
 
     CANCELLED = "cancelled"
-    """The run was told to stop."""
+    """The run was cancelled by this request."""
     ALREADY_CANCELLED = "already_cancelled"
-    """Somebody, or its deadline, had told the run to stop before."""
+    """An earlier request, or the run's deadline, had already cancelled the run."""
     REMEMBERED = "remembered"
-    """There is no such run yet; it will be told to stop when it is registered."""
+    """The run is not registered yet; it will be cancelled when it is."""
     ENDED = "ended"
-    """The run had come to its end before."""
+    """The run had already ended."""
 
 
 class EarlyCancelsFull(PenstockError):
-    """A cancel came before its run and cannot be remembered: `limit` others are. None of those is given up for it."""
+    """An early cancel request cannot be remembered: `limit` others are. None of those is dropped for it."""
 
     def __init__(self, run_id: str, limit: int) -> None:
         self.run_id = run_id
@@ -56,7 +57,7 @@ class EarlyCancelsFull(PenstockError):
 class _Entry:
     context: ExecutionContext
     is_claimed: bool
-    """Whether a cancel has come for it: that one is answered `cancelled`, and those after it `already_cancelled`."""
+    """Whether a cancel request has arrived: that one returns `cancelled`, and later ones `already_cancelled`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +75,20 @@ class RunRegistry:
         self._ttl_ns = seconds_to_ns(early_cancel_ttl_s, "early_cancel_ttl_s")
         if not self._ttl_ns:
             raise InvalidValue("early_cancel_ttl_s", early_cancel_ttl_s, "more than zero seconds")
-        if whole("max_early", max_early) < 1:
-            raise InvalidValue("max_early", max_early, "a whole number of cancels, one or more")
-        self._max_early = max_early
+        self._max_early = checks.integer("max_early", max_early, minimum=1, of="cancels")
         self._clock = clock
         self._lock = threading.RLock()
         self._runs: dict[str, _Entry] = {}
         self._sweep_at = SWEEP_FROM
         self._early: dict[str, _Early] = {}
-        """The cancels that are remembered, the one that expires first first."""
+        """Remembered cancel requests, in order of expiry."""
         self._ended: dict[str, None] = {}
-        """The ids of runs that have ended, the oldest first."""
+        """Ids of runs that have ended, oldest first."""
 
     def register(self, context: ExecutionContext) -> None:
-        """Let the run be found by its id, before it does anything; a cancel that was remembered strikes at once.
+        """Register the run under its id, before it does anything; applies a remembered cancel request immediately.
 
-        InvalidValue if a run of that id is under way. The id of one that has ended is free.
+        Raises InvalidValue if a run of that id is running. The id of a run that has ended is free.
         """
         context = _main(context)
         run_id = context.run_id
@@ -106,32 +105,32 @@ class RunRegistry:
             context.abort(early.reason)
 
     def cancel(self, run_id: str, reason: str = "cancelled") -> CancelResult:
-        """Stop the run, or remember to; the first reason counts."""
-        must_be_text("run_id", run_id)
-        must_be_text("reason", reason)
+        """Cancel the run, or remember the request until it is registered; the first reason counts."""
+        checks.text("run_id", run_id)
+        checks.text("reason", reason)
         with self._lock:
             entry = self._running(run_id)
             if entry is None:
                 return CancelResult.ENDED if run_id in self._ended else self._remember(run_id, reason)
             is_first = not entry.is_claimed and entry.context.cancellation.cancellation is None
             entry.is_claimed = True
-        return _strike(entry.context, reason, is_first)
+        return _cancel_run(entry.context, reason, is_first)
 
     def forget(self, run_id: str) -> None:
-        """Let go of a run, or of a cancel that was remembered; a run that was here counts as ended from now on."""
+        """Remove a run or a remembered cancel request; a removed run counts as ended from now on."""
         with self._lock:
             self._early.pop(run_id, None)
             if run_id in self._runs:
                 self._let_go(run_id)
 
     def get(self, run_id: str) -> ExecutionContext | None:
-        """The main context of the run; None if no such run is under way."""
+        """Return the main context of the run; None if no such run is running."""
         with self._lock:
             entry = self._running(run_id)
         return None if entry is None else entry.context
 
     def running(self) -> list[str]:
-        """The ids of the runs under way, in the order they were registered."""
+        """Return the ids of the running runs, in the order they were registered."""
         with self._lock:
             self._sweep()
             return list(self._runs)
@@ -142,7 +141,7 @@ class RunRegistry:
     def __contains__(self, run_id: object) -> bool:
         return isinstance(run_id, str) and self.get(run_id) is not None
 
-    # Inside, under the lock.
+    # Internals, under the lock.
 
     def _running(self, run_id: str) -> _Entry | None:
         entry = self._runs.get(run_id)
@@ -154,7 +153,7 @@ class RunRegistry:
     def _sweep(self) -> None:
         for run_id in list(self._runs):
             self._running(run_id)
-        # Looking at all of them is paid for by the registrations in between.
+        # The cost of checking all runs is amortised over the registrations in between.
         self._sweep_at = max(SWEEP_FROM, 2 * len(self._runs))
 
     def _let_go(self, run_id: str) -> None:
@@ -179,18 +178,18 @@ class RunRegistry:
 
 
 def _main(context: object) -> ExecutionContext:
-    """The main context itself: a handle may stand under a budget of its own, and a cancel is for the run."""
+    """Return the main context itself: a handle may have a budget of its own, and a cancel applies to the run."""
     if not isinstance(context, ExecutionContext) or context.depth:
         raise InvalidValue("context", context, "the main context of a run")
     if context.graph.closed:
-        raise RunEnded(context.run_id, "it came to be registered")
+        raise RunEnded(context.run_id, "it cannot be registered")
     return context._origin
 
 
-def _strike(context: ExecutionContext, reason: str, is_first: bool) -> CancelResult:
-    """Stop the run, whoever else does so too, and look whether it was in time."""
+def _cancel_run(context: ExecutionContext, reason: str, is_first: bool) -> CancelResult:
+    """Cancel the run, even if another caller does so too, and check whether it was in time."""
     context.abort(reason)
-    # Marked first, looked at second: a run that has not ended by now finds the mark when it does.
+    # Cancel first, check second: a run that has not ended by now sees the cancel when it ends.
     with context.graph.lock:
         if context.graph.closed and not _was_cancelled(context):
             return CancelResult.ENDED

@@ -1,4 +1,4 @@
-"""What a server has to show before anybody has given it anything: a model that needs no key, and graphs that use it."""
+"""Built-in content of a new server: a model that needs no API key, and graphs that use it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A model for trying things out: no key, no network, the same answer each time.
 
-It knows nothing. It says what it was asked, counts when it is told to (“count to 100”), and asks for a tool whose name
-it is told. It takes its time, as models do, and has a price, so that streams stream and meters move.
+It has no knowledge. It repeats the user's message, counts on request (“count to 100”), and calls a tool that the
+message names. It answers at a limited speed and has a price, so that streaming and cost accounting can be observed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.runtime.billing.prices import Price
 from penstock.runtime.billing.usage import Usage
 
 EXAMPLE_PRICE = Price("0.15", "0.60")
-"""As a small model of the day costs, for a million tokens. A price book has to be told, for its calls to be held."""
+"""US dollars per million tokens, as for a small model. Cost holds for its calls need this price in the price book."""
 
 MAX_COUNT = 1_000
 SHOWN_CHARACTERS = 200
@@ -25,25 +25,25 @@ COUNT_TO = re.compile(r"\bcount(?:\s+\w+)?\s+to\s+(\d{1,6})\b", re.IGNORECASE)
 
 
 class ExampleModel(Model):
-    """The built-in model; `words_per_second` is how fast it speaks, 0 as fast as it can."""
+    """The built-in model; `words_per_second` is its output speed, 0 for no delay."""
 
     def __init__(self, name: str = "example", *, words_per_second: float = 25.0) -> None:
         super().__init__(name)
         self._pause_s = 1 / words_per_second if words_per_second else 0.0
 
     async def request(self, request: ModelRequest) -> ModelResponse:
-        """The whole answer, after the time it takes to say it."""
+        """Return the whole answer, after the time that streaming it would take."""
         response = self._answer(request)
         await asyncio.sleep(self._pause_s * len(response.text.split()))
         return response
 
     async def request_stream(self, request: ModelRequest) -> AsyncIterator[str | ToolCall | Usage | ModelResponse]:
-        """The answer, word by word; what it has cost so far goes with it, for a stream that is cut off."""
+        """Stream the answer word by word, with the usage so far after each word in case the stream is cut off."""
         response = self._answer(request)
-        for said, word in enumerate(re.findall(r"\S+\s*", response.text), 1):
+        for count, word in enumerate(re.findall(r"\S+\s*", response.text), 1):
             await asyncio.sleep(self._pause_s)
             yield word
-            yield self._usage(request, said)
+            yield self._usage(request, count)
         for call in response.tool_calls:
             yield call
         yield response
@@ -60,17 +60,18 @@ class ExampleModel(Model):
         return ModelResponse(text, calls, self._usage(request, min(len(words), limit)), finish, self.name)
 
     def _usage(self, request: ModelRequest, words: int) -> Usage:
-        given, said = self.count_input(request), max(words, 1)
-        return Usage(given, said, model=self.name, cost_nanos=EXAMPLE_PRICE.cost_nanos(Usage(given, said)))
+        tokens_in, tokens_out = self.count_input(request), max(words, 1)
+        cost_nanos = EXAMPLE_PRICE.cost_nanos(Usage(tokens_in, tokens_out))
+        return Usage(tokens_in, tokens_out, model=self.name, cost_nanos=cost_nanos)
 
 
 def _wanted_tool(request: ModelRequest) -> ToolCall | None:
-    """A call of the tool that the user names, unless it was called since."""
+    """Return a call of the tool named in the last user message; None if a tool result follows that message."""
     messages = list(request.messages)
-    asked = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "user"), None)
-    if asked is None or any(message.role == "tool" for message in messages[asked:]):
+    last_user = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "user"), None)
+    if last_user is None or any(message.role == "tool" for message in messages[last_user:]):
         return None
-    text = _text(messages[asked])
+    text = _text(messages[last_user])
     for tool in request.tools:
         if re.search(rf"\b{re.escape(tool.name)}\b", text):
             takes = tool.parameters.get("properties", {})
@@ -89,7 +90,7 @@ def _reply(request: ModelRequest) -> str:
     text = _text(last)
     if text == GO_ON:
         return _rest(messages[:-1])
-    if end := _count_asked_for(text):
+    if end := _requested_count(text):
         return _counted(1, end)
     before = sum(message.role == "user" for message in messages) - 1
     earlier = f" It is message {before + 1} of our conversation." if before > 0 else ""
@@ -100,19 +101,22 @@ def _reply(request: ModelRequest) -> str:
 
 
 def _rest(messages: list[Message]) -> str:
-    """More of the last answer: the numbers that it did not come to, if it was counting."""
-    asked = next((_text(one) for one in reversed(messages) if one.role == "user"), "")
-    said = re.findall(r"\d+", next((_text(one) for one in reversed(messages) if one.role == "assistant"), ""))
-    end = _count_asked_for(asked)
-    if end and said and int(said[-1]) < end:
-        return _counted(int(said[-1]) + 1, end)
+    """Continue the last answer: the remaining numbers, if it was counting."""
+    numbers = re.findall(r"\d+", _last_text(messages, "assistant"))
+    end = _requested_count(_last_text(messages, "user"))
+    if end and numbers and int(numbers[-1]) < end:
+        return _counted(int(numbers[-1]) + 1, end)
     return "… and that is where I had stopped; there is no more to it."
 
 
-def _count_asked_for(text: str) -> int:
-    """How far to count; 0 if nobody wants it."""
-    asked = COUNT_TO.search(text)
-    return min(int(asked[1]), MAX_COUNT) if asked else 0
+def _last_text(messages: list[Message], role: str) -> str:
+    return next((_text(message) for message in reversed(messages) if message.role == role), "")
+
+
+def _requested_count(text: str) -> int:
+    """Return the number to count to; 0 if the text does not request counting."""
+    match = COUNT_TO.search(text)
+    return min(int(match[1]), MAX_COUNT) if match else 0
 
 
 def _counted(first: int, last: int) -> str:

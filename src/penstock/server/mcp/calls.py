@@ -1,4 +1,4 @@
-"""Answers what MCP clients ask: which tools there are, and what one of them gives."""
+"""Handlers of MCP requests: list the tools, and call one of them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from mcp.shared.exceptions import MCPError
 from penstock.errors import PenstockError
 from penstock.hosting.records import GraphRecord, RunRecord
 from penstock.server.auth import User
-from penstock.server.errors import api_error, told
-from penstock.server.guards.envelope import fault
+from penstock.server.errors import api_error, fault_location, public_text
+from penstock.server.graph_check import GraphChecker, all_graphs, is_conversational
 from penstock.server.mcp.tools import failed, input_of, progress_of, result_of, tool_name, tool_of
-from penstock.server.openai.models import converses, listed, runnable
-from penstock.server.runnable import Runnable
 from penstock.server.schemas import limits_in
 
 if TYPE_CHECKING:
@@ -31,10 +29,12 @@ if TYPE_CHECKING:
     from penstock.storage import Stores
 
 LIMITS = "penstock/limits"
-"""The key of a call's `_meta` under which a client may ask for limits."""
-INSTRUCTIONS = "Each tool runs a graph of agents. It may take long and costs money; progress is told while it runs."
-CANCELLED = "the call of the tool was cancelled"
-FAILED = "the server failed to answer; its log says where"
+"""Key of a call's `_meta` in which a client may request limits."""
+INSTRUCTIONS = (
+    "Each tool runs a graph of agents. A call may take long and costs money; progress is reported while it runs."
+)
+CANCELLED = "the tool call was cancelled"
+FAILED = "the server failed to answer; its log has the location"
 
 LOG = logging.getLogger("penstock.server")
 
@@ -42,10 +42,10 @@ Context = ServerRequestContext[Any, Any]
 
 
 class Calls:
-    """The tools of one service."""
+    """The request handlers of one MCP server."""
 
     def __init__(
-        self, host: RunHost, chats: ChatService, stores: Stores, graphs: Runnable, user_of: Callable[[Any], User]
+        self, host: RunHost, chats: ChatService, stores: Stores, graphs: GraphChecker, user_of: Callable[[Any], User]
     ) -> None:
         self._host = host
         self._chats = chats
@@ -53,39 +53,39 @@ class Calls:
         self._graphs = graphs
         self._user_of = user_of
         self.is_closing: Callable[[], bool] = lambda: False
-        """Whether calls end because the server does: their runs are then parked, and not cancelled."""
+        """Whether the server is closing: runs of interrupted calls are then parked, not cancelled."""
 
     async def list_tools(self, context: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        """Every graph that can run, in order of their ids."""
-        with _told():
-            found = await runnable(self._stores.graphs, self._graphs)
+        """List every graph that can run, by id."""
+        with _converting_errors():
+            found = await self._graphs.runnable(self._stores.graphs)
             return types.ListToolsResult(tools=[tool_of(graph) for graph in found])
 
     async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
-        """Run the graph to its end."""
-        with _told():
+        """Run the graph to its end and return its result."""
+        with _converting_errors():
             graph = await self._graph(params.name)
             try:
-                await self._graphs.must_run(graph, in_chat=converses(graph))
+                await self._graphs.must_run(graph, in_chat=is_conversational(graph))
                 given = input_of(graph, params.arguments or {})
                 limits = (context.meta or {}).get(LIMITS)
-                run_id = await self._begin(self._user_of(context.request), graph, given, limits)
+                run_id = await self._start(self._user_of(context.request), graph, given, limits)
             except PenstockError as error:
-                return failed(told(error))
-            return result_of(await self._followed(context, run_id))
+                return failed(public_text(error))
+            return result_of(await self._result(context, run_id))
 
     async def _graph(self, name: str) -> GraphRecord:
         found = await self._stores.graphs.get(name) if tool_name(name) == name else None
         if found is not None and not found.is_archived:
             return found
-        for graph in await listed(self._stores.graphs):
+        for graph in await all_graphs(self._stores.graphs):
             if tool_name(graph.id) == name:
                 return graph
-        raise MCPError(types.INVALID_PARAMS, f"there is no tool {name!r}; tools/list has those there are")
+        raise MCPError(types.INVALID_PARAMS, f"there is no tool {name!r}; tools/list returns the available tools")
 
-    async def _begin(self, user: User, graph: GraphRecord, given: Any, asked: Any) -> str:
-        limits = limits_in(asked)
-        if converses(graph):
+    async def _start(self, user: User, graph: GraphRecord, given: Any, requested_limits: Any) -> str:
+        limits = limits_in(requested_limits)
+        if is_conversational(graph):
             turn = await self._chats.stream_agent_chat(
                 graph.id, str(given), owner=user.name, limits=limits, made_by="mcp"
             )
@@ -93,10 +93,10 @@ class Calls:
         run = await self._host.submit(owner=user.name, graph_id=graph.id, input=given, limits=limits)
         return run.id
 
-    async def _followed(self, context: Context, run_id: str) -> RunRecord:
-        """The run once it is over, its progress told; a cancel of the call is one of the run."""
+    async def _result(self, context: Context, run_id: str) -> RunRecord:
+        """Report progress until the run is over, and return it; cancelling the call cancels the run."""
         try:
-            await self._tell(context, run_id)
+            await self._report_progress(context, run_id)
             return await self._host.wait(run_id)
         except asyncio.CancelledError:
             if not self.is_closing():
@@ -104,37 +104,37 @@ class Calls:
                     await self._host.cancel(run_id, reason=CANCELLED)
             raise
 
-    async def _tell(self, context: Context, run_id: str) -> None:
-        happened = 0
+    async def _report_progress(self, context: Context, run_id: str) -> None:
+        reported = 0
         async with aclosing(self._host.events(run_id)) as events:
             async for event in events:
                 if message := progress_of(event):
-                    happened += 1
-                    await context.session.report_progress(happened, None, message)
+                    reported += 1
+                    await context.session.report_progress(reported, None, message)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """What goes wrong is told as it is over HTTP: the protocol's own server would show the words of any error."""
+def _converting_errors() -> Iterator[None]:
+    """Convert errors to MCPError as over HTTP; the MCP library would send the message of any error to the client."""
     try:
         yield
     except MCPError:
         raise
     except Exception as error:
-        said = api_error(error)
-        if said.status == 500:
-            LOG.error("a request over MCP failed: %s", fault(error))
-        code = types.INTERNAL_ERROR if said.status >= 500 else types.INVALID_PARAMS
-        raise MCPError(code, FAILED if said.status == 500 else str(said)) from None
+        known = api_error(error)
+        if known.status == 500:
+            LOG.error("an MCP request failed: %s", fault_location(error))
+        code = types.INTERNAL_ERROR if known.status >= 500 else types.INVALID_PARAMS
+        raise MCPError(code, FAILED if known.status == 500 else str(known)) from None
 
 
 def server_of(calls: Calls) -> Server[Any]:
-    """The MCP server, without a way to reach it."""
+    """Create the MCP server, without a transport."""
     return Server(
         "penstock",
         version=str(sys.modules["penstock"].__version__),
         instructions=INSTRUCTIONS,
         on_list_tools=calls.list_tools,
         on_call_tool=calls.call_tool,
-        get_tool_input_schema=lambda _: None,  # else every call would list all tools first
+        get_tool_input_schema=lambda _: None,  # otherwise every call would first list all tools
     )

@@ -1,7 +1,7 @@
-"""The ways to reach the MCP server: streamable HTTP at /mcp, and stdin and stdout.
+"""Transports of the MCP server: streamable HTTP at /mcp, and stdin and stdout.
 
-The protocol's own server keeps the sessions, and ends those that are idle. Which requests open one, use one and end one
-is seen here, from outside: by the headers that go in and come out.
+The MCP library keeps the sessions and ends idle ones. This module observes from outside, by request and response
+headers, which requests open, use and end a session.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from starlette.types import Message, Receive, Scope, Send
 
 from penstock.server.auth import LOCAL, User, current_user
-from penstock.server.errors import ApiError
-from penstock.server.guards.asgi import Message, Receive, Scope, Send, headers_named, refuse
+from penstock.server.errors import ApiError, send_error
+from penstock.server.graph_check import GraphChecker
+from penstock.server.guards import headers_named
 from penstock.server.mcp.calls import Calls, server_of
 from penstock.server.mcp.sessions import Session, Sessions
-from penstock.server.runnable import Runnable
 from penstock.server.settings import ServerSettings
-from penstock.server.sse import Streams
+from penstock.server.sse import Streams, first_done
 
 if TYPE_CHECKING:
     from penstock.chat.service import ChatService
@@ -38,7 +39,7 @@ PROTOCOL = b"mcp-protocol-version"
 
 
 class McpEndpoint:
-    """The ASGI app at /mcp; an async context manager, in which it must be to answer."""
+    """The ASGI app at /mcp; an async context manager that must be entered before the first request."""
 
     def __init__(self, calls: Calls, settings: ServerSettings, streams: Streams | None = None) -> None:
         self.server = server_of(calls)
@@ -47,7 +48,7 @@ class McpEndpoint:
         self._is_closing = False
         self._manager: StreamableHTTPSessionManager | None = None
         self._stack = AsyncExitStack()
-        calls.is_closing = self._closes
+        calls.is_closing = self._is_shutting_down
 
     async def __aenter__(self) -> McpEndpoint:
         settings = self._settings
@@ -66,7 +67,7 @@ class McpEndpoint:
         await self._stack.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; a session is its user's, and to others as if it were not there."""
+        """Answer a request; a session belongs to its user, and does not exist for other users."""
         user: User = scope["state"]["user"]
         if not _has_sessions(scope):
             await self._answer(user.name, scope, receive, send)
@@ -78,46 +79,46 @@ class McpEndpoint:
             await self._answer(user.name, scope, receive, send)
 
     async def _open(self, user: User, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what can only be the beginning of a session, if there is a place for one."""
+        """Answer a request without a session id, which can only open a session, if the limits allow one."""
         try:
-            session, given_up = self._sessions.open(user.name)
+            session, evicted = self._sessions.open(user.name)
         except ApiError as error:
-            await refuse(error, scope, receive, send)
+            await send_error(error, scope, receive, send)
             return
 
-        async def seen(message: Message) -> None:
+        async def observe(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] < 400:
                 session.id = next((id.decode() for name, id in message["headers"] if name == SESSION), None)
             await send(message)
 
         try:
-            if given_up is not None:
-                await self._end(given_up)
-            await self._answer(user.name, scope, receive, seen)
-        except BaseException:  # the protocol's server gives up what was not answered to its end
+            if evicted is not None:
+                await self._end(evicted)
+            await self._answer(user.name, scope, receive, observe)
+        except BaseException:  # the MCP library discards a session whose opening was interrupted
             self._sessions.forget(session)
             raise
-        self._sessions.rest(session, _now_s())
+        self._sessions.end_request(session, _now_s())
         if session.id is None:
             self._sessions.forget(session)
 
     async def _use(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what is asked in a session that is open."""
+        """Answer a request in an open session."""
 
-        async def seen(message: Message) -> None:
+        async def observe(message: Message) -> None:
             if message["type"] == "http.response.start" and _ends(scope["method"], message["status"]):
                 self._sessions.forget(session)
             await send(message)
 
-        session.under_way += 1
+        session.active_requests += 1
         try:
-            await self._answer(session.owner, scope, receive, seen)
+            await self._answer(session.owner, scope, receive, observe)
         finally:
-            self._sessions.rest(session, _now_s())
+            self._sessions.end_request(session, _now_s())
 
     async def _end(self, session: Session) -> None:
-        """End a session as its client would."""
-        assert session.id is not None, "one that is only being opened is not idle"
+        """End a session as its client would, with DELETE."""
+        assert session.id is not None, "a session that is being opened is not idle"
         headers = [(SESSION, session.id.encode())]
         scope = {"type": "http", "method": "DELETE", "path": "/mcp", "query_string": b"", "headers": headers}
 
@@ -125,12 +126,12 @@ class McpEndpoint:
             return {"type": "http.request", "body": b"", "more_body": False}
 
         async def send(message: Message) -> None:
-            """Nobody waits for the answer."""
+            """Discard the response."""
 
         await self._answer(session.owner, scope, receive, send)
 
     async def _answer(self, owner: str, scope: Scope, receive: Receive, send: Send) -> None:
-        assert self._manager is not None, "the endpoint is entered before it is asked"
+        assert self._manager is not None, "the endpoint is entered before the first request"
         user = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
         if scope["method"] != "GET" or self._streams is None:
             await self._manager.handle_request({**scope, "user": user}, receive, send)
@@ -139,14 +140,14 @@ class McpEndpoint:
         await self._manager.handle_request({**scope, "user": user}, listening.receive, listening.send)
         await listening.end()
 
-    def _closes(self) -> bool:
+    def _is_shutting_down(self) -> bool:
         return self._is_closing or (self._streams is not None and self._streams.closing().is_set())
 
 
 class _Listening:
-    """A stream on which a client waits for whatever may be told: when the server closes it is as if the client left.
+    """A client's GET stream for server messages: it sees a disconnect when the server closes.
 
-    Without that the server would wait for it, and break it off in the end.
+    Otherwise shutdown would wait for the stream, and abort it in the end.
     """
 
     def __init__(self, closing: asyncio.Event, receive: Receive, send: Send) -> None:
@@ -156,41 +157,35 @@ class _Listening:
         self._is_open = False
 
     async def receive(self) -> Message:
-        """What the client says; that it has left, once the server closes."""
-        hearing, closing = asyncio.ensure_future(self._receive()), asyncio.ensure_future(self._closing.wait())
-        tasks = {hearing, closing}
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        return {"type": "http.disconnect"} if hearing.cancelled() else hearing.result()
+        """Receive the client's next message; a disconnect once the server closes."""
+        receiving = asyncio.ensure_future(self._receive())
+        done = await first_done(receiving, asyncio.ensure_future(self._closing.wait()))
+        return receiving.result() if receiving in done else {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Pass on a piece of the answer."""
+        """Send a message of the response."""
         self._is_open = message.get("more_body", message["type"] == "http.response.start")
         await self._send(message)
 
     async def end(self) -> None:
-        """End what was left open because the server closes."""
+        """Complete a response that was left open because the server closes."""
         if self._is_open and self._closing.is_set():
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _has_sessions(scope: Scope) -> bool:
-    """Whether the request is of a version of the protocol that has them; one that does not say is."""
-    said = headers_named(scope, PROTOCOL)
-    return not said or said[0].decode("latin-1") in HANDSHAKE_PROTOCOL_VERSIONS
+    """Whether the request's protocol version has sessions; a request without a version is assumed to."""
+    versions = headers_named(scope, PROTOCOL)
+    return not versions or versions[0].decode("latin-1") in HANDSHAKE_PROTOCOL_VERSIONS
 
 
 def _ends(method: str, status: int) -> bool:
-    """Whether an answer says that the session is over."""
+    """Whether a response means that the session is over."""
     return status == 404 or (method == "DELETE" and status < 400)
 
 
 def _now_s() -> float:
-    """By the clock that the protocol's server has for what is idle."""
+    """Return the time of the clock by which the MCP library measures idle sessions."""
     return asyncio.get_running_loop().time()
 
 
@@ -198,26 +193,26 @@ def create_mcp(
     host: RunHost,
     chats: ChatService,
     stores: Stores,
-    graphs: Runnable,
+    graphs: GraphChecker,
     *,
     settings: ServerSettings | None = None,
     streams: Streams | None = None,
 ) -> McpEndpoint:
-    """The endpoint for /mcp, behind the server's gate; enter it before it is asked."""
+    """Create the endpoint for /mcp, to be used behind the auth guard; enter it before the first request."""
     return McpEndpoint(Calls(host, chats, stores, graphs, current_user), settings or ServerSettings(), streams)
 
 
 def server_for(host: RunHost, chats: ChatService, stores: Stores, *, user: User = LOCAL) -> Server[Any]:
-    """The MCP server of one user, for whatever transport one has; all runs are that user's."""
+    """Create an MCP server for any transport; `user` owns all its runs."""
 
-    def always(_: Any) -> User:
+    def fixed_user(_: Any) -> User:
         return user
 
-    return server_of(Calls(host, chats, stores, Runnable(host.executors, host.services), always))
+    return server_of(Calls(host, chats, stores, GraphChecker(host.executors, host.services), fixed_user))
 
 
 async def serve_stdio(host: RunHost, chats: ChatService, stores: Stores, *, user: User = LOCAL) -> None:
-    """Answer on stdin and stdout until stdin ends. What is printed meanwhile goes to stderr."""
+    """Serve on stdin and stdout until stdin ends. Printed output goes to stderr meanwhile."""
     server = server_for(host, chats, stores, user=user)
     async with stdio_server() as (incoming, outgoing):
         await server.run(incoming, outgoing, server.create_initialization_options())

@@ -1,4 +1,4 @@
-"""Graphs as tools, and runs as their results; pure."""
+"""Convert graphs to tools, and runs to tool results; pure functions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import mcp_types as types
 from penstock.chat.protocol import answer_text
 from penstock.errors import InvalidValue
 from penstock.hosting.records import ENDED, GraphRecord, HostedEvent, RunRecord
-from penstock.money import to_usd
-from penstock.server.openai.models import converses
-from penstock.server.outages import public_error
+from penstock.money import known_usd
+from penstock.server.graph_check import is_conversational
+from penstock.server.unavailable import public_error
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What every client takes for the name of a tool."""
-MARKED = re.compile(r".*_[0-9a-f]{16}")
-"""A name that was made of an id: no graph has it by its id, so that nobody can take the place of another's."""
+"""Tool names that every client accepts."""
+HASHED = re.compile(r".*_[0-9a-f]{16}")
+"""Names derived from an id by a hash; an id of this form is hashed too, so that it cannot shadow another graph."""
 RUN = "penstock/run"
-"""The key of a result's `_meta` that says which run it was, and what it cost."""
+"""Key of a result's `_meta` with the run's id, status and cost."""
 
 SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "any": {},
@@ -31,27 +31,27 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "object": {"type": "object"},
     "list": {"type": "array"},
 }
-"""The types of an `input` node, as JSON Schema says them."""
-TAKEN: Mapping[str, tuple[tuple[type, ...], str]] = {
+"""JSON Schema of each type of an `input` node."""
+ACCEPTED: Mapping[str, tuple[tuple[type, ...], str]] = {
     "string": ((str,), "text"),
     "number": ((int, float), "a number"),
     "boolean": ((bool,), "true or false"),
     "object": ((dict,), "an object"),
     "array": ((list,), "a list"),
 }
-"""What is of each type of JSON Schema, and how people call it."""
+"""Python types of each JSON Schema type, and its name for people."""
 
 
 def tool_name(graph_id: str) -> str:
-    """The name of a graph's tool: its id, or what is left of it with a mark that keeps it apart from others."""
-    if NAME.fullmatch(graph_id) and not MARKED.fullmatch(graph_id):
+    """Return the name of a graph's tool: its id if it is a valid name, else its valid part and a hash of the id."""
+    if NAME.fullmatch(graph_id) and not HASHED.fullmatch(graph_id):
         return graph_id
-    mark = hashlib.sha256(graph_id.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return f"{re.sub('[^A-Za-z0-9_-]', '_', graph_id)[:47]}_{mark}"
+    hashed = hashlib.sha256(graph_id.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{re.sub('[^A-Za-z0-9_-]', '_', graph_id)[:47]}_{hashed}"
 
 
 def tool_of(graph: GraphRecord) -> types.Tool:
-    """The graph as a tool."""
+    """Return the tool of a graph."""
     given = graph.document.get("description")
     description = given if isinstance(given, str) and given else f"Runs the graph {graph.name or graph.id!r}."
     return types.Tool(
@@ -63,9 +63,9 @@ def _input_schema(graph: GraphRecord) -> dict[str, Any]:
     begins = [node for node in graph.document.get("nodes") or () if isinstance(node, dict)]
     entry = next((node for node in begins if node.get("type") == "input"), None)
     data = (entry or {}).get("data") or {}
-    kind = "text" if converses(graph) else str(data.get("type", "text"))
-    is_needed = converses(graph) or (entry is not None and data.get("default") is None)
-    what = {**SCHEMAS.get(kind, {}), "description": "What the graph is given."}
+    kind = "text" if is_conversational(graph) else str(data.get("type", "text"))
+    is_needed = is_conversational(graph) or (entry is not None and data.get("default") is None)
+    what = {**SCHEMAS.get(kind, {}), "description": "The input of the graph."}
     return {
         "type": "object",
         "properties": {"input": what},
@@ -75,21 +75,21 @@ def _input_schema(graph: GraphRecord) -> dict[str, Any]:
 
 
 def input_of(graph: GraphRecord, arguments: Mapping[str, Any]) -> Any:
-    """What a call gives its graph; InvalidValue if it is not what the tool says that it takes."""
+    """Return the graph's input from a call's arguments; raises InvalidValue if they do not match the tool's schema."""
     schema, given = _input_schema(graph), arguments.get("input")
     for name in arguments:
         if name != "input":
-            raise InvalidValue("arguments", name, "input, and nothing else")
+            raise InvalidValue("arguments", name, "only `input`")
     if "input" in schema["required"] and given is None:
-        raise InvalidValue("input", None, "given")
-    kinds, called = TAKEN.get(schema["properties"]["input"].get("type", ""), ((object,), ""))
-    if given is not None and (not isinstance(given, kinds) or (isinstance(given, bool) and int in kinds)):
-        raise InvalidValue("input", given, called)
+        raise InvalidValue("input", None, "present")
+    accepted, expected = ACCEPTED.get(schema["properties"]["input"].get("type", ""), ((object,), ""))
+    if given is not None and (not isinstance(given, accepted) or (isinstance(given, bool) and int in accepted)):
+        raise InvalidValue("input", given, expected)
     return given
 
 
 def progress_of(event: HostedEvent) -> str | None:
-    """What an event says of how far a run has come; None for those that say nothing of it."""
+    """Return the progress message of an event; None if it is not progress."""
     kind, _, what = event.type.partition(".")
     if kind == "node" and what != "progress":
         return f"{event.data.get('node_id')} {what}"
@@ -97,20 +97,22 @@ def progress_of(event: HostedEvent) -> str | None:
 
 
 def failed(message: str, run: RunRecord | None = None) -> types.CallToolResult:
-    """An error of the tool, for the model that called it."""
+    """Return a tool error, for the model that called the tool."""
     return types.CallToolResult(content=[types.TextContent(text=message)], is_error=True, _meta=_about(run))
 
 
 def result_of(run: RunRecord) -> types.CallToolResult:
-    """What a run came to, or why it came to nothing."""
-    if run.status not in ENDED:  # nobody waits for it any more, because the server closes
-        stands = "was parked" if run.status == "parked" else f"is {run.status}"
-        later = "the server is closing, and goes on with it when it is started again; another call is another run"
-        return failed(f"run {run.id} {stands}: {later}", run)
+    """Return a run's output as a result, or the reason it has none as a tool error."""
+    if run.status not in ENDED:  # the wait ended early because the server is closing
+        state = "was parked" if run.status == "parked" else f"is {run.status}"
+        later = (
+            "the server is shutting down, and continues the run when it is back; another call would start another run"
+        )
+        return failed(f"run {run.id} {state}: {later}", run)
     if run.status != "completed":
         why = ": ".join(part for part in (run.stop_reason, public_error(run.stop_reason, run.error)) if part)
-        was = "has failed" if run.status == "failed" else f"was {run.status}"
-        return failed(f"run {run.id} {was}{': ' if why else ''}{why}", run)
+        outcome = "failed" if run.status == "failed" else f"was {run.status}"
+        return failed(f"run {run.id} {outcome}{': ' if why else ''}{why}", run)
     text = answer_text(run.output)
     structured = run.output if isinstance(run.output, dict) else None
     return types.CallToolResult(
@@ -121,6 +123,7 @@ def result_of(run: RunRecord) -> types.CallToolResult:
 def _about(run: RunRecord | None) -> dict[str, Any] | None:
     if run is None:
         return None
-    spent = {"cost_usd": to_usd(run.cost_nanos), "tokens_in": run.tokens_in, "tokens_out": run.tokens_out}
+    cost_usd = known_usd(run.cost_nanos, run.unknown_costs)
+    spent = {"cost_usd": cost_usd, "tokens_in": run.tokens_in, "tokens_out": run.tokens_out}
     spent |= {"unknown_costs": run.unknown_costs} if run.unknown_costs else {}
     return {RUN: {"id": run.id, "status": run.status, "stop_reason": run.stop_reason, **spent}}

@@ -1,10 +1,9 @@
-"""Graphs behind OpenAI's API: a graph is a model.
+"""OpenAI-compatible API for graphs: each graph is a model.
 
-router             the routes                             refusals   errors in OpenAI's shape
-models             which graph is which model             leaving    clients that go away
-chat_completions   /v1/chat/completions                   running    from a conversation to a run
-responses          /v1/responses                          wire/      the translation, pure
-conversing         a request as one turn of a chat        retold     what of a conversation is kept already
+router       the routes, and /v1/chat/completions     chat_turn   a request as one turn of a chat
+responses    /v1/responses                            refusals    errors in OpenAI's format
+run_handle   start a run for a request, follow it     wire/       translation between formats, without I/O
+service      what these share: graphs as models, and a request to run one
 """
 
 from penstock.server.openai.router import create_openai_router

@@ -1,7 +1,9 @@
 """Errors as clients of OpenAI's API expect them: a status, and `{"error": {"message", "type", "param", "code"}}`.
 
-A run that was paid for is never repeated behind the user's back: where a client would try again by itself, the header
-`x-should-retry: false` asks it not to, unless nothing was started.
+A run that has cost money is never repeated without the user's decision: where a client would retry automatically, the
+header `x-should-retry: false` prevents it, unless no run was started. A run that was halted only because calls under
+way hold the rest of a budget is 429 with `Retry-After`; clients retry it if it has cost nothing, and a retry starts a
+new run. A limit that is used up is 402: no wait helps.
 """
 
 from __future__ import annotations
@@ -16,16 +18,16 @@ from fastapi.exceptions import RequestValidationError
 from starlette.responses import Response
 
 from penstock.errors import PenstockError
-from penstock.hosting.work.halts import RAISED_BY
+from penstock.hosting.halts import RAISED_BY
 from penstock.kernel.graph import GraphInvalid
-from penstock.nodes.parts.models import ModelUnknown
-from penstock.server.errors import ApiError, api_error, param_of
-from penstock.server.guards.envelope import fault
-from penstock.server.openai.leaving import ClientLeft, ServerCloses
+from penstock.money import format_usd, to_nanos
+from penstock.nodes.parts.services import ModelUnknown
+from penstock.server.errors import RETRY_AFTER_S, ApiError, api_error, fault_location, param_of
 from penstock.server.openai.wire.answer import Ended
-from penstock.server.openai.wire.bodies import ImageUrl
-from penstock.server.openai.wire.chunks import spent
+from penstock.server.openai.wire.chunks import run_facts
+from penstock.server.openai.wire.request import ImageUrl
 from penstock.server.openai.wire.response import response_id
+from penstock.server.sse import ClientDisconnected, ServerShutdown
 from penstock.stops import StopReason
 
 LOG = logging.getLogger("penstock.server")
@@ -42,12 +44,12 @@ TYPES: Mapping[int, str] = {
     503: "service_unavailable_error",
 }
 NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
-"""What OpenAI's clients read before they ask again by themselves."""
+"""Header that OpenAI's clients check before they retry automatically."""
 CODES: Mapping[int, str] = {401: "invalid_api_key", 403: "insufficient_permissions", 404: "not_found"}
 
 
 class Refused(PenstockError):
-    """A request that is answered with an error."""
+    """An error response to a request."""
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class Refused(PenstockError):
         may_retry: bool = True,
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        """`about` is what is known of the run that came to no answer, if there was one."""
+        """`about` describes the run that produced no answer, if one was started."""
         self.status = status
         self.message = message
         self.param = param
@@ -71,7 +73,7 @@ class Refused(PenstockError):
         super().__init__(message)
 
     def to_dict(self) -> dict[str, Any]:
-        """The body."""
+        """Return the response body."""
         error: dict[str, Any] = {
             "message": self.message,
             "type": TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error"),
@@ -83,25 +85,25 @@ class Refused(PenstockError):
         return {"error": error}
 
     def response(self) -> Response:
-        """As it is sent."""
+        """Return the HTTP response."""
         headers = self.headers if self.may_retry else {**self.headers, **NO_RETRY}
-        return Response(written(self.to_dict()), self.status, headers, "application/json")
+        return Response(encode_json(self.to_dict()), self.status, headers, "application/json")
 
 
-def written(data: Any) -> bytes:
-    """JSON in ASCII: whatever a model said, half of a surrogate pair or a line separator, it can be sent."""
+def encode_json(data: Any) -> bytes:
+    """Encode as ASCII JSON, so that any model output can be sent, even a lone surrogate or a line separator."""
     return json.dumps(data, separators=(",", ":")).encode("ascii")
 
 
 def model_not_found(model: str, why: str = "") -> Refused:
-    """The graph is not there, or not this user's, or what `why` says."""
-    is_not = f"the model {model!r} does not exist or you have no access to it"
-    message = f"{is_not}; {why or 'GET /v1/models lists yours'}"
+    """Return the error for a model that does not exist or is not accessible, or for the reason in `why`."""
+    fact = f"the model {model!r} does not exist or you have no access to it"
+    message = f"{fact}; {why or 'GET /v1/models lists the available models'}"
     return Refused(404, message, param="model", code="model_not_found")
 
 
 def refusal_of(error: Exception) -> Refused | None:
-    """The error as it is told under /v1; None for one that nobody expected: that is the server's to log and tell."""
+    """Convert an error to its /v1 form; None for an unexpected error, which the server logs and reports."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, RequestValidationError):
@@ -109,7 +111,7 @@ def refusal_of(error: Exception) -> Refused | None:
     known = api_error(error)
     if known.status == 500:
         return None
-    # What a client of OpenAI's takes for a fault of the request is 400.
+    # OpenAI's clients expect 400 for an invalid request.
     status = 400 if known.status == 422 else known.status
     code = known.code if status != 404 else CODES[404]
     may_retry = status != 409
@@ -118,105 +120,116 @@ def refusal_of(error: Exception) -> Refused | None:
 
 
 @contextmanager
-def of_run(run_id: str) -> Iterator[None]:
-    """What goes wrong once a run is there, told as its: whoever asked again would begin another, and pay for both."""
+def naming_run(run_id: str) -> Iterator[None]:
+    """Report errors after a run was started with its id and no retry: a retry would start and pay for another run."""
     try:
         yield
-    except (Refused, ClientLeft):
+    except (Refused, ClientDisconnected):
         raise
     except Exception as error:
         if refused := refusal_of(error):
-            message = f"run {run_id} was started, and what it says cannot be told: {_fact(refused)}; {_later(run_id)}"
+            message = f"run {run_id} was started, but its answer cannot be read: {_fact(refused)}; {_advice(run_id)}"
             about = {"run_id": run_id}
             raise Refused(refused.status, message, code=refused.code, may_retry=False, about=about) from error
-        LOG.error("a request failed once its run %s was started: %s", run_id, fault(error))
-        message = f"the server failed to answer; its log says where. Run {run_id} was started: {_later(run_id)}"
+        LOG.error("a request failed after its run %s was started: %s", run_id, fault_location(error))
+        message = f"the server failed to answer; its log has the location. Run {run_id} was started: {_advice(run_id)}"
         raise ApiError(500, message, code="internal", headers=NO_RETRY) from error
 
 
-def unknown_end(run_id: str) -> Refused:
-    """Nobody works on the run here any more, and it has not ended: the host was closed before it could park it."""
-    return _parked(f"what becomes of run {run_id} is not known yet", {"run_id": run_id})
+def outcome_unknown(run_id: str) -> Refused:
+    """Return the error for a run that stopped here without an end: the host closed before it could park the run."""
+    return _parked(f"the outcome of run {run_id} is not known yet", {"run_id": run_id})
 
 
-def set_aside(ended: Ended, run_id: str) -> Refused:
-    """The run was parked: for the request it is over, and for nobody else."""
-    message = f"run {run_id} was set aside before it ended, and goes on with the next server"
-    return _parked(message, spent(run_id, ended))
+def parked_error(ended: Ended, run_id: str) -> Refused:
+    """Return the error for a parked run: the request ends here, but the run continues later."""
+    message = f"run {run_id} was parked before it ended, and continues when the server is running again"
+    return _parked(message, run_facts(run_id, ended))
 
 
-def broken_off(error: Exception, run_id: str) -> Refused:
-    """What a stream says that cannot go on; its status has been sent, so that nobody else can say it."""
-    if isinstance(error, ServerCloses):
-        return _parked(f"the server is closing; run {run_id} is kept, and goes on", {"run_id": run_id})
+def stream_error(error: Exception, run_id: str) -> Refused:
+    """Return the error to send in a stream that cannot continue; its HTTP status has already been sent."""
+    if isinstance(error, ServerShutdown):
+        return _parked(f"the server is shutting down; run {run_id} is kept, and continues later", {"run_id": run_id})
     if refused := refusal_of(error):
         refused.about = refused.about or {"run_id": run_id}
         return refused
-    LOG.error("the stream of run %s broke off", run_id, exc_info=error)
-    message = f"the stream of run {run_id} broke off; the server's log says why"
+    LOG.error("the stream of run %s failed", run_id, exc_info=error)
+    message = f"the stream of run {run_id} failed; the server's log has the reason"
     return Refused(500, message, code="internal", about={"run_id": run_id})
 
 
 def _parked(message: str, about: Mapping[str, Any]) -> Refused:
-    return Refused(503, f"{message}; {_later(about['run_id'])}", code="parked", may_retry=False, about=about)
+    return Refused(503, f"{message}; {_advice(about['run_id'])}", code="parked", may_retry=False, about=about)
 
 
 def _fact(error: Exception) -> str:
-    """What has happened, without the advice behind it."""
+    """Return the error message without the advice after its first semicolon."""
     return str(error).partition(";")[0]
 
 
-def _later(run_id: str) -> str:
-    """How to come to the answer of a run that is there."""
+def _advice(run_id: str) -> str:
+    """Return advice on how to get the answer of an existing run."""
     where = f"GET /v1/responses/{response_id(run_id)} or GET /api/runs/{run_id}"
-    return f"ask for it at {where}, for a new request would be a new run"
+    return f"get its answer with {where}; a new request would start a new run"
 
 
-def failure_of(ended: Ended, run_id: str, *, has_text: bool, asked: Collection[str] = ()) -> Refused | None:
-    """What a run that did not come to an answer is told as; None if it did, or a limit cut its answer short.
+def failure_of(
+    ended: Ended, run_id: str, *, has_text: bool, own_limits: Collection[str] = (), is_named: bool = False
+) -> Refused | None:
+    """Return the error for a run without an answer; None if it has one, even if a limit truncated it.
 
-    `asked` are the limits that the request set itself.
+    `own_limits` are the names of the limits that the request set. A retry of a request that names its run
+    (`is_named`) gets the same run again.
     """
     if ended.status == "completed" or (ended.is_limit and has_text):
         return None
     if ended.status == "parked":
-        return set_aside(ended, run_id)
+        return parked_error(ended, run_id)
     status, code = _status_of(ended)
-    helps = _what_helps(ended, run_id, asked) if ended.is_limit else None
-    message = "; ".join(filter(None, (_told(ended, run_id), helps)))
+    advice = _how_to_raise(ended, run_id, own_limits, is_named) if ended.is_limit else None
+    message = "; ".join(filter(None, (_outcome(ended, run_id), advice)))
     param = "model" if ended.reason == StopReason.PRICE_UNKNOWN else None
-    return Refused(status, message, param=param, code=code, may_retry=False, about=spent(run_id, ended))
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 429 else None
+    may_retry = status == 429 and ended.is_free and not is_named
+    about = run_facts(run_id, ended)
+    return Refused(status, message, param=param, code=code, headers=headers, may_retry=may_retry, about=about)
 
 
-def _what_helps(ended: Ended, run_id: str, asked: Collection[str]) -> str | None:
-    """Where the limit was set that has halted a run, and how to have more of it."""
+def _how_to_raise(ended: Ended, run_id: str, own_limits: Collection[str], is_named: bool) -> str | None:
+    """Return advice on where the limit that halted the run is set, and how to raise it."""
     name = RAISED_BY.get(str(ended.reason))
     if ended.is_momentary:
-        return "calls that are under way hold what is left of it, and may need less: ask again in a moment"
+        how = f"continue this run with POST /api/runs/{run_id}/resume" if is_named else "retry"
+        return f"the rest is held for calls in progress, which may need less: {how} in a moment"
+    if ended.unresolved_usd and ended.reason == StopReason.BUDGET_EXCEEDED and ended.whose != "node":
+        held = format_usd(to_nanos(ended.unresolved_usd))
+        then = f"then continue this run with POST /api/runs/{run_id}/resume"
+        return f"unresolved bills hold {held} of it: list them with GET /api/runs/{run_id}/bills, resolve them, {then}"
     if ended.whose == "node":
-        return "a node of the graph sets that limit: give it more there, in a new version of the graph"
+        return "a node of the graph sets that limit: raise it there, in a new version of the graph"
     if ended.whose in ("owner", "all"):
-        payer = "you" if ended.whose == "owner" else "everybody together"
-        return f"the server sets what {payer} may spend in a day: ask on another day, or ask whoever runs it for more"
+        payer = "you" if ended.whose == "owner" else "all users together"
+        return f"it is the server's daily budget for {payer}: retry on another day, or ask the operator to raise it"
     if name is None:
         return None
     field = f"penstock.limits.{name}"
-    again = f"the request sets it, in {field}" if name in asked else f"the server sets it, unless a request has {field}"
+    source = f"the request sets it in {field}" if name in own_limits else f"the server sets it unless you send {field}"
     grant = f'POST /api/runs/{run_id}/grant with {{"limits": {{"{name}": …}}}}'
-    return f"{again}: ask again with more, or let this run go on: {grant}"
+    return f"{source}: retry with a higher limit, or continue this run with {grant}"
 
 
 def _status_of(ended: Ended) -> tuple[int, str]:
     if ended.status == "cancelled":
         return 409, "cancelled"
     if ended.is_limit:
-        return 402, str(ended.reason)
-    if ended.reason == ModelUnknown.__name__:  # the graph is wrong, and not the server
+        return 429 if ended.is_momentary else 402, str(ended.reason)
+    if ended.reason == ModelUnknown.__name__:  # the graph is at fault, not the server
         return 400, ended.reason
     return (503 if ended.status == "halted" else 500), ended.reason or ended.status
 
 
-def _told(ended: Ended, run_id: str) -> str:
+def _outcome(ended: Ended, run_id: str) -> str:
     why = ": ".join(part for part in (ended.reason, ended.message) if part)
     return f"run {run_id} {'was ' if ended.status != 'failed' else ''}{ended.status}{': ' if why else ''}{why}"
 
@@ -224,22 +237,25 @@ def _told(ended: Ended, run_id: str) -> str:
 def _of_validation(errors: Sequence[Any]) -> Refused:
     first = _nearest(errors) if errors else {}
     place = _place(first)
-    is_read = first.get("type") != "json_invalid"  # else the place is one in the text, and no field
+    is_read = first.get("type") != "json_invalid"  # for invalid JSON, the place is a text position, not a field
     param = ".".join(place) if place and is_read else None
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     what = f"{param}: " if param else ""
-    return Refused(400, f"{what}{first.get('msg', 'not a valid request')}{more}", param=param, code="invalid_request")
+    return Refused(
+        400, f"{what}{first.get('msg', 'the request is invalid')}{more}", param=param, code="invalid_request"
+    )
 
 
 def _nearest(errors: Sequence[Any]) -> Any:
-    """The first error; where a field may be one of several things, the one that was nearest to what was sent."""
+    """Return the first error; for a field of a union type, the error of the alternative that matched deepest."""
     within = _place(errors[0])
-    return max((one for one in errors if _place(one)[: len(within)] == within), key=lambda one: len(_place(one)))
+    candidates = [error for error in errors if _place(error)[: len(within)] == within]
+    return max(candidates, key=lambda error: len(_place(error)))
 
 
 def _place(error: Any) -> list[str]:
-    """The field that an error is about, and those that it stands in."""
-    # The first part says where it stood, in the body or in the query. Where a field may be one of several things, which
-    # of them was tried is said, by its class or in brackets: that is no field.
+    """Return the path of the field that an error is about."""
+    # The first part is the location, body or query. For a union type, the path also contains the alternative that was
+    # tried, as a class name or in brackets; that is not a field.
     parts = error.get("loc", ())[1:]
     return [str(part) for part in parts if "[" not in str(part) and part != ImageUrl.__name__]

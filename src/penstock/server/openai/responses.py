@@ -1,4 +1,4 @@
-"""POST /v1/responses, and what is asked of a response afterwards."""
+"""POST /v1/responses, and retrieval, cancellation and deletion of a response."""
 
 from __future__ import annotations
 
@@ -13,63 +13,72 @@ from starlette.responses import Response
 
 from penstock.hosting.records import ENDED, RunRecord
 from penstock.server.auth import User
-from penstock.server.openai.conversing import forget_chat_of
-from penstock.server.openai.leaving import CLIENT_CLOSED_REQUEST, ClientLeft, RunStream, unless_left, with_heartbeats
-from penstock.server.openai.models import converses
-from penstock.server.openai.refusals import Refused, broken_off, of_run, set_aside, written
-from penstock.server.openai.running import Service, Started, events_so_far, go_on, on_leave, start, streaming
-from penstock.server.openai.wire.answer import Answer, fold, speakers
-from penstock.server.openai.wire.bodies import ResponseBody
-from penstock.server.openai.wire.conversation import check_supported, of_response
-from penstock.server.openai.wire.response import STATUSES, Asked, ResponseUnderWay, run_id_of
-from penstock.server.sse import HEARTBEAT, framed
+from penstock.server.graph_check import is_conversational
+from penstock.server.openai.chat_turn import remove_unused_chat
+from penstock.server.openai.refusals import Refused, encode_json, naming_run, parked_error, stream_error
+from penstock.server.openai.run_handle import RunHandle, continue_from, events_so_far, open_stream, start
+from penstock.server.openai.service import RunRequest, Service
+from penstock.server.openai.wire.answer import AnswerBuilder, answering_nodes, fold
+from penstock.server.openai.wire.request import ResponseBody, check_supported, response_turns
+from penstock.server.openai.wire.response import STATUSES, EchoedRequest, ResponseBuilder, run_id_of
+from penstock.server.sse import (
+    CLIENT_CLOSED_REQUEST,
+    HEARTBEAT,
+    ClientDisconnected,
+    EventStream,
+    cancel_on_disconnect,
+    framed,
+    with_heartbeats,
+)
 
 CANCEL_S = 5.0
-"""How long the answer to a cancel waits for the run's end."""
+"""Maximum time that a cancel request waits for the run to end."""
 
 
 async def respond(service: Service, user: User, body: ResponseBody, request: Request) -> Response:
-    """Run the graph on what was given, and answer as the model of that name."""
+    """Run the graph on the input, and respond as the model of that name."""
     if body.stream:
-        return await streaming(service.streams, user, lambda: _streamed(service, user, body))
-    begun = await _begin(service, user, body)
-    under_way = _under_way(begun, body)
+        return await open_stream(service, user, lambda: _stream(service, user, body))
+    handle = await _start(service, user, body)
+    response = _builder(handle, body)
     try:
-        with of_run(begun.run.id):
+        with naming_run(handle.run.id):
             if body.background:
-                return _json(await _as_it_stands(service, begun.run, begun.speaking, under_way))
-            await unless_left(request.receive, _followed(begun, under_way))
-    except ClientLeft:
-        await on_leave(begun, user, body.penstock)()
+                return _json(await _current(service, handle.run, handle.answering, response))
+            await cancel_on_disconnect(request.receive, _complete(handle, response))
+    except ClientDisconnected:
+        await handle.on_disconnect(user, body.penstock)()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    if under_way.ended is not None and under_way.ended.status == "parked":
-        raise set_aside(under_way.ended, begun.run.id)
-    return _json(under_way)
+    if response.ended is not None and response.ended.status == "parked":
+        raise parked_error(response.ended, handle.run.id)
+    return _json(response)
 
 
-async def _streamed(service: Service, user: User, body: ResponseBody) -> RunStream:
-    begun = await _begin(service, user, body)
-    left = _let_it_go_on if body.background else on_leave(begun, user, body.penstock)
-    return RunStream(_frames(begun, _under_way(begun, body)), service.streams, user.name, left)
+async def _stream(service: Service, user: User, body: ResponseBody) -> EventStream:
+    handle = await _start(service, user, body)
+    on_disconnect = None if body.background else handle.on_disconnect(user, body.penstock)
+    frames = _frames(handle, _builder(handle, body))
+    return EventStream(frames, service.streams, user, on_disconnect=on_disconnect, reports_shutdown=True)
 
 
 async def retrieve(service: Service, user: User, response_id: str, after: int | None, *, stream: bool) -> Response:
-    """A response as it stands now, or its stream from the event after `after` on."""
+    """Return a response in its current state, or its stream of events after number `after`."""
     run = await _run_of(service, user, response_id, "response_id")
     graph = await service.stores.graphs.get(run.graph_id, run.graph_version)
-    speaking = speakers(graph.document if graph else {})
-    under_way = ResponseUnderWay(run.id, run.created_ms // 1000, _asked_once(run))
+    answering = answering_nodes(graph.document if graph else {})
+    response = ResponseBuilder(run.id, run.created_ms // 1000, _stored_request(run))
     if stream:
         if after is not None:
-            await _must_have_come_to(service, run, speaking, after)
+            await _check_exists(service, run, answering, after)
         with service.streams.place(user.name):
-            frames = _frames(Started(service, run, speaking), under_way, after)
-            return RunStream(frames, service.streams, user.name, _let_it_go_on)
-    return _json(await _as_it_stands(service, run, speaking, under_way))
+            frames = _frames(RunHandle(service, run, answering), response, after)
+            # A disconnect from a retrieved stream does not affect the run.
+            return EventStream(frames, service.streams, user, reports_shutdown=True)
+    return _json(await _current(service, run, answering, response))
 
 
 async def cancel(service: Service, user: User, response_id: str) -> Response:
-    """Stop the run behind a response; one that has ended is given as it is."""
+    """Cancel the run of a response, and return the response; a response that has ended is returned unchanged."""
     run = await _run_of(service, user, response_id, "response_id")
     if run.status not in ENDED:
         await service.host.cancel(run.id, reason="cancelled over /v1/responses", by=user.name)
@@ -78,14 +87,14 @@ async def cancel(service: Service, user: User, response_id: str) -> Response:
 
 
 async def delete(service: Service, user: User, response_id: str) -> None:
-    """Remove a response that is over, with its run, and with its chat if nothing else is there."""
+    """Remove a response that has ended, with its run, and with its chat if no other run uses it."""
     run = await _run_of(service, user, response_id, "response_id")
     await service.host.remove(run.id)
-    await forget_chat_of(service, run)
+    await remove_unused_chat(service, run)
 
 
 async def _until_ended(service: Service, run_id: str) -> None:
-    """Most runs end at once; one whose worker has died ends when another takes it over, which nobody waits for."""
+    """Wait for the run to end, at most `CANCEL_S`: if its worker died, it ends only after another worker claims it."""
     try:
         async with asyncio.timeout(CANCEL_S):
             await service.host.wait(run_id)
@@ -93,94 +102,96 @@ async def _until_ended(service: Service, run_id: str) -> None:
         pass
 
 
-async def _begin(service: Service, user: User, body: ResponseBody) -> Started:
+async def _start(service: Service, user: User, body: ResponseBody) -> RunHandle:
     check_supported(body)
-    turns = of_response(body)
+    turns, previous_id = response_turns(body), body.previous_response_id
     graph = await service.graph_of(body.model, body.penstock.run_id)
-    if body.previous_response_id is None:
-        return await start(service, user, graph, turns, body, _asked(body, is_heard=converses(graph)).kept())
-    before = await _run_of(service, user, body.previous_response_id, "previous_response_id")
-    return await go_on(service, user, graph, before, turns, body, _asked(body, is_heard=True).kept())
+    about = _echoed(body, uses_history=previous_id is not None or is_conversational(graph)).to_store()
+    request = RunRequest(service, user, graph, turns, body, about)
+    if previous_id is None:
+        return await start(request)
+    before = await _run_of(service, user, previous_id, "previous_response_id")
+    return await continue_from(request, before, previous_id)
 
 
 async def _run_of(service: Service, user: User, response_id: str, param: str) -> RunRecord:
     run_id = run_id_of(response_id)
     run = None if run_id is None else await service.host.get(run_id)
-    if run is None or not (user.is_admin or run.owner == user.name):
+    if run is None or not user.may_see(run.owner):
         raise Refused(404, f"there is no response {response_id!r}", param=param, code="not_found")
     return run
 
 
-async def _followed(begun: Started, under_way: ResponseUnderWay) -> None:
-    async with aclosing(begun.pieces(Answer(begun.speaking))) as pieces:
+async def _complete(handle: RunHandle, response: ResponseBuilder) -> None:
+    """Wait for the end of the run, and add everything it emits to the response."""
+    async with aclosing(handle.pieces(AnswerBuilder(handle.answering))) as pieces:
         async for piece in pieces:
-            for _ in under_way.events(piece):
+            for _ in response.events(piece):
                 pass
 
 
-async def _as_it_stands(
-    service: Service, run: RunRecord, speaking: frozenset[str], under_way: ResponseUnderWay
-) -> ResponseUnderWay:
-    pieces, answer = fold(await events_so_far(service, run.id), speaking)
+async def _current(
+    service: Service, run: RunRecord, answering: frozenset[str], response: ResponseBuilder
+) -> ResponseBuilder:
+    """Bring a new response to the current state of its run."""
+    pieces, answer = fold(await events_so_far(service, run.id), answering)
     for piece in pieces:
-        for _ in under_way.events(piece):
+        for _ in response.events(piece):
             pass
     if answer.ended is None:
-        under_way.status = STATUSES[run.status]
+        response.status = STATUSES[run.status]
     if run.status != "waiting":
-        under_way.waits = None
-    return under_way
+        response.waiting = None
+    return response
 
 
-async def _must_have_come_to(service: Service, run: RunRecord, speaking: frozenset[str], after: int) -> None:
-    """Refused for a place ahead of what was told: a stream from there would have nothing to say, not even its end."""
-    so_far = ResponseUnderWay(run.id, 0, _asked_once(run))
+async def _check_exists(service: Service, run: RunRecord, answering: frozenset[str], after: int) -> None:
+    """Raise Refused if `after` is past the newest event: a stream from there would be empty, even without an end."""
+    so_far = ResponseBuilder(run.id, 0, _stored_request(run))
     for _ in so_far.opening():
         pass
-    told = (await _as_it_stands(service, run, speaking, so_far)).told
-    if after >= told:
-        message = f"event {after} is ahead of the newest, which is {told - 1}: leave it out to begin again"
+    emitted = (await _current(service, run, answering, so_far)).emitted
+    if after >= emitted:
+        message = f"there is no event {after} yet; the newest is {emitted - 1}: omit it to start from the beginning"
         raise Refused(400, message, param="starting_after", code="invalid_value")
 
 
-async def _frames(begun: Started, under_way: ResponseUnderWay, after: int | None = None) -> AsyncGenerator[bytes, None]:
-    for event in under_way.opening():
+async def _frames(
+    handle: RunHandle, response: ResponseBuilder, after: int | None = None
+) -> AsyncGenerator[bytes, None]:
+    for event in response.opening():
         if _is_wanted(event, after):
             yield _frame(event)
     try:
-        pieces = begun.pieces(Answer(begun.speaking))
-        async with aclosing(with_heartbeats(pieces, begun.service.streams)) as coming:
+        pieces = handle.pieces(AnswerBuilder(handle.answering))
+        async with aclosing(with_heartbeats(pieces, handle.service.streams)) as coming:
             async for piece in coming:
                 if piece is None:
                     yield HEARTBEAT
                     continue
-                for event in under_way.events(piece):
+                for event in response.events(piece):
                     if _is_wanted(event, after):
                         yield _frame(event)
-    except Exception as error:  # the status is sent already: whatever it is, the stream has to say it
-        refused = broken_off(error, begun.run.id)
-        error_event = under_way.broken(refused.code or "server_error", refused.message)
+    except Exception as error:  # the status is already sent, so every error is reported in the stream
+        refused = stream_error(error, handle.run.id)
+        error_event = response.broken(refused.code or "server_error", refused.message)
         yield _frame({**error_event, "sequence_number": max(error_event["sequence_number"], after or 0)})
 
 
 def _is_wanted(event: Mapping[str, Any], after: int | None) -> bool:
-    """Whether it was not told before; an error is no event of its own, and keeps the number of the one before it."""
+    """Whether to send the event: it comes after `after`, or is an error, which repeats the preceding number."""
     return after is None or event["sequence_number"] > after or event["type"] == "error"
 
 
-async def _let_it_go_on() -> None:
-    """Whoever looks again at a response does not own its run's fate."""
+def _builder(handle: RunHandle, body: ResponseBody) -> ResponseBuilder:
+    metadata = _stored_request(handle.run).metadata  # an existing run keeps its own metadata
+    echoed = replace(_echoed(body, uses_history=handle.uses_history), metadata=metadata)
+    return ResponseBuilder(handle.run.id, handle.created, echoed)
 
 
-def _under_way(begun: Started, body: ResponseBody) -> ResponseUnderWay:
-    metadata = _asked_once(begun.run).metadata  # of a run that was there, it is what the run has
-    asked = replace(_asked(body, is_heard=begun.is_heard), metadata=metadata)
-    return ResponseUnderWay(begun.run.id, begun.created, asked)
-
-
-def _asked(body: ResponseBody, *, is_heard: bool) -> Asked:
-    ignored = body.ignored(is_heard=is_heard)
-    return Asked(
+def _echoed(body: ResponseBody, *, uses_history: bool) -> EchoedRequest:
+    ignored = body.ignored(uses_history=uses_history)
+    return EchoedRequest(
         body.model,
         None if "instructions" in ignored else body.instructions,
         body.previous_response_id,
@@ -194,12 +205,12 @@ def _asked(body: ResponseBody, *, is_heard: bool) -> Asked:
     )
 
 
-def _asked_once(run: RunRecord) -> Asked:
-    return Asked.of(run.origin.get("about"), run.graph_id)
+def _stored_request(run: RunRecord) -> EchoedRequest:
+    return EchoedRequest.restore(run.origin.get("about"), run.graph_id)
 
 
-def _json(under_way: ResponseUnderWay) -> Response:
-    return Response(written(under_way.to_dict()), media_type="application/json")
+def _json(response: ResponseBuilder) -> Response:
+    return Response(encode_json(response.to_dict()), media_type="application/json")
 
 
 def _frame(event: Mapping[str, Any]) -> bytes:

@@ -1,12 +1,13 @@
-"""The endpoints that clients of OpenAI's API know: models, chat completions, responses.
+"""OpenAI-compatible endpoints: models, chat completions and, in `responses`, responses.
 
-Whoever asks has been let in already, by the server's gate; `current_user` says who it is. Every error of these routes
-is told in OpenAI's shape.
+The server has already authenticated the caller; `current_user` returns the user. These routes report every error in
+OpenAI's format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Query, Request
@@ -14,40 +15,54 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from penstock.server.auth import User, current_user
-from penstock.server.openai import chat_completions, models, responses
-from penstock.server.openai.refusals import refusal_of, written
-from penstock.server.openai.running import Service
-from penstock.server.openai.wire.bodies import ChatCompletionBody, ErrorAnswer, ResponseBody
+from penstock.server.graph_check import GraphChecker
+from penstock.server.openai import responses
+from penstock.server.openai.refusals import Refused, encode_json, failure_of, naming_run, refusal_of, stream_error
+from penstock.server.openai.run_handle import RunHandle, open_stream, start
+from penstock.server.openai.service import RunRequest, Service, model_object
+from penstock.server.openai.wire.answer import AnswerBuilder, Ended
+from penstock.server.openai.wire.chunks import Completion
 from penstock.server.openai.wire.described import (
     CompletionAnswer,
     Described,
+    ErrorAnswer,
     ModelFacts,
     ModelList,
     ResponseAnswer,
     ResponseDeleted,
 )
-from penstock.server.runnable import Runnable
-from penstock.server.sse import Streams
+from penstock.server.openai.wire.request import ChatCompletionBody, ResponseBody, check_supported, completion_turns
+from penstock.server.sse import (
+    CLIENT_CLOSED_REQUEST,
+    HEARTBEAT,
+    ClientDisconnected,
+    EventStream,
+    Streams,
+    cancel_on_disconnect,
+    framed,
+    with_heartbeats,
+)
 
 if TYPE_CHECKING:
     from penstock.chat.service import ChatService
     from penstock.hosting.host import RunHost
     from penstock.storage import Stores
 
-ERROR = {"model": ErrorAnswer, "description": "What went wrong"}
+DONE = b"data: [DONE]\n\n"
+ERROR = {"model": ErrorAnswer, "description": "An error, in OpenAI's format"}
 ERRORS: dict[int | str, dict[str, Any]] = {"4XX": ERROR, "5XX": ERROR}
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class OpenAIRoute(APIRoute):
-    """A route whose errors have OpenAI's shape; one that nobody expected goes on to the server."""
+    """A route that returns errors in OpenAI's format; unexpected errors propagate to the server."""
 
     def get_route_handler(self) -> Handler:
-        """The handler, with its errors told."""
+        """Return the handler, wrapped to convert errors to responses."""
         handle: Handler = super().get_route_handler()
 
-        async def told(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             try:
                 return await handle(request)
             except Exception as error:
@@ -55,11 +70,11 @@ class OpenAIRoute(APIRoute):
                     return refused.response()
                 raise
 
-        return told
+        return respond
 
 
 def answers(model: type[Described], *, streamed: bool = False) -> dict[int | str, dict[str, Any]]:
-    """How a success is described: in one, and maybe as a stream if the request says so."""
+    """Describe a successful response for OpenAPI: as JSON and, if `streamed`, also as an event stream."""
     return {200: {"model": model, **({"content": {"text/event-stream": {}}} if streamed else {})}}
 
 
@@ -67,12 +82,12 @@ def create_openai_router(
     host: RunHost,
     chats: ChatService,
     stores: Stores,
-    graphs: Runnable,
+    graphs: GraphChecker,
     *,
     streams: Streams,
     user_of: Callable[[Request], User] = current_user,
 ) -> APIRouter:
-    """The routes under /v1."""
+    """Create the routes under /v1."""
     service = Service(host, chats, stores, graphs, streams)
     router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute, responses=ERRORS)
     _add_models(router, service)
@@ -84,48 +99,110 @@ def create_openai_router(
 def _add_models(router: APIRouter, service: Service) -> None:
     @router.get("/models", responses=answers(ModelList))
     async def list_models() -> Response:
-        """The graphs that can be run, as models."""
-        found = await models.runnable(service.stores.graphs, service.graphs)
-        return _json({"object": "list", "data": [models.described(one) for one in found]})
+        """List the graphs that can run, as models."""
+        found = await service.graphs.runnable(service.stores.graphs)
+        return _json({"object": "list", "data": [model_object(graph) for graph in found]})
 
     @router.get("/models/{model_id}", responses=answers(ModelFacts))
     async def get_model(model_id: str) -> Response:
-        """One graph as a model; `graph@3` is its third version."""
+        """Get one graph as a model; `graph@3` is its third version."""
         found = await service.graph_of(model_id)
-        return _json({**models.described(found), "id": model_id})
+        return _json({**model_object(found), "id": model_id})
 
 
 def _add_chat_completions(router: APIRouter, service: Service, user_of: Callable[[Request], User]) -> None:
     @router.post("/chat/completions", responses=answers(CompletionAnswer, streamed=True))
     async def create_chat_completion(body: ChatCompletionBody, request: Request) -> Response:
-        """Run a graph on a conversation; with `stream`, told as it comes."""
-        return await chat_completions.complete(service, user_of(request), body, request)
+        """Run a graph on a conversation; with `stream`, the answer is streamed."""
+        return await _complete(service, user_of(request), body, request)
 
 
 def _add_responses(router: APIRouter, service: Service, user_of: Callable[[Request], User]) -> None:
     @router.post("/responses", responses=answers(ResponseAnswer, streamed=True))
     async def create_response(body: ResponseBody, request: Request) -> Response:
-        """Run a graph on some input; with `stream`, told as it comes; with `background`, without waiting for it."""
+        """Run a graph on some input; `stream` streams the answer, `background` returns without waiting for it."""
         return await responses.respond(service, user_of(request), body, request)
 
     @router.get("/responses/{response_id}", responses=answers(ResponseAnswer, streamed=True))
     async def get_response(
         response_id: str, request: Request, starting_after: int | None = Query(None, ge=0), stream: bool = False
     ) -> Response:
-        """A response as it stands, or its stream, from the beginning or after some event."""
+        """Get a response in its current state, or its stream, from the beginning or after `starting_after`."""
         return await responses.retrieve(service, user_of(request), response_id, starting_after, stream=stream)
 
     @router.delete("/responses/{response_id}", responses=answers(ResponseDeleted))
     async def delete_response(response_id: str, request: Request) -> Response:
-        """Remove a response that is over, and its run; what was said stays as long as other responses go on from it."""
+        """Remove a response that has ended, and its run; its messages stay while other responses continue from them."""
         await responses.delete(service, user_of(request), response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
     @router.post("/responses/{response_id}/cancel", responses=answers(ResponseAnswer))
     async def cancel_response(response_id: str, request: Request) -> Response:
-        """Stop the run behind a response."""
+        """Cancel the run of a response."""
         return await responses.cancel(service, user_of(request), response_id)
 
 
+async def _complete(service: Service, user: User, body: ChatCompletionBody, request: Request) -> Response:
+    """Run the graph on the conversation, and respond as the model of that name."""
+    if body.stream:
+        return await open_stream(service, user, lambda: _stream(service, user, body))
+    handle = await _start(service, user, body)
+    try:
+        with naming_run(handle.run.id):
+            answer = await cancel_on_disconnect(request.receive, handle.result())
+    except ClientDisconnected:
+        await handle.on_disconnect(user, body.penstock)()
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    if failure := _failure(answer.ended, answer, handle):
+        raise failure
+    return _json(_completion(handle, body).whole(answer))
+
+
+async def _start(service: Service, user: User, body: ChatCompletionBody) -> RunHandle:
+    check_supported(body)
+    turns = completion_turns(body)
+    graph = await service.graph_of(body.model, body.penstock.run_id)
+    return await start(RunRequest(service, user, graph, turns, body))
+
+
+async def _stream(service: Service, user: User, body: ChatCompletionBody) -> EventStream:
+    handle = await _start(service, user, body)
+    frames = _frames(handle, _completion(handle, body))
+    on_disconnect = handle.on_disconnect(user, body.penstock)
+    return EventStream(frames, service.streams, user, on_disconnect=on_disconnect, reports_shutdown=True)
+
+
+def _completion(handle: RunHandle, body: ChatCompletionBody) -> Completion:
+    include_usage = body.stream_options is not None and body.stream_options.include_usage
+    ignored = body.ignored(uses_history=handle.uses_history)
+    return Completion(handle.run.id, body.model, handle.created, ignored, include_usage, body.metadata)
+
+
+async def _frames(handle: RunHandle, completion: Completion) -> AsyncGenerator[bytes, None]:
+    answer = AnswerBuilder(handle.answering)
+    yield framed(completion.opening())
+    try:
+        async with aclosing(with_heartbeats(handle.pieces(answer), handle.service.streams)) as pieces:
+            async for piece in pieces:
+                if piece is None:
+                    yield HEARTBEAT
+                elif failure := _failure(piece, answer, handle):
+                    yield framed(failure.to_dict())
+                else:
+                    for chunk in completion.chunks(piece):
+                        yield framed(chunk)
+    except Exception as error:  # the status is already sent, so every error is reported in the stream
+        yield framed(stream_error(error, handle.run.id).to_dict())
+    yield DONE
+
+
+def _failure(piece: object, answer: AnswerBuilder, handle: RunHandle) -> Refused | None:
+    if not isinstance(piece, Ended):
+        return None
+    return failure_of(
+        piece, handle.run.id, has_text=bool(answer.text), own_limits=handle.own_limits, is_named=handle.is_named
+    )
+
+
 def _json(data: object) -> Response:
-    return Response(written(data), media_type="application/json")
+    return Response(encode_json(data), media_type="application/json")

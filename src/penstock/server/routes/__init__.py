@@ -1,1 +1,1 @@
-"""The routes, one file per thing; `server.auth.ACCESS` says who may use each."""
+"""The routes, one file per resource; `server.auth.ACCESS` defines the role that each requires."""

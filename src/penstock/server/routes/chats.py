@@ -1,50 +1,50 @@
-"""Chats: what was said, and answers on their way."""
+"""Chats: their messages, and turns being answered."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.chat.ports import ChatRecord
-from penstock.hosting.host import GraphArchived, UnknownGraph
+from penstock.hosting.host import GraphArchived, GraphNotFound
 from penstock.server.auth import User
 from penstock.server.errors import ApiError, not_found
-from penstock.server.parts import (
-    KNOWN_QUERY,
-    Asker,
-    PageSize,
-    Parts,
-    PathId,
-    QueryId,
-    Service,
-    check_new_id,
-    check_place,
-    readable,
-    whose,
-)
-from penstock.server.routes.runs import STREAMED, Stream, told, wants_events
+from penstock.server.routes.runs import STREAMED, Stream, event_stream, wants_events
 from penstock.server.schemas import (
     MAX_NAME,
     MEDIA_TYPE,
-    Again,
     AttachmentShown,
     ChatPage,
     ChatShown,
     ChatTitle,
     Conversation,
+    EditedMessage,
     MessageShown,
+    NewAnswer,
     NewChat,
-    Rephrase,
-    Say,
+    NewMessage,
     TurnShown,
     run_limits,
+)
+from penstock.server.state import (
+    KNOWN_QUERY,
+    CurrentUser,
+    PageSize,
+    PathId,
+    QueryId,
+    ServerState,
+    Service,
+    check_cursor,
+    owner_filter,
+    readable,
 )
 
 if TYPE_CHECKING:
@@ -53,36 +53,65 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/api", tags=["chats"], dependencies=[KNOWN_QUERY])
 
 SHOWN_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "text/plain", "application/pdf"})
-"""What is given back under its own type; everything else is only bytes, whatever it was sent as."""
+"""Types that attachments are returned with; any other type is returned as application/octet-stream."""
 BYTES_TYPE = "application/octet-stream"
-NOT_OF_FILES = frozenset({"application/json", "application/x-www-form-urlencoded", "multipart/form-data"})
-"""What clients say of a body by themselves, whatever is in it."""
-OnLeave = Annotated[Literal["continue", "cancel"], Query(description="what becomes of the run when a stream is left")]
+DEFAULT_TYPES = frozenset({"application/json", "application/x-www-form-urlencoded", "multipart/form-data"})
+"""Content types that clients set by default, regardless of the body."""
+OnLeave = Annotated[
+    Literal["continue", "cancel"], Query(description="What to do with the run if the client of the stream disconnects")
+]
 _ANY_BYTES = {"schema": {"type": "string", "format": "binary"}}
 RAW_BODY = {"requestBody": {"required": True, "content": {"*/*": _ANY_BYTES}}}
-KEPT_BYTES: dict[int | str, dict[str, Any]] = {
+STORED_BYTES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The bytes", "content": dict.fromkeys(sorted({*SHOWN_TYPES, BYTES_TYPE}), _ANY_BYTES)}
 }
 _SANDBOX = "sandbox; default-src 'none'"
 
 
+@dataclass(frozen=True, slots=True)
+class TurnResponse:
+    """How to respond to a request for an answer: with the ids of its turn, or with a stream of the run's events."""
+
+    service: ServerState
+    user: User
+    is_stream: bool
+    cancel_on_disconnect: bool
+
+    async def to(self, start: Callable[[], Awaitable[ChatTurn]]) -> Any:
+        """Start the turn and respond; nothing is started if no stream can be opened."""
+        if not self.is_stream:
+            return TurnShown.model_validate(await start())
+        with self.service.streams.place(self.user.name):
+            run_id = (await start()).run_id
+            return event_stream(self.service, self.user, run_id, cancel_on_disconnect=self.cancel_on_disconnect)
+
+
+async def _turn_response(
+    request: Request, service: Service, user: CurrentUser, stream: Stream = False, on_leave: OnLeave = "continue"
+) -> TurnResponse:
+    return TurnResponse(service, user, stream or wants_events(request), on_leave == "cancel")
+
+
+Turn = Annotated[TurnResponse, Depends(_turn_response)]
+
+
 @router.get("/chats")
 async def list_chats(
-    service: Service, user: Asker, owner: QueryId = None, before: QueryId = None, limit: PageSize = 50
+    service: Service, user: CurrentUser, owner: QueryId = None, before: QueryId = None, limit: PageSize = 50
 ) -> ChatPage:
-    """One's own chats, the one used last first."""
+    """List your own chats, most recently used first."""
     if before is not None:
-        check_place("chat", await service.stores.chats.get(before), user)
-    found = await service.stores.chats.list(owner=whose(user, owner), before=before, limit=limit + 1)
+        check_cursor("chat", await service.stores.chats.get(before), user)
+    found = await service.stores.chats.list(owner=owner_filter(user, owner), before=before, limit=limit + 1)
     shown = [ChatShown.of(chat) for chat in found[:limit]]
     return ChatPage(chats=shown, next=shown[-1].id if len(found) > limit else None)
 
 
 @router.post("/chats", status_code=201)
-async def create_chat(body: NewChat, service: Service, user: Asker) -> ChatShown:
-    """A new chat with a graph; the same `chat_id` again is the same chat."""
-    check_new_id(body.chat_id, user, "chat_id")
-    await _must_answer_in(service, body.graph_id, body.chat_id)
+async def create_chat(body: NewChat, service: Service, user: CurrentUser) -> ChatShown:
+    """Create a chat with a graph. Idempotent: the same `chat_id` returns the existing chat."""
+    user.check_new_id("chat_id", body.chat_id)
+    await _check_graph(service, body.graph_id, body.chat_id)
     chat = await service.chats.create_chat(
         owner=user.name, graph_id=body.graph_id, title=body.title, chat_id=body.chat_id
     )
@@ -90,8 +119,8 @@ async def create_chat(body: NewChat, service: Service, user: Asker) -> ChatShown
 
 
 @router.get("/chats/{chat_id}")
-async def get_chat(chat_id: PathId, service: Service, user: Asker) -> Conversation:
-    """A chat with everything that was said in it."""
+async def get_chat(chat_id: PathId, service: Service, user: CurrentUser) -> Conversation:
+    """Return a chat with all its messages."""
     chat = await _own(service, chat_id, user)
     tree = await service.chats.tree(chat_id)
     return Conversation(
@@ -102,113 +131,68 @@ async def get_chat(chat_id: PathId, service: Service, user: Asker) -> Conversati
 
 
 @router.patch("/chats/{chat_id}")
-async def rename_chat(chat_id: PathId, body: ChatTitle, service: Service, user: Asker) -> ChatShown:
-    """Give it another title."""
+async def rename_chat(chat_id: PathId, body: ChatTitle, service: Service, user: CurrentUser) -> ChatShown:
+    """Change the title of a chat."""
     await _own(service, chat_id, user)
     return ChatShown.of(await service.stores.chats.rename(chat_id, body.title, now_ms=service.now_ms()))
 
 
 @router.delete("/chats/{chat_id}", status_code=204)
-async def delete_chat(chat_id: PathId, service: Service, user: Asker) -> None:
-    """Remove it with all that was said, and what is attached there alone; 409 while an answer is being written."""
+async def delete_chat(chat_id: PathId, service: Service, user: CurrentUser) -> None:
+    """Delete a chat with its messages, and attachments used only there; 409 while an answer is being written."""
     await _own(service, chat_id, user)
     await service.chats.delete_chat(chat_id)
 
 
 @router.post("/chats/{chat_id}/messages", response_model=TurnShown, responses=STREAMED)
-async def say(
-    chat_id: PathId,
-    body: Say,
-    request: Request,
-    service: Service,
-    user: Asker,
-    stream: Stream = False,
-    on_leave: OnLeave = "continue",
-) -> Any:
-    """Say something, at the end of what is in view or below another message; the graph answers.
+async def send_message(chat_id: PathId, body: NewMessage, response: Turn) -> Any:
+    """Send a message, at the end of the active path or below `parent_id`; the graph answers.
 
-    A turn that is under way at the end is not built upon: this one is a branch beside it.
+    If a turn is still running at the end of the path, the new turn becomes a branch beside it.
     """
+    service, user = response.service, response.user
     chat = await _own(service, chat_id, user)
     await service.must_run(chat.graph_id, run_id=body.run_id, in_chat=True)
-    spoken = {"owner": chat.owner, "parent_id": body.parent_id, **_spoken(body, user)}
-    begin = partial(service.chats.stream_chat, chat_id, body.content, **spoken)
-    return await _answered(service, user, request, begin, stream, on_leave)
+    options = {"owner": chat.owner, "parent_id": body.parent_id, **_message_options(body, user)}
+    return await response.to(partial(service.chats.stream_chat, chat_id, body.content, **options))
 
 
 @router.post("/agents/{graph_id}/chat", response_model=TurnShown, responses=STREAMED)
-async def chat_with_agent(
-    graph_id: PathId,
-    body: Say,
-    request: Request,
-    service: Service,
-    user: Asker,
-    stream: Stream = False,
-    on_leave: OnLeave = "continue",
-) -> Any:
-    """Say something to a graph in a chat that begins with it."""
+async def chat_with_agent(graph_id: PathId, body: NewMessage, response: Turn) -> Any:
+    """Send a message to a graph in a new chat."""
     if body.parent_id is not None:
-        raise ApiError(422, "a chat that begins has no message to answer below", path="$.parent_id")
-    await service.must_run(graph_id, run_id=body.run_id, in_chat=True)  # before there is a chat nobody answers in
-    spoken = _spoken(body, user)
-    begin = partial(service.chats.stream_agent_chat, graph_id, body.content, owner=user.name, **spoken)
-    return await _answered(service, user, request, begin, stream, on_leave)
+        raise ApiError(422, "a new chat has no message to continue below", path="$.parent_id")
+    service, user = response.service, response.user
+    await service.must_run(graph_id, run_id=body.run_id, in_chat=True)  # before a chat is created in vain
+    options = {"owner": user.name, **_message_options(body, user)}
+    return await response.to(partial(service.chats.stream_agent_chat, graph_id, body.content, **options))
 
 
 @router.post("/chats/{chat_id}/messages/{message_id}/continue", response_model=TurnShown, responses=STREAMED)
-async def continue_message(
-    chat_id: PathId,
-    message_id: PathId,
-    request: Request,
-    service: Service,
-    user: Asker,
-    body: Again | None = None,
-    stream: Stream = False,
-    on_leave: OnLeave = "continue",
-) -> Any:
-    """Let an answer that stopped go on from where it is."""
-    again = await _again(service, user, chat_id, message_id, body)
-    begin = partial(service.chats.continue_message, chat_id, message_id, **again)
-    return await _answered(service, user, request, begin, stream, on_leave)
+async def continue_message(chat_id: PathId, message_id: PathId, response: Turn, body: NewAnswer | None = None) -> Any:
+    """Continue an answer that stopped, from where it stopped."""
+    options = await _retry_options(response, chat_id, message_id, body)
+    return await response.to(partial(response.service.chats.continue_message, chat_id, message_id, **options))
 
 
 @router.post("/chats/{chat_id}/messages/{message_id}/retry", response_model=TurnShown, responses=STREAMED)
-async def retry_message(
-    chat_id: PathId,
-    message_id: PathId,
-    request: Request,
-    service: Service,
-    user: Asker,
-    body: Again | None = None,
-    stream: Stream = False,
-    on_leave: OnLeave = "continue",
-) -> Any:
-    """Another answer beside this one; both stay."""
-    again = await _again(service, user, chat_id, message_id, body)
-    begin = partial(service.chats.retry_message, chat_id, message_id, **again)
-    return await _answered(service, user, request, begin, stream, on_leave)
+async def retry_message(chat_id: PathId, message_id: PathId, response: Turn, body: NewAnswer | None = None) -> Any:
+    """Create another answer beside this one; both are kept."""
+    options = await _retry_options(response, chat_id, message_id, body)
+    return await response.to(partial(response.service.chats.retry_message, chat_id, message_id, **options))
 
 
 @router.post("/chats/{chat_id}/messages/{message_id}/edit", response_model=TurnShown, responses=STREAMED)
-async def edit_message(
-    chat_id: PathId,
-    message_id: PathId,
-    body: Rephrase,
-    request: Request,
-    service: Service,
-    user: Asker,
-    stream: Stream = False,
-    on_leave: OnLeave = "continue",
-) -> Any:
-    """Say it in other words, beside what was said; both stay."""
-    again = await _again(service, user, chat_id, message_id, body)
-    begin = partial(service.chats.edit_user_message, chat_id, message_id, body.content, **again)
-    return await _answered(service, user, request, begin, stream, on_leave)
+async def edit_message(chat_id: PathId, message_id: PathId, body: EditedMessage, response: Turn) -> Any:
+    """Send a changed version of a user message, beside the original; both are kept."""
+    options = await _retry_options(response, chat_id, message_id, body)
+    chats = response.service.chats
+    return await response.to(partial(chats.edit_user_message, chat_id, message_id, body.content, **options))
 
 
 @router.post("/chats/{chat_id}/messages/{message_id}/choose", status_code=204)
-async def choose_message(chat_id: PathId, message_id: PathId, service: Service, user: Asker) -> None:
-    """Bring a message into view among its siblings."""
+async def choose_message(chat_id: PathId, message_id: PathId, service: Service, user: CurrentUser) -> None:
+    """Select a message among its siblings for the active path."""
     await _own_message(service, chat_id, message_id, user)
     await service.chats.switch(chat_id, message_id)
 
@@ -217,22 +201,24 @@ async def choose_message(chat_id: PathId, message_id: PathId, service: Service, 
 async def attach(
     request: Request,
     service: Service,
-    user: Asker,
+    user: CurrentUser,
     name: Annotated[str, Query(min_length=1, max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f/\\]+$")],
-    media_type: Annotated[str | None, Query(pattern=MEDIA_TYPE, description="instead of the Content-Type")] = None,
+    media_type: Annotated[
+        str | None, Query(pattern=MEDIA_TYPE, description="The media type, in place of the Content-Type")
+    ] = None,
 ) -> AttachmentShown:
-    """Keep the bytes of the body, to refer to them in messages.
+    """Store the bytes of the body as an attachment for messages.
 
-    They are of the type that the query says, or else the Content-Type. One of JSON or of forms says nothing of them:
-    clients send it by themselves.
+    Its type is `media_type`, or else the Content-Type. A Content-Type of JSON or of forms is ignored, because clients
+    set it by default.
     """
     kind = media_type or _declared(request)
     return AttachmentShown.of(await service.chats.attach(user.name, name, kind, await request.body()))
 
 
-@router.get("/attachments/{attachment_id}", response_class=Response, responses=KEPT_BYTES)
-async def get_attachment(attachment_id: PathId, service: Service, user: Asker) -> Response:
-    """The bytes, to be saved: a browser shows nothing of them, and runs nothing."""
+@router.get("/attachments/{attachment_id}", response_class=Response, responses=STORED_BYTES)
+async def get_attachment(attachment_id: PathId, service: Service, user: CurrentUser) -> Response:
+    """Return the bytes as a download; a browser neither displays nor executes them."""
     found = await service.stores.chats.attachment(attachment_id)
     record = readable("attachment", None if found is None else found[0], user)
     kind = record.media_type if record.media_type in SHOWN_TYPES else BYTES_TYPE
@@ -242,64 +228,51 @@ async def get_attachment(attachment_id: PathId, service: Service, user: Asker) -
 
 
 def _declared(request: Request) -> str:
-    """What the Content-Type says that the body is, without its parameters; 422 if that is no type."""
-    said = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if not said or said in NOT_OF_FILES:
+    """Return the media type of the Content-Type, without parameters; raises 422 if it is malformed."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not media_type or media_type in DEFAULT_TYPES:
         return BYTES_TYPE
-    if not re.fullmatch(MEDIA_TYPE, said):
-        message = "the Content-Type must be that of the file, such as image/png, or be left out"
+    if not re.fullmatch(MEDIA_TYPE, media_type):
+        message = "the Content-Type must be the media type of the file, such as image/png, or be omitted"
         raise ApiError(422, message, path="header.content-type")
-    return said
+    return media_type
 
 
-async def _own(service: Parts, chat_id: str, user: User) -> ChatRecord:
+async def _own(service: ServerState, chat_id: str, user: User) -> ChatRecord:
     chat: ChatRecord = readable("chat", await service.stores.chats.get(chat_id), user)
     return chat
 
 
-async def _own_message(service: Parts, chat_id: str, message_id: str, user: User) -> ChatRecord:
+async def _own_message(service: ServerState, chat_id: str, message_id: str, user: User) -> ChatRecord:
     chat = await _own(service, chat_id, user)
     if await service.stores.chats.message(chat_id, message_id) is None:
         raise not_found("message")
     return chat
 
 
-def _given(body: Say | Again, user: User) -> dict[str, Any]:
-    """What every turn takes of its body."""
-    check_new_id(body.run_id, user, "run_id")
+def _turn_options(body: NewMessage | NewAnswer, user: User) -> dict[str, Any]:
+    """Return the arguments that every turn takes from its body."""
+    user.check_new_id("run_id", body.run_id)
     return {"user_tools": body.user_tools, "limits": run_limits(body.limits), "run_id": body.run_id}
 
 
-def _spoken(body: Say, user: User) -> dict[str, Any]:
-    return {"attachments": body.attachments, **_given(body, user)}
+def _message_options(body: NewMessage, user: User) -> dict[str, Any]:
+    return {"attachments": body.attachments, **_turn_options(body, user)}
 
 
-async def _again(service: Parts, user: User, chat_id: str, message_id: str, body: Again | None) -> dict[str, Any]:
+async def _retry_options(
+    response: TurnResponse, chat_id: str, message_id: str, body: NewAnswer | None
+) -> dict[str, Any]:
+    service, user, options = response.service, response.user, body or NewAnswer()
     chat = await _own_message(service, chat_id, message_id, user)
-    asked = body or Again()
-    await service.must_run(chat.graph_id, run_id=asked.run_id, in_chat=True)
-    return {"owner": chat.owner, **_given(asked, user)}
+    await service.must_run(chat.graph_id, run_id=options.run_id, in_chat=True)
+    return {"owner": chat.owner, **_turn_options(options, user)}
 
 
-async def _must_answer_in(service: Parts, graph_id: str, chat_id: str | None) -> None:
-    """A new chat needs a graph that begins something; one that is there needs nothing."""
+async def _check_graph(service: ServerState, graph_id: str, chat_id: str | None) -> None:
+    """Raise unless the graph exists and, for a new chat, is not archived."""
     graph = await service.stores.graphs.get(graph_id)
     if graph is None:
-        raise UnknownGraph(graph_id, None)
+        raise GraphNotFound(graph_id, None)
     if graph.is_archived and (chat_id is None or await service.stores.chats.get(chat_id) is None):
         raise GraphArchived(graph_id)
-
-
-async def _answered(
-    service: Parts,
-    user: User,
-    request: Request,
-    begin: Callable[[], Awaitable[ChatTurn]],
-    stream: bool,
-    on_leave: Literal["continue", "cancel"],
-) -> Any:
-    """The turn, or the stream of its answer; nothing is begun for a stream that cannot be."""
-    if not (stream or wants_events(request)):
-        return TurnShown.model_validate(await begin())
-    with service.streams.place(user.name):
-        return told(service, user, (await begin()).run_id, is_cancelled_on_leave=on_leave == "cancel")

@@ -1,4 +1,4 @@
-"""Graphs: everybody who is let in reads them, their owners and admins change them."""
+"""Graphs: readable by every authenticated user, changed by their owners and admins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from penstock.hosting.records import GraphRecord
 from penstock.kernel.document import parse_graph
 from penstock.server.auth import User, reserved
 from penstock.server.errors import ApiError, not_found, problem_details
-from penstock.server.parts import KNOWN_QUERY, Asker, PageSize, Parts, PathId, QueryId, Service
 from penstock.server.schemas import (
     GraphDocument,
     GraphListed,
@@ -23,6 +22,7 @@ from penstock.server.schemas import (
     NewGraph,
     Validity,
 )
+from penstock.server.state import KNOWN_QUERY, CurrentUser, PageSize, PathId, QueryId, ServerState, Service
 
 router = APIRouter(prefix="/api/graphs", tags=["graphs"], dependencies=[KNOWN_QUERY])
 
@@ -33,26 +33,28 @@ RESERVED = reserved("/api/graphs/{graph_id}")
 async def list_graphs(
     service: Service, before: QueryId = None, limit: PageSize = 100, owner: QueryId = None
 ) -> GraphPage:
-    """The newest version of each graph that is not archived, by id."""
+    """List the newest version of each graph that is not archived, by id."""
     found = await service.stores.graphs.list(owner=owner, before=before, limit=limit + 1)
     shown = [GraphListed.of(record, await service.graphs.problems(record)) for record in found[:limit]]
     return GraphPage(graphs=shown, next=shown[-1].id if len(found) > limit else None)
 
 
 @router.post("", status_code=201)
-async def create_graph(body: NewGraph, service: Service, user: Asker) -> GraphShown:
-    """Keep a new graph; 409 if its id is taken by one that differs. Of a draft, `problems` says why it cannot run."""
+async def create_graph(body: NewGraph, service: Service, user: CurrentUser) -> GraphShown:
+    """Save a new graph; 409 if its id is taken by a different one. For a draft, `problems` says why it cannot run."""
     if body.id in RESERVED:
-        raise ApiError(422, f"no graph can be called {body.id}: /api/graphs/{body.id} is another route", path="$.id")
-    document = await asyncio.to_thread(_checked, body.document)
+        raise ApiError(
+            422, f"a graph cannot have the id {body.id}: /api/graphs/{body.id} is another route", path="$.id"
+        )
+    document = await asyncio.to_thread(_parsed, body.document)
     existing = await service.stores.graphs.get(body.id)
     expected = 0 if existing is None or existing.document != document else None
-    return await _shown(service, await _saved(service, body.id, user.name, body.name, document, expected))
+    return await _shown(service, await _save(service, body.id, user.name, body.name, document, expected))
 
 
 @router.post("/validate")
 async def validate_graph(body: GraphDocument, service: Service) -> Validity:
-    """Everything that keeps a graph from running, without keeping it and without running anything of it."""
+    """Return all problems that prevent a graph from running, without saving or running it."""
     problems = await service.graphs.problems_in(body.document)
     details = list(problem_details(problems))
     return Validity.model_validate({"valid": not problems, "problems": details})
@@ -62,7 +64,7 @@ async def validate_graph(body: GraphDocument, service: Service) -> Validity:
 async def get_graph(
     graph_id: PathId, service: Service, version: int | None = Query(None, ge=1, le=2**31 - 1)
 ) -> GraphShown:
-    """One version, the newest if none is named."""
+    """Return one version of a graph, the newest by default."""
     record = await service.stores.graphs.get(graph_id, version)
     if record is None:
         raise not_found("graph")
@@ -70,23 +72,23 @@ async def get_graph(
 
 
 @router.put("/{graph_id}")
-async def put_graph(graph_id: PathId, body: GraphVersion, service: Service, user: Asker) -> GraphShown:
-    """Keep the next version, or the first; 409 if the newest is not `expected_version`.
+async def put_graph(graph_id: PathId, body: GraphVersion, service: Service, user: CurrentUser) -> GraphShown:
+    """Save the next version of a graph, or the first; 409 if the newest is not `expected_version`.
 
-    A draft is kept as well: `valid` says whether it can run, and `problems` what keeps it from that.
+    Drafts are saved too: `valid` says whether the graph can run, and `problems` what prevents it.
     """
-    document = await asyncio.to_thread(_checked, body.document)
+    document = await asyncio.to_thread(_parsed, body.document)
     record = await service.stores.graphs.get(graph_id)
     owner = user.name if record is None else _changeable(record, user).owner
     name = body.name or (graph_id if record is None else record.name)
-    return await _shown(service, await _saved(service, graph_id, owner, name, document, body.expected_version))
+    return await _shown(service, await _save(service, graph_id, owner, name, document, body.expected_version))
 
 
 @router.delete("/{graph_id}", status_code=204)
-async def archive_graph(graph_id: PathId, service: Service, user: Asker) -> None:
-    """Take it out of the list: it begins nothing new, until it is saved again.
+async def archive_graph(graph_id: PathId, service: Service, user: CurrentUser) -> None:
+    """Archive a graph: it is not listed and cannot start new runs until it is saved again.
 
-    Its versions can still be read; the runs that it has go on, and can be resumed and forked.
+    Its versions can still be read; its existing runs continue, and can be resumed and forked.
     """
     record = await service.stores.graphs.get(graph_id)
     if record is None:
@@ -97,21 +99,21 @@ async def archive_graph(graph_id: PathId, service: Service, user: Asker) -> None
 
 @router.get("/{graph_id}/versions")
 async def list_versions(graph_id: PathId, service: Service) -> list[GraphSummary]:
-    """All versions, the newest first."""
+    """List all versions of a graph, newest first."""
     found = await service.stores.graphs.versions(graph_id)
     if not found:
         raise not_found("graph")
     return [GraphSummary.model_validate(record) for record in found]
 
 
-async def _shown(service: Parts, record: GraphRecord) -> GraphShown:
+async def _shown(service: ServerState, record: GraphRecord) -> GraphShown:
     return GraphShown.whole(record, await service.graphs.problems(record))
 
 
-async def _saved(
-    service: Parts, graph_id: str, owner: str, name: str, document: dict[str, Any], expected: int | None
+async def _save(
+    service: ServerState, graph_id: str, owner: str, name: str, document: dict[str, Any], expected: int | None
 ) -> GraphRecord:
-    """The graph as it is kept; one that was archived is back."""
+    """Save the graph and return its record; an archived graph is restored."""
     now_ms = service.now_ms()
     saved: GraphRecord = await service.stores.graphs.save(
         graph_id, owner, name, document, now_ms=now_ms, expected_version=expected
@@ -122,12 +124,12 @@ async def _saved(
 
 
 def _changeable(record: GraphRecord, user: User) -> GraphRecord:
-    if not (user.is_admin or record.owner == user.name):
-        raise ApiError(403, f"graph {record.id} is {record.owner}'s: save it under another id to change it")
+    if not user.may_see(record.owner):
+        raise ApiError(403, f"graph {record.id} belongs to {record.owner}; save it under another id to change it")
     return record
 
 
-def _checked(document: dict[str, Any]) -> dict[str, Any]:
-    """The document as it is kept: well formed; whether it can run, its owner may still be working on."""
+def _parsed(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document if it is well formed; it need not be runnable, since drafts are allowed."""
     parse_graph(document)
     return document

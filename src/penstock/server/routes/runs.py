@@ -1,4 +1,4 @@
-"""Runs: started, watched, and told what to do next."""
+"""Runs: start, follow and control them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,16 @@ from fastapi import APIRouter, Header, Query
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from penstock.errors import PenstockError
+from penstock.errors import InvalidValue, PenstockError
 from penstock.hosting.control import UNSET
+from penstock.hosting.limits import NO_CEILINGS
 from penstock.hosting.records import RunRecord, RunStatus
-from penstock.hosting.settings import NO_CEILINGS
-from penstock.hosting.work.halts import halt_of
-from penstock.server.auth import User
+from penstock.money import to_usd
+from penstock.server.auth import LOCAL, User
 from penstock.server.errors import ApiError, api_error, not_found
-from penstock.server.parts import (
-    KNOWN_QUERY,
-    Asker,
-    PageSize,
-    Parts,
-    PathId,
-    QueryId,
-    Service,
-    check_new_id,
-    check_place,
-    may_come,
-    readable,
-    whose,
-)
 from penstock.server.schemas import (
+    BillList,
+    BillShown,
     Cancel,
     CancelShown,
     EventPage,
@@ -39,27 +27,44 @@ from penstock.server.schemas import (
     Fork,
     Grant,
     NewRun,
+    ReleaseBill,
+    ResolveBill,
     RunPage,
     RunShown,
     RunSummary,
     run_limits,
 )
-from penstock.server.sse import EventStream, event_json, follow, is_over
+from penstock.server.sse import DISCONNECTED, EventStream, event_json, follow, is_over
+from penstock.server.state import (
+    KNOWN_QUERY,
+    CurrentUser,
+    PageSize,
+    PathId,
+    QueryId,
+    ServerState,
+    Service,
+    check_cursor,
+    may_start_later,
+    owner_filter,
+    readable,
+)
 
 router = APIRouter(prefix="/api/runs", tags=["runs"], dependencies=[KNOWN_QUERY])
 
 MAX_SEQ = 2**53 - 1
 EXPORT_PAGE = 200
-Stream = Annotated[bool, Query(description="true: answer with the run's events at once")]
+Stream = Annotated[bool, Query(description="Respond with a stream of the run's events")]
 Place = Annotated[int, Query(ge=0, le=MAX_SEQ)]
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-OVER: dict[int | str, dict[str, Any]] = {204: {"description": "The run has ended, and its last event is the one named"}}
+OVER: dict[int | str, dict[str, Any]] = {
+    204: {"description": "The run has ended with the given event; no more events follow"}
+}
 
 
 @router.get("")
 async def list_runs(
     service: Service,
-    user: Asker,
+    user: CurrentUser,
     status: Annotated[list[RunStatus] | None, Query(max_length=8)] = None,
     graph_id: QueryId = None,
     chat_id: QueryId = None,
@@ -67,11 +72,11 @@ async def list_runs(
     before: QueryId = None,
     limit: PageSize = 50,
 ) -> RunPage:
-    """One's own runs, the newest first; an admin sees everybody's."""
+    """List your own runs, newest first; admins see all runs."""
     if before is not None:
-        check_place("run", await service.stores.runs.get(before), user)
+        check_cursor("run", await service.stores.runs.get(before), user)
     found = await service.stores.runs.list(
-        owner=whose(user, owner),
+        owner=owner_filter(user, owner),
         statuses=status or (),
         graph_id=graph_id,
         chat_id=chat_id,
@@ -83,19 +88,19 @@ async def list_runs(
 
 
 @router.post("", status_code=201, response_model=RunShown, responses=STREAMED)
-async def start_run(body: NewRun, request: Request, service: Service, user: Asker, stream: Stream = False) -> Any:
-    """Start a run of a graph; it goes on whether or not anybody watches."""
-    check_new_id(body.run_id, user, "run_id")
+async def start_run(body: NewRun, request: Request, service: Service, user: CurrentUser, stream: Stream = False) -> Any:
+    """Start a run of a graph; it continues whether or not a client follows it."""
+    user.check_new_id("run_id", body.run_id)
     await service.must_run(body.graph_id, body.version, run_id=body.run_id)
     if not (stream or wants_events(request)):
-        return await _begun(service, await _submitted(service, user, body))
+        return await _started(service, await _submit(service, user, body))
     with service.streams.place(user.name):
-        return told(service, user, (await _submitted(service, user, body)).id)
+        return event_stream(service, user, (await _submit(service, user, body)).id)
 
 
 @router.get("/{run_id}")
-async def get_run(run_id: PathId, service: Service, user: Asker) -> RunShown:
-    """The run as it stands."""
+async def get_run(run_id: PathId, service: Service, user: CurrentUser) -> RunShown:
+    """Return the current state of a run."""
     return await _shown(service, await _own(service, run_id, user))
 
 
@@ -104,112 +109,156 @@ async def get_events(
     run_id: PathId,
     request: Request,
     service: Service,
-    user: Asker,
+    user: CurrentUser,
     after: Place = 0,
     limit: PageSize = 200,
     last_event_id: Annotated[str | None, Header(pattern=r"^[0-9]{1,15}$")] = None,
 ) -> Any:
-    """The run's events as a stream, from the beginning or after the one named; as a page, if JSON is asked for.
+    """Stream the run's events, from the first or after the given one; return a page if `Accept` requests JSON.
 
-    422 if the one named is ahead of the newest; `details` has that one's number. 204 for a stream in which nothing
-    would come, because the one named has ended the run: a browser's EventSource asks again after any other end.
+    422 if the given event is ahead of the newest, whose number is in `details`. 204 if the given event ended the run
+    and no more events follow: a browser's EventSource would reconnect after any other response.
     """
     run = await _own(service, run_id, user)
     place = after if last_event_id is None else int(last_event_id)
-    await _must_have_come_to(service, run, place, "query.after" if last_event_id is None else "header.last-event-id")
+    await _check_event_exists(service, run, place, "query.after" if last_event_id is None else "header.last-event-id")
     if _wants_page(request):
         return await _page(service, run, place, limit)
     if await is_over(service.stores, run, place):
         return Response(status_code=204, headers={"X-Run-Id": run.id})
     with service.streams.place(user.name):
-        return told(service, user, run.id, place)
+        return event_stream(service, user, run.id, place)
 
 
 @router.get("/{run_id}/export", response_class=Response, responses={200: {"content": {"application/x-ndjson": {}}}})
-async def export_run(run_id: PathId, service: Service, user: Asker) -> Response:
-    """Everything there is of it, a JSON value per line: the run, its graph, its events."""
+async def export_run(run_id: PathId, service: Service, user: CurrentUser) -> Response:
+    """Export a run as one JSON value per line: the run, its graph, its events."""
     run = await _own(service, run_id, user)
     disposition = {"Content-Disposition": f'attachment; filename="run-{run_id.replace(":", "-")}.ndjson"'}
     with service.streams.place(user.name):
-        lines = _exported(service, run)
+        lines = _export(service, run)
         return EventStream(lines, service.streams, user, headers=disposition, media_type="application/x-ndjson")
 
 
 @router.post("/{run_id}/cancel")
-async def cancel_run(run_id: PathId, service: Service, user: Asker, body: Cancel | None = None) -> CancelShown:
-    """Stop a run, wherever it is; one that is not there yet will stop as soon as it comes, if it is the asker's.
+async def cancel_run(run_id: PathId, service: Service, user: CurrentUser, body: Cancel | None = None) -> CancelShown:
+    """Cancel a run on any host; a run that does not exist yet is cancelled on submission, if it is the caller's.
 
-    That is remembered for UUIDs, and for ids that begin with the asker's name and a colon; an admin's is for any id,
-    whoever's run it will be.
+    Such a cancel request is kept for UUIDs and for ids that begin with the caller's name and a colon; an admin's for
+    any id and any owner.
     """
     run = await service.host.get(run_id)
-    is_theirs = run is not None and (user.is_admin or run.owner == user.name)
-    if not is_theirs and not may_come(run_id, user):
+    is_visible = run is not None and user.may_see(run.owner)
+    if not is_visible and not may_start_later(run_id, user):
         raise not_found("run")
-    # Another's run is left alone by the host, which says the same of it as of one that is not there.
+    # The host does not cancel another owner's run, and returns the same result as for a run that does not exist.
     owner = None if user.is_admin else user.name
     result = await service.host.cancel(run_id, reason=(body or Cancel()).reason, by=user.name, owner=owner)
     return CancelShown.model_validate({"result": str(result.value)})
 
 
 @router.post("/{run_id}/resume")
-async def resume_run(run_id: PathId, service: Service, user: Asker) -> RunShown:
-    """Let a run that is parked, failed, halted or cancelled go on from what it has done."""
+async def resume_run(run_id: PathId, service: Service, user: CurrentUser) -> RunShown:
+    """Resume a parked, failed, halted or cancelled run from its completed work."""
     await _own(service, run_id, user)
     return await _shown(service, await service.host.resume(run_id))
 
 
 @router.post("/{run_id}/grant")
-async def grant_run(run_id: PathId, body: Grant, service: Service, user: Asker) -> RunShown:
-    """Raise a run's ceilings, no further than the host allows, unless an admin does; a halted run goes on.
+async def grant_run(run_id: PathId, body: Grant, service: Service, user: CurrentUser) -> RunShown:
+    """Raise a run's limits, up to the host's ceilings unless the caller is an admin; a halted run continues.
 
-    409 if it gives nothing of what has halted the run, which would halt at the same place; the message says what helps.
+    409 if it does not raise the limit that halted the run, which would halt again; the message says what helps.
     """
     await _own(service, run_id, user)
     more, most = body.limits.to_run_limits(), NO_CEILINGS if user.is_admin else service.host.settings.ceilings
     return await _shown(service, await service.host.grant(run_id, more, by=user.name, within=most))
 
 
-@router.post("/{run_id}/fork", status_code=201)
-async def fork_run(run_id: PathId, body: Fork, service: Service, user: Asker) -> RunShown:
-    """A new run that takes over what this one did before the node `at`, and runs it and all behind it again."""
+@router.get("/{run_id}/bills")
+async def list_bills(run_id: PathId, service: Service, user: CurrentUser) -> BillList:
+    """List the calls of a run whose bill is unknown: their holds stay taken until each is resolved or released."""
     await _own(service, run_id, user)
-    check_new_id(body.run_id, user, "run_id")
+    bills = await service.host.bills(run_id)
+    held_nanos = sum(bill.held.cost_nanos for bill in bills)
+    return BillList(bills=[BillShown.of(bill) for bill in bills], unresolved_usd=to_usd(held_nanos))
+
+
+@router.post("/{run_id}/bills/resolve")
+async def resolve_bill(run_id: PathId, body: ResolveBill, service: Service, user: CurrentUser) -> RunShown:
+    """Settle an unresolved bill of an ended run at what its call really cost, which may be more than its hold.
+
+    The event `bill.resolved` records who did it. 409 if the run has no such bill, it was resolved already, or the run
+    goes on.
+    """
+    await _own(service, run_id, user)
+    run = await service.host.resolve_bill(
+        run_id,
+        body.call_id,
+        cost_usd=body.cost_usd,
+        by=_person(user, body.by),
+        tokens_in=body.tokens_in,
+        tokens_out=body.tokens_out,
+    )
+    return await _shown(service, run)
+
+
+@router.post("/{run_id}/bills/release")
+async def release_bill(run_id: PathId, body: ReleaseBill, service: Service, user: CurrentUser) -> RunShown:
+    """Release an unresolved bill of an ended run, whose call cost nothing; the event is `bill.released`."""
+    await _own(service, run_id, user)
+    return await _shown(service, await service.host.release_bill(run_id, body.call_id, by=_person(user, body.by)))
+
+
+@router.post("/{run_id}/fork", status_code=201)
+async def fork_run(run_id: PathId, body: Fork, service: Service, user: CurrentUser) -> RunShown:
+    """Start a new run that reuses this run's work before the node `at`, and runs it and all later nodes again."""
+    await _own(service, run_id, user)
+    user.check_new_id("run_id", body.run_id)
     given = body.input if "input" in body.model_fields_set else UNSET
     forked = await service.host.fork(run_id, owner=user.name, at=body.at, input=given, run_id_new=body.run_id)
-    return await _begun(service, forked)
+    return await _started(service, forked)
 
 
 @router.post("/{run_id}/replay", status_code=201)
-async def replay_run(run_id: PathId, service: Service, user: Asker) -> RunShown:
-    """A new run that does what this one did, from its journal alone: nothing is called, nothing is spent."""
+async def replay_run(run_id: PathId, service: Service, user: CurrentUser) -> RunShown:
+    """Start a new run that repeats this run from its journal alone: nothing is called or spent."""
     await _own(service, run_id, user)
-    return await _begun(service, await service.host.replay(run_id, owner=user.name))
+    return await _started(service, await service.host.replay(run_id, owner=user.name))
+
+
+def _person(user: User, given: str | None) -> str:
+    """Return who resolves a bill: the user of the token; without tokens, the given name."""
+    if given is None or given == user.name:
+        return user.name
+    if user is not LOCAL:
+        raise InvalidValue("by", given, f"left out, or your own name: {user.name}")
+    return given
 
 
 def wants_events(request: Request) -> bool:
-    """Whether a stream is asked for by name."""
+    """Whether the Accept header requests an event stream."""
     return "text/event-stream" in request.headers.get("accept", "")
 
 
-def told(
-    service: Parts, user: User, run_id: str, after: int = 0, *, is_cancelled_on_leave: bool = False
+def event_stream(
+    service: ServerState, user: User, run_id: str, after: int = 0, *, cancel_on_disconnect: bool = False
 ) -> EventStream:
-    """The run's events as an answer that has its place; the run may be cancelled when its only watcher leaves."""
+    """Return the run's events as a reserved stream; optionally cancel the run when this client disconnects."""
 
     async def cancel() -> None:
-        await service.host.cancel(run_id, reason="the client left", by=user.name)
+        await service.host.cancel(run_id, reason=DISCONNECTED, by=user.name)
 
     frames = follow(service.stores, run_id, after, service.streams.heartbeat_s)
-    on_left = cancel if is_cancelled_on_leave else None
-    return EventStream(frames, service.streams, user, on_left=on_left, headers={"X-Run-Id": run_id})
+    on_disconnect = cancel if cancel_on_disconnect else None
+    return EventStream(frames, service.streams, user, on_disconnect=on_disconnect, headers={"X-Run-Id": run_id})
 
 
 def _wants_page(request: Request) -> bool:
     return "application/json" in request.headers.get("accept", "") and not wants_events(request)
 
 
-async def _submitted(service: Parts, user: User, body: NewRun) -> RunRecord:
+async def _submit(service: ServerState, user: User, body: NewRun) -> RunRecord:
     return await service.host.submit(
         owner=user.name,
         graph_id=body.graph_id,
@@ -220,47 +269,44 @@ async def _submitted(service: Parts, user: User, body: NewRun) -> RunRecord:
     )
 
 
-async def _begun(service: Parts, run: RunRecord) -> RunShown:
-    """A run that is new, as it stands; if that cannot be said, that there is one: to ask again would begin another."""
+async def _started(service: ServerState, run: RunRecord) -> RunShown:
+    """Return a new run; if that fails, the error names the run, because a retry would start another one."""
     try:
         return await _shown(service, run)
     except PenstockError as error:
-        said = api_error(error)
-        if said.status == 500:
+        known = api_error(error)
+        if known.status == 500:
             raise
-        why = str(said).partition(";")[0]  # and what it advises is to ask again
-        message = f"run {run.id} was started, and how it stands cannot be told: {why}; GET /api/runs/{run.id} later"
-        raise ApiError(said.status, message, code=said.code, headers={**said.headers, "X-Run-Id": run.id}) from error
+        why = str(known).partition(";")[0]  # drop the advice to retry the request
+        message = f"run {run.id} was started, but its state cannot be read: {why}; GET /api/runs/{run.id} later"
+        raise ApiError(known.status, message, code=known.code, headers={**known.headers, "X-Run-Id": run.id}) from error
 
 
-async def _own(service: Parts, run_id: str, user: User) -> RunRecord:
+async def _own(service: ServerState, run_id: str, user: User) -> RunRecord:
     run: RunRecord = readable("run", await service.host.get(run_id), user)
     return run
 
 
-async def _must_have_come_to(service: Parts, run: RunRecord, place: int, path: str) -> None:
-    """422 for a place ahead of the log: what was there is gone, or was another run's, and nothing would ever come."""
+async def _check_event_exists(service: ServerState, run: RunRecord, place: int, path: str) -> None:
+    """Raise 422 for an event ahead of the log: it was lost or is another run's, and no event would follow."""
     newest = await service.stores.events.last_seq(run.id) if place else 0
     if place > newest:
-        message = f"the run has told {newest} events, and there is no event {place}: ask after {newest}, or 0 for all"
+        message = f"the run has no event {place} yet; its newest is {newest}: send {newest}, or 0 for all events"
         raise ApiError(422, message, path=path, details=[{"last_seq": newest, "status": run.status}])
 
 
-async def _shown(service: Parts, run: RunRecord) -> RunShown:
-    events = service.stores.events
-    last_seq = await events.last_seq(run.id)
-    newest = await events.read(run.id, last_seq - 1, 1) if run.status == "halted" and last_seq else ()
-    return RunShown.whole(run, last_seq, halt_of(newest[0] if newest else None))
+async def _shown(service: ServerState, run: RunRecord) -> RunShown:
+    return RunShown.whole(run, await service.stores.events.last_seq(run.id))
 
 
-async def _page(service: Parts, run: RunRecord, after: int, limit: int) -> JSONResponse:
-    events = [EventShown(**event_json(one)) for one in await service.stores.events.read(run.id, after, limit)]
+async def _page(service: ServerState, run: RunRecord, after: int, limit: int) -> JSONResponse:
+    events = [EventShown(**event_json(event)) for event in await service.stores.events.read(run.id, after, limit)]
     now = await service.host.get(run.id)
     page = EventPage(events=events, last_seq=await service.stores.events.last_seq(run.id), status=(now or run).status)
     return JSONResponse(page.model_dump(mode="json"))
 
 
-async def _exported(service: Parts, run: RunRecord) -> AsyncGenerator[bytes, None]:
+async def _export(service: ServerState, run: RunRecord) -> AsyncGenerator[bytes, None]:
     yield _line({"run": (await _shown(service, run)).model_dump(mode="json")})
     graph = await service.stores.graphs.get(run.graph_id, run.graph_version)
     if graph is not None:

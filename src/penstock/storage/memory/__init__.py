@@ -1,6 +1,6 @@
-"""Every store in memory: the specification of the ports, and what a service that keeps nothing runs on.
+"""All stores in memory: the reference implementation of the ports, and the stores of a service without persistence.
 
-One event loop at a time; nothing survives the process. The databases pass the same suites, those of
+Used by one event loop at a time; nothing survives the process. The databases pass the same test suites, in
 `penstock.testing.contracts`.
 """
 
@@ -16,6 +16,8 @@ from penstock.storage.memory.events import MemoryEventStore, MemoryJournalStore
 from penstock.storage.memory.graphs import MemoryGraphStore
 from penstock.storage.memory.memories import InProcessMemory
 from penstock.storage.memory.runs import MemoryRunStore
+from penstock.storage.memory.undo import UndoLog
+from penstock.storage.port import T, Unit, drive
 
 __all__ = [
     "InProcessMemory",
@@ -31,23 +33,28 @@ __all__ = [
 
 
 class MemoryStores:
-    """All stores of one service; what a run left in any of them goes with it."""
+    """All stores of one service; removing a run removes its data from each of them."""
 
     url = "memory:"
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.runs = MemoryRunStore()
+        self._undo = UndoLog()
+        self.runs = MemoryRunStore(self._undo)
         self.events = MemoryEventStore(self.runs)
-        self.graphs = MemoryGraphStore()
+        self.graphs = MemoryGraphStore(self._undo)
         self.approvals = MemoryApprovalStore(self.runs)
-        self.cancels = MemoryCancelStore()
+        self.cancels = MemoryCancelStore(self._undo)
         self.journal = MemoryJournalStore(self.runs)
         self.chats = MemoryChatStore(self.runs)
         self.memories = InProcessMemory(self.runs, self.chats)
         self.ledger = MemoryLedgerStore(clock=clock)
 
+    async def transaction(self, unit: Unit[T], *, inline: bool = False) -> T:
+        with self._undo.transaction():
+            return drive(unit(self))
+
     async def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there are no resources to release."""
 
     async def __aenter__(self) -> MemoryStores:
         return self

@@ -1,4 +1,4 @@
-"""Questions to people and wishes to stop, in memory."""
+"""Approvals and cancel requests, in memory."""
 
 from __future__ import annotations
 
@@ -6,53 +6,53 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from penstock import checks
 from penstock.hosting.ports import Conflict
-from penstock.hosting.records import UNTIL_ENDED, ApprovalRecord, ApprovalState, CancelIntent
-from penstock.storage.memory.bells import Bells
+from penstock.hosting.records import UNTIL_ENDED, ApprovalRecord, ApprovalState, CancelRequest
+from penstock.notify import Notifier, wait_until
+from penstock.storage import codec
+from penstock.storage.memory.record_codec import RecordCodec
 from penstock.storage.memory.runs import MemoryRunStore
-from penstock.storage.memory.shapes import Shape
-from penstock.storage.sql import codec
+from penstock.storage.memory.undo import UndoLog
+from penstock.storage.rules import APPROVAL_ANSWERS, APPROVAL_STATES
 
-ANSWERS = ("approved", "edited", "rejected")
-STATES = ("waiting", *ANSWERS, "withdrawn")
-
-APPROVAL = Shape(
+APPROVAL = RecordCodec(
     ApprovalRecord,
     names=("id", "run_id", "owner", "key", "node_id", "answered_by"),
     texts=("question", "reason"),
     numbers=("asked_ms", "answered_ms"),
     documents=("value", "answer", "expects"),
     optional=("answered_ms", "answered_by"),
-    choices={"state": STATES},
+    choices={"state": APPROVAL_STATES},
 )
-INTENT = Shape(CancelIntent, names=("run_id", "by", "owner"), texts=("reason",), numbers=("at_ms", "until_ms"))
+REQUEST = RecordCodec(CancelRequest, names=("run_id", "by", "owner"), texts=("reason",), numbers=("at_ms", "until_ms"))
 
 
 class MemoryApprovalStore:
-    """Questions by id, and by run and key."""
+    """Approvals by id, and by run and key."""
 
     def __init__(self, runs: MemoryRunStore | None = None) -> None:
         self._runs = runs or MemoryRunStore()
-        self._runs.on_forget(self._forget)
+        self._runs.on_remove(self._remove_run)
         self._approvals: dict[str, ApprovalRecord] = {}
-        self._bells = Bells()
+        self._notifier = Notifier()
 
     async def ask(self, approval: ApprovalRecord, *, epoch: int = 0) -> ApprovalRecord:
-        kept = APPROVAL.kept(approval)
+        encoded = APPROVAL.encode(approval)
         self._runs.fence(approval.run_id, epoch)
-        known = self._put_before(approval.run_id, approval.key)
+        known = self._of_key(approval.run_id, approval.key)
         if known is None:
             if approval.id in self._approvals:
                 raise Conflict(f"approval {approval.id!r} is another question; give this one an id of its own")
-            return self._keep(kept)
+            return self._store(encoded)
         if known.state == "withdrawn":
-            # Under the id it had, and as it is asked now: what is approved is what the run has in hand.
-            return self._keep(replace(kept, id=known.id, owner=known.owner))
-        return APPROVAL.given(known)
+            # Keep the id but store the new question: an approval must be for the value that the run has now.
+            return self._store(replace(encoded, id=known.id, owner=known.owner))
+        return APPROVAL.decode(known)
 
     async def get(self, approval_id: str) -> ApprovalRecord | None:
         approval = self._approvals.get(approval_id)
-        return None if approval is None else APPROVAL.given(approval)
+        return None if approval is None else APPROVAL.decode(approval)
 
     async def list(
         self,
@@ -65,46 +65,49 @@ class MemoryApprovalStore:
     ) -> Sequence[ApprovalRecord]:
         codec.limit(limit)
         for state in states:
-            codec.one_of("states", state, STATES)
+            checks.choice("states", state, APPROVAL_STATES)
         found = self._where(
-            lambda one: (
-                (run_id is None or one.run_id == run_id)
-                and (owner is None or one.owner == owner)
-                and (not states or one.state in states)
-                and self._is_behind(one, before)
+            lambda approval: (
+                (run_id is None or approval.run_id == run_id)
+                and (owner is None or approval.owner == owner)
+                and (not states or approval.state in states)
+                and self._is_after(approval, before)
             )
         )
-        return [APPROVAL.given(approval) for approval in found[:limit]]
+        return [APPROVAL.decode(approval) for approval in found[:limit]]
 
     async def answer(
         self, approval_id: str, state: ApprovalState, *, answer: Any = None, reason: str = "", by: str, now_ms: int
     ) -> ApprovalRecord:
-        codec.one_of("state", state, ANSWERS)
+        checks.choice("state", state, APPROVAL_ANSWERS)
         known = self._approval(approval_id)
-        said = replace(APPROVAL.given(known), state=state, answer=answer, reason=reason)
-        after = APPROVAL.kept(replace(said, answered_by=by, answered_ms=now_ms))
+        answered = replace(APPROVAL.decode(known), state=state, answer=answer, reason=reason)
+        after = APPROVAL.encode(replace(answered, answered_by=by, answered_ms=now_ms))
         if known.state == "waiting":
-            return self._keep(after)
+            return self._store(after)
         if APPROVAL.is_same(after, known):
-            return APPROVAL.given(known)
+            return APPROVAL.decode(known)
         raise Conflict(f"approval {approval_id!r} is {known.state} already: the first answer counts")
 
     async def withdraw(self, run_id: str, epoch: int, *, now_ms: int) -> None:
         codec.number("now_ms", now_ms)
         self._runs.fence(run_id, epoch)
-        for approval in self._where(lambda one: one.run_id == run_id and one.state == "waiting"):
-            self._keep(replace(approval, state="withdrawn", answered_ms=now_ms))
+        for approval in self._where(lambda approval: approval.run_id == run_id and approval.state == "waiting"):
+            self._store(replace(approval, state="withdrawn", answered_ms=now_ms))
 
     async def answered(self, approval_ids: Collection[str]) -> Mapping[str, ApprovalRecord]:
-        asked = {*approval_ids}
-        found = self._where(lambda one: one.id in asked and one.state != "waiting")
-        return {approval.id: APPROVAL.given(approval) for approval in found}
+        ids = {*approval_ids}
+        found = self._where(lambda approval: approval.id in ids and approval.state != "waiting")
+        return {approval.id: APPROVAL.decode(approval) for approval in found}
 
     async def wait(self, approval_id: str, timeout_s: float) -> ApprovalRecord | None:
-        is_answered = await self._bells.until(
-            approval_id, lambda: self._approval(approval_id).state != "waiting", timeout_s
+        is_answered = await wait_until(
+            self._notifier,
+            approval_id,
+            lambda: self._approval(approval_id).state != "waiting",
+            codec.timeout(timeout_s),
         )
-        return APPROVAL.given(self._approval(approval_id)) if is_answered else None
+        return APPROVAL.decode(self._approval(approval_id)) if is_answered else None
 
     def _approval(self, approval_id: str) -> ApprovalRecord:
         try:
@@ -112,28 +115,30 @@ class MemoryApprovalStore:
         except KeyError:
             raise KeyError(f"no approval {approval_id!r}") from None
 
-    def _keep(self, approval: ApprovalRecord) -> ApprovalRecord:
+    def _store(self, approval: ApprovalRecord) -> ApprovalRecord:
+        self._runs.undo.entry(self._approvals, approval.id)
         self._approvals[approval.id] = approval
-        self._bells.ring(approval.id)
-        return APPROVAL.given(approval)
+        self._notifier.notify(approval.id)
+        return APPROVAL.decode(approval)
 
-    def _put_before(self, run_id: str, key: str) -> ApprovalRecord | None:
-        return next(iter(self._where(lambda one: (one.run_id, one.key) == (run_id, key))), None)
+    def _of_key(self, run_id: str, key: str) -> ApprovalRecord | None:
+        return next(iter(self._where(lambda approval: (approval.run_id, approval.key) == (run_id, key))), None)
 
     def _where(self, is_wanted: Callable[[ApprovalRecord], bool]) -> Sequence[ApprovalRecord]:
         found = filter(is_wanted, self._approvals.values())
         return sorted(found, key=_age)
 
-    def _is_behind(self, approval: ApprovalRecord, before: str | None) -> bool:
+    def _is_after(self, approval: ApprovalRecord, before: str | None) -> bool:
         if before is None:
             return True
         last = self._approvals.get(before)
         return last is not None and _age(approval) > _age(last)
 
-    def _forget(self, run_id: str) -> None:
-        for approval in self._where(lambda one: one.run_id == run_id):
+    def _remove_run(self, run_id: str) -> None:
+        for approval in self._where(lambda approval: approval.run_id == run_id):
+            self._runs.undo.entry(self._approvals, approval.id)
             del self._approvals[approval.id]
-            self._bells.ring(approval.id)
+            self._notifier.notify(approval.id)
 
 
 def _age(approval: ApprovalRecord) -> tuple[int, str]:
@@ -141,57 +146,69 @@ def _age(approval: ApprovalRecord) -> tuple[int, str]:
 
 
 class MemoryCancelStore:
-    """One wish per run and owner."""
+    """Cancel requests, at most one per run and owner."""
 
-    def __init__(self) -> None:
-        self._intents: dict[str, dict[str, CancelIntent]] = {}
-        """By run, then by owner; a run that nothing is wished for is not in it."""
+    def __init__(self, undo: UndoLog | None = None) -> None:
+        self._undo = undo or UndoLog()
+        self._requests: dict[str, dict[str, CancelRequest]] = {}
+        """By run, then by owner; runs without a cancel request have no entry."""
 
-    async def put(self, intent: CancelIntent) -> CancelIntent:
-        kept = INTENT.kept(intent)
-        known = self._intents.get(intent.run_id, {}).get(intent.owner)
-        if known is not None and known.until_ms >= intent.at_ms:
-            kept = replace(known, until_ms=max(known.until_ms, intent.until_ms))
-        self._intents.setdefault(intent.run_id, {})[intent.owner] = kept
-        return kept
+    async def put(self, request: CancelRequest) -> CancelRequest:
+        encoded = REQUEST.encode(request)
+        known = self._requests.get(request.run_id, {}).get(request.owner)
+        if known is not None and known.until_ms >= request.at_ms:
+            encoded = replace(known, until_ms=max(known.until_ms, request.until_ms))
+        self._undo.step(lambda: self._replace(request.run_id, request.owner, known))
+        self._replace(request.run_id, request.owner, encoded)
+        return encoded
 
-    async def find(self, owners: Mapping[str, str], *, now_ms: int) -> Mapping[str, CancelIntent]:
-        found: dict[str, CancelIntent] = {}
+    async def find(self, owners: Mapping[str, str], *, now_ms: int) -> Mapping[str, CancelRequest]:
+        found: dict[str, CancelRequest] = {}
         for run_id, owner in owners.items():
-            wishes = self._intents.get(run_id)
-            if wishes is None:
+            of_run = self._requests.get(run_id)
+            if of_run is None:
                 continue
-            counting = [wishes[one] for one in {"", owner} if one in wishes and wishes[one].until_ms >= now_ms]
-            if counting:
-                found[run_id] = min(counting, key=lambda intent: (intent.at_ms, intent.owner))
+            valid = [of_run[who] for who in {"", owner} if who in of_run and of_run[who].until_ms >= now_ms]
+            if valid:
+                found[run_id] = min(valid, key=lambda request: (request.at_ms, request.owner))
         return found
 
-    async def of(self, run_id: str) -> Sequence[CancelIntent]:
-        return sorted(self._intents.get(run_id, {}).values(), key=_wished)
+    async def of(self, run_id: str) -> Sequence[CancelRequest]:
+        return sorted(self._requests.get(run_id, {}).values(), key=_request_order)
 
-    async def lasting(self, *, limit: int = 1_000) -> Sequence[CancelIntent]:
+    async def lasting(self, *, limit: int = 1_000) -> Sequence[CancelRequest]:
         codec.limit(limit)
-        return sorted((intent for intent in self._all() if intent.until_ms == UNTIL_ENDED), key=_wished)[:limit]
+        return sorted((request for request in self._all() if request.until_ms == UNTIL_ENDED), key=_request_order)[
+            :limit
+        ]
 
-    async def drop(self, run_id: str, wishes: Collection[CancelIntent] | None = None) -> None:
-        for intent in await self.of(run_id):
-            if wishes is None or intent in wishes:
-                self._forget(intent)
+    async def drop(self, run_id: str, requests: Collection[CancelRequest] | None = None) -> None:
+        for request in await self.of(run_id):
+            if requests is None or request in requests:
+                self._remove(request)
 
     async def prune(self, *, now_ms: int) -> int:
-        over = [intent for intent in self._all() if intent.until_ms < now_ms]
-        for intent in over:
-            self._forget(intent)
+        over = [request for request in self._all() if request.until_ms < now_ms]
+        for request in over:
+            self._remove(request)
         return len(over)
 
-    def _all(self) -> Iterator[CancelIntent]:
-        return (intent for of_run in self._intents.values() for intent in of_run.values())
+    def _all(self) -> Iterator[CancelRequest]:
+        return (request for of_run in self._requests.values() for request in of_run.values())
 
-    def _forget(self, intent: CancelIntent) -> None:
-        del self._intents[intent.run_id][intent.owner]
-        if not self._intents[intent.run_id]:
-            del self._intents[intent.run_id]
+    def _remove(self, request: CancelRequest) -> None:
+        self._undo.step(lambda: self._replace(request.run_id, request.owner, request))
+        self._replace(request.run_id, request.owner, None)
+
+    def _replace(self, run_id: str, owner: str, request: CancelRequest | None) -> None:
+        of_run = self._requests.setdefault(run_id, {})
+        if request is not None:
+            of_run[owner] = request
+            return
+        of_run.pop(owner, None)
+        if not of_run:
+            del self._requests[run_id]
 
 
-def _wished(intent: CancelIntent) -> tuple[int, str, str]:
-    return intent.at_ms, intent.run_id, intent.owner
+def _request_order(request: CancelRequest) -> tuple[int, str, str]:
+    return request.at_ms, request.run_id, request.owner

@@ -1,4 +1,4 @@
-"""What runs told and what they had done, in memory."""
+"""The events and journals of runs, in memory."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from penstock.hosting.ports import Conflict
 from penstock.hosting.records import HostedEvent
+from penstock.notify import Notifier, wait_until
 from penstock.runtime.durable.ports import JournalEntry
-from penstock.storage.memory.bells import Bells
+from penstock.storage import codec
+from penstock.storage.codec import MAX_NUMBER
+from penstock.storage.memory.record_codec import RecordCodec, decode_json, is_flat
 from penstock.storage.memory.runs import MemoryRunStore
-from penstock.storage.memory.shapes import Shape, is_flat, is_same, to_give
-from penstock.storage.sql import codec
-from penstock.storage.sql.codec import MAX_NUMBER
+from penstock.storage.rules import JOURNAL_KINDS, check_next_events, different_event
 
-Told = tuple[int, int, str, object]
-"""A `HostedEvent` as it is kept, without a `Shape`: a run tells a dozen, and each is kept and read."""
+StoredEvent = tuple[int, int, str, object]
+"""A stored `HostedEvent`. Does not use `RecordCodec`, for speed: a run emits a dozen, and each is stored and read."""
 _event: Callable[[Iterable[Any]], HostedEvent] = partial(tuple.__new__, HostedEvent)
-"""Makes an event of its values, without a call of Python for each."""
-ENTRY = Shape(
+"""Creates an event from its values, without a Python call for each."""
+ENTRY = RecordCodec(
     JournalEntry,
     names=("key",),
     numbers=("cost_nanos", "tokens_in", "tokens_out", "at_ms"),
     documents=("value",),
-    choices={"kind": ("node", "llm", "tool", "value")},
+    choices={"kind": JOURNAL_KINDS},
 )
 
 
@@ -33,43 +33,48 @@ class MemoryEventStore:
 
     def __init__(self, runs: MemoryRunStore | None = None) -> None:
         self._runs = runs or MemoryRunStore()
-        self._runs.on_forget(self._forget)
-        self._events: dict[str, list[Told]] = {}
-        self._bells = Bells()
+        self._runs.on_remove(self._remove_run)
+        self._events: dict[str, list[StoredEvent]] = {}
+        self._notifier = Notifier()
 
     async def append(self, run_id: str, epoch: int, events: Sequence[HostedEvent]) -> None:
         codec.name("run_id", run_id)
-        kept = [*map(_kept, events)]
+        encoded = [*map(_encode, events)]
         self._runs.fence(run_id, epoch)
-        told = self._events.get(run_id, [])
-        new = kept[_check_known(run_id, told, kept) :]
+        stored = self._events.get(run_id, [])
+        new = encoded[_check_known(run_id, stored, encoded) :]
         if new:
-            self._events.setdefault(run_id, told).extend(new)
-            self._bells.ring(run_id)
+            known = len(stored)
+            self._runs.undo.step(lambda: stored.__delitem__(slice(known, None)))
+            self._events.setdefault(run_id, stored).extend(new)
+            self._notifier.notify(run_id)
 
     async def read(self, run_id: str, after_seq: int = 0, limit: int = 1_000) -> Sequence[HostedEvent]:
         codec.limit(limit)
         first = max(after_seq, 0)
         return [
-            _event((seq, at_ms, kind, {**kept} if type(kept) is dict else to_give(kept)))
-            for seq, at_ms, kind, kept in self._events.get(run_id, [])[first : first + limit]
+            _event((seq, at_ms, kind, {**data} if type(data) is dict else decode_json(data)))
+            for seq, at_ms, kind, data in self._events.get(run_id, [])[first : first + limit]
         ]
 
     async def last_seq(self, run_id: str) -> int:
         return self._last_seq(run_id)
 
     async def wait(self, run_id: str, after_seq: int, timeout_s: float) -> bool:
-        return await self._bells.until(run_id, lambda: self._last_seq(run_id) > max(after_seq, 0), timeout_s)
+        return await wait_until(
+            self._notifier, run_id, lambda: self._last_seq(run_id) > max(after_seq, 0), codec.timeout(timeout_s)
+        )
 
     def _last_seq(self, run_id: str) -> int:
         return len(self._events.get(run_id, ()))
 
-    def _forget(self, run_id: str) -> None:
+    def _remove_run(self, run_id: str) -> None:
+        self._runs.undo.entry(self._events, run_id)
         self._events.pop(run_id, None)
 
 
-def _kept(event: HostedEvent) -> Told:
-    """The event as it is kept; numbers are asked about only if they are out of the ordinary."""
+def _encode(event: HostedEvent) -> StoredEvent:
+    """Encode an event; the codec checks numbers only if they are outside the usual range."""
     seq, at_ms, kind, data = event
     if type(seq) is not int or not 0 <= seq <= MAX_NUMBER:
         codec.number("seq", seq)
@@ -78,21 +83,19 @@ def _kept(event: HostedEvent) -> Told:
     codec.name("type", kind)
     if type(data) is dict and is_flat(data):
         return seq, at_ms, kind, {**data}
-    return seq, at_ms, kind, (codec.object_document("data", data),)
+    return seq, at_ms, kind, (codec.encode_object("data", data),)
 
 
-def _check_known(run_id: str, told: Sequence[Told], events: Sequence[Told]) -> int:
-    """How many of the events are there already; Conflict if they are not the next, or others are in their place."""
+def _check_known(run_id: str, stored: Sequence[StoredEvent], events: Sequence[StoredEvent]) -> int:
+    """Return how many of the events exist already; Conflict if there is a gap or an existing event differs."""
     if not events:
         return 0
-    first, last = events[0][0], events[-1][0]
-    if not 1 <= first <= len(told) + 1 or [event[0] for event in events] != [*range(first, first + len(events))]:
-        count = f"events {first} to {last} of run {run_id!r}"
-        raise Conflict(f"{count} are not the next ones in a row: the last one there is {len(told)}; count on from it")
-    for known, event in zip(told[first - 1 :], events, strict=False):
-        if known[:3] != event[:3] or not is_same(to_give(known[3]), to_give(event[3])):
-            raise Conflict(f"another event {event[0]} of run {run_id!r} is there; read the last seq and count on")
-    return len(told) - first + 1
+    check_next_events(run_id, len(stored), [event[0] for event in events])
+    first = events[0][0]
+    for known, event in zip(stored[first - 1 :], events, strict=False):
+        if known[:3] != event[:3] or not codec.is_same(decode_json(known[3]), decode_json(event[3])):
+            raise different_event(run_id, event[0])
+    return len(stored) - first + 1
 
 
 class MemoryJournalStore:
@@ -100,37 +103,43 @@ class MemoryJournalStore:
 
     def __init__(self, runs: MemoryRunStore | None = None) -> None:
         self._runs = runs or MemoryRunStore()
-        self._runs.on_forget(self._forget)
+        self._runs.on_remove(self._remove_run)
         self._runs.on_begin(self._begin)
         self._entries: dict[str, dict[str, JournalEntry]] = {}
 
     async def load(self, run_id: str) -> Sequence[JournalEntry]:
-        return [ENTRY.given(entry) for entry in self._entries.get(run_id, {}).values()]
+        return [ENTRY.decode(entry) for entry in self._entries.get(run_id, {}).values()]
 
     async def append(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
         codec.name("run_id", run_id)
-        kept = [ENTRY.kept(entry) for entry in entries]
+        encoded = [ENTRY.encode(entry) for entry in entries]
         self._runs.fence(run_id, epoch)
-        self._put(run_id, kept)
+        self._put(run_id, encoded)
 
     async def shorten(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
         codec.name("run_id", run_id)
-        kept = [ENTRY.kept(entry) for entry in entries]
+        encoded = [ENTRY.encode(entry) for entry in entries]
         self._runs.fence(run_id, epoch)
-        written = self._entries.get(run_id, {})
-        written.update({entry.key: entry for entry in kept if entry.key in written})
+        entries_of_run = self._entries.get(run_id, {})
+        for entry in encoded:
+            if entry.key in entries_of_run:
+                self._runs.undo.entry(entries_of_run, entry.key)
+                entries_of_run[entry.key] = entry
 
     async def forget(self, run_id: str) -> None:
-        self._forget(run_id)
+        self._remove_run(run_id)
 
     def _begin(self, run_id: str, entries: Sequence[JournalEntry]) -> None:
-        self._forget(run_id)  # nothing that was left under its id
-        self._put(run_id, [ENTRY.kept(entry) for entry in entries])
+        self._remove_run(run_id)  # remove leftovers of an earlier run with this id
+        self._put(run_id, [ENTRY.encode(entry) for entry in entries])
 
-    def _put(self, run_id: str, kept: Sequence[JournalEntry]) -> None:
-        written = self._entries.setdefault(run_id, {})
-        for entry in kept:
-            written.setdefault(entry.key, entry)
+    def _put(self, run_id: str, encoded: Sequence[JournalEntry]) -> None:
+        entries_of_run = self._entries.setdefault(run_id, {})
+        for entry in encoded:
+            if entry.key not in entries_of_run:
+                self._runs.undo.entry(entries_of_run, entry.key)
+                entries_of_run[entry.key] = entry
 
-    def _forget(self, run_id: str) -> None:
+    def _remove_run(self, run_id: str) -> None:
+        self._runs.undo.entry(self._entries, run_id)
         self._entries.pop(run_id, None)

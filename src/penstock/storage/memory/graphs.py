@@ -1,4 +1,4 @@
-"""Graphs in memory, every version of each."""
+"""Graphs in memory, with all their versions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import GraphHead, GraphRecord
-from penstock.storage.memory.shapes import Shape
-from penstock.storage.sql import codec
+from penstock.storage import codec
+from penstock.storage.memory.record_codec import RecordCodec
+from penstock.storage.memory.undo import UndoLog
+from penstock.storage.rules import check_expected_version
 
-GRAPH = Shape(
+GRAPH = RecordCodec(
     GraphRecord,
     names=("id", "owner"),
     texts=("name",),
@@ -25,9 +27,10 @@ GRAPH = Shape(
 class MemoryGraphStore:
     """Graphs by id and version."""
 
-    def __init__(self) -> None:
+    def __init__(self, undo: UndoLog | None = None) -> None:
+        self._undo = undo or UndoLog()
         self._graphs: dict[str, list[GraphRecord]] = {}
-        """The versions of each, the oldest first: version 1 is at 0."""
+        """The versions of each graph, the oldest first: version 1 is at index 0."""
         self._archived: set[str] = set()
 
     async def save(
@@ -42,18 +45,19 @@ class MemoryGraphStore:
     ) -> GraphRecord:
         versions = self._graphs.get(graph_id, [])
         graph = GraphRecord(graph_id, len(versions) + 1, owner, name, document, _digest(document), now_ms)
-        kept = GRAPH.kept(graph)
+        encoded = GRAPH.encode(graph)
         if versions and versions[0].owner != owner:
             raise Conflict(f"graph {graph_id!r} is another owner's; save it under an id of its own")
         if versions and (versions[-1].name, versions[-1].digest) == (name, graph.digest):
-            return self._given(versions[-1])
-        _check_expected(graph_id, len(versions), expected_version)
-        self._graphs[graph_id] = [*versions, kept]
-        return self._given(kept)
+            return self._decode(versions[-1])
+        check_expected_version(graph_id, len(versions), expected_version)
+        self._undo.entry(self._graphs, graph_id)
+        self._graphs[graph_id] = [*versions, encoded]
+        return self._decode(encoded)
 
     async def get(self, graph_id: str, version: int | None = None) -> GraphRecord | None:
         found = self._find(graph_id, version)
-        return None if found is None else self._given(found)
+        return None if found is None else self._decode(found)
 
     async def head(self, graph_id: str, version: int | None = None) -> GraphHead | None:
         found = self._find(graph_id, version)
@@ -69,14 +73,19 @@ class MemoryGraphStore:
             for graph in newest
             if (owner is None or graph.owner == owner) and (before is None or graph.id > before)
         ]
-        return [self._given(graph) for graph in listed[:limit]]
+        return [self._decode(graph) for graph in listed[:limit]]
 
     async def versions(self, graph_id: str) -> Sequence[GraphRecord]:
-        return [self._given(graph) for graph in reversed(self._graphs.get(graph_id, []))]
+        return [self._decode(graph) for graph in reversed(self._graphs.get(graph_id, []))]
 
     async def archive(self, graph_id: str, *, is_archived: bool = True) -> None:
         if graph_id not in self._graphs:
             raise KeyError(f"no graph {graph_id!r}")
+        was_archived = graph_id in self._archived
+        self._undo.step(lambda: self._mark(graph_id, was_archived))
+        self._mark(graph_id, is_archived)
+
+    def _mark(self, graph_id: str, is_archived: bool) -> None:
         if is_archived:
             self._archived.add(graph_id)
         else:
@@ -87,16 +96,10 @@ class MemoryGraphStore:
         number = len(versions) if version is None else version
         return versions[number - 1] if 1 <= number <= len(versions) else None
 
-    def _given(self, graph: GraphRecord) -> GraphRecord:
-        given, is_archived = GRAPH.given(graph), graph.id in self._archived
-        return given if given.is_archived == is_archived else replace(given, is_archived=is_archived)
+    def _decode(self, graph: GraphRecord) -> GraphRecord:
+        decoded, is_archived = GRAPH.decode(graph), graph.id in self._archived
+        return decoded if decoded.is_archived == is_archived else replace(decoded, is_archived=is_archived)
 
 
 def _digest(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(codec.canonical("document", document).encode()).hexdigest()
-
-
-def _check_expected(graph_id: str, newest: int, expected: int | None) -> None:
-    if expected is not None and expected != newest:
-        there = f"the newest version is {newest}" if newest else "there is none"
-        raise Conflict(f"graph {graph_id!r} was expected at version {expected}, and {there}; look at it and save again")

@@ -1,4 +1,4 @@
-"""Graphs in SQL, every version of each."""
+"""SQL store of graphs, with every version of each."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import GraphHead, GraphRecord
-from penstock.storage.databases.port import Database, Row, Transaction, Value
-from penstock.storage.sql import codec
+from penstock.storage import codec
+from penstock.storage.port import Database, Row, Transaction, Value
+from penstock.storage.rules import check_expected_version
 
 VERSIONS = "FROM graphs JOIN graph_versions ON graph_versions.id = graphs.id"
 SELECT = f"SELECT graphs.id, version, owner, name, document, digest, created_ms, is_archived {VERSIONS}"
@@ -39,30 +39,29 @@ class SqlGraphStore:
         now_ms: int,
         expected_version: int | None = None,
     ) -> GraphRecord:
-        if not isinstance(document, Mapping):
-            raise InvalidValue("document", document, "an object, as an editor writes it")
         codec.name("id", graph_id), codec.name("owner", owner)
+        encoded = codec.encode_object("document", document)
         digest = hashlib.sha256(codec.canonical("document", document).encode()).hexdigest()
-        content = codec.text("name", name), codec.document("document", document), digest
+        content = codec.encode_text("name", name), encoded, digest
 
-        async def act(transaction: Transaction) -> GraphRecord:
+        async def body(transaction: Transaction) -> GraphRecord:
             await transaction.run(INSERT, graph_id, owner)
-            newest = await _newest(transaction, graph_id, owner)
+            newest = await _locked_newest(transaction, graph_id, owner)
             if newest is not None and (newest.name, newest.digest) == (name, digest):
                 return newest
             version = 0 if newest is None else newest.version
-            _check_expected(graph_id, version, expected_version)
+            check_expected_version(graph_id, version, expected_version)
             created_ms = codec.number("created_ms", now_ms)
             await transaction.run(INSERT_VERSION, graph_id, version + 1, *content, created_ms)
             await transaction.run("UPDATE graphs SET newest = ? WHERE id = ?", version + 1, graph_id)
-            return await _there(transaction, graph_id)
+            return await _newest_version(transaction, graph_id)
 
         codec.number("created_ms", now_ms)
-        return await self._database.write(act)
+        return await self._database.write(body)
 
     async def get(self, graph_id: str, version: int | None = None) -> GraphRecord | None:
         row = await self._row(SELECT, graph_id, version)
-        return None if row is None else _record(row)
+        return None if row is None else _decode(row)
 
     async def head(self, graph_id: str, version: int | None = None) -> GraphHead | None:
         row = await self._row(SELECT_HEAD, graph_id, version)
@@ -78,70 +77,67 @@ class SqlGraphStore:
         for term, value in (("owner = ?", owner), ("graphs.id > ?", before)):
             if value is not None:
                 where.append(term)
-                values.append(codec.sought(value))
+                values.append(codec.lookup_key(value))
         statement = f"{SELECT_NEWEST} WHERE {' AND '.join(where)} ORDER BY graphs.id LIMIT ?"
 
-        async def act(transaction: Transaction) -> Sequence[GraphRecord]:
-            return [_record(row) for row in await transaction.rows(statement, *values, codec.limit(limit))]
+        async def body(transaction: Transaction) -> Sequence[GraphRecord]:
+            return [_decode(row) for row in await transaction.rows(statement, *values, codec.limit(limit))]
 
-        return await self._database.read(act)
+        return await self._database.read(body)
 
     async def versions(self, graph_id: str) -> Sequence[GraphRecord]:
         statement = f"{SELECT} WHERE graphs.id = ? ORDER BY version DESC"
 
-        async def act(transaction: Transaction) -> Sequence[GraphRecord]:
-            return [_record(row) for row in await transaction.rows(statement, codec.sought(graph_id))]
+        async def body(transaction: Transaction) -> Sequence[GraphRecord]:
+            return [_decode(row) for row in await transaction.rows(statement, codec.lookup_key(graph_id))]
 
-        return await self._database.read(act)
+        return await self._database.read(body)
 
     async def _row(self, select: str, graph_id: str, version: int | None) -> Row | None:
-        """What of that version is selected, of the newest if none is named."""
-        asked: list[Value] = [codec.sought(graph_id)]
+        """Return the selected columns of that version, or of the newest if `version` is None."""
+        values: list[Value] = [codec.lookup_key(graph_id)]
         if version is None:
             statement = f"{select} {OF_NEWEST} WHERE graphs.id = ?"
         else:
             statement = f"{select} WHERE graphs.id = ? AND version = ?"
-            asked.append(codec.number("version", version))
+            values.append(codec.number("version", version))
 
-        async def act(transaction: Transaction) -> Row | None:
-            return await transaction.row(statement, *asked)
+        async def body(transaction: Transaction) -> Row | None:
+            return await transaction.row(statement, *values)
 
-        return await self._database.read(act, brief=True)
+        return await self._database.read(body, inline=True)
 
     async def archive(self, graph_id: str, *, is_archived: bool = True) -> None:
-        async def act(transaction: Transaction) -> None:
+        async def body(transaction: Transaction) -> None:
             statement = "UPDATE graphs SET is_archived = ? WHERE id = ?"
-            if not await transaction.run(statement, int(is_archived), codec.sought(graph_id)):
+            if not await transaction.run(statement, int(is_archived), codec.lookup_key(graph_id)):
                 raise KeyError(f"no graph {graph_id!r}")
 
-        await self._database.write(act)
+        await self._database.write(body)
 
 
-async def _newest(transaction: Transaction, graph_id: str, owner: str) -> GraphRecord | None:
-    """The newest version, kept so by a lock; None if there is none yet, Conflict if it is another owner's."""
+async def _locked_newest(transaction: Transaction, graph_id: str, owner: str) -> GraphRecord | None:
+    """Lock the graph and return its newest version, None if it has none yet; Conflict if it is another owner's."""
     lock = transaction.dialect.update_lock
     row = await transaction.row(f"SELECT owner, newest FROM graphs WHERE id = ?{lock}", graph_id)
     assert row is not None, "it was made just before"
     if row[0] != owner:
         raise Conflict(f"graph {graph_id!r} is another owner's; save it under an id of its own")
-    return await _there(transaction, graph_id) if row[1] else None
+    return await _newest_version(transaction, graph_id) if row[1] else None
 
 
-async def _there(transaction: Transaction, graph_id: str) -> GraphRecord:
+async def _newest_version(transaction: Transaction, graph_id: str) -> GraphRecord:
     row = await transaction.row(f"{SELECT_NEWEST} WHERE graphs.id = ?", graph_id)
     if row is None:
         raise codec.StoreCorrupt("graphs", graph_id, "its newest version is not there")
-    return _record(row)
+    return _decode(row)
 
 
-def _record(row: Row) -> GraphRecord:
+def _decode(row: Row) -> GraphRecord:
     id, version, owner, name, document, digest, created_ms, is_archived = row
     key = f"{id}/{version}"
-    named, content = codec.read_text("graph_versions", key, name), codec.read_object("graph_versions", key, document)
-    return GraphRecord(id, version, owner, named, content, digest, created_ms, bool(is_archived))
-
-
-def _check_expected(graph_id: str, newest: int, expected: int | None) -> None:
-    if expected is not None and expected != newest:
-        there = f"the newest version is {newest}" if newest else "there is none"
-        raise Conflict(f"graph {graph_id!r} was expected at version {expected}, and {there}; look at it and save again")
+    graph_name, content = (
+        codec.decode_text("graph_versions", key, name),
+        codec.decode_object("graph_versions", key, document),
+    )
+    return GraphRecord(id, version, owner, graph_name, content, digest, created_ms, bool(is_archived))

@@ -1,11 +1,11 @@
-"""What runs remember beyond their end, in SQL.
+"""SQL store of what runs remember beyond their end.
 
-A search is answered by an index of words: it reads the places of the words that are sought, counts them by memory, and
-reads the few memories that are asked for. So it does not matter how long memories are, and what a search costs is
-bounded by how many words it looks for and how many memories a space has.
+A search uses an index of words: it reads the index rows of the words in the query, counts them by memory, and reads
+only the memories it returns. So the length of memories does not matter, and the cost of a search is bounded by the
+number of words in the query and the number of memories in the space.
 
-The row of a space is locked by whoever writes into it, in PostgreSQL: the order of its memories, and how many it has,
-are the same for everybody.
+In PostgreSQL a writer locks the row of the space: the order and the number of its memories are the same for all
+connections.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 from penstock.nodes import memory
 from penstock.nodes.memory import Memory
-from penstock.storage.databases.port import Database, Transaction, Value, marks
-from penstock.storage.memory.memories import to_keep
-from penstock.storage.sql import codec
+from penstock.storage import codec
+from penstock.storage.port import Database, Transaction, Value, placeholders
+from penstock.storage.rules import encode_memory
 
 LOCK_SPACE = (
     "INSERT INTO memory_spaces (space, size) VALUES (?, 0) "
@@ -42,57 +42,57 @@ class SqlMemoryStore:
         self._database = database
 
     async def get(self, space: str, key: str) -> Memory | None:
-        found = await self._found(space, f"{SELECT} AND key = ?", codec.sought(space), codec.sought(key))
+        found = await self._select(space, f"{SELECT} AND key = ?", codec.lookup_key(space), codec.lookup_key(key))
         return found[0] if found else None
 
     async def put(self, space: str, key: str, value: Any) -> None:
-        kept = to_keep(space, key, value)
+        encoded = encode_memory(space, key, value)
 
-        async def act(transaction: Transaction) -> None:
+        async def body(transaction: Transaction) -> None:
             row = await transaction.row(LOCK_SPACE, space)
             assert row is not None, "it is made if it is not there"
             number, size = row
             size += 1 - await transaction.run(FORGET_KEY, number, key)
-            added = await transaction.row(INSERT, number, key, kept.written)
+            added = await transaction.row(INSERT, number, key, encoded.value)
             assert added is not None, "what was under the key is gone"
-            await transaction.run_many(INSERT_WORD, [(number, word, added[0]) for word in kept.words])
+            await transaction.run_many(INSERT_WORD, [(number, word, added[0]) for word in encoded.words])
             if size > memory.MAX_MEMORIES:
                 size -= await transaction.run(FORGET_OLDEST, number, size - memory.MAX_MEMORIES)
             await transaction.run(RESIZE, size, number)
 
-        await self._database.write(act)
+        await self._database.write(body)
 
     async def search(self, space: str, text: str, limit: int = 10) -> Sequence[Memory]:
-        most, sought = codec.limit(limit), memory.words_sought(text)
-        if not sought:
-            return await self._found(space, SELECT_NEWEST, codec.sought(space), most)
-        return await self._found(space, _nearest(len(sought)), codec.sought(space), *sought, most)
+        maximum, words = codec.limit(limit), memory.words_sought(text)
+        if not words:
+            return await self._select(space, SELECT_NEWEST, codec.lookup_key(space), maximum)
+        return await self._select(space, _nearest(len(words)), codec.lookup_key(space), *words, maximum)
 
-    async def _found(self, space: str, statement: str, *values: Value) -> Sequence[Memory]:
-        async def act(transaction: Transaction) -> Sequence[Memory]:
+    async def _select(self, space: str, statement: str, *values: Value) -> Sequence[Memory]:
+        async def body(transaction: Transaction) -> Sequence[Memory]:
             rows = await transaction.rows(statement, *values)
-            return [Memory(key, codec.read_document("memories", f"{space}/{key}", value)) for key, value in rows]
+            return [Memory(key, codec.decode_document("memories", f"{space}/{key}", value)) for key, value in rows]
 
-        return await self._database.read(act)
+        return await self._database.read(body)
 
 
 async def forget_runs(transaction: Transaction, run_ids: Iterable[str]) -> None:
-    """Forget what runs remembered for themselves alone."""
+    """Remove the memories in the private spaces of runs."""
     spaces = [(memory.space_of_run(id),) for id in run_ids]
     await transaction.run_many("DELETE FROM memory_spaces WHERE space = ?", spaces)
 
 
 async def forget_chats(transaction: Transaction, chat_ids: Iterable[str]) -> None:
-    """Forget what was remembered in chats."""
+    """Remove the memories in the spaces of chats."""
     spaces = [(memory.space_of_chat(id),) for id in chat_ids]
     await transaction.run_many("DELETE FROM memory_spaces WHERE space = ?", spaces)
 
 
 def _nearest(words: int) -> str:
-    """The statement for those that have most of so many words, the newer of two first."""
+    """Return the statement that finds the memories with the most of `words` words, newer ones first among equals."""
     nearest = (
-        f"SELECT number, count(*) AS shared FROM memory_words WHERE space = {SPACE} AND word IN ({marks(words)}) "
-        "GROUP BY number ORDER BY shared DESC, number DESC LIMIT ?"
+        f"SELECT number, count(*) AS shared FROM memory_words WHERE space = {SPACE} "
+        f"AND word IN ({placeholders(words)}) GROUP BY number ORDER BY shared DESC, number DESC LIMIT ?"
     )
     return (
         f"SELECT memories.key, memories.value FROM ({nearest}) AS nearest JOIN memories "

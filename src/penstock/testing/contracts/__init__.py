@@ -1,4 +1,4 @@
-"""What every implementation of a port must do, as tests to inherit.
+"""Contracts of ports: tests that every implementation inherits.
 
 - LedgerStoreContract: accounts by name, holds by key
 - `penstock.testing.contracts.stores`: runs, events, journals, graphs, approvals, cancels, chats and memories of

@@ -1,6 +1,6 @@
-"""What every `LedgerStore` must do; the in-memory store is the specification.
+"""The contract of every `LedgerStore`; the in-memory store is the specification.
 
-Inherit and say how a store is made, and pytest runs every sentence below against it:
+Inherit and define how a store is made, and pytest runs every test below against it:
 
     class TestMyStore(LedgerStoreContract):
         def make_store(self, clock: Clock) -> LedgerStore:
@@ -14,59 +14,20 @@ failed assertion. Only the standard library is imported here; not even pytest.
 from __future__ import annotations
 
 import unittest
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import fields, replace
-from functools import cached_property
-from typing import TypeVar
+from collections.abc import Callable
+from dataclasses import replace
 
-from penstock.clock import Clock
 from penstock.containment.accounts import Balance
-from penstock.containment.ledger import Amounts, LedgerStore
+from penstock.containment.ledger import Amounts
 from penstock.containment.limits import NO_LIMITS, Limits
 from penstock.errors import InvalidValue, KeyTaken, LedgerError, LedgerUnavailable
-from penstock.stops import Stop, StopReason
-from penstock.testing.clock import ManualClock
-from penstock.testing.contracts.threads import at_once
-
-T = TypeVar("T")
-
-ASK = Amounts(cost_nanos=10, tokens_in=3, tokens_out=4, api_calls=1)
-USED = Amounts(cost_nanos=6, tokens_in=3, tokens_out=2)
-FIGURES = [field.name for field in fields(Balance) if field.name not in ("name", "limits")]
+from penstock.stops import StopReason
+from penstock.testing.contracts.ledger_tests import ASK, FIGURES, USED, figures, raises
+from penstock.testing.contracts.ledger_waiting import WaitingTests
 
 
-class LedgerStoreContract(ABC):
+class LedgerStoreContract(WaitingTests):
     """The tests a `LedgerStore` must pass: override `make_store`, and `broken` if the store can be broken."""
-
-    threads = 16
-    """How many threads the concurrent tests use; at least two."""
-    holds_per_thread = 10
-    """How many holds each of them asks for."""
-
-    @abstractmethod
-    def make_store(self, clock: Clock) -> LedgerStore:
-        """A new, empty store that takes its time from `clock`."""
-
-    def close_store(self, store: LedgerStore) -> None:  # noqa: B027 - most stores have nothing to give back
-        """Give back what the store holds open; called once after each test that made one."""
-
-    def broken(self, store: LedgerStore) -> AbstractContextManager[None] | None:
-        """A context in which `store` cannot record; None if nothing can break it."""
-        return None
-
-    @cached_property
-    def clock(self) -> ManualClock:
-        return ManualClock()
-
-    @cached_property
-    def store(self) -> LedgerStore:
-        return self.make_store(self.clock)
-
-    def teardown_method(self) -> None:
-        if "store" in self.__dict__:
-            self.close_store(self.store)
 
     def test_a_new_account_is_empty(self) -> None:
         limits = Limits(cost_nanos=5, steps=4, tokens=3, api_calls=2, retries=1, time_ns=9)
@@ -98,28 +59,28 @@ class LedgerStoreContract(ABC):
             with raises(LedgerError):
                 self.store.open_account("step", NO_LIMITS, parent=other)
 
-    def test_an_account_nobody_opened_is_a_key_error(self) -> None:
+    def test_an_unknown_account_is_a_key_error(self) -> None:
         with raises(KeyError):
-            self.store.open_account("run", NO_LIMITS, parent="nobody")
+            self.store.open_account("run", NO_LIMITS, parent="unknown")
         with raises(KeyError):
             self.store.balance("run")
         with raises(KeyError):
-            self.store.hold("k", "nobody", ASK)
+            self.store.hold("k", "unknown", ASK)
         with raises(KeyError):
-            self.store.draw_retry("nobody")
+            self.store.draw_retry("unknown")
         with raises(KeyError):
-            self.store.draw_retry("nobody", "k")
+            self.store.draw_retry("unknown", "k")
         with raises(KeyError):
-            self.store.grant("nobody", NO_LIMITS)
+            self.store.grant("unknown", NO_LIMITS)
         with raises(KeyError):
-            self.store.charge("k", "nobody", USED)
+            self.store.charge("k", "unknown", USED)
         self.store.open_account("run", NO_LIMITS)
         with raises(KeyError):
-            self.store.put_under("nobody", "run")
+            self.store.put_under("unknown", "run")
         with raises(KeyError):
-            self.store.put_under("run", "nobody")
+            self.store.put_under("run", "unknown")
 
-    def test_a_hold_takes_from_its_account_and_every_ancestor_in_one_act(self) -> None:
+    def test_a_hold_takes_from_its_account_and_every_ancestor_atomically(self) -> None:
         self.open_tree()
         self.take("k")
         for account in ("step", "graph", "run"):
@@ -203,7 +164,7 @@ class LedgerStoreContract(ABC):
                 before = self.figures(name)
                 with raises(KeyTaken):
                     self.store.hold(name, name, ASK)
-                assert self.figures(name) == before, f"{name}: a call that left now would be nobody's to pay"
+                assert self.figures(name) == before, f"{name}: a call that left now would not be charged to any budget"
 
     def test_a_withdrawn_key_can_be_held_anew(self) -> None:
         self.open_tree()
@@ -240,10 +201,10 @@ class LedgerStoreContract(ABC):
                 self.store.hold("k", other, ASK)
         assert self.figures("run") == before
 
-    def test_a_key_nobody_held_is_a_ledger_error(self) -> None:
+    def test_a_key_that_was_never_held_is_a_ledger_error(self) -> None:
         for end in self.endings().values():
             with raises(LedgerError):
-                end("nobody")
+                end("unknown")
 
     def test_a_hold_that_has_ended_cannot_end_in_another_way(self) -> None:
         for name, end in self.endings().items():
@@ -281,7 +242,7 @@ class LedgerStoreContract(ABC):
         self.store.open_account("step", NO_LIMITS, parent="graph")
         assert self.refused("k", "step").budget == "graph"
 
-    def test_a_hold_that_does_not_fit_is_refused_with_what_was_asked(self) -> None:
+    def test_a_hold_that_does_not_fit_is_refused_with_the_requested_amount(self) -> None:
         self.open_tree(Limits(cost_nanos=10_000_000_000))
         self.take("k1", "step", Amounts(7_000_000_000))
         stop = self.refused("k2", "step", Amounts(4_000_000_000))
@@ -297,7 +258,7 @@ class LedgerStoreContract(ABC):
         with raises(LedgerError):
             self.store.settle("k", USED)
 
-    def test_a_refused_key_can_be_asked_for_again(self) -> None:
+    def test_a_refused_key_can_be_requested_again(self) -> None:
         self.open_tree(Limits(cost_nanos=10))
         self.take("k1")
         self.refused("k2", "step")
@@ -308,6 +269,10 @@ class LedgerStoreContract(ABC):
         self.store.open_account("run", Limits(cost_nanos=20, steps=2, tokens=14, api_calls=2))
         self.take("k1", "run")
         self.take("k2", "run")
+        stop = self.refused("k3", "run")
+        assert stop.reason is StopReason.STEP_LIMIT_EXCEEDED, "what is held may come free, the steps do not"
+        self.store.settle("k1", ASK)
+        self.store.settle("k2", ASK)
         assert self.refused("k3", "run").reason is StopReason.BUDGET_EXCEEDED
 
     def test_time_runs_out_on_the_clock_the_store_was_given(self) -> None:
@@ -382,7 +347,7 @@ class LedgerStoreContract(ABC):
         before = self.figures("run")
         self.store.grant("run", Limits(cost_nanos=1, steps=1, tokens=1, api_calls=1, retries=1))
         assert self.figures("run") == before
-        assert self.refused("k3", "step").reason is StopReason.BUDGET_EXCEEDED
+        assert self.refused("k3", "step").reason is StopReason.STEP_LIMIT_EXCEEDED
         self.store.settle("k1", USED)
         self.store.leave_unresolved("k2")
         assert self.figures("run") == figures(
@@ -449,7 +414,7 @@ class LedgerStoreContract(ABC):
                 end("charged")
         assert self.figures() == before
 
-    def test_what_an_account_has_taken_counts_at_the_one_it_is_put_under_and_all_above_that(self) -> None:
+    def test_what_an_account_has_taken_counts_at_its_new_parent_and_all_ancestors(self) -> None:
         self.open_tree()
         self.use_all_kinds("step")
         self.store.open_account("day", NO_LIMITS)
@@ -461,7 +426,7 @@ class LedgerStoreContract(ABC):
             above = {name: charged[name] + figure for name, figure in self.figures("run").items()}
             assert self.figures(account) == above, account
 
-    def test_what_ends_after_its_account_was_put_under_another_ends_there_too(self) -> None:
+    def test_holds_that_end_after_their_account_was_moved_end_at_its_new_ancestors_too(self) -> None:
         self.open_tree()
         for key in ("step", "graph"):
             self.use_all_kinds(key)
@@ -477,7 +442,7 @@ class LedgerStoreContract(ABC):
         assert self.figures("day") == self.figures("run")
         assert self.store.balance("day").held_nanos == 0
 
-    def test_the_ceilings_of_the_one_it_was_put_under_hold_for_an_account_and_all_below(self) -> None:
+    def test_the_ceilings_of_a_new_parent_apply_to_an_account_and_its_descendants(self) -> None:
         self.open_tree()
         self.take("k", ask=Amounts(6))
         self.store.open_account("day", Limits(cost_nanos=10))
@@ -486,7 +451,7 @@ class LedgerStoreContract(ABC):
         self.store.settle("k", Amounts(5))
         self.take("k2", "graph", Amounts(5))
 
-    def test_an_account_may_be_put_under_one_whose_ceilings_it_has_passed_and_then_nothing_starts(self) -> None:
+    def test_an_account_may_be_put_under_a_parent_whose_ceilings_it_exceeds_and_then_nothing_starts(self) -> None:
         self.store.open_account("run", NO_LIMITS)
         self.use_all_kinds("run")
         used_up = Limits(cost_nanos=1, steps=0, tokens=1, api_calls=0, retries=0)
@@ -496,7 +461,7 @@ class LedgerStoreContract(ABC):
         assert self.store.balance("day").limits == used_up
         assert self.refused("k", "run").budget == "day"
 
-    def test_an_account_that_is_put_under_the_same_again_is_counted_once(self) -> None:
+    def test_putting_an_account_under_the_same_parent_again_counts_once(self) -> None:
         self.open_tree()
         self.use_all_kinds("step")
         before = self.figures("run")
@@ -507,7 +472,7 @@ class LedgerStoreContract(ABC):
             self.store.open_account("step", NO_LIMITS, parent="run")
         self.store.open_account("step", NO_LIMITS, parent="graph")
 
-    def test_an_account_can_be_put_between_another_and_what_that_was_under(self) -> None:
+    def test_an_account_can_be_put_between_another_and_its_parent(self) -> None:
         self.store.open_account("day", NO_LIMITS)
         self.store.open_account("run", NO_LIMITS, parent="day")
         self.use_all_kinds("run")
@@ -520,7 +485,7 @@ class LedgerStoreContract(ABC):
         assert self.figures("day") == self.figures("owner") == self.figures("run")
         assert self.store.forget(["owner", "day"]) == 0, "an account is under them"
 
-    def test_an_account_is_not_put_under_itself_nor_taken_away_from_what_it_is_under(self) -> None:
+    def test_an_account_is_not_put_under_itself_nor_removed_from_its_parent(self) -> None:
         self.open_tree()
         self.store.open_account("other", NO_LIMITS)
         self.use_all_kinds("step")
@@ -560,7 +525,7 @@ class LedgerStoreContract(ABC):
         for name in names:
             self.store.put_under(name, "day")
         under = [self.figures(name) for name in names]
-        assert self.figures("day") == {figure: sum(one[figure] for one in under) for figure in FIGURES}
+        assert self.figures("day") == {figure: sum(child[figure] for child in under) for figure in FIGURES}
         assert self.store.balance("day").attempts == self.threads * self.holds_per_thread
 
     def test_a_ceiling_is_not_passed_by_holds_that_meet_an_account_being_put_under_it(self) -> None:
@@ -578,7 +543,7 @@ class LedgerStoreContract(ABC):
         assert self.figures("day") == self.figures("run")
         assert self.store.balance("day").steps_open == room
 
-    def test_holds_that_are_open_are_listed_by_the_beginning_of_their_key(self) -> None:
+    def test_open_holds_are_listed_by_key_prefix(self) -> None:
         self.open_tree()
         assert dict(self.store.held()) == {}
         for key in ("r/1/a", "r/1/b", "r/10/a", "R/1/a", "r%", "r_1/a", "x/r/1", "r/1/ünï🌊/a"):
@@ -601,7 +566,7 @@ class LedgerStoreContract(ABC):
         assert set(self.at_once(lambda thread: self.store.draw_retry("step", "k"))) == {True}
         assert self.figures("run") == figures(spent_nanos=6, tokens_in=3, tokens_out=2, retries=1)
 
-    def test_unresolved_holds_are_listed_with_what_was_asked_for_them(self) -> None:
+    def test_unresolved_holds_are_listed_with_their_amounts(self) -> None:
         self.open_tree()
         assert dict(self.store.unresolved()) == {}
         for key in ("held", "settled", "lost"):
@@ -609,6 +574,16 @@ class LedgerStoreContract(ABC):
         self.store.settle("settled", USED)
         self.store.leave_unresolved("lost")
         assert dict(self.store.unresolved()) == {"lost": ASK}
+
+    def test_unresolved_holds_are_listed_by_prefix(self) -> None:
+        self.open_tree()
+        for key in ("r/1/a", "r/1/b", "r/2/a", "r%", "r_1/a", "rest"):
+            self.take(key)
+            self.store.leave_unresolved(key)
+        self.take("r/1/held")
+        assert set(self.store.unresolved("r/1/")) == {"r/1/a", "r/1/b"}
+        assert set(self.store.unresolved("r/")) == {"r/1/a", "r/1/b", "r/2/a"}
+        assert (set(self.store.unresolved("r%")), set(self.store.unresolved("r_"))) == ({"r%"}, {"r_1/a"})
 
     def test_an_unresolved_hold_can_be_settled_when_its_bill_arrives(self) -> None:
         self.open_tree()
@@ -677,7 +652,7 @@ class LedgerStoreContract(ABC):
         assert set(self.at_once(lambda thread: self.store.hold("k", "step", ASK))) == {None}
         assert self.figures("run") == figures(held_nanos=10, steps_open=1, tokens_held=7, api_calls=1, attempts=1)
 
-    def test_of_many_that_open_an_account_with_other_limits_one_does(self) -> None:
+    def test_of_concurrent_openings_with_other_limits_one_succeeds(self) -> None:
         def work(thread: int) -> int | None:
             try:
                 self.store.open_account("run", Limits(steps=thread))
@@ -709,7 +684,7 @@ class LedgerStoreContract(ABC):
         self.at_once(lambda thread: self.store.settle("k", USED))
         assert self.store.balance("run").spent_nanos == 6
 
-    def test_a_forgotten_account_is_as_if_it_had_never_been_and_what_it_used_stays_counted_above(self) -> None:
+    def test_a_removed_account_is_unknown_and_its_use_stays_counted_at_its_ancestors(self) -> None:
         self.open_tree()
         for key, end in self.endings().items():
             self.take(key)
@@ -728,11 +703,11 @@ class LedgerStoreContract(ABC):
         self.take("settle")
         assert self.figures() == figures(held_nanos=10, tokens_held=7, steps_open=1, attempts=1, api_calls=1)
 
-    def test_accounts_that_others_are_under_or_that_something_is_held_from_are_not_forgotten(self) -> None:
+    def test_accounts_with_children_or_open_holds_are_not_removed(self) -> None:
         self.open_tree()
         self.store.open_account("other", NO_LIMITS, parent="graph")
         self.take("k")
-        assert self.store.forget(["run", "graph", "step", "other", "nobody"]) == 1
+        assert self.store.forget(["run", "graph", "step", "other", "unknown"]) == 1
         with raises(KeyError):
             self.store.balance("other")
         self.store.release("k")
@@ -762,10 +737,10 @@ class LedgerStoreContract(ABC):
             assert len(page) <= 3
             found += page
         assert found == names
-        assert list(self.store.aged(0, after="nobody")) == [], "behind one that is not there comes nothing"
+        assert list(self.store.aged(0, after="unknown")) == [], "a page after an unknown account is empty"
         assert len(self.store.aged(0, limit=10**30)) == 7
 
-    def test_a_forgotten_account_is_not_listed_and_one_of_its_name_is_a_new_one(self) -> None:
+    def test_a_removed_account_is_not_listed_and_its_name_can_be_used_again(self) -> None:
         for name in ("a", "b", "c"):
             self.store.open_account(name, NO_LIMITS)
         self.clock.advance(10)
@@ -782,7 +757,7 @@ class LedgerStoreContract(ABC):
             with raises(InvalidValue):
                 self.store.aged(0, limit=limit)  # type: ignore[arg-type]
 
-    def test_a_store_that_cannot_record_says_so_and_changes_nothing(self) -> None:
+    def test_a_store_that_cannot_record_raises_and_changes_nothing(self) -> None:
         self.open_tree()
         self.store.open_account("unused", NO_LIMITS)
         self.take("k")
@@ -790,7 +765,7 @@ class LedgerStoreContract(ABC):
         broken = self.broken(self.store)
         if broken is None:
             raise unittest.SkipTest("nothing can break this store")
-        acts: dict[str, Callable[[], object]] = {
+        operations: dict[str, Callable[[], object]] = {
             "open_account": lambda: self.store.open_account("new", NO_LIMITS),
             "hold": lambda: self.store.hold("k2", "step", ASK),
             "grant": lambda: self.store.grant("run", Limits(steps=9)),
@@ -805,66 +780,9 @@ class LedgerStoreContract(ABC):
             "forget": lambda: self.store.forget(["unused"]),
         }
         with broken:
-            for act in acts.values():
+            for operation in operations.values():
                 with raises(LedgerUnavailable):
-                    act()
+                    operation()
         assert self.figures() == before
         self.store.settle("k", USED)
         assert self.store.balance("run").spent_nanos == 6
-
-    def open_tree(self, limits: Limits = NO_LIMITS) -> None:
-        """Three levels: step under graph under run, with `limits` on the run."""
-        self.store.open_account("run", limits)
-        self.store.open_account("graph", NO_LIMITS, parent="run")
-        self.store.open_account("step", NO_LIMITS, parent="graph")
-
-    def take(self, key: str, account: str = "step", ask: Amounts = ASK) -> None:
-        assert self.store.hold(key, account, ask) is None
-
-    def use_all_kinds(self, account: str) -> None:
-        """Have the account used in every way there is; one hold of it stays held, one unresolved."""
-        for key in ("held", "unresolved", "settled", "failed", "released"):
-            self.take(f"{account} {key}", account)
-        self.store.leave_unresolved(f"{account} unresolved")
-        self.store.settle(f"{account} settled", USED)
-        self.store.settle(f"{account} failed", USED, succeeded=False)
-        self.store.release(f"{account} released")
-        self.store.charge(f"{account} charged", account, USED)
-        assert self.store.draw_retry(account)
-
-    def refused(self, key: str, account: str, ask: Amounts = ASK) -> Stop:
-        stop = self.store.hold(key, account, ask)
-        assert stop is not None, f"{account} had no room for {ask}"
-        return stop
-
-    def endings(self) -> dict[str, Callable[[str], None]]:
-        """Every way for a hold to end, by the key of the hold."""
-        return {
-            "settle": lambda key: self.store.settle(key, USED),
-            "release": self.store.release,
-            "withdraw": self.store.withdraw,
-            "leave_unresolved": self.store.leave_unresolved,
-        }
-
-    def figures(self, account: str = "step") -> dict[str, int]:
-        return {name: getattr(self.store.balance(account), name) for name in FIGURES}
-
-    def at_once(self, work: Callable[[int], T]) -> list[T]:
-        """What `work` answers to each of the threads, which give way to each other at every line of the store."""
-        package = type(self.store).__module__.partition(".")[0]
-        return at_once(self.threads, work, within=package)
-
-
-def figures(**nonzero: int) -> dict[str, int]:
-    """All figures of a balance, 0 where nothing else is said."""
-    return dict.fromkeys(FIGURES, 0) | nonzero
-
-
-@contextmanager
-def raises(kind: type[Exception]) -> Iterator[None]:
-    """Fail unless the body raises `kind`."""
-    try:
-        yield
-    except kind:
-        return
-    raise AssertionError(f"{kind.__name__} was not raised")

@@ -1,7 +1,7 @@
-"""Threads that meet.
+"""Run threads so that races happen.
 
-Left alone, short critical sections are hardly ever interrupted, and a missing lock passes its tests. Here a thread
-gives way at every line of the code under test, so that a race which is possible does happen.
+Normally, short critical sections are hardly ever interrupted, and a missing lock passes its tests. Here a thread yields
+at every line of the code under test, so that a race which is possible does happen.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def at_once(count: int, work: Callable[[int], T], *, within: str = "penstock") -> list[T]:
-    """What `work` answers to each of `count` threads, which start together and give way at every line of `within`."""
+    """Return the results of `work` on `count` threads, which start together and yield at every line of `within`."""
     start = threading.Barrier(count)
 
     def run(thread: int) -> T:
@@ -31,7 +31,7 @@ def at_once(count: int, work: Callable[[int], T], *, within: str = "penstock") -
 
 @contextmanager
 def giving_way(within: str = "penstock") -> Iterator[None]:
-    """Threads that are started meanwhile give way at every line of `within`."""
+    """Make threads started in the block yield at every line of `within`."""
 
     def give_way(frame: FrameType, event: str, arg: Any) -> Any:
         if not f"{frame.f_globals.get('__name__')}.".startswith(f"{within}."):

@@ -1,4 +1,4 @@
-"""A scripted model provider, in process and over HTTP, whose invoice is the judge of money."""
+"""A scripted model provider, in process and over HTTP, whose invoice is the reference for costs."""
 
 from penstock.testing.provider.behaviours import (
     Answer,
@@ -13,29 +13,17 @@ from penstock.testing.provider.behaviours import (
     Stall,
 )
 from penstock.testing.provider.fake import FakeProvider, ScriptEnded
-from penstock.testing.provider.http import (
-    Cut,
-    Disconnect,
-    Fail,
-    FakeProviderServer,
-    Fate,
-    Garble,
-    Hang,
-    Say,
-    ToolCall,
-    Truncate,
-    WireRequest,
-    by_chance,
-    count_input_tokens,
-    count_tokens,
-)
+from penstock.testing.provider.fates import Cut, Endless, Fail, Fate, Garble, Hang, Say, ToolCall, Truncate, by_chance
+from penstock.testing.provider.http import Disconnect, FakeProviderServer
 from penstock.testing.provider.invoice import Invoice, InvoiceLine
+from penstock.testing.provider.request import WireRequest, count_input_tokens, count_tokens
 
 __all__ = [
     "Answer",
     "Behaviour",
     "Cut",
     "Disconnect",
+    "Endless",
     "Fail",
     "FailAfterBilling",
     "FakeProvider",

@@ -1,6 +1,6 @@
-"""What a provider may do to you, as data.
+"""Behaviours of a model provider, as data.
 
-Each value is one request's fate; a script is a list of them. A closed union: `fake` plays every one.
+Each value is the outcome of one request; a script is a list of them. A closed union: `fake` plays every one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class FailAfterBilling:
-    """Everything is generated and billed, and then the caller gets `error` instead."""
+    """The answer is generated and billed in full, and the caller gets `error` instead."""
 
     error: Throwable = ConnectionResetError
     input_tokens: int = 100
@@ -44,7 +44,7 @@ class FailAfterBilling:
 
 @dataclass(frozen=True, slots=True)
 class RefuseFree:
-    """Turned away before anything was generated: rate limit, bad request, bad key."""
+    """The request is refused before anything was generated: rate limit, bad request, bad key."""
 
     status: int = 429
     retry_after_s: float | None = None
@@ -52,7 +52,7 @@ class RefuseFree:
 
 @dataclass(frozen=True, slots=True)
 class ServerError:
-    """The provider breaks; the caller cannot tell from the status whether it was `billed`."""
+    """The provider fails; the status does not show the caller whether the request was `billed`."""
 
     status: int = 500
     billed: bool = False
@@ -73,7 +73,7 @@ class LieAboutUsage:
 
 @dataclass(frozen=True, slots=True)
 class NoUsage:
-    """A normal, billed answer that says nothing about its usage."""
+    """A normal, billed answer that does not report its usage."""
 
     text: str = "ok"
     input_tokens: int = 100
@@ -89,7 +89,7 @@ class Raise:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """`seconds` longer than usual, and then whatever `then` does."""
+    """A delay of `seconds` longer than usual, followed by the behaviour `then`."""
 
     seconds: float
     then: Behaviour = field(default_factory=Answer)

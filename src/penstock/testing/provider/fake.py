@@ -1,10 +1,10 @@
-"""A model provider in process that does what its script says and bills for what it did.
+"""A scripted in-process model provider that bills for what it generates.
 
-A real provider charges for what it generated, whether or not the answer arrived, and whatever the answer says about its
-usage. So does this one. A request goes on the invoice, as cut off, the moment generation begins; the line is corrected
-when the request comes to its end. Whoever cancels, disconnects or dies in between has been billed already.
+A real provider charges for what it generated, whether or not the answer arrived, and whatever usage the answer reports.
+So does this one. A request is on the invoice, as cut off, the moment generation begins; the line is corrected when the
+request ends. A caller that cancels, disconnects or dies in between has been billed already.
 
-It knows nothing of ledgers and budgets: it is what they are judged by.
+It knows nothing of ledgers and budgets: they are checked against it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from penstock.testing.provider.behaviours import (
     Stall,
     Throwable,
 )
+from penstock.testing.provider.generation import Generation
 from penstock.testing.provider.invoice import Invoice, InvoiceLine
-from penstock.testing.provider.responses import SHAPES, Reply, Shape, in_shape
+from penstock.testing.provider.responses import SHAPES, Shape, in_shape
 
 Script: TypeAlias = Iterable[Behaviour] | Callable[[int], Behaviour] | None
 
@@ -46,7 +47,7 @@ class ScriptEnded(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A behaviour worked out: what it generates, says and raises. The zeros are a request that is free."""
+    """A behaviour worked out: what it generates, reports and raises. All zeros is a free request."""
 
     outcome: str
     input_tokens: int = 0
@@ -54,7 +55,7 @@ class _Plan:
     wait_s: float = 0.0
     cost_nanos: int | None = None  # None: the list price
     text: str = ""
-    reports: tuple[int, int] | Literal["truth"] | None = None  # None: nothing about usage
+    reports: tuple[int, int] | Literal["truth"] | None = None  # None: usage is not reported
     raises: Throwable | None = None
 
 
@@ -64,12 +65,14 @@ class _Request:
     line: InvoiceLine
 
     @property
-    def reply(self) -> Reply:
+    def generation(self) -> Generation:
         line, usage = self.line, self.plan.reports
         if usage == "truth":
             usage = (line.input_tokens, line.output_tokens)
         cut_short = line.output_tokens < self.plan.output_tokens
-        return Reply(line.number, line.model, self.plan.text, usage, cut_short)
+        return Generation(
+            self.plan.text, (), line.input_tokens, line.output_tokens, cut_short, usage, line.model, line.number
+        )
 
 
 class FakeProvider:
@@ -96,7 +99,7 @@ class FakeProvider:
         self.model = model
         self.invoice = Invoice()
         self.prices = PriceBook(registered={model: Price(input_usd_per_mtok, output_usd_per_mtok)})
-        """The list prices, to give to a run."""
+        """The list prices, to pass to a run."""
         self._input_rate = to_nanos(input_usd_per_mtok, "input_usd_per_mtok")
         self._output_rate = to_nanos(output_usd_per_mtok, "output_usd_per_mtok")
         self._shape: Shape = shape
@@ -117,23 +120,23 @@ class FakeProvider:
         return self._finish(request)
 
     async def acomplete(self, prompt: object = "…", *, max_tokens: int | None = None) -> Any:
-        """Answer `prompt`; others run meanwhile, even at a latency of zero."""
+        """Answer `prompt`; other tasks run meanwhile, even at a latency of zero."""
         request = self._accept(max_tokens)
         await asyncio.sleep(request.plan.wait_s)
         return self._finish(request)
 
     def price_nanos(self, input_tokens: int, output_tokens: int) -> int:
-        """The list price, rounded down: a sum of lines never exceeds the price of the sum."""
+        """Return the list price, rounded down: a sum of lines never exceeds the price of the sum."""
         if input_tokens < 0 or output_tokens < 0:
             raise ValueError(f"{input_tokens} input and {output_tokens} output tokens: neither can be negative")
         return (input_tokens * self._input_rate + output_tokens * self._output_rate) // TOKENS_PER_PRICE
 
     def worst_case_usd(self, input_tokens: int, max_tokens: int) -> float:
-        """The most that a request with these tokens can cost at the list price, in US dollars."""
+        """Return the most that a request with these tokens can cost at the list price, in US dollars."""
         return to_usd(self.price_nanos(input_tokens, max_tokens))
 
     def _accept(self, max_tokens: int | None) -> _Request:
-        """Take the next behaviour, and put the request on the invoice as it stands if nobody ever comes back for it."""
+        """Take the next behaviour, and write the invoice line that remains if the request never ends."""
         with self._lock:
             behaviour = self._next_behaviour()
             request = self._priced(_plan(behaviour, self.latency_s), next(self._numbers), max_tokens)
@@ -141,12 +144,12 @@ class FakeProvider:
         return request
 
     def next_behaviour(self) -> Behaviour:
-        """Take one behaviour from the script, for whoever plays it elsewhere than in this process."""
+        """Take one behaviour from the script, to be played outside this process."""
         with self._lock:
             return self._next_behaviour()
 
     def open_line(self, line: InvoiceLine) -> InvoiceLine:
-        """`line` under a number of its own, on the invoice as it stands if nobody ever comes back for it."""
+        """Number `line` and write it to the invoice, where it remains unchanged if the request never ends."""
         with self._lock:
             line = replace(line, number=next(self._numbers))
             self.invoice.write(self._so_far(line))
@@ -173,7 +176,7 @@ class FakeProvider:
         self.invoice.write(request.line)
         if request.plan.raises is not None:
             raise request.plan.raises
-        return in_shape(self._shape, request.reply)
+        return in_shape(self._shape, request.generation)
 
 
 def _behaviours(script: Script) -> Iterator[Behaviour]:

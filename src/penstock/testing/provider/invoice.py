@@ -1,6 +1,6 @@
-"""What the provider says you owe.
+"""The provider's invoice.
 
-The judge of money in every test: it is written by the fake provider alone, and no ledger under test can touch it.
+The reference for costs in every test: only the fake provider writes it, and no ledger under test can change it.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Invoice:
 
     @property
     def calls(self) -> int:
-        """How many requests reached the provider, free ones included."""
+        """Number of requests that reached the provider, including free ones."""
         return len(self._lines)
 
     @property
     def billed_calls(self) -> int:
-        """How many requests were charged for."""
+        """Number of requests that were charged for."""
         return sum(line.billed for line in self.lines)
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], foot: tuple[str, 
 
 
 def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
-    # Words to the left, numbers to the right.
+    # Text is left-aligned, numbers right-aligned.
     cells = [
         text.ljust(width) if column in (1, 5) else text.rjust(width)
         for column, (text, width) in enumerate(zip(row, widths, strict=True))

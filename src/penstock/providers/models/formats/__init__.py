@@ -1,8 +1,8 @@
-"""The APIs that models are reached by, each in a file of its own: how a request is said, and how an answer is read."""
+"""The model APIs, each in a file of its own: how a request is written, and how a response is read."""
 
 from penstock.providers.models.formats.chat import Chat
-from penstock.providers.models.formats.format import CannotAsk, Format, StreamReader
+from penstock.providers.models.formats.format import Format, StreamReader, UnsupportedRequest
 from penstock.providers.models.formats.messages import Messages
 from penstock.providers.models.formats.responses import Responses
 
-__all__ = ["CannotAsk", "Chat", "Format", "Messages", "Responses", "StreamReader"]
+__all__ = ["Chat", "Format", "Messages", "Responses", "StreamReader", "UnsupportedRequest"]

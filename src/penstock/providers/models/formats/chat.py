@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions, and everything that imitates them."""
+"""OpenAI's Chat Completions API, and compatible servers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from penstock.agents.messages import ContentPart, Media, Message, ToolCall, written
+from penstock.agents.messages import ContentPart, Media, Message, ToolCall, arguments_json
 from penstock.agents.model import FinishReason, ModelRequest, ModelResponse
 from penstock.agents.tools import ToolSpec
 from penstock.providers.models.formats.format import (
@@ -20,8 +20,8 @@ from penstock.providers.models.formats.format import (
     is_strict,
     objects,
     text_of,
-    usage_in,
 )
+from penstock.runtime.billing.usage import read_usage
 
 SOUNDS: Mapping[str, str] = MappingProxyType({"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3"})
 FINISHES: Mapping[str, FinishReason] = MappingProxyType(
@@ -37,12 +37,12 @@ FINISHES: Mapping[str, FinishReason] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Chat Completions; `cap` is the field for the most output: servers that imitate them know the older name."""
+    """Chat Completions; `cap` is the field for the output limit: compatible servers know the older name."""
 
     cap: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
 
     def body(self, model: str, request: ModelRequest, *, streams: bool) -> dict[str, Any]:
-        """The request, as it is sent."""
+        """Return the JSON body of the request."""
         settings = request.settings
         body: dict[str, Any] = {
             "model": model,
@@ -63,24 +63,27 @@ class Chat:
         return body
 
     def read(self, answer: Fields) -> ModelResponse | None:
-        """A plain answer; None if the mark of its end is missing."""
+        """Read a response that was not streamed; None if its end marker is missing."""
         choice = next(iter(objects(answer.get("choices"))), {})
-        said = choice.get("message") or {}
-        calls = [_Begun.of(part, at) for at, part in enumerate(objects(said.get("tool_calls")))]
+        message = choice.get("message") or {}
+        calls = [_Begun.of(part, at) for at, part in enumerate(objects(message.get("tool_calls")))]
         reader = ChatReader(
-            [_text_in(said.get("content"))], text_of(said.get("refusal")), calls, text_of(choice.get("finish_reason"))
+            [_text_in(message.get("content"))],
+            text_of(message.get("refusal")),
+            calls,
+            text_of(choice.get("finish_reason")),
         )
         reader.about = answer
         return reader.whole()
 
     def reader(self) -> ChatReader:
-        """For one stream."""
+        """Return a reader for one stream."""
         return ChatReader()
 
 
 @dataclass(slots=True)
 class _Begun:
-    """A tool call on its way."""
+    """A tool call that may be incomplete."""
 
     index: int
     id: str
@@ -92,7 +95,7 @@ class _Begun:
         function = part.get("function") or {}
         index = part.get("index")
         given = function.get("arguments")
-        arguments = written(given) if isinstance(given, dict) else text_of(given)
+        arguments = arguments_json(given) if isinstance(given, dict) else text_of(given)
         number = index if isinstance(index, int) else at
         return cls(number, text_of(part.get("id")), text_of(function.get("name")), arguments)
 
@@ -109,15 +112,15 @@ class ChatReader:
     begun: list[_Begun] = field(default_factory=list)
     finish: str = ""
     about: Fields = field(default_factory=dict)
-    """What was said of the answer beside its content: the model, the usage."""
+    """The event with the metadata of the response: the model, the usage."""
 
     @property
     def is_ended(self) -> bool:
-        """Never: usage follows the mark of the end, and what ends the stream is no event."""
+        """Always False: usage follows the end marker, and the stream's terminator is not an event."""
         return False
 
     def feed(self, event: Fields) -> Iterable[str | ToolCall]:
-        """The text and the complete tool calls that become known with `event`."""
+        """Yield the text and the complete tool calls that `event` adds."""
         if (failure := error_in(event)) is not None:
             raise failure
         if event.get("usage") is not None or not self.about:
@@ -132,22 +135,22 @@ class ChatReader:
                 yield from self._piece(part)
             if choice.get("finish_reason") and not self.finish:
                 self.finish = text_of(choice["finish_reason"])
-                yield from (one.call() for one in self.begun[-1:])
+                yield from (call.call() for call in self.begun[-1:])
 
     def whole(self) -> ModelResponse | None:
-        """The answer; None as long as the mark of its end has not come."""
+        """Return the complete response; None until its end marker has arrived."""
         if not self.finish:
             return None
         text = "".join(self.texts) or self.refusal
-        calls = tuple(one.call() for one in self.begun)
+        calls = tuple(call.call() for call in self.begun)
         reason: FinishReason = "content_filter" if self.refusal else FINISHES.get(self.finish, "stop")
         if calls and reason == "stop":
-            reason = "tool_calls"  # some servers say so only in the message
-        usage = usage_in(self.about, text, calls)
+            reason = "tool_calls"  # some servers report "stop" together with tool calls
+        usage = read_usage(self.about)
         return ModelResponse(text, calls, usage, reason, text_of(self.about.get("model")) or None)
 
     def _piece(self, part: Fields) -> Iterable[ToolCall]:
-        """One piece of a tool call: the next begins when the one before is complete."""
+        """Add one piece of a tool call; yield the previous call, then complete, when a new one begins."""
         last = self.begun[-1] if self.begun else None
         at = 0 if last is None else last.index + 1 if part.get("id") else last.index
         piece = _Begun.of(part, at)
@@ -160,27 +163,31 @@ class ChatReader:
 
 
 def _text_in(content: Any) -> str:
-    """The text of an answer; some servers give it in parts, some of which are the model's thoughts."""
+    """Return the text of a response; some servers send it in parts, some of which are the model's thinking."""
     return text_of(content) or "".join(text_of(part.get("text")) for part in objects(content))
 
 
 def _messages(request: ModelRequest) -> list[dict[str, Any]]:
-    told = [{"role": "system", "content": request.instructions}] if request.instructions else []
-    return [*told, *map(_message, request.messages)]
+    system = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    return [*system, *map(_message, request.messages)]
 
 
 def _message(message: Message) -> dict[str, Any]:
     if message.role == "tool":
         return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.text}
     content = message.content if isinstance(message.content, str) else [_part(part) for part in message.content]
-    said: dict[str, Any] = {"role": message.role, "content": content}
+    item: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:
-        said["content"] = content or None
-        said["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": written(call.arguments)}}
+        item["content"] = content or None
+        item["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": arguments_json(call.arguments)},
+            }
             for call in message.tool_calls
         ]
-    return said
+    return item
 
 
 def _part(part: ContentPart) -> dict[str, Any]:

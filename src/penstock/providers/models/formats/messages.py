@@ -1,4 +1,4 @@
-"""Anthropic's Messages."""
+"""Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from penstock.providers.models.formats.format import (
     error_in,
     objects,
     text_of,
-    usage_in,
 )
+from penstock.runtime.billing.usage import read_usage
 
 FINISHES: Mapping[str, FinishReason] = MappingProxyType(
     {
@@ -38,15 +38,15 @@ class Messages:
     """The Messages API."""
 
     def body(self, model: str, request: ModelRequest, *, streams: bool) -> dict[str, Any]:
-        """The request, as it is sent."""
+        """Return the JSON body of the request."""
         settings = request.settings
         body: dict[str, Any] = {
             "model": model,
             "messages": _turns(request.messages),
             "max_tokens": request.max_output_tokens,
         }
-        told = [request.instructions, *(message.text for message in request.messages if message.role == "system")]
-        if system := "\n\n".join(filter(None, told)):
+        texts = [request.instructions, *(message.text for message in request.messages if message.role == "system")]
+        if system := "\n\n".join(filter(None, texts)):
             body["system"] = system
         if request.tools:
             body["tools"] = [_tool(spec) for spec in request.tools]
@@ -61,14 +61,14 @@ class Messages:
         return body
 
     def read(self, answer: Fields) -> ModelResponse | None:
-        """A plain answer; None if the mark of its end is missing."""
+        """Read a response that was not streamed; None if its end marker is missing."""
         blocks = objects(answer.get("content"))
         text = "".join(text_of(block.get("text")) for block in blocks if block.get("type") == "text")
         calls = [_call(block, block.get("input")) for block in blocks if block.get("type") == "tool_use"]
         return _response(answer, text, tuple(calls), text_of(answer.get("stop_reason")))
 
     def reader(self) -> MessagesReader:
-        """For one stream."""
+        """Return a reader for one stream."""
         return MessagesReader()
 
 
@@ -83,10 +83,10 @@ class MessagesReader:
     model: Any = None
     counts: dict[str, Any] = field(default_factory=dict)
     open_tools: dict[Any, tuple[Fields, list[str]]] = field(default_factory=dict)
-    """Tool calls whose arguments are on their way, by the number of their block."""
+    """Tool calls whose arguments are incomplete, by block index."""
 
     def feed(self, event: Fields) -> Iterable[str | ToolCall]:
-        """The text and the complete tool calls that become known with `event`."""
+        """Yield the text and the complete tool calls that `event` adds."""
         match event.get("type"):
             case "content_block_delta":
                 yield from self._piece(event.get("index"), event.get("delta") or {})
@@ -110,7 +110,7 @@ class MessagesReader:
                     raise failure
 
     def whole(self) -> ModelResponse | None:
-        """The answer; None as long as the mark of its end has not come."""
+        """Return the complete response; None until its end marker has arrived."""
         answer = {"model": self.model, "usage": self.counts or None}
         return _response(answer, "".join(self.texts), tuple(self.calls), self.finish)
 
@@ -129,7 +129,7 @@ class MessagesReader:
             self.open_tools[index][1].append(text_of(delta.get("partial_json")))
 
     def _count(self, counts: Any) -> None:
-        """The counts so far: what is said later, of the same kind, is the total."""
+        """Merge a usage report: a later count of the same kind is the new total."""
         if isinstance(counts, dict):
             self.counts |= {name: count for name, count in counts.items() if count is not None}
 
@@ -137,7 +137,7 @@ class MessagesReader:
 def _response(answer: Fields, text: str, calls: tuple[ToolCall, ...], finish: str) -> ModelResponse | None:
     if not finish:
         return None
-    usage = usage_in(answer, text, calls)
+    usage = read_usage(answer)
     return ModelResponse(text, calls, usage, FINISHES.get(finish, "stop"), text_of(answer.get("model")) or None)
 
 
@@ -147,7 +147,7 @@ def _call(block: Fields, given: Any) -> ToolCall:
 
 
 def _turns(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """The conversation in turns: results of tools are said by the user, and all results of a turn in one message."""
+    """Return the conversation in turns: tool results have the user role, all results of a turn in one message."""
     turns: list[dict[str, Any]] = []
     for message in messages:
         if message.role == "system":
@@ -166,7 +166,7 @@ def _blocks(message: Message) -> Iterator[dict[str, Any]]:
         yield {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.text}
         return
     parts = (message.content,) if isinstance(message.content, str) else message.content
-    yield from (_part(part) for part in parts if part)  # empty text is refused
+    yield from (_part(part) for part in parts if part)  # the API refuses empty text
     for call in message.tool_calls:
         arguments = {"arguments": call.arguments} if isinstance(call.arguments, str) else dict(call.arguments)
         yield {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}

@@ -1,6 +1,6 @@
-"""OpenAI's Responses, used without the provider's memory: every request has the whole conversation, nothing is stored.
+"""OpenAI's Responses API, used statelessly: every request has the whole conversation, nothing is stored.
 
-The items in which a model keeps its reasoning have no place in our messages, and are not sent back.
+Our messages cannot represent a model's reasoning items, so these are not sent back.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.agents.messages import ContentPart, Message, ToolCall, written
+from penstock.agents.messages import ContentPart, Message, ToolCall, arguments_json
 from penstock.agents.model import FinishReason, ModelRequest, ModelResponse
 from penstock.agents.tools import ToolSpec
 from penstock.providers.models.formats.format import (
-    CannotAsk,
     Fields,
     StreamError,
+    UnsupportedRequest,
     arguments_from,
     cannot_say,
     data_url,
@@ -23,8 +23,8 @@ from penstock.providers.models.formats.format import (
     is_strict,
     objects,
     text_of,
-    usage_in,
 )
+from penstock.runtime.billing.usage import read_usage
 
 ENDS = ("response.completed", "response.incomplete", "response.failed")
 
@@ -34,10 +34,10 @@ class Responses:
     """The Responses API."""
 
     def body(self, model: str, request: ModelRequest, *, streams: bool) -> dict[str, Any]:
-        """The request, as it is sent."""
+        """Return the JSON body of the request."""
         settings = request.settings
         if settings.stop:
-            raise CannotAsk("stop", settings.stop, "empty: the Responses API has no stop sequences")
+            raise UnsupportedRequest("stop", settings.stop, "empty: the Responses API has no stop sequences")
         body: dict[str, Any] = {
             "model": model,
             "input": [item for message in request.messages for item in _items(message)],
@@ -59,7 +59,7 @@ class Responses:
         return body
 
     def read(self, answer: Fields) -> ModelResponse | None:
-        """A plain answer; None if the mark of its end is missing."""
+        """Read a response that was not streamed; None if its end marker is missing."""
         status = answer.get("status")
         if status == "failed":
             raise error_in(answer) or StreamError("the response failed")
@@ -69,18 +69,18 @@ class Responses:
         refusal = "".join(text_of(part.get("refusal")) for part in parts)
         text = "".join(text_of(part.get("text")) for part in parts if part.get("type") == "output_text") or refusal
         calls = tuple(_call(item) for item in objects(answer.get("output")) if item.get("type") == "function_call")
-        usage = usage_in(answer, text, calls)
+        usage = read_usage(answer)
         reason = "content_filter" if refusal else _finish(answer, bool(calls))
         return ModelResponse(text, calls, usage, reason, text_of(answer.get("model")) or None)
 
     def reader(self) -> ResponsesReader:
-        """For one stream."""
+        """Return a reader for one stream."""
         return ResponsesReader(self)
 
 
 @dataclass(slots=True)
 class ResponsesReader:
-    """Reads one stream of events, the last of which has the whole answer."""
+    """Reads one stream of events, the last of which has the complete response."""
 
     api: Responses
     answer: Fields | None = None
@@ -88,11 +88,11 @@ class ResponsesReader:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the last event has come."""
+        """Whether the last event has arrived."""
         return self.answer is not None
 
     def feed(self, event: Fields) -> Iterable[str | ToolCall]:
-        """The text and the complete tool calls that become known with `event`."""
+        """Yield the text and the complete tool calls that `event` adds."""
         kind = event.get("type")
         if kind == "response.output_text.delta" and (text := text_of(event.get("delta"))):
             self.given.append(text)
@@ -107,10 +107,10 @@ class ResponsesReader:
             raise error_in(event) or StreamError(text_of(event.get("message")) or "an error without a message")
 
     def whole(self) -> ModelResponse | None:
-        """The answer; None as long as the mark of its end has not come."""
+        """Return the complete response; None until its end marker has arrived."""
         found = None if self.answer is None else self.api.read(self.answer)
         if found is not None and not found.text and not found.tool_calls:
-            # A server may leave out of the last event what it has said before.
+            # A server may omit from the last event what it has sent before.
             found.text = "".join(one for one in self.given if isinstance(one, str))
             found.tool_calls = tuple(one for one in self.given if isinstance(one, ToolCall))
         return found
@@ -128,7 +128,7 @@ def _items(message: Message) -> Iterator[dict[str, Any]]:
             "type": "function_call",
             "call_id": call.id,
             "name": call.name,
-            "arguments": written(call.arguments),
+            "arguments": arguments_json(call.arguments),
         }
 
 
@@ -146,7 +146,7 @@ def _part(part: ContentPart) -> dict[str, Any]:
 
 def _tool(spec: ToolSpec) -> dict[str, Any]:
     tool = {"type": "function", "name": spec.name, "description": spec.description, "parameters": spec.parameters}
-    return {**tool, "strict": False}  # which is what Chat Completions do; here it is not what happens by itself
+    return {**tool, "strict": False}  # the default of Chat Completions, but not of Responses
 
 
 def _call(item: Fields) -> ToolCall:

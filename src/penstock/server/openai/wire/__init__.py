@@ -1,7 +1,6 @@
-"""Between OpenAI's words and ours: pure functions and folds, with no server, no store and no clock.
+"""Translation between OpenAI's formats and Penstock's: pure functions and folds, with no server, store or clock.
 
-bodies         what a request may say               answer    the events of a run, folded to what was said
-conversation   a request as a conversation          chunks    … as `chat.completion` and its chunks
-response       … as a `response` and its stream events
-described      what is answered, for the description of the API
+request     request schemas, and the conversation in a request     answer      a run's events, folded to its answer
+response    the answer as a `response` and its stream events       chunks      the answer as a `chat.completion`
+described   response schemas for the API description
 """

@@ -1,16 +1,17 @@
-"""The answer of a run: its events, folded to what a client of a chat model is to see.
+"""The answer of a run: its events, folded to what a client of a chat model sees.
 
-A graph may have many agents, and most of what they say is said to each other. The user is answered by those whose
-output is the graph's: `speakers` finds them in the document. Of those the first that says anything has the word; of
-it, the agent itself, not the agents it uses as tools. What the run comes to is the truth: if the pieces told on the
-way do not end in it, the rest, or all of it, is told at the end. So a graph that does not stream is told in one piece.
-A run that was parked or halted may go on: it has ended if nothing comes after its end.
+A graph may have many agents, and most of their output goes to each other. The answer comes from the nodes whose output
+is the graph's output: `answering_nodes` finds them in the document. The first of them to emit output is the answering
+node; only its own agent counts, not the agents that it uses as tools. The run's output is authoritative: if the emitted
+pieces do not end with it, the rest, or all of it, is emitted at the end. So a graph that does not stream is emitted in
+one piece. A parked or halted run may continue: it has ended only if no event follows its end.
 
-A run that goes on elsewhere tells an answer that was not finished from its beginning: what a model said in full before
-comes in one piece, what broke off is asked for again. It is laid over what was told before. As long as it is the same
-nothing is told twice; where it first differs, what was told from there on is withdrawn, and told as it is now.
+A resumed run emits an unfinished answer again from its beginning: completed model responses come in one piece, and
+interrupted ones are requested again. The repeated output is compared with what was emitted before. While they are
+equal, nothing is emitted twice; from the first difference on, the earlier output is withdrawn and the new output
+emitted.
 
-Knows nothing of OpenAI's words; no I/O.
+Knows nothing of OpenAI's formats; no I/O.
 """
 
 from __future__ import annotations
@@ -18,80 +19,74 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from penstock.chat.protocol import answer_text
-from penstock.hosting.records import HostedEvent
+from penstock.hosting.event_data import STATUS_OF
+from penstock.hosting.records import HostedEvent, RunStatus
 from penstock.stops import LIMIT_REASONS, StopReason
 
-Ending = Literal["completed", "failed", "halted", "cancelled", "parked"]
-
-ENDINGS: Mapping[str, Ending] = {
-    "run.completed": "completed",
-    "run.failed": "failed",
-    "run.halted": "halted",
-    "run.cancelled": "cancelled",
-    "run.parked": "parked",
-}
-ASKING = frozenset({"approval.requested", "approval.answered", "node.completed", "node.error", "node.cancelled"})
-"""Events after which a run may wait for other questions than before."""
-PRICELESS = "and a run whose cost is limited asks no model without one: whoever runs the server has to register it"
-"""What helps a run that was halted for want of a price; its own message is for whoever writes the program."""
-PASSES_ON = frozenset({"output"})
-"""Nodes that give what came in."""
+QUESTION_EVENTS = frozenset(
+    {"approval.requested", "approval.answered", "node.completed", "node.error", "node.cancelled"}
+)
+"""Events that can change the set of questions a run waits for."""
+PRICE_ADVICE = "and a run with a cost limit calls no model without one: the operator of the server has to register it"
+"""Advice for a run halted because a price is unknown; the advice in its own message is for programmers."""
+FORWARDING_TYPES = frozenset({"output"})
+"""Types of nodes whose output is their input."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A piece of the answer."""
+class TextAdded:
+    """A piece of the answer's text."""
 
     text: str
     begins: bool = False
-    """Whether it begins a statement of its own: the first piece, and the first one after a tool was used."""
+    """Whether it starts a new statement: the first piece, and the first one after a tool call."""
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
-    """The answering agent used a tool."""
+class ToolCalled:
+    """A tool call by the answering agent."""
 
     id: str
     name: str
     arguments: str
-    """As JSON; as the model wrote it, if that was none."""
+    """As JSON, or the model's own text if that was not valid JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """So many of the newest statements and uses of tools are no part of the answer: the run has begun them again."""
+    """Removes the newest `items` statements and tool calls from the answer: the run has started them again."""
 
     items: int
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a run asks people before it goes on."""
+    """A question that a run waits for a person to answer."""
 
     id: str
     node_id: str
     text: str
     value: Any = field(default=None, compare=False)
-    """What is asked about, such as a tool and its arguments; cut as its event has it, if it is long."""
+    """Subject of the question, such as a tool and its arguments; truncated as in its event, if it is long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """The run waits for answers to these questions, and no others; for none, if it goes on."""
+class QuestionsChanged:
+    """The complete set of questions that the run waits for; empty when it continues."""
 
     questions: tuple[Question, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What became of the run, and what it cost."""
+    """The outcome of the run, and its cost."""
 
-    status: Ending
+    status: RunStatus
     text: str = ""
-    """What a completed run came to."""
+    """Output of a completed run."""
     reason: str | None = None
     """Why it stopped: a stop reason, or the class of the error."""
     message: str = ""
@@ -100,195 +95,206 @@ class Ended:
     tokens_out: int = 0
     at_ms: int = 0
     unknown_costs: int = 0
-    """So many calls cost something that nobody could tell: the cost is then a lower bound."""
+    """Number of calls whose cost is unknown; if not 0, `cost_usd` is a lower bound."""
     whose: str | None = None
-    """Whose limit has halted it: the run's own, that of a node, or what an owner or all may spend in a day."""
+    """Scope of the limit that halted it: the run, a node, or the daily budget of the owner or of all users."""
     is_momentary: bool = False
-    """Whether only calls under way hold what it wanted of that limit."""
-    cut: str | None = None
-    """Why the model did not say all of what a completed run came to: `length` or `content_filter`; None if it did."""
+    """Whether the limit was reached only because of holds for calls under way."""
+    truncated_by: str | None = None
+    """Why the output of a completed run is truncated: `length` or `content_filter`; None if it is complete."""
     unresolved_usd: float = 0.0
-    """What is held for calls of which nobody knows what became, as of those under way when a server died."""
+    """Amount held for calls with an unknown outcome, such as those under way when a server crashed."""
 
     @property
     def cost(self) -> dict[str, Any]:
-        """What `usage` says of money: what all of it cost, or that this is not known, and of how many calls."""
+        """Cost fields of `usage`: the total cost, or None with the number of calls whose cost is unknown."""
         return {"cost": None, "unknown_costs": self.unknown_costs} if self.unknown_costs else {"cost": self.cost_usd}
 
     @property
+    def is_free(self) -> bool:
+        """Whether the run is known to have cost nothing."""
+        return self.cost_usd == 0 and not self.unknown_costs and not self.unresolved_usd
+
+    @property
     def is_limit(self) -> bool:
-        """Whether a ceiling that somebody set ended it."""
+        """Whether a configured limit halted the run."""
         return self.status == "halted" and self.reason in LIMIT_REASONS
 
 
-Told = Said | Used | Withdrawn | Waits
-Piece = Told | Ended
+AnswerPiece = TextAdded | ToolCalled | Withdrawn | QuestionsChanged
+Piece = AnswerPiece | Ended
 
 
 @dataclass(slots=True)
-class Retelling:
-    """How far a run that goes on has told again what was told of it before."""
+class Repetition:
+    """Tracks how much of its earlier output a resumed run has repeated."""
 
-    before: Sequence[str | Used]
-    """Statements, and the tools between them."""
+    before: Sequence[str | ToolCalled]
+    """Earlier statements and tool calls, in order."""
     item: int = 0
-    """So many of them were told again."""
+    """Number of items that were repeated in full."""
     characters: int = 0
-    """So much of the next one, which is a statement then; all of it, as long as more may be said before a tool."""
+    """Repeated characters of the next item, a statement; its full length, while more text may precede a tool call."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any of the earlier output was repeated."""
+        return bool(self.item or self.characters)
 
     @property
     def is_over(self) -> bool:
-        """Whether all of it was."""
+        """Whether all earlier output was repeated."""
         return self.item == len(self.before)
 
     @property
-    def begun(self) -> str:
-        """What was told again of a statement that is not behind us."""
-        told = "" if self.is_over else self.before[self.item]
-        return "" if isinstance(told, Used) else told[: self.characters]
+    def unfinished(self) -> str:
+        """The repeated part of the statement that is not repeated in full yet."""
+        item = "" if self.is_over else self.before[self.item]
+        return "" if isinstance(item, ToolCalled) else item[: self.characters]
 
     def text(self, text: str) -> str:
-        """Go on over what is the same; what of the text is beyond that."""
-        told = self.before[self.item]
-        if isinstance(told, Used):
+        """Advance over text that repeats earlier output, and return the part that does not."""
+        statement = self.before[self.item]
+        if isinstance(statement, ToolCalled):
             return text
-        left = len(told) - self.characters
-        if not told.startswith(text[:left], self.characters):
+        left = len(statement) - self.characters
+        if not statement.startswith(text[:left], self.characters):
             return text
         self.characters += min(len(text), left)
-        if self.characters == len(told) and self.item == len(self.before) - 1:
+        if self.characters == len(statement) and self.item == len(self.before) - 1:
             self.item, self.characters = self.item + 1, 0
         return text[left:]
 
-    def tool(self, used: Used) -> bool:
-        """Go on if the same tool was used at this place; whether it was."""
-        if self.characters and self.before[self.item] == self.begun:
+    def tool(self, call: ToolCalled) -> bool:
+        """Advance if the earlier output has the same tool call here; return whether it has."""
+        if self.characters and self.before[self.item] == self.unfinished:
             self.item, self.characters = self.item + 1, 0
-        is_same = self.before[self.item] == used
+        is_same = self.before[self.item] == call
         self.item += is_same
         return is_same
 
 
 @dataclass(slots=True)
-class Answer:
-    """The fold: give it each event once, in order."""
+class AnswerBuilder:
+    """Folds the events of a run into its answer; add each event once, in order."""
 
-    speakers: frozenset[str]
+    answering_nodes: frozenset[str]
     ended: Ended | None = None
-    _items: list[list[str] | Used] = field(default_factory=list)
-    """What was told and stands: tools, and statements in pieces, which are put together when somebody needs them."""
-    _again: Retelling | None = None
+    _items: list[list[str] | ToolCalled] = field(default_factory=list)
+    """Emitted items that were not withdrawn: tool calls, and statements as lists of pieces, joined on demand."""
+    _repetition: Repetition | None = None
+    """Set while a resumed run repeats its earlier output."""
     _node: str | None = None
     _source: str = ""
     _questions: tuple[Question, ...] = ()
-    """Those that nobody has answered yet."""
+    """Questions not yet answered."""
 
     @property
-    def said(self) -> str:
-        """Everything that was told as text and stands, statements apart by an empty line."""
-        return "\n\n".join(item for item in self._whole() if not isinstance(item, Used))
+    def text(self) -> str:
+        """All emitted text that was not withdrawn, with an empty line between statements."""
+        return "\n\n".join(item for item in self._whole() if not isinstance(item, ToolCalled))
 
-    def add(self, event: HostedEvent) -> Iterator[Told]:
-        """What the event adds to the answer; `ended` is set while nothing has happened after an end."""
+    def add(self, event: HostedEvent) -> Iterator[AnswerPiece]:
+        """Yield what the event adds to the answer; `ended` is set only while the end is the newest event."""
         self.ended = None
         if event.type == "text.delta":
-            if self._has_the_word(event.data):
-                yield from self._say(str(event.data.get("text", "")))
+            if self._is_answering(event.data):
+                yield from self._add_text(str(event.data.get("text", "")))
         elif event.type == "tool.call":
-            if self._has_the_word(event.data):
-                yield from self._use(_used(event.data.get("call")))
-        elif event.type in ASKING:
-            yield from self._wait(event)
+            if self._is_answering(event.data):
+                yield from self._add_call(_parse_call(event.data.get("call")))
+        elif event.type in QUESTION_EVENTS:
+            yield from self._update_questions(event)
         elif event.type == "run.resumed":
-            self._again = Retelling(self._whole()) if self._items else None
-        elif event.type in ENDINGS:
-            self.ended = _ended(ENDINGS[event.type], event.at_ms, event.data)
-            yield from self._come_to(self.ended.text)
+            self._repetition = Repetition(self._whole()) if self._items else None
+        elif event.type in STATUS_OF:
+            self.ended = _parse_end(STATUS_OF[event.type], event.at_ms, event.data)
+            yield from self._complete(self.ended.text)
 
-    def _wait(self, event: HostedEvent) -> Iterator[Waits]:
-        """What it waits for now, if that is not what it waited for before."""
+    def _update_questions(self, event: HostedEvent) -> Iterator[QuestionsChanged]:
+        """Yield the questions that the run waits for, if the event changed them."""
         before = self._questions
         if event.type == "approval.requested":
-            asked = _question(event.data.get("approval"))
-            self._questions = (*(one for one in before if one.id != asked.id), asked)
+            question = _parse_question(event.data.get("approval"))
+            self._questions = (*(other for other in before if other.id != question.id), question)
         elif event.type == "approval.answered":
-            self._questions = tuple(one for one in before if one.id != event.data.get("approval_id"))
-        else:  # a node that is over waits for nothing, whether it was answered or gave up
-            self._questions = tuple(one for one in before if one.node_id != event.data.get("node_id"))
+            self._questions = tuple(question for question in before if question.id != event.data.get("approval_id"))
+        else:  # a node that has ended waits for nothing, whether or not its questions were answered
+            self._questions = tuple(question for question in before if question.node_id != event.data.get("node_id"))
         if set(self._questions) != set(before):
-            yield Waits(self._questions)
+            yield QuestionsChanged(self._questions)
 
-    def _whole(self) -> list[str | Used]:
-        return [item if isinstance(item, Used) else "".join(item) for item in self._items]
+    def _whole(self) -> list[str | ToolCalled]:
+        return [item if isinstance(item, ToolCalled) else "".join(item) for item in self._items]
 
-    def _has_the_word(self, data: Mapping[str, Any]) -> bool:
+    def _is_answering(self, data: Mapping[str, Any]) -> bool:
         node, source = data.get("node_id"), str(data.get("source", ""))
-        if self._node is None and node in self.speakers:
+        if self._node is None and node in self.answering_nodes:
             self._node, self._source = str(node), source
         return node == self._node and source == self._source
 
-    def _say(self, text: str) -> Iterator[Told]:
-        if self._again is not None:
-            text = self._again.text(text)
-            if self._again.is_over:
-                self._again = None
+    def _add_text(self, text: str) -> Iterator[AnswerPiece]:
+        if self._repetition is not None:
+            text = self._repetition.text(text)
+            if self._repetition.is_over:
+                self._repetition = None
             elif text:
-                yield from self._differ(self._again)
+                yield from self._replace(self._repetition)
         if text:
-            yield self._put(text)
+            yield self._append(text)
 
-    def _use(self, used: Used) -> Iterator[Told]:
-        if self._again is not None:
-            if self._again.tool(used):
-                if self._again.is_over:
-                    self._again = None
+    def _add_call(self, call: ToolCalled) -> Iterator[AnswerPiece]:
+        if self._repetition is not None:
+            if self._repetition.tool(call):
+                if self._repetition.is_over:
+                    self._repetition = None
                 return
-            yield from self._differ(self._again)
-        self._items.append(used)
-        yield used
+            yield from self._replace(self._repetition)
+        self._items.append(call)
+        yield call
 
-    def _put(self, text: str) -> Said:
+    def _append(self, text: str) -> TextAdded:
         if self._items and isinstance(newest := self._items[-1], list):
             newest.append(text)
-            return Said(text)
+            return TextAdded(text)
         self._items.append([text])
-        return Said(text, begins=True)
+        return TextAdded(text, begins=True)
 
-    def _differ(self, again: Retelling) -> Iterator[Told]:
-        """From here on the run tells something else than before: that is withdrawn, and this is told."""
-        self._again = None
-        yield self._withdraw(len(self._items) - again.item)
-        if again.begun:
-            yield self._put(again.begun)
+    def _replace(self, repetition: Repetition) -> Iterator[AnswerPiece]:
+        """Withdraw the earlier items that were not repeated, and emit the repeated part of a statement again."""
+        self._repetition = None
+        yield self._withdraw(len(self._items) - repetition.item)
+        if repetition.unfinished:
+            yield self._append(repetition.unfinished)
 
     def _withdraw(self, items: int) -> Withdrawn:
         del self._items[len(self._items) - items :]
         return Withdrawn(items)
 
-    def _come_to(self, text: str) -> Iterator[Told]:
-        """Tell what the run came to and nobody has been told; if it came to nothing, what was told stays."""
+    def _complete(self, text: str) -> Iterator[AnswerPiece]:
+        """Emit the part of the run's output that was not emitted yet; without an output, keep what was emitted."""
         if not text:
             return
-        again, self._again = self._again, None
-        told = self._statement()
-        if again is not None and (again.item or again.characters) and not (told and text.startswith(told)):
-            yield from self._differ(again)
-            told = self._statement()
-        if told.endswith(text):
+        repetition, self._repetition = self._repetition, None
+        emitted = self._statement()
+        if repetition is not None and repetition.has_begun and not (emitted and text.startswith(emitted)):
+            yield from self._replace(repetition)
+            emitted = self._statement()
+        if emitted.endswith(text):
             return
-        if not text.startswith(told):  # what was told is something else, as of an attempt that was given up
+        if not text.startswith(emitted):  # the emitted text is of something else, such as an abandoned attempt
             yield self._withdraw(1)
-            told = ""
-        yield self._put(text[len(told) :])
+            emitted = ""
+        yield self._append(text[len(emitted) :])
 
     def _statement(self) -> str:
-        """The newest one, if no tool was used since."""
+        """Return the newest statement; empty if a tool call follows it."""
         newest = self._items[-1] if self._items else []
-        return "" if isinstance(newest, Used) else "".join(newest)
+        return "" if isinstance(newest, ToolCalled) else "".join(newest)
 
 
-def speakers(document: Mapping[str, Any]) -> frozenset[str]:
-    """The nodes whose output is the graph's: those with no flow behind them, and what feeds an `output` as it is."""
+def answering_nodes(document: Mapping[str, Any]) -> frozenset[str]:
+    """Return the nodes whose output is the graph's: those without outgoing flow, and those feeding an `output` node."""
     types = {str(node.get("id")): node.get("type") for node in _objects(document, "nodes")}
     before: dict[str, list[str]] = {}
     feeding: set[str] = set()
@@ -303,37 +309,37 @@ def speakers(document: Mapping[str, Any]) -> frozenset[str]:
         if node in found:
             continue
         found.add(node)
-        if types.get(node) in PASSES_ON:
+        if types.get(node) in FORWARDING_TYPES:
             todo.extend(before.get(node, ()))
     return frozenset(found)
 
 
-def fold(events: Iterable[HostedEvent], speaking: frozenset[str]) -> tuple[list[Piece], Answer]:
-    """All pieces of what has happened so far, and the answer they make."""
-    answer = Answer(speaking)
+def fold(events: Iterable[HostedEvent], answering: frozenset[str]) -> tuple[list[Piece], AnswerBuilder]:
+    """Return all pieces of the events so far, and the answer that they form."""
+    answer = AnswerBuilder(answering)
     pieces: list[Piece] = [piece for event in events for piece in answer.add(event)]
     return (pieces if answer.ended is None else [*pieces, answer.ended]), answer
 
 
 def _objects(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     found = document.get(key)
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
 
 
-def _used(call: Any) -> Used:
+def _parse_call(call: Any) -> ToolCalled:
     given = call if isinstance(call, Mapping) else {}
     arguments = given.get("arguments")
     as_text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-    return Used(str(given.get("id", "")), str(given.get("name", "")), as_text)
+    return ToolCalled(str(given.get("id", "")), str(given.get("name", "")), as_text)
 
 
-def _question(approval: Any) -> Question:
+def _parse_question(approval: Any) -> Question:
     given = approval if isinstance(approval, Mapping) else {}
     id, node_id, text = (str(given.get(name, "")) for name in ("id", "node_id", "question"))
     return Question(id, node_id, text, given.get("value"))
 
 
-def _ended(status: Ending, at_ms: int, data: Mapping[str, Any]) -> Ended:
+def _parse_end(status: RunStatus, at_ms: int, data: Mapping[str, Any]) -> Ended:
     cost = data.get("cost_usd")
     reason = str(StopReason.ABORTED) if status == "cancelled" else data.get("stop_reason") or data.get("error")
     message = str(data.get("message") or data.get("reason") or "")
@@ -341,7 +347,7 @@ def _ended(status: Ending, at_ms: int, data: Mapping[str, Any]) -> Ended:
         status,
         answer_text(data.get("output")) if status == "completed" else "",
         reason,
-        f"{message.partition(';')[0]}, {PRICELESS}" if reason == StopReason.PRICE_UNKNOWN else message,
+        f"{message.partition(';')[0]}, {PRICE_ADVICE}" if reason == StopReason.PRICE_UNKNOWN else message,
         None if cost is None else float(cost),
         int(data.get("tokens_in") or 0),
         int(data.get("tokens_out") or 0),
@@ -349,6 +355,6 @@ def _ended(status: Ending, at_ms: int, data: Mapping[str, Any]) -> Ended:
         int(data.get("unknown_costs") or 0),
         data.get("whose"),
         data.get("momentary") is True,
-        cut if (cut := data.get("finish_reason")) in ("length", "content_filter") else None,
+        finish if (finish := data.get("finish_reason")) in ("length", "content_filter") else None,
         float(data.get("unresolved_usd") or 0),
     )

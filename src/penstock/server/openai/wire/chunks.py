@@ -1,6 +1,6 @@
 """An answer as a `chat.completion`, and as the chunks of one.
 
-What OpenAI's shape has no place for stands in the field `penstock`, which official clients keep and do not read.
+Data without a field in OpenAI's format is in the field `penstock`, which official clients keep and do not read.
 """
 
 from __future__ import annotations
@@ -9,55 +9,63 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.server.openai.wire.answer import Answer, Ended, Piece, Said, Used, Waits, Withdrawn
+from penstock.server.openai.wire.answer import (
+    AnswerBuilder,
+    Ended,
+    Piece,
+    QuestionsChanged,
+    TextAdded,
+    ToolCalled,
+    Withdrawn,
+)
 
 Json = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Completion:
-    """One completion under way: whose run, of which model, since when."""
+    """One completion in progress: its run, model and creation time."""
 
     run_id: str
     model: str
     created: int
-    """In seconds, as OpenAI counts."""
+    """Unix time in seconds, as in OpenAI's API."""
     ignored: Sequence[str] = ()
     include_usage: bool = False
     metadata: Mapping[str, str] | None = None
-    """What the request said of itself; a whole completion repeats it."""
+    """Metadata of the request; a completion that is not streamed repeats it."""
     _has_text: bool = field(default=False, init=False)
 
     @property
     def id(self) -> str:
-        """The run's id, as OpenAI's ids look."""
+        """The run id in the format of OpenAI's ids."""
         return f"chatcmpl-{self.run_id}"
 
     def opening(self) -> Json:
-        """The first chunk: who speaks."""
+        """Return the first chunk, which has the role."""
         return self._chunk({"role": "assistant", "content": "", "refusal": None}, penstock=self._facts())
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
-        """The piece as chunks; an end that was a failure is told as an error instead, by whoever asks."""
-        if isinstance(piece, Said):
-            yield self._chunk({"content": self._apart(piece)})
-        elif isinstance(piece, Used):
-            used = {"id": piece.id, "name": piece.name, "arguments": piece.arguments}
-            yield self._chunk({}, penstock={"run_id": self.run_id, "tool_call": used})
+        """Yield the piece as chunks; for an end that is a failure, the caller sends an error instead."""
+        if isinstance(piece, TextAdded):
+            yield self._chunk({"content": self._separated(piece)})
+        elif isinstance(piece, ToolCalled):
+            call = {"id": piece.id, "name": piece.name, "arguments": piece.arguments}
+            yield self._chunk({}, penstock={"run_id": self.run_id, "tool_call": call})
         elif isinstance(piece, Withdrawn):
             yield self._chunk({}, penstock={"run_id": self.run_id, "withdrawn": piece.items})
-        elif isinstance(piece, Waits):
-            yield self._chunk({}, penstock={"run_id": self.run_id, "approvals": asked_in(piece)})
+        elif isinstance(piece, QuestionsChanged):
+            yield self._chunk({}, penstock={"run_id": self.run_id, "approvals": questions_json(piece)})
         else:
             yield self._chunk({}, finish_reason(piece), self._facts(piece))
             if self.include_usage:
                 yield {**self._chunk({}), "choices": [], "usage": usage(piece)}
 
-    def whole(self, answer: Answer) -> Json:
-        """The completion in one."""
+    def whole(self, answer: AnswerBuilder) -> Json:
+        """Return the whole completion as one object."""
         assert answer.ended is not None
         ended = answer.ended
-        content = ended.text if ended.status == "completed" else answer.said
+        content = ended.text if ended.status == "completed" else answer.text
         message = {"role": "assistant", "content": content, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(ended)}
         return {
@@ -68,7 +76,7 @@ class Completion:
             "penstock": self._facts(ended),
         }
 
-    def _apart(self, piece: Said) -> str:
+    def _separated(self, piece: TextAdded) -> str:
         text = f"\n\n{piece.text}" if piece.begins and self._has_text else piece.text
         self._has_text = True
         return text
@@ -90,7 +98,7 @@ class Completion:
 
 
 def facts(run_id: str, ignored: Sequence[str], ended: Ended | None) -> Json:
-    """What the field `penstock` says of a run."""
+    """Return the content of the field `penstock` for a run."""
     known: Json = {"run_id": run_id, "ignored": list(ignored)}
     if ended is not None:
         stop_reason = ended.reason if ended.status != "completed" else None
@@ -104,35 +112,35 @@ def facts(run_id: str, ignored: Sequence[str], ended: Ended | None) -> Json:
     return known
 
 
-def asked_in(waits: Waits) -> list[Json]:
-    """What a run asks people, and how to answer it."""
+def questions_json(waiting: QuestionsChanged) -> list[Json]:
+    """Return the questions that a run waits for, with the routes to answer them."""
     return [
         {
-            "id": one.id,
-            "node_id": one.node_id,
-            "question": one.text,
-            "value": one.value,
-            "answer": [f"POST /api/approvals/{one.id}/{verdict}" for verdict in ("approve", "edit", "reject")],
+            "id": question.id,
+            "node_id": question.node_id,
+            "question": question.text,
+            "value": question.value,
+            "answer": [f"POST /api/approvals/{question.id}/{verdict}" for verdict in ("approve", "edit", "reject")],
         }
-        for one in waits.questions
+        for question in waiting.questions
     ]
 
 
-def spent(run_id: str, ended: Ended) -> Json:
-    """What an error says of the run that came to no answer: what became of it, and what it has used."""
+def run_facts(run_id: str, ended: Ended) -> Json:
+    """Return what an error reports about a run without an answer: its outcome and its usage."""
     known = facts(run_id, (), ended)
     del known["ignored"]
-    known.pop("message", None)  # the error has it
+    known.pop("message", None)  # the error has its own
     return {**known, "usage": usage(ended)}
 
 
 def finish_reason(ended: Ended) -> str:
-    """`stop`, or what cut the answer short: of a run that did not complete, the `length` that it was given."""
-    return ended.cut or "stop" if ended.status == "completed" else "length"
+    """Return `stop`, or why the answer is truncated: `length` for every run that did not complete."""
+    return ended.truncated_by or "stop" if ended.status == "completed" else "length"
 
 
 def usage(ended: Ended) -> Json:
-    """The tokens of all model calls of the run, and what they cost in US dollars."""
+    """Return the tokens of all model calls of the run, and their cost in US dollars."""
     return {
         "prompt_tokens": ended.tokens_in,
         "completion_tokens": ended.tokens_out,

@@ -1,6 +1,6 @@
-"""What /v1 answers, as the description of the API says it: the fields to count on; there may be others.
+"""Schemas of /v1 responses for the API description: the guaranteed fields; responses may have others.
 
-Answers are written by `chunks` and `response`; nothing here is used to make one.
+`chunks` and `response` build the responses; these classes are not used for that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Described(BaseModel):
-    """A JSON object with these fields, and maybe more."""
+    """A JSON object with at least these fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -27,14 +27,14 @@ class ModelFacts(Described):
 
 
 class ModelList(Described):
-    """The graphs that can be run."""
+    """The graphs that can run."""
 
     object: Literal["list"]
     data: list[ModelFacts]
 
 
 class QuestionFacts(Described):
-    """What a run waits for: what it asks, what about, and where to answer."""
+    """A question that a run waits for: its text, its subject, and the routes to answer it."""
 
     id: str
     node_id: str
@@ -44,23 +44,23 @@ class QuestionFacts(Described):
 
 
 class RunFacts(Described):
-    """What OpenAI's shape has no place for: the run behind an answer."""
+    """Data about the run that has no field in OpenAI's format."""
 
     run_id: str
     ignored: list[str]
-    """What of the request had no effect."""
+    """Fields of the request that had no effect."""
     status: str | None = None
     cost_usd: float | None = None
     stop_reason: str | None = None
     message: str | None = None
     unknown_costs: int | None = None
     unresolved_usd: float | None = None
-    """What is held for calls of which nobody knows what became."""
+    """Amount held for calls with an unknown outcome."""
     approvals: list[QuestionFacts] | None = None
 
 
 class CompletionMessage(Described):
-    """What was answered."""
+    """The message of the answer."""
 
     role: Literal["assistant"]
     content: str | None
@@ -68,7 +68,7 @@ class CompletionMessage(Described):
 
 
 class CompletionChoice(Described):
-    """The one answer."""
+    """The only choice of a completion."""
 
     index: int
     message: CompletionMessage
@@ -109,14 +109,14 @@ class ResponseUsage(Described):
 
 
 class ResponseError(Described):
-    """Why there is no answer."""
+    """Why the response has no answer."""
 
     code: str
     message: str
 
 
 class ResponseAnswer(Described):
-    """A response, as it stands."""
+    """A response in its current state."""
 
     id: str
     object: Literal["response"]
@@ -136,8 +136,28 @@ class ResponseAnswer(Described):
 
 
 class ResponseDeleted(Described):
-    """A response is gone."""
+    """Confirmation that a response was removed."""
 
     id: str
     object: Literal["response"]
     deleted: Literal[True]
+
+
+class ErrorFacts(BaseModel):
+    """An error in OpenAI's format."""
+
+    message: str
+    type: str
+    param: str | None = None
+    """The field of the request that the error is about."""
+    code: str | None = None
+    run_id: str | None = None
+    """The run that produced no answer, if one was started."""
+    penstock: dict[str, Any] | None = None
+    """The outcome of the run, and its usage."""
+
+
+class ErrorAnswer(BaseModel):
+    """The body of every error response."""
+
+    error: ErrorFacts

@@ -1,9 +1,9 @@
 """An answer as a `response` object, and as the events of its stream.
 
-A statement is one message item; each tool that the answering agent used is a `function_call` item that is complete
-already, between the statements around it. One fold makes all of them: what a stream told, the response that it ends
-with, and the one that is asked for later are the same. A stream cannot take anything back: an item that is withdrawn is
-done there, as incomplete, and the response does not have it.
+Each statement is a message item; each tool call of the answering agent is a `function_call` item, already completed,
+between the statements around it. One fold produces everything, so the events of a stream, the response at its end and
+the response retrieved later agree. A stream cannot remove an item: a withdrawn item is closed there as incomplete, and
+the response does not contain it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from penstock.server.openai.wire.answer import Ended, Piece, Said, Used, Waits, Withdrawn
-from penstock.server.openai.wire.chunks import asked_in, facts
+from penstock.server.openai.wire.answer import Ended, Piece, QuestionsChanged, TextAdded, ToolCalled, Withdrawn
+from penstock.server.openai.wire.chunks import facts, questions_json
 
 Json = dict[str, Any]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -29,15 +29,15 @@ STATUSES: Mapping[str, Status] = {
     "failed": "failed",
     "cancelled": "cancelled",
 }
-"""What OpenAI calls the states of a run."""
+"""OpenAI's response status for each run status."""
 EMPTY: tuple[Any, ...] = ({}, [], ())
-MAX_KEPT = 20_000
-"""So many characters of what a request said, as JSON, are kept to be repeated."""
+MAX_STORED = 20_000
+"""Maximum size of the stored request fields, in characters of JSON."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the request said that the response repeats."""
+class EchoedRequest:
+    """Fields of the request that the response repeats."""
 
     model: str
     instructions: str | None = None
@@ -51,135 +51,140 @@ class Asked:
     ignored: Sequence[str] = ()
 
     @classmethod
-    def of(cls, kept: object, model: str) -> Asked:
-        """What was kept of it; of a run that was asked for in another way, that it is of this model."""
-        given = kept if isinstance(kept, Mapping) else {}
-        return cls(**{"model": model, **{one.name: given[one.name] for one in fields(cls) if one.name in given}})
+    def restore(cls, stored: object, model: str) -> EchoedRequest:
+        """Restore the stored fields; for a run that was not started over /v1/responses, only `model` is set."""
+        given = stored if isinstance(stored, Mapping) else {}
+        return cls(
+            **{
+                "model": model,
+                **{attribute.name: given[attribute.name] for attribute in fields(cls) if attribute.name in given},
+            }
+        )
 
-    def kept(self) -> Json:
-        """What is kept with the run, to be repeated whenever the response is asked for: all of it, unless it is long.
+    def to_store(self) -> Json:
+        """Return the fields to store with the run, for later retrieval of the response: all, unless they are too long.
 
-        Lists of runs are read with what is kept of them, so the parts that may be of any length go first.
+        Lists of runs load these fields too, so the size is limited; fields of unbounded length are dropped first.
         """
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        given = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
         facts = {name: value for name, value in given.items() if value is not None and value not in EMPTY}
         for name in ("instructions", "ignored", "user"):
-            if len(json.dumps(facts, ensure_ascii=False)) > MAX_KEPT:
+            if len(json.dumps(facts, ensure_ascii=False)) > MAX_STORED:
                 facts.pop(name, None)
         return facts
 
 
 def response_id(run_id: str) -> str:
-    """The run's id, as OpenAI's ids look."""
+    """Return the run id in the format of OpenAI's ids."""
     return f"resp_{run_id}"
 
 
 def run_id_of(response_id: str) -> str | None:
-    """The run behind a response; None if it cannot be one."""
+    """Return the run id of a response id; None if the format is wrong."""
     prefix, _, run_id = response_id.partition("_")
     return run_id if prefix == "resp" and run_id else None
 
 
 @dataclass(slots=True)
-class ResponseUnderWay:
-    """One response: what of it is known so far, and the number of the next event."""
+class ResponseBuilder:
+    """One response in progress: its content so far, and the number of the next event."""
 
     run_id: str
     created_at: int
-    asked: Asked
+    echoed: EchoedRequest
     status: Status = "in_progress"
     output: list[Json] = field(default_factory=list)
-    """All items that were told, at the index that the stream gave them."""
+    """All emitted items, including withdrawn ones, at their index in the stream."""
     ended: Ended | None = None
-    waits: Waits | None = None
-    """What the run asks people, while it does."""
+    waiting: QuestionsChanged | None = None
+    """Questions that the run waits for."""
     _sequence: int = 0
     _is_open: bool = False
-    """Whether the last item is a message that is being written."""
-    _standing: list[int] = field(default_factory=list)
-    """Which items are the response's: those that were not withdrawn."""
+    """Whether the last item is a message in progress."""
+    _current: list[int] = field(default_factory=list)
+    """Indexes of the items that were not withdrawn; the response contains these."""
     _pieces: list[str] = field(default_factory=list)
-    """What has been said of it: put together once, when it is done."""
+    """Text of the message in progress, in pieces; joined when the message is done."""
 
     @property
-    def told(self) -> int:
-        """How many events there were."""
+    def emitted(self) -> int:
+        """Number of events emitted so far."""
         return self._sequence
 
     def opening(self) -> Iterator[Json]:
-        """The first two events; the same whenever it is looked at, so that a stream can be taken up again."""
+        """Yield the first two events; they are the same each time, so that a stream can be resumed."""
         yield self._event("response.created", response=self.to_dict())
         yield self._event("response.in_progress", response=self.to_dict())
 
     def broken(self, code: str, message: str) -> Json:
-        """The stream cannot go on, whatever becomes of the run.
+        """Return the error event for a stream that cannot continue, regardless of the run's outcome.
 
-        It has the number of the event before it: whoever takes the stream up again after that one misses nothing.
+        It has the number of the preceding event, so a client that resumes after that number misses nothing.
         """
         about = {"run_id": self.run_id}
         error: Json = {"type": "error", "sequence_number": self._sequence - 1, "code": code, "message": message}
         return {**error, "param": None, "penstock": about}
 
     def events(self, piece: Piece) -> Iterator[Json]:
-        """The piece as events."""
-        if isinstance(piece, Said):
-            yield from self._said(piece)
-        elif isinstance(piece, Used):
+        """Yield the piece as stream events."""
+        if isinstance(piece, TextAdded):
+            yield from self._add_text(piece)
+        elif isinstance(piece, ToolCalled):
             yield from self._close("completed")
-            yield from self._used(piece)
+            yield from self._add_call(piece)
         elif isinstance(piece, Withdrawn):
             yield from self._close("incomplete")
-            del self._standing[len(self._standing) - piece.items :]
-        elif isinstance(piece, Waits):
-            self.waits = piece
+            del self._current[len(self._current) - piece.items :]
+        elif isinstance(piece, QuestionsChanged):
+            self.waiting = piece
             yield self._event("response.in_progress", response=self.to_dict())
         else:
             yield from self._finish(piece)
 
     def to_dict(self) -> Json:
-        """The response as it stands."""
-        asked = self.asked
+        """Return the response in its current state."""
+        echoed = self.echoed
         return {
             "id": response_id(self.run_id),
             "object": "response",
             "created_at": self.created_at,
             "completed_at": self.ended.at_ms // 1000 if self.ended and self.status == "completed" else None,
             "status": self.status,
-            "background": asked.background,
+            "background": echoed.background,
             "error": self._error(),
             "incomplete_details": self._why_incomplete(),
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "metadata": dict(asked.metadata),
-            "model": asked.model,
+            "instructions": echoed.instructions,
+            "max_output_tokens": echoed.max_output_tokens,
+            "metadata": dict(echoed.metadata),
+            "model": echoed.model,
             "output": self._items(),
             "parallel_tool_calls": True,
-            "previous_response_id": asked.previous_response_id,
+            "previous_response_id": echoed.previous_response_id,
             "store": True,
-            "temperature": asked.temperature,
+            "temperature": echoed.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": "auto",
             "tools": [],
-            "top_p": asked.top_p,
+            "top_p": echoed.top_p,
             "truncation": "disabled",
             "usage": self._usage(),
-            "user": asked.user,
+            "user": echoed.user,
             "penstock": self._facts(),
         }
 
     def _facts(self) -> Json:
-        known = facts(self.run_id, self.asked.ignored, self.ended)
-        if self.waits is not None and self.ended is None:
-            known["approvals"] = asked_in(self.waits)
+        known = facts(self.run_id, self.echoed.ignored, self.ended)
+        if self.waiting is not None and self.ended is None:
+            known["approvals"] = questions_json(self.waiting)
         return known
 
     def _items(self) -> list[Json]:
-        items = [dict(self.output[index]) for index in self._standing]
+        items = [dict(self.output[index]) for index in self._current]
         if self._is_open:
             items[-1]["content"] = [_part("".join(self._pieces))]
         return items
 
-    def _said(self, piece: Said) -> Iterator[Json]:
+    def _add_text(self, piece: TextAdded) -> Iterator[Json]:
         if piece.begins or not self._is_open:
             yield from self._close("completed")
             yield from self._open()
@@ -194,11 +199,11 @@ class ResponseUnderWay:
         yield self._in_part("response.content_part.added", part=_part(""))
 
     def _begin(self, item: Json) -> None:
-        self._standing.append(len(self.output))
+        self._current.append(len(self.output))
         self.output.append(item)
 
     def _close(self, status: str, text: str = "") -> Iterator[Json]:
-        """The item that is being written is done, with this text; with what was said, if none is given."""
+        """Close the message in progress with `text`, or with its emitted text if `text` is empty."""
         if not self._is_open:
             return
         text = text or "".join(self._pieces)
@@ -209,25 +214,25 @@ class ResponseUnderWay:
         self.output[-1] = {**self.output[-1], "status": status, "content": [_part(text)]}
         yield self._of_item("response.output_item.done")
 
-    def _used(self, used: Used) -> Iterator[Json]:
-        item: Json = {"type": "function_call", "id": self._item_id("fc"), "call_id": used.id, "name": used.name}
+    def _add_call(self, call: ToolCalled) -> Iterator[Json]:
+        item: Json = {"type": "function_call", "id": self._item_id("fc"), "call_id": call.id, "name": call.name}
         self._begin({**item, "arguments": "", "status": "in_progress"})
         yield self._of_item("response.output_item.added")
-        yield self._on_item("response.function_call_arguments.delta", delta=used.arguments)
-        yield self._on_item("response.function_call_arguments.done", name=used.name, arguments=used.arguments)
-        self.output[-1] = {**item, "arguments": used.arguments, "status": "completed"}
+        yield self._on_item("response.function_call_arguments.delta", delta=call.arguments)
+        yield self._on_item("response.function_call_arguments.done", name=call.name, arguments=call.arguments)
+        self.output[-1] = {**item, "arguments": call.arguments, "status": "completed"}
         yield self._of_item("response.output_item.done")
 
     def _finish(self, ended: Ended) -> Iterator[Json]:
         self.ended = ended
-        if ended.status == "parked":  # and is told on from here, to whoever asks for the rest
+        if ended.status == "parked":  # a client can resume the stream from here later
             yield self.broken("parked", PARKED)
             return
-        # What it came to counts: an attempt inside of the run that was given up may have said more.
+        # The run's output is authoritative: an abandoned attempt inside the run may have emitted more text.
         self.status = _final(ended)
         yield from self._close("completed" if self.status == "completed" else "incomplete", ended.text)
-        told = "failed" if self.status == "cancelled" else self.status  # a stream knows no other end for it
-        yield self._event(f"response.{told}", response=self.to_dict())
+        status = "failed" if self.status == "cancelled" else self.status  # streams have no event for cancelled
+        yield self._event(f"response.{status}", response=self.to_dict())
 
     def _error(self) -> Json | None:
         ended = self.ended
@@ -237,10 +242,10 @@ class ResponseUnderWay:
         return {"code": "server_error", "message": why or ended.status}
 
     def _why_incomplete(self) -> Json | None:
-        """One of the two reasons that OpenAI knows; which limit of a run it was, `penstock.stop_reason` says."""
+        """Return one of OpenAI's two reasons; `penstock.stop_reason` has the limit of the run that was reached."""
         if self.status != "incomplete":
             return None
-        is_filtered = self.ended is not None and self.ended.cut == "content_filter"
+        is_filtered = self.ended is not None and self.ended.truncated_by == "content_filter"
         return {"reason": "content_filter" if is_filtered else "max_output_tokens"}
 
     def _usage(self) -> Json | None:
@@ -273,12 +278,12 @@ class ResponseUnderWay:
         return self._on_item(kind, content_index=0, **fields)
 
 
-PARKED = "the run was set aside before it ended and goes on later; GET the response to see what became of it"
+PARKED = "the run was parked before it ended and continues later; GET the response to see its outcome"
 
 
 def _final(ended: Ended) -> Status:
-    """A run that something other than a limit halted has failed, as OpenAI counts; an answer that was cut is part."""
-    if ended.cut is not None and ended.status == "completed":
+    """Return the final status: a run halted by anything but a limit is `failed`, a truncated answer `incomplete`."""
+    if ended.truncated_by is not None and ended.status == "completed":
         return "incomplete"
     if ended.status == "halted" and not ended.is_limit:
         return "failed"

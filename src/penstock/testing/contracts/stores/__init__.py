@@ -1,20 +1,21 @@
-"""What every store of the service must do; those in memory are the specification.
+"""The contract of every store of the service; the in-memory stores are the specification.
 
-Inherit and say how stores are made, and pytest runs every sentence over them:
+Inherit and define how stores are opened, and pytest runs every test against them:
 
     class TestMyStores(StoresContract):
         async def open_stores(self) -> StoreBundle:
             return await open_stores(self.url)
 
-Each test opens stores of its own, empty ones, on its own event loop, and closes them. A folder or a server comes from a
-fixture of the inheriting class. Stores that several processes can share give a second way to the same database in
+Each test opens its own empty stores, on its own event loop, and closes them. A folder or a server comes from a fixture
+of the inheriting class. Stores that several processes can share return a second connection to the same database from
 `open_another`, and the concurrent tests use both. One port alone is `RunStoreContract` and so on, with the same method.
 
 - RunStoreContract, EventStoreContract, JournalStoreContract, GraphStoreContract, ApprovalStoreContract,
   CancelStoreContract, ChatStoreContract, MemoryStoreContract: one port each
-- FaultsContract: after any failure of any call, asking again leaves what one ask would have left
+- FaultsContract: after any call fails, repeating it leaves the same state as one successful call
+- TransactionContract: a transaction over several stores happens as a whole or not at all
 - StoresContract: all of them
-- agree: the same random acts over two sets of stores have the same answers
+- agree: the same random operations on two sets of stores return the same answers
 
 `pytest.register_assert_rewrite("penstock.testing.contracts")` in a conftest shows both sides of a failed assertion.
 Async tests need a plugin, or a hook, that runs them.
@@ -29,6 +30,7 @@ from penstock.testing.contracts.stores.graphs import GraphStoreContract
 from penstock.testing.contracts.stores.memories import MemoryStoreContract
 from penstock.testing.contracts.stores.runs import RunStoreContract
 from penstock.testing.contracts.stores.suite import StoreBundle, StoreContract
+from penstock.testing.contracts.stores.transactions import TransactionContract
 
 __all__ = [
     "ApprovalStoreContract",
@@ -43,6 +45,7 @@ __all__ = [
     "StoreBundle",
     "StoreContract",
     "StoresContract",
+    "TransactionContract",
     "agree",
 ]
 
@@ -57,5 +60,6 @@ class StoresContract(
     ChatStoreContract,
     MemoryStoreContract,
     FaultsContract,
+    TransactionContract,
 ):
     """The suites of all ports in one."""

@@ -1,7 +1,7 @@
-"""Whatever is asked of two sets of stores, in whatever order, they answer the same.
+"""Check that two sets of stores return the same answers to the same random operations.
 
-Acts are drawn from a seed: few ids, so that they meet, and values that are easily confused. Errors are compared by
-their class, for each store words its own.
+Operations are drawn from a seed, with few ids, so that they collide, and values that are easily confused. Errors are
+compared by their class, because each store has its own messages.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from penstock.hosting.records import TRANSITIONS, UNTIL_ENDED, HostedEvent
 from penstock.testing.contracts.stores.approvals import ANSWERS, STATES
 from penstock.testing.contracts.stores.suite import (
     StoreBundle,
+    a_cancel_request,
     a_chat,
     a_message,
     a_run,
@@ -21,40 +22,39 @@ from penstock.testing.contracts.stores.suite import (
     an_attachment,
     an_entry,
     an_event,
-    an_intent,
 )
 
-Act = Callable[[StoreBundle], Awaitable[Any]]
+Operation = Callable[[StoreBundle], Awaitable[Any]]
 
-IDS = ("a", "B", "\u00e9", "nobody")
+IDS = ("a", "B", "\u00e9", "unknown")
 VALUES: tuple[Any, ...] = (None, 1, 1.0, True, "1", "\x00\ud83d", {"b": 1, "a": [2]}, {"a": [2], "b": 1}, float("nan"))
 
-SAID = ("one dam and another", "Another River", "dam \u00dcBER dam", "a b \u00e9")
+TEXTS = ("one dam and another", "Another River", "dam \u00dcBER dam", "a b \u00e9")
 
 
-async def agree(one: StoreBundle, other: StoreBundle, *, seed: int, acts: int = 200) -> None:
-    """AssertionError names the first act that the two answer differently, or after which they keep other things."""
+async def agree(one: StoreBundle, other: StoreBundle, *, seed: int, operations: int = 200) -> None:
+    """Raise AssertionError for the first operation with different answers, or after which the contents differ."""
     rng = random.Random(seed)
     for stores in (one, other):
         await _begin(stores)
-    for number in range(acts):
+    for number in range(operations):
         now_ms = 1_000 + 10 * number
-        name, act = _some_act(rng, now_ms)
-        first, second = await _answer(one, act), await _answer(other, act)
-        assert first == second, f"seed {seed}, act {number}, {name}: {first} and {second}"
+        name, operation = _random_operation(rng, now_ms)
+        first, second = await _answer(one, operation), await _answer(other, operation)
+        assert first == second, f"seed {seed}, operation {number}, {name}: {first} and {second}"
         if number % 10 == 9:
-            for name, look in _LOOKS.items():
-                first, second = await _answer(one, look), await _answer(other, look)
-                assert first == second, f"seed {seed}, after act {number}, {name}: {first} and {second}"
+            for name, read_contents in _CONTENTS.items():
+                first, second = await _answer(one, read_contents), await _answer(other, read_contents)
+                assert first == second, f"seed {seed}, after operation {number}, {name}: {first} and {second}"
 
 
 async def _drop_one(stores: StoreBundle, run_id: str) -> None:
-    """The first of what is wished for a run."""
+    """Drop the first cancel request of a run."""
     await stores.cancels.drop(run_id, (await stores.cancels.of(run_id))[:1])
 
 
 async def _begin(stores: StoreBundle) -> None:
-    """Something of everything, so that the first acts have what to act upon."""
+    """Add records of every kind, so that the first operations have something to act on."""
     for id in IDS[:3]:
         await stores.runs.add(a_run(id))
         await stores.approvals.ask(an_approval(id, run_id=id, key="k"))
@@ -63,14 +63,25 @@ async def _begin(stores: StoreBundle) -> None:
         await stores.chats.add_messages(id, [a_message("m0"), a_message("m1", "m0", "", state="writing")], now_ms=1)
 
 
-def _some_act(rng: random.Random, now_ms: int) -> tuple[str, Act]:
-    drawn = rng.choice((_run_act, _run_act, _told_act, _graph_act, _approval_act, _chat_act, _chat_act, _memory_act))
-    acts = drawn(rng, now_ms)
-    name = rng.choice(sorted(acts))
-    return name, acts[name]
+def _random_operation(rng: random.Random, now_ms: int) -> tuple[str, Operation]:
+    drawn = rng.choice(
+        (
+            _run_operations,
+            _run_operations,
+            _event_operations,
+            _graph_operations,
+            _approval_operations,
+            _chat_operations,
+            _chat_operations,
+            _memory_operations,
+        )
+    )
+    operations = drawn(rng, now_ms)
+    name = rng.choice(sorted(operations))
+    return name, operations[name]
 
 
-def _run_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
+def _run_operations(rng: random.Random, now_ms: int) -> Mapping[str, Operation]:
     id, epoch, value = rng.choice(IDS[:3]), rng.randint(0, 4), rng.choice(VALUES)
     status, owner = rng.choice([*TRANSITIONS, "cancelled", "halted"]), rng.choice(("ann", "ann", "bob"))
     run = a_run(id, owner=owner, input=rng.choice(VALUES[:3]), created_ms=rng.randint(0, 2))
@@ -87,6 +98,7 @@ def _run_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
         "runs.update then": lambda stores: _update_now(stores, id, ended_ms=now_ms, status="halted"),
         "runs.requeue": lambda stores: stores.runs.requeue(id, epoch, limits=_limits(epoch)),
         "runs.requeue now": lambda stores: _requeue_now(stores, id, _limits(epoch)),
+        "runs.set_usage": lambda stores: stores.runs.set_usage(id, epoch, cost_nanos=now_ms, unresolved_nanos=epoch),
         "runs.end": lambda stores: stores.runs.end(id, status, now_ms=now_ms),
         "runs.remove_ended": lambda stores: stores.runs.remove_ended(now_ms - 50, limit=1),
         "runs.remove": lambda stores: stores.runs.remove(id),
@@ -110,7 +122,7 @@ def _limits(number: int) -> dict[str, Any] | None:
     return None if number % 2 else {"max_steps": number}
 
 
-def _told_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
+def _event_operations(rng: random.Random, now_ms: int) -> Mapping[str, Operation]:
     id, epoch, first = rng.choice(IDS), rng.randint(0, 4), rng.randint(0, 6)
     events: Sequence[HostedEvent] = [an_event(first + at, v=rng.choice((1, 1, 2))) for at in range(rng.randint(0, 3))]
     entries = [an_entry(rng.choice("klm"), rng.choice(VALUES)) for _ in range(rng.randint(0, 3))]
@@ -137,7 +149,7 @@ async def _journal_now(stores: StoreBundle, id: str, entries: Sequence[Any]) -> 
     await stores.journal.append(id, entries, epoch=0 if run is None else run.epoch)
 
 
-def _graph_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
+def _graph_operations(rng: random.Random, now_ms: int) -> Mapping[str, Operation]:
     id, version, owner = rng.choice(IDS[:3]), rng.randint(0, 4), rng.choice(("ann", "ann", "bob"))
     document = {"v": rng.choice(VALUES)}
     expected, name = rng.choice((None, version)), rng.choice("GH")
@@ -154,14 +166,14 @@ def _graph_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
     }
 
 
-def _approval_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
+def _approval_operations(rng: random.Random, now_ms: int) -> Mapping[str, Operation]:
     id, run_id, key = rng.choice(IDS[:3]), rng.choice(IDS[:2]), rng.choice("kl")
     state, answer, by = rng.choice((*STATES, *ANSWERS)), rng.choice(VALUES), rng.choice(("ann", "bob"))
     approval = an_approval(id, run_id=run_id, key=key, value=rng.choice(VALUES), asked_ms=now_ms)
     epoch = rng.choice((0, 0, 1, 2))
-    owners = {one: rng.choice(("ann", "bob")) for one in IDS}
+    owners = {id: rng.choice(("ann", "bob")) for id in IDS}
     until_ms = rng.choice((now_ms, now_ms + 100, now_ms + 1_000, UNTIL_ENDED))
-    intent = an_intent(run_id, by=by, at_ms=now_ms, until_ms=until_ms, owner=rng.choice(("", "ann", "bob")))
+    request = a_cancel_request(run_id, by=by, at_ms=now_ms, until_ms=until_ms, owner=rng.choice(("", "ann", "bob")))
     return {
         "approvals.ask": lambda stores: stores.approvals.ask(approval, epoch=epoch),
         "approvals.answer": lambda stores: stores.approvals.answer(id, state, answer=answer, by=by, now_ms=now_ms),
@@ -170,7 +182,7 @@ def _approval_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
         "approvals.list behind": lambda stores: stores.approvals.list(before=id, limit=2),
         "approvals.answered": lambda stores: stores.approvals.answered(IDS),
         "approvals.wait": lambda stores: stores.approvals.wait(id, 0),
-        "cancels.put": lambda stores: stores.cancels.put(intent),
+        "cancels.put": lambda stores: stores.cancels.put(request),
         "cancels.find": lambda stores: stores.cancels.find(owners, now_ms=now_ms),
         "cancels.of": lambda stores: stores.cancels.of(run_id),
         "cancels.lasting": lambda stores: stores.cancels.lasting(limit=2),
@@ -180,19 +192,18 @@ def _approval_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
     }
 
 
-def _chat_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
+def _chat_operations(rng: random.Random, now_ms: int) -> Mapping[str, Operation]:
     chat_id, owner = rng.choice(("c", "c", "d")), rng.choice(("ann", "ann", "bob"))
     message_id, state = f"m{rng.randint(0, 6)}", rng.choice(("writing", "complete"))
     batch = [_some_message(rng) for _ in range(rng.randint(0, 3))]
-    content, in_view = rng.choice((b"abc", b"xyz")), rng.choice((None, message_id, "m0", "m2"))
-    made = a_chat(chat_id, owner=owner, updated_ms=now_ms, made_by=rng.choice(("", "it")))
+    content = rng.choice((b"abc", b"xyz"))
+    chat = a_chat(chat_id, owner=owner, updated_ms=now_ms, made_by=rng.choice(("", "it")))
     return {
-        "chats.create": lambda stores: stores.chats.create(made),
+        "chats.create": lambda stores: stores.chats.create(chat),
         "chats.list": lambda stores: stores.chats.list(owner=owner, before=chat_id),
         "chats.rename": lambda stores: stores.chats.rename(chat_id, state, now_ms=now_ms),
         "chats.add_messages": lambda stores: stores.chats.add_messages(chat_id, batch, now_ms=now_ms),
         "chats.add_messages too": lambda stores: stores.chats.add_messages(chat_id, batch[:1], now_ms=now_ms),
-        "chats.take_back": lambda stores: stores.chats.take_back(chat_id, [message_id, "m1"], in_view=in_view),
         "chats.finish_message": lambda stores: stores.chats.finish_message(
             chat_id, message_id, "done", {"state": state}, now_ms=now_ms
         ),
@@ -208,9 +219,9 @@ def _chat_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
     }
 
 
-def _memory_act(rng: random.Random, now_ms: int) -> Mapping[str, Act]:
-    space, key, value = rng.choice("st"), rng.choice((*IDS, "")), rng.choice((*VALUES, *SAID, *SAID))
-    text, limit = rng.choice(("", "?", *SAID)), rng.randint(-1, 4)
+def _memory_operations(rng: random.Random, now_ms: int) -> Mapping[str, Operation]:
+    space, key, value = rng.choice("st"), rng.choice((*IDS, "")), rng.choice((*VALUES, *TEXTS, *TEXTS))
+    text, limit = rng.choice(("", "?", *TEXTS)), rng.randint(-1, 4)
     return {
         "memories.put": lambda stores: stores.memories.put(space, key, value),
         "memories.get": lambda stores: stores.memories.get(space, key),
@@ -234,7 +245,7 @@ async def _view(stores: StoreBundle) -> Any:
     }
 
 
-_LOOKS: Mapping[str, Act] = {
+_CONTENTS: Mapping[str, Operation] = {
     "runs": lambda stores: stores.runs.list(limit=100),
     "events": lambda stores: stores.events.read("a"),
     "journal": lambda stores: stores.journal.load("a"),
@@ -244,19 +255,19 @@ _LOOKS: Mapping[str, Act] = {
     "chats": lambda stores: stores.chats.list(),
     "messages": _view,
     "memories": lambda stores: stores.memories.search("s", "", 100),
-    "found memories": lambda stores: stores.memories.search("s", SAID[0], 100),
+    "found memories": lambda stores: stores.memories.search("s", TEXTS[0], 100),
 }
 
 
-async def _answer(stores: StoreBundle, act: Act) -> Any:
+async def _answer(stores: StoreBundle, operation: Operation) -> Any:
     try:
-        return _plain(await act(stores))
+        return _plain(await operation(stores))
     except Exception as error:
         return type(error).__name__
 
 
 def _plain(answer: Any) -> Any:
-    """An answer as it is compared: a tuple is a list, and a set or a mapping has no order."""
+    """Normalise an answer for comparison: tuples become lists, and sets and mappings lose their order."""
     if isinstance(answer, Mapping):
         return {key: _plain(value) for key, value in answer.items()}
     if isinstance(answer, (set, frozenset)) or (isinstance(answer, Collection) and not isinstance(answer, Sequence)):

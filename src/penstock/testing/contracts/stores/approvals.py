@@ -1,4 +1,4 @@
-"""What every `ApprovalStore` and every `CancelStore` must do."""
+"""The contract of every `ApprovalStore` and every `CancelStore`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from penstock.testing.contracts.stores.suite import (
     SOON_S,
     StoreBundle,
     StoreContract,
+    a_cancel_request,
     a_run,
     an_approval,
-    an_intent,
     fresh,
     let_others_run,
     raises,
@@ -32,36 +32,36 @@ ANSWERS: tuple[ApprovalState, ...] = ("approved", "edited", "rejected")
 
 
 class ApprovalStoreContract(StoreContract):
-    """Questions by id, and by run and key: put once, answered once, waited for."""
+    """Approvals by id, and by run and key: requested once, answered once, waited for."""
 
     @fresh
-    async def test_a_question_comes_back_as_it_was_put(self, stores: StoreBundle) -> None:
-        asked = an_approval(value={"mail": "\ud83d\x00"}, question="Send\x00it?", reason="\ud83d")
-        assert await stores.approvals.ask(asked) == asked
-        assert await stores.approvals.get("a") == asked
-        assert list(await stores.approvals.list()) == [asked]
-        for id in ("nobody", "", *NOT_NAMES):
+    async def test_an_approval_is_read_back_unchanged(self, stores: StoreBundle) -> None:
+        approval = an_approval(value={"mail": "\ud83d\x00"}, question="Send\x00it?", reason="\ud83d")
+        assert await stores.approvals.ask(approval) == approval
+        assert await stores.approvals.get("a") == approval
+        assert list(await stores.approvals.list()) == [approval]
+        for id in ("unknown", "", *NOT_NAMES):
             assert await stores.approvals.get(id) is None
         assert dict(await stores.approvals.answered(NOT_NAMES)) == {}
 
     @fresh
-    async def test_odd_values_of_a_question_come_back_exactly(self, stores: StoreBundle) -> None:
+    async def test_odd_values_of_an_approval_are_read_back_exactly(self, stores: StoreBundle) -> None:
         for number, value in enumerate(ODD_VALUES):
             await stores.approvals.ask(an_approval(f"a{number}", value=value, expects=value))
             await stores.approvals.answer(f"a{number}", "edited", answer=value, by="bob", now_ms=2_000)
             found = await stores.approvals.get(f"a{number}")
             assert found is not None
-            assert [repr(one) for one in (found.value, found.answer, found.expects)] == [repr(value)] * 3
+            assert [repr(field) for field in (found.value, found.answer, found.expects)] == [repr(value)] * 3
 
     @fresh
-    async def test_what_no_database_could_keep_is_neither_asked_nor_answered(self, stores: StoreBundle) -> None:
+    async def test_questions_and_answers_that_cannot_be_stored_are_refused(self, stores: StoreBundle) -> None:
         wrong = [an_approval(**{field: value}) for field in ("value", "expects") for value in NOT_JSON]
         wrong += [an_approval(**{field: name}) for field in ("id", "run_id", "owner", "key") for name in NOT_NAMES]
         for approval in [*wrong, an_approval(asked_ms=2**63), an_approval(state="lost")]:
             with raises(InvalidValue):
                 await stores.approvals.ask(approval)
         assert list(await stores.approvals.list()) == []
-        asked = await stores.approvals.ask(an_approval())
+        approval = await stores.approvals.ask(an_approval())
         for value in NOT_JSON:
             with raises(InvalidValue):
                 await stores.approvals.answer("a", "edited", answer=value, by="bob", now_ms=1)
@@ -71,7 +71,7 @@ class ApprovalStoreContract(StoreContract):
         for state in ("waiting", "withdrawn", "lost"):
             with raises(InvalidValue):
                 await stores.approvals.answer("a", state, by="bob", now_ms=1)  # type: ignore[arg-type]
-        assert await stores.approvals.get("a") == asked
+        assert await stores.approvals.get("a") == approval
 
     @fresh
     async def test_a_question_is_put_once_by_its_run_and_key(self, stores: StoreBundle) -> None:
@@ -92,22 +92,20 @@ class ApprovalStoreContract(StoreContract):
         assert list(await stores.approvals.list()) == [first]
 
     @fresh
-    async def test_an_answered_question_that_is_put_again_is_given_back_with_its_answer(
-        self, stores: StoreBundle
-    ) -> None:
+    async def test_asking_an_answered_question_again_returns_its_answer(self, stores: StoreBundle) -> None:
         for state in ANSWERS:
-            asked = an_approval(state)
-            await stores.approvals.ask(asked)
+            approval = an_approval(state)
+            await stores.approvals.ask(approval)
             answered = await stores.approvals.answer(state, state, answer={"x": 1}, by="bob", now_ms=2_000)
-            assert await stores.approvals.ask(replace(asked, id="new", asked_ms=9_000)) == answered
+            assert await stores.approvals.ask(replace(approval, id="new", asked_ms=9_000)) == answered
 
     @fresh
-    async def test_a_withdrawn_question_waits_again_as_it_is_put_now(self, stores: StoreBundle) -> None:
+    async def test_asking_a_withdrawn_question_again_replaces_it(self, stores: StoreBundle) -> None:
         await stores.approvals.ask(an_approval("a", key="k", value="old"))
         await stores.approvals.withdraw("r", 0, now_ms=2_000)
         now = an_approval("b", key="k", value="new", question="Send that?", asked_ms=3_000, expects={"tool": "send"})
         waits = await stores.approvals.ask(now)
-        assert waits == replace(now, id="a"), "under the id it had, and whoever answers sees what the run has in hand"
+        assert waits == replace(now, id="a"), "under the id it had, and an answer is for the value that the run has now"
         assert await stores.approvals.get("a") == waits
         assert dict(await stores.approvals.answered(["a", "b"])) == {}
         assert (await stores.approvals.answer("a", "approved", by="bob", now_ms=4_000)).state == "approved"
@@ -132,10 +130,10 @@ class ApprovalStoreContract(StoreContract):
             ({"before": "1", "states": ["waiting"]}, ["2a", "2b", "3"]),
             ({"before": "2a", "owner": "bob"}, ["2b"]),
             ({"before": "3"}, []),
-            ({"before": "nobody"}, []),
+            ({"before": "unknown"}, []),
             ({"before": ""}, []),
             ({"limit": 0}, []),
-            ({"owner": "nobody"}, []),
+            ({"owner": "unknown"}, []),
             ({"owner": ""}, []),
             ({"run_id": ""}, []),
         ]
@@ -148,10 +146,10 @@ class ApprovalStoreContract(StoreContract):
     @fresh
     async def test_the_first_answer_counts(self, stores: StoreBundle) -> None:
         for state in ANSWERS:
-            asked = await stores.approvals.ask(an_approval(state))
-            said: dict[str, Any] = {"answer": {"a": 1, "b": 2}, "reason": "it is\x00fine"}
-            answered = await stores.approvals.answer(state, state, by="bob", now_ms=2_000, **said)
-            assert answered == replace(asked, state=state, answered_by="bob", answered_ms=2_000, **said)
+            approval = await stores.approvals.ask(an_approval(state))
+            given: dict[str, Any] = {"answer": {"a": 1, "b": 2}, "reason": "it is\x00fine"}
+            answered = await stores.approvals.answer(state, state, by="bob", now_ms=2_000, **given)
+            assert answered == replace(approval, state=state, answered_by="bob", answered_ms=2_000, **given)
             assert await stores.approvals.get(state) == answered
             for other in ANSWERS:
                 with raises(Conflict):
@@ -159,21 +157,21 @@ class ApprovalStoreContract(StoreContract):
             assert await stores.approvals.get(state) == answered
 
     @fresh
-    async def test_an_answer_whose_receipt_was_lost_can_be_given_again(self, stores: StoreBundle) -> None:
+    async def test_an_answer_whose_confirmation_was_lost_can_be_repeated(self, stores: StoreBundle) -> None:
         await stores.approvals.ask(an_approval())
         once = await stores.approvals.answer("a", "edited", answer={"a": 1, "b": 2}, reason="x", by="bob", now_ms=2)
         again = await stores.approvals.answer("a", "edited", answer={"b": 2, "a": 1}, reason="x", by="bob", now_ms=2)
         assert again == once
 
     @fresh
-    async def test_a_question_that_is_not_there_is_a_key_error(self, stores: StoreBundle) -> None:
+    async def test_an_unknown_approval_is_a_key_error(self, stores: StoreBundle) -> None:
         with raises(KeyError):
-            await stores.approvals.answer("nobody", "approved", by="bob", now_ms=1)
+            await stores.approvals.answer("unknown", "approved", by="bob", now_ms=1)
         with raises(KeyError):
-            await stores.approvals.wait("nobody", LONG_S)
+            await stores.approvals.wait("unknown", LONG_S)
 
     @fresh
-    async def test_of_many_who_answer_one_does(self, stores: StoreBundle) -> None:
+    async def test_of_concurrent_answers_one_counts(self, stores: StoreBundle) -> None:
         await stores.approvals.ask(an_approval())
         async with self.another(stores) as other:
             both = (stores, other)
@@ -192,7 +190,7 @@ class ApprovalStoreContract(StoreContract):
         assert answered == [found.answered_by]
 
     @fresh
-    async def test_a_worker_that_has_lost_a_run_withdraws_nothing_of_it(self, stores: StoreBundle) -> None:
+    async def test_a_fenced_worker_withdraws_nothing(self, stores: StoreBundle) -> None:
         await stores.runs.add(a_run())
         for _ in range(2):
             await stores.runs.claim("w", now_ms=1_000, lease_ms=0)
@@ -205,7 +203,7 @@ class ApprovalStoreContract(StoreContract):
         assert await stores.approvals.get("a") == an_approval("a", state="withdrawn", answered_ms=2_000)
 
     @fresh
-    async def test_a_worker_that_has_lost_a_run_asks_nothing_for_it(self, stores: StoreBundle) -> None:
+    async def test_a_fenced_worker_asks_nothing(self, stores: StoreBundle) -> None:
         await stores.runs.add(a_run())
         for _ in range(2):
             await stores.runs.claim("w", now_ms=1_000, lease_ms=0)
@@ -215,17 +213,17 @@ class ApprovalStoreContract(StoreContract):
             for epoch in (0, 1, 3):
                 with raises(Fenced):
                     await stores.approvals.ask(an_approval(id), epoch=epoch)
-        assert [one.state for one in await stores.approvals.list(run_id="r")] == ["withdrawn"]
+        assert [approval.state for approval in await stores.approvals.list(run_id="r")] == ["withdrawn"]
         assert (await stores.approvals.ask(an_approval("a"), epoch=2)).state == "waiting"
 
     @fresh
-    async def test_what_a_run_still_asks_is_withdrawn_and_nothing_else(self, stores: StoreBundle) -> None:
+    async def test_only_waiting_approvals_of_the_run_are_withdrawn(self, stores: StoreBundle) -> None:
         for id, run_id in (("a", "r"), ("b", "r"), ("answered", "r"), ("another's", "s")):
             await stores.approvals.ask(an_approval(id, run_id=run_id))
         answered = await stores.approvals.answer("answered", "approved", by="bob", now_ms=1)
         for _ in range(2):
             await stores.approvals.withdraw("r", 0, now_ms=2_000)
-        await stores.approvals.withdraw("nobody", 0, now_ms=2_000)
+        await stores.approvals.withdraw("unknown", 0, now_ms=2_000)
         for id in ("a", "b"):
             assert await stores.approvals.get(id) == an_approval(id, state="withdrawn", answered_ms=2_000)
             with raises(Conflict):
@@ -234,14 +232,14 @@ class ApprovalStoreContract(StoreContract):
         assert await stores.approvals.get("another's") == an_approval("another's", run_id="s")
 
     @fresh
-    async def test_those_that_do_not_wait_any_more_are_found(self, stores: StoreBundle) -> None:
+    async def test_answered_finds_approvals_that_are_no_longer_waiting(self, stores: StoreBundle) -> None:
         for id in ("waits", "approved", "edited", "rejected", "withdrawn"):
             await stores.approvals.ask(an_approval(id, run_id=id))
         for state in ANSWERS:
             await stores.approvals.answer(state, state, by="bob", now_ms=1)
         await stores.approvals.withdraw("withdrawn", 0, now_ms=1)
-        asked = ["waits", *ANSWERS, "withdrawn", "nobody", "approved"]
-        found = await stores.approvals.answered(asked)
+        ids = ["waits", *ANSWERS, "withdrawn", "unknown", "approved"]
+        found = await stores.approvals.answered(ids)
         assert {id: approval.state for id, approval in found.items()} == {id: id for id in (*ANSWERS, "withdrawn")}
         assert set(await stores.approvals.answered({"approved", "waits"})) == {"approved"}
         assert dict(await stores.approvals.answered([])) == {}
@@ -252,7 +250,7 @@ class ApprovalStoreContract(StoreContract):
         async with self.another(stores) as other:
             for id, writer in (("a", stores), ("b", other)):
                 await stores.approvals.ask(an_approval(id))
-                waits = [asyncio.ensure_future(one.approvals.wait(id, LONG_S)) for one in (stores, other) * 2]
+                waits = [asyncio.ensure_future(bundle.approvals.wait(id, LONG_S)) for bundle in (stores, other) * 2]
                 await let_others_run()
                 answered = await writer.approvals.answer(id, "approved", by="bob", now_ms=1)
                 assert await asyncio.gather(*waits) == [answered] * 4
@@ -269,7 +267,7 @@ class ApprovalStoreContract(StoreContract):
         assert found.state == "withdrawn"
 
     @fresh
-    async def test_waiting_for_an_answer_ends_when_its_time_is_over(self, stores: StoreBundle) -> None:
+    async def test_waiting_for_an_answer_times_out(self, stores: StoreBundle) -> None:
         await stores.approvals.ask(an_approval())
         await stores.approvals.ask(an_approval("b"))
         await stores.approvals.answer("b", "approved", by="bob", now_ms=1)
@@ -279,7 +277,7 @@ class ApprovalStoreContract(StoreContract):
             await stores.approvals.wait("a", float("nan"))
 
     @fresh
-    async def test_whoever_stops_waiting_for_an_answer_takes_nobody_along(self, stores: StoreBundle) -> None:
+    async def test_a_cancelled_wait_for_an_answer_leaves_the_others_waiting(self, stores: StoreBundle) -> None:
         await stores.approvals.ask(an_approval())
         waits = [asyncio.ensure_future(stores.approvals.wait("a", LONG_S)) for _ in range(3)]
         await let_others_run()
@@ -295,94 +293,98 @@ def of_ann(run_ids: Iterable[str]) -> dict[str, str]:
 
 
 class CancelStoreContract(StoreContract):
-    """Wishes to stop, by run and owner: the first counts, each for a time."""
+    """Cancel requests, by run and owner: the first counts, each for a limited time."""
 
     @fresh
-    async def test_a_wish_comes_back_as_it_was_put(self, stores: StoreBundle) -> None:
+    async def test_a_cancel_request_is_read_back_unchanged(self, stores: StoreBundle) -> None:
         for owner in ("", "ann", *ODD_NAMES):
-            intent = an_intent(owner or "r", reason="en\x00ough \ud83d", at_ms=2**62, until_ms=2**63 - 1, owner=owner)
-            assert await stores.cancels.put(intent) == intent
-            assert dict(await stores.cancels.find({intent.run_id: owner}, now_ms=2**62)) == {intent.run_id: intent}
+            request = a_cancel_request(
+                owner or "r", reason="en\x00ough \ud83d", at_ms=2**62, until_ms=2**63 - 1, owner=owner
+            )
+            assert await stores.cancels.put(request) == request
+            assert dict(await stores.cancels.find({request.run_id: owner}, now_ms=2**62)) == {request.run_id: request}
 
     @fresh
-    async def test_the_first_wish_counts(self, stores: StoreBundle) -> None:
-        first = await stores.cancels.put(an_intent())
-        for other in (an_intent(by="bob"), an_intent(reason="more", at_ms=150, until_ms=160), an_intent(at_ms=200)):
+    async def test_the_first_cancel_request_counts(self, stores: StoreBundle) -> None:
+        first = await stores.cancels.put(a_cancel_request())
+        for other in (
+            a_cancel_request(by="bob"),
+            a_cancel_request(reason="more", at_ms=150, until_ms=160),
+            a_cancel_request(at_ms=200),
+        ):
             assert await stores.cancels.put(other) == first
         assert dict(await stores.cancels.find({"r": "ann"}, now_ms=100)) == {"r": first}
 
     @fresh
-    async def test_the_first_wish_is_kept_as_long_as_the_longest_that_was_put_since(self, stores: StoreBundle) -> None:
-        await stores.cancels.put(an_intent())
-        longer = an_intent(until_ms=900)
-        assert await stores.cancels.put(an_intent(reason="more", by="bob", at_ms=150, until_ms=900)) == longer
-        assert await stores.cancels.put(an_intent(reason="more", at_ms=160, until_ms=300)) == longer
+    async def test_the_first_cancel_request_is_stored_until_the_latest_expiry(self, stores: StoreBundle) -> None:
+        await stores.cancels.put(a_cancel_request())
+        longer = a_cancel_request(until_ms=900)
+        assert await stores.cancels.put(a_cancel_request(reason="more", by="bob", at_ms=150, until_ms=900)) == longer
+        assert await stores.cancels.put(a_cancel_request(reason="more", at_ms=160, until_ms=300)) == longer
         assert dict(await stores.cancels.find({"r": "ann"}, now_ms=900)) == {"r": longer}
-        lasting = an_intent(until_ms=UNTIL_ENDED)
-        assert await stores.cancels.put(an_intent(by="eve", at_ms=900, until_ms=UNTIL_ENDED)) == lasting
-        assert await stores.cancels.put(an_intent(by="eve", at_ms=10_000, until_ms=20_000)) == lasting
+        lasting = a_cancel_request(until_ms=UNTIL_ENDED)
+        assert await stores.cancels.put(a_cancel_request(by="eve", at_ms=900, until_ms=UNTIL_ENDED)) == lasting
+        assert await stores.cancels.put(a_cancel_request(by="eve", at_ms=10_000, until_ms=20_000)) == lasting
         assert dict(await stores.cancels.find({"r": "ann"}, now_ms=2**62)) == {"r": lasting}
         assert await stores.cancels.prune(now_ms=2**62) == 0
 
     @fresh
-    async def test_all_that_is_wished_for_a_run_is_listed_as_it_stands(self, stores: StoreBundle) -> None:
+    async def test_all_cancel_requests_of_a_run_are_listed(self, stores: StoreBundle) -> None:
         owners = ("", "ann", "bob")
-        wishes = [an_intent(owner=owner, at_ms=90 - n, reason="\x00 \ud83d") for n, owner in enumerate(owners)]
-        for intent in (*wishes, an_intent("s"), *(an_intent(name) for name in ODD_NAMES)):
-            await stores.cancels.put(intent)
-        assert list(await stores.cancels.of("r")) == wishes[::-1]
+        requests = [a_cancel_request(owner=owner, at_ms=90 - n, reason="\x00 \ud83d") for n, owner in enumerate(owners)]
+        for request in (*requests, a_cancel_request("s"), *(a_cancel_request(name) for name in ODD_NAMES)):
+            await stores.cancels.put(request)
+        assert list(await stores.cancels.of("r")) == requests[::-1]
         for name in ODD_NAMES:
-            assert list(await stores.cancels.of(name)) == [an_intent(name)]
-        for nobody in ("nobody", *NOT_NAMES):
-            assert list(await stores.cancels.of(nobody)) == []
+            assert list(await stores.cancels.of(name)) == [a_cancel_request(name)]
+        for run_id in ("unknown", *NOT_NAMES):
+            assert list(await stores.cancels.of(run_id)) == []
 
     @fresh
-    async def test_wishes_that_are_kept_until_a_run_has_ended_are_listed_the_oldest_first(
-        self, stores: StoreBundle
-    ) -> None:
-        lasting = [an_intent(f"r{number}", at_ms=90 - number, until_ms=UNTIL_ENDED) for number in range(3)]
-        for intent in (*lasting, an_intent("s"), an_intent("t", until_ms=UNTIL_ENDED - 1)):
-            await stores.cancels.put(intent)
+    async def test_lasting_cancel_requests_are_listed_oldest_first(self, stores: StoreBundle) -> None:
+        lasting = [a_cancel_request(f"r{number}", at_ms=90 - number, until_ms=UNTIL_ENDED) for number in range(3)]
+        for request in (*lasting, a_cancel_request("s"), a_cancel_request("t", until_ms=UNTIL_ENDED - 1)):
+            await stores.cancels.put(request)
         assert list(await stores.cancels.lasting()) == lasting[::-1]
         assert list(await stores.cancels.lasting(limit=2)) == lasting[:0:-1]
         with raises(InvalidValue):
             await stores.cancels.lasting(limit=-1)
 
     @fresh
-    async def test_of_wishes_that_are_dropped_what_was_put_since_stays(self, stores: StoreBundle) -> None:
+    async def test_dropping_cancel_requests_leaves_newer_ones(self, stores: StoreBundle) -> None:
         for owner in ("", "ann", "bob"):
-            await stores.cancels.put(an_intent(owner=owner, reason="\x00 \ud83d"))
+            await stores.cancels.put(a_cancel_request(owner=owner, reason="\x00 \ud83d"))
         seen = await stores.cancels.of("r")
-        await stores.cancels.put(an_intent("s"))
-        longer = await stores.cancels.put(an_intent(owner="bob", at_ms=150, until_ms=900))
+        await stores.cancels.put(a_cancel_request("s"))
+        longer = await stores.cancels.put(a_cancel_request(owner="bob", at_ms=150, until_ms=900))
         await stores.cancels.drop("r", seen[:1])
-        anew = await stores.cancels.put(an_intent(by="eve"))
+        anew = await stores.cancels.put(a_cancel_request(by="eve"))
         for _ in range(2):
             await stores.cancels.drop("r", seen)
             assert list(await stores.cancels.of("r")) == [anew, longer]
         await stores.cancels.drop("s", seen)
         await stores.cancels.drop("r", [])
-        await stores.cancels.drop("r", [an_intent("s")])
+        await stores.cancels.drop("r", [a_cancel_request("s")])
         assert (len(await stores.cancels.of("r")), len(await stores.cancels.of("s"))) == (2, 1)
         await stores.cancels.drop("r", await stores.cancels.of("r"))
         assert list(await stores.cancels.of("r")) == []
 
     @fresh
-    async def test_a_wish_for_an_owners_run_counts_for_theirs_alone(self, stores: StoreBundle) -> None:
-        bobs = await stores.cancels.put(an_intent(owner="bob", by="bob"))
+    async def test_a_cancel_request_for_an_owner_applies_to_that_owner_only(self, stores: StoreBundle) -> None:
+        bobs = await stores.cancels.put(a_cancel_request(owner="bob", by="bob"))
         assert dict(await stores.cancels.find({"r": "ann"}, now_ms=100)) == {}
         assert dict(await stores.cancels.find({"r": ""}, now_ms=100)) == {}
         assert dict(await stores.cancels.find({"r": "bob"}, now_ms=100)) == {"r": bobs}
-        anns = an_intent(owner="ann", at_ms=110)
+        anns = a_cancel_request(owner="ann", at_ms=110)
         assert await stores.cancels.put(anns) == anns, "another's does not stand in its way"
         assert dict(await stores.cancels.find({"r": "ann"}, now_ms=110)) == {"r": anns}
         assert dict(await stores.cancels.find({"r": "bob", "s": "bob"}, now_ms=110)) == {"r": bobs}
 
     @fresh
-    async def test_of_a_wish_for_an_owners_run_and_one_for_anybodys_the_first_counts(self, stores: StoreBundle) -> None:
-        for_anybody = await stores.cancels.put(an_intent(by="root", at_ms=120))
-        anns = await stores.cancels.put(an_intent(owner="ann", at_ms=130, until_ms=900))
-        await stores.cancels.put(an_intent(owner="bob", at_ms=110, until_ms=130))
+    async def test_of_a_request_for_an_owner_and_one_for_any_owner_the_first_counts(self, stores: StoreBundle) -> None:
+        for_anybody = await stores.cancels.put(a_cancel_request(by="root", at_ms=120))
+        anns = await stores.cancels.put(a_cancel_request(owner="ann", at_ms=130, until_ms=900))
+        await stores.cancels.put(a_cancel_request(owner="bob", at_ms=110, until_ms=130))
         assert dict(await stores.cancels.find({"r": "ann"}, now_ms=130)) == {"r": for_anybody}
         assert dict(await stores.cancels.find({"r": "ann"}, now_ms=201)) == {"r": anns}
         assert (await stores.cancels.find({"r": "bob"}, now_ms=130))["r"].by == "ann"
@@ -392,49 +394,49 @@ class CancelStoreContract(StoreContract):
             assert dict(await stores.cancels.find({"r": owner}, now_ms=0)) == {}
 
     @fresh
-    async def test_a_wish_counts_until_it_is_dropped_or_forgotten(self, stores: StoreBundle) -> None:
-        await stores.cancels.put(an_intent())
+    async def test_a_cancel_request_counts_until_it_is_dropped_or_pruned(self, stores: StoreBundle) -> None:
+        await stores.cancels.put(a_cancel_request())
         for _ in range(2):
             await stores.cancels.drop("r")
         assert dict(await stores.cancels.find({"r": "ann"}, now_ms=100)) == {}
-        second = an_intent(by="bob")
+        second = a_cancel_request(by="bob")
         assert await stores.cancels.put(second) == second
-        third = an_intent(by="eve", at_ms=201, until_ms=300)
-        assert await stores.cancels.put(third) == third, "the one before was forgotten at 200"
+        third = a_cancel_request(by="eve", at_ms=201, until_ms=300)
+        assert await stores.cancels.put(third) == third, "the one before expired at 200"
         assert dict(await stores.cancels.find({"r": "ann"}, now_ms=250)) == {"r": third}
 
     @fresh
-    async def test_a_wish_is_found_until_its_time_is_over(self, stores: StoreBundle) -> None:
+    async def test_a_cancel_request_is_found_until_it_expires(self, stores: StoreBundle) -> None:
         for run_id in ("a", "b", *ODD_NAMES):
-            await stores.cancels.put(an_intent(run_id))
-        await stores.cancels.put(an_intent("later", until_ms=900))
-        assert set(await stores.cancels.find(of_ann(["a", "later", "nobody"]), now_ms=200)) == {"a", "later"}
+            await stores.cancels.put(a_cancel_request(run_id))
+        await stores.cancels.put(a_cancel_request("later", until_ms=900))
+        assert set(await stores.cancels.find(of_ann(["a", "later", "unknown"]), now_ms=200)) == {"a", "later"}
         assert set(await stores.cancels.find(of_ann(["a", "later"]), now_ms=201)) == {"later"}
         assert set(await stores.cancels.find(of_ann(ODD_NAMES), now_ms=0)) == set(ODD_NAMES)
         assert dict(await stores.cancels.find({}, now_ms=0)) == {}
         assert dict(await stores.cancels.find(of_ann(f"n{number}" for number in range(2_000)), now_ms=0)) == {}
 
     @fresh
-    async def test_wishes_whose_time_is_over_are_forgotten_and_counted(self, stores: StoreBundle) -> None:
+    async def test_expired_cancel_requests_are_pruned_and_counted(self, stores: StoreBundle) -> None:
         for number in range(5):
-            await stores.cancels.put(an_intent(f"r{number}", until_ms=200 + number))
-        await stores.cancels.put(an_intent("r3", owner="bob"))
+            await stores.cancels.put(a_cancel_request(f"r{number}", until_ms=200 + number))
+        await stores.cancels.put(a_cancel_request("r3", owner="bob"))
         assert await stores.cancels.prune(now_ms=200) == 0
         assert await stores.cancels.prune(now_ms=203) == 4
         assert await stores.cancels.prune(now_ms=203) == 0
         assert set(await stores.cancels.find(of_ann(f"r{number}" for number in range(5)), now_ms=0)) == {"r3", "r4"}
 
     @fresh
-    async def test_of_many_who_wish_all_are_told_the_first(self, stores: StoreBundle) -> None:
+    async def test_concurrent_cancel_requests_all_get_the_first(self, stores: StoreBundle) -> None:
         async with self.another(stores) as other:
             both = (stores, other)
-            wishes = [both[n % 2].cancels.put(an_intent(by=f"u{n}")) for n in range(self.claimants)]
-            assert len({intent.by for intent in await asyncio.gather(*wishes)}) == 1
+            requests = [both[n % 2].cancels.put(a_cancel_request(by=f"u{n}")) for n in range(self.claimants)]
+            assert len({request.by for request in await asyncio.gather(*requests)}) == 1
 
     @fresh
-    async def test_a_wish_that_no_database_could_keep_is_refused(self, stores: StoreBundle) -> None:
-        wrong = [an_intent(**{field: name}) for field in ("run_id", "by", "owner") for name in NOT_NAMES]
-        for intent in [*wrong, an_intent(until_ms=2**63), an_intent(at_ms=1.5)]:
+    async def test_a_cancel_request_that_cannot_be_stored_is_refused(self, stores: StoreBundle) -> None:
+        wrong = [a_cancel_request(**{field: name}) for field in ("run_id", "by", "owner") for name in NOT_NAMES]
+        for request in [*wrong, a_cancel_request(until_ms=2**63), a_cancel_request(at_ms=1.5)]:
             with raises(InvalidValue):
-                await stores.cancels.put(intent)
+                await stores.cancels.put(request)
         assert dict(await stores.cancels.find(of_ann(["r", *NOT_NAMES]), now_ms=0)) == {}

@@ -1,4 +1,4 @@
-"""What every `ChatStore` must do."""
+"""The contract of every `ChatStore`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from penstock.testing.contracts.stores.suite import (
 
 
 class ChatStoreContract(StoreContract):
-    """Chats by id, their messages as a tree that only grows, and what is attached."""
+    """Chats by id, their messages as a tree that only grows, and their attachments."""
 
     @fresh
-    async def test_a_chat_comes_back_as_it_was_created(self, stores: StoreBundle) -> None:
+    async def test_a_chat_is_read_back_unchanged(self, stores: StoreBundle) -> None:
         chat = a_chat(title="T\x00\u00fc\ud83d", created_ms=1, updated_ms=2)
         assert await stores.chats.create(chat) == chat
         assert await stores.chats.get("c") == chat
         assert list(await stores.chats.list()) == [chat]
-        for id in ("nobody", "", *NOT_NAMES):
+        for id in ("unknown", "", *NOT_NAMES):
             assert await stores.chats.get(id) is None
             assert list(await stores.chats.list(owner=id)) == []
 
@@ -51,7 +51,7 @@ class ChatStoreContract(StoreContract):
         assert await stores.chats.get("c") == chat
 
     @fresh
-    async def test_a_chat_that_no_database_could_keep_is_refused(self, stores: StoreBundle) -> None:
+    async def test_a_chat_that_cannot_be_stored_is_refused(self, stores: StoreBundle) -> None:
         for name in NOT_NAMES:
             for chat in (a_chat(name), a_chat(owner=name), a_chat(graph_id=name)):
                 with raises(InvalidValue):
@@ -64,7 +64,7 @@ class ChatStoreContract(StoreContract):
         assert list((await stores.chats.messages("c"))[0]) == []
 
     @fresh
-    async def test_chats_are_listed_the_one_used_last_first_a_page_at_a_time(self, stores: StoreBundle) -> None:
+    async def test_chats_are_listed_by_last_use_a_page_at_a_time(self, stores: StoreBundle) -> None:
         for number, id in enumerate(ODD_NAMES):
             await stores.chats.create(a_chat(id, updated_ms=number // 3))
         await stores.chats.create(a_chat("another's", owner="bob", updated_ms=1))
@@ -72,12 +72,12 @@ class ChatStoreContract(StoreContract):
         found = await until_nothing(lambda last: stores.chats.list(owner="ann", before=last, limit=4))
         assert [chat.id for chat in found] == [id for _, id in expected]
         assert len(await stores.chats.list()) == len(ODD_NAMES) + 1
-        assert list(await stores.chats.list(limit=0)) == list(await stores.chats.list(before="nobody")) == []
+        assert list(await stores.chats.list(limit=0)) == list(await stores.chats.list(before="unknown")) == []
         with raises(InvalidValue):
             await stores.chats.list(limit=-1)
 
     @fresh
-    async def test_whatever_is_said_or_renamed_makes_a_chat_the_one_used_last(self, stores: StoreBundle) -> None:
+    async def test_a_new_message_or_title_makes_a_chat_the_last_used(self, stores: StoreBundle) -> None:
         for id in ("1", "2", "3"):
             await stores.chats.create(a_chat(id))
         await stores.chats.rename("1", "new", now_ms=2_000)
@@ -94,38 +94,38 @@ class ChatStoreContract(StoreContract):
         assert renamed == replace(chat, title="\x00\ud83d new", updated_ms=2_000)
         assert await stores.chats.get("c") == renamed
         with raises(KeyError):
-            await stores.chats.rename("nobody", "x", now_ms=1)
+            await stores.chats.rename("unknown", "x", now_ms=1)
 
     @fresh
-    async def test_messages_come_back_in_the_order_they_were_added(self, stores: StoreBundle) -> None:
+    async def test_messages_are_returned_in_the_order_they_were_added(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
-        said = [a_message("z", None, "q\x00\u2028"), a_message("b", "z", "x" * 1_000_000, state="writing", a=[1])]
-        await stores.chats.add_messages("c", said, now_ms=1)
+        sent = [a_message("z", None, "q\x00\u2028"), a_message("b", "z", "x" * 1_000_000, state="writing", a=[1])]
+        await stores.chats.add_messages("c", sent, now_ms=1)
         await stores.chats.add_messages("c", [a_message("a", "b")], now_ms=2)
         messages, in_view = await stores.chats.messages("c")
-        assert list(messages) == [*said, a_message("a", "b")]
+        assert list(messages) == [*sent, a_message("a", "b")]
         assert set(in_view) <= {"z", "b", "a"}
-        assert await stores.chats.message("c", "b") == said[1]
+        assert await stores.chats.message("c", "b") == sent[1]
 
     @fresh
-    async def test_messages_that_are_not_there_are_none(self, stores: StoreBundle) -> None:
+    async def test_unknown_messages_are_none(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat("c"))
         await stores.chats.create(a_chat("d"))
         await stores.chats.add_messages("c", [a_message("m")], now_ms=1)
-        assert await stores.chats.message("c", "nobody") is None
+        assert await stores.chats.message("c", "unknown") is None
         assert await stores.chats.message("d", "m") is None
-        assert await stores.chats.message("nobody", "m") is None
-        for chat_id in ("d", "nobody"):
+        assert await stores.chats.message("unknown", "m") is None
+        for chat_id in ("d", "unknown"):
             messages, in_view = await stores.chats.messages(chat_id)
             assert (list(messages), list(in_view)) == ([], [])
 
     @fresh
-    async def test_odd_data_comes_back_exactly_and_may_be_changed(self, stores: StoreBundle) -> None:
+    async def test_odd_data_is_read_back_exactly_and_is_a_copy(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
         keepable = [value for value in ODD_VALUES if "\\ud83d" not in repr(value)]
-        said = [a_message(f"m{number}", None, value=value) for number, value in enumerate(keepable)]
-        await stores.chats.add_messages("c", said, now_ms=1)
-        for message in said:
+        sent = [a_message(f"m{number}", None, value=value) for number, value in enumerate(keepable)]
+        await stores.chats.add_messages("c", sent, now_ms=1)
+        for message in sent:
             found = await stores.chats.message("c", message.id)
             assert repr(found) == repr(message)
             assert found is not None
@@ -133,12 +133,10 @@ class ChatStoreContract(StoreContract):
             assert await stores.chats.message("c", message.id) == message
         for message in (await stores.chats.messages("c"))[0]:
             message.data.clear()  # type: ignore[attr-defined]
-        assert list((await stores.chats.messages("c"))[0]) == said
+        assert list((await stores.chats.messages("c"))[0]) == sent
 
     @fresh
-    async def test_a_message_that_is_there_is_skipped_if_it_is_the_same_in_every_field(
-        self, stores: StoreBundle
-    ) -> None:
+    async def test_an_existing_message_is_skipped_if_every_field_is_equal(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
         first, second = a_message("m", None, "q", a=1, b=2), a_message("n", "m")
         await stores.chats.add_messages("c", [first], now_ms=1)
@@ -164,12 +162,12 @@ class ChatStoreContract(StoreContract):
             assert await stores.chats.message(id, "m") == a_message("m", None, f"in {id}")
 
     @fresh
-    async def test_messages_are_added_all_or_none_each_below_one_that_is_there(self, stores: StoreBundle) -> None:
+    async def test_messages_are_added_all_or_none_each_below_an_existing_one(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
         await stores.chats.add_messages("c", [a_message("m")], now_ms=1)
         misplaced: list[list[ChatMessage]] = [
-            [a_message("x", "nobody")],
-            [a_message("x", "m"), a_message("y", "nobody")],
+            [a_message("x", "unknown")],
+            [a_message("x", "m"), a_message("y", "unknown")],
             [a_message("x", "x")],
             [a_message("x", "y"), a_message("y", "x")],
             [a_message("x", "m"), a_message("y", "z"), a_message("z", "y")],
@@ -182,12 +180,12 @@ class ChatStoreContract(StoreContract):
         await stores.chats.add_messages("c", [a_message("y", "x"), a_message("x", "m")], now_ms=2)
         assert [message.id for message in (await stores.chats.messages("c"))[0]] == ["m", "y", "x"]
         with raises(KeyError):
-            await stores.chats.add_messages("nobody", [a_message("m")], now_ms=1)
+            await stores.chats.add_messages("unknown", [a_message("m")], now_ms=1)
         with raises(KeyError):
-            await stores.chats.add_messages("nobody", [], now_ms=1)
+            await stores.chats.add_messages("unknown", [], now_ms=1)
 
     @fresh
-    async def test_whatever_is_added_or_chosen_is_in_view_as_in_a_tree(self, stores: StoreBundle) -> None:
+    async def test_added_and_chosen_messages_are_in_view_with_their_ancestors(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
         rng, tree, ids = random.Random(7), MessageTree(), list[str]()
         for number in range(60):
@@ -201,10 +199,10 @@ class ChatStoreContract(StoreContract):
                 tree.switch(message.id)
                 ids.append(message.id)
                 await stores.chats.add_messages("c", [message], now_ms=number)
-            assert await self.view(stores) == [one.id for one in tree.active_path()], number
+            assert await self.view(stores) == [message.id for message in tree.active_path()], number
 
     @fresh
-    async def test_of_siblings_added_at_once_the_last_is_in_view(self, stores: StoreBundle) -> None:
+    async def test_of_siblings_added_together_the_last_is_in_view(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
         batch = [a_message("q"), a_message("1", "q"), a_message("2", "q"), a_message("3", "1")]
         await stores.chats.add_messages("c", batch[:3], now_ms=1)
@@ -216,13 +214,13 @@ class ChatStoreContract(StoreContract):
         assert await self.view(stores) == ["q", "2"], "what is there already changes nothing"
 
     @fresh
-    async def test_what_is_added_at_once_comes_into_view_one_after_the_other(self, stores: StoreBundle) -> None:
+    async def test_messages_added_together_come_into_view_in_order(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
         rng, tree, ids = random.Random(11), MessageTree(), list[str]()
         for number in range(30):
             batch = list[ChatMessage]()
             for at in range(rng.randrange(1, 6)):
-                below = rng.choice([None, *ids[-3:], *ids, *(one.id for one in batch)])
+                below = rng.choice([None, *ids[-3:], *ids, *(message.id for message in batch)])
                 batch.append(a_message(f"m{number}-{at}", below))
             rng.shuffle(batch)
             tree = MessageTree.of([*tree, *batch], tree.chosen())
@@ -230,55 +228,14 @@ class ChatStoreContract(StoreContract):
                 tree.switch(message.id)
             ids += [message.id for message in batch]
             await stores.chats.add_messages("c", batch, now_ms=number)
-            assert await self.view(stores) == [one.id for one in tree.active_path()], number
+            assert await self.view(stores) == [message.id for message in tree.active_path()], number
 
     @fresh
-    async def test_what_was_just_said_is_taken_back_and_the_chat_is_as_it_was(self, stores: StoreBundle) -> None:
-        await stores.chats.create(a_chat())
-        kept = [a_message("q"), a_message("1", "q"), a_message("2", "q"), a_message("3", "1")]
-        await stores.chats.add_messages("c", kept, now_ms=1)
-        await stores.chats.choose("c", "3")
-        said = [a_message("new"), a_message("answer", "new", "", state="writing")]
-        for first in ("q", "1", "3"):
-            batch = [replace(said[0], parent_id=first), said[1]]
-            await stores.chats.add_messages("c", batch, now_ms=2)
-            assert (await self.view(stores))[-2:] == ["new", "answer"]
-            for _ in range(2):
-                await stores.chats.take_back("c", ["new", "answer", "nobody"], in_view="3")
-            assert list((await stores.chats.messages("c"))[0]) == kept
-            assert await self.view(stores) == ["q", "1", "3"]
-        await stores.chats.add_messages("c", said, now_ms=3)
-        assert await self.view(stores) == ["new", "answer"], "an id that was taken back can be said again"
-
-    @fresh
-    async def test_what_is_taken_back_out_of_view_leaves_the_view_alone(self, stores: StoreBundle) -> None:
-        await stores.chats.create(a_chat())
-        await stores.chats.add_messages("c", [a_message("q"), a_message("1", "q"), a_message("2", "q")], now_ms=1)
-        await stores.chats.take_back("c", ["1"], in_view="q")
-        assert await self.view(stores) == ["q", "2"]
-        await stores.chats.take_back("c", ["q", "2"], in_view=None)
-        assert (await self.view(stores), list((await stores.chats.messages("c"))[0])) == ([], [])
-
-    @fresh
-    async def test_what_something_follows_is_not_taken_back(self, stores: StoreBundle) -> None:
-        await stores.chats.create(a_chat())
-        kept = [a_message("q"), a_message("a", "q"), a_message("below", "a")]
-        await stores.chats.add_messages("c", kept, now_ms=1)
-        for ids in (["q"], ["a"], ["q", "a"]):
-            with raises(Conflict):
-                await stores.chats.take_back("c", ids, in_view=None)
-        for chat_id, in_view in (("nobody", None), ("c", "nobody")):
-            with raises(KeyError):
-                await stores.chats.take_back(chat_id, ["below"], in_view=in_view)
-        assert list((await stores.chats.messages("c"))[0]) == kept
-        assert await self.view(stores) == ["q", "a", "below"]
-
-    @fresh
-    async def test_what_is_not_there_cannot_be_chosen(self, stores: StoreBundle) -> None:
+    async def test_an_unknown_message_cannot_be_chosen(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
         await stores.chats.create(a_chat("d"))
         await stores.chats.add_messages("d", [a_message("m")], now_ms=1)
-        for chat_id in ("c", "nobody"):
+        for chat_id in ("c", "unknown"):
             with raises(KeyError):
                 await stores.chats.choose(chat_id, "m")
 
@@ -303,30 +260,30 @@ class ChatStoreContract(StoreContract):
         assert list((await stores.chats.messages("c"))[0]) == [asked, done]
 
     @fresh
-    async def test_what_is_not_being_written_cannot_be_finished(self, stores: StoreBundle) -> None:
+    async def test_only_an_answer_being_written_can_be_finished(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
-        said = [a_message("plain"), a_message("failed", "plain", state="failed"), a_message("odd", "plain", state=None)]
-        await stores.chats.add_messages("c", said, now_ms=1)
-        for message in said:
+        sent = [a_message("plain"), a_message("failed", "plain", state="failed"), a_message("odd", "plain", state=None)]
+        await stores.chats.add_messages("c", sent, now_ms=1)
+        for message in sent:
             with raises(Conflict):
                 await stores.chats.finish_message("c", message.id, "x", {"state": "complete"}, now_ms=2)
-        for chat_id, message_id in (("c", "nobody"), ("nobody", "plain")):
+        for chat_id, message_id in (("c", "unknown"), ("unknown", "plain")):
             with raises(KeyError):
                 await stores.chats.finish_message(chat_id, message_id, "x", {}, now_ms=2)
-        assert list((await stores.chats.messages("c"))[0]) == said
+        assert list((await stores.chats.messages("c"))[0]) == sent
 
     @fresh
-    async def test_an_answer_can_be_kept_while_it_is_still_being_written(self, stores: StoreBundle) -> None:
+    async def test_an_answer_can_be_saved_while_it_is_being_written(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
         await stores.chats.add_messages("c", [a_message("q"), a_message("a", "q", "", state="writing")], now_ms=1)
         for content, state in (("he", "writing"), ("hell", "writing"), ("hello", "partial")):
-            said = await stores.chats.finish_message("c", "a", content, {"state": state}, now_ms=2)
-            assert (said.content, said.data) == (content, {"state": state})
+            sent = await stores.chats.finish_message("c", "a", content, {"state": state}, now_ms=2)
+            assert (sent.content, sent.data) == (content, {"state": state})
         with raises(InvalidValue):
             await stores.chats.finish_message("c", "a", "x" * 1_000_001, {}, now_ms=3)
 
     @fresh
-    async def test_many_answers_at_once_are_all_there(self, stores: StoreBundle) -> None:
+    async def test_concurrent_answers_are_all_stored(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
         await stores.chats.add_messages("c", [a_message("q")], now_ms=1)
         async with self.another(stores) as other:
@@ -342,65 +299,65 @@ class ChatStoreContract(StoreContract):
         assert len(tree.active_path()) == 2
 
     @fresh
-    async def test_a_long_chat_comes_back_whole(self, stores: StoreBundle) -> None:
+    async def test_a_long_chat_is_read_back_whole(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
-        said = [a_message(f"m{number}", f"m{number - 1}" if number else None) for number in range(1_500)]
-        await stores.chats.add_messages("c", said[:1_000], now_ms=1)
-        await stores.chats.add_messages("c", said[1_000:], now_ms=2)
-        assert list((await stores.chats.messages("c"))[0]) == said
+        sent = [a_message(f"m{number}", f"m{number - 1}" if number else None) for number in range(1_500)]
+        await stores.chats.add_messages("c", sent[:1_000], now_ms=1)
+        await stores.chats.add_messages("c", sent[1_000:], now_ms=2)
+        assert list((await stores.chats.messages("c"))[0]) == sent
         assert len(await self.view(stores)) == 1_500
 
     @fresh
-    async def test_bytes_come_back_as_they_were_attached(self, stores: StoreBundle) -> None:
+    async def test_attached_bytes_are_read_back_unchanged(self, stores: StoreBundle) -> None:
         for number, content in enumerate((b"", b"\x00\xff\xfe'", bytes(range(256)) * 4_000)):
-            given = an_attachment(f"f{number}", len(content), name="a\x00\ud83d.bin", media_type="x/y")
-            assert await stores.chats.attach(given, content) == given
-            assert await stores.chats.attachment(f"f{number}") == (given, content)
-        assert await stores.chats.attachment("nobody") is None
+            attachment = an_attachment(f"f{number}", len(content), name="a\x00\ud83d.bin", media_type="x/y")
+            assert await stores.chats.attach(attachment, content) == attachment
+            assert await stores.chats.attachment(f"f{number}") == (attachment, content)
+        assert await stores.chats.attachment("unknown") is None
 
     @fresh
     async def test_an_id_is_attached_once(self, stores: StoreBundle) -> None:
-        given = an_attachment()
+        attachment = an_attachment()
         for _ in range(2):
-            assert await stores.chats.attach(given, b"abc") == given
-        others = [(given, b"xyz"), (an_attachment(owner="bob"), b"abc"), (an_attachment(name="b"), b"abc")]
+            assert await stores.chats.attach(attachment, b"abc") == attachment
+        others = [(attachment, b"xyz"), (an_attachment(owner="bob"), b"abc"), (an_attachment(name="b"), b"abc")]
         for other, content in others:
             with raises(Conflict):
                 await stores.chats.attach(other, content)
-        assert await stores.chats.attachment("f") == (given, b"abc")
+        assert await stores.chats.attachment("f") == (attachment, b"abc")
 
     @fresh
-    async def test_an_attachment_has_the_size_it_says_and_a_name_that_can_be_kept(self, stores: StoreBundle) -> None:
+    async def test_an_attachment_with_a_wrong_size_or_name_is_refused(self, stores: StoreBundle) -> None:
         for wrong in (an_attachment(size=2), an_attachment(size=-3), *(an_attachment(name) for name in NOT_NAMES)):
             with raises(InvalidValue):
                 await stores.chats.attach(wrong, b"abc")
         assert await stores.chats.attachment("f") is None
 
     @fresh
-    async def test_bytes_that_no_message_refers_to_are_detached(self, stores: StoreBundle) -> None:
+    async def test_unreferenced_attachments_can_be_detached(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
         for id in ("used", "unused"):
             await stores.chats.attach(an_attachment(id), b"abc")
         await stores.chats.add_messages("c", [a_message("m", attachments=[{"id": "used"}])], now_ms=1)
-        for id in ("used", "unused", "unused", "nobody"):
+        for id in ("used", "unused", "unused", "unknown"):
             await stores.chats.detach(id)
         assert await stores.chats.attachment("unused") is None
         assert await stores.chats.attachment("used") == (an_attachment("used"), b"abc")
         await stores.chats.attach(an_attachment("unused", 1), b"x")
-        await stores.chats.take_back("c", ["m"], in_view=None)
+        await stores.chats.remove("c")
         await stores.chats.detach("used")
         assert await stores.chats.attachment("used") is None
 
     @fresh
-    async def test_a_key_leads_to_a_message_and_what_follows_it(self, stores: StoreBundle) -> None:
+    async def test_a_key_leads_to_a_message_and_its_replies(self, stores: StoreBundle) -> None:
         for id in ("c", "d"):
             await stores.chats.create(a_chat(id))
-            said = [a_message("q"), a_message("1", "q", f"in {id}"), a_message("2", "q"), a_message("3", "1")]
-            await stores.chats.add_messages(id, said, now_ms=1)
+            sent = [a_message("q"), a_message("1", "q", f"in {id}"), a_message("2", "q"), a_message("3", "1")]
+            await stores.chats.add_messages(id, sent, now_ms=1)
         assert await stores.chats.marked([]) is await stores.chats.marked(["k", *NOT_NAMES]) is None
         await stores.chats.mark("k", "c", "q")
         await stores.chats.mark("l", "c", "3")
-        assert await stores.chats.marked(["nobody", "l", "k"]) == Marked("l", "c", "3", [])
+        assert await stores.chats.marked(["unknown", "l", "k"]) == Marked("l", "c", "3", [])
         found = await stores.chats.marked(["k", "l"])
         assert found == Marked("k", "c", "q", [a_message("1", "q", "in c"), a_message("2", "q")])
         await stores.chats.mark("l", "c", "q")
@@ -409,7 +366,7 @@ class ChatStoreContract(StoreContract):
             await stores.chats.mark("k", chat_id, message_id)
             assert await stores.chats.marked(["k"]) is None, "it has led to two chats"
             assert (await stores.chats.marked(["k", "l"])) is not None
-        for chat_id, message_id in (("c", "nobody"), ("nobody", "q")):
+        for chat_id, message_id in (("c", "unknown"), ("unknown", "q")):
             with raises(KeyError):
                 await stores.chats.mark("k", chat_id, message_id)
         for name in NOT_NAMES:
@@ -417,7 +374,7 @@ class ChatStoreContract(StoreContract):
                 await stores.chats.mark(name, "c", "q")
 
     @fresh
-    async def test_a_chat_is_removed_with_all_that_is_its_own(self, stores: StoreBundle) -> None:
+    async def test_a_chat_is_removed_with_all_its_data(self, stores: StoreBundle) -> None:
         files = {"own": ["c"], "both": ["c", "d"], "bob's": ["c"], "other": ["d"]}
         for id in ("c", "d"):
             await stores.chats.create(a_chat(id))
@@ -425,13 +382,13 @@ class ChatStoreContract(StoreContract):
         for file, chats in files.items():
             await stores.chats.attach(an_attachment(file, owner="bob" if file == "bob's" else "ann"), b"abc")
             for id in chats:
-                odd = [{"id": name} for name in ("nobody", "\x00", "x" * 1_001)]
+                odd = [{"id": name} for name in ("unknown", "\x00", "x" * 1_001)]
                 named = a_message(file, attachments=[{"id": file}, *odd, {}, {"id": 7}, 7])
                 await stores.chats.add_messages(id, [named], now_ms=1)
                 await stores.chats.mark(f"{file} {id}", id, file)
         for _ in range(2):
             await stores.chats.remove("c")
-        await stores.chats.remove("nobody")
+        await stores.chats.remove("unknown")
         assert [chat.id for chat in await stores.chats.list()] == ["d"]
         assert await stores.chats.get("c") is None
         assert await stores.chats.message("c", "own") is None
@@ -444,10 +401,10 @@ class ChatStoreContract(StoreContract):
         assert await stores.chats.messages("c") == ([], []), "nothing is left for one of the same id"
 
     @fresh
-    async def test_a_chat_is_not_removed_while_somebody_is_answered_there(self, stores: StoreBundle) -> None:
+    async def test_a_chat_is_not_removed_while_an_answer_is_being_written(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
-        said = [a_message("q"), a_message("a", "q", "", state="writing")]
-        await stores.chats.add_messages("c", said, now_ms=1)
+        sent = [a_message("q"), a_message("a", "q", "", state="writing")]
+        await stores.chats.add_messages("c", sent, now_ms=1)
         with raises(Conflict):
             await stores.chats.remove("c")
         await stores.chats.finish_message("c", "a", "so", {"state": "halted"}, now_ms=2)
@@ -460,22 +417,22 @@ class ChatStoreContract(StoreContract):
         assert await stores.chats.get("c") is None
 
     @fresh
-    async def test_chats_that_nobody_made_go_when_they_are_not_used(self, stores: StoreBundle) -> None:
-        made = {"new": 3_000, "b": 1_000, "a": 1_000, "oldest": 500, "with a run": 500}
-        for id, at_ms in made.items():
+    async def test_generated_chats_are_removed_when_unused(self, stores: StoreBundle) -> None:
+        generated = {"new": 3_000, "b": 1_000, "a": 1_000, "oldest": 500, "with a run": 500}
+        for id, at_ms in generated.items():
             await stores.chats.create(a_chat(id, made_by="it", updated_ms=at_ms))
             await stores.chats.add_messages(id, [a_message("m", attachments=[{"id": id}])], now_ms=at_ms)
             await stores.chats.attach(an_attachment(id), b"abc")
-        await stores.chats.create(a_chat("somebody's", updated_ms=0))
+        await stores.chats.create(a_chat("manual", updated_ms=0))
         await brought_to(stores, "completed", origin={"kind": "chat", "chat_id": "with a run"})
         assert list(await stores.chats.remove_unused(3_000, limit=0)) == []
         assert list(await stores.chats.remove_unused(3_000, limit=2)) == ["oldest", "a"]
         assert list(await stores.chats.remove_unused(3_000)) == ["b"]
         assert list(await stores.chats.remove_unused(3_000)) == []
-        assert [id for id in made if await stores.chats.attachment(id)] == ["new", "with a run"]
+        assert [id for id in generated if await stores.chats.attachment(id)] == ["new", "with a run"]
         await stores.runs.remove_ended(9_000)
         assert list(await stores.chats.remove_unused(3_000)) == ["with a run"]
-        assert sorted([chat.id for chat in await stores.chats.list()]) == ["new", "somebody's"]
+        assert sorted([chat.id for chat in await stores.chats.list()]) == ["manual", "new"]
 
     async def view(self, stores: StoreBundle) -> Sequence[str]:
         messages, in_view = await stores.chats.messages("c")

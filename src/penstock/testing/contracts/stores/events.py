@@ -1,4 +1,4 @@
-"""What every `EventStore` and every `JournalStore` must do."""
+"""The contract of every `EventStore` and every `JournalStore`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from penstock.testing.contracts.stores.suite import (
 
 
 class EventStoreContract(StoreContract):
-    """Events by run: in order, without gaps, by whoever has the run; and waiting for the next."""
+    """Events by run: in order, without gaps, written by the claim holder; and waiting for the next."""
 
     @fresh
-    async def test_events_come_back_in_order_as_they_were_given(self, stores: StoreBundle) -> None:
+    async def test_events_are_read_back_in_order_and_unchanged(self, stores: StoreBundle) -> None:
         await claimed(stores)
         events = [HostedEvent(1, 5, "run.started", {"epoch": 1}), HostedEvent(2, 4, "x", {"b": 1, "a": [None]})]
         await stores.events.append("r", 1, events)
@@ -42,9 +42,9 @@ class EventStoreContract(StoreContract):
         assert await stores.events.last_seq("r") == 4
 
     @fresh
-    async def test_a_run_that_told_nothing_has_no_events(self, stores: StoreBundle) -> None:
+    async def test_a_run_without_events_has_none(self, stores: StoreBundle) -> None:
         await stores.runs.add(a_run())
-        for run_id in ("r", "nobody", "", *NOT_NAMES):
+        for run_id in ("r", "unknown", "", *NOT_NAMES):
             assert list(await stores.events.read(run_id)) == []
             assert await stores.events.last_seq(run_id) == 0
             for after_seq in (0, -1, 5):
@@ -52,14 +52,14 @@ class EventStoreContract(StoreContract):
                 assert await stores.events.wait(run_id, after_seq, 0) is False
 
     @fresh
-    async def test_odd_values_of_events_come_back_exactly(self, stores: StoreBundle) -> None:
+    async def test_odd_values_of_events_are_read_back_exactly(self, stores: StoreBundle) -> None:
         await claimed(stores)
         events = [an_event(number, value=value) for number, value in enumerate(ODD_VALUES, 1)]
         await stores.events.append("r", 1, events)
         assert [repr(event) for event in await stores.events.read("r")] == [repr(event) for event in events]
 
     @fresh
-    async def test_events_that_no_database_could_keep_are_refused_all_together(self, stores: StoreBundle) -> None:
+    async def test_a_batch_with_an_event_that_cannot_be_stored_is_refused(self, stores: StoreBundle) -> None:
         await claimed(stores)
         wrong = [an_event(2, value=value) for value in NOT_JSON]
         wrong += [HostedEvent(2, 1, name) for name in NOT_NAMES]
@@ -71,7 +71,7 @@ class EventStoreContract(StoreContract):
         assert await stores.events.last_seq("r") == 0
 
     @fresh
-    async def test_a_page_begins_after_the_one_named(self, stores: StoreBundle) -> None:
+    async def test_a_page_begins_after_the_given_seq(self, stores: StoreBundle) -> None:
         await claimed(stores)
         await stores.events.append("r", 1, [an_event(seq) for seq in range(1, 2_501)])
         cases = {
@@ -91,7 +91,7 @@ class EventStoreContract(StoreContract):
             await stores.events.read("r", 0, -1)
 
     @fresh
-    async def test_what_is_there_already_is_skipped(self, stores: StoreBundle) -> None:
+    async def test_events_already_stored_are_skipped(self, stores: StoreBundle) -> None:
         await claimed(stores)
         events = [an_event(seq, b=1, a=2) for seq in range(1, 6)]
         await stores.events.append("r", 1, events[:3])
@@ -102,7 +102,7 @@ class EventStoreContract(StoreContract):
         assert list(await stores.events.read("r")) == events
 
     @fresh
-    async def test_another_event_in_the_place_of_one_is_a_conflict(self, stores: StoreBundle) -> None:
+    async def test_a_different_event_with_the_same_seq_is_a_conflict(self, stores: StoreBundle) -> None:
         await claimed(stores)
         await stores.events.append("r", 1, [an_event(1), an_event(2, by="one")])
         for other in (an_event(2, by="another"), an_event(2), HostedEvent(2, 9, "node.started", {"by": "one"})):
@@ -111,7 +111,7 @@ class EventStoreContract(StoreContract):
         assert list(await stores.events.read("r")) == [an_event(1), an_event(2, by="one")]
 
     @fresh
-    async def test_a_gap_is_a_conflict_and_nothing_is_kept(self, stores: StoreBundle) -> None:
+    async def test_a_gap_is_a_conflict_and_nothing_is_stored(self, stores: StoreBundle) -> None:
         await claimed(stores)
         await stores.events.append("r", 1, [an_event(1)])
         for seqs in ((3,), (2, 4), (2, 2), (3, 2), (1, 3), (0,), (-1,), (0, 1), (2, 3, 5)):
@@ -120,7 +120,7 @@ class EventStoreContract(StoreContract):
         assert list(await stores.events.read("r")) == [an_event(1)]
 
     @fresh
-    async def test_whoever_does_not_have_the_run_tells_nothing(self, stores: StoreBundle) -> None:
+    async def test_a_fenced_worker_appends_no_events(self, stores: StoreBundle) -> None:
         await claimed(stores)
         await stores.events.append("r", 1, [an_event(1)])
         await stores.runs.claim("v", now_ms=9_000, lease_ms=1)
@@ -133,7 +133,7 @@ class EventStoreContract(StoreContract):
         assert await stores.events.last_seq("r") == 2
 
     @fresh
-    async def test_the_claim_counts_also_before_the_first_and_after_the_last(self, stores: StoreBundle) -> None:
+    async def test_the_epoch_is_checked_for_empty_batches_and_after_the_end(self, stores: StoreBundle) -> None:
         await stores.runs.add(a_run())
         await stores.events.append("r", 0, [an_event(1)])
         await stores.runs.claim("w", now_ms=1, lease_ms=1)
@@ -144,10 +144,10 @@ class EventStoreContract(StoreContract):
         assert await stores.events.last_seq("r") == 2
 
     @fresh
-    async def test_a_run_that_is_not_there_was_never_claimed(self, stores: StoreBundle) -> None:
+    async def test_an_unknown_run_has_epoch_0(self, stores: StoreBundle) -> None:
         with raises(Fenced):
-            await stores.events.append("nobody", 1, [an_event(1)])
-        assert await stores.events.last_seq("nobody") == 0
+            await stores.events.append("unknown", 1, [an_event(1)])
+        assert await stores.events.last_seq("unknown") == 0
 
     @fresh
     async def test_runs_do_not_see_each_others_events(self, stores: StoreBundle) -> None:
@@ -158,7 +158,7 @@ class EventStoreContract(StoreContract):
             assert list(await stores.events.read(name)) == [an_event(1, of=name)]
 
     @fresh
-    async def test_of_many_who_write_the_same_place_one_does(self, stores: StoreBundle) -> None:
+    async def test_of_concurrent_appends_at_one_seq_one_succeeds(self, stores: StoreBundle) -> None:
         await claimed(stores)
         async with self.another(stores) as other:
             both = (stores, other)
@@ -180,13 +180,15 @@ class EventStoreContract(StoreContract):
         await claimed(stores)
         async with self.another(stores) as other:
             for seq, writer in ((1, stores), (2, other), (3, stores)):
-                waits = [asyncio.ensure_future(one.events.wait("r", seq - 1, LONG_S)) for one in (stores, other) * 3]
+                waits = [
+                    asyncio.ensure_future(bundle.events.wait("r", seq - 1, LONG_S)) for bundle in (stores, other) * 3
+                ]
                 await let_others_run()
                 await writer.events.append("r", 1, [an_event(seq)])
                 assert await asyncio.gather(*waits) == [True] * 6
 
     @fresh
-    async def test_nobody_waits_for_what_is_there(self, stores: StoreBundle) -> None:
+    async def test_waiting_for_a_stored_event_returns_immediately(self, stores: StoreBundle) -> None:
         await claimed(stores)
         await stores.events.append("r", 1, [an_event(1), an_event(2)])
         for timeout_s in (0, -1, SOON_S, LONG_S, float("inf")):
@@ -195,7 +197,7 @@ class EventStoreContract(StoreContract):
             await stores.events.wait("r", 1, float("nan"))
 
     @fresh
-    async def test_waiting_for_an_event_ends_when_its_time_is_over(self, stores: StoreBundle) -> None:
+    async def test_waiting_for_an_event_times_out(self, stores: StoreBundle) -> None:
         await claimed(stores)
         await claimed(stores, "other")
         await stores.events.append("other", 1, [an_event(1)])
@@ -207,7 +209,7 @@ class EventStoreContract(StoreContract):
         assert await waiting is False, "it waits for the sixth"
 
     @fresh
-    async def test_whoever_stops_waiting_for_an_event_takes_nobody_along(self, stores: StoreBundle) -> None:
+    async def test_a_cancelled_wait_for_an_event_leaves_the_others_waiting(self, stores: StoreBundle) -> None:
         await claimed(stores)
         waits = [asyncio.ensure_future(stores.events.wait("r", 0, LONG_S)) for _ in range(3)]
         await let_others_run()
@@ -219,15 +221,15 @@ class EventStoreContract(StoreContract):
 
 
 class JournalStoreContract(StoreContract):
-    """Entries by run and key: written once, all or none, by whoever has the run."""
+    """Entries by run and key: written once, all or none, by the claim holder."""
 
     @fresh
-    async def test_entries_come_back_in_the_order_they_were_written(self, stores: StoreBundle) -> None:
+    async def test_entries_are_read_back_in_the_order_they_were_written(self, stores: StoreBundle) -> None:
         whole = JournalEntry("n/1", "llm", {"text": "hi"}, cost_nanos=2**63 - 1, tokens_in=1, tokens_out=2, at_ms=3)
         await stores.journal.append("r", [whole, an_entry("b")])
         await stores.journal.append("r", [an_entry("a")])
         assert list(await stores.journal.load("r")) == [whole, an_entry("b"), an_entry("a")]
-        assert list(await stores.journal.load("nobody")) == []
+        assert list(await stores.journal.load("unknown")) == []
 
     @fresh
     async def test_a_key_is_written_once(self, stores: StoreBundle) -> None:
@@ -238,14 +240,14 @@ class JournalStoreContract(StoreContract):
         assert found == [("k", "first"), ("l", 1), ("m", 3)]
 
     @fresh
-    async def test_odd_values_and_keys_come_back_exactly(self, stores: StoreBundle) -> None:
+    async def test_odd_values_and_keys_are_read_back_exactly(self, stores: StoreBundle) -> None:
         entries = [an_entry(f"v{number}", value) for number, value in enumerate(ODD_VALUES)]
         entries += [an_entry(name) for name in ODD_NAMES]
         await stores.journal.append("r", entries)
         assert [repr(entry) for entry in await stores.journal.load("r")] == [repr(entry) for entry in entries]
 
     @fresh
-    async def test_all_or_none_are_written(self, stores: StoreBundle) -> None:
+    async def test_entries_are_written_all_or_none(self, stores: StoreBundle) -> None:
         wrong = [an_entry("wrong", value) for value in NOT_JSON] + [an_entry(name) for name in NOT_NAMES]
         wrong += [an_entry("wrong", cost_nanos=cost) for cost in (2**63, 1.5, "1", None)]
         wrong += [JournalEntry("wrong", "other", 1)]  # type: ignore[arg-type]
@@ -255,15 +257,15 @@ class JournalStoreContract(StoreContract):
         assert list(await stores.journal.load("r")) == []
 
     @fresh
-    async def test_what_a_journal_gave_can_be_changed(self, stores: StoreBundle) -> None:
-        given = {"a": [1]}
-        await stores.journal.append("r", [an_entry("k", given)])
-        given["a"].append(2)
+    async def test_loaded_entries_are_copies(self, stores: StoreBundle) -> None:
+        original = {"a": [1]}
+        await stores.journal.append("r", [an_entry("k", original)])
+        original["a"].append(2)
         (await stores.journal.load("r"))[0].value["a"].append(3)
         assert [entry.value for entry in await stores.journal.load("r")] == [{"a": [1]}]
 
     @fresh
-    async def test_whoever_does_not_have_the_run_records_nothing(self, stores: StoreBundle) -> None:
+    async def test_a_fenced_worker_appends_no_entries(self, stores: StoreBundle) -> None:
         await claimed(stores)
         await stores.journal.append("r", [an_entry("first")], epoch=1)
         await stores.runs.claim("v", now_ms=9_000, lease_ms=1)
@@ -276,18 +278,18 @@ class JournalStoreContract(StoreContract):
         assert [entry.key for entry in await stores.journal.load("r")] == ["first", "second"]
 
     @fresh
-    async def test_what_nobody_asks_for_any_more_can_be_shortened(self, stores: StoreBundle) -> None:
+    async def test_entries_can_be_shortened(self, stores: StoreBundle) -> None:
         long = [an_entry("n", "whole"), an_entry("n/llm", "x" * 1_000, cost_nanos=7), an_entry("m")]
         await stores.journal.append("r", long)
         short = [an_entry("n/llm", None, cost_nanos=7), an_entry("gone")]
         await stores.journal.shorten("r", short)
         await stores.journal.shorten("r", short)
-        await stores.journal.shorten("nobody", short)
+        await stores.journal.shorten("unknown", short)
         assert list(await stores.journal.load("r")) == [long[0], short[0], long[2]]
-        assert list(await stores.journal.load("nobody")) == []
+        assert list(await stores.journal.load("unknown")) == []
 
     @fresh
-    async def test_whoever_does_not_have_the_run_shortens_nothing(self, stores: StoreBundle) -> None:
+    async def test_a_fenced_worker_shortens_no_entries(self, stores: StoreBundle) -> None:
         await claimed(stores)
         await stores.journal.append("r", [an_entry("k", "whole")], epoch=1)
         for epoch in (0, 2):
@@ -296,7 +298,7 @@ class JournalStoreContract(StoreContract):
         assert list(await stores.journal.load("r")) == [an_entry("k", "whole")]
 
     @fresh
-    async def test_a_run_that_was_never_claimed_is_written_under_claim_0(self, stores: StoreBundle) -> None:
+    async def test_an_unclaimed_run_is_written_under_epoch_0(self, stores: StoreBundle) -> None:
         await stores.journal.append("not hosted", [an_entry("k")])
         with raises(Fenced):
             await stores.journal.append("not hosted", [an_entry("l")], epoch=1)
@@ -306,19 +308,19 @@ class JournalStoreContract(StoreContract):
         assert [entry.key for entry in await stores.journal.load("r")] == ["k"]
 
     @fresh
-    async def test_what_is_not_wanted_any_more_is_forgotten(self, stores: StoreBundle) -> None:
+    async def test_a_journal_can_be_removed(self, stores: StoreBundle) -> None:
         for run_id in ("r", "s"):
             await stores.journal.append(run_id, [an_entry("k")])
         await stores.journal.forget("r")
         await stores.journal.forget("r")
-        await stores.journal.forget("nobody")
+        await stores.journal.forget("unknown")
         assert list(await stores.journal.load("r")) == []
         assert len(await stores.journal.load("s")) == 1
         await stores.journal.append("r", [an_entry("k", "anew")])
         assert [entry.value for entry in await stores.journal.load("r")] == ["anew"]
 
     @fresh
-    async def test_many_write_at_once_and_each_key_is_there_once(self, stores: StoreBundle) -> None:
+    async def test_concurrent_appends_store_each_key_once(self, stores: StoreBundle) -> None:
         async with self.another(stores) as other:
             both = (stores, other)
             entries = [
@@ -329,15 +331,15 @@ class JournalStoreContract(StoreContract):
         assert sorted(entry.key for entry in found) == ["all", *(f"k{number:02d}" for number in range(self.claimants))]
 
     @fresh
-    async def test_whoever_stops_waiting_for_a_record_has_written_all_or_none(self, stores: StoreBundle) -> None:
+    async def test_a_cancelled_append_has_written_all_or_none(self, stores: StoreBundle) -> None:
         pairs = [[an_entry(f"a{number}"), an_entry(f"b{number}")] for number in range(10)]
-        asked = [asyncio.ensure_future(stores.journal.append("r", pair)) for pair in pairs]
-        for number, append in enumerate(asked):
+        appends = [asyncio.ensure_future(stores.journal.append("r", pair)) for pair in pairs]
+        for number, append in enumerate(appends):
             await let_others_run(number)
             append.cancel()
-        await asyncio.wait(asked)
+        await asyncio.wait(appends)
         keys = {entry.key for entry in await stores.journal.load("r")}
-        for number, append in enumerate(asked):
+        for number, append in enumerate(appends):
             assert (f"a{number}" in keys) == (f"b{number}" in keys)
             assert f"a{number}" in keys or append.cancelled(), "what was answered is there"
         for pair in pairs:
@@ -345,7 +347,7 @@ class JournalStoreContract(StoreContract):
         assert len(await stores.journal.load("r")) == 20
 
     @fresh
-    async def test_a_long_journal_comes_back_whole(self, stores: StoreBundle) -> None:
+    async def test_a_long_journal_is_read_back_whole(self, stores: StoreBundle) -> None:
         entries = [an_entry(f"k{number}", {"text": "x" * 100}) for number in range(3_000)]
         await stores.journal.append("r", entries)
         assert list(await stores.journal.load("r")) == entries

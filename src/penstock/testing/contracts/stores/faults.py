@@ -1,7 +1,7 @@
-"""What holds for every store when a call of it fails, before or after it was done.
+"""The contract of every store for calls that fail, before or after their work was done.
 
-Each scenario is what one part of the service does with its stores. It is run with each of its calls failing in turn,
-in each way; the caller asks again. What is kept in the end must be what is kept when nothing fails.
+Each scenario is what one part of the service does with its stores. It is run with each of its calls failing in turn, in
+each way; the caller repeats the call. The final contents must be the same as when nothing fails.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from penstock.nodes.memory import Memory
 from penstock.testing.contracts.stores.suite import (
     StoreBundle,
     StoreContract,
+    a_cancel_request,
     a_chat,
     a_message,
     a_run,
@@ -21,21 +22,20 @@ from penstock.testing.contracts.stores.suite import (
     an_attachment,
     an_entry,
     an_event,
-    an_intent,
     claimed,
     fresh,
 )
 from penstock.testing.faulty import Fault, FaultKind, FaultyStores, ask_again, every_call
 
 Scenario = Callable[[StoreBundle, StoreBundle], Awaitable[None]]
-"""Given the stores that fail, and those behind them, which do not."""
+"""Takes the stores that fail, and the stores behind them, which do not."""
 
 
 class FaultsContract(StoreContract):
-    """Every method fails once, and asking again leaves what one ask leaves."""
+    """Every method fails once, and repeating the call leaves the same state as one successful call."""
 
     fault_kinds: tuple[FaultKind, ...] = ("busy", "write-then-timeout")
-    """Before anything was done, and after everything was."""
+    """Before any work was done, and after all of it was."""
 
     async def test_a_hosted_run_is_the_same_whichever_call_fails(self) -> None:
         assert await self.same_whatever_fails(a_hosted_run) >= 12
@@ -46,8 +46,8 @@ class FaultsContract(StoreContract):
     async def test_graphs_are_the_same_whichever_call_fails(self) -> None:
         assert await self.same_whatever_fails(an_edited_graph) >= 5
 
-    async def test_questions_and_wishes_are_the_same_whichever_call_fails(self) -> None:
-        assert await self.same_whatever_fails(a_question_and_a_wish) >= 8
+    async def test_approvals_and_cancel_requests_are_the_same_whichever_call_fails(self) -> None:
+        assert await self.same_whatever_fails(approvals_and_cancel_requests) >= 8
 
     async def test_a_chat_is_the_same_whichever_call_fails(self) -> None:
         assert await self.same_whatever_fails(a_conversation) >= 7
@@ -56,33 +56,35 @@ class FaultsContract(StoreContract):
         assert await self.same_whatever_fails(some_memories) >= 8
 
     @fresh
-    async def test_a_claim_whose_answer_was_lost_comes_back_when_its_lease_is_over(self, stores: StoreBundle) -> None:
+    async def test_a_claim_whose_answer_was_lost_can_be_repeated_when_its_lease_expires(
+        self, stores: StoreBundle
+    ) -> None:
         await stores.runs.add(a_run())
         faulty = FaultyStores(stores, "write-then-timeout", at=1)
         claim = await ask_again(lambda: faulty.runs.claim("w", now_ms=1_000, lease_ms=100))
-        assert claim is None, "somebody has it, and nobody knows: asking again gives no run to two"
+        assert claim is None, "the run is claimed and its worker unknown: a repeated claim must not give it away twice"
         claim = await stores.runs.claim("w", now_ms=1_100, lease_ms=100)
         assert claim is not None
         assert claim.epoch == 2
 
     async def same_whatever_fails(self, scenario: Scenario) -> int:
-        """How many calls of the scenario failed, after each of which the stores kept the same."""
-        expected = await self.kept_after(scenario, Fault("busy", at=None))
+        """Return how many calls of the scenario failed, after checking that the contents were the same each time."""
+        expected = await self.contents_after(scenario, Fault("busy", at=None))
         failed = 0
 
         async def once(fault: Fault) -> None:
-            assert await self.kept_after(scenario, fault) == expected
+            assert await self.contents_after(scenario, fault) == expected
 
         for kind in self.fault_kinds:
             failed += await every_call(once, kind)
         return failed
 
-    async def kept_after(self, scenario: Scenario, fault: Fault) -> Any:
+    async def contents_after(self, scenario: Scenario, fault: Fault) -> Any:
         stores = await self.open_stores()
         try:
             faulty: Any = FaultyStores(stores, fault)
             await scenario(faulty, stores)
-            return await kept(stores)
+            return await contents(stores)
         finally:
             await stores.close()
 
@@ -108,6 +110,7 @@ async def a_resumed_run(faulty: StoreBundle, stores: StoreBundle) -> None:
         await claimed(stores, id)
         await stores.journal.append(id, [an_entry("k")], epoch=1)
         await stores.runs.update(id, 1, status="halted", stop_reason="budget_exceeded", ended_ms=2_000)
+    await ask_again(lambda: faulty.runs.set_usage("r", 1, cost_nanos=5, unresolved_nanos=0))
     await ask_again(lambda: faulty.runs.requeue("r", 1, limits={"max_steps": 5}))
     await ask_again(lambda: faulty.runs.requeue("s", 1))
     await ask_again(lambda: faulty.runs.end("s", "cancelled", now_ms=9_000, error="by ann"))
@@ -127,7 +130,7 @@ async def an_edited_graph(faulty: StoreBundle, stores: StoreBundle) -> None:
     assert len(await ask_again(faulty.graphs.list)) == 1
 
 
-async def a_question_and_a_wish(faulty: StoreBundle, stores: StoreBundle) -> None:
+async def approvals_and_cancel_requests(faulty: StoreBundle, stores: StoreBundle) -> None:
     await stores.runs.add(a_run())
     await ask_again(lambda: faulty.approvals.ask(an_approval("a")))
     await ask_again(lambda: faulty.approvals.ask(an_approval("b")))
@@ -135,10 +138,10 @@ async def a_question_and_a_wish(faulty: StoreBundle, stores: StoreBundle) -> Non
     assert await ask_again(lambda: faulty.approvals.wait("a", 0)) is not None
     await ask_again(lambda: faulty.approvals.withdraw("r", 0, now_ms=3_000))
     await ask_again(lambda: faulty.approvals.ask(an_approval("b", asked_ms=4_000)))
-    await ask_again(lambda: faulty.cancels.put(an_intent("r")))
-    await ask_again(lambda: faulty.cancels.put(an_intent("s", until_ms=900)))
+    await ask_again(lambda: faulty.cancels.put(a_cancel_request("r")))
+    await ask_again(lambda: faulty.cancels.put(a_cancel_request("s", until_ms=900)))
     await ask_again(lambda: faulty.cancels.drop("t"))
-    lasting = await ask_again(lambda: faulty.cancels.put(an_intent("t", until_ms=UNTIL_ENDED)))
+    lasting = await ask_again(lambda: faulty.cancels.put(a_cancel_request("t", until_ms=UNTIL_ENDED)))
     assert list(await ask_again(faulty.cancels.lasting)) == list(await ask_again(lambda: faulty.cancels.of("t")))
     await ask_again(lambda: faulty.cancels.drop("t", [lasting]))
     await ask_again(lambda: faulty.cancels.prune(now_ms=500))
@@ -169,11 +172,11 @@ async def some_memories(faulty: StoreBundle, stores: StoreBundle) -> None:
     await ask_again(lambda: faulty.memories.put("t", "a", 1))
     found = await ask_again(lambda: faulty.memories.get("s", "a"))
     assert found == Memory("a", {"the": "lake"})
-    assert [one.key for one in await ask_again(lambda: faulty.memories.search("s", "The river"))] == ["b", "a"]
+    assert [memory.key for memory in await ask_again(lambda: faulty.memories.search("s", "The river"))] == ["b", "a"]
 
 
-async def kept(stores: StoreBundle) -> dict[str, Any]:
-    """All that the stores have of what the scenarios put there."""
+async def contents(stores: StoreBundle) -> dict[str, Any]:
+    """Return everything the stores hold of what the scenarios put there."""
     runs = await stores.runs.list(limit=1_000)
     graphs = [*await stores.graphs.versions("g"), *await stores.graphs.versions("h")]
     messages, in_view = await stores.chats.messages("c")

@@ -1,4 +1,4 @@
-"""What every `GraphStore` must do."""
+"""The contract of every `GraphStore`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ DOCUMENT: dict[str, Any] = {"nodes": [{"id": "n", "type": "text"}], "edges": []}
 
 
 async def saved(stores: StoreBundle, id: str = "g", document: Any = None, **changes: Any) -> GraphRecord:
-    given = {"owner": "ann", "name": "Graph", "now_ms": 1_000, **changes}
-    return await stores.graphs.save(id, given.pop("owner"), given.pop("name"), document or DOCUMENT, **given)
+    fields = {"owner": "ann", "name": "Graph", "now_ms": 1_000, **changes}
+    return await stores.graphs.save(id, fields.pop("owner"), fields.pop("name"), document or DOCUMENT, **fields)
 
 
 class GraphStoreContract(StoreContract):
-    """Graphs by id: each version kept, none twice, none lost to another writer."""
+    """Graphs by id: each version is stored, none is stored twice, none is lost to another writer."""
 
     @fresh
-    async def test_a_graph_comes_back_as_it_was_saved(self, stores: StoreBundle) -> None:
+    async def test_a_graph_is_read_back_unchanged(self, stores: StoreBundle) -> None:
         graph = await saved(stores, name="Gr\x00\u00fc\ud83d")
         assert (graph.id, graph.version, graph.owner, graph.name) == ("g", 1, "ann", "Gr\x00\u00fc\ud83d")
         assert (graph.document, graph.created_ms, graph.is_archived) == (DOCUMENT, 1_000, False)
@@ -44,8 +44,8 @@ class GraphStoreContract(StoreContract):
         assert list(await stores.graphs.list()) == [graph]
 
     @fresh
-    async def test_a_graph_or_version_that_is_not_there_is_none(self, stores: StoreBundle) -> None:
-        for id in ("nobody", "", *NOT_NAMES):
+    async def test_an_unknown_graph_or_version_is_none(self, stores: StoreBundle) -> None:
+        for id in ("unknown", "", *NOT_NAMES):
             assert await stores.graphs.get(id) is None
             assert await stores.graphs.head(id) is None
             assert list(await stores.graphs.versions(id)) == list(await stores.graphs.list(owner=id)) == []
@@ -55,7 +55,7 @@ class GraphStoreContract(StoreContract):
             assert await stores.graphs.head("g", version) is None
 
     @fresh
-    async def test_documents_come_back_exactly_and_may_be_changed(self, stores: StoreBundle) -> None:
+    async def test_documents_are_read_back_exactly_and_are_copies(self, stores: StoreBundle) -> None:
         document = {f"v{number}": value for number, value in enumerate(ODD_VALUES)}
         await saved(stores, document=document)
         found = await stores.graphs.get("g")
@@ -67,7 +67,7 @@ class GraphStoreContract(StoreContract):
         assert again.document == document
 
     @fresh
-    async def test_a_graph_that_no_database_could_keep_is_refused_and_not_there(self, stores: StoreBundle) -> None:
+    async def test_a_graph_that_cannot_be_stored_is_refused(self, stores: StoreBundle) -> None:
         for value in NOT_JSON:
             with raises(InvalidValue):
                 await saved(stores, document={"data": value})
@@ -82,7 +82,7 @@ class GraphStoreContract(StoreContract):
         assert list(await stores.graphs.list()) == []
 
     @fresh
-    async def test_saving_what_is_there_makes_no_new_version(self, stores: StoreBundle) -> None:
+    async def test_saving_an_unchanged_graph_makes_no_new_version(self, stores: StoreBundle) -> None:
         first = await saved(stores, document={"a": 1, "b": 2})
         for expected in (None, 0, 1, 7):
             again = await saved(stores, document={"b": 2, "a": 1}, now_ms=9_000, expected_version=expected)
@@ -108,10 +108,10 @@ class GraphStoreContract(StoreContract):
 
     @fresh
     async def test_the_digest_does_not_depend_on_the_order_of_keys(self, stores: StoreBundle) -> None:
-        one = await saved(stores, "g", {"a": {"x": 1, "y": "\u00fc\U0001f30a"}, "b": []})
+        first = await saved(stores, "g", {"a": {"x": 1, "y": "\u00fc\U0001f30a"}, "b": []})
         other = await saved(stores, "h", {"b": [], "a": {"y": "\u00fc\U0001f30a", "x": 1}})
-        assert one.digest == other.digest
-        assert len(one.digest) == 64
+        assert first.digest == other.digest
+        assert len(first.digest) == 64
 
     @fresh
     async def test_a_version_that_is_not_the_expected_one_is_a_conflict(self, stores: StoreBundle) -> None:
@@ -134,7 +134,7 @@ class GraphStoreContract(StoreContract):
         assert list(await stores.graphs.versions("g")) == [graph]
 
     @fresh
-    async def test_of_many_who_save_from_the_same_version_one_does(self, stores: StoreBundle) -> None:
+    async def test_of_concurrent_saves_from_one_version_one_succeeds(self, stores: StoreBundle) -> None:
         await saved(stores)
         async with self.another(stores) as other:
             both = (stores, other)
@@ -151,7 +151,7 @@ class GraphStoreContract(StoreContract):
         assert len(await stores.graphs.versions("g")) == 2
 
     @fresh
-    async def test_of_many_who_save_without_looking_each_makes_a_version(self, stores: StoreBundle) -> None:
+    async def test_concurrent_saves_without_an_expected_version_each_make_a_version(self, stores: StoreBundle) -> None:
         async with self.another(stores) as other:
             both = (stores, other)
             saves = [saved(both[number % 2], document={"by": number}) for number in range(self.claimants)]
@@ -191,4 +191,4 @@ class GraphStoreContract(StoreContract):
             await stores.graphs.archive("g", is_archived=False)
             assert [graph.id for graph in await stores.graphs.list()] == ["g", "h"]
         with raises(KeyError):
-            await stores.graphs.archive("nobody")
+            await stores.graphs.archive("unknown")

@@ -1,6 +1,6 @@
-"""What every `MemoryStore` must do.
+"""The contract of every `MemoryStore`.
 
-Bounds are read from `penstock.nodes.memory` each time something is kept: the tests make some of them smaller.
+Bounds are read from `penstock.nodes.memory` each time a memory is stored: the tests make some of them smaller.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEYS = tuple(key for key in ODD_NAMES if len(key) <= memory.MAX_KEY)
 
 @contextmanager
 def bounded(most: int) -> Iterator[None]:
-    """A space keeps no more than so many."""
+    """Limit the number of memories in a space."""
     usual, memory.MAX_MEMORIES = memory.MAX_MEMORIES, most
     try:
         yield
@@ -46,14 +46,14 @@ def nested(levels: int) -> Any:
 
 
 async def keys(stores: StoreBundle, text: str = "", space: str = "s", limit: int = 100) -> list[str]:
-    return [one.key for one in await stores.memories.search(space, text, limit)]
+    return [memory.key for memory in await stores.memories.search(space, text, limit)]
 
 
 class MemoryStoreContract(StoreContract):
-    """Memories by space and key: replaced by their key, found by their words, the oldest forgotten."""
+    """Memories by space and key: replaced by their key, found by their words, the oldest removed."""
 
     @fresh
-    async def test_what_is_remembered_is_there_in_its_space_and_in_no_other(self, stores: StoreBundle) -> None:
+    async def test_a_memory_is_found_in_its_space_only(self, stores: StoreBundle) -> None:
         await stores.memories.put("chat:1", "dam", {"m": 221})
         await stores.memories.put("chat:2", "dam", "another")
         assert await stores.memories.get("chat:1", "dam") == Memory("dam", {"m": 221})
@@ -61,16 +61,16 @@ class MemoryStoreContract(StoreContract):
         assert list(await stores.memories.search("chat:2", "")) == [Memory("dam", "another")]
 
     @fresh
-    async def test_what_was_never_remembered_is_none(self, stores: StoreBundle) -> None:
+    async def test_an_unknown_memory_is_none(self, stores: StoreBundle) -> None:
         await stores.memories.put("s", "k", "word")
-        for name in ("nobody", "", "x" * 1_001, *NOT_NAMES):
+        for name in ("unknown", "", "x" * 1_001, *NOT_NAMES):
             assert await stores.memories.get("s", name) is None
             assert await stores.memories.get(name, "k") is None
             assert list(await stores.memories.search(name, "word")) == []
             assert list(await stores.memories.search(name, "")) == []
 
     @fresh
-    async def test_memories_come_back_exactly_and_may_be_changed(self, stores: StoreBundle) -> None:
+    async def test_memories_are_read_back_exactly_and_are_copies(self, stores: StoreBundle) -> None:
         values = [value for value in ODD_VALUES if len(repr(value)) < memory.MAX_VALUE_CHARACTERS]
         for number, value in enumerate(values):
             await stores.memories.put("s", f"k{number}", value)
@@ -78,17 +78,17 @@ class MemoryStoreContract(StoreContract):
             found = await stores.memories.get("s", f"k{number}")
             assert found is not None
             assert repr(found.value) == repr(value)
-        given = {"a": [1]}
-        await stores.memories.put("s", "k", given)
-        given["a"].append(2)
+        original = {"a": [1]}
+        await stores.memories.put("s", "k", original)
+        original["a"].append(2)
         for found in (await stores.memories.get("s", "k"), *await stores.memories.search("s", "", 1)):
             assert found is not None
-            assert found.value == {"a": [1]}, "what is kept is a copy"
+            assert found.value == {"a": [1]}, "a copy is stored"
             found.value["a"].append(3)
         assert await stores.memories.get("s", "k") == Memory("k", {"a": [1]})
 
     @fresh
-    async def test_spaces_and_keys_are_told_apart_however_odd(self, stores: StoreBundle) -> None:
+    async def test_odd_spaces_and_keys_are_distinct(self, stores: StoreBundle) -> None:
         for space in ODD_NAMES:
             for key in KEYS:
                 await stores.memories.put(space, key, [space, key])
@@ -98,7 +98,7 @@ class MemoryStoreContract(StoreContract):
                 assert await stores.memories.get(space, key) == Memory(key, [space, key])
 
     @fresh
-    async def test_what_cannot_be_kept_is_refused_and_changes_nothing(self, stores: StoreBundle) -> None:
+    async def test_a_memory_that_cannot_be_stored_is_refused_and_changes_nothing(self, stores: StoreBundle) -> None:
         await stores.memories.put("s", "k", "before")
         loop: list[Any] = []
         loop.append(loop)
@@ -118,14 +118,14 @@ class MemoryStoreContract(StoreContract):
         assert list(await stores.memories.search("s", "")) == [Memory("k", "before")]
 
     @fresh
-    async def test_as_much_as_may_be_kept_is_kept(self, stores: StoreBundle) -> None:
+    async def test_a_memory_of_the_maximum_size_is_stored(self, stores: StoreBundle) -> None:
         key = "\U0001f30a" * memory.MAX_KEY
         for value in ("\u00fc" * (memory.MAX_VALUE_CHARACTERS - 2), nested(100)):
             await stores.memories.put("s", key, value)
             assert await stores.memories.get("s", key) == Memory(key, value)
 
     @fresh
-    async def test_remembering_under_a_key_replaces_and_makes_it_the_newest(self, stores: StoreBundle) -> None:
+    async def test_putting_a_key_again_replaces_it_and_makes_it_the_newest(self, stores: StoreBundle) -> None:
         for key, value in (("a", "old water"), ("b", "water"), ("a", "new water")):
             await stores.memories.put("s", key, value)
         assert await keys(stores) == await keys(stores, "water") == ["a", "b"]
@@ -136,9 +136,9 @@ class MemoryStoreContract(StoreContract):
         assert list(await stores.memories.search("s", "")) == [Memory("a", "new water"), Memory("b", "water")]
 
     @fresh
-    async def test_a_search_finds_what_shares_most_words_and_of_two_the_newer(self, stores: StoreBundle) -> None:
-        said = {"1": "the dam is high", "2": "the river is wide", "3": "The Dam, the DAM!", "4": {"dam": ["high"]}}
-        for key, value in said.items():
+    async def test_a_search_ranks_by_shared_words_then_by_age(self, stores: StoreBundle) -> None:
+        values = {"1": "the dam is high", "2": "the river is wide", "3": "The Dam, the DAM!", "4": {"dam": ["high"]}}
+        for key, value in values.items():
             await stores.memories.put("s", key, value)
         assert await keys(stores, "is the dam high?") == ["1", "4", "3", "2"]
         assert await keys(stores, "DAM dam Dam") == ["4", "3", "1"], "a word counts once"
@@ -156,14 +156,14 @@ class MemoryStoreContract(StoreContract):
             assert await keys(stores, text) == ["\u30c0\u30e0"]
 
     @fresh
-    async def test_a_text_without_words_finds_the_newest(self, stores: StoreBundle) -> None:
+    async def test_a_search_without_words_finds_the_newest(self, stores: StoreBundle) -> None:
         for key in "abc":
             await stores.memories.put("s", key, None)
         for text in ("", "  ", "?!", "\ud800\x00", "%"):
             assert await keys(stores, text, limit=2) == ["c", "b"]
 
     @fresh
-    async def test_no_more_words_and_letters_are_looked_at_than_are_bounded(self, stores: StoreBundle) -> None:
+    async def test_the_number_and_length_of_words_are_limited(self, stores: StoreBundle) -> None:
         many = [f"w{number}" for number in range(memory.MAX_WORDS + 1)]
         long = "x" * memory.MAX_WORD
         await stores.memories.put("s", "many", " ".join(many))  # the key is a word too
@@ -177,7 +177,7 @@ class MemoryStoreContract(StoreContract):
         assert await keys(stores, f"{before} {many[-1]} {long}") == ["many"], "there were enough before it"
 
     @fresh
-    async def test_the_oldest_of_a_full_space_is_forgotten(self, stores: StoreBundle) -> None:
+    async def test_the_oldest_memory_of_a_full_space_is_removed(self, stores: StoreBundle) -> None:
         await stores.memories.put("t", "a", "word")
         with bounded(2):
             for key in ("a", "b", "a", "c"):
@@ -196,7 +196,7 @@ class MemoryStoreContract(StoreContract):
         assert await keys(stores, space="t") == ["a"]
 
     @fresh
-    async def test_of_many_who_remember_at_once_none_is_lost_and_none_is_too_many(self, stores: StoreBundle) -> None:
+    async def test_concurrent_puts_lose_nothing_and_respect_the_maximum(self, stores: StoreBundle) -> None:
         async with self.another(stores) as other:
             both = (stores, other)
             puts = [both[number % 2].memories.put("s", f"k{number}", "word") for number in range(self.claimants)]
@@ -213,27 +213,25 @@ class MemoryStoreContract(StoreContract):
         assert await keys(stores, "word") == newest
 
     @fresh
-    async def test_whoever_is_cancelled_while_it_is_remembered_finds_all_of_it_or_nothing(
-        self, stores: StoreBundle
-    ) -> None:
-        asked = [asyncio.ensure_future(stores.memories.put("s", f"k{number}", "two words")) for number in range(8)]
+    async def test_a_cancelled_put_is_stored_whole_or_not_at_all(self, stores: StoreBundle) -> None:
+        puts = [asyncio.ensure_future(stores.memories.put("s", f"k{number}", "two words")) for number in range(8)]
         await asyncio.sleep(0)
-        for one in asked[::2]:
-            one.cancel()
-        await asyncio.wait(asked)
+        for put in puts[::2]:
+            put.cancel()
+        await asyncio.wait(puts)
         there = await keys(stores)
         assert {f"k{number}" for number in (1, 3, 5, 7)} <= set(there)
         assert await keys(stores, "two") == await keys(stores, "words") == there
 
     @fresh
-    async def test_what_a_run_remembered_for_itself_goes_with_it(self, stores: StoreBundle) -> None:
+    async def test_the_private_memories_of_a_run_are_removed_with_it(self, stores: StoreBundle) -> None:
         for id in ("old", "new"):
             await brought_to(stores, "completed", id)
         await brought_to(stores, "running", "r")
         spaces = [space_of_run("old"), space_of_run("new"), space_of_run("r"), "chat:old", "owner:old"]
         for space in spaces:
             await stores.memories.put(space, "k", "word")
-        await stores.runs.remove_ended(2_001, limit=1)  # of two that ended together, the one whose id comes first
+        await stores.runs.remove_ended(2_001, limit=1)  # of two that ended together, the run whose id comes first
         assert [await keys(stores, "word", space) for space in spaces] == [["k"], [], ["k"], ["k"], ["k"]]
         await stores.memories.put(space_of_run("new"), "other", "word")
         assert await keys(stores, "", space_of_run("new")) == ["other"]

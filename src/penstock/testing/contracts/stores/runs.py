@@ -1,4 +1,4 @@
-"""What every `RunStore` must do."""
+"""The contract of every `RunStore`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from penstock.errors import InvalidValue
-from penstock.hosting.ports import AnotherRun, Conflict, Fenced
-from penstock.hosting.records import CLAIMED, ENDED, TRANSITIONS, RunRecord, RunStatus
+from penstock.hosting.ports import Conflict, Fenced, RunIdConflict
+from penstock.hosting.records import CLAIMED, ENDED, PARKED, TRANSITIONS, RunRecord, RunStatus
 from penstock.testing.contracts.stores.suite import (
     NOT_JSON,
     NOT_NAMES,
@@ -16,11 +16,11 @@ from penstock.testing.contracts.stores.suite import (
     ODD_VALUES,
     StoreBundle,
     StoreContract,
+    a_cancel_request,
     a_run,
     an_approval,
     an_entry,
     an_event,
-    an_intent,
     brought_to,
     claimed,
     fresh,
@@ -31,10 +31,10 @@ from penstock.testing.contracts.stores.suite import (
 
 
 class RunStoreContract(StoreContract):
-    """Runs by id: kept, listed, claimed by one, fenced, moved along the table, removed."""
+    """Runs by id: stored, listed, claimed by one worker, fenced, moved between statuses, removed."""
 
     @fresh
-    async def test_a_run_comes_back_as_it_was_given(self, stores: StoreBundle) -> None:
+    async def test_a_run_is_read_back_unchanged(self, stores: StoreBundle) -> None:
         whole = a_run(
             input={"text": "hi"},
             limits={"max_cost_usd": "0.5"},
@@ -48,13 +48,26 @@ class RunStoreContract(StoreContract):
             tokens_out=3,
             unresolved_nanos=4,
             unknown_costs=5,
+            crash_count=6,
+            worked_ms=7,
+            resumed_ms=8,
+            halt={"whose": "run", "limit": 1.5},
         )
-        assert await stores.runs.add(whole) == whole
+        assert (await stores.runs.add(whole)).run == whole
         assert await stores.runs.get("r") == whole
         assert list(await stores.runs.list()) == [whole]
 
     @fresh
-    async def test_a_run_that_is_not_there_is_none(self, stores: StoreBundle) -> None:
+    async def test_requeue_resets_the_crashes_and_the_halt_and_keeps_the_time_worked(self, stores: StoreBundle) -> None:
+        run = await claimed(stores)
+        facts = {"crash_count": 3, "worked_ms": 700, "resumed_ms": 90, "halt": {"whose": "run"}}
+        halted = await stores.runs.update(run.id, run.epoch, status="halted", ended_ms=5, **facts)
+        assert {name: getattr(halted, name) for name in facts} == facts
+        queued = await stores.runs.requeue(run.id, run.epoch)
+        assert (queued.crash_count, queued.halt, queued.worked_ms, queued.resumed_ms) == (0, None, 700, 90)
+
+    @fresh
+    async def test_an_unknown_run_is_none(self, stores: StoreBundle) -> None:
         for id in ("r", "", *NOT_NAMES):
             assert await stores.runs.get(id) is None
             assert await stores.runs.claim("w", now_ms=1, lease_ms=1, run_id=id) is None
@@ -65,7 +78,7 @@ class RunStoreContract(StoreContract):
     @fresh
     async def test_odd_values_of_a_run_come_back_exactly(self, stores: StoreBundle) -> None:
         for number, value in enumerate(ODD_VALUES):
-            added = await stores.runs.add(a_run(f"r{number}", input=value, origin={"value": value}))
+            added = (await stores.runs.add(a_run(f"r{number}", input=value, origin={"value": value}))).run
             found = await stores.runs.get(f"r{number}")
             assert found is not None
             assert (repr(found.input), repr(found.origin)) == (repr(value), repr({"value": value}))
@@ -82,7 +95,7 @@ class RunStoreContract(StoreContract):
             assert [run.id for run in await stores.runs.list(owner=name)] == [name]
 
     @fresh
-    async def test_a_run_that_no_database_could_keep_is_refused_and_not_there(self, stores: StoreBundle) -> None:
+    async def test_a_run_that_cannot_be_stored_is_refused(self, stores: StoreBundle) -> None:
         refused = [a_run(input=value) for value in NOT_JSON]
         refused += [a_run(limits={"max_steps": value}) for value in NOT_JSON]
         refused += [a_run(name) for name in NOT_NAMES] + [a_run(owner=name) for name in NOT_NAMES]
@@ -107,12 +120,12 @@ class RunStoreContract(StoreContract):
         assert await stores.runs.get("r") is None
 
     @fresh
-    async def test_what_was_given_and_what_came_back_may_be_changed(self, stores: StoreBundle) -> None:
-        given = {"list": [1]}
-        back = await stores.runs.add(a_run(input=given))
+    async def test_records_are_independent_of_what_callers_change_in_them(self, stores: StoreBundle) -> None:
+        original = {"list": [1]}
+        back = (await stores.runs.add(a_run(input=original))).run
         found = await stores.runs.get("r")
         assert found is not None
-        for value in (given, back.input, found.input):
+        for value in (original, back.input, found.input):
             value["list"].append(2)
         again = await stores.runs.get("r")
         assert again is not None
@@ -121,12 +134,12 @@ class RunStoreContract(StoreContract):
     @fresh
     async def test_a_run_is_added_once(self, stores: StoreBundle) -> None:
         run = await claimed(stores, input={"a": 1, "b": 2})
-        assert await stores.runs.add(a_run(input={"b": 2, "a": 1}, created_ms=9_999)) == run, "as it is by now"
+        assert (await stores.runs.add(a_run(input={"b": 2, "a": 1}, created_ms=9_999))).run == run, "as it is by now"
         assert await stores.runs.count() == 1
 
     @fresh
     async def test_an_id_that_is_taken_by_another_run_is_a_conflict(self, stores: StoreBundle) -> None:
-        run = await stores.runs.add(a_run(input=1, limits={"max_steps": 1}))
+        run = (await stores.runs.add(a_run(input=1, limits={"max_steps": 1}))).run
         others: list[dict[str, Any]] = [{"owner": "bob"}, {"graph_id": "h"}, {"graph_version": 2}]
         others += [{"limits": {"max_steps": 2}}, {"origin": {"kind": "fork", "run_id": "s", "at": "n"}}]
         others += [{"input": value} for value in (2, 1.0, True, "1", None, [1])]
@@ -136,25 +149,27 @@ class RunStoreContract(StoreContract):
         assert await stores.runs.get("r") == run
 
     @fresh
-    async def test_what_is_kept_about_a_run_makes_it_no_other(self, stores: StoreBundle) -> None:
-        run = await stores.runs.add(a_run(origin={"kind": "run", "about": {"for": "this"}}))
+    async def test_about_is_ignored_when_submissions_are_compared(self, stores: StoreBundle) -> None:
+        run = (await stores.runs.add(a_run(origin={"kind": "run", "about": {"for": "this"}}))).run
         for about in ({"about": {"for": "that"}}, {"about": None}, {}):
-            assert await stores.runs.add(run._replace(origin={"kind": "run", **about})) == run
-        with raises(AnotherRun):
+            assert (await stores.runs.add(run._replace(origin={"kind": "run", **about}))).run == run
+        with raises(RunIdConflict):
             await stores.runs.add(run._replace(origin={"kind": "other", "about": {"for": "this"}}))
 
     @fresh
-    async def test_of_many_who_add_one_run_all_get_the_same(self, stores: StoreBundle) -> None:
+    async def test_concurrent_submissions_of_one_run_all_get_the_same_run(self, stores: StoreBundle) -> None:
         async with self.another(stores) as other:
             both = (stores, other)
             added = [both[number % 2].runs.add(a_run(created_ms=number)) for number in range(self.claimants)]
-            assert len({run.created_ms for run in await asyncio.gather(*added)}) == 1
+            answers = await asyncio.gather(*added)
+            assert len({answer.run.created_ms for answer in answers}) == 1
+            assert [answer.is_new for answer in answers].count(True) == 1
         assert await stores.runs.count() == 1
 
     @fresh
-    async def test_a_run_has_the_journal_it_begins_with_from_the_moment_it_is_there(self, stores: StoreBundle) -> None:
+    async def test_a_run_is_added_together_with_its_journal(self, stores: StoreBundle) -> None:
         entries = [an_entry(f"k{number}", value=number) for number in range(self.claimants)]
-        added = await stores.runs.add(a_run(), entries)
+        added = (await stores.runs.add(a_run(), entries)).run
         assert await stores.runs.get("r") == added
         assert list(await stores.journal.load("r")) == entries
         assert await stores.runs.claim("w", now_ms=1, lease_ms=1) is not None
@@ -162,7 +177,7 @@ class RunStoreContract(StoreContract):
         assert list(await stores.journal.load("r")) == [*entries, an_entry("own")]
 
     @fresh
-    async def test_a_run_that_is_there_keeps_its_own_journal(self, stores: StoreBundle) -> None:
+    async def test_an_existing_run_keeps_its_own_journal(self, stores: StoreBundle) -> None:
         first, other = [an_entry("k", value="first")], [an_entry("k", value="other"), an_entry("more")]
         await stores.runs.add(a_run("with"), first)
         await stores.runs.add(a_run("without"))
@@ -174,21 +189,25 @@ class RunStoreContract(StoreContract):
         assert list(await stores.journal.load("without")) == []
 
     @fresh
-    async def test_of_many_who_want_one_id_the_journal_is_that_of_whoever_got_it(self, stores: StoreBundle) -> None:
+    async def test_concurrent_runs_with_one_id_leave_the_journal_of_the_one_that_was_added(
+        self, stores: StoreBundle
+    ) -> None:
         async def add(which: StoreBundle, owner: str) -> str | None:
             try:
-                return (await which.runs.add(a_run(owner=owner), [an_entry(owner), an_entry("k", value=owner)])).owner
+                return (
+                    await which.runs.add(a_run(owner=owner), [an_entry(owner), an_entry("k", value=owner)])
+                ).run.owner
             except Conflict:
                 return None
 
         async with self.another(stores) as other:
             both = (stores, other)
-            asked = [add(both[number % 2], f"user {number}") for number in range(self.claimants)]
-            (owner,) = [got for got in await asyncio.gather(*asked) if got is not None]
+            calls = [add(both[number % 2], f"user {number}") for number in range(self.claimants)]
+            (owner,) = [got for got in await asyncio.gather(*calls) if got is not None]
         assert list(await stores.journal.load("r")) == [an_entry(owner), an_entry("k", value=owner)]
 
     @fresh
-    async def test_a_run_with_a_journal_that_cannot_be_kept_is_not_there(self, stores: StoreBundle) -> None:
+    async def test_a_run_with_a_journal_that_cannot_be_stored_is_not_added(self, stores: StoreBundle) -> None:
         for value in NOT_JSON:
             with raises(InvalidValue):
                 await stores.runs.add(a_run(), [an_entry("k"), an_entry("k2", value=value)])
@@ -196,7 +215,7 @@ class RunStoreContract(StoreContract):
         assert list(await stores.journal.load("r")) == []
 
     @fresh
-    async def test_runs_are_listed_newest_first_and_by_id_where_they_are_of_one_time(self, stores: StoreBundle) -> None:
+    async def test_runs_are_listed_newest_first_then_by_id(self, stores: StoreBundle) -> None:
         ids = ["B", "a", "Z", "\u00e9", "b", "10", "9", "\U0001f30a"]
         for id in ids:
             await stores.runs.add(a_run(id))
@@ -214,10 +233,10 @@ class RunStoreContract(StoreContract):
         assert [run.id for run in found] == [f"r{number}" for number in reversed(range(10))]
 
     @fresh
-    async def test_a_page_of_nothing_and_one_after_nobody_are_empty(self, stores: StoreBundle) -> None:
+    async def test_a_page_of_size_0_and_a_page_after_an_unknown_run_are_empty(self, stores: StoreBundle) -> None:
         await stores.runs.add(a_run())
         assert list(await stores.runs.list(limit=0)) == []
-        assert list(await stores.runs.list(before="nobody")) == []
+        assert list(await stores.runs.list(before="unknown")) == []
         for wrong in (-1, 2**63, 1.5, True, None, "1"):
             with raises(InvalidValue):
                 await stores.runs.list(limit=wrong)  # type: ignore[arg-type]
@@ -243,7 +262,7 @@ class RunStoreContract(StoreContract):
             ({"statuses": {"running", "queued"}}, "321"),
             ({"statuses": ("halted",)}, ""),
             ({"owner": "bob", "statuses": ["queued"], "graph_id": "g", "chat_id": "d"}, "2"),
-            ({"owner": "nobody"}, ""),
+            ({"owner": "unknown"}, ""),
             ({"owner": ""}, ""),
             ({"owner": "bob", "before": "3"}, "2"),
         ]
@@ -279,11 +298,11 @@ class RunStoreContract(StoreContract):
         assert run is not None
         assert run.id == "young"
         assert await stores.runs.claim("v", now_ms=1, lease_ms=100, run_id="young") is None
-        assert await stores.runs.claim("v", now_ms=1, lease_ms=100, run_id="nobody") is None
+        assert await stores.runs.claim("v", now_ms=1, lease_ms=100, run_id="unknown") is None
 
     @fresh
-    async def test_a_claim_that_no_database_could_keep_is_refused(self, stores: StoreBundle) -> None:
-        run = await stores.runs.add(a_run())
+    async def test_a_claim_that_cannot_be_stored_is_refused(self, stores: StoreBundle) -> None:
+        run = (await stores.runs.add(a_run())).run
         for worker in NOT_NAMES:
             with raises(InvalidValue):
                 await stores.runs.claim(worker, now_ms=1, lease_ms=1)
@@ -293,14 +312,14 @@ class RunStoreContract(StoreContract):
         assert await stores.runs.get("r") == run
 
     @fresh
-    async def test_whoever_stops_asking_for_a_run_has_it_or_has_it_not(self, stores: StoreBundle) -> None:
+    async def test_a_cancelled_claim_has_claimed_the_run_or_left_it(self, stores: StoreBundle) -> None:
         for number in range(8):
             await stores.runs.add(a_run(f"r{number}"))
-        asked = [asyncio.ensure_future(stores.runs.claim("w", now_ms=1, lease_ms=9)) for _ in range(8)]
-        for number, claim in enumerate(asked):
+        calls = [asyncio.ensure_future(stores.runs.claim("w", now_ms=1, lease_ms=9)) for _ in range(8)]
+        for number, claim in enumerate(calls):
             await let_others_run(number)
             claim.cancel()
-        await asyncio.wait(asked)
+        await asyncio.wait(calls)
         for run in await stores.runs.list():
             as_it_was = a_run(run.id)
             taken = as_it_was._replace(status="running", worker="w", epoch=1, lease_until_ms=10, started_ms=1)
@@ -309,30 +328,30 @@ class RunStoreContract(StoreContract):
         assert sorted(run.id for run in again) == [f"r{number}" for number in range(8)]
 
     @fresh
-    async def test_of_many_who_ask_one_gets_each_run(self, stores: StoreBundle) -> None:
+    async def test_concurrent_claims_give_each_run_to_one_worker(self, stores: StoreBundle) -> None:
         runs = self.claimants // 2
         for number in range(runs):
             await stores.runs.add(a_run(f"r{number:02d}"))
         async with self.another(stores) as other:
             both = (stores, other)
-            asked = [both[n % 2].runs.claim(f"w{n}", now_ms=1, lease_ms=100) for n in range(self.claimants)]
-            answers = await asyncio.gather(*asked)
+            calls = [both[n % 2].runs.claim(f"w{n}", now_ms=1, lease_ms=100) for n in range(self.claimants)]
+            answers = await asyncio.gather(*calls)
         got = [run for run in answers if run is not None]
         assert sorted(run.id for run in got) == [f"r{number:02d}" for number in range(runs)]
         assert len({run.worker for run in got}) == runs
         assert {run.epoch for run in got} == {1}
 
     @fresh
-    async def test_of_many_who_take_over_one_gets_it(self, stores: StoreBundle) -> None:
+    async def test_concurrent_takeovers_give_the_run_to_one_worker(self, stores: StoreBundle) -> None:
         await claimed(stores)
         async with self.another(stores) as other:
             both = (stores, other)
-            asked = [both[n % 2].runs.claim(f"w{n}", now_ms=9_000, lease_ms=1) for n in range(self.claimants)]
-            got = [run for run in await asyncio.gather(*asked) if run is not None]
+            calls = [both[n % 2].runs.claim(f"w{n}", now_ms=9_000, lease_ms=1) for n in range(self.claimants)]
+            got = [run for run in await asyncio.gather(*calls) if run is not None]
         assert [run.epoch for run in got] == [2]
 
     @fresh
-    async def test_a_run_is_taken_over_once_its_lease_has_run_out_and_not_before(self, stores: StoreBundle) -> None:
+    async def test_a_run_is_taken_over_when_its_lease_has_expired_and_not_before(self, stores: StoreBundle) -> None:
         for id, status in (("r", "running"), ("w", "waiting")):
             run = await brought_to(stores, status, id)  # type: ignore[arg-type]
             assert await stores.runs.claim("v", now_ms=1_099, lease_ms=50, run_id=id) is None
@@ -344,7 +363,7 @@ class RunStoreContract(StoreContract):
             )
 
     @fresh
-    async def test_what_is_queued_and_what_was_left_are_one_line_by_age(self, stores: StoreBundle) -> None:
+    async def test_queued_and_expired_runs_are_claimed_oldest_first(self, stores: StoreBundle) -> None:
         await claimed(stores, "left", created_ms=1)
         await stores.runs.add(a_run("queued", created_ms=2))
         first = await stores.runs.claim("w", now_ms=5_000, lease_ms=100)
@@ -354,22 +373,22 @@ class RunStoreContract(StoreContract):
         assert (first.id, second.id) == ("left", "queued")
 
     @fresh
-    async def test_only_what_is_queued_or_was_left_can_be_claimed(self, stores: StoreBundle) -> None:
+    async def test_only_queued_and_expired_runs_can_be_claimed(self, stores: StoreBundle) -> None:
         for status in TRANSITIONS:
             await brought_to(stores, status, status)
         taken = await until_nothing(lambda last: stores.runs.claim("v", now_ms=9_000, lease_ms=100))
         assert {run.id for run in taken} == {"queued", *CLAIMED}
 
     @fresh
-    async def test_a_lease_is_renewed_for_whoever_has_it(self, stores: StoreBundle) -> None:
+    async def test_a_lease_is_renewed_only_for_its_worker(self, stores: StoreBundle) -> None:
         await claimed(stores, "mine", "w")
         await claimed(stores, "waits", "w")
         await stores.runs.update("waits", 1, status="waiting")
         await claimed(stores, "theirs", "v")
         await brought_to(stores, "completed", "done")
         await stores.runs.add(a_run("queued"))
-        asked = ["mine", "waits", "theirs", "done", "queued", "nobody"]
-        assert set(await stores.runs.renew("w", asked, now_ms=1_090, lease_ms=100)) == {"mine", "waits"}
+        calls = ["mine", "waits", "theirs", "done", "queued", "unknown"]
+        assert set(await stores.runs.renew("w", calls, now_ms=1_090, lease_ms=100)) == {"mine", "waits"}
         for id, until_ms in (("mine", 1_190), ("waits", 1_190), ("theirs", 1_100)):
             run = await stores.runs.get(id)
             assert run is not None
@@ -377,7 +396,7 @@ class RunStoreContract(StoreContract):
         assert set(await stores.runs.renew("w", [], now_ms=1_090, lease_ms=100)) == set()
 
     @fresh
-    async def test_a_lease_that_ran_out_can_be_renewed_until_somebody_takes_over(self, stores: StoreBundle) -> None:
+    async def test_an_expired_lease_can_be_renewed_until_the_run_is_taken_over(self, stores: StoreBundle) -> None:
         await claimed(stores)
         assert set(await stores.runs.renew("w", ["r"], now_ms=5_000, lease_ms=100)) == {"r"}
         assert await stores.runs.claim("v", now_ms=5_050, lease_ms=100) is None
@@ -393,7 +412,7 @@ class RunStoreContract(StoreContract):
         assert run.lease_until_ms == 1_100
 
     @fresh
-    async def test_the_worker_changes_what_it_has_claimed(self, stores: StoreBundle) -> None:
+    async def test_a_worker_updates_its_claimed_run(self, stores: StoreBundle) -> None:
         run = await claimed(stores)
         used = {"cost_nanos": 5, "tokens_in": 1, "tokens_out": 2, "unresolved_nanos": 3, "unknown_costs": 4}
         changed = await stores.runs.update("r", 1, limits={"max_steps": 9}, **used)
@@ -402,7 +421,7 @@ class RunStoreContract(StoreContract):
         ended = await stores.runs.update("r", 1, status="completed", output={"\u00fc": [1]}, ended_ms=2_000)
         assert ended == changed._replace(
             status="completed", output={"\u00fc": [1]}, ended_ms=2_000, worker=None, lease_until_ms=0
-        ), "the claim is given back"
+        ), "the claim is released"
 
     @fresh
     async def test_an_update_under_another_claim_is_fenced(self, stores: StoreBundle) -> None:
@@ -414,7 +433,7 @@ class RunStoreContract(StoreContract):
         assert await stores.runs.get("r") == taken
 
     @fresh
-    async def test_what_a_worker_may_not_change_is_refused(self, stores: StoreBundle) -> None:
+    async def test_changes_that_a_worker_may_not_make_are_refused(self, stores: StoreBundle) -> None:
         run = await claimed(stores)
         for change in (
             *({"id": "s"}, {"owner": "bob"}, {"graph_id": "h"}, {"graph_version": 2}, {"input": 1}, {"origin": {}}),
@@ -430,7 +449,7 @@ class RunStoreContract(StoreContract):
         assert await stores.runs.get("r") == run
 
     @fresh
-    async def test_a_claimed_run_goes_where_the_table_says(self, stores: StoreBundle) -> None:
+    async def test_updates_follow_the_transition_table(self, stores: StoreBundle) -> None:
         for status in CLAIMED:
             for target in TRANSITIONS:
                 run = await brought_to(stores, status, f"{status} to {target}")
@@ -445,7 +464,7 @@ class RunStoreContract(StoreContract):
                     assert await stores.runs.get(run.id) == run, run.id
 
     @fresh
-    async def test_a_run_that_nobody_has_claimed_is_not_updated(self, stores: StoreBundle) -> None:
+    async def test_an_unclaimed_run_is_not_updated(self, stores: StoreBundle) -> None:
         for status in TRANSITIONS.keys() - CLAIMED:
             run = await brought_to(stores, status, status)
             for target in TRANSITIONS.keys() - {status}:
@@ -456,7 +475,7 @@ class RunStoreContract(StoreContract):
             assert await stores.runs.get(run.id) == run
 
     @fresh
-    async def test_an_update_whose_answer_was_lost_can_be_asked_for_again(self, stores: StoreBundle) -> None:
+    async def test_an_update_whose_answer_was_lost_can_be_repeated(self, stores: StoreBundle) -> None:
         for status in (*ENDED, "parked"):
             await claimed(stores, status)
             changes = {"status": status, "output": {"a": 1, "b": 2}, "ended_ms": 2_000, "cost_nanos": 3}
@@ -466,7 +485,7 @@ class RunStoreContract(StoreContract):
                 await stores.runs.update(status, 1, **{**changes, "cost_nanos": 4})
 
     @fresh
-    async def test_a_run_goes_on_from_where_the_table_says(self, stores: StoreBundle) -> None:
+    async def test_requeuing_follows_the_transition_table(self, stores: StoreBundle) -> None:
         for status in TRANSITIONS:
             run = await brought_to(stores, status, status)
             if "queued" in TRANSITIONS[status]:
@@ -482,7 +501,7 @@ class RunStoreContract(StoreContract):
                 assert await stores.runs.get(run.id) == run
 
     @fresh
-    async def test_a_run_that_goes_on_has_not_ended_and_may_have_other_limits(self, stores: StoreBundle) -> None:
+    async def test_a_requeued_run_has_no_result_and_may_have_other_limits(self, stores: StoreBundle) -> None:
         await claimed(stores, limits={"max_steps": 1})
         why = {"stop_reason": "step_limit_exceeded", "error": "1 of 1 steps", "output": "half"}
         await stores.runs.update("r", 1, status="halted", ended_ms=2_000, cost_nanos=7, **why)
@@ -492,7 +511,7 @@ class RunStoreContract(StoreContract):
         assert await stores.runs.get("r") == run
 
     @fresh
-    async def test_a_run_goes_on_only_from_where_it_was_seen(self, stores: StoreBundle) -> None:
+    async def test_a_run_is_requeued_only_from_the_expected_status(self, stores: StoreBundle) -> None:
         await brought_to(stores, "parked")
         run = await stores.runs.end("r", "cancelled", now_ms=2_000)
         for was in ("parked", "halted", "failed"):
@@ -504,7 +523,31 @@ class RunStoreContract(StoreContract):
         assert await stores.runs.requeue("r", 1, was="cancelled") == queued
 
     @fresh
-    async def test_letting_a_run_go_on_again_changes_nothing(self, stores: StoreBundle) -> None:
+    async def test_the_usage_of_a_run_is_replaced_only_while_no_worker_counts_it(self, stores: StoreBundle) -> None:
+        usage: dict[str, Any] = {"cost_nanos": 7, "tokens_in": 1, "tokens_out": 2}
+        usage |= {"unresolved_nanos": 0, "unknown_costs": 3}
+        for status in TRANSITIONS:
+            run = await brought_to(stores, status, status)
+            if status in ENDED | PARKED:
+                after = await stores.runs.set_usage(run.id, run.epoch, **usage)
+                assert after == run._replace(**usage)
+                assert await stores.runs.set_usage(run.id, run.epoch, **usage) == after
+            else:
+                with raises(Conflict):
+                    await stores.runs.set_usage(run.id, run.epoch, **usage)
+                after = run
+            with raises(Fenced):
+                await stores.runs.set_usage(run.id, run.epoch + 1, cost_nanos=9)
+            assert await stores.runs.get(run.id) == after
+        wrong: list[dict[str, Any]] = [{"status": "queued"}, {"cost_nanos": -1}, {"cost_nanos": 0.5}, {"output": 1}]
+        for changes in wrong:
+            with raises(InvalidValue):
+                await stores.runs.set_usage("halted", 1, **changes)
+        with raises(KeyError):
+            await stores.runs.set_usage("missing", 0, cost_nanos=1)
+
+    @fresh
+    async def test_requeuing_is_idempotent(self, stores: StoreBundle) -> None:
         await brought_to(stores, "parked")
         run = await stores.runs.requeue("r", 1, limits={"max_steps": 2})
         assert await stores.runs.requeue("r", 1, limits={"max_steps": 2}) == run
@@ -517,9 +560,7 @@ class RunStoreContract(StoreContract):
         assert await stores.runs.get("r") == run
 
     @fresh
-    async def test_a_run_that_was_claimed_since_does_not_go_on_by_what_was_known_before(
-        self, stores: StoreBundle
-    ) -> None:
+    async def test_a_run_that_was_claimed_since_is_not_requeued_under_its_old_epoch(self, stores: StoreBundle) -> None:
         await brought_to(stores, "halted")
         await stores.runs.requeue("r", 1, limits={"max_steps": 2})
         for status in ("running", "halted"):
@@ -535,21 +576,21 @@ class RunStoreContract(StoreContract):
         assert (await stores.runs.requeue("r", 2)).limits == {"max_steps": 2}
 
     @fresh
-    async def test_a_run_that_nobody_has_claimed_is_ended_where_the_table_says(self, stores: StoreBundle) -> None:
+    async def test_ending_an_unclaimed_run_follows_the_transition_table(self, stores: StoreBundle) -> None:
         for status in TRANSITIONS:
             for target in ENDED:
                 run = await brought_to(stores, status, f"{status} to {target}")
                 if status not in CLAIMED and target in TRANSITIONS[status]:
                     after = await stores.runs.end(run.id, target, now_ms=5_000, stop_reason="aborted", error="by ann")
-                    told = {"stop_reason": "aborted", "error": "by ann"}
-                    assert after == run._replace(status=target, ended_ms=5_000, **told), run.id  # type: ignore[arg-type]
+                    result = {"stop_reason": "aborted", "error": "by ann"}
+                    assert after == run._replace(status=target, ended_ms=5_000, **result), run.id  # type: ignore[arg-type]
                 else:
                     with raises(Conflict):
                         await stores.runs.end(run.id, target, now_ms=5_000)
                     assert await stores.runs.get(run.id) == run, run.id
 
     @fresh
-    async def test_ending_a_run_again_with_the_same_changes_nothing(self, stores: StoreBundle) -> None:
+    async def test_ending_a_run_is_idempotent(self, stores: StoreBundle) -> None:
         await stores.runs.add(a_run())
         run = await stores.runs.end("r", "cancelled", now_ms=5_000, error="by ann")
         assert await stores.runs.end("r", "cancelled", now_ms=5_000, error="by ann") == run
@@ -565,7 +606,7 @@ class RunStoreContract(StoreContract):
         assert await stores.runs.get("r") == run
 
     @fresh
-    async def test_a_claim_and_an_end_at_once_leave_one_of_them(self, stores: StoreBundle) -> None:
+    async def test_of_a_concurrent_claim_and_end_one_takes_effect(self, stores: StoreBundle) -> None:
         async def end(id: str) -> RunStatus | None:
             try:
                 return (await stores.runs.end(id, "cancelled", now_ms=1)).status
@@ -579,22 +620,22 @@ class RunStoreContract(StoreContract):
             assert (claim is None) != (ended is None)
 
     @fresh
-    async def test_a_run_that_is_not_there_cannot_be_changed(self, stores: StoreBundle) -> None:
+    async def test_an_unknown_run_cannot_be_changed(self, stores: StoreBundle) -> None:
         with raises(KeyError):
-            await stores.runs.update("nobody", 0, tokens_in=1)
+            await stores.runs.update("unknown", 0, tokens_in=1)
         with raises(KeyError):
-            await stores.runs.requeue("nobody", 0)
+            await stores.runs.requeue("unknown", 0)
         with raises(KeyError):
-            await stores.runs.end("nobody", "cancelled", now_ms=1)
+            await stores.runs.end("unknown", "cancelled", now_ms=1)
 
     @fresh
-    async def test_a_run_that_ended_long_ago_is_forgotten_with_all_it_left(self, stores: StoreBundle) -> None:
+    async def test_old_runs_are_removed_with_all_their_data(self, stores: StoreBundle) -> None:
         for id, ended_ms in (("old", 2_000), ("older", 1_999), ("young", 3_000)):
             await claimed(stores, id)
             await stores.events.append(id, 1, [an_event(1)])
             await stores.journal.append(id, [an_entry("k")], epoch=1)
             await stores.approvals.ask(an_approval(f"a {id}", run_id=id), epoch=1)
-            await stores.cancels.put(an_intent(id))
+            await stores.cancels.put(a_cancel_request(id))
             await stores.runs.update(id, 1, status="failed", ended_ms=ended_ms)
         for status in ("queued", "parked", *CLAIMED):
             await brought_to(stores, status, status)
@@ -610,7 +651,7 @@ class RunStoreContract(StoreContract):
         assert set(await stores.cancels.find({"old": "ann"}, now_ms=100)) == {"old"}, "it has a time of its own"
 
     @fresh
-    async def test_runs_are_forgotten_the_longest_ended_first_a_page_at_a_time(self, stores: StoreBundle) -> None:
+    async def test_runs_are_removed_longest_ended_first_a_page_at_a_time(self, stores: StoreBundle) -> None:
         for number in range(5):
             await claimed(stores, f"r{number}")
             await stores.runs.update(f"r{number}", 1, status="completed", ended_ms=100 - number)
@@ -619,7 +660,7 @@ class RunStoreContract(StoreContract):
         assert list(await stores.runs.remove_ended(1_000, limit=100)) == ["r2", "r1", "r0"]
 
     @fresh
-    async def test_one_run_that_has_ended_is_forgotten_with_all_it_left(self, stores: StoreBundle) -> None:
+    async def test_an_ended_run_is_removed_with_all_its_data(self, stores: StoreBundle) -> None:
         for id in ("one", "other"):
             await claimed(stores, id)
             await stores.events.append(id, 1, [an_event(1)])
@@ -630,7 +671,7 @@ class RunStoreContract(StoreContract):
             await brought_to(stores, status, status)
             with raises(Conflict):
                 await stores.runs.remove(status)
-        for id in ("one", "one", "nobody"):
+        for id in ("one", "one", "unknown"):
             await stores.runs.remove(id)
         assert {run.id for run in await stores.runs.list()} == {"other", "queued", "parked", *CLAIMED}
         assert await stores.approvals.get("a one") is None
@@ -638,21 +679,21 @@ class RunStoreContract(StoreContract):
         assert (len(await stores.journal.load("one")), len(await stores.journal.load("other"))) == (0, 1)
 
     @fresh
-    async def test_an_id_that_was_forgotten_can_be_used_anew(self, stores: StoreBundle) -> None:
+    async def test_the_id_of_a_removed_run_can_be_used_again(self, stores: StoreBundle) -> None:
         await claimed(stores)
         await stores.events.append("r", 1, [an_event(1)])
         await stores.runs.update("r", 1, status="completed", ended_ms=2_000)
         await stores.runs.remove_ended(9_000)
-        run = await stores.runs.add(a_run(owner="bob"))
+        run = (await stores.runs.add(a_run(owner="bob"))).run
         assert (run.epoch, run.owner) == (0, "bob")
         await stores.events.append("r", 0, [an_event(1, new=True)])
         assert [event.data for event in await stores.events.read("r")] == [{"new": True}]
 
 
-async def refused(stores: StoreBundle, run: RunRecord) -> AnotherRun:
-    """What is said to who adds it."""
+async def refused(stores: StoreBundle, run: RunRecord) -> RunIdConflict:
+    """Add the run and return the conflict it raises."""
     try:
         await stores.runs.add(run)
-    except AnotherRun as error:
+    except RunIdConflict as error:
         return error
     raise AssertionError(f"{run} was taken on")

@@ -1,4 +1,4 @@
-"""What the suites of the service's stores stand on: fresh stores for each test, and records to put into them.
+"""Base of the store contracts: fresh stores for each test, and records to put into them.
 
 Only the standard library is imported; not even pytest.
 """
@@ -14,23 +14,23 @@ from typing import Any, Protocol, TypeVar
 from penstock.chat.message import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord, ChatStore
 from penstock.hosting.ports import HostStores
-from penstock.hosting.records import ENDED, ApprovalRecord, CancelIntent, HostedEvent, RunRecord, RunStatus
+from penstock.hosting.records import ENDED, ApprovalRecord, CancelRequest, HostedEvent, RunRecord, RunStatus
 from penstock.nodes.memory import MemoryStore
 from penstock.runtime.durable.ports import JournalEntry
 
 Contract = TypeVar("Contract", bound="StoreContract")
 
 SOON_S = 0.01
-"""A wait that is meant to end by its time."""
+"""Timeout of a wait that is meant to time out."""
 LONG_S = 60.0
-"""A wait that is meant to end before its time."""
+"""Timeout of a wait that is meant to end earlier."""
 
 ODD_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -0.0, 1.5, 2**53 + 1, 10**40, -(10**40), 5e-324, 1.7976931348623157e308),
     *("", " ", "a\x00b", "\ud83d", "\U0001f30a \u202e \ufeff \u2028", "'; DROP TABLE runs; --", "?$1%s{}", "\\u0000"),
     *([], {}, [[]], {"": {"": None}}, {"b": 1, "a": [1, 1.0, True, "1", None]}, ["long " * 50_000]),
 )
-"""JSON that is easily lost on the way to a column and back."""
+"""JSON values that are easily altered by storing them in a column and reading them back."""
 
 NOT_JSON: tuple[Any, ...] = (
     *(float("nan"), float("inf"), float("-inf"), [float("nan")], {"deep": [{"er": float("inf")}]}),
@@ -39,7 +39,7 @@ NOT_JSON: tuple[Any, ...] = (
 )
 
 NOT_OBJECTS: tuple[Any, ...] = ([], "text", 5, True, None)
-"""JSON, and no object."""
+"""JSON values that are not objects."""
 
 ODD_NAMES = ("'", '"', "a b", "%", "_", "\u00e9", "e\u0301", "\U0001f30a", "x" * 1_000, "run:1", "..", "NULL", "null")
 NOT_NAMES = ("a\x00", "\x00", "\ud800", "a\udfffb")
@@ -58,17 +58,17 @@ class StoreBundle(HostStores, Protocol):
 
 
 class StoreContract(ABC):
-    """How stores are made for the tests."""
+    """Defines how stores are opened for the tests."""
 
     claimants = 32
-    """How many ask at once, where the tests let many ask."""
+    """Number of concurrent callers in the tests with many."""
 
     @abstractmethod
     async def open_stores(self) -> StoreBundle:
-        """New, empty stores; each test closes its own."""
+        """Return new, empty stores; each test closes its own."""
 
     async def open_another(self, stores: StoreBundle) -> StoreBundle:
-        """Another way to what is in `stores`, as another process has; `stores` themselves if there is none."""
+        """Open a second connection to the data of `stores`, as another process has; `stores` itself if none exists."""
         return stores
 
     @asynccontextmanager
@@ -84,7 +84,7 @@ class StoreContract(ABC):
 def fresh(
     test: Callable[[Contract, Any], Coroutine[Any, Any, None]],
 ) -> Callable[[Contract], Coroutine[Any, Any, None]]:
-    """A test that is given stores of its own."""
+    """Decorate a test so that it receives stores of its own."""
 
     async def over_fresh_stores(self: Contract) -> None:
         stores = await self.open_stores()
@@ -108,19 +108,19 @@ def raises(expected: type[Exception] | tuple[type[Exception], ...]) -> Iterator[
 
 
 async def let_others_run(rounds: int = 10) -> None:
-    """So that a task that was started has come to where it waits, if nothing but the loop is in its way."""
+    """Yield to the loop until a started task has reached its wait, if only the loop delays it."""
     for _ in range(rounds):
         await asyncio.sleep(0)
 
 
 async def until_nothing(ask: Callable[[str | None], Awaitable[Any]]) -> list[Any]:
-    """All that is given, asking for what comes after the id of the last until there is nothing; at most 1,000 times."""
+    """Return all pages, requesting what follows the last id until a page is empty; at most 1,000 requests."""
     found: list[Any] = []
     for _ in range(1_000):
-        given = await ask(found[-1].id if found else None)
-        if not given:
+        page = await ask(found[-1].id if found else None)
+        if not page:
             return found
-        found += [given] if hasattr(given, "id") else given
+        found += [page] if hasattr(page, "id") else page
     raise AssertionError(f"there is no end, after {len(found)}")
 
 
@@ -137,17 +137,17 @@ def an_entry(key: str, value: Any = None, **fields: Any) -> JournalEntry:
 
 
 def an_approval(id: str = "a", **fields: Any) -> ApprovalRecord:
-    asked = {"id": id, "run_id": "r", "owner": "ann", "key": f"key of {id}", "node_id": "n", "question": "Send it?"}
-    return ApprovalRecord(**{**asked, "asked_ms": 1_000, **fields})
+    defaults = {"id": id, "run_id": "r", "owner": "ann", "key": f"key of {id}", "node_id": "n", "question": "Send it?"}
+    return ApprovalRecord(**{**defaults, "asked_ms": 1_000, **fields})
 
 
-def an_intent(run_id: str = "r", **fields: Any) -> CancelIntent:
-    return CancelIntent(**{"run_id": run_id, "reason": "enough", "by": "ann", "at_ms": 100, "until_ms": 200, **fields})
+def a_cancel_request(run_id: str = "r", **fields: Any) -> CancelRequest:
+    return CancelRequest(**{"run_id": run_id, "reason": "enough", "by": "ann", "at_ms": 100, "until_ms": 200, **fields})
 
 
 def a_chat(id: str = "c", **fields: Any) -> ChatRecord:
-    made = {"id": id, "owner": "ann", "title": "", "graph_id": "g", "created_ms": 1_000, "updated_ms": 1_000}
-    return ChatRecord(**{**made, **fields})
+    defaults = {"id": id, "owner": "ann", "title": "", "graph_id": "g", "created_ms": 1_000, "updated_ms": 1_000}
+    return ChatRecord(**{**defaults, **fields})
 
 
 def a_message(id: str, parent_id: str | None = None, content: str = "hello", **data: Any) -> ChatMessage:
@@ -155,12 +155,19 @@ def a_message(id: str, parent_id: str | None = None, content: str = "hello", **d
 
 
 def an_attachment(id: str = "f", size: int = 3, **fields: Any) -> Attachment:
-    made = {"id": id, "owner": "ann", "name": "a.txt", "media_type": "text/plain", "size": size, "created_ms": 1_000}
-    return Attachment(**{**made, **fields})
+    defaults = {
+        "id": id,
+        "owner": "ann",
+        "name": "a.txt",
+        "media_type": "text/plain",
+        "size": size,
+        "created_ms": 1_000,
+    }
+    return Attachment(**{**defaults, **fields})
 
 
 async def claimed(stores: StoreBundle, id: str = "r", worker: str = "w", **fields: Any) -> RunRecord:
-    """A run that the worker has, from 1,000 on for 100 ms."""
+    """Add a run claimed by the worker at 1,000 for 100 ms."""
     await stores.runs.add(a_run(id, **fields))
     run = await stores.runs.claim(worker, now_ms=1_000, lease_ms=100, run_id=id)
     assert run is not None
@@ -168,9 +175,9 @@ async def claimed(stores: StoreBundle, id: str = "r", worker: str = "w", **field
 
 
 async def brought_to(stores: StoreBundle, status: RunStatus, id: str = "r", **fields: Any) -> RunRecord:
-    """A run in that status, by the ways that lead there."""
+    """Bring a run to that status by allowed transitions."""
     if status == "queued":
-        return await stores.runs.add(a_run(id, **fields))
+        return (await stores.runs.add(a_run(id, **fields))).run
     run = await claimed(stores, id, **fields)
     ended = {"ended_ms": 2_000} if status in ENDED else {}
     return run if status == "running" else await stores.runs.update(id, run.epoch, status=status, **ended)

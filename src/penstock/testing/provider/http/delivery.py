@@ -1,24 +1,30 @@
-"""Brings an order to its caller, or fails to, as its fate says. Decides nothing and bills nothing by itself."""
+"""Deliver an order to its caller, or fail to, as its fate requires. Decides nothing and bills nothing by itself."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.testing.provider.fates import Cut, Endless, Fail, Garble, Hang, Refusal, Say, Truncate
+from penstock.testing.provider.formats.format import Format, Stream
+from penstock.testing.provider.generation import Generation
 from penstock.testing.provider.http.desk import Order
-from penstock.testing.provider.http.fates import Break, Cut, Fail, Garble, Hang, Refusal, Say, Truncate
-from penstock.testing.provider.http.formats.format import Format, Stream
-from penstock.testing.provider.http.generation import Generation
 from penstock.testing.provider.http.protocol import Exchange
 
 JSON = {"content-type": "application/json"}
+COMMENT = b": keep-alive\n\n"
+BLOCK = 4_096
+"""Size of one write of an endless body."""
+GZIP = zlib.MAX_WBITS | 16
+NormalBreak = Cut | Hang | Truncate | Garble
 EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
 async def deliver(order: Order, format: Format, exchange: Exchange, *, streams: bool) -> None:
-    """Play the order's fate; cancelled when the caller goes away."""
+    """Play the order's fate; cancelled when the caller disconnects."""
     await asyncio.sleep(order.fate.latency_s or 0)
     if isinstance(order.fate, Refusal) or order.generation is None:
         await _refuse(order, format, exchange)
@@ -29,14 +35,14 @@ async def deliver(order: Order, format: Format, exchange: Exchange, *, streams: 
 async def answer_error(
     exchange: Exchange, format: Format, status: int, message: str, headers: Mapping[str, str] | None = None
 ) -> None:
-    """An error in the words of the API."""
+    """Answer with an error in the format of the API."""
     await answer_json(exchange, status, format.error(status, message), headers)
 
 
 async def answer_json(
     exchange: Exchange, status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None
 ) -> None:
-    """A plain answer."""
+    """Answer with plain JSON."""
     await exchange.answer(status, {**JSON, **(headers or {})}, json.dumps(body).encode())
 
 
@@ -53,7 +59,7 @@ async def _refuse(order: Order, format: Format, exchange: Exchange) -> None:
 
 
 class _Delivery:
-    """One answer on its way."""
+    """The delivery of one answer."""
 
     def __init__(self, order: Order, say: Say, format: Format, exchange: Exchange) -> None:
         self._order = order
@@ -72,10 +78,30 @@ class _Delivery:
                 self._exchange.reset()
             case Hang(None):
                 await _forever()
+            case Endless() as endless:
+                await self._send_endless(generation, endless, streams)
             case fault:
                 await self._send(generation, fault, streams)
 
-    async def _send(self, generation: Generation, fault: Break | None, streams: bool) -> None:
+    async def _send_endless(self, generation: Generation, endless: Endless, streams: bool) -> None:
+        """Send a body without an end, until the caller disconnects."""
+        opening, block = _endless_parts(self._format, generation, endless, streams)
+        headers = {**(EVENTS if streams else JSON), **self._format.headers(self._order.number)}
+        packer = zlib.compressobj(wbits=GZIP) if endless.compressed else None
+        if packer is not None:
+            headers["content-encoding"] = "gzip"
+        self._exchange.shrink_buffers()
+        await self._exchange.begin(endless.status, headers, None)
+        part = opening
+        while True:
+            await self._exchange.write(
+                part if packer is None else packer.compress(part) + packer.flush(zlib.Z_SYNC_FLUSH)
+            )
+            part = block
+            if self._say.drip_s:
+                await asyncio.sleep(self._say.drip_s)
+
+    async def _send(self, generation: Generation, fault: NormalBreak | None, streams: bool) -> None:
         headers = self._format.headers(self._order.number)
         if streams:
             stream, length = self._format.stream(generation), None
@@ -86,7 +112,7 @@ class _Delivery:
             await self._exchange.begin(200, {**JSON, **headers}, length)
         await self._write(stream, fault, streams)
 
-    async def _write(self, stream: Stream, fault: Break | None, streams: bool) -> None:
+    async def _write(self, stream: Stream, fault: NormalBreak | None, streams: bool) -> None:
         shown = len(stream.pieces) if fault is None else fault.after or 0
         await self._exchange.write(stream.opening)
         await self._pieces(stream.pieces[:shown])
@@ -121,15 +147,33 @@ class _Delivery:
         await self._exchange.end()
 
 
+def _endless_parts(format: Format, generation: Generation, endless: Endless, streams: bool) -> tuple[bytes, bytes]:
+    """Return the beginning of an endless body, and what is repeated after it."""
+    stream = format.stream(generation) if streams else None
+    match endless.what:
+        case "padding" if stream is not None:
+            return stream.opening, COMMENT * (BLOCK // len(COMMENT))
+        case "padding":
+            return b"{", b" " * BLOCK
+        case "text" if stream is not None:
+            pieces = b"".join(stream.pieces)
+            return stream.opening, pieces * max(1, BLOCK // len(pieces))
+    first = generation.pieces[0]
+    before = json.dumps(format.plain(generation)) if stream is None else stream.pieces[0].decode()
+    opening = before[: before.index(f'"{first}') + 1].encode()
+    text = f"{generation.text} ".encode()
+    return (opening if stream is None else stream.opening + opening), text * max(1, BLOCK // len(text))
+
+
 def _in_halves(answer: dict[str, Any]) -> Stream:
-    """A plain answer as a stream without pieces, so that it can break in the middle too."""
+    """Return a plain answer as a stream without pieces, so that it can break in the middle too."""
     body = json.dumps(answer).encode()
     middle = len(body) // 2
     return Stream(body[:middle], (), body[middle:])
 
 
 def _broken(part: bytes, *others: bytes) -> tuple[bytes, ...]:
-    """The parts with the first event of the first of them cut off before its last brace."""
+    """Return the parts with the first event of the first part cut off before its last brace."""
     first, end, rest = part.partition(b"\n\n")
     return first[:-1] + end + rest, *others
 

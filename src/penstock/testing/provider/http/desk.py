@@ -1,8 +1,8 @@
-"""Takes a request, decides its fate, and puts it on the invoice.
+"""Accept a request, decide its fate, and put it on the invoice.
 
 The rule is the provider's own: what was generated is billed, whether or not the answer arrives. A request is on the
-invoice as cut off from the moment it is taken; the line is corrected before the last byte of the answer leaves, so that
-whoever has the answer finds the bill. Knows no sockets.
+invoice as cut off from the moment it is accepted; the line is corrected before the last byte of the answer is sent, so
+that a caller that has the answer finds the bill. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from penstock.money import to_nanos
 from penstock.runtime.billing.prices import Price
 from penstock.runtime.billing.usage import Usage
 from penstock.testing.provider.fake import FakeProvider, ScriptEnded
-from penstock.testing.provider.http.fates import (
+from penstock.testing.provider.fates import (
     ECHO,
     Cut,
+    Endless,
     Fail,
     Fate,
     Garble,
@@ -27,13 +28,13 @@ from penstock.testing.provider.http.fates import (
     Truncate,
     on_the_wire,
 )
-from penstock.testing.provider.http.generation import Generation, generate
-from penstock.testing.provider.http.request import WireRequest
+from penstock.testing.provider.generation import Generation, generate
 from penstock.testing.provider.invoice import InvoiceLine
+from penstock.testing.provider.request import WireRequest
 
 
 class Order:
-    """A request that was taken: what is to happen, and the line that it has on the invoice."""
+    """An accepted request: its fate, and its line on the invoice."""
 
     def __init__(
         self, fate: Say | Refusal, generation: Generation | None, line: InvoiceLine, desk: Desk, *, stops: bool = False
@@ -52,12 +53,12 @@ class Order:
         return self._line.number
 
     def settle(self) -> None:
-        """The request comes to its end: the line is final."""
+        """Make the line final at the end of the request."""
         self._settled = True
         self._desk.provider.invoice.write(self._line)
 
     def leave(self) -> None:
-        """The caller has gone; a stream that stops with that is billed as far as it had come."""
+        """Handle a disconnect; a stream that stops because of it is billed as far as it was sent."""
         if self._settled or not self._stops or not isinstance(self.fate, Say) or self.generation is None:
             return
         pieces = self.generation.piece_count
@@ -69,7 +70,7 @@ class Order:
 
 
 class Desk:
-    """Where requests are taken, one after the other."""
+    """Accepts requests, one after the other."""
 
     def __init__(self, provider: FakeProvider, script: Script, output_tokens: int, keeps_generating: bool) -> None:
         self.provider = provider
@@ -78,7 +79,7 @@ class Desk:
         self._next_fate = _fates(script, provider)
 
     def take(self, request: WireRequest, created_s: int) -> Order:
-        """Decide what happens to `request`, and open its line on the invoice."""
+        """Decide the fate of `request`, and open its line on the invoice."""
         fate = on_the_wire(self._next_fate(request), self.provider.latency_s)
         if isinstance(fate, Refusal):
             free = InvoiceLine(0, request.model, 0, 0, 0, fate.outcome)
@@ -89,7 +90,7 @@ class Desk:
         return Order(fate, generation.numbered(line.number, created_s), line, self, stops=stops)
 
     def list_price_nanos(self, line: InvoiceLine) -> int:
-        """What the tokens of `line` cost; a model without a price costs what the provider's own does."""
+        """Return the price of the tokens of `line`; a model without a price costs what the provider's own does."""
         prices = self.provider.prices
         price = prices.price_of(line.model) or prices.price_of(self.provider.model)
         assert isinstance(price, Price), "the provider's own model has a price"
@@ -124,7 +125,7 @@ def _one_by_one(script: Iterator[Fate]) -> Callable[[WireRequest], Fate]:
 
 
 def _outcome(say: Say) -> str:
-    """What the invoice says of a request that comes to its end; who hangs comes to none."""
+    """Return the invoice's outcome for a request that ends; one that hangs or is endless never ends."""
     match say.then:
         case Fail(status):
             return f"HTTP {status}, billed"
@@ -134,5 +135,5 @@ def _outcome(say: Say) -> str:
             return "truncated"
         case Garble():
             return "garbled"
-        case None | Hang():
+        case None | Hang() | Endless():
             return {"true": "answered", "absent": "answered without usage"}.get(str(say.usage), "lied about usage")

@@ -1,4 +1,4 @@
-"""HTTP/1.1, as far as a provider needs it: requests in, answers out, and the moment the other side has gone.
+"""The part of HTTP/1.1 a provider needs: read requests, send answers, and detect disconnects.
 
 Strict where a request could be read in two ways. Knows nothing of models or money.
 """
@@ -15,8 +15,9 @@ from http import HTTPStatus
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
+BUFFER = 16 * 1024
 RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER with no time: closing the socket is a reset, which cannot be taken for an end in good order."""
+"""SO_LINGER with no time: closing the socket is a reset, which cannot be mistaken for a normal end."""
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(;[^\r\n]*)?\r\n")
@@ -48,7 +49,7 @@ class Head:
 
 
 class Wire(asyncio.StreamReaderProtocol):
-    """A connection whose `gone` is set the moment the other side closes it, while nobody reads."""
+    """A connection whose `gone` is set the moment the other side closes it, even while no read is pending."""
 
     def __init__(self, connected: Callable[[Wire, asyncio.StreamReader, asyncio.StreamWriter], None]) -> None:
         reader = asyncio.StreamReader(limit=MAX_HEAD_BYTES)
@@ -56,18 +57,18 @@ class Wire(asyncio.StreamReaderProtocol):
         self.gone = asyncio.Event()
 
     def eof_received(self) -> bool | None:
-        """The other side has closed its half: no client that is still interested does that."""
+        """Treat a half-close as a disconnect: no client that still wants the answer does that."""
         self.gone.set()
         return super().eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed or broken."""
+        """Mark the connection as gone when it is closed or broken."""
         self.gone.set()
         super().connection_lost(exc)
 
 
 async def read_head(reader: asyncio.StreamReader) -> Head | None:
-    """The head of the next request; None if the other side has closed the connection between two requests."""
+    """Return the head of the next request; None if the other side closed the connection between two requests."""
     try:
         text = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
@@ -97,7 +98,7 @@ def _headers(lines: list[str]) -> dict[str, str]:
 
 
 async def read_body(reader: asyncio.StreamReader, head: Head, max_bytes: int) -> bytes:
-    """The body that the head announces, whole; BadRequest if it is too long, or its length can be read in two ways."""
+    """Return the whole body; raises BadRequest if it is too long, or its length can be read in two ways."""
     coding, length = head.headers.get("transfer-encoding"), head.headers.get("content-length")
     if coding is not None and (length is not None or coding.lower() != "chunked" or head.version == "HTTP/1.0"):
         raise BadRequest(400, "a body has either a Content-Length or Transfer-Encoding: chunked")
@@ -120,7 +121,7 @@ async def _read_chunks(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
         body += await reader.readexactly(size)
         if await reader.readexactly(2) != b"\r\n":
             raise BadRequest(400, "a chunk does not end where it says")
-    while await _line(reader) != b"\r\n":  # trailers are read over
+    while await _line(reader) != b"\r\n":  # trailers are skipped
         pass
     return bytes(body)
 
@@ -147,10 +148,12 @@ class Exchange:
         self._chunks = False
         self._can_chunk = head is not None and head.version == "HTTP/1.1"
         self.keeps_alive = head is not None and head.keeps_alive
-        """Whether another request may follow, as things stand."""
+        """Whether another request may follow, in the current state."""
+        self.bytes_sent = 0
+        """Bytes of the body handed to the connection."""
 
     async def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """A whole answer at once."""
+        """Send a whole answer at once."""
         await self.begin(status, headers, len(body))
         await self.write(body)
         await self.end()
@@ -170,17 +173,25 @@ class Exchange:
     async def write(self, part: bytes) -> None:
         """Send a part of the body."""
         if part:
+            self.bytes_sent += len(part)
             self._writer.write(b"%x\r\n%b\r\n" % (len(part), part) if self._chunks else part)
         await self._writer.drain()
 
     async def end(self) -> None:
-        """The body is complete."""
+        """End the body."""
         if self._chunks:
             self._writer.write(b"0\r\n\r\n")
         await self._writer.drain()
 
+    def shrink_buffers(self) -> None:
+        """Keep little in the buffers of this side, so that `bytes_sent` is close to what the caller has read."""
+        wire: socket.socket | None = self._writer.get_extra_info("socket")
+        if wire is not None:
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+        self._writer.transport.set_write_buffer_limits(BUFFER)
+
     def go_on(self) -> None:
-        """Tell a caller who asked first that the body is welcome."""
+        """Send `100 Continue` to a caller that expects it before sending the body."""
         self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def reset(self) -> None:

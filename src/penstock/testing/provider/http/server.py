@@ -1,8 +1,8 @@
 """The fake provider behind a real socket.
 
-A thread of its own with an event loop of its own, so that a blocking client, an async one and a whole framework can all
-be pointed at it, in one process. Everything that reaches the wire is kept, and so is the moment at which a caller went
-away: the loop reads the socket all the while, so that a close is seen when it happens and not at the next write.
+It has a thread and an event loop of its own, so that a blocking client, an async one and a whole framework can all use
+it, in one process. Every request is recorded, and so is the moment at which a caller disconnects: the loop reads the
+socket all the time, so that a close is seen when it happens and not at the next write.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.money import Usd
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.testing.provider.fake import FakeProvider
+from penstock.testing.provider.fates import Script
+from penstock.testing.provider.formats import FORMATS
+from penstock.testing.provider.formats.format import Format
 from penstock.testing.provider.http.delivery import answer_error, answer_json, deliver
 from penstock.testing.provider.http.desk import Desk
-from penstock.testing.provider.http.fates import Script
-from penstock.testing.provider.http.formats import FORMATS
-from penstock.testing.provider.http.formats.format import Format
 from penstock.testing.provider.http.protocol import BadRequest, Exchange, Head, Wire, read_body, read_head
-from penstock.testing.provider.http.request import WireRequest
 from penstock.testing.provider.invoice import Invoice
+from penstock.testing.provider.request import WireRequest
 
 BACKLOG = 1_024
 NS_PER_S = 1_000_000_000
@@ -44,11 +44,13 @@ MODELS = "/v1/models"
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """A caller who went away before the answer was complete."""
+    """A caller that disconnected before the answer was complete."""
 
     request: WireRequest
     at_ns: int
     """When it was noticed, on the server's monotonic clock."""
+    bytes_sent: int = 0
+    """Bytes of the body that were handed to the connection until then."""
 
 
 class FakeProviderServer:
@@ -56,7 +58,8 @@ class FakeProviderServer:
 
     `script` is a list of fates, one per request; or a function from the request to its fate; or None for the provider's
     own script, and without one for an echo of `output_tokens` tokens. A fate is a text, a `Say`, or a behaviour of
-    `FakeProvider`. With `keeps_generating=False` a stream whose caller has gone is billed as far as it had come.
+    `FakeProvider`. With `keeps_generating=False` a stream whose caller has disconnected is billed as far as it was
+    sent.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class FakeProviderServer:
         output_tokens: int = 50,
         latency_s: float = 0,
     ) -> FakeProviderServer:
-        """A server whose calls cost exactly `cost_usd`, whatever tokens and model; `provider.prices` says the same."""
+        """Return a server whose calls cost exactly `cost_usd`, whatever tokens and model; `provider.prices` agrees."""
         provider = FakeProvider(model=model, input_usd_per_mtok=0, output_usd_per_mtok=0, latency_s=latency_s)
         price = Price(0, 0, request_usd=cost_usd)
         provider.prices = PriceBook(registered={model: price}, unknown="assume", assumed=price, use_genai_prices=False)
@@ -117,36 +120,36 @@ class FakeProviderServer:
 
     @property
     def requests(self) -> tuple[WireRequest, ...]:
-        """Every request that was read whole, in the order of arrival, retries and refusals included."""
+        """Every request that was read completely, in the order of arrival, including retries and refusals."""
         return tuple(self._requests)
 
     @property
     def disconnects(self) -> tuple[Disconnect, ...]:
-        """Every caller who left before the end, in that order."""
+        """Every caller that disconnected before the end, in that order."""
         return tuple(self._disconnects)
 
     @property
     def in_flight(self) -> int:
-        """How many requests are being answered now."""
+        """Number of requests being answered now."""
         return self._in_flight
 
     @property
     def most_in_flight(self) -> int:
-        """The most requests that were being answered at one time."""
+        """Highest number of requests that were being answered at one time."""
         return self._most_in_flight
 
     @property
     def open_connections(self) -> int:
-        """How many sockets are open now, idle ones included."""
+        """Number of sockets open now, including idle ones."""
         return len(self._connections)
 
     def wait_until(self, condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-        """Block until `condition()` is true of this server; TimeoutError if it does not become so."""
+        """Block until `condition()` is true; raises TimeoutError if it does not become true."""
         for _step in self._until(condition, timeout_s):
             time.sleep(STEP_S)
 
     async def until(self, condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-        """`wait_until` for a caller on an event loop."""
+        """Async version of `wait_until`."""
         for _step in self._until(condition, timeout_s):
             await asyncio.sleep(STEP_S)
 
@@ -171,13 +174,13 @@ class FakeProviderServer:
         if self._running is not None:
             self._running.stop()
             thread = self._running.thread
-            await self.until(lambda: not thread.is_alive(), STOP_S)  # a join would hold up the caller's loop
+            await self.until(lambda: not thread.is_alive(), STOP_S)  # a join would block the caller's loop
         self._stopped(error)
 
     def _stopped(self, error: BaseException | None) -> None:
         self._running = None
         if error is None and self._errors:
-            raise self._errors[0]  # the caller only saw a status, and may have taken it for a part of the play
+            raise self._errors[0]  # the caller only saw a status, and may have taken it for a scripted one
 
     def _until(self, condition: Callable[[], object], timeout_s: float) -> Iterator[None]:
         deadline = time.monotonic() + timeout_s
@@ -193,17 +196,17 @@ class FakeProviderServer:
         task = asyncio.create_task(self._talk(wire, reader, writer))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
-        task.add_done_callback(lambda _: writer.transport.abort())  # also of a task that was cancelled before it began
+        task.add_done_callback(lambda _: writer.transport.abort())  # also for a task that was cancelled before it began
 
     async def _hang_up(self) -> None:
-        """End every connection, whatever it is doing; one that is just being accepted is so first, and then ended."""
+        """End every connection, whatever its state; a connection being accepted is accepted first, and then ended."""
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in self._connections:
                 task.cancel()
             await asyncio.wait(tasks)
 
     async def _talk(self, wire: Wire, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """All requests of one connection, one after the other."""
+        """Serve all requests of one connection, one after the other."""
         number = next(self._connection_numbers)
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while await self._serve_one(number, wire, reader, writer):
@@ -214,7 +217,7 @@ class FakeProviderServer:
     async def _serve_one(
         self, connection: int, wire: Wire, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Read and answer one request; whether another may follow."""
+        """Read and answer one request; return whether another may follow."""
         exchange = Exchange(writer, None)
         try:
             head = await read_head(reader)
@@ -232,7 +235,7 @@ class FakeProviderServer:
         request = self._recorded(connection, head, raw)
         answered = await _unless_gone(wire, self._counted(self._answer(request, exchange)))
         if not answered:
-            self._disconnects.append(Disconnect(request, self._clock.monotonic_ns()))
+            self._disconnects.append(Disconnect(request, self._clock.monotonic_ns(), exchange.bytes_sent))
         return answered and exchange.keeps_alive
 
     def _recorded(self, connection: int, head: Head, raw: bytes) -> WireRequest:
@@ -268,7 +271,7 @@ class FakeProviderServer:
             await self._answer_order(request, format, exchange)
 
     async def _answer_free(self, request: WireRequest, exchange: Exchange) -> None:
-        """What a provider tells without charge."""
+        """Answer a request that a provider does not charge for."""
         if request.path == MODELS and request.method == "GET":
             model = {"id": self.provider.model, "object": "model", "created": 0, "owned_by": "penstock"}
             await answer_json(exchange, 200, {"object": "list", "data": [model]})
@@ -280,7 +283,7 @@ class FakeProviderServer:
     async def _answer_order(self, request: WireRequest, format: Format, exchange: Exchange) -> None:
         try:
             order = self._desk.take(request, self._clock.time_ns() // NS_PER_S)
-        except Exception as error:  # of the script, which is the test's own code: told at the end of the `with`
+        except Exception as error:  # of the script, which is the test's own code: raised at the end of the `with`
             self._errors.append(error)
             return await answer_error(exchange, format, 500, f"the script failed: {error!r}", NO_RETRY)
         try:
@@ -290,10 +293,10 @@ class FakeProviderServer:
 
 
 class _Running:
-    """The thread, the loop and the listening socket of a server that runs.
+    """The thread, the loop and the listening socket of a running server.
 
-    The socket listens before the thread does anything, so that there is nothing to wait for: who connects is in the
-    backlog until the loop comes round.
+    The socket listens before the thread starts, so that there is nothing to wait for: a client that connects is in the
+    backlog until the loop accepts it.
     """
 
     def __init__(
@@ -332,7 +335,7 @@ class _Running:
             await asyncio.sleep(0)  # an aborted transport closes its socket in the next turn
 
     def _accept(self) -> None:
-        with suppress(BlockingIOError, ConnectionAbortedError):  # who knocked has gone again
+        with suppress(BlockingIOError, ConnectionAbortedError):  # the client has already disconnected
             wire, _ = self._listener.accept()
             accepting = self._loop.connect_accepted_socket(lambda: Wire(self._connected), wire)
             task = self._loop.create_task(accepting)
@@ -341,13 +344,13 @@ class _Running:
 
 
 async def _unless_gone(wire: Wire, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether `work` came to its end before the caller went away; it is cancelled if not."""
+    """Return whether `work` ended before the caller disconnected; it is cancelled if not."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(wire.gone.wait())
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        working.cancel()  # does nothing to what is done
+        working.cancel()  # has no effect if it is done
         leaving.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
     if working.cancelled():
@@ -363,7 +366,7 @@ async def _refuse(exchange: Exchange, status: int, message: str) -> None:
 
 
 async def _hear_out(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Let a caller who is still sending see the refusal: closing on unread data would reset the connection."""
+    """Let a caller that is still sending see the refusal: closing on unread data would reset the connection."""
     with suppress(TimeoutError, OSError):
         writer.write_eof()
         async with asyncio.timeout(HEAR_OUT_S):

@@ -1,0 +1,193 @@
+"""The host's handler for runs that answer in a chat: their input when they start, the stored answer when they end.
+
+The origin of a run has the ids of its chat and its messages, but no content: the conversation is read when the run
+starts, on any worker, and the answer is written when the run has ended. Both may be repeated after a crash, with the
+same result, because messages never change, except for answers that are being written. So the origin also has the ids of
+the answers on the path that were unfinished when the run was submitted (`untold`), and the run never receives their
+text. Otherwise a run that another worker takes over, or that is granted more, would continue with a different
+conversation than it started with, and a run that waits for an approval with a different one than was approved.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any, Protocol
+
+from penstock.chat import protocol
+from penstock.chat.conversation import MessageTree
+from penstock.chat.limits import MessageNotFound
+from penstock.chat.message import ChatMessage
+from penstock.chat.ports import ChatStore, ChatTransaction
+from penstock.clock import Clock
+from penstock.hosting.host_context import Prepared
+from penstock.hosting.ports import Conflict, EventStore, GraphStore
+from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.kernel.document import parse_graph
+from penstock.runtime.graphs.graph_plan import aside
+
+PAGE = 1_000
+MAX_HISTORIES = 100
+OF_ANSWERS = ("text.delta", "run.started", "run.resumed")
+"""The event types from which the text of an unfinished answer is rebuilt."""
+MAX_GRAPHS = 256
+logger = logging.getLogger("penstock.chat")
+
+
+class Stores(Protocol):
+    """The stores of the host that the handler reads."""
+
+    @property
+    def events(self) -> EventStore: ...
+    @property
+    def graphs(self) -> GraphStore: ...
+
+
+class RunChatNotFound(Conflict):
+    """The chat of a run was deleted."""
+
+    def __init__(self, run_id: str, chat_id: str) -> None:
+        self.run_id = run_id
+        self.chat_id = chat_id
+        super().__init__(f"run {run_id!r} cannot begin again: the chat {chat_id!r} that it answers in was deleted")
+
+
+class ChatRunHandler:
+    """The run handler for runs that answer in a chat."""
+
+    def __init__(self, chats: ChatStore, stores: Stores, clock: Clock) -> None:
+        self._chats = chats
+        self._stores = stores
+        self._clock = clock
+        self._histories: dict[str, tuple[ChatMessage, ...]] = {}
+        """Histories of runs that were submitted here and have not started, by run id; saves reading them again."""
+        self._of_graphs: dict[tuple[str, int], dict[str, Any]] = {}
+        """Chat services of recently used graph versions; a version never changes."""
+
+    def cache_history(self, run_id: str, path: tuple[ChatMessage, ...]) -> None:
+        """Cache the path to the answer of a run about to be submitted; no message of it may be still being written."""
+        self._histories[run_id] = path
+        if len(self._histories) > MAX_HISTORIES:
+            del self._histories[next(iter(self._histories))]
+
+    def forget_history(self, run_id: str) -> None:
+        """Drop the cached history of a run that was refused."""
+        self._histories.pop(run_id, None)
+
+    async def on_start(self, run: RunRecord) -> Prepared:
+        """Return the history of the answer, and the services that pass it to the entry agents of the graph.
+
+        If a fork was given an input for a node where the chat enters, that input replaces the last user message.
+        """
+        path = self._histories.pop(run.id, None) or await self._before_answer(run)
+        history = protocol.history_of(path, frozenset(run.origin.get("untold") or ()))
+        of_graph = await self._of_graph(run.graph_id, run.graph_version)
+        for node_id, instead in (run.origin.get("inputs") or {}).items():
+            if node_id in of_graph["chat_scope"].entry_node_ids:
+                history = protocol.replace_user_message(history, instead)
+        services: dict[str, Any] = {
+            **of_graph,
+            "chat_input": {"messages": history},
+            "user_tools": list(run.origin.get("user_tools") or ()),
+            "attachments": self._loader(run.owner),
+        }
+        return Prepared(protocol.newest_text(history), services)
+
+    async def on_resume(self, run: RunRecord) -> None:
+        """Raise RunChatNotFound if the chat no longer exists."""
+        chat_id = str(run.origin["chat_id"])
+        if await self._chats.get(chat_id) is None:
+            raise RunChatNotFound(run.id, chat_id)
+
+    async def _of_graph(self, graph_id: str, version: int) -> dict[str, Any]:
+        known = self._of_graphs.get((graph_id, version))
+        if known is not None:
+            return known
+        record = await self._stores.graphs.get(graph_id, version)
+        assert record is not None, "a run names a version that is there"
+        services = protocol.chat_services(await aside(record.document, parse_graph))
+        if len(self._of_graphs) >= MAX_GRAPHS:
+            self._of_graphs.clear()
+        self._of_graphs[graph_id, version] = services
+        return services
+
+    async def on_end(self, run: RunRecord, stores: ChatTransaction) -> None:
+        """Write the result of the run into its answer; do nothing for a parked run, which continues later."""
+        if run.status not in protocol.STATES:
+            return
+        chat_id, message_id = str(run.origin["chat_id"]), str(run.origin["message_id"])
+        is_whole = run.status == "completed"
+        content = protocol.answer_text(run.output) if is_whole else await _partial(stores.events, run)
+        data = protocol.written(run)
+        try:
+            await stores.chats.finish_message(chat_id, message_id, content, data, now_ms=self._now_ms())
+        except KeyError:
+            return  # the chat was removed
+        except Conflict:  # it was finished before
+            await self._add_beside(stores.chats, run, content, data)
+
+    async def _before_answer(self, run: RunRecord) -> tuple[ChatMessage, ...]:
+        tree = await load_tree(self._chats, str(run.origin["chat_id"]))
+        if run.origin["message_id"] not in tree:
+            await self.on_resume(run)
+            raise MessageNotFound(str(run.origin["chat_id"]), str(run.origin["message_id"]))
+        return tree.before(str(run.origin["message_id"]))
+
+    async def _add_beside(self, chats: ChatStore, run: RunRecord, content: str, data: dict[str, Any]) -> None:
+        """Add the result of a run that continued after its answer was finished as a sibling of that answer.
+
+        If the chat is full, the result is stored with the run only.
+        """
+        chat_id, message_id = str(run.origin["chat_id"]), str(run.origin["message_id"])
+        tree = await load_tree(chats, chat_id)
+        message = tree[message_id]
+        if not all(is_more(one, content, data) for one in (message, latest_answer(tree, message_id, run.id))):
+            return
+        if tree.is_full:
+            logger.warning(
+                "chat %r is full: what run %r came to is kept with the run, and not in the chat", chat_id, run.id
+            )
+            return
+        id = f"{message_id}.{run.epoch}"
+        beside = replace(message, id=id, content=content, data=data, at_ms=self._now_ms())
+        await chats.add_messages(chat_id, [beside], now_ms=self._now_ms())
+
+    def _loader(self, owner: str) -> Any:
+        async def load(attachment_id: str) -> bytes | None:
+            found = await self._chats.attachment(attachment_id)
+            return None if found is None or found[0].owner != owner else found[1]
+
+        return load
+
+    def _now_ms(self) -> int:
+        return self._clock.time_ns() // 1_000_000
+
+
+async def _partial(events: EventStore, run: RunRecord) -> str:
+    """Return the text that the run had emitted when it ended."""
+    found: list[HostedEvent] = []
+    after = 0
+    while page := await events.read(run.id, after, PAGE):
+        found.extend(event for event in page if event.type in OF_ANSWERS)
+        after = page[-1].seq
+    return protocol.partial_text(found)
+
+
+async def load_tree(chats: ChatStore, chat_id: str) -> MessageTree:
+    """Load all messages of a chat; concurrent turns may have exceeded MAX_MESSAGES."""
+    return MessageTree.of(*await chats.messages(chat_id), is_kept=True)
+
+
+def is_more(message: ChatMessage, content: str, data: dict[str, Any]) -> bool:
+    """Whether the result of a run differs from the answer that was written when it ended before.
+
+    A complete answer was reported as such: a later worker crash followed by a cancel does not replace it.
+    """
+    state = message.data.get("state")
+    is_whole = state == "complete" and data["state"] != "complete"
+    return bool(content) and not is_whole and (message.content, state) != (content, data["state"])
+
+
+def latest_answer(tree: MessageTree, message_id: str, run_id: str) -> ChatMessage:
+    """Return the latest answer of a run: it has several if it continued after it had ended."""
+    return [one for one in tree.siblings(message_id) if one.data.get("run_id") == run_id][-1]

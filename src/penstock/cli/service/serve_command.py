@@ -1,0 +1,256 @@
+"""Implementation of `penstock serve` and `penstock mcp`: load the graphs, check them, and serve until stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.chat.service import ChatService
+from penstock.cli.exits import Exit, Failed, Refused
+from penstock.cli.graph import print_problems
+from penstock.cli.loading.graphs import GraphFile, InvalidGraphFile, load_documents
+from penstock.cli.loading.services import NodeServices, ServiceOptions, load_executors, load_services
+from penstock.cli.options import URL, UnknownPrices
+from penstock.cli.render.screen import print_text, printable, write
+from penstock.cli.service.gc_tuning import freeze_heap, relaxed_gc
+from penstock.cli.service.seed_graphs import SavedGraphs, save_example_graphs, save_graph_files
+from penstock.cli.values import read_bytes
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import InvalidValue, PenstockError
+from penstock.hosting.host import HostSettings, RunHost
+from penstock.hosting.limits import RunLimits
+from penstock.kernel.document import parse_graph
+from penstock.kernel.executor import ExecutorRegistry
+from penstock.kernel.graph import GraphSpec
+from penstock.server.auth import names_of, spenders
+from penstock.server.examples import EXAMPLES, example_graphs
+from penstock.server.graph_check import problems_in
+from penstock.server.serve import serve
+from penstock.server.settings import ServerSettings
+from penstock.storage import Stores, open_stores
+
+ADVICE = {
+    "address": "; use --port to choose another port, or 0 for any free one",
+    "allowed_hosts": "; set them with --allow-host or PENSTOCK_ALLOWED_HOSTS",
+    "host": "; name the users who may connect from elsewhere with --tokens",
+    "url": "; set it with --db",
+}
+"""How to correct a setting on the command line, by setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeArguments:
+    """The options of the command line."""
+
+    graphs: tuple[str, ...]
+    db: str
+    services: ServiceOptions
+    executors: tuple[str, ...]
+    max_cost: str
+    cost_ceiling: str | None = None
+    max_steps: int = 1_000
+    steps_ceiling: int | None = None
+    timeout_s: float = 3_600
+    timeout_ceiling_s: float | None = None
+    host: str | None = None
+    port: int | None = None
+    allow_host: tuple[str, ...] = ()
+    tokens: str | None = None
+    max_running: int = 64
+    max_running_per_user: int = 8
+    user_daily: str | None = None
+    daily: str | None = None
+    keep_days: float = 30
+    lease_s: float = 15
+    drain_s: float = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The graphs to serve, and what their nodes may use."""
+
+    files: list[GraphFile]
+    seed: Callable[[RunHost, list[GraphFile]], Awaitable[SavedGraphs]]
+    executors: ExecutorRegistry
+    nodes: NodeServices
+    saved: SavedGraphs = field(default_factory=SavedGraphs)
+    """The result of saving the graphs; empty before that."""
+
+    async def begin(self, host: RunHost) -> None:
+        """Save the graphs, then freeze the heap: all long-lived objects exist now."""
+        await self.save(host)
+        freeze_heap()
+
+    async def save(self, host: RunHost) -> None:
+        """Save the graphs in the host's store."""
+        saved = await self.seed(host, self.files)
+        self.saved.ids.extend(saved.ids)
+        self.saved.notes.extend(saved.notes)
+        self.saved.unable.update(saved.unable)
+        self.saved.conversing.update(saved.conversing)
+
+
+def serve_graphs(arguments: ServeArguments) -> int:
+    """Serve over HTTP until interrupted, and return the exit code."""
+    return _serve(arguments, _serve_http)
+
+
+def serve_tools(arguments: ServeArguments) -> int:
+    """Run an MCP server on standard input and output until they are closed, and return the exit code."""
+    return _serve(arguments, _serve_stdio)
+
+
+def _serve(arguments: ServeArguments, transport: Callable[[ServeArguments, Loaded], Coroutine[Any, Any, None]]) -> int:
+    try:
+        files = _graph_files(arguments)
+    except InvalidGraphFile as invalid:
+        return print_problems(invalid.where, invalid.problems, sys.stderr)
+    executors = load_executors(arguments.executors, _all_nodes(files))
+    for file in files:
+        if problems := problems_in(file.document, executors):
+            return print_problems(file.where, problems, sys.stderr)
+    seed = save_graph_files if arguments.graphs else save_example_graphs
+    loaded = Loaded(files, seed, executors, load_services(arguments.services))
+    try:
+        with relaxed_gc():
+            asyncio.run(transport(arguments, loaded))
+    except InvalidValue as invalid:
+        raise Refused(f"{invalid}{ADVICE.get(invalid.field, '')}") from None
+    except PenstockError as error:
+        raise Failed(str(error)) from None
+    return Exit.OK
+
+
+async def _serve_http(arguments: ServeArguments, loaded: Loaded) -> None:
+    settings = _settings(arguments)
+    await serve(
+        settings,
+        url=arguments.db,
+        host_settings=_host_settings(arguments),
+        executors=loaded.executors,
+        services=loaded.nodes.services,
+        prices=loaded.nodes.prices,
+        prepare=loaded.begin,
+        report=print_text,
+        announce=lambda greeting: print_text("\n".join(_greeting(greeting, arguments, loaded, settings))),
+    )
+
+
+async def _serve_stdio(arguments: ServeArguments, loaded: Loaded) -> None:
+    from penstock.server.mcp import serve_stdio
+
+    async with await open_stores(arguments.db) as stores, _host(stores, arguments, loaded) as host:
+        await loaded.save(host)
+        for note in loaded.saved.notes:
+            write(note, sys.stderr)
+        await serve_stdio(host, ChatService(host, stores.chats), stores)
+
+
+def _greeting(greeting: str, arguments: ServeArguments, loaded: Loaded, settings: ServerSettings) -> Iterator[str]:
+    """Yield the server's own greeting, then hints and warnings for the operator."""
+    yield greeting
+    yield from _graph_lines(greeting, loaded.saved, settings)
+    yield from _warnings(arguments, settings)
+    yield from _expired(settings)
+
+
+def _host(stores: Stores, arguments: ServeArguments, loaded: Loaded) -> RunHost:
+    return RunHost(
+        stores,
+        executors=loaded.executors,
+        services=loaded.nodes.services,
+        settings=_host_settings(arguments),
+        prices=loaded.nodes.prices,
+    )
+
+
+def _graph_files(arguments: ServeArguments) -> list[GraphFile]:
+    if arguments.graphs:
+        return load_documents(arguments.graphs)
+    return [GraphFile(id, document, f"example {id}", EXAMPLES[id]) for id, document in example_graphs().items()]
+
+
+def _all_nodes(files: list[GraphFile]) -> GraphSpec:
+    """Return a graph with the nodes of all graphs, to find out which node types are used."""
+    nodes = tuple(node for file in files for node in parse_graph(file.document).nodes)
+    return GraphSpec(id="all", nodes=nodes, edges=())
+
+
+def _settings(arguments: ServeArguments) -> ServerSettings:
+    environ = dict(os.environ)
+    if arguments.tokens is not None:
+        read_bytes(Path(arguments.tokens), "--tokens")  # so that the error for a missing file names the option
+        environ["PENSTOCK_TOKENS_FILE"] = arguments.tokens
+    if arguments.allow_host:
+        environ["PENSTOCK_ALLOWED_HOSTS"] = ",".join((environ.get("PENSTOCK_ALLOWED_HOSTS", ""), *arguments.allow_host))
+    options = {"host": arguments.host, "port": arguments.port}
+    return ServerSettings.from_env(environ, **{name: value for name, value in options.items() if value is not None})
+
+
+def _host_settings(arguments: ServeArguments) -> HostSettings:
+    return HostSettings(
+        max_running=arguments.max_running,
+        max_running_per_owner=min(arguments.max_running_per_user, arguments.max_running),
+        default_limits=RunLimits(arguments.max_cost, max_steps=arguments.max_steps, timeout_s=arguments.timeout_s),
+        ceilings=RunLimits(
+            arguments.cost_ceiling, max_steps=arguments.steps_ceiling, timeout_s=arguments.timeout_ceiling_s
+        ),
+        owner_daily_usd=arguments.user_daily,
+        daily_usd=arguments.daily,
+        keep_days=arguments.keep_days,
+        lease_s=arguments.lease_s,
+        drain_s=arguments.drain_s,
+    )
+
+
+def _warnings(arguments: ServeArguments, settings: ServerSettings) -> Iterator[str]:
+    """Yield warnings: unpriced calls under a daily budget, unknown host names, users without a cost limit."""
+    has_budget = arguments.user_daily is not None or arguments.daily is not None
+    if has_budget and arguments.services.unknown_prices is not UnknownPrices.REFUSE:
+        yield "  warning       calls of models without a price are not limited; refuse them: --unknown-prices refuse"
+    if settings.host in ("0.0.0.0", "::") and not settings.allowed_hosts:
+        yield "  warning       clients elsewhere are refused; name the host that they use with --allow-host NAME"
+    people = spenders(settings.tokens, SYSTEM_CLOCK.time_ns())
+    if len(people) > 1 and arguments.cost_ceiling is None and arguments.user_daily is None:
+        unlimited = f"each of {len(people)} users may start runs without a cost ceiling"
+        yield f"  warning       {unlimited}; set --cost-ceiling per run or --user-daily per day"
+
+
+def _expired(settings: ServerSettings) -> list[str]:
+    """Return a warning that lists expired tokens, if there are any."""
+    now_ns = SYSTEM_CLOCK.time_ns()
+    expired = [token for token in settings.tokens if token.has_expired(now_ns)]
+    return [f"  expired       tokens of {names_of(expired)}: renew or remove these lines"] if expired else []
+
+
+def _graph_lines(greeting: str, saved: SavedGraphs, settings: ServerSettings) -> list[str]:
+    """Return lines with the available graphs, notes on them, and a chat command to try."""
+    if not saved.ids:
+        return ["  graphs        the examples are archived; saved graphs are available"]
+    address = greeting.partition("\n")[0].rpartition(" ")[2]  # the greeting has the actual port, also for port 0
+    chat = "none of these graphs can run" if saved.to_try is None else _chat(saved.to_try, address, settings)
+    return [f"  graphs        {printable(', '.join(saved.ids))}", *saved.notes, f"  try it        {chat}"]
+
+
+def _chat(graph_id: str, address: str, settings: ServerSettings) -> str:
+    """Return the chat command for a graph, and a hint if it needs a token."""
+    where = "" if address == URL else f" --url {address}"
+    token = ", with your token in PENSTOCK_TOKEN" if settings.tokens else ""
+    return f"{_program()} chat {shlex.quote(graph_id)}{where}{token}"
+
+
+def _program() -> str:
+    """Return a shell command that starts this program; the bare name only if it is on the PATH."""
+    if shutil.which("penstock") is not None:
+        return "penstock"
+    name = Path(sys.argv[0]).name
+    if name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m penstock.cli"
+    return shlex.quote(sys.argv[0]) if name == "penstock" else "penstock"

@@ -1,0 +1,279 @@
+"""Who is admitted next, when calls wait for what others hold.
+
+A call that fits beside what is spent and unresolved, but not beside what other calls hold, waits in a `WaitingRoom`. It
+holds nothing meanwhile. When something comes free, `admit` takes the worst case of the next ones from their accounts,
+in one act, and says whom to wake. The rules:
+
+- Runs and owners take turns; the calls of one run come first come first served.
+- A later call may pass one that still waits if both fit beside what is spent, or if the earlier one waits for room
+  elsewhere; but only `MAX_PASSED` times. After that, the account drains for the one that waits.
+- A call that is part of another one that holds something may always pass: the hold of that one ends after it.
+- A hold can come free only while work under it is running. If all that stands in the way are holds whose calls wait
+  themselves, nothing would ever come free: the newest call that waits is refused (`stuck`).
+
+Pure: the caller holds the lock of the accounts, or its transaction, and passes the time. The stores read their queue
+into a room, let it decide, and write the outcome back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from heapq import merge
+from itertools import islice
+from operator import attrgetter
+
+from penstock.containment import accounts
+from penstock.containment.accounts import Account, Taken
+from penstock.stops import Stop
+
+MAX_PASSED = 4
+"""How many later calls may pass one that waits."""
+LOOKAHEAD = 16
+"""How many calls of one account are considered at a time, so that a long queue costs no more than a short one."""
+
+STUCK = "; the calls that hold the rest wait themselves, so waiting would not end"
+
+_order = attrgetter("turn", "number")
+
+
+class Waiter:
+    """A call that waits, and what it will take."""
+
+    __slots__ = (
+        "above",
+        "account",
+        "api_calls",
+        "cost",
+        "number",
+        "owner",
+        "passed",
+        "retry_drawn",
+        "run",
+        "stop",
+        "taken",
+        "tokens",
+        "turn",
+    )
+
+    def __init__(
+        self,
+        taken: Taken,
+        account: Account,
+        cost: int,
+        tokens: int,
+        api_calls: int,
+        retry_drawn: bool = False,
+        *,
+        run: object = None,
+        owner: object = None,
+        above: Collection[Taken] = (),
+    ) -> None:
+        self.taken = taken
+        """Filled in when it is admitted."""
+        self.account = account
+        self.cost = cost
+        self.tokens = tokens
+        self.api_calls = api_calls
+        self.retry_drawn = retry_drawn
+        self.run = run
+        self.owner = run if owner is None else owner
+        self.above = above
+        """The holds of the calls that this one is part of, as far as they hold money or tokens."""
+        self.number = 0
+        """In the order of arrival."""
+        self.turn = 0
+        self.passed = 0
+        """How many later calls have passed it."""
+        self.stop: Stop | None = None
+        """Why it was refused."""
+
+    def waits_for(self) -> Taken | None:
+        """The call, if any, that has to end first for another reason than room."""
+        return None
+
+    def blocked(self) -> Collection[Taken]:
+        """Those of `above` that cannot end, because all that runs under them waits."""
+        return self.above
+
+    def shrinks(self) -> bool:
+        """Do with less, if it can, when it no longer fits beside what is spent; return whether it does."""
+        return False
+
+    def entered(self) -> None:
+        """Called when it was admitted, before the next one is considered."""
+
+    def wake(self) -> None:
+        """Called when it was admitted or refused; may be called again."""
+
+
+class WaitingRoom:
+    """The calls that wait for room in one tree of accounts."""
+
+    __slots__ = ("_last_number", "_last_turn", "queues")
+
+    def __init__(self) -> None:
+        self.queues: dict[Account, list[Waiter]] = {}
+        """The calls that wait, by account, the next one first; empty while no call waits."""
+        self._last_number = 0
+        self._last_turn = 0
+
+    def __iter__(self) -> Iterator[Waiter]:
+        """All that wait, the next one first."""
+        return merge(*self.queues.values(), key=_order)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.queues.values()))
+
+    def join(self, waiter: Waiter) -> None:
+        """Add a new call behind those of its run, and in turn with the others."""
+        self._last_number = waiter.number = self._last_number + 1
+        waiter.turn = self._turn_of(waiter)
+        self.restore(waiter)
+
+    def restore(self, waiter: Waiter) -> None:
+        """Add a call that joined before and has its number and its turn."""
+        # In one act: a signal handler may raise anywhere, and an empty queue would look like calls that wait.
+        self.queues[waiter.account] = sorted([*self.queues.get(waiter.account, ()), waiter], key=_order)
+        self._last_number = max(self._last_number, waiter.number)
+
+    def _turn_of(self, newcomer: Waiter) -> int:
+        """One turn for each run, and for each owner as many as for any other, however many runs it has."""
+        first = min((queue[0].turn for queue in self.queues.values()), default=self._last_turn)
+        last = first - 1
+        runs = {newcomer.run}
+        for waiter in self:
+            if waiter.owner == newcomer.owner:
+                runs.add(waiter.run)
+            if waiter.run == newcomer.run and waiter.turn > last:
+                last = waiter.turn
+        return first + len(runs) - 1 if last < first else last + len(runs)
+
+    def leave(self, waiter: Waiter) -> bool:
+        """Remove the call; False if it waits no more."""
+        queue = self.queues.get(waiter.account)
+        if queue is None or waiter not in queue:
+            return False
+        if len(queue) == 1:
+            del self.queues[waiter.account]
+        else:
+            queue.remove(waiter)
+        return True
+
+    def may_enter(self, newcomer: Waiter) -> bool:
+        """Whether a call that has just come, and that there is room for, may pass all that wait; counts that it did."""
+        ahead = []
+        for waiter in self._considered():
+            if waiter.waits_for() is None:
+                ahead.append((waiter, accounts.without_room(waiter.account, waiter.cost, waiter.tokens)))
+        return _passes(newcomer, ahead)
+
+    def admit(self, now_ns: int) -> list[Waiter]:
+        """Admit and refuse all that can be decided now, and return them: `stop` is None for the admitted ones."""
+        decided: list[Waiter] = []
+        ahead: list[tuple[Waiter, list[Account]]] = []
+        for waiter in list(self._considered()):
+            if waiter.waits_for() is not None:
+                continue
+            account = waiter.account
+            if _fits_alone(waiter) or (waiter.shrinks() and _fits_alone(waiter)):
+                if blocked := accounts.without_room(account, waiter.cost, waiter.tokens):
+                    ahead.append((waiter, blocked))
+                    continue
+                if not _passes(waiter, ahead):
+                    continue
+            # Takes it; or says why it can never be taken.
+            waiter.stop = accounts.take(
+                waiter.taken, account, waiter.cost, waiter.tokens, waiter.api_calls, now_ns, waiter.retry_drawn
+            )
+            self.leave(waiter)
+            self._last_turn = waiter.turn
+            if waiter.stop is None:
+                waiter.entered()
+            decided.append(waiter)
+        return decided
+
+    def changed(self, now_ns: int) -> None:
+        """Decide what can be decided now that something came free or another call waits, and wake those concerned."""
+        decided = self.admit(now_ns)
+        while (
+            newest := self.stuck({held for waiter in self if waiter.above for held in waiter.blocked()})
+        ) is not None:
+            stop = accounts.refusal(newest.account, newest.cost, newest.tokens, newest.api_calls, now_ns)
+            newest.stop = refused_as_stuck(stop)
+            decided.append(newest)
+        try:
+            for waiter in decided:
+                waiter.wake()
+        except BaseException:  # from a signal handler: waking twice does no harm, not waking would
+            for waiter in decided:
+                waiter.wake()
+            raise
+
+    def stuck(self, blocked: Collection[Taken]) -> Waiter | None:
+        """Remove and return the newest call that waits if nothing that would let one go can come free.
+
+        `blocked` are the holds of calls that cannot end, because all that runs under them waits.
+        """
+        if not blocked or any(_can_go(waiter, blocked) for waiter in self):
+            return None
+        newest = max(self, key=attrgetter("number"))
+        self.leave(newest)
+        return newest
+
+    def _blocked(self) -> Collection[Taken]:
+        return {held for waiter in self if waiter.above for held in waiter.blocked()}
+
+    def _considered(self) -> Iterator[Waiter]:
+        return merge(*(islice(queue, LOOKAHEAD) for queue in self.queues.values()), key=_order)
+
+
+def refused_as_stuck(stop: Stop) -> Stop:
+    """Return the stop of a call for which nothing will come free."""
+    return replace(stop, message=f"{stop.message}{STUCK}", momentary=False)
+
+
+def _fits_alone(waiter: Waiter) -> bool:
+    return accounts.fits_alone(waiter.account, waiter.cost, waiter.tokens)
+
+
+def _passes(later: Waiter, ahead: Iterable[tuple[Waiter, list[Account]]]) -> bool:
+    """Whether the later call may go before all of these; if so, counts that it passed them."""
+    if later.above:
+        return True
+    passed = []
+    own = accounts.levels_of(later.account)
+    for waiter, blocked in ahead:
+        shared = [level for level in blocked if level in own]
+        if not shared:
+            continue
+        if waiter.passed >= MAX_PASSED or not all(_both_fit(level, later, waiter) for level in shared):
+            return False
+        passed.append(waiter)
+    for waiter in passed:
+        waiter.passed += 1
+    return True
+
+
+def _both_fit(level: Account, later: Waiter, waiter: Waiter) -> bool:
+    """Whether both fit beside what is spent and unresolved."""
+    cost = level.committed - level.held + later.cost + waiter.cost
+    tokens = level.tokens_committed - level.tokens_held + later.tokens + waiter.tokens
+    return cost <= level.max_cost and tokens <= level.max_tokens
+
+
+def _can_go(waiter: Waiter, blocked: Collection[Taken]) -> bool:
+    """Whether there would be room for it if all holds but these came free."""
+    first = waiter.waits_for()
+    if first is not None:
+        return first not in blocked
+    for level in accounts.without_room(waiter.account, waiter.cost, waiter.tokens):
+        cost = level.committed - level.held + (waiter.cost or 1)
+        tokens = level.tokens_committed - level.tokens_held + (waiter.tokens or 1)
+        for held in blocked:
+            if level in accounts.levels_of(held._account):
+                cost += held._held_cost
+                tokens += held._held_tokens
+        if cost > level.max_cost or tokens > level.max_tokens:
+            return False
+    return True

@@ -1,0 +1,22 @@
+"""Graphs as data, and what node types of JSON graphs are made of."""
+
+from __future__ import annotations
+
+from penstock.kernel.executor import ExecutorRegistry, Handle, NodeExecutor
+from penstock.kernel.graph import EdgeSpec, GraphSpec, NodeSpec, Problem
+from penstock.kernel.settle import Quorum
+from penstock.runtime.graphs.node_execution import ExecutorMisbehaved
+from penstock.runtime.scheduling.scheduler import NestedTooDeep
+
+__all__ = [
+    "EdgeSpec",
+    "ExecutorMisbehaved",
+    "ExecutorRegistry",
+    "GraphSpec",
+    "Handle",
+    "NestedTooDeep",
+    "NodeExecutor",
+    "NodeSpec",
+    "Problem",
+    "Quorum",
+]

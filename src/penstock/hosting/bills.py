@@ -1,0 +1,259 @@
+"""Unresolved bills of hosted runs: which calls hold money for an unknown bill, and what a person decides about them.
+
+The ledger knows which keys are unresolved and what they hold; the events of the run say which calls these are. A
+resolution is stored as an event first, in one transaction with the figures of the run, and then applied to the ledger.
+The first event about a bill decides. Applying it is idempotent, and a host that died in between is made up for when the
+bills are listed or resolved the next time.
+
+A run that has not ended has a worker that writes its events, so its bills are resolved when it has ended or is parked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from penstock.containment.ledger import Amounts, LedgerStore
+from penstock.errors import LedgerError, LedgerUnavailable
+from penstock.hosting.control import append_event, found
+from penstock.hosting.durability import ask_ledger
+from penstock.hosting.event_data import BILL_RELEASED, BILL_RESOLVED, sanitize
+from penstock.hosting.host_context import HostContext
+from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, Conflict, Fenced, TransactionStores, retry_unavailable
+from penstock.hosting.records import ENDED, PARKED, HostedEvent, RunRecord
+from penstock.ids import new_run_id
+from penstock.money import format_usd, to_nanos, to_usd
+
+PAGE = 1_000
+MAX_ATTEMPTS = 10
+"""Maximum number of transactions for one resolution, if others write events of the run at the same time."""
+RESTING = ENDED | PARKED
+WORKER_LOST = "the worker was lost before the call ended"
+Place = tuple[int, str]
+"""The epoch of a claim, and the id of a call in its tree."""
+
+
+class BillNotFound(Conflict):
+    """The run has no unresolved bill of this call."""
+
+    def __init__(self, run_id: str, call_id: str) -> None:
+        self.run_id = run_id
+        self.call_id = call_id
+        super().__init__(f"run {run_id!r} has no unresolved bill of call {call_id!r}; list its bills for their ids")
+
+
+class BillAlreadyResolved(Conflict):
+    """The bill was resolved by another request."""
+
+    def __init__(self, run_id: str, resolution: HostedEvent) -> None:
+        data = resolution.data
+        what = "released"
+        if resolution.type == BILL_RESOLVED:
+            what = f"resolved at {format_usd(to_nanos(data['cost_usd']))}"
+        super().__init__(f"the bill of call {data['call_id']!r} of run {run_id!r} was {what} by {data['by']!r}")
+
+
+class RunGoesOn(Conflict):
+    """The run has a worker, or waits for one, which counts its usage."""
+
+    def __init__(self, run: RunRecord) -> None:
+        super().__init__(f"run {run.id!r} has not ended: its bills can be resolved when it has ended")
+
+
+class HostedBill(NamedTuple):
+    """A call of a hosted run whose bill is unknown."""
+
+    call_id: str
+    """The claim under which the call was made, a slash, and the id of the call in its tree."""
+    held: Amounts
+    name: str | None = None
+    model: str | None = None
+    at_ms: int | None = None
+    """When the call ended, or began if its worker was lost; None if no event says so."""
+    reason: str = WORKER_LOST
+    """Why the bill is unknown."""
+
+
+class _History(NamedTuple):
+    """What the events of a run say about its bills."""
+
+    calls: Mapping[Place, HostedEvent]
+    """The newest event of each call."""
+    resolutions: Mapping[str, HostedEvent]
+    """The first resolution of each bill, by call id."""
+    last: HostedEvent | None
+
+
+class Bills:
+    """The unresolved bills of the runs in one host's stores."""
+
+    def __init__(self, context: HostContext) -> None:
+        self._context = context
+
+    async def unresolved(self, run_id: str) -> list[HostedBill]:
+        """Return the unresolved bills of a run, oldest first."""
+        run = await found(self._context.stores.runs, run_id)
+        holds = await self._holds(run)
+        if not holds:
+            return []
+        history = await self._history(run, holds)
+        await self._apply(run, {id: history.resolutions[id] for id in holds if id in history.resolutions})
+        bills = [_bill(id, held, history) for id, held in holds.items() if id not in history.resolutions]
+        return sorted(bills, key=lambda bill: (bill.at_ms or 0, bill.call_id))
+
+    async def resolve(self, run_id: str, call_id: str, actual: Amounts | None, by: str) -> RunRecord:
+        """Resolve a bill at what the call used, or release it if that is None; return the run with its new figures.
+
+        Raises BillNotFound, and another Conflict if the run has not ended or the bill was resolved already.
+        """
+        run = await found(self._context.stores.runs, run_id)
+        _check_resting(run)
+        holds = await self._holds(run)
+        history = await self._history(run, [call_id])
+        if call_id in history.resolutions:
+            await self._apply(run, {call_id: history.resolutions[call_id]})
+            raise BillAlreadyResolved(run.id, history.resolutions[call_id])
+        if call_id not in holds:
+            raise BillNotFound(run_id, call_id)
+        resolution, changed = await self._store(run, history, _bill(call_id, holds[call_id], history), actual, by)
+        await self._apply(run, {call_id: resolution})
+        self._context.counted["cost_nanos"] += changed.cost_nanos - run.cost_nanos
+        return changed
+
+    async def _holds(self, run: RunRecord) -> dict[str, Amounts]:
+        """Return what is held for unknown bills, by call id; of a run at rest, also what no worker has settled."""
+        prefix = f"{run.id}/"
+
+        def look() -> dict[str, Amounts]:
+            ledger = self._context.stores.ledger
+            holds = {**ledger.unresolved(prefix), **(ledger.held(prefix) if run.status in RESTING else {})}
+            return {key.removeprefix(prefix): held for key, held in holds.items() if _holds_something(held)}
+
+        return await ask_ledger(self._context, look)
+
+    async def _history(self, run: RunRecord, call_ids: Collection[str]) -> _History:
+        events, wanted = self._context.stores.events, {_place(call_id) for call_id in call_ids}
+        calls: dict[Place, HostedEvent] = {}
+        resolutions: dict[str, HostedEvent] = {}
+        last, epoch, seq = None, 1, 0
+        while page := await retry_unavailable(partial(events.read, run.id, seq, PAGE), INTERACTIVE_ATTEMPTS):
+            for event in page:
+                if event.type in ("run.started", "run.resumed"):
+                    epoch = event.data.get("epoch", epoch)
+                elif event.type in ("call.started", "call.ended"):
+                    place = epoch, event.data["call_id"]
+                    if place in wanted:
+                        calls[place] = event
+                elif event.type in (BILL_RESOLVED, BILL_RELEASED):
+                    resolutions.setdefault(event.data["call_id"], event)
+            last = page[-1]
+            seq = last.seq
+        return _History(calls, resolutions, last)
+
+    async def _store(
+        self, run: RunRecord, history: _History, bill: HostedBill, actual: Amounts | None, by: str
+    ) -> tuple[HostedEvent, RunRecord]:
+        """Store the resolution of a bill and the new figures of its run, in one transaction."""
+        used = actual or Amounts()
+        type = BILL_RELEASED if actual is None else BILL_RESOLVED
+        data = {
+            "call_id": bill.call_id,
+            "name": bill.name,
+            "model": bill.model,
+            "by": sanitize(by),
+            "cost_usd": to_usd(used.cost_nanos),
+            "tokens_in": used.tokens_in,
+            "tokens_out": used.tokens_out,
+            "held_usd": to_usd(bill.held.cost_nanos),
+            "resolution_id": new_run_id(),
+        }
+        seq = 0 if history.last is None else history.last.seq
+
+        async def unit(stores: TransactionStores) -> tuple[HostedEvent, RunRecord]:
+            behind = await stores.events.read(run.id, seq, PAGE)
+            for event in behind:
+                if event.data.get("resolution_id") == data["resolution_id"]:  # stored; only its response was lost
+                    return event, await found(stores.runs, run.id)
+                if event.data.get("call_id") == bill.call_id and event.type in (BILL_RESOLVED, BILL_RELEASED):
+                    raise BillAlreadyResolved(run.id, event)
+            last = behind[-1] if behind else history.last
+            resolution = await append_event(stores, run, last, type, data, self._context.now_ms())
+            now = await found(stores.runs, run.id)
+            _check_resting(now)
+            return resolution, await stores.runs.set_usage(run.id, run.epoch, **_changed_usage(now, bill.held, used))
+
+        transaction = self._context.stores.transaction
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                return await retry_unavailable(lambda: transaction(unit, inline=True), INTERACTIVE_ATTEMPTS)
+            except Fenced:
+                raise RunGoesOn(run) from None
+            except (BillAlreadyResolved, RunGoesOn):
+                raise
+            except Conflict:  # another event was appended after this transaction had read the last one
+                continue
+        raise Conflict(f"the events of run {run.id!r} change all the time; try again")
+
+    async def _apply(self, run: RunRecord, resolutions: Mapping[str, HostedEvent]) -> None:
+        """Apply stored resolutions to the ledger; without effect where they are applied already."""
+        ledger = self._context.stores.ledger
+
+        def apply() -> None:
+            for call_id, resolution in resolutions.items():
+                _settle(ledger, f"{run.id}/{call_id}", resolution)
+
+        if resolutions:
+            await ask_ledger(self._context, apply)
+
+
+def _settle(ledger: LedgerStore, key: str, resolution: HostedEvent) -> None:
+    data = resolution.data
+    try:
+        ledger.leave_unresolved(key)  # a worker that was lost has left it held
+        if resolution.type == BILL_RELEASED:
+            ledger.release(key)
+        else:
+            ledger.settle(
+                key, Amounts(to_nanos(data["cost_usd"]), data["tokens_in"], data["tokens_out"]), succeeded=False
+            )
+    except LedgerUnavailable:
+        raise
+    except LedgerError:  # settled already: by this resolution, or by a call that ended late
+        return
+
+
+def _changed_usage(run: RunRecord, held: Amounts, used: Amounts) -> dict[str, int]:
+    return {
+        "cost_nanos": run.cost_nanos + used.cost_nanos,
+        "tokens_in": run.tokens_in + used.tokens_in,
+        "tokens_out": run.tokens_out + used.tokens_out,
+        "unresolved_nanos": max(0, run.unresolved_nanos - held.cost_nanos),
+    }
+
+
+def _bill(call_id: str, held: Amounts, history: _History) -> HostedBill:
+    event = history.calls.get(_place(call_id))
+    if event is None:
+        return HostedBill(call_id, held)
+    data: Mapping[str, Any] = event.data
+    reason = WORKER_LOST
+    if event.type == "call.ended":
+        reason = data.get("stop_reason") or f"the call ended as {data['status']}"
+    return HostedBill(call_id, held, data.get("name"), data.get("model"), event.at_ms, reason)
+
+
+def _place(call_id: str) -> Place:
+    """Return the claim and the call that an id names: `1-0123456789ab/n000002`."""
+    claim, _, node_id = call_id.partition("/")
+    epoch, _, _ = claim.partition("-")
+    return int(epoch) if epoch.isascii() and epoch.isdigit() else 0, node_id.partition("/")[0]
+
+
+def _holds_something(held: Amounts) -> bool:
+    return bool(held.cost_nanos or held.tokens_in or held.tokens_out)
+
+
+def _check_resting(run: RunRecord) -> None:
+    if run.status not in RESTING:
+        raise RunGoesOn(run)

@@ -1,1 +1,0 @@
-"""One run, while a host works on it."""

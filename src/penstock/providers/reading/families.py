@@ -1,0 +1,48 @@
+"""Errors that pass through the official clients without being wrapped or retried.
+
+The official clients treat any error raised below them as a broken connection: they wrap it, and most retry. Only
+errors of their own base class pass unchanged. So an error raised inside them is our error and also an instance of the
+base class of each loaded client: `except BudgetExceededError` catches it, and no client wraps or retries it. A
+cancellation is not an Exception, and passes unchanged.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from penstock.errors import PenstockError
+
+E = TypeVar("E", bound=PenstockError)
+
+FAMILIES = (("openai", "OpenAIError"), ("anthropic", "AnthropicError"))
+"""The module of each client, and the base class of its errors."""
+
+
+def in_the_families(error: E) -> E:
+    """Return the same error, as an instance of the base error class of each loaded client too."""
+    families = tuple(
+        family for module, name in FAMILIES if isinstance(family := getattr(sys.modules.get(module), name, None), type)
+    )
+    if not families:
+        return error
+    plain: type[PenstockError] = type(error)
+    kind = _kind(plain, families)  # type: ignore[arg-type]  # a class is hashable
+    refusal: Any = kind.__new__(kind, *error.args)
+    refusal.args = error.args
+    refusal.__dict__.update(error.__dict__)
+    return refusal  # type: ignore[no-any-return]  # it is a subclass of E
+
+
+@lru_cache(maxsize=64)
+def _kind(plain: type[PenstockError], families: tuple[type, ...]) -> type[PenstockError]:
+    def reduce(self: PenstockError) -> tuple[Any, ...]:
+        # Pickle as the plain error: another process may not have the client loaded.
+        copy = plain.__new__(plain, *self.args)
+        copy.args = self.args
+        copy.__dict__.update(self.__dict__)
+        return copy.__reduce__()
+
+    named = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
+    return type(plain.__name__, (plain, *families), {**named, "__reduce__": reduce})

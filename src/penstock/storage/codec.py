@@ -1,0 +1,225 @@
+"""Encode values as columns and decode them, in the same way for every store, including the stores in memory.
+
+Every accepted value is read back unchanged; a value that would change is refused before anything is stored. There are
+three kinds of columns:
+
+- Names, for lookup and sorting (ids, owners, states): plain text. A NUL character or half of a surrogate pair, which
+  not every database can store, is InvalidValue.
+- All other text of people or models, and all JSON: JSON text in ASCII, in which such characters are escaped and so
+  preserved. NaN, the infinities, keys that are not text, and values that are not JSON are InvalidValue. A tuple is
+  read back as a list.
+- Whole numbers, up to 2**63 - 1.
+
+A stored value that cannot be decoded is StoreCorrupt: another program wrote it, or the disk is damaged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from penstock import checks
+from penstock.errors import InvalidValue, PenstockError
+from penstock.tracing.jsonable import LEAVES
+
+MAX_NUMBER = 2**63 - 1
+MIN_NUMBER = -MAX_NUMBER
+MAX_NAME = 1_000
+"""Maximum length of a name in bytes: longer than any id, and two fit into a PostgreSQL index entry of 2,700 bytes."""
+NO_MATCH = " " * (MAX_NAME + 1)
+"""A value longer than any valid name, so a lookup of it finds nothing."""
+MAX_DEPTH = 100
+"""Maximum nesting depth of values: low enough to decode any stored value, however much of the stack is in use."""
+
+TOO_DEEP = f"more than {MAX_DEPTH} levels"
+
+
+class StoreCorrupt(PenstockError):
+    """A row cannot be decoded: `table` and `key` identify it, `why` gives the reason."""
+
+    def __init__(self, table: str, key: str, why: str) -> None:
+        self.table = table
+        self.key = key
+        self.why = why
+        super().__init__(
+            f"the row {key!r} of table {table!r} cannot be read: {why}; restore it from a backup, or remove it"
+        )
+
+
+def name(field: str, value: object) -> str:
+    """Return `value` if it is text that a database can look up and sort by; raise InvalidValue otherwise."""
+    if isinstance(value, str) and "\0" not in value and (len(value) if value.isascii() else _size(value)) <= MAX_NAME:
+        return value
+    raise InvalidValue(field, value, f"text of at most {MAX_NAME} bytes, without NUL or half a surrogate pair")
+
+
+def lookup_key(value: object) -> str:
+    """Return the name to look up; for a value that cannot be a name, return one that matches nothing."""
+    try:
+        return name("name", value)
+    except InvalidValue:
+        return NO_MATCH
+
+
+def optional_name(field: str, value: object) -> str | None:
+    """Like `name`, but None is allowed."""
+    return None if value is None else name(field, value)
+
+
+def number(field: str, value: object) -> int:
+    """Return `value` if it is a whole number that fits into a column; raise InvalidValue otherwise."""
+    if type(value) is int and MIN_NUMBER <= value <= MAX_NUMBER:
+        return value
+    raise InvalidValue(field, value, "a whole number of at most 2**63 - 1")
+
+
+def optional_number(field: str, value: object) -> int | None:
+    """Like `number`, but None is allowed."""
+    return None if value is None else number(field, value)
+
+
+def limit(value: object) -> int:
+    """Return `value` if it is a valid page size, which may be 0; raise InvalidValue otherwise."""
+    return checks.integer("limit", value, maximum=MAX_NUMBER)
+
+
+def timeout(value: object) -> float:
+    """Return `value` if it is a valid timeout, which may be infinite; raise InvalidValue otherwise."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise InvalidValue("timeout_s", value, "a number of seconds")
+    return value
+
+
+def encode_text(field: str, value: object) -> str:
+    """Encode any text; equal texts have equal encodings."""
+    return json.dumps(checks.text(field, value))
+
+
+def encode_optional_text(field: str, value: object) -> str | None:
+    """Like `encode_text`, but None is allowed."""
+    return None if value is None else encode_text(field, value)
+
+
+def encode_document(field: str, value: object) -> str:
+    """Encode a JSON value."""
+    if value is None:
+        return "null"
+    try:
+        encoded = _write(value)
+        if type(value) not in LEAVES:
+            _check_inside(value, MAX_DEPTH)
+    except (TypeError, ValueError, RecursionError) as error:
+        shown = f"this {type(value).__name__} ({str(error)[:200]})"  # showing it may take as long as encoding it
+        raise InvalidValue(field, shown, f"JSON: no NaN, every key text, at most {MAX_DEPTH} levels") from None
+    return encoded
+
+
+def encode_object(field: str, value: object) -> str:
+    """Encode a JSON object."""
+    if not isinstance(value, (dict, Mapping)):
+        raise InvalidValue(field, f"this {type(value).__name__}", "an object")
+    return encode_document(field, value)
+
+
+def is_same(one: object, other: object) -> bool:
+    """Whether two values are the same JSON, ignoring the order of keys; 1, 1.0 and true are distinct."""
+    return canonical("value", one) == canonical("value", other)
+
+
+def canonical(field: str, value: object) -> str:
+    """Return the canonical encoding of a JSON value, independent of key order; 1, 1.0 and true stay distinct."""
+    return json.dumps(json.loads(encode_document(field, value)), sort_keys=True, separators=(",", ":"))
+
+
+def decode_document(table: str, key: str, encoded: str) -> Any:
+    """Decode a value that `encode_document` encoded."""
+    try:
+        value, end = _scan(encoded, 0)
+        if end == len(encoded):
+            return value
+    except (StopIteration, TypeError, ValueError, RecursionError):
+        pass
+    try:
+        return json.loads(encoded)  # surrounding whitespace, or not JSON: then this raises the reason
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreCorrupt(table, key, f"it is not JSON ({error})") from None
+
+
+def decode_object(table: str, key: str, encoded: str) -> dict[str, Any]:
+    """Decode an object that `encode_document` encoded."""
+    value = decode_document(table, key, encoded)
+    if not isinstance(value, dict):
+        raise StoreCorrupt(table, key, f"{type(value).__name__} where an object should be")
+    return value
+
+
+def decode_text(table: str, key: str, encoded: str) -> str:
+    """Decode a text that `encode_text` encoded."""
+    value = decode_document(table, key, encoded)
+    if not isinstance(value, str):
+        raise StoreCorrupt(table, key, f"{type(value).__name__} where a text should be")
+    return value
+
+
+def decode_optional_text(table: str, key: str, encoded: str | None) -> str | None:
+    """Decode a text that `encode_optional_text` encoded."""
+    return None if encoded is None else decode_text(table, key, encoded)
+
+
+def decode_one_of(table: str, key: str, known: Collection[str], encoded: str) -> Any:
+    """Return `encoded` if it is in `known`; raise StoreCorrupt otherwise."""
+    if encoded not in known:
+        raise StoreCorrupt(table, key, f"{encoded!r} is none of {', '.join(known)}")
+    return encoded
+
+
+def _size(value: str) -> float:
+    """Return the size in bytes; infinite for text with half of a surrogate pair, which cannot be encoded."""
+    try:
+        return len(value.encode())
+    except UnicodeEncodeError:
+        return math.inf
+
+
+def _plain(value: object) -> dict[Any, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not a value of JSON")
+
+
+def _writer() -> Callable[[object], str]:
+    """Return the JSON encoder function; a value that contains itself is refused for its infinite nesting.
+
+    `JSONEncoder.encode` creates a new C encoder for each value, which takes longer than encoding a small value.
+    """
+    encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_plain, check_circular=False)
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return encoder.encode
+    text = json.encoder.encode_basestring_ascii
+    parts = make(None, _plain, text, None, encoder.key_separator, encoder.item_separator, False, False, False)
+    return lambda value: "".join(parts(value, 0))
+
+
+_write = _writer()
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+
+
+def _check_inside(value: object, levels: int) -> None:
+    """Check what the encoder does not: the depth, and keys that are not text (it would write the key 1 as "1")."""
+    if isinstance(value, (list, tuple)):
+        if not levels:
+            raise ValueError(TOO_DEEP)
+        for item in value:
+            if type(item) not in LEAVES:
+                _check_inside(item, levels - 1)
+    elif isinstance(value, (dict, Mapping)):  # last: the check for Mapping is slower than that for dict
+        if not levels:
+            raise ValueError(TOO_DEEP)
+        for key, item in value.items():
+            if type(key) is not str and not isinstance(key, str):
+                raise TypeError("a key is not text")
+            if type(item) not in LEAVES:
+                _check_inside(item, levels - 1)

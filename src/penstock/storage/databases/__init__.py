@@ -1,1 +1,0 @@
-"""Databases under one port: SQLite in a file, PostgreSQL by URL; and the versions of what is in them."""

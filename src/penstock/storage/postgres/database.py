@@ -1,0 +1,370 @@
+"""A database on a PostgreSQL server.
+
+Each transaction body is one transaction on a pooled connection. One that the server rejected because of others (a
+deadlock, a row inserted concurrently) is run again; so is one whose connection was lost before the commit. If the
+connection is lost during the commit, the outcome is unknown, and the caller has to retry.
+
+Notifications go through NOTIFY, which carries ids and nothing else. One connection listens; when it is lost, it is
+opened again and all waiters are woken to check for themselves, since notifications sent meanwhile are lost. Besides,
+waiters check every few seconds anyway.
+
+A pooler that assigns a connection per transaction cannot be used: LISTEN and prepared statements belong to a session.
+It is detected and reported when the database is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg  # type: ignore[import-untyped]
+
+from penstock.errors import InvalidValue
+from penstock.hosting.ports import StoreUnavailable
+from penstock.notify import Notifier
+from penstock.storage.port import Dialect, Row, T, TransactionBody, Value
+
+DIALECT = Dialect("postgresql", " FOR UPDATE", " FOR SHARE", " FOR UPDATE SKIP LOCKED")
+CHANNEL = "penstock"
+BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+POLL_INTERVAL_S = 5.0
+"""Longest time for which a change without a notification goes unnoticed."""
+MAX_ATTEMPTS = 5
+BACKOFF_S = 0.02
+"""Pause before a transaction is run again, multiplied by the number of attempts."""
+RECONNECT_S = 0.5
+CONNECT_S = 2.0
+"""Longest wait for a connection: short enough for a service to report the failure in time."""
+ROLLBACK_S = 2.0
+"""Longest wait for the end of a transaction that failed or was cancelled."""
+LOCKED_S = 1.5
+"""Longest wait of a statement for a lock: more than the second after which the server looks for deadlocks."""
+
+RETRYABLE = (
+    asyncpg.SerializationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.UniqueViolationError,  # the row was inserted concurrently: the next attempt finds it
+)
+CONNECTION_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # raised when the server's termination coincides with a statement
+    ConnectionError,
+)
+ERRORS = (*CONNECTION_LOST, asyncpg.PostgresError, OSError, TimeoutError)
+
+POOLER = (
+    "a pooler that hands out a connection per transaction stands between; connect to the server itself, "
+    "or let the pooler keep sessions (pool_mode = session)"
+)
+ADVICE: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
+    ((asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError), POOLER),
+    ((asyncpg.InvalidCatalogNameError,), "make the database first"),
+    ((asyncpg.InvalidAuthorizationSpecificationError,), "check user and password in its URL"),
+    ((asyncpg.InsufficientPrivilegeError,), "let its user read and write"),
+    ((asyncpg.ReadOnlySQLTransactionError,), "connect to the server that takes writes"),
+    ((asyncpg.TooManyConnectionsError,), "allow more connections there, or use fewer here"),
+    ((asyncpg.DiskFullError,), "free space on the server's disk"),
+    ((asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError), "run `penstock db upgrade --db URL` for it"),
+    ((TimeoutError, asyncpg.QueryCanceledError), "see what keeps the server busy, then try again"),
+    ((asyncpg.LockNotAvailableError,), "see who keeps a lock on the server, then try again"),
+    ((*CONNECTION_LOST, OSError), "see whether the server runs and can be reached, then try again"),
+)
+"""Advice on what to do about an error, by type of error."""
+
+
+class PostgresTransaction:
+    """A transaction body's view of a connection."""
+
+    dialect = DIALECT
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.topics: dict[str, None] = {}
+
+    async def rows(self, statement: str, *values: Value) -> Sequence[Row]:
+        rows: Sequence[Row] = await self._connection.fetch(numbered(statement), *values)
+        return rows
+
+    async def row(self, statement: str, *values: Value) -> Row | None:
+        row: Row | None = await self._connection.fetchrow(numbered(statement), *values)
+        return row
+
+    async def run(self, statement: str, *values: Value) -> int:
+        status: str = await self._connection.execute(numbered(statement), *values)
+        count = status.rpartition(" ")[2]  # such as UPDATE 3
+        return int(count) if count.isdigit() else 0
+
+    async def run_many(self, statement: str, values: Iterable[Sequence[Value]]) -> None:
+        await self._connection.executemany(numbered(statement), values)
+
+    def notify(self, topic: str) -> None:
+        self.topics[topic] = None
+
+    async def send_notifications(self) -> None:
+        """Notify the listeners of the topics; the server delivers at commit."""
+        if self.topics:
+            await self._connection.execute(
+                "SELECT pg_notify($1, topic) FROM unnest($2::text[]) AS topic", CHANNEL, [*self.topics]
+            )
+
+
+class PostgresDatabase:
+    """A `Database` on a server, for the event loop it was opened on; made by `open`."""
+
+    def __init__(self, url: str, pool: Any, timeout_s: float) -> None:
+        self.where = without_password(url)
+        """The URL without a password."""
+        self._url = url
+        self._pool = pool
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
+        self._notifier = Notifier()
+        self._listening: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @classmethod
+    async def open(cls, url: str, *, connections: int = 10, timeout_s: float = 10.0) -> PostgresDatabase:
+        """Connect to the server; statements time out after `timeout_s`, connecting after `CONNECT_S`."""
+        where = without_password(url)
+        try:
+            pool = await asyncpg.create_pool(
+                url,
+                min_size=0,  # a pool with a minimum size logs a traceback whenever it cannot keep it
+                max_size=connections,
+                timeout=CONNECT_S,
+                command_timeout=timeout_s,
+                server_settings={"application_name": "penstock"},
+                connection_class=_connection_class(timeout_s),
+                init=lambda connection: connection.execute(connection.session_settings),
+            )
+            async with pool.acquire():
+                pass  # fail now if the server cannot be reached
+        except ERRORS as error:
+            raise unavailable(where, error) from error
+        except ValueError as error:
+            raise InvalidValue("url", where, f"a URL of a PostgreSQL database ({error})") from None
+        database = cls(url, pool, timeout_s)
+        try:
+            await database._refuse_pooler()
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    async def write(self, body: TransactionBody[T], *, inline: bool = False) -> T:
+        self._check()
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            stage = _Stage()
+            try:
+                return await self._write_once(body, stage)
+            except ERRORS as error:
+                may_repeat = isinstance(error, RETRYABLE) or (
+                    isinstance(error, CONNECTION_LOST) and not stage.is_committing
+                )
+                if not may_repeat or attempt == MAX_ATTEMPTS or self._is_closed:
+                    raise unavailable(self.where, error) from error
+                await self._back_off(error, attempt)
+        raise AssertionError("unreachable")
+
+    async def read(self, body: TransactionBody[T], *, inline: bool = False) -> T:
+        self._check()
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                async with self._transaction(BEGIN_READ) as connection:
+                    result = await body(PostgresTransaction(connection))
+                    await connection.execute("COMMIT")
+                    return result
+            except ERRORS as error:
+                may_repeat = isinstance(error, (*RETRYABLE, *CONNECTION_LOST))
+                if not may_repeat or attempt == MAX_ATTEMPTS or self._is_closed:
+                    raise unavailable(self.where, error) from error
+                await self._back_off(error, attempt)
+        raise AssertionError("unreachable")
+
+    @property
+    def version(self) -> int:
+        return self._notifier.version
+
+    async def wait(self, topic: str, seen: int, timeout_s: float) -> None:
+        self._check()
+        if self._listening is None:
+            self._listening = self._loop.create_task(self._listen(), name="penstock-postgres-listen")
+        await self._notifier.wait(topic, seen, min(timeout_s, POLL_INTERVAL_S))
+
+    async def close(self) -> None:
+        self._is_closed = True
+        self._notifier.notify_all()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait((self._listening,))
+        try:
+            await asyncio.wait_for(self._pool.close(), self._timeout_s)
+        except ERRORS:
+            self._pool.terminate()
+
+    async def _write_once(self, body: TransactionBody[T], stage: _Stage) -> T:
+        async with self._transaction("BEGIN") as connection:
+            transaction = PostgresTransaction(connection)
+            result = await body(transaction)
+            await transaction.send_notifications()
+            stage.is_committing = True
+            await connection.execute("COMMIT")
+        for topic in transaction.topics:
+            self._notifier.notify(topic)
+        return result
+
+    @asynccontextmanager
+    async def _transaction(self, begin: str) -> AsyncIterator[Any]:
+        """Yield a connection in a transaction that the block commits; if anything fails, it is rolled back.
+
+        The statements are our own: asyncpg's `Transaction` leaves the connection in a transaction if the caller is
+        cancelled while it begins, or once more while it is rolled back.
+        """
+        async with self._connected() as connection:
+            try:
+                await connection.execute(begin)
+                yield connection
+            except BaseException:
+                # Shielded: a connection must not return to the pool before its transaction has ended.
+                await _finish(_roll_back(connection))
+                raise
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Any]:
+        async with self._pool.acquire(timeout=CONNECT_S) as connection:
+            yield connection
+
+    async def _back_off(self, error: Exception, attempt: int) -> None:
+        if isinstance(error, CONNECTION_LOST):  # the other connections are as old as this one
+            with suppress(*ERRORS):
+                await self._pool.expire_connections()
+        await asyncio.sleep(BACKOFF_S * attempt)
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailable(f"{self.where!r} was closed")
+        if self._process != os.getpid():
+            raise StoreUnavailable(f"{self.where!r} was opened by the process this one was forked from; open it anew")
+        if self._loop is not asyncio.get_running_loop():
+            raise StoreUnavailable(f"{self.where!r} was opened on another event loop; open it anew on this one")
+
+    async def _listen(self) -> None:
+        """Wake local waiters on notifications from the server, for as long as this database is open."""
+        while True:
+            with suppress(*ERRORS):
+                await self._listen_until_lost()
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _listen_until_lost(self) -> None:
+        lost = asyncio.Event()
+        connection = await asyncpg.connect(
+            self._url, timeout=CONNECT_S, server_settings={"application_name": "penstock listener"}
+        )
+        try:
+            connection.add_termination_listener(lambda _: lost.set())
+            await connection.add_listener(CHANNEL, self._on_notification)
+            self._notifier.notify_all()  # for notifications missed while not listening
+            await lost.wait()
+        finally:
+            connection.terminate()
+
+    def _on_notification(self, connection: object, pid: int, channel: str, topic: object) -> None:
+        self._notifier.notify(str(topic))
+
+    async def _refuse_pooler(self) -> None:
+        """Raise StoreUnavailable if two of our connections can share one session of the server."""
+        try:
+            async with self._connected() as first:
+                if first.get_server_pid() == await first.fetchval("SELECT pg_backend_pid()"):
+                    return  # no pooler between
+                async with self._connected() as second:
+                    sessions = [await each.fetchval("SELECT pg_backend_pid()") for each in (first, second)]
+        except ERRORS as error:
+            raise unavailable(self.where, error) from error
+        if sessions[0] == sessions[1]:
+            raise StoreUnavailable(f"{self.where!r} cannot be used: {POOLER}")
+
+
+def _connection_class(timeout_s: float) -> Any:
+    """Return a connection class whose transactions the server ends when they idle or wait for a lock too long.
+
+    A process may be stopped in the middle of a transaction. It keeps its locks, for example on its own run, and no
+    worker could take that run over. A statement sets this, since a session pooler accepts few settings at startup.
+    """
+
+    class Connection(asyncpg.Connection):  # type: ignore[misc]
+        __slots__ = ()
+        session_settings = (
+            f"SET idle_in_transaction_session_timeout = {max(1, round(timeout_s * 1_000))}; "
+            f"SET lock_timeout = {max(1, round(min(LOCKED_S, timeout_s) * 1_000))}"
+        )
+
+        def get_reset_query(self) -> str:
+            return f"{super().get_reset_query()}\n{self.session_settings};"
+
+    return Connection
+
+
+async def _roll_back(connection: Any) -> None:
+    """End the transaction of a connection; close the connection if that fails, and so let the server end it."""
+    try:
+        async with asyncio.timeout(ROLLBACK_S):  # also limits how long a cancelled statement takes to end
+            await connection.execute("ROLLBACK")
+    except BaseException as error:
+        connection.terminate()
+        if not isinstance(error, ERRORS):
+            raise
+
+
+async def _finish(work: Coroutine[Any, Any, None]) -> None:
+    """Await `work` to its end, however often the caller is cancelled meanwhile; then raise the cancellation."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+class _Stage:
+    """Progress of a write."""
+
+    is_committing = False
+
+
+@lru_cache(maxsize=1_000)
+def numbered(statement: str) -> str:
+    """The statement with $1, $2, … where it has `?`."""
+    first, *rest = statement.split("?")
+    return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
+
+
+def without_password(url: str) -> str:
+    """Return the URL without its password; raise InvalidValue if it is no URL of a PostgreSQL database."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("postgresql", "postgres"):
+        raise InvalidValue("url", "something else, which may hold a password", "postgresql://user@host/database")
+    user = f"{parts.username}@" if parts.username else ""
+    host = parts.hostname or ""
+    port = f":{parts.port}" if parts.port else ""
+    return f"postgresql://{user}{host}{port}{parts.path}"
+
+
+def unavailable(where: str, error: Exception) -> StoreUnavailable:
+    """Return the error for a failure of the server, with advice on what to do about it."""
+    advice = next((advice for kinds, advice in ADVICE if isinstance(error, kinds)), "see the server's log")
+    why = str(error) or type(error).__name__
+    return StoreUnavailable(f"{where!r} cannot be used now: {why} ({type(error).__name__}); {advice}")

@@ -1,0 +1,658 @@
+"""Budgets in a PostgreSQL database, shared by every machine that reaches it.
+
+Each operation is one statement, a call of one of the functions in `ledger_schema`; while calls wait in the tree of its
+account, it is a transaction that also admits the next ones. The port blocks and the driver is async, so the driver runs
+on its own event loop; callers are threads, and there are at most as many concurrent operations as connections.
+
+Calls that wait are woken by notifications, which one more connection receives from the first wait on.
+
+When a connection is lost, the answer is lost, but the operation may have been recorded. Operations have keys, and are
+repeated once on a new connection; drawing a retry without a key is not repeated.
+
+Time limits are measured on the monotonic clock of the machine that opened the account, and on wall clocks by others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg  # type: ignore[import-untyped]
+
+from penstock import checks
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.containment import accounts
+from penstock.containment.accounts import Balance
+from penstock.containment.ledger import (
+    Amounts,
+    TicketRequest,
+    above_already,
+    charged_not_held,
+    check_page,
+    check_same,
+    held_not_charged,
+    no_account,
+    no_hold,
+    under_another,
+    waits_already,
+)
+from penstock.containment.limits import Limits, seconds_to_ns
+from penstock.containment.tickets import Ticket, Waiting, no_ticket
+from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
+from penstock.notify import Wakeups
+from penstock.stops import Stop
+from penstock.storage.ledger_rows import (
+    CEILINGS,
+    Moment,
+    StoredQueue,
+    account_of,
+    amounts_of,
+    boot_id,
+    columns_of,
+    fits_columns,
+    is_held,
+    names_of_aged,
+    refusal_of,
+    stop_text,
+    waiting_of,
+)
+from penstock.storage.postgres import ledger_schema as schema
+from penstock.storage.postgres.loop_thread import LoopThread
+
+LOCK_NUMBER = int.from_bytes(b"Penstock")
+"""Number of the advisory lock held while the tables are created."""
+RETRYABLE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
+"""Errors of operations that were rolled back and may simply be repeated."""
+CONNECTION_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+)
+"""Errors of a connection that breaks, depending on the moment it breaks."""
+MAX_ATTEMPTS = 4
+"""Maximum number of attempts of an operation."""
+LOCKED_S = 1.5
+"""Longest time an operation waits for a lock."""
+RECONNECT_S = 1.0
+"""Pause before the connection for notifications is made again."""
+SERVER_SHARE = 0.75
+"""The server times out before the client: what the server gives up is certain not to be recorded."""
+
+Row = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class PostgresLedgerStore:
+    """A `LedgerStore` in a PostgreSQL database, for budgets that several machines share.
+
+    Threads may share it, and a forked child may go on using it. It connects at its first operation, and creates its
+    tables (`penstock_ledger_…`) if they do not exist. An operation that takes longer than `timeout_s` fails. Without
+    `fsync` no operation waits for the server's disk: if its machine fails, the latest operations are lost. With it, the
+    server's own setting applies.
+    """
+
+    poll_s = 1.0
+    """Calls that wait are woken by notifications; a lost one is found by polling."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        timeout_s: float = 5.0,
+        max_connections: int = 4,
+        fsync: bool = True,
+    ) -> None:
+        self._where = _location(dsn)
+        self._dsn = dsn
+        self._clock = clock
+        self._boot = boot_id()
+        self._timeout_s = seconds_to_ns(timeout_s, "timeout_s") / 1e9
+        self._max_connections = checks.integer("max_connections", max_connections, minimum=1)
+        server_timeout_s = self._timeout_s * SERVER_SHARE
+        self._settings = {
+            "application_name": "penstock ledger",
+            "statement_timeout": str(max(1, round(server_timeout_s * 1_000))),
+            "lock_timeout": str(max(1, round(min(LOCKED_S, server_timeout_s) * 1_000))),
+            **({} if fsync else {"synchronous_commit": "off"}),
+        }
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._connections: _Connections | None = None
+        self._wakeups = Wakeups()
+        _STORES.add(self)
+
+    def close(self) -> None:
+        """Close the connections; every later operation raises LedgerUnavailable. Closing is idempotent."""
+        with self._lock:
+            self._is_closed = True
+            connections, self._connections = self._connections, None
+        if connections is not None:
+            connections.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def ensure(self) -> None:
+        """Connect, and create the tables if they do not exist; raise LedgerUnavailable if that fails."""
+        self._rows("SELECT 1")
+
+    def open_account(self, account: str, limits: Limits, *, parent: str | None = None) -> None:
+        """Create the account if missing; raise LedgerError if it exists with other limits or another parent."""
+        answer = self._call("open_account", account, parent, *self._now(), *_ceilings(limits))
+        if answer["outcome"] == "no parent":
+            raise no_account(str(parent))
+        if answer["outcome"] == "other":
+            raise LedgerError(f"account {account!r} exists with other limits or another parent")
+
+    def grant(self, account: str, limits: Limits) -> None:
+        """Replace the ceilings of the account; what was taken stays taken."""
+        _found(account, self._change([account], "grant_limits", account, *_ceilings(limits)))
+
+    def put_under(self, account: str, parent: str) -> None:
+        """Count what the account has taken, and takes from now on, at `parent` and its ancestors as well."""
+        answer = _found(account, self._change([account, parent], "put_under", account, parent))
+        if answer["outcome"] == "no parent":
+            raise no_account(parent)
+        if answer["outcome"] == "above":
+            raise above_already(account, parent)
+        if answer["outcome"] == "other":
+            raise under_another(account, parent, answer["name"])
+
+    def hold(
+        self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False, under: str | None = None
+    ) -> Stop | None:
+        """Take `ask` from the account and every ancestor, or return the Stop that refuses; a key is taken once."""
+        now, fits = self._now(), fits_columns(ask)
+        amounts = columns_of(ask if fits else Amounts())
+        answer = _found(account, self._call("hold", False, key, account, under, fits, retry_drawn, *amounts, *now))
+        if answer["outcome"] == "queued":
+            return self._hold_beside_queue(key, account, ask, retry_drawn, under)
+        if answer["outcome"] == "waits":
+            raise waits_already(key)
+        if answer["outcome"] in ("charged", "known"):
+            is_held(key, answer, account, ask)
+        return refusal_of(answer["levels"], ask, retry_drawn, now) if answer["outcome"] == "refused" else None
+
+    def _hold_beside_queue(
+        self, key: str, account: str, ask: Amounts, retry_drawn: bool, under: str | None
+    ) -> Stop | None:
+        def enter(read: _Read) -> Stop | None:
+            if is_held(key, read.known, account, ask):
+                return None
+            if key in read.rows:
+                raise waits_already(key)
+            return read.queue.enter(read.queue.newcomer(key, read.target, ask, retry_drawn, under))
+
+        return self._decide(_Decision([account], None, enter, key=key, under=under))
+
+    def join_queue(
+        self,
+        key: str,
+        account: str,
+        ask: Amounts,
+        ticket: TicketRequest,
+        *,
+        retry_drawn: bool = False,
+        under: str | None = None,
+    ) -> Stop | Waiting | None:
+        """Take `ask` as `hold` does, or wait with a ticket if only holds of other calls are in the way."""
+        checks.instance("ticket", ticket, TicketRequest)
+
+        def join(read: _Read) -> Stop | Waiting | None:
+            row = read.rows.get(key)
+            if row is not None:
+                check_same("ticket", key, (row["name"], amounts_of(row)), (account, ask))
+                if key in read.queue.tickets:
+                    return read.renew(key)
+            elif is_held(key, read.known, account, ask):
+                return None
+            return read.queue.enter_or_join(read.queue.newcomer(key, read.target, ask, retry_drawn, under, ticket))
+
+        return self._decide(_Decision([account], None, join, key=key, under=under, request=ticket))
+
+    def renew(self, key: str) -> Stop | Waiting | None:
+        """Renew the lease of a ticket; None if the call is admitted and holds, a Stop if it is refused."""
+        rows = self._rows(schema.SELECT_TICKET, key)
+        if not rows:
+            raise no_ticket(key)
+        if rows[0]["state"] == "waiting" and rows[0]["is_fresh"]:
+            return waiting_of(rows[0])  # only read, as long as the lease lasts
+        return self._at_ticket(key, lambda read: read.renew(key))
+
+    def leave_queue(self, key: str) -> None:
+        """Give the ticket back; if the call was admitted meanwhile, withdraw its hold."""
+        self._at_ticket(key, lambda read: read.queue.leave(key))
+
+    def queued(self, prefix: str = "") -> Mapping[str, Amounts]:
+        """Return the keys that have a ticket, with what each waits for."""
+        return {row["key"]: amounts_of(row) for row in self._rows(schema.SELECT_QUEUED, prefix)}
+
+    def on_change(self, key: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` when the answer for the key may have changed, in any process; returns what ends this."""
+        remove = self._wakeups.add(_digest(key), wake)
+        self._connected().listen(self._wakeups)
+        return remove
+
+    def settle(self, key: str, actual: Amounts, *, succeeded: bool = True) -> None:
+        """Replace the hold by what was used; settling a settled key again changes nothing."""
+        self._end(key, "settled", actual, succeeded)
+
+    def release(self, key: str) -> None:
+        """End the hold of a call that failed and cost nothing."""
+        self._end(key, "released")
+
+    def withdraw(self, key: str) -> None:
+        """End the hold of a call that never ran."""
+        self._end(key, "withdrawn")
+
+    def leave_unresolved(self, key: str) -> None:
+        """Mark the hold of a call that is over and whose bill is unknown."""
+        self._end(key, "unresolved")
+
+    def charge(self, key: str, account: str, actual: Amounts) -> None:
+        """Count what was spent outside any hold; a key is charged once, and never refused."""
+        answer = _found(account, self._change([account], "charge", key, account, *columns_of(actual)))
+        if answer["outcome"] == "waits":
+            raise waits_already(key)
+        if answer["outcome"] == "known":
+            raise held_not_charged(key)
+        if answer["outcome"] == "charged":
+            check_same("charge", key, (answer["name"], amounts_of(answer)), (account, actual))
+
+    def draw_retry(self, account: str, key: str | None = None) -> bool:
+        """Take one retry from every level; return False if one has none left. A key draws once."""
+        answer = _found(account, self._call("draw_retry", account, key, repeat=key is not None))
+        if answer["outcome"] == "none left":
+            return False
+        check_same("retry", str(key), (answer["name"], None), (account, None))
+        return True
+
+    def balance(self, account: str) -> Balance:
+        """Return the figures of the account, all from one instant; raise KeyError if it does not exist."""
+        rows = self._rows(schema.SELECT_ACCOUNT, account)
+        if not rows:
+            raise no_account(account)
+        return accounts.balance(account_of(rows[0], self._now()))
+
+    def unresolved(self, prefix: str = "") -> Mapping[str, Amounts]:
+        """Return the keys whose bill is unknown, with what each still holds."""
+        return {row["key"]: amounts_of(row) for row in self._rows(schema.SELECT_OPEN_HOLDS, "unresolved", prefix)}
+
+    def held(self, prefix: str = "") -> Mapping[str, Amounts]:
+        """Return the keys of calls under way, or whose process died before it reported how they ended."""
+        return {row["key"]: amounts_of(row) for row in self._rows(schema.SELECT_OPEN_HOLDS, "held", prefix)}
+
+    def aged(self, age_s: float, *, after: str | None = None, limit: int = 1_000) -> Sequence[str]:
+        """Return accounts opened at least `age_s` ago, in order of opening; `after` ends the previous page."""
+        age_ns, limit = check_page(age_s, limit)
+        return names_of_aged(self._rows(schema.SELECT_OPENED, after, limit), age_ns, self._now())
+
+    def forget(self, names: Collection[str]) -> int:
+        """Remove accounts with all their keys, and return how many; their use stays counted at their ancestors."""
+        return len(self._rows(schema.FORGET, [*names]))
+
+    def _end(self, key: str, to: str, used: Amounts | None = None, succeeded: bool = False) -> None:
+        amounts = (0, 0, 0) if used is None else (used.cost_nanos, used.tokens_in, used.tokens_out)
+        answer = self._change([], "end_hold", key, to, *amounts, succeeded, of=key)
+        if answer["outcome"] == "no hold":
+            raise no_hold(key)
+        if answer["outcome"] == "cannot":
+            if answer["state"] == "charged":
+                raise charged_not_held(key)
+            raise LedgerError(f"a hold that is {answer['state']} cannot become {to}")
+
+    def _change(self, names: Sequence[str], name: str, *args: Any, of: str | None = None) -> Any:
+        """Do an operation that may make room, and admit waiting calls if there are any.
+
+        It concerns the accounts of these names, or that of the hold of a key.
+        """
+        answer = self._call(name, False, *args)
+        if answer["outcome"] == "queued":
+            answer = self._decide(_Decision(names, of, lambda read: read.answer, operation=(name, args)))
+        return answer
+
+    def _at_ticket(self, key: str, do: Callable[[_Read], T]) -> T:
+        def at_ticket(read: _Read) -> tuple[bool, T | None]:
+            is_there = key in read.queue.tickets  # else it has expired, and others may have been admitted
+            return is_there, do(read) if is_there else None
+
+        is_there, answer = self._decide(_Decision([], key, at_ticket))
+        if not is_there:
+            raise no_ticket(key)
+        return answer  # type: ignore[return-value]
+
+    def _decide(self, decision: _Decision[T]) -> T:
+        """Run a transaction that decides about the calls that wait; see `ledger_schema`."""
+        connections = self._connected()
+        answer, woken = self._run(connections, connections.run(partial(decision.run, self._now()), repeat=True))
+        self._wakeups.wake(map(_digest, woken))
+        return answer
+
+    def _call(self, name: str, *args: Any, repeat: bool = True) -> Any:
+        places = ", ".join(f"${number}" for number in range(1, len(args) + 1))
+        (row,) = self._rows(f"SELECT {schema.LEDGER}_{name}({places}) AS answer", *args, repeat=repeat)
+        return json.loads(row["answer"])
+
+    def _rows(self, statement: str, *args: Any, repeat: bool = True) -> list[Row]:
+        connections = self._connected()
+
+        async def fetch(connection: Any) -> list[Row]:
+            return list(await connection.fetch(statement, *args))
+
+        return self._run(connections, connections.run(fetch, repeat))
+
+    def _run(self, connections: _Connections, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return connections.thread.run(work, self._timeout_s)
+        except (LedgerError, KeyError):
+            raise
+        except Exception as error:  # any error: no call may leave that is not recorded
+            raise self._unavailable(str(error) or type(error).__name__) from error
+
+    def _connected(self) -> _Connections:
+        with self._lock:
+            if self._is_closed:
+                raise self._unavailable("it was closed")
+            if self._connections is None:
+                self._connections = _Connections(
+                    self._dsn, self._settings, self._timeout_s, self._max_connections, self._unavailable
+                )
+            return self._connections
+
+    def _unavailable(self, why: str) -> LedgerUnavailable:
+        return LedgerUnavailable(f"{self._where} cannot record: {why}")
+
+    def _now(self) -> Moment:
+        return Moment(self._boot, self._clock.monotonic_ns(), self._clock.time_ns())
+
+    def _reset_after_fork(self) -> None:
+        """Reset the store in a forked child, which has neither the thread nor a right to the connections."""
+        self._lock = threading.Lock()
+        _ORPHANED.append(self._connections)
+        self._connections = None
+
+
+class _Read:
+    """What a transaction has read of the calls that wait in one tree of accounts."""
+
+    def __init__(self, target: int, answer: Any, now: Moment, read: Mapping[str, Any]) -> None:
+        self.target = target
+        self.answer = answer
+        """The answer of the operation of the transaction."""
+        self.known: Row | None = read["known"]
+        self.rows: dict[str, Row] = {row["key"]: row for row in read["tickets"]}
+        self.queue = StoredQueue(now, read["accounts"], read["tickets"], read["holds"])
+        self.renewed: str | None = None
+
+    def renew(self, key: str) -> Stop | Waiting | None:
+        answer = self.queue.answer(key)
+        if isinstance(answer, Waiting):
+            self.renewed = key
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision(Generic[T]):
+    """A transaction that decides about the calls that wait in one tree of accounts."""
+
+    names: Sequence[str]
+    """Accounts of the tree; of two trees, if one is put under the other."""
+    of: str | None
+    """Key of a ticket or hold in the tree, in place of a name."""
+    decide: Callable[[_Read], T]
+    key: str | None = None
+    """Key of a new call, whose hold is read if it has one."""
+    under: str | None = None
+    request: TicketRequest | None = None
+    """That of a new call that may wait."""
+    operation: tuple[str, tuple[Any, ...]] | None = None
+    """A change to be made before the tickets are read."""
+
+    async def run(self, now: Moment, connection: Any) -> tuple[T, list[str]]:
+        """Return the answer, and the keys of calls to wake."""
+        async with connection.transaction():
+            target = await _call(connection, "lock_tree", self.names, self.of)
+            if target is None:
+                raise no_ticket(str(self.of)) if self.of is not None else no_account(self.names[0])
+            answer = None
+            if self.operation is not None:
+                name, args = self.operation
+                answer = json.loads(await _call(connection, name, True, *args))
+            read = _Read(
+                target, answer, now, json.loads(await _call(connection, "read_queue", target, self.key, self.under))
+            )
+            decided = self.decide(read)
+            await _call(connection, "write_queue", *self._outcome(read), *now)
+            return decided, read.queue.woken
+
+    def _outcome(self, read: _Read) -> tuple[Any, ...]:
+        queue = read.queue
+        joined = [] if queue.joined is None else [queue.joined]
+        return (
+            [ticket.key for ticket in queue.withdrawn],
+            json.dumps([self._row(queue, ticket) for ticket in (*queue.admitted, *queue.entered)]),
+            [ticket.key for ticket in queue.removed],
+            json.dumps([self._row(queue, ticket) for ticket in queue.changed]),
+            json.dumps([self._row(queue, ticket) for ticket in joined]),
+            read.renewed,
+            queue.woken,
+        )
+
+    def _row(self, queue: StoredQueue, ticket: Ticket) -> dict[str, Any]:
+        row = {name: getattr(ticket, name) for name in schema.TICKET_FIELDS} | asdict(queue.asks[ticket.key])
+        row |= {"account": queue.account_id(ticket), "name": ticket.account.name}
+        row["stop"] = None if ticket.reason is None else stop_text(ticket.reason)
+        return row if self.request is None else row | asdict(self.request)
+
+
+async def _call(connection: Any, name: str, *args: Any) -> Any:
+    places = ", ".join(f"${number}" for number in range(1, len(args) + 1))
+    return await connection.fetchval(f"SELECT {schema.LEDGER}_{name}({places})", *args)
+
+
+class _Connections:
+    """The connections, and the event loop they run on.
+
+    Not the driver's own pool: that resets a connection each time it is returned, which is another round trip to the
+    server. Here nothing needs a reset, since each operation is one statement.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        settings: Mapping[str, str],
+        timeout_s: float,
+        size: int,
+        make_error: Callable[[str], LedgerUnavailable],
+    ) -> None:
+        self.thread = LoopThread("penstock-ledger-postgres")
+        self._dsn = dsn
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._make_error = make_error
+        self._slots = asyncio.Semaphore(size)
+        self._idle: list[Any] = []
+        self._is_made = False
+        self._making = asyncio.Lock()
+        self._is_listening = False
+        self._listening = threading.Lock()
+
+    async def run(self, work: Callable[[Any], Awaitable[T]], repeat: bool) -> T:
+        """Return what `work` does with a connection; repeat it where that can do no harm."""
+        left, has_lost = MAX_ATTEMPTS, False
+        while True:
+            left -= 1
+            try:
+                return await self._run(work)
+            except RETRYABLE:
+                if not left:
+                    raise
+            except asyncpg.QueryCanceledError:  # it has taken too long, and would again
+                raise
+            except CONNECTION_LOST:
+                if has_lost or not repeat or not left:
+                    raise
+                has_lost = True
+
+    async def _run(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        async with self._slots:
+            connection = await self._connected()
+            try:
+                answer = await work(connection)
+            except (asyncpg.PostgresError, LedgerError, KeyError):
+                self._keep(connection)  # the server has answered: the connection works
+                raise
+            except BaseException:
+                connection.terminate()
+                self._drop_idle()
+                raise
+            self._keep(connection)
+            return answer
+
+    def listen(self, wakeups: Wakeups) -> None:
+        """Receive notifications from now on, on a connection of its own; called by any thread, any number of times."""
+        with self._listening:
+            if not self._is_listening:
+                self.thread.start(self._listen(wakeups))
+                self._is_listening = True
+
+    async def _listen(self, wakeups: Wakeups) -> None:
+        """Wake calls when notified, and all of them whenever a notification may have been missed."""
+        while True:
+            with suppress(TimeoutError, asyncpg.PostgresError, *CONNECTION_LOST):
+                await self._listen_once(wakeups)
+            wakeups.wake_all()
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _listen_once(self, wakeups: Wakeups) -> None:
+        """Receive notifications until the connection is lost."""
+        lost = asyncio.Event()
+        connection = await self._connect()
+        try:
+            connection.add_termination_listener(lambda _: lost.set())
+            await connection.add_listener(schema.CHANNEL, lambda *notified: wakeups.wake([notified[-1]]))
+            wakeups.wake_all()
+            await lost.wait()
+        finally:
+            connection.terminate()
+
+    def _keep(self, connection: Any) -> None:
+        if not connection.is_closed():
+            self._idle.append(connection)
+
+    def _drop_idle(self) -> None:
+        """Close idle connections: where one is lost, the others may be lost too without having noticed."""
+        while self._idle:
+            self._idle.pop().terminate()
+
+    async def _connected(self) -> Any:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        connection = await self._connect()
+        try:
+            # Checked once: tables that are gone later are never created again.
+            if not self._is_made:
+                async with self._making:
+                    await self._make(connection)
+                    self._is_made = True
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def _connect(self) -> Any:
+        return await asyncpg.connect(self._dsn, timeout=self._timeout_s, server_settings=dict(self._settings))
+
+    async def _make(self, connection: Any) -> None:
+        async with connection.transaction():
+            await connection.execute(f"SELECT pg_advisory_xact_lock({LOCK_NUMBER})")
+            if await connection.fetchval(f"SELECT to_regclass('{schema.LEDGER}_about')") is None:
+                for statement in schema.STATEMENTS:
+                    await connection.execute(statement)
+            version = await connection.fetchval(f"SELECT version FROM {schema.LEDGER}_about")
+            if version in schema.OLDER_VERSIONS:
+                for statement in schema.UPGRADE:
+                    await connection.execute(statement)
+                version = schema.VERSION
+            if version != schema.VERSION:
+                raise self._make_error(
+                    f"its tables are of version {version}, and this Penstock knows version {schema.VERSION}; "
+                    "use the Penstock that made them, or a newer one"
+                )
+
+    def close(self) -> None:
+        """Close the connections and end the thread; operations under way there are cancelled."""
+        with suppress(TimeoutError):
+            self.thread.run(self._close_idle(), self._timeout_s)
+        self.thread.close()
+
+    async def _close_idle(self) -> None:
+        while self._idle:
+            connection = self._idle.pop()
+            try:
+                await connection.close()
+            except (asyncpg.PostgresError, *CONNECTION_LOST):
+                connection.terminate()
+
+
+def _digest(key: str) -> str:
+    """Return a key as it is in a notification, whose length is limited."""
+    return hashlib.md5(key.encode(), usedforsecurity=False).hexdigest()
+
+
+def _ceilings(limits: Limits) -> list[int]:
+    return [getattr(limits, name) for name in CEILINGS]
+
+
+def _found(account: str, answer: Row) -> Row:
+    if answer["outcome"] == "no account":
+        raise no_account(account)
+    return answer
+
+
+def _location(dsn: str) -> str:
+    """Return the location of the database, without user and password; raise InvalidValue if `dsn` is no such URL."""
+    expected = "a URL as postgresql://user@host/database"
+    if type(dsn) is not str:
+        raise InvalidValue("dsn", dsn, expected)
+    parts = urlsplit(dsn)
+    if parts.scheme not in ("postgresql", "postgres"):
+        raise InvalidValue("dsn", "something else, which may hold a password", expected)
+    options = parse_qs(parts.query)
+    host = parts.hostname or options.get("host", ["localhost"])[0]
+    return repr(f"postgresql://{host}:{parts.port or 5432}{parts.path}")
+
+
+_STORES: weakref.WeakSet[PostgresLedgerStore] = weakref.WeakSet()
+_ORPHANED: list[_Connections | None] = []
+"""Connections of a parent process: never used here, and never closed, which would end the parent's sessions."""
+
+
+def _after_fork() -> None:
+    for store in list(_STORES):
+        store._reset_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

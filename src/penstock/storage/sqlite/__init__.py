@@ -1,0 +1,1 @@
+"""SQLite: the database in a file, and the ledger in another."""

@@ -1,0 +1,154 @@
+"""Parse model requests by their path and body."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.providers.http.request import (
+    IMAGE_TOKENS,
+    TOOL_TOKENS,
+    ModelRequest,
+    form_of,
+    is_from_an_sdk,
+    parse_request,
+)
+from penstock.testing.provider import count_input_tokens
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def parsed(path: str = "/v1/chat/completions", headers: dict[str, str] | None = None, **body: Any) -> ModelRequest:
+    form = form_of("POST", path)
+    assert form is not None
+    found = parse_request(form, headers or {}, json.dumps(body).encode())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "api"),
+    [
+        ("POST", "/v1/chat/completions", "chat"),
+        ("POST", "/openai/deployments/mine/chat/completions", "chat"),
+        ("POST", "/api/v1/responses", "responses"),
+        ("POST", "/v1/messages", "messages"),
+        ("POST", "/v1/messages/", "messages"),
+        ("GET", "/v1/responses", None),
+        ("POST", "/v1/embeddings", None),
+        ("POST", "/v1/messages/count_tokens", None),
+        ("POST", "/v1/responses/resp_1/cancel", None),
+    ],
+)
+def test_an_api_is_known_by_its_path(method: str, path: str, api: str | None) -> None:
+    form = form_of(method, path)
+    assert (form.api if form else None) == api
+
+
+@pytest.mark.parametrize("content", [b"", b"not JSON", b"[]", b'"text"', b'{"text": "hello"}', b"[" * 100_000])
+def test_a_body_of_another_shape_is_not_a_model_request(content: bytes) -> None:
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
+        form = form_of("POST", path)
+        assert form is not None
+        assert parse_request(form, {}, content) is None
+
+
+@pytest.mark.parametrize("text", ["hello " * 1_000, "def f(x):\n    return x\n" * 200, "你好，世界" * 300, "x"])
+def test_the_input_is_estimated_from_above(text: str) -> None:
+    body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    assert parsed(**body).input_tokens >= count_input_tokens(body)
+
+
+def test_an_image_counts_as_an_image_and_not_by_its_bytes() -> None:
+    pixels = "A" * 1_000_000
+    parts: list[Any] = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{pixels}"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": pixels}},
+        {"type": "input_image", "image_url": "https://example.com/cat.png"},
+    ]
+    found = parsed(model="m", messages=[{"role": "user", "content": parts}]).input_tokens
+    assert 3 * IMAGE_TOKENS < found < 3 * IMAGE_TOKENS + 200
+
+
+def test_tools_add_instructions_to_the_input() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    without = parsed(model="m", messages=MESSAGES).input_tokens
+    assert without + TOOL_TOKENS < parsed(model="m", messages=MESSAGES, tools=tools).input_tokens
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "host", "cap"),
+    [
+        ("/v1/chat/completions", {"model": "gpt-4o"}, "api.openai.com", "max_completion_tokens"),
+        ("/v1/chat/completions", {"model": "o3-mini"}, "proxy.internal", "max_completion_tokens"),
+        ("/v1/chat/completions", {"model": "llama-3"}, "localhost", "max_tokens"),
+        ("/v1/chat/completions", {"model": "mine"}, "me.openai.azure.com", "max_completion_tokens"),
+        ("/v1/chat/completions", {"model": "gpt-4o", "max_tokens": 500}, "api.openai.com", "max_tokens"),
+        ("/v1/chat/completions", {"model": "x", "max_completion_tokens": 500}, "localhost", "max_completion_tokens"),
+        ("/v1/responses", {"model": "gpt-4o", "input": "hello"}, "api.openai.com", "max_output_tokens"),
+        ("/v1/messages", {"model": "claude", "max_tokens": 500}, "api.anthropic.com", "max_tokens"),
+    ],
+)
+def test_the_cap_is_written_into_the_field_that_the_api_knows(
+    path: str, body: dict[str, Any], host: str, cap: str
+) -> None:
+    written = json.loads(parsed(path, messages=MESSAGES, **body).written(321, host))
+    caps = {name: value for name, value in written.items() if name.startswith("max_")}
+    assert caps == {cap: 321}
+
+
+@pytest.mark.parametrize("cap", [0, 10])
+def test_a_cap_of_the_client_is_never_raised(cap: int) -> None:
+    written = json.loads(parsed(model="m", messages=MESSAGES, max_tokens=cap).written(321, "localhost"))
+    assert written["max_tokens"] == cap
+
+
+def test_a_cap_that_is_not_a_number_is_replaced() -> None:
+    body = {"model": "m", "messages": MESSAGES, "max_completion_tokens": "100000", "max_tokens": 10}
+    written = json.loads(parsed(**body).written(321, "localhost"))
+    assert (written["max_completion_tokens"], written["max_tokens"]) == (321, 10)
+
+
+@pytest.mark.parametrize(
+    ("n", "answers"),
+    [(5, 5), ("5", 5), (5.0, 5), (10**400, 10**400), (None, 1), (0, 1), (-3, 1), ("many", 1), (float("inf"), 1)],
+)
+def test_answer_counts_that_a_server_may_accept_are_counted(n: Any, answers: int) -> None:
+    assert parsed(model="m", messages=MESSAGES, n=n).answers == answers
+
+
+def test_everything_else_in_the_body_stays_as_it_was() -> None:
+    body = {"model": "m", "messages": MESSAGES, "temperature": 0.5, "metadata": {"a": ["b", None, 1]}, "ü": "ß"}
+    written = json.loads(parsed(**body).written(10, "localhost"))
+    assert {**body, "max_tokens": 10} == written
+
+
+def test_only_a_chat_stream_without_a_usage_report_is_rewritten_to_have_one() -> None:
+    assert parsed(model="m", messages=MESSAGES, stream=True).adds_usage
+    assert not parsed(model="m", messages=MESSAGES).adds_usage
+    assert not parsed(model="m", messages=MESSAGES, stream=True, stream_options={"include_usage": True}).adds_usage
+    assert not parsed("/v1/responses", model="m", input="x", stream=True).adds_usage
+    options = {"include_usage": False, "other": 1}
+    written = json.loads(parsed(model="m", messages=MESSAGES, stream=True, stream_options=options).written(1, ""))
+    assert written["stream_options"] == {"include_usage": True, "other": 1}
+
+
+def test_thinking_needs_more_output_than_its_own_budget() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 2_000}
+    found = parsed("/v1/messages", model="claude", messages=MESSAGES, max_tokens=4_000, thinking=thinking)
+    assert found.least_output_tokens == 2_001
+
+
+@pytest.mark.parametrize(("count", "attempt"), [("0", 1), ("2", 3), ("-1", 1), ("many", 1), ("²", 1), ("9" * 9, 1)])
+def test_the_attempt_is_read_from_the_clients_retry_header(count: str, attempt: int) -> None:
+    assert parsed(headers={"x-stainless-retry-count": count}, model="m", messages=MESSAGES).attempt == attempt
+
+
+def test_other_requests_of_official_clients_are_recognised() -> None:
+    headers = {"x-stainless-lang": "python"}
+    assert is_from_an_sdk("POST", "/v1/embeddings", headers)
+    assert not is_from_an_sdk("POST", "/v1/embeddings", {})
+    assert not is_from_an_sdk("GET", "/v1/models", headers)
+    assert not is_from_an_sdk("POST", "/v1/messages/count_tokens", headers)

@@ -1,0 +1,151 @@
+"""INV 20: calls that fit one after the other all complete, whatever their worst cases add up to.
+
+Random workloads on a simulated loop: if the worst case of every call fits beside the real costs of the others, nothing
+is unresolved and no wait expires, then no call is refused or clamped, spent and held never pass the ceiling, and no
+schedule ends in a deadlock. A second kind has nested holds, cancels and deadlines: then calls may be refused, and it
+must still end, with nothing held and no call left waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from typing import Any
+
+import pytest
+
+from penstock import Budget, BudgetExceededError, CancelledError, ExecutionContext, contain
+from penstock.containment import waiting
+from penstock.testing import SimLoop, check_history, sim_run
+
+pytestmark = [pytest.mark.reliability, pytest.mark.requirement("X-9")]
+
+SEEDS = 20_000 if os.environ.get("PENSTOCK_SOAK") else 1_000
+MAX_TIME_S = 10_000
+
+
+class Checked:
+    """Looks at the accounts of a run whenever something happens to it."""
+
+    def __init__(self, run: ExecutionContext) -> None:
+        self.run = run
+        self.most = 0
+
+    def look(self) -> None:
+        account = self.run._account
+        assert account.committed <= account.max_cost
+        assert account.held >= 0
+        self.most = max(self.most, account.committed)
+
+
+def make_run(**limits: Any) -> ExecutionContext:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop)
+    return contain(clock=loop.clock, divergence=False, **limits)
+
+
+def fitting(chance: random.Random) -> list[tuple[int, int]]:
+    """Worst cases and real costs, in cents, of calls that fit under a dollar one after the other."""
+    costs = [chance.randint(0, 6) for _ in range(chance.randint(2, 14))]
+    return [(chance.randint(max(1, cost), 100 - (sum(costs) - cost)), cost) for cost in costs]
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_inv_20_calls_that_fit_one_after_the_other_all_complete(part: int) -> None:
+    for seed in range(part, SEEDS, 4):
+        sim_run(lambda seed=seed: _fits(random.Random(seed)), seed=seed)  # type: ignore[misc]
+
+
+async def _fits(chance: random.Random) -> None:
+    calls = fitting(chance)
+    run = make_run(max_cost_usd=1)
+    checked = Checked(run)
+    places = [run, run, run.with_sub_budget(Budget(max_cost_dollars=1)), run.spawn_child("child")]
+
+    async def call(worst: int, cost: int) -> str:
+        await asyncio.sleep(chance.randint(0, 3))
+        place = chance.choice(places)
+
+        async def work() -> str:
+            checked.look()
+            await asyncio.sleep(chance.randint(0, 5))
+            place.report(cost_usd=cost / 100)
+            return "done"
+
+        outcome: str = await place.allm(work, cost_hint_usd=worst / 100)
+        checked.look()
+        return outcome
+
+    outcomes = await asyncio.wait_for(asyncio.gather(*(call(*each) for each in calls)), MAX_TIME_S)
+    assert outcomes == ["done"] * len(calls)
+    assert run.balance.spent_nanos == sum(cost for _, cost in calls) * 10_000_000
+    assert (run.balance.held_nanos, run.balance.unresolved_nanos, len(run._run.room)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_inv_20_nested_holds_cancels_and_deadlines_never_leave_a_call_waiting(part: int) -> None:
+    for seed in range(part, SEEDS, 4):
+        sim_run(lambda seed=seed: _ends(random.Random(seed)), seed=seed)  # type: ignore[misc]
+
+
+async def _ends(chance: random.Random) -> None:
+    run = make_run(max_cost_usd=1, timeout_s=chance.choice([None, None, 5, 50]), max_wait_s=chance.choice([0, 7, 300]))
+    checked = Checked(run)
+
+    async def call(depth: int) -> None:
+        hint = None if chance.random() < 0.1 else chance.randint(0, 60)  # a call without one costs nothing here
+
+        async def work() -> None:
+            checked.look()
+            await asyncio.sleep(chance.randint(0, 4))
+            if depth and chance.random() < 0.7:
+                await asyncio.gather(*(call(depth - 1) for _ in range(chance.randint(1, 3))), return_exceptions=True)
+            if chance.random() < 0.1:
+                raise ValueError("broken")
+            run.report(cost_usd=chance.randint(0, min(10, hint or 0)) / 100)
+
+        hint_usd = None if hint is None else hint / 100
+        await run.allm(work, cost_hint_usd=hint_usd, timeout_s=chance.choice([None, None, 3]))
+
+    async def disturb(tasks: list[asyncio.Task[None]]) -> None:
+        await asyncio.sleep(chance.randint(1, 20))
+        for task in tasks:
+            if chance.random() < 0.2:
+                task.cancel()
+        if chance.random() < 0.1:
+            run.abort("enough")
+
+    tasks = [asyncio.ensure_future(call(chance.randint(0, 3))) for _ in range(chance.randint(1, 8))]
+    disturbing = asyncio.ensure_future(disturb(tasks))
+    outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), MAX_TIME_S)
+    await disturbing
+    expected = (BudgetExceededError, CancelledError, asyncio.CancelledError, ValueError)
+    unexpected = [each for each in outcomes if each is not None and not isinstance(each, expected)]
+    assert unexpected == []
+    assert (len(run._run.room), run._account.held) == (0, 0)
+    run.end()
+    assert check_history(run.history(), ledger=run.balance) == []
+
+
+def test_inv_20_a_rule_that_lets_every_call_pass_starves_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> int:
+        run = make_run(max_cost_usd=1)
+        order: list[str] = []
+
+        async def one(name: str, after: float, hint: float) -> None:
+            async def work() -> None:
+                await asyncio.sleep(1)
+                run.report(cost_usd=0)
+
+            await asyncio.sleep(after)
+            await run.allm(work, cost_hint_usd=hint)
+            order.append(name)
+
+        small = (one("small", number / 10, 0.1) for number in range(100))
+        await asyncio.gather(one("large", 0.55, 0.9), *small)
+        return order.index("large")
+
+    assert sim_run(main, seed=1) < 15
+    monkeypatch.setattr(waiting, "MAX_PASSED", 1_000)
+    assert sim_run(main, seed=1) > 50

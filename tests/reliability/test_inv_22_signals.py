@@ -1,0 +1,230 @@
+"""INV 22: an exception from a signal handler, at any instruction, leaves the accounts and the tree consistent.
+
+The injector raises at the k-th instruction of admission, settlement, waiting and recording, for every k. Real signals
+follow, from a timer that fires as often as it can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dis
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import Budget, BudgetExceededError, ExecutionContext, RunSettings, contain
+from penstock.containment import accounts
+from penstock.containment.accounts import Account
+from penstock.runtime.call import running_call
+from penstock.testing import check_history
+
+pytestmark = [pytest.mark.reliability]
+
+SOURCE = Path(penstock.__file__).parent
+INJECTED = {
+    str(SOURCE / name)
+    for name in (
+        "containment/accounts.py",
+        "containment/waiting.py",
+        "runtime/admission.py",
+        "runtime/execution.py",
+        "runtime/settlement.py",
+        "runtime/waiting.py",
+        "tracing/execution_graph.py",
+    )
+}
+IS_SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
+SIGNALS = 100_000 if IS_SOAK else 3_000
+
+
+NOP = dis.opmap["NOP"]
+"""No signal is handled there, and the compiler gives it no exception handler."""
+
+
+class Interrupted(BaseException):
+    """What the signal handler raises."""
+
+
+class Injector:
+    """Raises at the instruction of that number, counted over the files above."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.count = 0
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "call":
+            if frame.f_code.co_filename not in INJECTED:
+                return None
+            frame.f_trace_opcodes = True
+            frame.f_trace_lines = False
+        elif event == "opcode" and frame.f_code.co_code[frame.f_lasti] != NOP:
+            self.count += 1
+            if self.count == self.at:
+                self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno} (instruction {frame.f_lasti})"
+                raise Interrupted
+        return self
+
+
+@contextmanager
+def injecting(at: int) -> Iterator[Injector]:
+    injector = Injector(at)
+    before = sys.gettrace()
+    sys.settrace(injector)
+    try:
+        yield injector
+    except Interrupted:
+        pass
+    finally:
+        sys.settrace(before)
+
+
+def nested(depth: int, usd: float = 10, **settings: Any) -> tuple[ExecutionContext, list[Account]]:
+    """A run whose calls are paid from so many budgets, and these."""
+    tokens = round(usd * 1_000)
+    run = ExecutionContext(
+        budget=Budget(max_cost_dollars=usd, max_tokens=tokens), settings=RunSettings(sync_calls="inline", **settings)
+    )
+    place = run
+    for level in range(depth - 1):
+        place = place.with_sub_budget(Budget(max_cost_dollars=usd - level, max_tokens=tokens - level))
+    return place, accounts.levels_of(place._account)
+
+
+def check(place: ExecutionContext, levels: list[Account], where: str) -> None:
+    """The accounts agree with each other and with the tree, nothing is left open, and the next call works."""
+    run = place._run
+    assert not run.lock._is_owned(), where  # type: ignore[attr-defined]
+    assert running_call.get() is None, where
+    assert not run.queues, where
+    open_calls = [record.name for record in run.graph.open_calls() if record is not run.graph.root]
+    assert open_calls == [], where
+    figures = [
+        {name: getattr(level, name) for name in accounts.FIGURES if name not in ("retries",)} for level in levels
+    ]
+    assert all(one == figures[0] for one in figures), (where, figures)
+    level = levels[0]
+    assert (level.held, level.tokens_held, level.steps_open) == (0, 0, 0), where
+    spent = level.committed - level.unresolved
+    assert spent == sum(record.cost for record in run.graph._ended), where
+    assert run.first_call is None, where
+    assert place.tool(lambda: "next", cost_hint_usd=0) == "next", where
+
+
+def succeeds(place: ExecutionContext) -> None:
+    def work() -> None:
+        place.report(cost_usd=0.01, input_tokens=3, output_tokens=2)
+
+    place.llm(work, cost_hint_usd=0.5)
+
+
+def fails(place: ExecutionContext) -> None:
+    def work() -> None:
+        raise ValueError("broken")
+
+    with suppress(ValueError):
+        place.llm(work, cost_hint_usd=0.5)
+
+
+def is_refused(place: ExecutionContext) -> None:
+    with suppress(BudgetExceededError):
+        place.llm(lambda: None, cost_hint_usd=50)
+
+
+def is_of_unknown_cost(place: ExecutionContext) -> None:
+    place.llm(lambda: place.report(cost_usd=0.01))
+
+
+def is_nested(place: ExecutionContext) -> None:
+    place.tool(lambda: place.llm(lambda: place.report(cost_usd=0.01), cost_hint_usd=0.1), cost_hint_usd=0.2)
+
+
+def is_stuck(place: ExecutionContext) -> None:
+    def outer() -> None:
+        with suppress(BudgetExceededError):
+            place.llm(lambda: None, cost_hint_usd=3)
+
+    place.tool(outer, cost_hint_usd=3.5)
+
+
+def waits(place: ExecutionContext) -> None:
+    async def main() -> None:
+        async def work() -> None:
+            await asyncio.sleep(0)
+            place.report(cost_usd=0.01)
+
+        await asyncio.gather(*(place.allm(work, cost_hint_usd=2.5) for _ in range(3)), return_exceptions=True)
+
+    asyncio.run(main())
+
+
+SCENARIOS = [succeeds, fails, is_refused, is_of_unknown_cost, is_nested, is_stuck, waits]
+CASES = [(scenario, depth) for scenario in SCENARIOS for depth in (1, 2, 7)]
+if not IS_SOAK:  # the longest take half a minute each
+    CASES = [(scenario, depth) for scenario, depth in CASES if depth == 1 or (scenario, depth) == (succeeds, 7)]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("scenario", "depth"), CASES, ids=lambda each: getattr(each, "__name__", str(each)))
+def test_inv_22_an_exception_at_any_instruction_leaves_accounts_and_tree_consistent(
+    scenario: Callable[[ExecutionContext], None], depth: int
+) -> None:
+    at = 0
+    while True:
+        at += 1
+        place, levels = nested(depth)
+        with injecting(at) as injector:
+            scenario(place)
+        if not injector.where:
+            break
+        check(place, levels, injector.where)
+    assert at > 200, "the injector saw the instructions"
+
+
+def test_inv_22_real_signals_leave_accounts_and_tree_consistent() -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    place, levels = nested(7, 1e8, max_kept_calls=1_000)
+    struck = 0
+    try:
+        ends = time.monotonic() + 600
+        while struck < SIGNALS and time.monotonic() < ends:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.00002 + (struck % 97) * 0.0000017)  # once
+                for _ in range(1_000):  # not for ever: an exception raised in a finalizer is lost
+                    succeeds(place)
+            except Interrupted:
+                struck += 1
+            if struck % 50 == 0:
+                held = [(level.held, level.steps_open, level.tokens_held) for level in levels]
+                assert held == [(0, 0, 0)] * 7, struck
+                assert not place._run.lock._is_owned()  # type: ignore[attr-defined]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert struck == SIGNALS
+    assert running_call.get() is None
+    committed = {level.committed for level in levels}
+    assert len(committed) == 1
+    assert [record.name for record in place._run.graph.open_calls()] == ["main"]
+
+
+def test_inv_22_a_run_that_was_interrupted_has_a_consistent_history() -> None:
+    for at in range(1, 2_000, 7):
+        run = contain(max_cost_usd=1, sync_calls="inline")
+        with injecting(at):
+            succeeds(run)
+        run.end()
+        assert check_history(run.history()) == [], at

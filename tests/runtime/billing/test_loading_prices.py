@@ -1,0 +1,210 @@
+"""The table of prices is loaded off the event loop, before the first call that needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import Any
+
+import pytest
+
+from penstock import Agent, ExecutionContext, FunctionNode, Graph, Halted, Price, PriceBook, contain
+from penstock.agents import ScriptedModel
+from penstock.agents.model import ModelResponse
+from penstock.runtime.billing import prices as prices_module
+from penstock.runtime.billing.usage import Usage
+from penstock.testing import sim_run
+
+ANSWER = ModelResponse("yes", usage=Usage(1_000, 10, model="gpt-4o"))
+
+FRESH = """
+import asyncio, json, sys, threading
+from importlib.abc import MetaPathFinder
+
+turns = threading.Semaphore(0)
+loaded_on = []
+
+class Slow(MetaPathFinder):
+    # Lets genai_prices be imported only after the event loop has turned ten times meanwhile.
+    def find_spec(self, name, path, target=None):
+        if name == "genai_prices":
+            loaded_on.append(threading.current_thread() is threading.main_thread())
+            if not loaded_on[-1]:
+                for _ in range(10):
+                    assert turns.acquire(timeout=30), "the event loop stands still"
+        return None
+
+sys.meta_path.insert(0, Slow())
+from penstock import *
+from penstock.agents import ScriptedModel
+from penstock.agents.model import ModelResponse
+from penstock.runtime.billing.usage import Usage
+
+ANSWER = ModelResponse("yes", usage=Usage(1_000, 10, model="gpt-4o"))
+
+async def ticks():
+    while True:
+        turns.release()
+        await asyncio.sleep(0.001)
+
+async def main():
+    ticking = asyncio.ensure_future(ticks())
+    await asyncio.sleep(0)
+    cost = await work()
+    ticking.cancel()
+    return cost
+
+{work}
+
+assert "genai_prices" not in sys.modules
+cost = asyncio.run(main())
+print(json.dumps({{"on_main": loaded_on, "cost": cost}}))
+"""
+
+AGENT = """
+async def work():
+    return (await Agent(ScriptedModel([ANSWER], name="gpt-4o")).run("Well?")).cost_usd
+"""
+AGENT_STEP = """
+async def work():
+    with ExecutionContext(input="Well?") as run:
+        await Graph("g").add_step(Agent(ScriptedModel([ANSWER], name="gpt-4o")), "agent").execute(run)
+    return run.stats.total_cost
+"""
+WRAPPED = """
+async def answers():
+    return ANSWER
+
+async def work():
+    with contain() as run:
+        await run.awrap_llm_call(answers, WrapOptions(model="gpt-4o"))
+    return run.stats.total_cost
+"""
+REFUSING = """
+async def answers():
+    return ANSWER
+
+async def work():
+    with contain(prices=PriceBook(unknown="refuse")) as run:
+        await run.allm(answers, model="gpt-4o")
+    return run.stats.total_cost
+"""
+STEP = """
+async def answers(ctx):
+    return ANSWER
+
+async def work():
+    with ExecutionContext() as run:
+        await Graph("g").add_step(FunctionNode("ask", answers), "ask").execute(run)
+    return run.stats.total_cost
+"""
+STEP_WITH_A_POLICY = STEP.replace('"ask").execute', '"ask", error_policy=ErrorPolicy(timeout_ms=60_000)).execute')
+
+
+@pytest.mark.parametrize(
+    "work",
+    [AGENT, AGENT_STEP, WRAPPED, REFUSING, STEP, STEP_WITH_A_POLICY],
+    ids=["agent", "agent step", "wrapped call", "refusing prices", "step", "step with a policy"],
+)
+def test_the_event_loop_turns_while_the_first_priced_call_loads_the_table(work: str) -> None:
+    code = FRESH.format(work=textwrap.dedent(work))
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    result: dict[str, Any] = json.loads(shown.stdout)
+    assert result["on_main"] == [False]
+    assert result["cost"] == pytest.approx(0.0026)
+
+
+class Loader:
+    """Stands in for the table: says on which thread it was loaded, and how often."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads: list[threading.Thread] = []
+        self.began, self.may_end = threading.Event(), threading.Event()
+        monkeypatch.setattr(prices_module, "_load_table", self.load)
+
+    def load(self) -> None:
+        self.threads.append(threading.current_thread())
+        self.began.set()
+        assert self.may_end.wait(30)
+
+
+async def test_tasks_that_need_the_table_at_the_same_time_wait_for_one_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, book = Loader(monkeypatch), PriceBook()
+    waiting = [asyncio.ensure_future(book.aload()) for _ in range(20)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()  # the others still wait for it
+    loader.may_end.set()
+    assert await asyncio.gather(*waiting[1:]) == [None] * 19
+    assert len(loader.threads) == 1
+    assert not book.is_pending
+    await book.aload()
+    assert len(loader.threads) == 1
+
+
+async def test_an_abort_ends_the_wait_for_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Loader(monkeypatch)
+    with contain(prices=PriceBook()) as run:
+        asking = asyncio.ensure_future(ScriptedModel([ANSWER], name="gpt-4o").generate(run, []))
+        assert await asyncio.to_thread(loader.began.wait, 30)
+        run.abort("enough")
+        with pytest.raises(BaseException, match="enough"):
+            await asking
+    loader.may_end.set()
+    assert run.stats.total_cost == 0
+
+
+def test_a_loop_without_threads_loads_the_table_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, book = Loader(monkeypatch), PriceBook()
+    loader.may_end.set()
+    sim_run(book.aload, seed=1)
+    assert loader.threads == [threading.main_thread()]
+
+
+@pytest.mark.parametrize(
+    ("book", "model", "otherwise", "loads"),
+    [
+        (PriceBook(), "gpt-4o", None, True),
+        (PriceBook(), None, "gpt-4o", True),
+        (PriceBook(), None, None, False),
+        (PriceBook(use_genai_prices=False), "gpt-4o", None, False),
+        (PriceBook(registered={"gpt-4o": Price(1, 2)}), "gpt-4o", None, False),
+        (PriceBook(registered={"gpt-4o": Price(1, 2)}), "azure/gpt-4o", None, False),
+        (PriceBook(registered={"gpt-4o": Price(1, 2)}), "gpt-4o-2024", "gpt-4o", False),
+        (PriceBook(registered={"gpt-4o": Price(1, 2)}), "gpt-5", None, True),
+    ],
+)
+def test_the_table_is_loaded_only_for_a_look_up_that_needs_it(
+    book: PriceBook, model: str | None, otherwise: str | None, loads: bool
+) -> None:
+    assert book.must_load_for(model, otherwise) is loads
+
+
+async def test_calls_that_need_no_price_do_not_load_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Loader(monkeypatch)
+    book = PriceBook(registered={"gpt-4o": Price(1, 2)})
+    with ExecutionContext(prices=book, input="Well?") as run:
+        await run.allm(lambda: asyncio.sleep(0, "text"), cost_hint_usd=0.1)
+        await run.atool(lambda: asyncio.sleep(0, {"found": 1}))
+        await run.allm(lambda: asyncio.sleep(0, ANSWER), model="gpt-4o")
+        await Graph("g").add_step(FunctionNode("read", lambda ctx: {"page": 1}), "read").execute(run)
+        await Graph("g").add_step(Agent(ScriptedModel([ANSWER], name="gpt-4o")), "agent").execute(run)
+    assert loader.threads == []
+    assert book.is_pending
+
+
+async def test_a_call_that_is_refused_for_its_price_needs_the_table_too() -> None:
+    with contain(prices=PriceBook(unknown="refuse")) as run:
+        with pytest.raises(Halted, match="no price is known"):
+            await run.allm(lambda: asyncio.sleep(0), model="nobody-knows-this")
+        assert await run.allm(lambda: asyncio.sleep(0, "free"), cost_hint_usd=0) == "free"
+
+
+def test_a_look_up_without_an_event_loop_loads_the_table_in_place() -> None:
+    book = PriceBook()
+    assert book.is_priced("gpt-4o")
+    assert not book.is_pending

@@ -1,0 +1,381 @@
+"""Calls that wait for what other calls hold, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from penstock import (
+    Budget,
+    BudgetExceededError,
+    CancellationToken,
+    CancelledError,
+    ExecutionContext,
+    Graph,
+    InvalidValue,
+    RunSettings,
+    StopReason,
+    contain,
+)
+from penstock.events import CallWaiting
+from penstock.stores import Ledger
+from penstock.testing import SimLoop, check_history, sim_run
+
+pytestmark = pytest.mark.requirement("X-9")
+
+USD = 1_000_000_000
+
+
+def simulate(main: Callable[[ExecutionContext], Awaitable[Any]], **limits: Any) -> tuple[ExecutionContext, Any]:
+    """Run `main` with a run of these limits, in virtual time."""
+    runs: list[ExecutionContext] = []
+
+    async def body() -> Any:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        runs.append(contain(clock=loop.clock, divergence=False, **limits))
+        return await main(runs[0])
+
+    outcome = sim_run(body, seed=1)
+    return runs[0], outcome
+
+
+def whole(run: ExecutionContext) -> None:
+    """End the run, and check that its history is consistent and that no call waits."""
+    assert not run._run.room.queues
+    run.end()
+    assert check_history(run.history(), ledger=run.balance) == []
+
+
+def spend(run: ExecutionContext, cost: float, seconds: float = 1.0) -> Callable[[], Awaitable[str]]:
+    """A function that takes a while and costs so much."""
+
+    async def work() -> str:
+        await asyncio.sleep(seconds)
+        run.report(cost_usd=cost)
+        return "done"
+
+    return work
+
+
+def waits(run: ExecutionContext) -> list[CallWaiting]:
+    return [event for event in run.history() if isinstance(event, CallWaiting)]
+
+
+def test_twenty_calls_whose_worst_cases_do_not_fit_together_all_complete() -> None:
+    async def main(run: ExecutionContext) -> Any:
+        calls = (run.allm(spend(run, 0.00105), cost_hint_usd=0.02) for _ in range(20))
+        return await asyncio.gather(*calls)
+
+    run, outcome = simulate(main, max_cost_usd=0.05)
+    assert outcome == ["done"] * 20
+    assert run.balance.spent_usd == pytest.approx(0.021)
+    assert (run.balance.held_nanos, run.balance.unresolved_nanos) == (0, 0)
+    assert len(waits(run)) == 18
+    whole(run)
+
+
+def test_a_waiting_call_is_created_holds_nothing_and_starts_when_it_is_admitted() -> None:
+    async def main(run: ExecutionContext) -> dict[str, Any]:
+        first = asyncio.ensure_future(run.allm(spend(run, 0.1), name="first", cost_hint_usd=0.9))
+        await asyncio.sleep(0.01)
+        second = asyncio.ensure_future(run.allm(spend(run, 0.1), name="second", cost_hint_usd=0.9))
+        await asyncio.sleep(0.5)
+        nodes = run.graph.snapshot()["nodes"].values()
+        status = {node["name"]: node["status"] for node in nodes}
+        assert run.balance.held_usd == pytest.approx(0.9)
+        assert run.balance.steps_open == 1
+        await asyncio.gather(first, second)
+        return status
+
+    run, outcome = simulate(main, max_cost_usd=1)
+    assert outcome == {"main": "running", "first": "running", "second": "created"}
+    kinds = [(event.kind, event.name) for event in run.history() if getattr(event, "name", "") == "second"]  # type: ignore[attr-defined]
+    assert [kind for kind, _ in kinds] == ["call_waiting", "call_started", "call_ended"]
+    (waiting,) = waits(run)
+    assert (waiting.budget, waiting.unit, waiting.held, waiting.asked) == ("main", "usd", 0.9, 0.9)
+    second = next(node for node in run.graph.snapshot()["nodes"].values() if node["name"] == "second")
+    assert second["metadata"]["waited_ms"] == 990
+
+
+def test_a_call_that_cannot_fit_beside_what_is_spent_is_refused_at_once() -> None:
+    async def main(run: ExecutionContext) -> None:
+        first = asyncio.ensure_future(run.allm(spend(run, 0.1, 100), cost_hint_usd=0.9))
+        await asyncio.sleep(0.01)
+        run._run.ledger.settle(_hold(run, 0.05), 50_000_000)
+        with pytest.raises(BudgetExceededError, match=r"would hold \$0.96"):
+            await asyncio.wait_for(run.allm(spend(run, 0.1), cost_hint_usd=0.96), 1)
+        await first
+
+    run, _ = simulate(main, max_cost_usd=1)
+    assert waits(run) == []
+
+
+def _hold(run: ExecutionContext, usd: float) -> Any:
+    return run._run.ledger.hold(run._account, round(usd * USD))
+
+
+def test_a_waiting_call_is_refused_when_the_money_is_spent_after_all() -> None:
+    async def main(run: ExecutionContext) -> None:
+        first = asyncio.ensure_future(run.allm(spend(run, 0.9), cost_hint_usd=0.9))
+        await asyncio.sleep(0.01)
+        second = run.allm(spend(run, 0.1), cost_hint_usd=0.5)
+        outcomes: Any = await asyncio.gather(first, second, return_exceptions=True)
+        done, refused = outcomes
+        assert done == "done"
+        assert isinstance(refused, BudgetExceededError)
+        assert refused.stop.momentary is False
+
+    run, _ = simulate(main, max_cost_usd=1)
+    whole(run)
+
+
+@pytest.mark.parametrize("ends", ["abort", "cancel", "timeout", "task"])
+def test_cancel_and_deadlines_reach_a_waiting_call(ends: str) -> None:
+    token = CancellationToken()
+
+    async def main(run: ExecutionContext) -> None:
+        long = asyncio.ensure_future(run.allm(spend(run, 0.1, 1_000), name="long", cost_hint_usd=0.9))
+        await asyncio.sleep(0.01)
+        waiting = asyncio.ensure_future(run.allm(spend(run, 0.1), name="waiting", cost_hint_usd=0.9))
+        await asyncio.sleep(1)
+        match ends:
+            case "abort":
+                run.abort("enough")
+            case "cancel":
+                token.cancel("enough")
+            case "task":
+                waiting.cancel()
+            case _:
+                pass
+        started = asyncio.get_running_loop().time()
+        outcome: Any = (await asyncio.gather(waiting, return_exceptions=True))[0]
+        assert asyncio.get_running_loop().time() - started <= 1, "at once, or at the deadline"
+        expected = {"task": asyncio.CancelledError, "timeout": BudgetExceededError}.get(ends, CancelledError)
+        assert isinstance(outcome, expected)
+        long.cancel()
+        await asyncio.gather(long, return_exceptions=True)
+
+    run, _ = simulate(main, max_cost_usd=1, cancellation=token, timeout_s=2 if ends == "timeout" else None)
+    assert not run._run.room.queues
+    waited = next(node for node in run.graph.snapshot()["nodes"].values() if node["name"] == "waiting")
+    assert waited["status"] == "halt"
+    assert run.balance.held_nanos == 0
+    whole(run)
+
+
+def test_a_call_waits_no_longer_than_it_may() -> None:
+    async def main(run: ExecutionContext) -> None:
+        long = asyncio.ensure_future(run.allm(spend(run, 0.1, 60), cost_hint_usd=0.9))
+        await asyncio.sleep(0.01)
+        with pytest.raises(BudgetExceededError, match=r"waited 5 s for other calls to end") as caught:
+            await run.allm(spend(run, 0.1), cost_hint_usd=0.9)
+        assert caught.value.stop.momentary
+        await long
+
+    run, _ = simulate(main, max_cost_usd=1, max_wait_s=5)
+    whole(run)
+
+
+def test_with_no_time_to_wait_a_call_is_refused_at_once() -> None:
+    run = contain(max_cost_usd=1, max_wait_s=0)
+    held = _hold(run, 0.9)
+    with pytest.raises(BudgetExceededError) as caught:
+        run.llm(lambda: None, cost_hint_usd=0.5)
+    assert caught.value.stop.momentary
+    run._run.ledger.release(held)
+    assert run.llm(lambda: 1, cost_hint_usd=0.5) == 1
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "5", None, True])
+def test_the_time_to_wait_is_checked(seconds: Any) -> None:
+    with pytest.raises(InvalidValue, match="max_wait_s"):
+        RunSettings(max_wait_s=seconds)
+
+
+def test_threads_wait_and_a_grant_or_a_release_lets_them_go() -> None:
+    run = contain(max_cost_usd=1)
+    held = _hold(run, 0.9)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(run.llm, lambda: "done", cost_hint_usd=0.5) for _ in range(2)]
+        _until(lambda: len(run._run.room) == 2)
+        run._run.ledger.grant(run._account, Budget(max_cost_dollars=1.4))
+        _until(lambda: any(call.done() for call in waiting))
+        run._run.ledger.release(held)
+        assert [call.result() for call in waiting] == ["done", "done"]
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    while not holds():
+        pause.wait(0.001)
+
+
+async def test_a_sync_call_on_an_event_loop_never_waits() -> None:
+    run = contain(max_cost_usd=1)
+    held = _hold(run, 0.9)
+    with pytest.raises(BudgetExceededError, match="await its async twin") as caught:
+        run.llm(lambda: None, cost_hint_usd=0.5)
+    assert caught.value.stop.momentary
+    run._run.ledger.release(held)
+
+
+def test_a_call_that_waits_for_its_own_outer_call_is_refused_at_once() -> None:
+    async def main(run: ExecutionContext) -> None:
+        async def outer() -> None:
+            await run.allm(spend(run, 0.1), name="inner", cost_hint_usd=0.9)
+
+        with pytest.raises(BudgetExceededError, match="wait themselves, so waiting would not end"):
+            await run.atool(outer, cost_hint_usd=0.5)
+        assert asyncio.get_running_loop().time() < 1
+
+    run, _ = simulate(main, max_cost_usd=1)
+    whole(run)
+
+
+def test_a_call_waits_for_the_outer_call_of_another_one_that_runs() -> None:
+    async def main(run: ExecutionContext) -> None:
+        async def outer() -> Any:
+            return await run.allm(spend(run, 0.1, 5), cost_hint_usd=0.1)
+
+        both = run.atool(outer, cost_hint_usd=0.5), run.allm(spend(run, 0.1), cost_hint_usd=0.6)
+        assert list(await asyncio.gather(*both)) == ["done", "done"]
+
+    run, _ = simulate(main, max_cost_usd=1)
+    assert len(waits(run)) == 1
+
+
+def test_two_outer_calls_that_block_each_other_end_in_one_refusal() -> None:
+    async def main(run: ExecutionContext) -> None:
+        async def outer() -> Any:
+            await asyncio.sleep(1)
+            return await run.allm(spend(run, 0.1), cost_hint_usd=0.2)
+
+        outcomes = await asyncio.gather(
+            *(run.atool(outer, cost_hint_usd=0.5) for _ in range(2)), return_exceptions=True
+        )
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["BudgetExceededError", "str"]
+
+    run, _ = simulate(main, max_cost_usd=1)
+    whole(run)
+
+
+def test_a_large_call_is_passed_by_small_ones_a_few_times_only() -> None:
+    order: list[str] = []
+
+    async def small(run: ExecutionContext, number: int) -> None:
+        await asyncio.sleep(number * 0.1)
+        await run.allm(spend(run, 0, 1), name=f"small {number}", cost_hint_usd=0.1)
+        order.append("small")
+
+    async def large(run: ExecutionContext) -> None:
+        await asyncio.sleep(0.55)
+        await run.allm(spend(run, 0, 1), name="large", cost_hint_usd=0.9)
+        order.append("large")
+
+    async def main(run: ExecutionContext) -> None:
+        await asyncio.gather(large(run), *(small(run, number) for number in range(60)))
+
+    simulate(main, max_cost_usd=1)
+    assert order.index("large") <= 12
+    assert len(order) == 61
+
+
+def test_runs_that_share_a_budget_take_turns() -> None:
+    ledger = Ledger("team", Budget(max_cost_dollars=1))
+    runs = [ExecutionContext(name=name, ledger=ledger) for name in ("many", "one")]
+    order: list[str] = []
+
+    async def call(run: ExecutionContext) -> None:
+        await run.allm(spend(run, 0.001), cost_hint_usd=0.9)
+        order.append(run.name)
+
+    async def main() -> None:
+        many = [asyncio.ensure_future(call(runs[0])) for _ in range(10)]
+        await asyncio.sleep(0.5)
+        await asyncio.gather(*many, call(runs[1]))
+
+    sim_run(main, seed=1)
+    assert order.index("one") <= 2
+
+
+def test_model_calls_of_unknown_cost_run_one_at_a_time_until_one_has_ended() -> None:
+    run = contain(max_cost_usd=1)
+
+    def dear() -> str:
+        run.report(cost_usd=0.5)
+        return "done"
+
+    def call() -> object:
+        try:
+            return run.llm(dear)
+        except BudgetExceededError as error:
+            return error.stop.reason
+
+    with ThreadPoolExecutor(16) as pool:
+        outcomes = [each.result() for each in [pool.submit(call) for _ in range(16)]]
+    assert run.balance.spent_usd <= 1.5
+    assert outcomes.count("done") == 2
+    assert outcomes.count(StopReason.BUDGET_EXCEEDED) == 14
+
+
+def test_what_the_first_call_of_unknown_cost_calls_itself_does_not_wait() -> None:
+    run = contain(max_cost_usd=1)
+    assert run.llm(lambda: run.llm(lambda: "inner")) == "inner"
+
+
+def test_a_first_call_that_fails_or_never_runs_lets_the_next_one_go() -> None:
+    async def main(run: ExecutionContext) -> None:
+        async def fails() -> None:
+            await asyncio.sleep(1)
+            raise ValueError
+
+        async def three() -> None:
+            await asyncio.sleep(0.5)
+            await asyncio.gather(*(run.allm(spend(run, 0.1)) for _ in range(3)))
+
+        await asyncio.gather(run.allm(fails), three(), return_exceptions=True)
+
+    run, _ = simulate(main, max_cost_usd=1)
+    assert run.balance.spent_usd == pytest.approx(0.3)
+    whole(run)
+
+
+def test_without_a_money_limit_and_for_tools_calls_of_unknown_cost_do_not_wait() -> None:
+    for kind, limits in (("allm", {"max_steps": 100}), ("atool", {"max_cost_usd": 1})):
+
+        async def main(run: ExecutionContext, kind: str = kind) -> None:
+            await asyncio.gather(*(getattr(run, kind)(spend(run, 0.001)) for _ in range(5)))
+
+        run, _ = simulate(main, **limits)
+        assert waits(run) == []
+
+
+def test_steps_of_a_graph_wait_too() -> None:
+    graph = Graph("wide", max_parallel=6)
+
+    async def work(ctx: ExecutionContext) -> Any:
+        return await ctx.allm(spend(ctx, 0.1), cost_hint_usd=0.5)
+
+    for number in range(6):
+        graph.step(work, f"step {number}")
+
+    async def main(run: ExecutionContext) -> Any:
+        return await graph.execute(run)
+
+    run, outcome = simulate(main, max_cost_usd=1)
+    assert set(outcome.values()) == {"done"}
+    whole(run)
+
+
+def test_explain_says_that_a_call_waited() -> None:
+    async def main(run: ExecutionContext) -> None:
+        await asyncio.gather(*(run.allm(spend(run, 0.1), name=f"call {n}", cost_hint_usd=0.9) for n in range(2)))
+
+    run, _ = simulate(main, max_cost_usd=1)
+    assert "waited 1.00 s" in run.explain()

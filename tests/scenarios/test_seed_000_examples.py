@@ -1,0 +1,378 @@
+"""The code examples of the design document on the execution graph, as written there but for the import line.
+
+Where an example leaves something out (`...`), the test fills it in.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from penstock import ContextSnapshot, Decision, ExecutionConfig, ExecutionContext, ExecutionGraph, WrapOptions
+from penstock.testing import ManualClock
+
+MS = 1_000_000
+
+
+def started() -> tuple[ExecutionGraph, str, str]:
+    """A graph with a root and one model call under it, made by the calls of the document's API section."""
+    graph = ExecutionGraph()
+    root_id = graph.create_root(name="agent_run", metadata={"request_id": "req-001"})
+    plan_id = graph.begin_node(
+        parent_id=root_id,
+        kind="llm",
+        name="plan_step",
+        model="claude-sonnet-4-6",
+    )
+    return graph, root_id, plan_id
+
+
+# Section 5, the API.
+
+
+@pytest.mark.requirement("G-2")
+def test_create_root_gives_the_one_root() -> None:
+    graph, root_id, _ = started()
+    root = graph.snapshot()["nodes"][root_id]
+    assert (root["kind"], root["parent_id"], root["metadata"]) == ("system", None, {"request_id": "req-001"})
+    with pytest.raises(RuntimeError):
+        graph.create_root(name="agent_run", metadata={"request_id": "req-001"})
+
+
+@pytest.mark.requirement("G-3")
+def test_begin_node_creates_a_child_one_level_deeper() -> None:
+    graph, root_id, plan_id = started()
+    snap = graph.snapshot()
+    assert (snap["nodes"][plan_id]["status"], snap["nodes"][plan_id]["parent_id"]) == ("created", root_id)
+    assert snap["nodes"][plan_id]["model"] == "claude-sonnet-4-6"
+    assert snap["aggregates"]["max_depth"] == 1
+    with pytest.raises(KeyError):
+        graph.begin_node(parent_id="n999999", kind="llm", name="plan_step")
+
+
+@pytest.mark.requirement("G-4", "G-7")
+def test_mark_running_and_mark_success_are_idempotent_and_count_once() -> None:
+    graph, _, plan_id = started()
+    for _ in range(2):
+        graph.mark_running(plan_id)
+        assert graph.snapshot()["nodes"][plan_id]["status"] == "running"
+    for _ in range(2):
+        graph.mark_success(plan_id, cost_usd=0.0042, tokens_in=120, tokens_out=80)
+    graph.mark_running(plan_id)
+    snap = graph.snapshot()
+    plan = snap["nodes"][plan_id]
+    assert (plan["status"], plan["cost_usd"], plan["tokens_in"], plan["tokens_out"]) == ("success", 0.0042, 120, 80)
+    assert (snap["aggregates"]["total_cost_usd"], snap["aggregates"]["total_llm_calls"]) == (0.0042, 1)
+
+
+@pytest.mark.requirement("G-4")
+def test_mark_failure_is_allowed_before_mark_running() -> None:
+    graph, _, plan_id = started()
+    graph.mark_failure(plan_id, error_class="RateLimitError", stop_reason="429 from provider")
+    graph.mark_success(plan_id, cost_usd=0.0042)
+    plan = graph.snapshot()["nodes"][plan_id]
+    assert (plan["status"], plan["error_class"], plan["stop_reason"]) == (
+        "fail",
+        "RateLimitError",
+        "429 from provider",
+    )
+    assert graph.snapshot()["aggregates"]["total_cost_usd"] == 0
+
+
+@pytest.mark.requirement("G-4")
+def test_mark_halt_records_a_stop_by_policy() -> None:
+    graph, _, plan_id = started()
+    graph.mark_halt(plan_id, stop_reason="cost ceiling exceeded")
+    graph.mark_failure(plan_id, error_class="RateLimitError")
+    plan = graph.snapshot()["nodes"][plan_id]
+    assert (plan["status"], plan["stop_reason"], plan["error_class"]) == ("halt", "cost ceiling exceeded", None)
+
+
+@pytest.mark.requirement("G-7")
+def test_increment_retries_is_added_to_the_total_when_the_node_ends() -> None:
+    graph, _, plan_id = started()
+    graph.increment_retries(plan_id)
+    graph.increment_retries(plan_id)
+    assert graph.snapshot()["aggregates"]["total_retries"] == 0
+    graph.mark_success(plan_id, cost_usd=0.0042)
+    assert graph.snapshot()["nodes"][plan_id]["retries_used"] == 2
+    assert graph.snapshot()["aggregates"]["total_retries"] == 2
+
+
+@pytest.mark.requirement("G-8")
+def test_snapshot_is_a_json_copy_of_the_whole_graph() -> None:
+    graph, root_id, plan_id = started()
+    snap = graph.snapshot()
+    assert isinstance(snap["chain_id"], str)
+    assert snap["root_id"] == root_id
+    assert list(snap["nodes"]) == [root_id, plan_id]
+    assert snap["aggregates"]["max_depth"] == 1
+    assert isinstance(snap["snapshot_ts_ms"], int)
+    written = json.dumps(snap)
+    graph.mark_success(plan_id, cost_usd=0.0042)
+    snap["nodes"][root_id]["metadata"]["request_id"] = "changed"
+    assert json.loads(written)["nodes"][plan_id]["status"] == "created"
+    assert graph.snapshot()["nodes"][root_id]["metadata"] == {"request_id": "req-001"}
+
+
+# Section 6, a context of the user's own over the graph.
+
+
+class ChainContext:
+    """The integration pattern of the document, with `__init__`, the limits and the lock filled in."""
+
+    def __init__(self, max_steps: int) -> None:
+        self._max_steps = max_steps
+        self._steps = 0
+        self._lock = threading.Lock()
+        self._nodes: list[Any] = []
+        self._graph = ExecutionGraph(chain_id="chain-001")
+        self._root_id = self._graph.create_root(
+            name="chain",
+            metadata={"request_id": "req-001"},
+        )
+
+    def _check_limits(self) -> str | None:
+        return "step limit exceeded" if self._steps >= self._max_steps else None
+
+    def _wrap(self, fn: Any, kind: Any, options: WrapOptions | None = None) -> Decision:
+        opts = options or WrapOptions()
+
+        with self._lock:
+            parent_id = self._nodes[-1].node_id if self._nodes else self._root_id
+        graph_node_id = self._graph.begin_node(
+            parent_id=parent_id,
+            kind=kind,
+            name=opts.operation_name or kind,
+            model="claude-sonnet-4-6",
+        )
+
+        halt_reason = self._check_limits()
+        if halt_reason is not None:
+            self._graph.mark_halt(graph_node_id, stop_reason=halt_reason)
+            return Decision.HALT
+
+        self._graph.mark_running(graph_node_id)
+
+        try:
+            fn()
+        except BaseException as exc:
+            self._graph.mark_failure(graph_node_id, error_class=type(exc).__name__)
+            return Decision.RETRY
+
+        self._graph.mark_success(graph_node_id, cost_usd=opts.cost_estimate_hint)
+        self._steps += 1
+        return Decision.ALLOW
+
+
+@pytest.mark.requirement("G-4", "G-6")
+def test_the_integration_pattern_runs_over_the_graph() -> None:
+    ctx = ChainContext(max_steps=1)
+    decisions = [
+        ctx._wrap(lambda: 1 / 0, "tool"),
+        ctx._wrap(lambda: "plan", "llm", WrapOptions(operation_name="plan_step", cost_estimate_hint=0.0042)),
+        ctx._wrap(lambda: "never", "llm"),
+    ]
+    assert decisions == [Decision.RETRY, Decision.ALLOW, Decision.HALT]
+    snap = ctx._graph.snapshot()
+    root, failed, planned, halted = snap["nodes"].values()
+    assert (snap["chain_id"], root["name"]) == ("chain-001", "chain")
+    assert (failed["name"], failed["status"], failed["error_class"]) == ("tool", "fail", "ZeroDivisionError")
+    assert (planned["name"], planned["status"], planned["cost_usd"]) == ("plan_step", "success", 0.0042)
+    assert (halted["name"], halted["status"], halted["stop_reason"]) == ("llm", "halt", "step limit exceeded")
+
+
+@pytest.mark.requirement("G-10")
+def test_the_context_of_the_library_records_the_same_nodes() -> None:
+    ctx = ExecutionContext(ExecutionConfig(max_cost_usd=1.0, max_steps=1, max_retries_total=3))
+    assert ctx.wrap_tool_call(lambda: 1 / 0) is Decision.RETRY
+    assert ctx.wrap_llm_call(lambda: "plan", WrapOptions(operation_name="plan_step")) is Decision.ALLOW
+    assert ctx.wrap_llm_call(lambda: "never") is Decision.HALT
+    _, *calls = ctx.graph.snapshot()["nodes"].values()
+    assert [(call["name"], call["status"]) for call in calls] == [
+        ("tool", "fail"),
+        ("plan_step", "success"),
+        ("llm", "halt"),
+    ]
+
+
+def test_a_context_snapshot_carries_the_graph_snapshot() -> None:
+    ctx = ExecutionContext()
+    ctx.wrap_llm_call(lambda: "plan", WrapOptions(operation_name="plan_step"))
+    snap = ctx.graph.snapshot()
+    made = ContextSnapshot(
+        chain_id="chain-001",
+        request_id="req-001",
+        step_count=1,
+        cost_usd_accumulated=0.0,
+        retries_used=0,
+        aborted=False,
+        abort_reason=None,
+        elapsed_ms=1.0,
+        nodes=[],
+        events=[],
+        graph=snap,
+    )
+    assert made.graph == snap
+    taken = ctx.get_snapshot().graph
+    assert taken is not None
+    assert taken["nodes"] == snap["nodes"]
+
+
+# Section 7, the two example snapshots.
+
+NODE = {
+    "model": None,
+    "retries_used": 0,
+    "cost_usd": 0.0,
+    "tokens_in": None,
+    "tokens_out": None,
+    "stop_reason": None,
+    "error_class": None,
+    "metadata": {},
+}
+"""The fields of a node with the values that most nodes of the examples have."""
+
+
+@pytest.mark.requirement("G-1", "G-5", "G-6", "G-8")
+def test_the_snapshot_of_a_normal_chain() -> None:
+    clock = ManualClock(wall_start_ns=1740000000000 * MS)
+    graph = ExecutionGraph(chain_id="chain-abc-123", clock=clock)
+    root_id = graph.create_root(name="agent_run", metadata={"request_id": "req-001"})
+    clock.advance_ns(50 * MS)
+    plan_id = graph.begin_node(parent_id=root_id, kind="llm", name="plan_step", model="claude-sonnet-4-6")
+    graph.mark_running(plan_id)
+    clock.advance_ns(1150 * MS)
+    graph.mark_success(plan_id, cost_usd=0.0042, tokens_in=120, tokens_out=80)
+    clock.advance_ns(50 * MS)
+    search_id = graph.begin_node(
+        parent_id=plan_id, kind="tool", name="web_search", metadata={"query": "VERONICA containment"}
+    )
+    graph.mark_running(search_id)
+    clock.advance_ns(850 * MS)
+    graph.mark_success(search_id, cost_usd=0.0)
+    clock.advance_ns(100 * MS)
+    snap = json.loads(json.dumps(graph.snapshot()))
+
+    assert (snap["chain_id"], snap["root_id"], snap["snapshot_ts_ms"]) == ("chain-abc-123", "n000001", 1740000002200)
+    assert snap["nodes"] == {
+        "n000001": {
+            **NODE,
+            "node_id": "n000001",
+            "parent_id": None,
+            "kind": "system",
+            "name": "agent_run",
+            "start_ts_ms": 1740000000000,
+            "end_ts_ms": None,
+            "status": "running",
+            "metadata": {"request_id": "req-001"},
+        },
+        "n000002": {
+            **NODE,
+            "node_id": "n000002",
+            "parent_id": "n000001",
+            "kind": "llm",
+            "name": "plan_step",
+            "start_ts_ms": 1740000000050,
+            "end_ts_ms": 1740000001200,
+            "status": "success",
+            "model": "claude-sonnet-4-6",
+            "cost_usd": 0.0042,
+            "tokens_in": 120,
+            "tokens_out": 80,
+        },
+        "n000003": {
+            **NODE,
+            "node_id": "n000003",
+            "parent_id": "n000002",
+            "kind": "tool",
+            "name": "web_search",
+            "start_ts_ms": 1740000001250,
+            "end_ts_ms": 1740000002100,
+            "status": "success",
+            "metadata": {"query": "VERONICA containment"},
+        },
+    }
+    assert (
+        snap["aggregates"].items()
+        >= {
+            "total_cost_usd": 0.0042,
+            "total_llm_calls": 1,
+            "total_tool_calls": 1,
+            "total_retries": 0,
+            "total_tokens_out": 80,  # the document prints 820, which is not the sum of its nodes
+            "max_depth": 2,
+        }.items()
+    )
+
+
+@pytest.mark.requirement("G-1", "G-5", "G-6", "G-8")
+def test_the_snapshot_of_a_halted_chain() -> None:
+    clock = ManualClock(wall_start_ns=1740000010000 * MS)
+    graph = ExecutionGraph(chain_id="chain-xyz-456", clock=clock)
+    root_id = graph.create_root(name="agent_run")
+    clock.advance_ns(100 * MS)
+    first = graph.begin_node(parent_id=root_id, kind="llm", name="step_1", model="claude-sonnet-4-6")
+    graph.mark_running(first)
+    clock.advance_ns(1400 * MS)
+    graph.mark_success(first, cost_usd=0.95, tokens_in=5000, tokens_out=3000)
+    clock.advance_ns(100 * MS)
+    second = graph.begin_node(parent_id=root_id, kind="llm", name="step_2", model="claude-sonnet-4-6")
+    clock.advance_ns(1 * MS)
+    graph.mark_halt(second, stop_reason="cost ceiling exceeded")
+    clock.advance_ns(49 * MS)
+    snap = json.loads(json.dumps(graph.snapshot()))
+
+    assert (snap["chain_id"], snap["root_id"], snap["snapshot_ts_ms"]) == ("chain-xyz-456", "n000001", 1740000011650)
+    assert snap["nodes"] == {
+        "n000001": {
+            **NODE,
+            "node_id": "n000001",
+            "parent_id": None,
+            "kind": "system",
+            "name": "agent_run",
+            "start_ts_ms": 1740000010000,
+            "end_ts_ms": None,
+            "status": "running",
+        },
+        "n000002": {
+            **NODE,
+            "node_id": "n000002",
+            "parent_id": "n000001",
+            "kind": "llm",
+            "name": "step_1",
+            "start_ts_ms": 1740000010100,
+            "end_ts_ms": 1740000011500,
+            "status": "success",
+            "model": "claude-sonnet-4-6",
+            "cost_usd": 0.95,
+            "tokens_in": 5000,
+            "tokens_out": 3000,
+        },
+        "n000003": {
+            **NODE,
+            "node_id": "n000003",
+            "parent_id": "n000001",
+            "kind": "llm",
+            "name": "step_2",
+            "start_ts_ms": 1740000011600,
+            "end_ts_ms": 1740000011601,
+            "status": "halt",
+            "model": "claude-sonnet-4-6",
+            "stop_reason": "cost ceiling exceeded",
+        },
+    }
+    assert (
+        snap["aggregates"].items()
+        >= {
+            "total_cost_usd": 0.95,
+            "total_llm_calls": 1,
+            "total_tool_calls": 0,
+            "total_retries": 0,
+            "total_tokens_out": 3000,
+            "max_depth": 1,
+        }.items()
+    )

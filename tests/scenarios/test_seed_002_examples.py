@@ -1,0 +1,725 @@
+"""The code examples of the design document on pipelines of agents, as written there but for the import lines.
+
+Where the document shows how a graph might work inside, the sketch runs here over the library's own parts, beside the
+library's graph; both have to come to the same end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import (
+    Budget,
+    BudgetExceededError,
+    CancellationToken,
+    CancelledError,
+    DeadlockError,
+    ErrorPolicy,
+    ExecutionContext,
+    ExecutionTrace,
+    FunctionNode,
+    Graph,
+    History,
+    Node,
+    ResourceUsage,
+    Session,
+    Step,
+    StepTrace,
+    read_history,
+)
+from tests.flow.steps import Boom, const, sim_loop, simulated
+
+# REQ-E1, REQ-E2: error policies.
+
+
+@pytest.mark.requirement("P-E1")
+def test_the_error_policy_has_the_fields_and_defaults_of_the_document() -> None:
+    policy = ErrorPolicy()
+    assert (policy.on_error, policy.retry_count, policy.retry_delay_ms, policy.retry_backoff) == ("fail", 0, 1000, 2.0)
+    assert (policy.timeout_ms, policy.fallback_value, policy.fallback_node) == (None, None, None)
+
+
+@dataclass
+class SketchStep:
+    """The step that the sketches of the document work on."""
+
+    id: str
+    node: Any = None
+    input: Any = None
+    depends_on: list[str] = field(default_factory=list)
+    error_policy: ErrorPolicy | None = None
+    sub_budget: Budget | None = None
+
+
+async def execute_with_policy(step: SketchStep, node: Any, context: ExecutionContext) -> Any:
+    """REQ-E2 of the document."""
+    policy = step.error_policy or ErrorPolicy()
+
+    for attempt in range(policy.retry_count + 1):
+        try:
+            if policy.timeout_ms:
+                return await asyncio.wait_for(node.execute(context), timeout=policy.timeout_ms / 1000)
+            else:
+                return await node.execute(context)
+
+        except Exception:  # the document has the same block twice, once for TimeoutError
+            if attempt < policy.retry_count:
+                delay = policy.retry_delay_ms / 1000 * (policy.retry_backoff**attempt)
+                await asyncio.sleep(delay)
+                continue
+
+            if policy.on_error == "fail":
+                raise
+            elif policy.on_error == "skip":
+                return policy.fallback_value
+            elif policy.on_error == "fallback" and policy.fallback_node:
+                return await policy.fallback_node.execute(context)
+            else:
+                raise
+    raise AssertionError("every way out of the loop is above")
+
+
+class Flaky:
+    """Fails or hangs so many times, then gives its input back."""
+
+    def __init__(self, times: int, hangs: bool = False) -> None:
+        self.id = "flaky"
+        self.times = times
+        self.hangs = hangs
+        self.starts: list[float] = []
+
+    async def execute(self, context: ExecutionContext) -> Any:
+        self.starts.append(asyncio.get_running_loop().time())
+        if len(self.starts) <= self.times:
+            if self.hangs:
+                await asyncio.sleep(3600)
+            raise Boom("not yet")
+        return context.input
+
+
+async def _other(ctx: ExecutionContext) -> str:
+    return f"other {ctx.input}"
+
+
+OTHER = FunctionNode("other", _other)
+
+POLICIES: dict[str, tuple[ErrorPolicy, Callable[[], Flaky]]] = {
+    "no failure": (ErrorPolicy(), lambda: Flaky(0)),
+    "fail": (ErrorPolicy(on_error="fail"), lambda: Flaky(9)),
+    "fail after retries": (ErrorPolicy(on_error="fail", retry_count=2, retry_jitter=0), lambda: Flaky(9)),
+    "retry succeeds": (
+        ErrorPolicy(on_error="retry", retry_count=3, retry_delay_ms=500, retry_backoff=3.0, retry_jitter=0),
+        lambda: Flaky(2),
+    ),
+    "retry is used up": (ErrorPolicy(on_error="retry", retry_count=1, retry_jitter=0), lambda: Flaky(9)),
+    "skip": (ErrorPolicy(on_error="skip", fallback_value="instead"), lambda: Flaky(9)),
+    "skip with None": (ErrorPolicy(on_error="skip"), lambda: Flaky(9)),
+    "fallback": (ErrorPolicy(on_error="fallback", fallback_node=OTHER), lambda: Flaky(9)),
+    "timeout": (ErrorPolicy(timeout_ms=50), lambda: Flaky(9, hangs=True)),
+    "timeout, then success": (
+        ErrorPolicy(on_error="retry", retry_count=1, timeout_ms=50, retry_jitter=0),
+        lambda: Flaky(1, hangs=True),
+    ),
+    "timeout, then skip": (
+        ErrorPolicy(on_error="skip", timeout_ms=50, fallback_value="instead"),
+        lambda: Flaky(9, hangs=True),
+    ),
+    "timeout, then fallback": (
+        ErrorPolicy(on_error="fallback", timeout_ms=50, fallback_node=OTHER),
+        lambda: Flaky(9, hangs=True),
+    ),
+}
+
+
+@pytest.mark.requirement("P-E1", "P-E2", "P-E3")
+@pytest.mark.parametrize("case", POLICIES)
+def test_a_graph_does_what_the_sketch_of_step_execution_does(case: str) -> None:
+    policy, make = POLICIES[case]
+
+    async def ended(run: Callable[[Flaky], Any]) -> tuple[Any, list[float]]:
+        begin, node = asyncio.get_running_loop().time(), make()
+        try:
+            came: Any = await run(node)
+        except TimeoutError:
+            came = TimeoutError
+        except Boom:
+            came = Boom
+        return came, [round(at - begin, 6) for at in node.starts]
+
+    def context() -> ExecutionContext:
+        return ExecutionContext(session=Session(), input="in", clock=sim_loop().clock)
+
+    async def main() -> None:
+        async def sketch(node: Flaky) -> Any:
+            return await execute_with_policy(SketchStep("step", error_policy=policy), node, context())
+
+        async def library(node: Flaky) -> Any:
+            return (await Graph("g").add_step(node, "step", error_policy=policy).execute(context()))["step"]
+
+        assert await ended(library) == await ended(sketch)
+
+    simulated(main)
+
+
+# REQ-B1 to REQ-B4: budgets.
+
+
+@pytest.mark.requirement("P-B1")
+def test_a_budget_has_five_limits_and_none_by_default() -> None:
+    budget = Budget()
+    assert (budget.max_tokens, budget.max_time_seconds, budget.max_steps) == (None, None, None)
+    assert (budget.max_api_calls, budget.max_cost_dollars) == (None, None)
+
+
+USED = {
+    "tokens": (ResourceUsage(tokens_used=10), Budget(max_tokens=10), "Token limit exceeded: 10/10"),
+    "steps": (ResourceUsage(steps_executed=3), Budget(max_steps=3), "Step limit exceeded: 3/3"),
+    "api calls": (ResourceUsage(api_calls=2), Budget(max_api_calls=2), "API call limit exceeded: 2/2"),
+    "cost": (ResourceUsage(cost_dollars=1.5), Budget(max_cost_dollars=1.25), "Cost limit exceeded: $1.50/$1.25"),
+    "the first of several": (
+        ResourceUsage(tokens_used=10, steps_executed=3),
+        Budget(max_tokens=10, max_steps=3),
+        "Token limit exceeded: 10/10",
+    ),
+}
+
+
+@pytest.mark.requirement("P-B1")
+@pytest.mark.parametrize("case", USED)
+def test_exceeds_names_the_limit_that_was_reached(case: str) -> None:
+    usage, budget, reason = USED[case]
+    assert usage.exceeds(budget) == (True, reason)
+    assert usage.exceeds(Budget()) == (False, None)
+    assert ResourceUsage().exceeds(budget) == (False, None)
+
+
+@pytest.mark.requirement("P-B6")
+def test_a_node_adds_what_it_used_to_the_usage() -> None:
+    usage = ResourceUsage()
+    usage.tokens_used += 600
+    usage.steps_executed += 1
+    usage.api_calls += 1
+    usage.cost_dollars += 0.02
+    assert usage.exceeds(Budget(max_tokens=1000)) == (False, None)
+    usage.tokens_used += 400
+    assert usage.exceeds(Budget(max_tokens=1000)) == (True, "Token limit exceeded: 1000/1000")
+
+
+@pytest.mark.requirement("P-B6")
+def test_a_usage_measures_the_time_since_it_was_made() -> None:
+    usage = ResourceUsage()
+    assert isinstance(usage.start_time, datetime)
+    first = usage.time_elapsed_seconds
+    assert any(usage.time_elapsed_seconds > first for _ in range(100_000))
+    exceeded, reason = usage.exceeds(Budget(max_time_seconds=1e-9))
+    assert exceeded
+    assert str(reason).startswith("Time limit exceeded: ")
+
+
+@pytest.mark.requirement("P-B3")
+def test_the_budget_error_carries_usage_budget_and_reason() -> None:
+    usage, budget = ResourceUsage(tokens_used=10), Budget(max_tokens=10)
+    error = BudgetExceededError(usage, budget, "Token limit exceeded: 10/10")
+    assert (error.usage, error.budget, error.reason) == (usage, budget, "Token limit exceeded: 10/10")
+    assert str(error) == "Token limit exceeded: 10/10"
+
+
+@pytest.mark.requirement("P-B1", "P-B2")
+def test_check_budget_raises_once_a_limit_is_reached() -> None:
+    context = ExecutionContext(session=Session(), budget=Budget(max_tokens=10))
+    context.check_budget()
+    context.llm(lambda: context.report(input_tokens=7, output_tokens=3, cost_usd=0), name="ask")
+    with pytest.raises(BudgetExceededError) as raised:
+        context.check_budget()
+    assert raised.value.usage.tokens_used == 10
+    ExecutionContext(session=Session()).check_budget()
+
+
+@pytest.mark.requirement("P-B6")
+def test_a_context_starts_from_the_usage_it_is_given() -> None:
+    used = ResourceUsage(tokens_used=1000)
+    context = ExecutionContext(session=Session(), budget=Budget(max_tokens=1000), usage=used)
+    assert context.usage.tokens_used == 1000
+    with pytest.raises(BudgetExceededError) as raised:
+        context.check_budget()
+    assert raised.value.usage.tokens_used == 1000
+
+
+@pytest.mark.requirement("P-B6")
+def test_what_is_added_to_a_shared_usage_counts_in_the_context() -> None:
+    usage = ResourceUsage()
+    context = ExecutionContext(session=Session(), budget=Budget(max_tokens=1000), usage=usage)
+    context.check_budget()
+    usage.tokens_used += 1000
+    with pytest.raises(BudgetExceededError):
+        context.check_budget()
+
+
+@pytest.mark.requirement("P-C2")
+def test_check_cancelled_raises_after_a_cancel() -> None:
+    token = CancellationToken()
+    context = ExecutionContext(session=Session(), cancellation=token)
+    context.check_cancelled()
+    token.cancel()
+    with pytest.raises(CancelledError):
+        context.check_cancelled()
+
+
+def test_with_input_and_with_upstream_leave_the_original_as_it_is() -> None:
+    context = ExecutionContext(session=Session(), input="in", upstream={"a": 1})
+    assert context.with_input("other").input == "other"
+    assert context.with_upstream({"b": 2}).upstream == {"a": 1, "b": 2}
+    assert (context.input, context.upstream) == ("in", {"a": 1})
+
+
+@pytest.mark.requirement("P-B7")
+async def test_the_upstream_of_a_step_is_a_dict() -> None:
+    seen: list[Any] = []
+
+    def look(ctx: ExecutionContext) -> Any:
+        seen.append(ctx.upstream)
+        return ctx.upstream
+
+    graph = Graph("g").add_step(const("first", 1), "a")
+    graph.add_step(FunctionNode("look", look), "b", depends_on=["a"])
+    results = await graph.execute(ExecutionContext(session=Session()))
+    assert results == {"a": 1, "b": {"a": 1}}
+    (upstream,) = seen
+    assert isinstance(upstream, dict)
+    assert json.loads(json.dumps(upstream)) == copy.deepcopy(upstream) == {"a": 1}
+
+
+# REQ-B5: budgets of nested graphs.
+
+
+class SketchGraph:
+    """The graph that the sketches of the document are methods of."""
+
+    def __init__(self, id: str, max_parallel: int = 1) -> None:
+        self.id = id
+        self.max_parallel = max_parallel
+        self._steps: dict[str, SketchStep] = {}
+
+    def add(self, step: SketchStep) -> SketchGraph:
+        self._steps[step.id] = step
+        return self
+
+    def execution_order(self) -> list[str]:
+        return list(self._steps)
+
+    def _resolve_node(self, step: SketchStep, session: Session) -> Any:
+        return step.node
+
+    async def execute(self, context: ExecutionContext) -> dict[str, Any]:
+        """REQ-B5 of the document, both forms."""
+        results = {}
+        for step_id in self.execution_order():
+            step = self._steps[step_id]
+            node = self._resolve_node(step, context.session)
+
+            if step.sub_budget:
+                step_context = context.with_sub_budget(step.sub_budget)
+            else:
+                step_context = context
+
+            result = await node.execute(step_context)
+            results[step_id] = result
+        return results
+
+
+def asks(id: str, tokens: int) -> FunctionNode:
+    """A node that makes one model call of so many tokens."""
+
+    async def run(ctx: ExecutionContext) -> str:
+        async def ask() -> str:
+            ctx.report(input_tokens=tokens, cost_usd=0)
+            return id
+
+        return await ctx.allm(ask, name=id)
+
+    return FunctionNode(id, run)
+
+
+@pytest.mark.requirement("P-B4")
+async def test_a_subgraph_shares_the_budget_in_the_sketch_and_in_the_library() -> None:
+    inner = SketchGraph("inner").add(SketchStep("x", asks("x", 600))).add(SketchStep("y", asks("y", 600)))
+    outer = SketchGraph("outer").add(SketchStep("inner", inner)).add(SketchStep("z", asks("z", 600)))
+    context = ExecutionContext(session=Session(), budget=Budget(max_tokens=1000))
+    with pytest.raises(BudgetExceededError):
+        await outer.execute(context)
+    assert context.usage.tokens_used == 600  # the second call would hold 600 more, so it does not start
+
+    nested = Graph("inner").add_step(asks("x", 600), "x").add_step(asks("y", 600), "y", depends_on=["x"])
+    graph = Graph("outer").add_step(nested, "inner").add_step(asks("z", 600), "z", depends_on=["inner"])
+    context = ExecutionContext(session=Session(), budget=Budget(max_tokens=1000))
+    with pytest.raises(BudgetExceededError):
+        await graph.execute(context)
+    assert context.usage.tokens_used == 600
+
+
+@pytest.mark.requirement("P-B4")
+async def test_one_step_is_limited_to_1000_tokens_of_the_10000_of_the_graph() -> None:
+    heavy = SketchGraph("heavy")
+    for at in range(3):
+        heavy.add(SketchStep(f"ask{at}", asks(f"ask{at}", 500)))
+    sketch = SketchGraph("outer").add(SketchStep("first", asks("first", 500)))
+    sketch.add(SketchStep("heavy", heavy, sub_budget=Budget(max_tokens=1000)))
+    context = ExecutionContext(session=Session(), budget=Budget(max_tokens=10_000))
+    with pytest.raises(BudgetExceededError) as raised:
+        await sketch.execute(context)
+    assert raised.value.budget.max_tokens == 1000
+    assert context.usage.tokens_used == 1500
+
+    nested = Graph("heavy")
+    for at in range(3):
+        nested.add_step(asks(f"ask{at}", 500), f"ask{at}", depends_on=[f"ask{at - 1}"] if at else None)
+    graph = Graph("outer").add_step(asks("first", 500), "first")
+    graph.add_step(nested, "heavy", depends_on=["first"], sub_budget=Budget(max_tokens=1000))
+    context = ExecutionContext(session=Session(), budget=Budget(max_tokens=10_000))
+    with pytest.raises(BudgetExceededError) as raised:
+        await graph.execute(context)
+    assert raised.value.budget.max_tokens == 1000
+    assert context.usage.tokens_used == 1500
+
+
+@pytest.mark.requirement("P-O4")
+def test_a_step_is_made_by_hand() -> None:
+    step = Step(node=const("n"), depends_on=["a"], sub_budget=Budget(max_tokens=1000))
+    assert (step.depends_on, step.sub_budget) == (["a"], Budget(max_tokens=1000))
+    assert step.error_policy is None
+
+
+# REQ-C1 to REQ-C3: cancellation.
+
+
+@pytest.mark.requirement("P-C1")
+async def test_a_token_is_cancelled_checked_and_waited_for() -> None:
+    token = CancellationToken()
+    assert not token.is_cancelled
+    token.check()
+    waiting = asyncio.create_task(token.wait())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    token.cancel()
+    await waiting
+    assert token.is_cancelled
+    with pytest.raises(CancelledError):
+        token.check()
+
+
+@pytest.mark.requirement("P-C1")
+def test_a_cancelled_error_is_made_without_arguments() -> None:
+    with pytest.raises(CancelledError):
+        raise CancelledError()
+
+
+@pytest.mark.requirement("P-C2", "P-G2")
+@pytest.mark.parametrize("cancel_in", ["a", "b"])
+async def test_a_cancel_is_noticed_after_the_step_and_before_the_next(cancel_in: str) -> None:
+    token, ran = CancellationToken(), []
+
+    def run(ctx: ExecutionContext) -> None:
+        ran.append(ctx.input)
+        if ctx.input == cancel_in:
+            token.cancel()
+
+    graph = Graph("g").add_step(FunctionNode("n", run), "a", "a")
+    graph.add_step(FunctionNode("n", run), "b", "b", depends_on=["a"])
+    with pytest.raises(CancelledError):
+        await graph.execute(ExecutionContext(session=Session(), cancellation=token))
+    assert ran == ["a", "b"][: ["a", "b"].index(cancel_in) + 1]
+
+
+# REQ-O1 to REQ-O3: traces.
+
+BEGUN = datetime(2025, 12, 23, tzinfo=UTC)
+
+
+def step_trace(**more: Any) -> StepTrace:
+    return StepTrace(
+        step_id="plan",
+        node_id="planner",
+        node_type="function",
+        input="in",
+        output="out",
+        error=more.pop("error", None),
+        start_time=BEGUN,
+        end_time=BEGUN,
+        duration_ms=12.0,
+        **more,
+    )
+
+
+@pytest.mark.requirement("P-O1")
+def test_a_trace_sums_up_its_steps_and_explains_itself() -> None:
+    trace = ExecutionTrace(graph_id="main", start_time=BEGUN)
+    assert (trace.status, trace.end_time, trace.steps, trace.total_tokens) == ("running", None, [], 0)
+    trace.add_step(step_trace(tokens_used=7))
+    trace.add_step(step_trace(error="Boom: not yet"))
+    assert [step.step_id for step in trace.steps] == ["plan", "plan"]
+    assert trace.total_tokens == 7
+    lines = trace.explain().split("\n")
+    assert lines[:2] == ["Graph: main", "Status: running"]
+    assert lines[2].startswith("  plan (function): 12ms")
+    assert "    Error: Boom: not yet" in lines
+    assert json.loads(json.dumps(trace.to_dict()))["total_tokens"] == 7
+
+
+@pytest.mark.requirement("P-O4")
+def test_a_trace_takes_every_field_of_the_document() -> None:
+    step = step_trace(tokens_used=7, metadata={"attempt": 2})
+    trace = ExecutionTrace(
+        graph_id="main",
+        start_time=BEGUN,
+        end_time=BEGUN,
+        status="failed",
+        steps=[step],
+        total_tokens=7,
+        total_cost=0.02,
+        error="Boom: not yet",
+    )
+    assert (trace.steps, trace.total_tokens, trace.total_cost) == ([step], 7, 0.02)
+    assert (trace.status, trace.error, trace.end_time) == ("failed", "Boom: not yet", BEGUN)
+    trace.steps.append(step)
+    trace.total_tokens += 7
+    assert (len(trace.steps), trace.total_tokens) == (2, 14)
+
+
+@pytest.mark.requirement("P-O4")
+async def test_a_trace_is_read_back_from_its_json() -> None:
+    trace = ExecutionTrace(graph_id="main", start_time=BEGUN)
+    await Graph("main").add_step(const("n"), "a").execute(ExecutionContext(session=Session(), trace=trace))
+    written = json.loads(json.dumps(trace.to_dict()))
+    assert ExecutionTrace.from_dict(written).to_dict() == written
+
+
+@pytest.mark.requirement("P-O3")
+async def test_a_step_of_a_trace_leads_to_the_history_of_its_node(tmp_path: Path) -> None:
+    trace = ExecutionTrace(graph_id="main", start_time=datetime.now(UTC))
+    with ExecutionContext(session=Session(), trace=trace) as context:
+        watching = context.observe(History(tmp_path))
+        await Graph("main").add_step(const("alpha"), "a").execute(context)
+    await asyncio.to_thread(watching.drain, 30)
+    (step,) = trace.steps
+    assert (tmp_path / "default" / f"{step.node_id}.jsonl").exists()
+    entries = await asyncio.to_thread(lambda: list(read_history(tmp_path, step.node_id)))
+    assert [entry["op"] for entry in entries] == ["run", "end"]
+    begun, ended = (datetime.fromisoformat(entry["ts"]) for entry in entries)
+    assert abs((begun - step.start_time).total_seconds()) <= 0.001
+    assert abs((ended - step.end_time).total_seconds()) <= 0.001
+
+
+# REQ-P1 to REQ-P4: parallel steps.
+
+
+class SketchParallelGraph(SketchGraph):
+    async def execute(self, context: ExecutionContext) -> dict[str, Any]:
+        """REQ-P2 of the document."""
+        results: dict[str, Any] = {}
+        executed: set[str] = set()
+        semaphore = asyncio.Semaphore(self.max_parallel)
+
+        while True:
+            # Find steps whose dependencies are satisfied
+            ready = [
+                step_id
+                for step_id, step in self._steps.items()
+                if step_id not in executed and all(dep in executed for dep in step.depends_on)
+            ]
+
+            if not ready:
+                break
+
+            # Execute ready steps in parallel
+            async def run_step(step_id: str) -> None:
+                async with semaphore:
+                    context.check_cancelled()
+                    context.check_budget()
+                    step = self._steps[step_id]
+                    node = self._resolve_node(step, context.session)
+                    step_context = context.with_input(step.input).with_upstream(results)
+                    result = await execute_with_policy(step, node, step_context)
+                    results[step_id] = result
+                    executed.add(step_id)
+
+            await asyncio.gather(*[run_step(sid) for sid in ready])
+
+        return results
+
+
+async def _slow(ctx: ExecutionContext) -> str:
+    seen = f"{ctx.input}{sorted(ctx.upstream)}"
+    await asyncio.sleep(1)
+    return seen
+
+
+@pytest.mark.requirement("P-P1")
+def test_parallel_steps_take_as_long_and_give_the_same_as_in_the_sketch() -> None:
+    slow = FunctionNode("slow", _slow)
+    sketch = SketchParallelGraph("g", max_parallel=2)
+    graph = Graph(id="g", max_parallel=2)
+    for step_id, before in {"a": [], "b": [], "c": ["a", "b"]}.items():
+        sketch.add(SketchStep(step_id, slow, step_id, before))
+        graph.add_step(slow, step_id, step_id, depends_on=before)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        ended = []
+        for one in (sketch, graph):
+            begin = loop.time()
+            results = await one.execute(ExecutionContext(session=Session()))
+            ended.append((dict(results), loop.time() - begin))
+        assert ended[0] == ended[1] == ({"a": "a[]", "b": "b[]", "c": "c['a', 'b']"}, 2.0)
+
+    simulated(main)
+
+
+class PersistentNode:
+    """REQ-P3 of the document, with a body that notices when two steps are inside."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self._lock = asyncio.Lock()
+        self.inside = self.most = 0
+
+    async def execute(self, context: ExecutionContext) -> Any:
+        async with self._lock:
+            return await self._execute_impl(context)
+
+    async def _execute_impl(self, context: ExecutionContext) -> Any:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        await asyncio.sleep(1)
+        self.inside -= 1
+        return context.input
+
+
+@pytest.mark.requirement("P-P2")
+def test_a_node_with_a_lock_of_its_own_is_used_by_one_step_at_a_time() -> None:
+    async def main() -> None:
+        node = PersistentNode("terminal")
+        assert isinstance(node, Node)
+        graph = Graph("g", max_parallel=4)
+        for at in range(4):
+            graph.add_step(node, f"s{at}", at + 1)
+        assert await graph.execute(ExecutionContext(session=Session())) == {"s0": 1, "s1": 2, "s2": 3, "s3": 4}
+        assert node.most == 1
+
+    simulated(main)
+
+
+@pytest.mark.requirement("P-P2")
+def test_a_lock_that_is_not_had_in_time_is_a_deadlock_error() -> None:
+    async def acquire_with_timeout(node: PersistentNode) -> None:
+        """REQ-P4 of the document."""
+        try:
+            await asyncio.wait_for(node._lock.acquire(), timeout=30.0)
+        except TimeoutError:
+            raise DeadlockError(f"Timeout acquiring lock for node {node.id}")  # noqa: B904
+
+    async def main() -> None:
+        node = PersistentNode("terminal")
+        await acquire_with_timeout(node)
+        with pytest.raises(DeadlockError, match="Timeout acquiring lock for node terminal"):
+            await acquire_with_timeout(node)
+
+    simulated(main)
+
+
+@pytest.mark.requirement("P-P2")
+def test_validate_names_two_parallel_steps_on_one_persistent_node() -> None:
+    node = FunctionNode("terminal", lambda ctx: ctx.input, persistent=True)
+    graph = Graph("g", max_parallel=2).add_step(node, "step_a").add_step(node, "step_b")
+    (error,) = graph.validate()
+    for part in ("'step_a'", "'step_b'", "'terminal'", "parallel", "dependency"):
+        assert part in error
+    assert graph.chain("step_a", "step_b").validate() == []
+
+
+# Section 9: the scenarios and the protocol of the tracing test.
+
+
+@pytest.mark.requirement("P-E6")
+async def test_a_step_that_fails_leaves_the_results_so_far_on_the_error() -> None:
+    def fails(ctx: ExecutionContext) -> None:
+        raise Boom("not yet")
+
+    graph = Graph("g").add_step(const("n", 1), "a").add_step(FunctionNode("bad", fails), "b", depends_on=["a"])
+    with pytest.raises(Boom) as raised:
+        await graph.execute(ExecutionContext(session=Session()))
+    assert raised.value.partial_results == {"a": 1}  # type: ignore[attr-defined]
+
+
+@pytest.mark.requirement("P-E6")
+@pytest.mark.parametrize("stop", ["budget", "cancel"])
+async def test_a_stop_in_the_middle_leaves_the_results_so_far_on_the_error(stop: str) -> None:
+    token = CancellationToken()
+
+    def cancels(ctx: ExecutionContext) -> None:
+        token.cancel()
+        ctx.check_cancelled()
+
+    graph = Graph("g").add_step(const("n", 1), "a")
+    graph.add_step(FunctionNode("stop", cancels) if stop == "cancel" else const("n", 2), "b", depends_on=["a"])
+    budget = Budget(max_steps=1) if stop == "budget" else None
+    context = ExecutionContext(session=Session(), budget=budget, cancellation=token)
+    with pytest.raises((BudgetExceededError, CancelledError)) as raised:
+        await graph.execute(context)
+    assert raised.value.partial_results == {"a": 1}  # type: ignore[union-attr]
+
+
+@pytest.mark.requirement("P-O2")
+async def test_the_protocol_of_the_tracing_test_runs_as_written() -> None:
+    session = Session()
+    graph = Graph("perf-test")
+    for at in range(100):
+        node = FunctionNode("add", lambda ctx: ctx.input + 1)
+        graph.add_step(node, f"s{at}", None if at else 1, depends_on=[f"s{at - 1}"] if at else None)
+
+    for _ in range(10):
+        results = await graph.execute(ExecutionContext(session=session))
+        assert results["s99"] == 101
+
+    for _ in range(10):
+        trace = ExecutionTrace(graph_id="perf-test", start_time=datetime.now())  # noqa: DTZ005
+        results = await graph.execute(ExecutionContext(session=session, trace=trace))
+        assert results["s99"] == 101
+        assert (len(trace.steps), trace.status) == (100, "completed")
+
+
+# Section 10: the decisions.
+
+
+@pytest.mark.requirement("P-O1", "P-O2")
+async def test_decision_d12_a_trace_is_opt_in() -> None:
+    session = Session()
+    graph = Graph("main").add_step(const("n", 1), "a").add_step(const("n", 2), "b", depends_on=["a"])
+
+    # Without tracing (default)
+    results = await graph.execute(ExecutionContext(session=session))
+    assert results == {"a": 1, "b": 2}
+
+    # With tracing
+    trace = ExecutionTrace(graph_id="main", start_time=datetime.now())  # noqa: DTZ005
+    results = await graph.execute(ExecutionContext(session=session, trace=trace))
+    assert results == {"a": 1, "b": 2}
+    explained = trace.explain()  # See what happened
+    assert explained.split("\n")[:2] == ["Graph: main", "Status: completed"]
+    assert "  a (function): " in explained
+    assert "  b (function): " in explained
+
+
+@pytest.mark.requirement("P-E1", "P-B1")
+def test_policies_and_budgets_are_dataclasses() -> None:
+    assert dataclasses.replace(ErrorPolicy(), retry_count=2) == ErrorPolicy(retry_count=2)
+    assert dataclasses.replace(Budget(), max_steps=2) == Budget(max_steps=2)

@@ -1,0 +1,1 @@
+"""Scripts that measure this tree; no part of the package."""
