@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -63,6 +64,8 @@ def test_a_block_prints_the_output_shown_on_the_page(path: Path) -> None:
             printed = out.getvalue()
         elif language == "text" and follows:
             assert printed == text
+    namespace.clear()
+    gc.collect()  # report here what a page leaves open, not in whichever test runs when it is collected
 
 
 def test_the_lifecycle_diagram_is_drawn_from_its_table() -> None:
