@@ -6,7 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidValue
-from penstock.providers.scope import contained, installed
+from penstock.providers.hooks import installed
+from penstock.providers.scope import contained
 from penstock.runtime.billing.error_bill import ErrorBill
 from penstock.runtime.context import ExecutionContext
 

@@ -23,13 +23,13 @@ from penstock.agents.messages import ToolCall, bytes_of
 from penstock.agents.model import BYTES_PER_TOKEN, Model, ModelRequest, ModelResponse, TruncatedResponse
 from penstock.containment.breaker import CircuitBreaker
 from penstock.errors import InvalidValue
+from penstock.providers.current import already_held
 from penstock.providers.models.breakers import breakers, passing
 from penstock.providers.models.connections import Borrowed, Connections
 from penstock.providers.models.events import events
 from penstock.providers.models.formats.format import Format, StreamReader, UnsupportedRequest
 from penstock.providers.reading.bodies import UnreadableAnswer, reading
 from penstock.providers.reading.meter import Allowance, Counted, ExcessOutput, JsonBody, Meter
-from penstock.providers.scope import already_held
 from penstock.runtime.billing.error_bill import ErrorBill, check_error_bill, mark_bill
 from penstock.runtime.billing.usage import MAX_NAME, Usage
 

@@ -1,7 +1,7 @@
-"""Send requests of an HTTP library as contained model calls.
+"""httpx2, httpx and transports with their API: send their requests as contained model calls.
 
-The library is httpx2 or httpx, which has the same API; this module never imports either. `send` and `asend` wrap the
-transport that talks to the network, so that every attempt of a client passes through them.
+This module never imports either. `send` and `asend` wrap the transport that talks to the network, so that every
+attempt of a client passes through them.
 
 How a stop reaches a request in flight. An async request is interrupted where it waits, and the library closes its
 socket. A sync request waits on a worker: the caller is released at once, and the socket is shut down, which ends the
@@ -19,6 +19,8 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import CancelledError, PenstockError
+from penstock.providers.current import terms_for
+from penstock.providers.hooks import Patch
 from penstock.providers.http.exchange import Exchange, Terms, admit, refuse_unpriced
 from penstock.providers.http.request import ModelRequest, form_of, is_from_an_sdk, parse_request
 from penstock.providers.reading.bodies import AsyncLimited, Limited, Sink, limit, stream_class, without_coding
@@ -283,3 +285,33 @@ def _shut_down(stream: Any) -> None:
     if wire is not None:
         with suppress(OSError):
             wire.shutdown(socket.SHUT_RDWR)
+
+
+def _sync(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def handle_request(transport: Any, request: Any) -> Any:
+        terms = terms_for(request.method, request.url.host, request.url.path, request.headers)
+        return original(transport, request) if terms is None else send(terms, original, transport, request)
+
+    return handle_request
+
+
+def _async(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    async def handle_async_request(transport: Any, request: Any) -> Any:
+        terms = terms_for(request.method, request.url.host, request.url.path, request.headers)
+        if terms is None:
+            return await original(transport, request)
+        return await asend(terms, original, transport, request)
+
+    return handle_async_request
+
+
+PATCHES = (
+    Patch("httpx2", "HTTPTransport", "handle_request", _sync),
+    Patch("httpx2", "AsyncHTTPTransport", "handle_async_request", _async),
+    Patch("httpx", "HTTPTransport", "handle_request", _sync),
+    Patch("httpx", "AsyncHTTPTransport", "handle_async_request", _async),
+    *(
+        Patch(module, "AiohttpTransport", "handle_async_request", _async)
+        for module in ("httpx_aiohttp", "openai._vendor.httpx_aiohttp", "anthropic._vendor.httpx_aiohttp")
+    ),
+)
