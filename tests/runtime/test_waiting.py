@@ -373,6 +373,38 @@ def test_steps_of_a_graph_wait_too() -> None:
     whole(run)
 
 
+def test_steps_and_tools_that_hold_nothing_start_however_many_pass_a_call_that_waits() -> None:
+    started: list[str] = []
+
+    async def main(run: ExecutionContext) -> Any:
+        def tool(number: int) -> Callable[[], Awaitable[None]]:
+            async def work() -> None:
+                started.append(f"tool {number}")
+
+            return work
+
+        async def step(ctx: ExecutionContext) -> None:
+            started.append("step")
+
+        graph = Graph("g")
+        graph.step(step, "first") >> graph.step(step, "second")
+        holder = asyncio.ensure_future(run.allm(spend(run, 0.1, seconds=5), cost_hint_usd=0.9))
+        await asyncio.sleep(0.1)
+        waiting = asyncio.ensure_future(run.allm(spend(run, 0.1), cost_hint_usd=0.9))
+        await asyncio.sleep(0.1)
+        for number in range(8):  # more than may pass a call that waits
+            await run.atool(tool(number))
+        await graph.execute(run)
+        assert not holder.done()
+        return await asyncio.gather(holder, waiting)
+
+    run, outcome = simulate(main, max_cost_usd=1)
+    assert outcome == ["done", "done"]
+    assert started == [*(f"tool {number}" for number in range(8)), "step", "step"]
+    assert len(waits(run)) == 1
+    whole(run)
+
+
 def test_explain_says_that_a_call_waited() -> None:
     async def main(run: ExecutionContext) -> None:
         await asyncio.gather(*(run.allm(spend(run, 0.1), name=f"call {n}", cost_hint_usd=0.9) for n in range(2)))

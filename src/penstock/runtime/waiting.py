@@ -8,6 +8,11 @@ ones under the same lock and wakes them. A cancel, a time limit and `max_wait_s`
 **Calls of unknown cost.** Without a hint, a model call holds the most that one of the run has cost so far. Before the
 first one has ended that is nothing, so under a money limit these calls run one at a time until then. What the running
 one calls itself is exempt.
+
+**Steps.** A step that takes nothing starts whether or not calls wait. A step whose call waits keeps its slot of the
+graph's concurrency limit and the node that it uses exclusively: it has started, and `max_parallel=1` promises that no
+other step runs in between. If it gave its slot away, it would come back with money held and no slot, and a graph inside
+the step that has the slot could wait for just that money.
 """
 
 from __future__ import annotations
@@ -147,7 +152,7 @@ def take_or_wait(
         stop = why or _momentary(account, ONE_AT_A_TIME)
     elif accounts.without_room(account, cost, tokens):
         stop = accounts.refusal(account, cost, tokens, api_calls, now_ns, attempt > 1)
-    elif run.queues and not run.room.may_enter(waiter):
+    elif run.queues and not (_takes_nothing(waiter) or run.room.may_enter(waiter)):
         stop = _momentary(account, IN_ORDER)
     else:
         refused = accounts.take(call, account, cost, tokens, api_calls, now_ns, attempt > 1)
@@ -160,6 +165,11 @@ def take_or_wait(
         return replace(stop, message=stop.message + ON_A_LOOP)
     call.waiter = waiter
     return stop
+
+
+def _takes_nothing(waiter: CallWaiter) -> bool:
+    """Whether those that wait lose nothing if it goes first; a model call of unknown cost may take all there is."""
+    return not waiter.cost and not waiter.tokens and waiter.spec.kind != "llm"
 
 
 def _momentary(account: Account, message: str) -> Stop:
