@@ -256,7 +256,8 @@ def test_a_graph_that_was_cancelled_is_cancelled_and_its_running_steps_are_halte
         loop.call_later(1, token.cancel, "enough")
         forever = FunctionNode("f", lambda ctx: asyncio.sleep(1e6))
         graph = Graph("g", max_parallel=2).add_step(const("one"), "a").add_step(forever, "b").add_step(forever, "c")
-        trace, error = await traced(graph, cancellation=token, clock=loop.clock)
+        settings = RunSettings(sync_calls="inline")  # in virtual time
+        trace, error = await traced(graph, cancellation=token, clock=loop.clock, settings=settings)
         assert isinstance(error, CancelledError)
         assert trace.status == "cancelled"
         assert {step.step_id: step.status for step in trace.steps} == {"a": "success", "b": "halt", "c": "halt"}

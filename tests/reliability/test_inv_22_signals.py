@@ -191,6 +191,7 @@ def test_inv_22_an_exception_at_any_instruction_leaves_accounts_and_tree_consist
     assert at > 200, "the injector saw the instructions"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised in a finalizer, and lost
 def test_inv_22_real_signals_leave_accounts_and_tree_consistent() -> None:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise Interrupted

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
+from penstock.containment.limits import UNLIMITED
 from penstock.errors import InvalidValue
 from penstock.flow.node import FunctionNode, type_of
 from penstock.flow.session import Session
@@ -16,8 +17,9 @@ from penstock.kernel.plan import CycleFound, Plan, plan_columns, topological_ord
 from penstock.kernel.settle import Quorum
 from penstock.policies import ErrorPolicy
 from penstock.runtime.call import CallSpec
+from penstock.runtime.context import ExecutionContext
 from penstock.runtime.scheduling.exclusive import turn_of
-from penstock.runtime.scheduling.recovery import DEFAULT_POLICY, StepOptions
+from penstock.runtime.scheduling.recovery import DEFAULT_POLICY, PLAIN, StepOptions
 from penstock.runtime.scheduling.scheduler import MAX_NESTING
 
 Feed = str | None | Callable[[Mapping[str, Any]], Any]
@@ -37,10 +39,35 @@ class Compiled:
     """What stands in for a step that failed, where its policy names a node."""
     feeds: list[Feed]
     calls: list[CallSpec]
-    care: list[StepOptions | None] | None
-    """None if no step asks for any."""
+    options: list[StepOptions | None] | None
+    """None if no step has any."""
     references: list[int]
     """Steps whose node is looked up in the session of the run."""
+    sync: list[int]
+    """Steps that run a sync function, on a worker if it may have to be abandoned."""
+    _timed: list[StepOptions | None] | None = None
+    _on_workers: list[StepOptions | None] | None = None
+
+    def options_in(self, context: ExecutionContext) -> list[StepOptions | None] | None:
+        """The options of each step in this run, which decides what runs on workers."""
+        run, mode = context._run, context._run.settings.sync_calls
+        if not self.sync or mode == "inline":
+            return self.options
+        if mode == "auto" and context._token.deadline_ns >= UNLIMITED and not run.external_token:
+            if self._timed is None and self.options is not None:
+                self._timed = self._with_workers([step for step in self.sync if _has_time_limit(self.options[step])])
+            return self._timed
+        if self._on_workers is None:
+            self._on_workers = self._with_workers(self.sync)
+        return self._on_workers
+
+    def _with_workers(self, steps: list[int]) -> list[StepOptions | None] | None:
+        if not steps:
+            return self.options
+        options: list[StepOptions | None] = [None] * len(self.runs) if self.options is None else self.options.copy()
+        for step in steps:
+            options[step] = replace(options[step] or PLAIN, on_thread=True, may_return_awaitable=True)
+        return options
 
     def bound_to(self, session: Session | None) -> Compiled:
         """With the nodes that steps refer to by name; GraphInvalid names those that are not there."""
@@ -52,18 +79,31 @@ class Compiled:
         if missing or session is None:
             raise GraphInvalid(missing)
         runs, calls = self.runs.copy(), self.calls.copy()
-        care: list[StepOptions | None] = [None] * len(runs) if self.care is None else self.care.copy()
+        options: list[StepOptions | None] = [None] * len(runs) if self.options is None else self.options.copy()
+        sync = self.sync.copy()
         nodes = [step.node for step in self.steps]
         for number in self.references:
             step = self.steps[number]
             node = nodes[number] = session.get_node(step.node_id)
-            runs[number], care[number] = _run_of(node), _care_of(step, node)
+            runs[number], options[number] = _run_of(node), _options_of(step, node)
+            if _is_sync(node):
+                sync.append(number)
             metadata = {**(calls[number].metadata or {}), "node_type": type_of(node)}
             calls[number] = replace(calls[number], metadata=metadata)
-        shared = list(_shared_persistent(self.steps[0]._graph, self.plan, self.steps, nodes)) if any(care) else []
+        shared = list(_shared_persistent(self.steps[0]._graph, self.plan, self.steps, nodes)) if any(options) else []
         if shared:
             raise GraphInvalid(shared)
-        return replace(self, runs=runs, calls=calls, care=care if any(care) else None, references=[])
+        return Compiled(
+            self.plan,
+            self.steps,
+            runs,
+            self.fallbacks,
+            self.feeds,
+            calls,
+            options if any(options) else None,
+            [],
+            sync,
+        )
 
 
 class CompilableGraph(StepGraph, Protocol):
@@ -80,7 +120,7 @@ def compile_steps(graph: StepGraph) -> Compiled:
     if problems or plan is None:
         raise GraphInvalid(problems[:MAX_PROBLEMS])
     graph_id = graph.id
-    care = [_care_of(step, step.node) for step in steps]
+    options = [_options_of(step, step.node) for step in steps]
     return Compiled(
         plan,
         steps,
@@ -88,8 +128,9 @@ def compile_steps(graph: StepGraph) -> Compiled:
         {at: _run_of(other) for at, step in enumerate(steps) if (other := _fallback_of(step)) is not None},
         [_feed_of(step) for step in steps],
         [CallSpec("system", step.id, metadata=_metadata_of(graph_id, step)) for step in steps],
-        care if any(care) else None,
+        options if any(options) else None,
         [number for number, step in enumerate(steps) if step.node is None],
+        [number for number, step in enumerate(steps) if _is_sync(step.node)],
     )
 
 
@@ -240,22 +281,40 @@ def _feed_of(step: Step) -> Feed:
     return before[0] if len(before) == 1 else lambda results: {one: results[one] for one in before if one in results}
 
 
-def _care_of(step: Step, node: Any) -> StepOptions | None:
+def _options_of(step: Step, node: Any) -> StepOptions | None:
     policy, budget = step.error_policy, step.sub_budget
-    if policy is None and budget is None and not _needs_care(node):
+    if policy is None and budget is None and not _has_options(node):
         return None
     policy, other = policy or DEFAULT_POLICY, _fallback_of(step)
-    fallback = None if other is None else _care_for(step, other, policy)
-    return replace(_care_for(step, node, policy), sub_budget=budget, fallback=fallback)
+    fallback = None if other is None else _options_for(step, other, policy)
+    return replace(_options_for(step, node, policy), sub_budget=budget, fallback=fallback)
 
 
-def _care_for(step: Step, node: Any, policy: ErrorPolicy) -> StepOptions:
+def _options_for(step: Step, node: Any, policy: ErrorPolicy) -> StepOptions:
     turn = turn_of(node, node.id) if getattr(node, "persistent", False) else None
-    return StepOptions(policy, None, _is_on_thread(node), turn, step._graph.turn_timeout_s, is_graph=_is_graph(node))
+    return StepOptions(
+        policy,
+        on_thread=_is_on_thread(node),
+        turn=turn,
+        turn_timeout_s=step._graph.turn_timeout_s,
+        is_graph=_is_graph(node),
+    )
 
 
-def _needs_care(node: Any) -> bool:
+def _has_options(node: Any) -> bool:
     return getattr(node, "persistent", False) or _is_on_thread(node)
+
+
+def _is_sync(node: Any) -> bool:
+    """Whether the step runs a sync function and leaves open where."""
+    return type(node) is FunctionNode and node.blocking is None and node.isolation is None and not node.is_async
+
+
+def _has_time_limit(options: StepOptions | None) -> bool:
+    if options is None:
+        return False
+    budget = options.sub_budget
+    return options.policy.timeout_ms is not None or (budget is not None and budget.max_time_seconds is not None)
 
 
 def _is_on_thread(node: Any) -> bool:

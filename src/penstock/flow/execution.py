@@ -103,6 +103,7 @@ class StepExecution(GraphExecution[StepEvent]):
         "_feeds",
         "_graph",
         "_inputs",
+        "_options",
         "_prefix",
         "_results",
         "_runs",
@@ -119,6 +120,7 @@ class StepExecution(GraphExecution[StepEvent]):
         session, trace = context.session, context.trace  # once: a step's context looks them up in the graph's
         self._graph = graph
         self._compiled = compiled = graph.compiled().bound_to(graph.session if session is None else session)
+        self._options = compiled.options_in(context)
         self._runs = compiled.runs
         self._feeds = compiled.feeds
         parent_call = context._call_here()
@@ -145,7 +147,7 @@ class StepExecution(GraphExecution[StepEvent]):
         """Create the scheduler that runs it."""
         graph, compiled, trace = self._graph, self._compiled, self.trace
         fallback = self._run_fallback if compiled.fallbacks else None
-        callbacks = NodeCallbacks(self._run, compiled.calls, compiled.care, fallback)
+        callbacks = NodeCallbacks(self._run, compiled.calls, self._options, fallback)
         if trace is not None:
             callbacks.call_log = journal = list[CallRecord]()
             trace.watch(self._context._run, journal, self._results, self._inputs, compiled.plan.index)
@@ -217,10 +219,10 @@ class StepExecution(GraphExecution[StepEvent]):
         call = running_call.get()
         if call is not None and call.context is place:  # unrecorded steps have no call of their own
             call.stream = output
-        care = None if self._compiled.care is None else self._compiled.care[node]
-        if is_fallback and care is not None:
-            care = care.fallback
-        if care is not None and care.on_thread:
+        options = None if self._options is None else self._options[node]
+        if is_fallback and options is not None:
+            options = options.fallback
+        if options is not None and options.on_thread:
             return self._drain(node, place._token, stream, pieces)
         if type(stream) is GeneratorType:
             stream = turning(stream)

@@ -148,7 +148,7 @@ class Graph:
         error_policy: ErrorPolicy | None = None,
         sub_budget: Budget | None = None,
         *,
-        blocking: bool = False,
+        blocking: bool | None = None,
     ) -> FunctionStep[R]: ...
 
     @overload
@@ -161,7 +161,7 @@ class Graph:
         depends_on: Sequence[Reference] | None = None,
         error_policy: ErrorPolicy | None = None,
         sub_budget: Budget | None = None,
-        blocking: bool = False,
+        blocking: bool | None = None,
     ) -> Callable[[StepFunction[R]], FunctionStep[R]]: ...
 
     def step(
@@ -174,13 +174,14 @@ class Graph:
         error_policy: ErrorPolicy | None = None,
         sub_budget: Budget | None = None,
         *,
-        blocking: bool = False,
+        blocking: bool | None = None,
     ) -> Any:
         """Add a step and return it, for `a >> b`; without a node it is a decorator, and so is `@graph.step` itself.
 
         The node is a function, sync or async, a node, the id of a node of the session, or a `Step` made by hand. A step
         without a `step_id` has the name of its function or the id of its node. A decorated function becomes its step,
-        which can still be called. `blocking` runs a sync function on a thread.
+        which can still be called. `blocking=True` runs a sync function on a thread, `False` on the event loop; by
+        default it runs on a thread if the step or the run has a time limit or the run was given a cancellation token.
         """
         options = (input, input_fn, depends_on, error_policy, sub_budget)
         if type(step_id) is not str:
@@ -204,12 +205,12 @@ class Graph:
             raise InvalidValue(f"node of step {step_id!r}" if step_id else "node", node, A_STEP_NODE)
         return self._add(step, step.id)
 
-    def _decorate(self, step_id: str, options: _Options, blocking: bool, fn: Any) -> Step:
+    def _decorate(self, step_id: str, options: _Options, blocking: bool | None, fn: Any) -> Step:
         if not is_function(fn):
             raise InvalidValue("the decorated object", fn, "a function")
         return self._add_function(fn, step_id, options, blocking)
 
-    def _add_function(self, fn: StepFunction[R], step_id: str, options: _Options, blocking: bool) -> Step:
+    def _add_function(self, fn: StepFunction[R], step_id: str, options: _Options, blocking: bool | None) -> Step:
         input, input_fn, depends_on, error_policy, sub_budget = options
         before = self._before(step_id, depends_on)
         step = FunctionStep(fn, step_id, input, input_fn, before, error_policy, sub_budget, blocking=blocking)

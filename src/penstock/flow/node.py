@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable
+from types import FunctionType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from penstock.errors import InvalidValue
@@ -32,7 +33,7 @@ class FunctionNode:
     pieces is the node's value.
     """
 
-    __slots__ = ("__weakref__", "blocking", "fn", "id", "isolation", "persistent")
+    __slots__ = ("__weakref__", "blocking", "fn", "id", "is_async", "isolation", "persistent")
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class FunctionNode:
         fn: Callable[[ExecutionContext], Any],
         *,
         persistent: bool = False,
-        blocking: bool = False,
+        blocking: bool | None = None,
         isolation: Isolation | None = None,
     ) -> None:
         if type(id) is not str or not id:
@@ -52,7 +53,9 @@ class FunctionNode:
         self.persistent = persistent
         """Whether one step uses it at a time."""
         self.blocking = blocking
-        """Whether it runs on a thread, because it would keep the event loop from turning."""
+        """Whether a sync function runs on a thread. None: if its step or its run has a time limit, or if the run was
+        given a cancellation token; otherwise on the event loop, which it blocks."""
+        self.is_async = _is_async(fn)
         self.isolation = isolation
         """`process` runs it in a process of its own, which a cancel really ends."""
         if blocking or isolation is not None:
@@ -61,7 +64,7 @@ class FunctionNode:
     def _check_options(self) -> None:
         if self.isolation not in (None, "process"):
             raise InvalidValue(f"isolation of node {self.id!r}", self.isolation, "'process', or None")
-        if inspect.iscoroutinefunction(self.fn) or inspect.isasyncgenfunction(self.fn):
+        if self.is_async:
             what = "blocking" if self.blocking else "isolation"
             raise InvalidValue(f"{what} of node {self.id!r}", getattr(self, what), "left out for an async function")
         if self.isolation is not None:
@@ -85,3 +88,10 @@ def type_of(node: object) -> str:
 def is_stream(value: object) -> bool:
     """Whether a node streams: what it returned gives its value piece by piece."""
     return isinstance(value, AsyncIterator)
+
+
+def _is_async(fn: Callable[..., Any]) -> bool:
+    """Whether it is a coroutine function or an async generator function."""
+    if type(fn) is FunctionType:  # most are, and `inspect` takes as long as the rest of a node
+        return bool(fn.__code__.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
+    return inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)

@@ -137,7 +137,7 @@ class FunctionStep(Step, Generic[R]):
         error_policy: ErrorPolicy | None = None,
         sub_budget: Budget | None = None,
         *,
-        blocking: bool = False,
+        blocking: bool | None = None,
     ) -> None:
         name = _name_of(fn)
         id = id or name

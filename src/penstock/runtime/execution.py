@@ -287,22 +287,25 @@ async def attempt_async(
             if token.cancellation is not None:
                 raise CancelledError(stop=token.stop)
             if on_worker:
-                job = worker.LoopJob(
-                    lambda: _without_coroutine(fn(*args)), lambda value, error: _end_late(call, value, error, hooks)
-                )
+                # A caller with hooks refuses coroutines itself, or has them awaited here.
+                work = (lambda: fn(*args)) if hooks is not None else (lambda: _without_coroutine(fn(*args)))
+                job = worker.LoopJob(work, lambda value, error: _end_late(call, value, error, hooks))
                 value = await job.result()
             else:
                 value = fn(*args) if args else fn()
-                if type(value) is CoroutineType or hasattr(type(value), "__await__"):
-                    value = await value
-                if type(value) in STREAMS and hooks is None:  # a caller with hooks drains it itself
-                    value = await _adrain(call, value)
+            if type(value) is CoroutineType or hasattr(type(value), "__await__"):
+                value = await value
+            if type(value) in STREAMS and hooks is None and not on_worker:  # a caller with hooks drains it itself
+                value = await _adrain(call, value)
             if prices.is_pending and (type(value) not in WITHOUT_USAGE or call.usage is not None):
                 await load_prices_for(call, value)
         except BaseException as error:
             cause = translate_cancel(token, task, error, requested)
+            is_left = job is not None and job.leave()
+            if job is not None and not is_left and type(job.value) is CoroutineType:
+                job.value.close()  # the stop came between the function's return and the await of what it returned
             try:
-                if job is not None and job.leave():
+                if is_left:
                     _leave_behind(call, cause, hooks)
                 elif hooks is None or not _settle_timeout(call, hooks):
                     fail(call, cause)
@@ -353,6 +356,8 @@ def _leave_behind(call: Call, error: BaseException, hooks: AttemptHooks | None) 
 
 
 def _end_late(call: Call, value: Any, error: BaseException | None, hooks: AttemptHooks | None) -> None:
+    if type(value) is CoroutineType:
+        value.close()
     try:
         _finish_late(call, value, error)
     finally:

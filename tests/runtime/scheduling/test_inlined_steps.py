@@ -29,6 +29,8 @@ from penstock import (
 from penstock.testing import SimLoop, sim_run
 
 Step = Callable[[ExecutionContext], Any]
+INLINE = RunSettings(sync_calls="inline")
+"""With a time limit, sync steps would run on threads, in real time."""
 PER_RUN = {"run_id", "chain_id", "at_ms", "timestamp", "request_id"}
 
 
@@ -117,7 +119,7 @@ CASES: dict[str, Step] = {
 }
 
 
-def what_is_left(step: Step, policy: ErrorPolicy | None, settings: RunSettings | None, **limits: Any) -> dict[str, Any]:
+def what_is_left(step: Step, policy: ErrorPolicy | None, settings: RunSettings, **limits: Any) -> dict[str, Any]:
     graph = Graph("g", max_parallel=2)
     for name in ("first", "beside"):
         graph.add_step(FunctionNode(name, step), name, error_policy=policy)
@@ -159,16 +161,16 @@ def what_is_left(step: Step, policy: ErrorPolicy | None, settings: RunSettings |
 @pytest.mark.parametrize(
     ("settings", "limits"),
     [
-        (None, {}),
-        (RunSettings(strict=True), {}),
-        (None, {"max_cost_usd": 0.3}),
-        (None, {"max_steps": 1}),
-        (None, {"max_retries_total": 0, "guarded": True}),
+        (INLINE, {}),
+        (RunSettings(strict=True, sync_calls="inline"), {}),
+        (INLINE, {"max_cost_usd": 0.3}),
+        (INLINE, {"max_steps": 1}),
+        (INLINE, {"max_retries_total": 0, "guarded": True}),
     ],
     ids=["plain", "strict", "little money", "one step", "no retries, a breaker"],
 )
 def test_an_inlined_step_leaves_the_same_behind_as_an_attempt(
-    case: str, settings: RunSettings | None, limits: dict[str, Any]
+    case: str, settings: RunSettings, limits: dict[str, Any]
 ) -> None:
     inlined = what_is_left(CASES[case], None, settings, **limits)
     attempted = what_is_left(CASES[case], ErrorPolicy(), settings, **limits)

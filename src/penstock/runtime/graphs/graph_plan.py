@@ -17,7 +17,7 @@ from penstock.kernel.graph import EdgeSpec, GraphSpec, NodeSpec
 from penstock.kernel.plan import Plan
 from penstock.kernel.values import ANY
 from penstock.runtime.call import CallSpec
-from penstock.runtime.graphs.node_options import care_of, own_data
+from penstock.runtime.graphs.node_options import options_of, own_data
 from penstock.runtime.graphs.validation import compile_graph
 from penstock.runtime.scheduling.recovery import StepOptions
 
@@ -47,7 +47,7 @@ class NodePlan:
     feeds: list[Feed | None]
     """The single edge of each node whose one value needs no routing."""
     calls: list[CallSpec]
-    care: list[StepOptions | None] | None
+    options: list[StepOptions | None] | None
     pure: frozenset[int]
     """Nodes whose executor declares that they always return the same, call nothing and change nothing."""
 
@@ -62,7 +62,7 @@ def plan_nodes(
     outputs = {one: executors.handles(one, "outputs") for one in behind}
     metadata = {one: {"node_type": one} for one in behind}
     blocking = {one for one, executor in behind.items() if getattr(executor, "blocking", False)}
-    care = [care_of(spec, spec.type in blocking) for spec in specs]
+    options = [options_of(spec, spec.type in blocking) for spec in specs]
     arriving = [tuple([edge for edge in incoming.get(one, ()) if edge.channel == "flow"]) for one in plan.ids]
     return NodePlan(
         plan,
@@ -74,7 +74,7 @@ def plan_nodes(
         arriving,
         [_feed(edges, inputs[spec.type]) for spec, edges in zip(specs, arriving, strict=True)],
         [CallSpec("system", spec.id, metadata=metadata[spec.type]) for spec in specs],
-        care if any(care) else None,
+        options if any(options) else None,
         frozenset(at for at, spec in enumerate(specs) if getattr(behind[spec.type], "is_pure", False) is True),
     )
 

@@ -150,7 +150,7 @@ class NodeExecution(GraphExecution[NodeEvent]):
     def _scheduler(self) -> Scheduler:
         nodes, runtime = self._nodes, self._runtime
         callbacks = NodeCallbacks(
-            self._run, nodes.calls, nodes.care, store=self._store, notify_recovery=self._emit_recovery
+            self._run, nodes.calls, nodes.options, store=self._store, notify_recovery=self._emit_recovery
         )
         frontier = frontier_for(nodes.plan, self._settle)
         return self._scheduler_of(
@@ -207,7 +207,7 @@ class NodeExecution(GraphExecution[NodeEvent]):
         """Return the node's result, or an awaitable of it."""
         nodes = self._nodes
         spec = nodes.specs[node]
-        if nodes.care is not None and (care := nodes.care[node]) is not None and care.on_thread:
+        if nodes.options is not None and (options := nodes.options[node]) is not None and options.on_thread:
             return self._run_on_thread(node, spec, place)
         value = nodes.runs[node](
             thawed(nodes.data[node]), self._inputs(node), self._runtime._context_of(spec.id, place)

@@ -141,18 +141,18 @@ def linked_data(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return {k: v for k, v in data.items() if k != ERROR_POLICY} if ERROR_POLICY in data else data
 
 
-def care_of(node: NodeSpec, blocking: bool) -> StepOptions | None:
+def options_of(node: NodeSpec, blocking: bool) -> StepOptions | None:
     """Return the options of a node of a validated graph; None if it has none."""
-    care = ON_A_THREAD if blocking else None
+    options = ON_A_THREAD if blocking else None
     if NodeOptions.names.isdisjoint(node.data):
-        return care
+        return options
     read = SETTINGS.read(_given(node.data))
     if read.budget is not None:
-        care = replace(care or PLAIN, sub_budget=read.budget.budget(), is_graph=True)
+        options = replace(options or PLAIN, sub_budget=read.budget.budget(), is_graph=True)
     if read.error_policy is not None:
         stand_in = _stand_in(read.error_policy.fallback_handle or DEFAULT_OUTPUT)
-        care = replace(care or PLAIN, policy=read.error_policy.policy(), stand_in=stand_in)
-    return care
+        options = replace(options or PLAIN, policy=read.error_policy.policy(), stand_in=stand_in)
+    return options
 
 
 def _stand_in(handle: str) -> Callable[[Any], ExecutionResult]:

@@ -52,6 +52,8 @@ class StepOptions:
     policy: ErrorPolicy = DEFAULT_POLICY
     sub_budget: Budget | None = None
     on_thread: bool = False
+    may_return_awaitable: bool = False
+    """Whether the event loop awaits what the function returns on its thread; otherwise a coroutine is refused."""
     turn: Turn | None = None
     """For exclusive use of the node; None if steps may share it."""
     turn_timeout_s: float = 30.0
@@ -63,6 +65,9 @@ class StepOptions:
     """Converts the policy's replacement into a value of the node; None leaves it as it is."""
     chance: Callable[[], float] = random.random
     """Source of the jitter of retries."""
+
+
+PLAIN = StepOptions()
 
 
 class RunningGraph(Protocol):
@@ -243,7 +248,8 @@ async def _attempt_now(
     if options.policy.timeout_ms is not None:
         token = outer.child(spec.name, deadline_s=options.policy.timeout_ms / 1_000)
         place = place._under(token)
-    run = (lambda node, place: _plain(work(node, place))) if options.on_thread else work
+    refuses_async = options.on_thread and not options.may_return_awaitable
+    run = (lambda node, place: _plain(work(node, place))) if refuses_async else work
     hooks = _Hooks(graph, node, options, attempt, token, outer, use)
     try:
         call = await attempt_async(place, spec, run, (node, place), attempt, options.on_thread, None, hooks)
