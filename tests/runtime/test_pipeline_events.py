@@ -17,6 +17,7 @@ from penstock import (
     ExecutionContext,
     FunctionNode,
     Graph,
+    InvalidValue,
     SafetyEvent,
     ShieldPipeline,
     StopReason,
@@ -250,3 +251,13 @@ def test_the_context_of_hooks_equals_a_constructed_one() -> None:
     assert replace(told, endpoint="e") == replace(made, endpoint="e")
     with pytest.raises(FrozenInstanceError):
         told.tool_name = "another"  # type: ignore[misc]
+
+
+@pytest.mark.requirement("C-19")
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("request_id", 7), ("tool_name", None), ("kind", 1), ("team", []), ("cost_usd", float("nan")), ("cost_usd", -1)],
+)
+def test_a_context_for_hooks_names_the_argument_that_is_wrong(field: str, value: object) -> None:
+    with pytest.raises(InvalidValue, match=field):
+        ToolCallContext(**{"request_id": "r", field: value})  # type: ignore[arg-type]

@@ -67,6 +67,9 @@ class ToolCallContext:
     """Output tokens, where they are known: a run fills them in for `before_charge`."""
 
     def __post_init__(self) -> None:
+        for name in ("request_id", "tool_name", "kind", "chain_id", "node_id", "org_id", "team", "service"):
+            checks.text(name, getattr(self, name))
+        checks.number("cost_usd", self.cost_usd, minimum=0)
         for name in ("session_id", "endpoint"):
             text = getattr(self, name)
             if text is not None:

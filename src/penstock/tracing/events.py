@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, ClassVar, TypedDict, Unpack
 
+from penstock import checks
 from penstock.clock import utc_from_ns
 from penstock.money import to_nanos
 from penstock.stops import TerminationReason
@@ -178,7 +179,7 @@ class ToolCallTrace(CallEnded):
     ) -> None:
         fields.setdefault("call_kind", "tool")
         if tool_name:
-            fields["name"] = tool_name
+            fields["name"] = checks.text("tool_name", tool_name)
         CallEnded.__init__(self, **fields)
         object.__setattr__(self, "input", input)
         object.__setattr__(self, "output", output)
