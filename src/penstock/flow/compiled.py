@@ -302,6 +302,8 @@ def _options_for(step: Step, node: Any, policy: ErrorPolicy) -> StepOptions:
 
 
 def _has_options(node: Any) -> bool:
+    if type(node) is FunctionNode:  # most are, and have these attributes
+        return bool(node.persistent or node.blocking or node.isolation is not None)
     return getattr(node, "persistent", False) or _is_on_thread(node)
 
 

@@ -43,7 +43,10 @@ from penstock.runtime.context import ExecutionContext
 R = TypeVar("R")
 
 A_STEP_NODE = "a function, an object with an id and execute(context), or the id of a node of the session"
+A_FUNCTION_OPTION = "set on the node: FunctionNode(id, fn, blocking=True)"
+
 _Options = tuple[Any, InputFn | None, Sequence[Reference] | None, ErrorPolicy | None, Budget | None]
+_Resolved = tuple[Any, InputFn | None, tuple[str, ...] | None, ErrorPolicy | None, Budget | None]
 
 
 class StepNode(Protocol):
@@ -183,27 +186,31 @@ class Graph:
         which can still be called. `blocking=True` runs a sync function on a thread, `False` on the event loop; by
         default it runs on a thread if the step or the run has a time limit or the run was given a cancellation token.
         """
-        options = (input, input_fn, depends_on, error_policy, sub_budget)
         if type(step_id) is not str:
             raise InvalidValue("step_id", step_id, "text, or left out")
+        options = (input, input_fn, depends_on, error_policy, sub_budget)
+        if not is_node(node) or isinstance(node, type):
+            return self._add_other(node, step_id, options, blocking)
+        if blocking is not None:
+            raise InvalidValue("blocking", blocking, A_FUNCTION_OPTION)
+        before = None if depends_on is None else step_ids(step_id, depends_on, self._id_of)
+        return self._add(Step(node, step_id or node.id, input, input_fn, before, error_policy, sub_budget))
+
+    def _add_other(self, node: Any, step_id: str, options: _Options, blocking: bool | None) -> Any:
+        """Add a step that is not given as a node, or return the decorator that will."""
         if node is ...:
             return partial(self._decorate, step_id, options, blocking)
         if isinstance(node, FunctionStep):
             node = node.__wrapped__
         if is_function(node):
             return self._add_function(node, step_id, options, blocking)
-        if blocking:
-            raise InvalidValue("blocking", blocking, "set on the node: FunctionNode(id, fn, blocking=True)")
+        if blocking is not None:
+            raise InvalidValue("blocking", blocking, A_FUNCTION_OPTION)
         if isinstance(node, Step):
             return self._add_by_hand(node, step_id, options)
-        depends_on = self._before(step_id, depends_on)
         if isinstance(node, str) and node:
-            step = Step(None, step_id or node, input, input_fn, depends_on, error_policy, sub_budget, node_id=node)
-        elif is_node(node) and not isinstance(node, type):
-            step = Step(node, step_id or node.id, input, input_fn, depends_on, error_policy, sub_budget)
-        else:
-            raise InvalidValue(f"node of step {step_id!r}" if step_id else "node", node, A_STEP_NODE)
-        return self._add(step, step.id)
+            return self._add(Step(None, step_id or node, *self._resolved(step_id, options), node_id=node))
+        raise InvalidValue(f"node of step {step_id!r}" if step_id else "node", node, A_STEP_NODE)
 
     def _decorate(self, step_id: str, options: _Options, blocking: bool | None, fn: Any) -> Step:
         if not is_function(fn):
@@ -211,10 +218,7 @@ class Graph:
         return self._add_function(fn, step_id, options, blocking)
 
     def _add_function(self, fn: StepFunction[R], step_id: str, options: _Options, blocking: bool | None) -> Step:
-        input, input_fn, depends_on, error_policy, sub_budget = options
-        before = self._before(step_id, depends_on)
-        step = FunctionStep(fn, step_id, input, input_fn, before, error_policy, sub_budget, blocking=blocking)
-        return self._add(step, step.id)
+        return self._add(FunctionStep(fn, step_id, *self._resolved(step_id, options), blocking=blocking))
 
     def _add_by_hand(self, step: Step, step_id: str, options: _Options) -> Step:
         if any(option is not None for option in options):
@@ -223,13 +227,15 @@ class Graph:
             raise InvalidValue("step", step, "a step that is in no graph yet")
         if step_id and step.id and step_id != step.id:
             raise InvalidValue("step_id", step_id, f"left out, or {step.id!r} as in the step")
-        return self._add(step, step_id or step.id or step.node_id)
+        step.id = step_id or step.id or step.node_id
+        return self._add(step)
 
-    def _add(self, step: Step, step_id: str) -> Step:
-        checks.text("step_id", step_id, minimum=1)
+    def _add(self, step: Step) -> Step:
+        step_id = step.id
+        if type(step_id) is not str or not step_id:
+            raise InvalidValue("step_id", step_id, "text that is not empty")
         if step_id in self._steps:
             raise InvalidValue("step_id", step_id, f"an id that graph {self.id!r} does not have yet")
-        step.id = step_id
         step._graph = self
         self._steps[step_id] = step
         self._compiled = None
@@ -250,8 +256,11 @@ class Graph:
             after.before += (before.id,)
             self._compiled = None
 
-    def _before(self, step_id: str, depends_on: Sequence[Reference] | None) -> tuple[str, ...] | None:
-        return None if depends_on is None else step_ids(step_id, depends_on, self._id_of)
+    def _resolved(self, step_id: str, options: _Options) -> _Resolved:
+        """The options, with the ids of the steps that `depends_on` refers to."""
+        input, input_fn, depends_on, error_policy, sub_budget = options
+        before = None if depends_on is None else step_ids(step_id, depends_on, self._id_of)
+        return input, input_fn, before, error_policy, sub_budget
 
     def _id_of(self, field: str, reference: object) -> str:
         """The id of a step of this graph, or of the only step that runs a function."""

@@ -178,12 +178,14 @@ Reference = str | Step | StepFunction[Any]
 
 def is_node(candidate: Any) -> bool:
     """Whether a step can run it."""
+    if type(candidate) is FunctionNode:  # most are
+        return True
     return isinstance(getattr(candidate, "id", None), str) and callable(getattr(candidate, "execute", None))
 
 
 def is_function(candidate: object) -> bool:
     """Whether it can be made a node: something callable that is neither a class nor a node."""
-    return callable(candidate) and not isinstance(candidate, type) and not is_node(candidate)
+    return not is_node(candidate) and callable(candidate) and not isinstance(candidate, type)
 
 
 def graph_of(step: Step) -> StepGraph | None:
@@ -193,7 +195,7 @@ def graph_of(step: Step) -> StepGraph | None:
 
 def step_ids(step_id: str, depends_on: object, id_of: Callable[[str, object], str]) -> tuple[str, ...]:
     """The ids in `depends_on`, each once; `id_of` finds that of a reference which is no text."""
-    if type(depends_on) is list and len(depends_on) == 1 and type(depends_on[0]) is str:
+    if (type(depends_on) is list or type(depends_on) is tuple) and len(depends_on) == 1 and type(depends_on[0]) is str:
         return tuple(depends_on)  # as nearly every step has it
     field = _field("depends_on", step_id)
     if isinstance(depends_on, str | Step):
