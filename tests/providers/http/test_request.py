@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
+from penstock.providers.http.forms import form_of
 from penstock.providers.http.request import (
     IMAGE_TOKENS,
     TOOL_TOKENS,
     ModelRequest,
-    form_of,
-    is_from_an_sdk,
     parse_request,
 )
 from penstock.testing.provider import count_input_tokens
@@ -21,7 +20,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 def parsed(path: str = "/v1/chat/completions", headers: dict[str, str] | None = None, **body: Any) -> ModelRequest:
-    form = form_of("POST", path)
+    form = form_of("POST", "127.0.0.1", path)
     assert form is not None
     found = parse_request(form, headers or {}, json.dumps(body).encode())
     assert found is not None
@@ -37,20 +36,20 @@ def parsed(path: str = "/v1/chat/completions", headers: dict[str, str] | None = 
         ("POST", "/v1/messages", "messages"),
         ("POST", "/v1/messages/", "messages"),
         ("GET", "/v1/responses", None),
-        ("POST", "/v1/embeddings", None),
+        ("POST", "/v1/embeddings", "embeddings"),
         ("POST", "/v1/messages/count_tokens", None),
         ("POST", "/v1/responses/resp_1/cancel", None),
     ],
 )
 def test_an_api_is_known_by_its_path(method: str, path: str, api: str | None) -> None:
-    form = form_of(method, path)
+    form = form_of(method, "127.0.0.1", path)
     assert (form.api if form else None) == api
 
 
 @pytest.mark.parametrize("content", [b"", b"not JSON", b"[]", b'"text"', b'{"text": "hello"}', b"[" * 100_000])
 def test_a_body_of_another_shape_is_not_a_model_request(content: bytes) -> None:
     for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
-        form = form_of("POST", path)
+        form = form_of("POST", "127.0.0.1", path)
         assert form is not None
         assert parse_request(form, {}, content) is None
 
@@ -146,9 +145,11 @@ def test_the_attempt_is_read_from_the_clients_retry_header(count: str, attempt: 
     assert parsed(headers={"x-stainless-retry-count": count}, model="m", messages=MESSAGES).attempt == attempt
 
 
-def test_other_requests_of_official_clients_are_recognised() -> None:
+def test_what_official_clients_post_to_an_unknown_path_has_an_unknown_cost_at_every_host() -> None:
     headers = {"x-stainless-lang": "python"}
-    assert is_from_an_sdk("POST", "/v1/embeddings", headers)
-    assert not is_from_an_sdk("POST", "/v1/embeddings", {})
-    assert not is_from_an_sdk("GET", "/v1/models", headers)
-    assert not is_from_an_sdk("POST", "/v1/messages/count_tokens", headers)
+    found = form_of("POST", "127.0.0.1", "/v1/batches", headers)
+    assert found is not None
+    assert found.api == "unknown"
+    assert form_of("POST", "127.0.0.1", "/v1/batches") is None
+    assert form_of("GET", "127.0.0.1", "/v1/models", headers) is None
+    assert form_of("POST", "127.0.0.1", "/v1/messages/count_tokens", headers) is None

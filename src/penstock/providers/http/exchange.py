@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from penstock.errors import CancelledError, PenstockError, RunEnded
+from penstock.containment import accounts
+from penstock.containment.limits import UNLIMITED
+from penstock.errors import CancelledError, Halted, PenstockError, RunEnded
 from penstock.providers.http.refusals import BrokenAnswer, ProviderStatus, refusal_of
 from penstock.providers.http.request import ModelRequest
 from penstock.providers.http.response import Answer, Events, Plain
@@ -25,20 +27,26 @@ from penstock.providers.reading.bodies import Sink, decoded
 from penstock.providers.reading.families import in_the_families
 from penstock.providers.reading.meter import Allowance, Meter
 from penstock.runtime.admission import admit as admit_call
-from penstock.runtime.admission import after_end, await_room, wait_for_room
+from penstock.runtime.admission import after_end, await_room, refuse, wait_for_room
 from penstock.runtime.billing.error_bill import ErrorBill, is_free_status
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.call import Call, CallSpec, blank, running_call
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.clamping import clamp
 from penstock.runtime.context import current_context
-from penstock.runtime.execution import ahold_remote, finish, finish_failed, hold_remote, record_value
+from penstock.runtime.execution import ahold_remote, finish, finish_failed, hold_remote
 from penstock.runtime.handle import Handle
 from penstock.runtime.settlement import end_interrupted
 from penstock.runtime.streams import PieceBuffer
 from penstock.runtime.waiting import Waits
 from penstock.stops import Stop, StopReason
 from penstock.tracing.record import OPEN
+
+
+MAX_MODEL_OUTPUT = 1_000_000
+"""More output than any model gives in one answer: read of an answer that nothing else bounds."""
+NEEDS_MAXIMUM = "is signed, so that no maximum can be added to it: set inferenceConfig.maxTokens (or max_tokens)"
+CANNOT_SHRINK = "is signed and cannot be clamped: set a smaller inferenceConfig.maxTokens (or max_tokens)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +92,7 @@ class Exchange:
         with self._interruptible():
             wait_for_room(call)
             if call.stop is not None or not hold_remote(call):
-                raise refusal_of(call)
+                raise self.refusal()
         self.answer = self._new_answer()
 
     async def ahold(self) -> None:
@@ -93,8 +101,16 @@ class Exchange:
         with self._interruptible():
             await await_room(call)
             if call.stop is not None or not await ahold_remote(call):
-                raise refusal_of(call)
+                raise self.refusal()
         self.answer = self._new_answer()
+
+    def refusal(self) -> Halted | CancelledError:
+        """Return the error of a call that is not sent; it says what to do if its body could not be made smaller."""
+        stop = self.call.stop
+        assert stop is not None
+        if self.request.is_fixed and self.request.form.output == "text" and stop.unit in ("usd", "tokens"):
+            self.call.stop = replace(stop, message=f"{stop.message}; the request {CANNOT_SHRINK}")
+        return refusal_of(self.call)
 
     def _new_answer(self) -> Answer:
         request = self.request
@@ -196,34 +212,55 @@ def admit(terms: Terms, request: ModelRequest, waits: Waits) -> Exchange:
     parent, token = running_call.get(), context._token
     if parent is not None and parent.context._token is token and parent.record.end_seq == OPEN:
         token = parent.token  # it has the deadline of the enclosing call
-    wanted = terms.max_output_tokens if request.output_tokens is None else request.output_tokens
-    floor = min(wanted, max(terms.floor, request.least_output_tokens))
-    answers, name = request.answers, request.model or request.form.api
     exchange = Exchange(blank(Call), request, terms.error_bill)
+    worst_case, is_unbounded = _worst_case(terms, context, exchange), _is_unbounded(context, request)
+    if is_unbounded:  # it is recorded, and refused whatever is left
+        worst_case, waits = lambda: (0, 0), "no"
+    cost, tokens = (None, None) if worst_case is None else worst_case()
+    spec = CallSpec("llm", request.model or request.form.api, cost, request.model or None, tokens)
+    with exchange._interruptible():
+        may_run = admit_call(exchange.call, context, spec, token, (), request.attempt, waits, worst_case)
+        if may_run and is_unbounded:
+            refuse(exchange.call, Stop(StopReason.PRICE_UNKNOWN, f"the request {NEEDS_MAXIMUM}", context.name))
+        if exchange.call.stop is not None:
+            raise exchange.refusal()
+    return exchange
+
+
+def _worst_case(terms: Terms, context: Handle, exchange: Exchange) -> Callable[[], tuple[int | None, int]] | None:
+    """Return what finds the worst case of the call, and clamps its output to it; None if it cannot be estimated."""
+    request, answers, prices = exchange.request, exchange.request.answers, context._run.prices
+    wanted = _wanted_output(terms, request)
+    floor = wanted if request.is_fixed else min(wanted, max(terms.floor, request.least_output_tokens))
+    if request.form.output == "unknown":
+        price = prices.price_of(request.model) if request.form.api == "speech" else None
+        if price is None or price.output_usd_per_mtok:
+            return None
 
     def clamped() -> tuple[int | None, int]:
         worst = clamp(context, request.model, request.input_tokens, wanted * answers, floor * answers)
         exchange.output_tokens = worst.output_tokens // answers
         return worst.cost_nanos, worst.tokens
 
-    cost, tokens = clamped()
-    spec = CallSpec("llm", name, cost, request.model or None, tokens)
-    with exchange._interruptible():
-        may_run = admit_call(exchange.call, context, spec, token, (), request.attempt, waits, clamped)
-        if not may_run and exchange.call.waiter is None:
-            raise refusal_of(exchange.call)
-    return exchange
+    return clamped
 
 
-def refuse_unpriced(terms: Terms, path: str) -> None:
-    """Raise if the run is strict: the cost of this request is unknown before and after it."""
-    context = _innermost(terms.context)
-    if not context._run.settings.strict:
-        return
-    _must_be_open(context, f"llm call {path!r}")
-    call = record_value(context, CallSpec("llm", path), None)
-    if call.stop is not None:
-        raise refusal_of(call)
+def _wanted_output(terms: Terms, request: ModelRequest) -> int:
+    """Return the output that the call would have without any limit, for each answer."""
+    if request.form.output != "text":
+        return 0
+    if request.output_tokens is not None:
+        return request.output_tokens
+    return MAX_MODEL_OUTPUT if request.is_fixed else terms.max_output_tokens
+
+
+def _is_unbounded(context: Handle, request: ModelRequest) -> bool:
+    """Whether a limit applies to the call, and nothing bounds its output: no maximum can be written into its body."""
+    if not request.is_fixed or request.form.output != "text" or request.output_tokens is not None:
+        return False
+    account = context._account
+    is_limited = accounts.has_cost_limit(account) or accounts.tokens_left(account) < UNLIMITED // 2
+    return is_limited or context._run.shared is not None
 
 
 def _innermost(context: Handle) -> Handle:

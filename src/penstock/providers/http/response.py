@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.providers.http.request import Api
+from penstock.providers.http.forms import Api
 from penstock.providers.reading.meter import MAX_KEPT_BYTES, JsonBody, Meter
 from penstock.runtime.billing.usage import Usage, read_usage
 
