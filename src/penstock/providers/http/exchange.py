@@ -42,7 +42,6 @@ from penstock.runtime.waiting import Waits
 from penstock.stops import Stop, StopReason
 from penstock.tracing.record import OPEN
 
-
 MAX_MODEL_OUTPUT = 1_000_000
 """More output than any model gives in one answer: read of an answer that nothing else bounds."""
 NEEDS_MAXIMUM = "is signed, so that no maximum can be added to it: set inferenceConfig.maxTokens (or max_tokens)"

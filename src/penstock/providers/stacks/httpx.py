@@ -29,7 +29,6 @@ from penstock.runtime import worker
 from penstock.runtime.call import stop_of
 from penstock.runtime.cancellation import CancellationToken, drain_cancel, translate_cancel
 from penstock.runtime.execution import load_prices
-from penstock.runtime.waiting import Waits
 
 MARK = "penstock.exchange"
 """Key of the exchange in a request's extensions, used to find the request's socket."""
