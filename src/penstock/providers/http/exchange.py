@@ -13,7 +13,7 @@ Knows admission and settlement and the two sides of an exchange, and nothing of 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,7 @@ from penstock.containment.limits import UNLIMITED
 from penstock.errors import CancelledError, Halted, PenstockError, RunEnded
 from penstock.providers.http.refusals import BrokenAnswer, ProviderStatus, refusal_of
 from penstock.providers.http.request import ModelRequest
-from penstock.providers.http.response import Answer, Events, Plain
+from penstock.providers.http.response import NO_HEADERS, Answer, Events, answer_of
 from penstock.providers.reading.bodies import Sink, decoded
 from penstock.providers.reading.families import in_the_families
 from penstock.providers.reading.meter import Allowance, Meter
@@ -90,6 +90,7 @@ class Exchange:
         call = self.call
         with self._interruptible():
             wait_for_room(call)
+            self._check_degraded()
             if call.stop is not None or not hold_remote(call):
                 raise self.refusal()
         self.answer = self._new_answer()
@@ -99,9 +100,17 @@ class Exchange:
         call = self.call
         with self._interruptible():
             await await_room(call)
+            self._check_degraded()
             if call.stop is not None or not await ahold_remote(call):
                 raise self.refusal()
         self.answer = self._new_answer()
+
+    def _check_degraded(self) -> None:
+        """Refuse the call if a hook wants another model, and the request cannot be made with it."""
+        model = self.call.degraded_model
+        if self.call.stop is None and model is not None and self.request.is_model_fixed:
+            why = f"a hook wants model {model!r}, and the model of this request cannot be changed: it is in the path"
+            refuse(self.call, Stop(StopReason.HOOK_DENIED, why, self.call.context.name))
 
     def refusal(self) -> Halted | CancelledError:
         """Return the error of a call that is not sent; it says what to do if its body could not be made smaller."""
@@ -112,9 +121,7 @@ class Exchange:
         return refusal_of(self.call)
 
     def _new_answer(self) -> Answer:
-        request = self.request
-        paid_tokens = self.output_tokens * request.answers
-        return Answer(Meter(Allowance.of(request.body, request.input_tokens, paid_tokens)))
+        return Answer(Meter(allowance_of(self.request, self.output_tokens)))
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -129,15 +136,26 @@ class Exchange:
         """Return the client's body, with no more output than was held for."""
         return self.request.written(self.output_tokens, host, self.call.degraded_model)
 
-    def opened(self, content_type: str, coding: str, cut: Callable[[], None]) -> Sink:
-        """Return the reader of the response; `cut` breaks its connection, from any thread."""
-        request, meter = self.request, self.answer.meter
-        if content_type.startswith("text/event-stream"):
-            text = PieceBuffer(self.call.context._run.settings.max_kept_pieces)
-            self.answer = Events(meter, request.form.api, request.answers, request.adds_usage, text.append)
+    def opened(
+        self, content_type: str, coding: str, cut: Callable[[], None], headers: Mapping[str, str] = NO_HEADERS
+    ) -> Sink:
+        """Return the reader of the response; `cut` breaks its connection, from any thread.
+
+        `headers` are those of the response: Bedrock reports its usage there.
+        """
+        request, text = self.request, PieceBuffer(self.call.context._run.settings.max_kept_pieces)
+        self.answer = answer_of(
+            self.answer.meter,
+            request.form.api,
+            content_type,
+            headers,
+            streams=request.streams,
+            answers=request.shown_answers,
+            withholds_usage=request.adds_usage,
+            on_text=text.append,
+        )
+        if isinstance(self.answer, Events):
             self.call.stream = text.output
-        else:
-            self.answer = Plain(meter)
         self._let_go = self.token.add_callback(cut)
         return decoded(self.answer, coding)
 
@@ -181,7 +199,9 @@ class Exchange:
             self._break(CancelledError(stop=why))
 
     def _succeed(self) -> None:
-        self.call.usage = self.answer.usage or self._worst_case()
+        # A call whose worst case is unknown costs nobody knows what, unless its answer tells.
+        is_estimated = self.call.hinted or self.request.form.output != "unknown"
+        self.call.usage = self.answer.usage or (self._worst_case() if is_estimated else None)
         finish(self.call)
 
     def _worst_case(self) -> Usage:
@@ -224,6 +244,23 @@ def admit(terms: Terms, request: ModelRequest, waits: Waits) -> Exchange:
         if exchange.call.stop is not None:
             raise exchange.refusal()
     return exchange
+
+
+def allowance_of(request: ModelRequest, output_tokens: int) -> Allowance:
+    """Return how much of the answer is read, with this output for each answer."""
+    form = request.form
+    if form.output == "text":
+        return Allowance.of(
+            request.body,
+            request.input_tokens,
+            output_tokens * request.answers,
+            streams=request.streams,
+            repeats=request.shown_answers if request.body.get("echo") else 0,
+            is_wide=request.is_wide,
+        )
+    if form.api == "unknown":
+        return Allowance.of_data(0, UNLIMITED)
+    return Allowance.of_data(request.input_tokens, request.max_data_bytes)
 
 
 def _worst_case(terms: Terms, context: Handle, exchange: Exchange) -> Callable[[], tuple[int | None, int]] | None:

@@ -50,6 +50,8 @@ class Form:
     """Whether the path asks for a stream; None if the field `stream` of the body does."""
     model: str = ""
     """The model that the path names; empty if the body names it."""
+    deployment: str = ""
+    """The deployment that a path of Azure names: the model, if the body names none."""
     path: str = ""
     """Path of a request of unknown cost."""
     is_provider: bool = False
@@ -232,4 +234,4 @@ def _by_model(path: str) -> Form | None:
 def _by_ending(path: str) -> Form | None:
     form = next((form for ending, form in FORMS if path.endswith(ending)), None)
     deployment = _DEPLOYMENT.search(path) if form is not None else None
-    return form if form is None or deployment is None else replace(form, model=deployment[1])
+    return form if form is None or deployment is None else replace(form, deployment=deployment[1])

@@ -27,6 +27,15 @@ IMAGE_TOKENS = 5_000
 TOOL_TOKENS = 700
 """More than the instructions that providers add once when a request has tools."""
 
+DATA_BYTES = 16 * 1024 * 1024
+"""Allowed for any answer that is no text."""
+IMAGE_BYTES = 64 * 1024 * 1024
+"""Allowed for each picture, in base64."""
+AUDIO_BYTES_PER_CHARACTER = 16_384
+"""Allowed for each character of speech: uncompressed, at a quarter of the speed, 13,000 bytes."""
+VECTOR_BYTES = 262_144
+"""Allowed for each vector: 8,192 numbers of 32 characters."""
+
 _IMAGES = frozenset({"image", "image_url", "input_image"})
 _OPENAI_MODELS = ("gpt-", "chatgpt-", "o1", "o3", "o4")
 _RETRY_COUNT = "x-stainless-retry-count"
@@ -69,12 +78,33 @@ class ModelRequest:
         requested = isinstance(options, dict) and options.get("include_usage")
         return self.form.api in ("chat", "completions") and self.streams and not requested and not self.is_fixed
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether the model answers with pictures or sound in place of text."""
+        return self.form.api == "gemini" and any(word in self.model for word in ("image", "tts", "audio"))
+
+    @property
+    def max_data_bytes(self) -> int:
+        """Maximum size of an answer that is no text: vectors, pictures, sound."""
+        match self.form.api:
+            case "images":
+                return DATA_BYTES + self.answers * IMAGE_BYTES
+            case "speech":
+                return DATA_BYTES + self.input_tokens * AUDIO_BYTES_PER_CHARACTER
+            case _:
+                return DATA_BYTES + self.inputs * VECTOR_BYTES
+
+    @property
+    def is_model_fixed(self) -> bool:
+        """Whether no other model can be written into the body: the path names it, or the body is not changed."""
+        return self.is_fixed or bool(self.form.model or self.form.deployment)
+
     def written(self, output_tokens: int, host: str, model: str | None = None) -> bytes:
         """Return the body with at most `output_tokens` per answer, for `model` instead if given."""
         if self.is_fixed or (self.form.output != "text" and model is None):
             return self.content
         body = dict(self.body)
-        if model is not None and not self.form.model:
+        if model is not None:
             body["model"] = model
         if self.form.output == "text":
             # A cap that is not an integer is replaced: a server may accept "100000" as a number.
@@ -109,7 +139,7 @@ def parse_request(form: Form, headers: Mapping[str, str], content: bytes) -> Mod
     return ModelRequest(
         form=form,
         body=body,
-        model=form.model or _text(body.get("model")),
+        model=form.model or _text(body.get("model")) or form.deployment,
         streams=_streams(form, body),
         input_tokens=_most_input_tokens(form, body, len(content)),
         output_tokens=min(caps) if caps else form.default_cap,

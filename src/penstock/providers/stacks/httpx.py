@@ -106,7 +106,7 @@ def _received(exchange: Exchange, response: Any, body: type, error_body: type) -
         exchange.refused_by(response.status_code)
         return response
     headers, cut = response.headers, partial(_cut_response, response)
-    sink = exchange.opened(headers.get("content-type", ""), headers.get("content-encoding", ""), cut)
+    sink = exchange.opened(headers.get("content-type", ""), headers.get("content-encoding", ""), cut, headers)
     without_coding(headers)
     if exchange.request.adds_usage:
         headers.pop("content-length", None)
