@@ -269,8 +269,9 @@ def _worst_case(terms: Terms, context: Handle, exchange: Exchange) -> Callable[[
     wanted = _wanted_output(terms, request)
     floor = wanted if request.is_fixed else min(wanted, max(terms.floor, request.least_output_tokens))
     if request.form.output == "unknown":
-        price = prices.price_of(request.model) if request.form.api == "speech" else None
-        if price is None or price.output_usd_per_mtok:
+        price = prices.price_of(request.model)
+        # Speech is billed by its characters, unless its sound has a price too.
+        if request.form.api != "speech" or price is None or price.output_usd_per_mtok:
             return None
 
     def clamped() -> tuple[int | None, int]:
