@@ -153,3 +153,116 @@ def test_what_official_clients_post_to_an_unknown_path_has_an_unknown_cost_at_ev
     assert form_of("POST", "127.0.0.1", "/v1/batches") is None
     assert form_of("GET", "127.0.0.1", "/v1/models", headers) is None
     assert form_of("POST", "127.0.0.1", "/v1/messages/count_tokens", headers) is None
+
+
+def body_of(path: str, body: dict[str, Any], host: str = "127.0.0.1", **headers: str) -> ModelRequest:
+    form = form_of("POST", host, path)
+    assert form is not None
+    found = parse_request(form, headers, json.dumps(body).encode())
+    assert found is not None
+    return found
+
+
+GEMINI, CONVERSE, INVOKE = "/models/m:generateContent", "/model/m/converse", "/model/m/invoke"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/v1/completions", {"prompt": "x"}, {"max_tokens": 16}),
+        ("/v1/fim/completions", {"prompt": "x"}, {"max_tokens": 20}),
+        (GEMINI, {"contents": []}, {"generationConfig": {"maxOutputTokens": 20}}),
+        (
+            GEMINI,
+            {"contents": [], "generationConfig": {"topP": 1}},
+            {"generationConfig": {"topP": 1, "maxOutputTokens": 20}},
+        ),
+        (
+            GEMINI,
+            {"contents": [], "generation_config": {"max_output_tokens": 99}},
+            {"generation_config": {"max_output_tokens": 20}},
+        ),
+        (CONVERSE, {"messages": []}, {"inferenceConfig": {"maxTokens": 20}}),
+        (CONVERSE, {"messages": [], "inferenceConfig": {"maxTokens": "99"}}, {"inferenceConfig": {"maxTokens": 20}}),
+        (INVOKE, {"anthropic_version": "x"}, {"max_tokens": 20}),
+        (INVOKE, {"prompt": "x", "max_gen_len": 99}, {"max_gen_len": 20}),
+        (
+            INVOKE,
+            {"inputText": "x", "textGenerationConfig": {"maxTokenCount": 5}},
+            {"textGenerationConfig": {"maxTokenCount": 5}},
+        ),
+        ("/api/chat", {"model": "m"}, {"options": {"num_predict": 20}}),
+        (
+            "/api/chat",
+            {"model": "m", "options": {"num_predict": -1, "seed": 1}},
+            {"options": {"num_predict": 20, "seed": 1}},
+        ),
+    ],
+)
+def test_the_maximum_is_written_where_each_api_has_it(
+    path: str, body: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    request = body_of(path, body)
+    limit = 20 if request.form.default_cap is None else request.form.default_cap
+    assert json.loads(request.written(limit, "127.0.0.1")) == {**body, **expected}
+
+
+def test_a_body_that_is_not_changed_is_sent_byte_for_byte() -> None:
+    content = b'{ "input" : ["a","b"], "model":"m" }'
+    form = form_of("POST", "127.0.0.1", "/v1/embeddings")
+    assert form is not None
+    request = parse_request(form, {}, content)
+    assert request is not None
+    assert request.written(0, "127.0.0.1") == content
+    assert (request.inputs, request.model) == (2, "m")
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        (GEMINI, {"contents": [{"parts": [{"inlineData": {"mimeType": "image/png", "data": "A" * 100_000}}]}]}),
+        (GEMINI, {"contents": [{"parts": [{"inline_data": {"mime_type": "image/png", "data": "A" * 100_000}}]}]}),
+        (CONVERSE, {"messages": [{"content": [{"image": {"format": "png", "source": {"bytes": "A" * 100_000}}}]}]}),
+        ("/api/chat", {"model": "m", "messages": [{"role": "user", "content": "", "images": ["A" * 100_000]}]}),
+    ],
+)
+def test_images_of_other_apis_count_as_images(path: str, part: dict[str, Any]) -> None:
+    assert IMAGE_TOKENS < body_of(path, part).input_tokens < IMAGE_TOKENS + 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "output"),
+    [
+        (INVOKE, {"prompt": "x"}, "unknown"),
+        ("/model/amazon.titan-embed-text-v2/invoke", {"inputText": "x"}, "none"),
+        (INVOKE, {"messages": [], "max_tokens": 5}, "text"),
+    ],
+)
+def test_an_invocation_is_read_by_the_body_of_its_vendor(path: str, body: dict[str, Any], output: str) -> None:
+    assert body_of(path, body).form.output == output
+
+
+def test_candidates_and_reasoning_of_gemini_are_read() -> None:
+    config = {"candidateCount": 3, "maxOutputTokens": 50, "thinkingConfig": {"thinkingBudget": 1_000}}
+    request = body_of(GEMINI, {"contents": [], "generationConfig": config})
+    assert (request.answers, request.output_tokens, request.least_output_tokens) == (3, 50, 1_001)
+
+
+def test_a_body_that_cannot_be_read_has_an_unknown_cost_at_a_provider() -> None:
+    for host, is_request in (("api.openai.com", True), ("127.0.0.1", False)):
+        form = form_of("POST", host, "/v1/chat/completions")
+        assert form is not None
+        found = parse_request(form, {"content-encoding": "gzip"}, b"\x1f\x8b")
+        assert (found is not None) is is_request
+        assert found is None or (found.form.api, found.model) == ("unknown", "/v1/chat/completions")
+
+
+@pytest.mark.parametrize("authorization", ["AWS4-HMAC-SHA256 Credential=x", "AWS4-ECDSA-P256-SHA256 Credential=x"])
+def test_a_signed_body_is_fixed(authorization: str) -> None:
+    assert body_of(CONVERSE, {"messages": []}, authorization=authorization).is_fixed
+    assert not body_of(CONVERSE, {"messages": []}, authorization="Bearer x").is_fixed
+
+
+@pytest.mark.parametrize(("header", "attempt"), [("attempt=1", 1), ("attempt=2; max=5", 2), ("attempt=x", 1), ("", 1)])
+def test_the_attempt_of_amazons_clients_is_read(header: str, attempt: int) -> None:
+    assert body_of(CONVERSE, {"messages": []}, **{"amz-sdk-request": header}).attempt == attempt
