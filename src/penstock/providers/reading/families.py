@@ -7,9 +7,9 @@ cancellation is not an Exception, and passes unchanged.
 
 What other clients need, as read in their sources. google-genai 3.3, cohere 7.3 and mistralai 3.7 retry errors of HTTP
 libraries and error answers alone, so that ours passes. botocore 1.44 wraps every error but the cancellation of a
-future, so a refusal is one of these too. LiteLLM 1.109 makes an error of its own, with the `status_code` of ours: 402,
-which it does not retry. groq 1.7 wraps and retries everything: each attempt is refused, and its `APIConnectionError`
-has ours as its cause.
+future, so a refusal is one of these too. LiteLLM 1.109 makes an error of its own, with the `status_code` of ours: 402
+and not 500. With `num_retries` it retries every error, and groq 1.7 always does: each attempt is refused, and groq's
+`APIConnectionError` has ours as its cause.
 """
 
 from __future__ import annotations
