@@ -182,6 +182,34 @@ def test_an_endless_answer_is_cut_off(shape: Shape, what: Any) -> None:
     assert server.disconnects[0].bytes_sent < 3_000_000
 
 
+LINES = {name: shape for name, shape in TEXTS.items() if not (shape.streams and "/model/" in shape.path)}
+
+
+@pytest.mark.parametrize("shape", LINES.values(), ids=LINES)
+def test_an_endless_object_is_cut_off_while_it_arrives(shape: Shape) -> None:
+    with (
+        FakeProviderServer(script=[Say("and so on ", then=Endless("line"))]) as server,
+        limited(server, max_cost_usd=1) as run,
+    ):
+        with pytest.raises(ExcessOutput):
+            post(server, shape)
+        server.wait_until(lambda: server.disconnects)
+    assert run.balance.spent_usd >= server.invoice.total_usd
+    assert server.disconnects[0].bytes_sent < 300_000
+
+
+@pytest.mark.parametrize("usage", ["true", "absent"])
+def test_an_invocation_of_any_vendor_is_billed_by_bedrocks_own_count(usage: Any) -> None:
+    body = {"inputText": "hello"}
+    shape = Shape("/model/amazon.titan-embed-text-v2:0/invoke", body, headers={"authorization": "Bearer key"})
+    provider = FakeProvider(model="amazon.titan-embed-text-v2:0", output_usd_per_mtok=0)
+    with FakeProviderServer(provider, [Say(usage=usage)]) as server, limited(server, max_cost_usd=1) as run:
+        assert post(server, shape).status_code == 200
+    (call,) = calls(run)
+    assert call.tokens_in >= server.invoice.lines[0].input_tokens > 0
+    assert run.balance.spent_usd >= server.invoice.total_usd > 0
+
+
 @each_stream
 @pytest.mark.parametrize("fault", [Truncate(after=2), Cut(after=2)], ids=["truncated", "cut"])
 def test_a_broken_stream_stays_unresolved(shape: Shape, fault: Any) -> None:
