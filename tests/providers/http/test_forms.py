@@ -61,6 +61,7 @@ def test_a_deployment_of_azure_is_the_model_if_the_body_names_none() -> None:
     [
         ("api.openai.com", True),
         ("API.OpenAI.com", True),
+        ("api.openai.com:443", True),
         ("eu.api.openai.com", True),
         ("mine.openai.azure.com", True),
         ("europe-west4-aiplatform.googleapis.com", True),
@@ -81,6 +82,7 @@ def test_hosts_of_providers_are_known(host: str, is_known: bool) -> None:
     ("method", "host", "path", "api"),
     [
         ("POST", "api.openai.com", "/v1/batches", "unknown"),
+        ("post", "api.openai.com", "/v1/batches?x=1", "unknown"),
         ("POST", "api.openai.com", "/v1/fine_tuning/jobs", "unknown"),
         ("POST", "api.openai.com", "/v1/threads/t/runs", "unknown"),
         ("POST", "api.anthropic.com", "/v1/complete", "unknown"),

@@ -266,3 +266,13 @@ def test_a_signed_body_is_fixed(authorization: str) -> None:
 @pytest.mark.parametrize(("header", "attempt"), [("attempt=1", 1), ("attempt=2; max=5", 2), ("attempt=x", 1), ("", 1)])
 def test_the_attempt_of_amazons_clients_is_read(header: str, attempt: int) -> None:
     assert body_of(CONVERSE, {"messages": []}, **{"amz-sdk-request": header}).attempt == attempt
+
+
+def test_the_number_of_answers_is_read_where_the_api_has_it() -> None:
+    config = {"candidateCount": 1}
+    assert body_of("/v1/chat/completions", {"messages": [], "n": 5, "generationConfig": config}).answers == 5
+    assert body_of(GEMINI, {"contents": [], "n": 5, "generation_config": {"candidate_count": 2}}).answers == 2
+
+
+def test_a_request_for_images_that_names_no_model_is_for_the_default() -> None:
+    assert body_of("/v1/images/generations", {"prompt": "x"}).model == "dall-e-2"

@@ -52,6 +52,8 @@ class Form:
     """The model that the path names; empty if the body names it."""
     deployment: str = ""
     """The deployment that a path of Azure names: the model, if the body names none."""
+    default_model: str = ""
+    """The model that the provider uses if the request names none."""
     path: str = ""
     """Path of a request of unknown cost."""
     is_provider: bool = False
@@ -63,7 +65,7 @@ _MESSAGES = Form("messages", ("max_tokens",), ("max_tokens",))
 _COMPLETIONS = Form("completions", ("prompt",), ("max_tokens",))
 _OLLAMA = Form("ollama", ("model",), ("options.num_predict",))
 _TRANSCRIPTIONS = Form("transcriptions", ("model",), output="unknown")
-_IMAGES = Form("images", ("prompt", "image"), output="unknown")
+_IMAGES = Form("images", ("prompt", "image"), output="unknown", default_model="dall-e-2")
 _GEMINI = Form(
     "gemini",
     ("contents",),
@@ -203,7 +205,7 @@ def form_of(method: str, host: str, path: str, headers: Mapping[str, str] = Mapp
 
     `headers` tell the official clients: what they post to an unknown path is a request of unknown cost at every host.
     """
-    if method != "POST":
+    if method.upper() != "POST":
         return None
     path = unquote(path.partition("?")[0]).rstrip("/")
     is_provider = is_provider_host(host)
@@ -216,8 +218,8 @@ def form_of(method: str, host: str, path: str, headers: Mapping[str, str] = Mapp
 
 
 def is_provider_host(host: str) -> bool:
-    """Whether the host is one of a known model provider."""
-    host = host.lower()
+    """Whether the host, with or without its port, is one of a known model provider."""
+    host = host.partition(":")[0].lower().rstrip(".")
     if host in PROVIDER_HOSTS or host.endswith(PROVIDER_SUFFIXES):
         return True
     return "bedrock" in host and host.endswith(_AWS_SUFFIXES)

@@ -37,6 +37,7 @@ VECTOR_BYTES = 262_144
 """Allowed for each vector: 8,192 numbers of 32 characters."""
 
 _IMAGES = frozenset({"image", "image_url", "input_image"})
+_GEMINI_CONFIGS = ("generationConfig", "generation_config")
 _OPENAI_MODELS = ("gpt-", "chatgpt-", "o1", "o3", "o4")
 _RETRY_COUNT = "x-stainless-retry-count"
 _AWS_ATTEMPT = re.compile(r"attempt=([1-9]\d{0,2})\b")
@@ -135,11 +136,11 @@ def parse_request(form: Form, headers: Mapping[str, str], content: bytes) -> Mod
         return _unknown(form, headers, content) if form.is_provider else None
     form = _of_vendor(form, body)
     caps = [cap for name in form.caps if _is_count(cap := _at(body, name))]
-    prompts, shown = _prompts(body) if form.api == "completions" else 1, _answers(_number(body))
+    prompts, shown = _prompts(body) if form.api == "completions" else 1, _answers(_number(form, body))
     return ModelRequest(
         form=form,
         body=body,
-        model=form.model or _text(body.get("model")) or form.deployment,
+        model=form.model or _text(body.get("model")) or form.deployment or form.default_model,
         streams=_streams(form, body),
         input_tokens=_most_input_tokens(form, body, len(content)),
         output_tokens=min(caps) if caps else form.default_cap,
@@ -194,12 +195,13 @@ def _streams(form: Form, body: Mapping[str, Any]) -> bool:
     return body.get("stream") is not False if form.api == "ollama" else body.get("stream") in (True, "true")
 
 
-def _number(body: Mapping[str, Any]) -> object:
+def _number(form: Form, body: Mapping[str, Any]) -> object:
     """Return the field with the number of answers."""
-    for holder in ("generationConfig", "generation_config"):
-        if isinstance(config := body.get(holder), dict):
-            return config.get("candidateCount", config.get("candidate_count"))
-    return body.get("n")
+    if form.api != "gemini":
+        return body.get("n")
+    configs = [config for name in _GEMINI_CONFIGS if isinstance(config := body.get(name), dict)]
+    numbers = [config.get(name) for config in configs for name in ("candidateCount", "candidate_count")]
+    return max(map(_answers, numbers), default=1)
 
 
 def _prompts(body: Mapping[str, Any]) -> int:
