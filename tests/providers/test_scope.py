@@ -232,18 +232,18 @@ def test_below_the_floor_a_call_is_refused() -> None:
 def test_a_strict_run_refuses_what_it_cannot_price_and_another_lets_it_pass() -> None:
     with FakeProviderServer() as server, clients(server) as to:
 
-        def embed() -> Any:
-            return outcome(lambda: to.openai.embeddings.create(model=MODEL, input="hello"))
+        def tune() -> Any:
+            return outcome(lambda: to.openai.fine_tuning.jobs.create(model=MODEL, training_file="file-1"))
 
         with contain(strict=True, prices=server.provider.prices) as run, contained(run):
-            assert type(embed()).__name__ == "Halted"
+            assert type(tune()).__name__ == "Halted"
             assert chat(to)
             assert to.openai.models.list().data
             assert to.anthropic.messages.count_tokens(model=MODEL, messages=PROMPT).input_tokens
-        assert {request.path for request in server.requests}.isdisjoint({"/v1/embeddings"})
+        assert {request.path for request in server.requests}.isdisjoint({"/v1/fine_tuning/jobs"})
         with contain(prices=server.provider.prices) as run, contained(run):
-            assert type(embed()).__name__ == "NotFoundError"  # of a server that has none
-    assert run.balance.attempts == 0
+            assert type(tune()).__name__ == "NotFoundError"  # of a server that has none
+    assert run.balance.attempts == 1
 
 
 def test_a_scope_that_outlives_its_run_lets_nothing_through() -> None:

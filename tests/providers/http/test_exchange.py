@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 
 from penstock import CancelledError, CircuitBreaker, IncompleteOutput, contain
 from penstock.providers import contained
+from penstock.providers.http.exchange import allowance_of
+from penstock.providers.http.forms import form_of
+from penstock.providers.http.request import parse_request
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.testing.provider import (
     Cut,
@@ -311,3 +315,23 @@ async def test_a_storm_of_faults_leaves_the_ledger_at_or_above_the_invoice(call:
     figures = run.balance
     assert figures.held_nanos == 0
     assert server.invoice.total_nanos <= figures.spent_nanos + figures.unresolved_nanos <= 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "allowance"),
+    [
+        ("/v1/completions", {"prompt": "x", "n": 2}, (200, 0, True)),
+        ("/v1/completions", {"prompt": "x", "n": 2, "echo": True}, (200, 2, True)),
+        ("/v1/embeddings", {"input": ["a", "b"]}, (0, 0, False)),
+        ("/v1/images/generations", {"prompt": "x"}, (0, 0, False)),
+        ("/models/m:generateContent", {"contents": []}, (100, 0, True)),
+    ],
+)
+def test_how_much_is_read_follows_from_the_request(path: str, body: Any, allowance: tuple[int, int, bool]) -> None:
+    form = form_of("POST", "127.0.0.1", path)
+    assert form is not None
+    request = parse_request(form, {}, json.dumps(body).encode())
+    assert request is not None
+    found = allowance_of(request, 100 if form.output == "text" else 0)
+    repeated = found.repeated_tokens // request.input_tokens
+    assert (found.output_tokens, repeated, found.has_text) == allowance

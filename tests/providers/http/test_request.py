@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
+from penstock.providers.http.forms import form_of
 from penstock.providers.http.request import (
     IMAGE_TOKENS,
     TOOL_TOKENS,
     ModelRequest,
-    form_of,
-    is_from_an_sdk,
     parse_request,
 )
 from penstock.testing.provider import count_input_tokens
@@ -21,7 +20,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 def parsed(path: str = "/v1/chat/completions", headers: dict[str, str] | None = None, **body: Any) -> ModelRequest:
-    form = form_of("POST", path)
+    form = form_of("POST", "127.0.0.1", path)
     assert form is not None
     found = parse_request(form, headers or {}, json.dumps(body).encode())
     assert found is not None
@@ -37,20 +36,20 @@ def parsed(path: str = "/v1/chat/completions", headers: dict[str, str] | None = 
         ("POST", "/v1/messages", "messages"),
         ("POST", "/v1/messages/", "messages"),
         ("GET", "/v1/responses", None),
-        ("POST", "/v1/embeddings", None),
+        ("POST", "/v1/embeddings", "embeddings"),
         ("POST", "/v1/messages/count_tokens", None),
         ("POST", "/v1/responses/resp_1/cancel", None),
     ],
 )
 def test_an_api_is_known_by_its_path(method: str, path: str, api: str | None) -> None:
-    form = form_of(method, path)
+    form = form_of(method, "127.0.0.1", path)
     assert (form.api if form else None) == api
 
 
 @pytest.mark.parametrize("content", [b"", b"not JSON", b"[]", b'"text"', b'{"text": "hello"}', b"[" * 100_000])
 def test_a_body_of_another_shape_is_not_a_model_request(content: bytes) -> None:
     for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
-        form = form_of("POST", path)
+        form = form_of("POST", "127.0.0.1", path)
         assert form is not None
         assert parse_request(form, {}, content) is None
 
@@ -146,9 +145,134 @@ def test_the_attempt_is_read_from_the_clients_retry_header(count: str, attempt: 
     assert parsed(headers={"x-stainless-retry-count": count}, model="m", messages=MESSAGES).attempt == attempt
 
 
-def test_other_requests_of_official_clients_are_recognised() -> None:
+def test_what_official_clients_post_to_an_unknown_path_has_an_unknown_cost_at_every_host() -> None:
     headers = {"x-stainless-lang": "python"}
-    assert is_from_an_sdk("POST", "/v1/embeddings", headers)
-    assert not is_from_an_sdk("POST", "/v1/embeddings", {})
-    assert not is_from_an_sdk("GET", "/v1/models", headers)
-    assert not is_from_an_sdk("POST", "/v1/messages/count_tokens", headers)
+    found = form_of("POST", "127.0.0.1", "/v1/batches", headers)
+    assert found is not None
+    assert found.api == "unknown"
+    assert form_of("POST", "127.0.0.1", "/v1/batches") is None
+    assert form_of("GET", "127.0.0.1", "/v1/models", headers) is None
+    assert form_of("POST", "127.0.0.1", "/v1/messages/count_tokens", headers) is None
+
+
+def body_of(path: str, body: dict[str, Any], host: str = "127.0.0.1", **headers: str) -> ModelRequest:
+    form = form_of("POST", host, path)
+    assert form is not None
+    found = parse_request(form, headers, json.dumps(body).encode())
+    assert found is not None
+    return found
+
+
+GEMINI, CONVERSE, INVOKE = "/models/m:generateContent", "/model/m/converse", "/model/m/invoke"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/v1/completions", {"prompt": "x"}, {"max_tokens": 16}),
+        ("/v1/fim/completions", {"prompt": "x"}, {"max_tokens": 20}),
+        (GEMINI, {"contents": []}, {"generationConfig": {"maxOutputTokens": 20}}),
+        (
+            GEMINI,
+            {"contents": [], "generationConfig": {"topP": 1}},
+            {"generationConfig": {"topP": 1, "maxOutputTokens": 20}},
+        ),
+        (
+            GEMINI,
+            {"contents": [], "generation_config": {"max_output_tokens": 99}},
+            {"generation_config": {"max_output_tokens": 20}},
+        ),
+        (CONVERSE, {"messages": []}, {"inferenceConfig": {"maxTokens": 20}}),
+        (CONVERSE, {"messages": [], "inferenceConfig": {"maxTokens": "99"}}, {"inferenceConfig": {"maxTokens": 20}}),
+        (INVOKE, {"anthropic_version": "x"}, {"max_tokens": 20}),
+        (INVOKE, {"prompt": "x", "max_gen_len": 99}, {"max_gen_len": 20}),
+        (
+            INVOKE,
+            {"inputText": "x", "textGenerationConfig": {"maxTokenCount": 5}},
+            {"textGenerationConfig": {"maxTokenCount": 5}},
+        ),
+        ("/api/chat", {"model": "m"}, {"options": {"num_predict": 20}}),
+        (
+            "/api/chat",
+            {"model": "m", "options": {"num_predict": -1, "seed": 1}},
+            {"options": {"num_predict": 20, "seed": 1}},
+        ),
+    ],
+)
+def test_the_maximum_is_written_where_each_api_has_it(
+    path: str, body: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    request = body_of(path, body)
+    limit = 20 if request.form.default_cap is None else request.form.default_cap
+    assert json.loads(request.written(limit, "127.0.0.1")) == {**body, **expected}
+
+
+def test_a_body_that_is_not_changed_is_sent_byte_for_byte() -> None:
+    content = b'{ "input" : ["a","b"], "model":"m" }'
+    form = form_of("POST", "127.0.0.1", "/v1/embeddings")
+    assert form is not None
+    request = parse_request(form, {}, content)
+    assert request is not None
+    assert request.written(0, "127.0.0.1") == content
+    assert (request.inputs, request.model) == (2, "m")
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        (GEMINI, {"contents": [{"parts": [{"inlineData": {"mimeType": "image/png", "data": "A" * 100_000}}]}]}),
+        (GEMINI, {"contents": [{"parts": [{"inline_data": {"mime_type": "image/png", "data": "A" * 100_000}}]}]}),
+        (CONVERSE, {"messages": [{"content": [{"image": {"format": "png", "source": {"bytes": "A" * 100_000}}}]}]}),
+        ("/api/chat", {"model": "m", "messages": [{"role": "user", "content": "", "images": ["A" * 100_000]}]}),
+    ],
+)
+def test_images_of_other_apis_count_as_images(path: str, part: dict[str, Any]) -> None:
+    assert IMAGE_TOKENS < body_of(path, part).input_tokens < IMAGE_TOKENS + 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "output"),
+    [
+        (INVOKE, {"prompt": "x"}, "unknown"),
+        ("/model/amazon.titan-embed-text-v2/invoke", {"inputText": "x"}, "none"),
+        (INVOKE, {"messages": [], "max_tokens": 5}, "text"),
+    ],
+)
+def test_an_invocation_is_read_by_the_body_of_its_vendor(path: str, body: dict[str, Any], output: str) -> None:
+    assert body_of(path, body).form.output == output
+
+
+def test_candidates_and_reasoning_of_gemini_are_read() -> None:
+    config = {"candidateCount": 3, "maxOutputTokens": 50, "thinkingConfig": {"thinkingBudget": 1_000}}
+    request = body_of(GEMINI, {"contents": [], "generationConfig": config})
+    assert (request.answers, request.output_tokens, request.least_output_tokens) == (3, 50, 1_001)
+
+
+def test_a_body_that_cannot_be_read_has_an_unknown_cost_at_a_provider() -> None:
+    for host, is_request in (("api.openai.com", True), ("127.0.0.1", False)):
+        form = form_of("POST", host, "/v1/chat/completions")
+        assert form is not None
+        found = parse_request(form, {"content-encoding": "gzip"}, b"\x1f\x8b")
+        assert (found is not None) is is_request
+        assert found is None or (found.form.api, found.model) == ("unknown", "/v1/chat/completions")
+
+
+@pytest.mark.parametrize("authorization", ["AWS4-HMAC-SHA256 Credential=x", "AWS4-ECDSA-P256-SHA256 Credential=x"])
+def test_a_signed_body_is_fixed(authorization: str) -> None:
+    assert body_of(CONVERSE, {"messages": []}, authorization=authorization).is_fixed
+    assert not body_of(CONVERSE, {"messages": []}, authorization="Bearer x").is_fixed
+
+
+@pytest.mark.parametrize(("header", "attempt"), [("attempt=1", 1), ("attempt=2; max=5", 2), ("attempt=x", 1), ("", 1)])
+def test_the_attempt_of_amazons_clients_is_read(header: str, attempt: int) -> None:
+    assert body_of(CONVERSE, {"messages": []}, **{"amz-sdk-request": header}).attempt == attempt
+
+
+def test_the_number_of_answers_is_read_where_the_api_has_it() -> None:
+    config = {"candidateCount": 1}
+    assert body_of("/v1/chat/completions", {"messages": [], "n": 5, "generationConfig": config}).answers == 5
+    assert body_of(GEMINI, {"contents": [], "n": 5, "generation_config": {"candidate_count": 2}}).answers == 2
+
+
+def test_a_request_for_images_that_names_no_model_is_for_the_default() -> None:
+    assert body_of("/v1/images/generations", {"prompt": "x"}).model == "dall-e-2"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.providers.http.response import Answer, Events, Plain
+from penstock.providers.http.response import Answer, Events, Opaque, Plain, answer_of
 from penstock.providers.reading.meter import Allowance, Meter
 from penstock.runtime.billing.usage import Usage
 
@@ -180,3 +180,44 @@ def test_odd_shapes_break_nothing(data: dict[str, Any]) -> None:
         answer = Events(Meter(AMPLE), api)  # type: ignore[arg-type]
         assert taken(answer, event(data)) == event(data)
         assert answer.usage is None
+
+
+def test_bedrocks_count_in_the_headers_is_used_if_the_body_has_none() -> None:
+    headers = {"x-amzn-bedrock-input-token-count": "9", "x-amzn-bedrock-output-token-count": "4"}
+    answer = Plain(Meter(AMPLE), headers)
+    taken(answer, b'{"generation": "one two"}')
+    assert answer.usage == Usage(9, 4)
+    for count in ("", "-1", "x", "9" * 13):
+        answer = Plain(Meter(AMPLE), {**headers, "x-amzn-bedrock-input-token-count": count})
+        taken(answer, b'{"generation": "one two"}')
+        assert answer.usage is None
+
+
+@pytest.mark.parametrize(
+    ("api", "content_type", "streams", "kind"),
+    [
+        ("speech", "audio/mpeg", False, Opaque),
+        ("transcriptions", "text/plain", False, Opaque),
+        ("transcriptions", "application/json", False, Plain),
+        ("transcriptions", "text/event-stream", True, Events),
+        ("unknown", "application/json", False, Opaque),
+        ("unknown", "text/event-stream", False, Opaque),
+        ("gemini", "application/json; charset=UTF-8", True, Events),
+        ("gemini", "application/json", False, Plain),
+        ("ollama", "application/x-ndjson", True, Events),
+        ("converse", "application/vnd.amazon.eventstream", True, Events),
+        ("embeddings", "application/json", False, Plain),
+    ],
+)
+def test_the_reader_of_a_response_follows_from_its_content_type(
+    api: Any, content_type: str, streams: bool, kind: type
+) -> None:
+    assert type(answer_of(Meter(AMPLE), api, content_type, streams=streams)) is kind
+
+
+def test_a_prompt_that_gemini_blocks_is_a_complete_answer() -> None:
+    answer = Events(Meter(AMPLE), "gemini")
+    blocked = {"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 5}}
+    taken(answer, f"data: {json.dumps(blocked)}\n\n".encode())
+    assert answer.is_complete
+    assert answer.usage == Usage(5)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import pickle
+import sys
+from types import SimpleNamespace
 
 import anthropic
 import httpx2
@@ -10,8 +13,9 @@ import openai
 import pytest
 
 from penstock import Budget, BudgetExceededError, Halted, ResourceUsage, contain
-from penstock.providers import contained
+from penstock.providers import ExcessOutput, contained
 from penstock.providers.reading.families import in_the_families
+from penstock.runtime.billing.usage import Usage
 from penstock.stops import Stop, StopReason
 
 STOP = Stop(StopReason.BUDGET_EXCEEDED, "$1.00 spent of the $1.00 of 'main'", budget="main")
@@ -29,6 +33,27 @@ def test_a_refusal_is_our_error_and_an_error_of_every_loaded_client() -> None:
     assert isinstance(made, anthropic.AnthropicError)
     assert (str(made), made.stop, made.budget, made.partial) == (str(plain), STOP, plain.budget, {"a": 1})
     assert type(made).__name__ == "BudgetExceededError"
+
+
+def test_a_refusal_is_what_botocore_passes_on_and_groq_has_as_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    class GroqError(Exception):
+        """As in groq."""
+
+    monkeypatch.setitem(sys.modules, "groq", SimpleNamespace(GroqError=GroqError))
+    session = SimpleNamespace(CancelledError=concurrent.futures.CancelledError)  # as botocore imports it
+    monkeypatch.setitem(sys.modules, "botocore.httpsession", session)
+    made = in_the_families(refused())
+    assert isinstance(made, GroqError)
+    assert isinstance(made, concurrent.futures.CancelledError)
+    assert isinstance(made, BudgetExceededError)
+
+
+def test_a_refusal_has_a_status_that_litellm_does_not_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not hasattr(in_the_families(refused()), "status_code")
+    monkeypatch.setitem(sys.modules, "litellm", SimpleNamespace())
+    assert in_the_families(refused()).status_code == 402  # type: ignore[attr-defined]
+    excess = in_the_families(ExcessOutput("2 tokens", 1, Usage(1, 2)))
+    assert not hasattr(excess, "status_code")  # it was billed, and is no refusal
 
 
 def test_refusals_of_one_kind_share_a_class() -> None:

@@ -47,6 +47,19 @@ def test_no_text_weighs_more_than_its_bytes(text: str) -> None:
         ({"type": "response.output_text.done", "delta": "a"}, []),
         ({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}}, ["a"]),
         ({"type": "content_block_delta", "delta": {"partial_json": "{", "thinking": "t"}}, ["{", "t"]),
+        ({"choices": [{"text": "a", "index": 0}]}, ["a"]),
+        (
+            {"candidates": [{"content": {"parts": [{"text": "a"}, {"functionCall": {"name": "f"}}]}}]},
+            ["a", '{"name":"f"}'],
+        ),
+        ({"message": {"role": "assistant", "content": "a", "thinking": "t"}, "done": False}, ["a", "t"]),
+        ({"message": {"tool_calls": [{"function": {"arguments": {"x": 1}}}]}}, ['{"x":1}']),
+        ({"response": "a", "thinking": "t", "done": False}, ["a", "t"]),
+        ({"contentBlockDelta": {"delta": {"text": "a"}}}, ["a"]),
+        ({"contentBlockDelta": {"delta": {"toolUse": {"input": "{}"}}}}, ['{"input":"{}"}']),
+        ({"outputText": "a"}, ["a"]),
+        ({"generation": "a"}, ["a"]),
+        ({"candidates": 1, "message": 2, "contentBlockDelta": 3, "response": {}, "output": [4]}, []),
         ({"choices": 1, "delta": 2}, []),
         ({"choices": [1, {"delta": 2}, {"delta": {"content": 3, "tool_calls": [4, {"function": 5}]}}]}, []),
     ],
@@ -124,6 +137,9 @@ def test_an_unfinished_body_of_allowed_text_and_much_else_is_not_cut() -> None:
         ({"tools": [{"type": "web_search"}]}, 64 * 1024 * 1024),
         ({"modalities": ["text", "audio"]}, 64 * 1024 * 1024),
         ({"tools": "x"}, 65_536 + 80 + 12_800),
+        ({"tools": [{"functionDeclarations": []}]}, 65_536 + 80 + 12_800),
+        ({"tools": [{"googleSearch": {}}]}, 64 * 1024 * 1024),
+        ({"generationConfig": {"responseModalities": ["AUDIO"]}}, 64 * 1024 * 1024),
     ],
 )
 def test_the_bytes_of_an_answer_are_limited_by_its_request(body: dict[str, Any], max_bytes: int) -> None:
@@ -150,3 +166,23 @@ def test_a_usage_with_far_less_output_than_came_is_false(usage: Usage, is_plausi
     meter = Meter(Allowance(9, 100, 1_000_000))
     meter.check_whole(chat("word" * 100))
     assert meter.is_plausible(usage) is is_plausible
+
+
+def test_an_answer_that_is_no_text_is_counted_in_bytes_alone() -> None:
+    meter = Meter(Allowance.of_data(7, 1_000))
+    meter.add_event({"choices": [{"delta": {"content": "word " * 1_000}}]})
+    meter.check_whole({"text": "word " * 1_000})
+    meter.check_unfinished(b'{"text": "' + b"word " * 1_000)
+    assert (meter.tokens, meter.is_over) == (0, False)
+    with pytest.raises(ExcessOutput):
+        meter.count_bytes(1_001)
+
+
+def test_input_that_an_answer_repeats_is_no_output() -> None:
+    allowance = Allowance.of({"echo": True}, 100, 10, repeats=1)
+    meter = Meter(allowance)
+    meter.add_event({"choices": [{"text": "word" * 105}]})
+    assert (meter.tokens, meter.is_over) == (5, False)
+    assert meter.is_plausible(Usage(100, 5))
+    with pytest.raises(ExcessOutput):
+        meter.add_event({"choices": [{"text": "word" * 116}]})

@@ -314,6 +314,21 @@ def test_a_name_with_a_path_is_looked_up_by_its_parts(name: str) -> None:
     assert PriceBook().price_of(name) == PriceBook().price_of("gpt-4o") is not None
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "text-embedding-3-small",
+        "amazon.nova-lite-v1:0",
+        "eu.amazon.nova-lite-v1:0",
+        "anthropic.claude-3-5-sonnet-20240620-v1:0",
+        "global.anthropic.claude-sonnet-4-20250514-v1:0",
+        "arn:aws:bedrock:us-east-1:1:inference-profile/us.anthropic.claude-sonnet-4-20250514-v1:0",
+    ],
+)
+def test_names_that_are_known_only_with_their_provider_have_a_price(name: str) -> None:
+    assert PriceBook().price_of(name) is not None
+
+
 def test_the_first_part_of_a_name_is_the_provider() -> None:
     usage = Usage(1000, 1000)
     groq, model = "groq/llama-3.1-8b-instant", "llama-3.1-8b-instant"
@@ -343,11 +358,12 @@ def test_every_price_of_genai_prices_is_the_same_here_or_is_not_used() -> None:
 
     at = datetime(2026, 11, 5, 12, tzinfo=UTC)
     prices, usage, found = PriceBook(clock=FixedClock(at)), Usage(1234, 567, 89, 10), 0
-    models = [model.id for provider in get_snapshot().providers[:12] for model in provider.models][:150]
-    for model in models:
+    models = [(provider.id, model.id) for provider in get_snapshot().providers[:12] for model in provider.models][:150]
+    for provider, model in models:
         price = prices.price_of(model)
         if price is not None and price.covers(usage) and "/" not in model:
-            assert price.cost_nanos(usage) == theirs(usage, model, at=at), model
+            # The names of Bedrock are found only together with their provider.
+            assert price.cost_nanos(usage) == theirs(usage, model, "aws" if provider == "aws" else None, at), model
             found += 1
     assert found > 20
 

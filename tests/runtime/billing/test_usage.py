@@ -122,6 +122,41 @@ RESPONSES = {
         },
         Usage(42, 109, 30, 0, "gemini-2.5-pro"),
     ),
+    "the JSON of Gemini's API": (
+        {
+            "usageMetadata": {
+                "promptTokenCount": 40,
+                "toolUsePromptTokenCount": 2,
+                "candidatesTokenCount": 9,
+                "thoughtsTokenCount": 100,
+                "cachedContentTokenCount": 30,
+                "totalTokenCount": 151,
+            },
+            "modelVersion": "gemini-2.5-pro",
+        },
+        Usage(42, 109, 30, 0, "gemini-2.5-pro"),
+    ),
+    "Bedrock's Converse": (
+        {
+            "usage": {
+                "inputTokens": 10,
+                "outputTokens": 5,
+                "cacheReadInputTokens": 100,
+                "cacheWriteInputTokens": 20,
+                "totalTokens": 135,
+            }
+        },
+        Usage(130, 5, 100, 20),
+    ),
+    "the metrics of an invocation of Bedrock": (
+        {"usage": {"inputTokenCount": 10, "outputTokenCount": 5, "invocationLatency": 1}},
+        Usage(10, 5),
+    ),
+    "the counts of Ollama": (
+        {"model": "llama", "usage": {"prompt_eval_count": 7, "eval_count": 3}},
+        Usage(7, 3, 0, 0, "llama"),
+    ),
+    "an embedding of Amazon": ({"usage": {"inputTextTokenCount": 7}}, Usage(7)),
     "a chat completion that leaves its reasoning out of the output": (
         chat(total_tokens=300, completion_tokens_details={"reasoning_tokens": 180}),
         Usage(100, 200, 0, 0, "gpt-4o"),

@@ -13,32 +13,39 @@ Knows admission and settlement and the two sides of an exchange, and nothing of 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from penstock.errors import CancelledError, PenstockError, RunEnded
+from penstock.containment import accounts
+from penstock.containment.limits import UNLIMITED
+from penstock.errors import CancelledError, Halted, PenstockError, RunEnded
 from penstock.providers.http.refusals import BrokenAnswer, ProviderStatus, refusal_of
 from penstock.providers.http.request import ModelRequest
-from penstock.providers.http.response import Answer, Events, Plain
+from penstock.providers.http.response import NO_HEADERS, Answer, Events, answer_of
 from penstock.providers.reading.bodies import Sink, decoded
 from penstock.providers.reading.families import in_the_families
 from penstock.providers.reading.meter import Allowance, Meter
 from penstock.runtime.admission import admit as admit_call
-from penstock.runtime.admission import after_end, await_room, wait_for_room
+from penstock.runtime.admission import after_end, await_room, refuse, wait_for_room
 from penstock.runtime.billing.error_bill import ErrorBill, is_free_status
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.call import Call, CallSpec, blank, running_call
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.clamping import clamp
 from penstock.runtime.context import current_context
-from penstock.runtime.execution import ahold_remote, finish, finish_failed, hold_remote, record_value
+from penstock.runtime.execution import ahold_remote, finish, finish_failed, hold_remote
 from penstock.runtime.handle import Handle
 from penstock.runtime.settlement import end_interrupted
 from penstock.runtime.streams import PieceBuffer
 from penstock.runtime.waiting import Waits
 from penstock.stops import Stop, StopReason
 from penstock.tracing.record import OPEN
+
+MAX_MODEL_OUTPUT = 1_000_000
+"""More output than any model gives in one answer: read of an answer that nothing else bounds."""
+NEEDS_MAXIMUM = "is signed, so that no maximum can be added to it: set inferenceConfig.maxTokens (or max_tokens)"
+CANNOT_SHRINK = "is signed and cannot be clamped: set a smaller inferenceConfig.maxTokens (or max_tokens)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +90,9 @@ class Exchange:
         call = self.call
         with self._interruptible():
             wait_for_room(call)
+            self._check_degraded()
             if call.stop is not None or not hold_remote(call):
-                raise refusal_of(call)
+                raise self.refusal()
         self.answer = self._new_answer()
 
     async def ahold(self) -> None:
@@ -92,14 +100,28 @@ class Exchange:
         call = self.call
         with self._interruptible():
             await await_room(call)
+            self._check_degraded()
             if call.stop is not None or not await ahold_remote(call):
-                raise refusal_of(call)
+                raise self.refusal()
         self.answer = self._new_answer()
 
+    def _check_degraded(self) -> None:
+        """Refuse the call if a hook wants another model, and the request cannot be made with it."""
+        model = self.call.degraded_model
+        if self.call.stop is None and model is not None and self.request.is_model_fixed:
+            why = f"a hook wants model {model!r}, and the model of this request cannot be changed: it is in the path"
+            refuse(self.call, Stop(StopReason.HOOK_DENIED, why, self.call.context.name))
+
+    def refusal(self) -> Halted | CancelledError:
+        """Return the error of a call that is not sent; it says what to do if its body could not be made smaller."""
+        stop = self.call.stop
+        assert stop is not None
+        if self.request.is_fixed and self.request.form.output == "text" and stop.unit in ("usd", "tokens"):
+            self.call.stop = replace(stop, message=f"{stop.message}; the request {CANNOT_SHRINK}")
+        return refusal_of(self.call)
+
     def _new_answer(self) -> Answer:
-        request = self.request
-        paid_tokens = self.output_tokens * request.answers
-        return Answer(Meter(Allowance.of(request.body, request.input_tokens, paid_tokens)))
+        return Answer(Meter(allowance_of(self.request, self.output_tokens)))
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -114,15 +136,26 @@ class Exchange:
         """Return the client's body, with no more output than was held for."""
         return self.request.written(self.output_tokens, host, self.call.degraded_model)
 
-    def opened(self, content_type: str, coding: str, cut: Callable[[], None]) -> Sink:
-        """Return the reader of the response; `cut` breaks its connection, from any thread."""
-        request, meter = self.request, self.answer.meter
-        if content_type.startswith("text/event-stream"):
-            text = PieceBuffer(self.call.context._run.settings.max_kept_pieces)
-            self.answer = Events(meter, request.form.api, request.answers, request.adds_usage, text.append)
+    def opened(
+        self, content_type: str, coding: str, cut: Callable[[], None], headers: Mapping[str, str] = NO_HEADERS
+    ) -> Sink:
+        """Return the reader of the response; `cut` breaks its connection, from any thread.
+
+        `headers` are those of the response: Bedrock reports its usage there.
+        """
+        request, text = self.request, PieceBuffer(self.call.context._run.settings.max_kept_pieces)
+        self.answer = answer_of(
+            self.answer.meter,
+            request.form.api,
+            content_type,
+            headers,
+            streams=request.streams,
+            answers=request.shown_answers,
+            withholds_usage=request.adds_usage,
+            on_text=text.append,
+        )
+        if isinstance(self.answer, Events):
             self.call.stream = text.output
-        else:
-            self.answer = Plain(meter)
         self._let_go = self.token.add_callback(cut)
         return decoded(self.answer, coding)
 
@@ -166,7 +199,9 @@ class Exchange:
             self._break(CancelledError(stop=why))
 
     def _succeed(self) -> None:
-        self.call.usage = self.answer.usage or self._worst_case()
+        # A call whose worst case is unknown costs nobody knows what, unless its answer tells.
+        is_estimated = self.call.hinted or self.request.form.output != "unknown"
+        self.call.usage = self.answer.usage or (self._worst_case() if is_estimated else None)
         finish(self.call)
 
     def _worst_case(self) -> Usage:
@@ -196,34 +231,73 @@ def admit(terms: Terms, request: ModelRequest, waits: Waits) -> Exchange:
     parent, token = running_call.get(), context._token
     if parent is not None and parent.context._token is token and parent.record.end_seq == OPEN:
         token = parent.token  # it has the deadline of the enclosing call
-    wanted = terms.max_output_tokens if request.output_tokens is None else request.output_tokens
-    floor = min(wanted, max(terms.floor, request.least_output_tokens))
-    answers, name = request.answers, request.model or request.form.api
     exchange = Exchange(blank(Call), request, terms.error_bill)
+    worst_case, is_unbounded = _worst_case(terms, context, exchange), _is_unbounded(context, request)
+    if is_unbounded:  # it is recorded, and refused whatever is left
+        worst_case, waits = lambda: (0, 0), "no"
+    cost, tokens = (None, None) if worst_case is None else worst_case()
+    spec = CallSpec("llm", request.model or request.form.api, cost, request.model or None, tokens)
+    with exchange._interruptible():
+        may_run = admit_call(exchange.call, context, spec, token, (), request.attempt, waits, worst_case)
+        if may_run and is_unbounded:
+            refuse(exchange.call, Stop(StopReason.PRICE_UNKNOWN, f"the request {NEEDS_MAXIMUM}", context.name))
+        if exchange.call.stop is not None:
+            raise exchange.refusal()
+    return exchange
+
+
+def allowance_of(request: ModelRequest, output_tokens: int) -> Allowance:
+    """Return how much of the answer is read, with this output for each answer."""
+    form = request.form
+    if form.output == "text":
+        return Allowance.of(
+            request.body,
+            request.input_tokens,
+            output_tokens * request.answers,
+            streams=request.streams,
+            repeats=request.shown_answers if request.body.get("echo") else 0,
+            is_wide=request.is_wide,
+        )
+    if form.api == "unknown":
+        return Allowance.of_data(0, UNLIMITED)
+    return Allowance.of_data(request.input_tokens, request.max_data_bytes)
+
+
+def _worst_case(terms: Terms, context: Handle, exchange: Exchange) -> Callable[[], tuple[int | None, int]] | None:
+    """Return what finds the worst case of the call, and clamps its output to it; None if it cannot be estimated."""
+    request, answers, prices = exchange.request, exchange.request.answers, context._run.prices
+    wanted = _wanted_output(terms, request)
+    floor = wanted if request.is_fixed else min(wanted, max(terms.floor, request.least_output_tokens))
+    if request.form.output == "unknown":
+        price = prices.price_of(request.model)
+        # Speech is billed by its characters, unless its sound has a price too.
+        if request.form.api != "speech" or price is None or price.output_usd_per_mtok:
+            return None
 
     def clamped() -> tuple[int | None, int]:
         worst = clamp(context, request.model, request.input_tokens, wanted * answers, floor * answers)
         exchange.output_tokens = worst.output_tokens // answers
         return worst.cost_nanos, worst.tokens
 
-    cost, tokens = clamped()
-    spec = CallSpec("llm", name, cost, request.model or None, tokens)
-    with exchange._interruptible():
-        may_run = admit_call(exchange.call, context, spec, token, (), request.attempt, waits, clamped)
-        if not may_run and exchange.call.waiter is None:
-            raise refusal_of(exchange.call)
-    return exchange
+    return clamped
 
 
-def refuse_unpriced(terms: Terms, path: str) -> None:
-    """Raise if the run is strict: the cost of this request is unknown before and after it."""
-    context = _innermost(terms.context)
-    if not context._run.settings.strict:
-        return
-    _must_be_open(context, f"llm call {path!r}")
-    call = record_value(context, CallSpec("llm", path), None)
-    if call.stop is not None:
-        raise refusal_of(call)
+def _wanted_output(terms: Terms, request: ModelRequest) -> int:
+    """Return the output that the call would have without any limit, for each answer."""
+    if request.form.output != "text":
+        return 0
+    if request.output_tokens is not None:
+        return request.output_tokens
+    return MAX_MODEL_OUTPUT if request.is_fixed else terms.max_output_tokens
+
+
+def _is_unbounded(context: Handle, request: ModelRequest) -> bool:
+    """Whether a limit applies to the call, and nothing bounds its output: no maximum can be written into its body."""
+    if not request.is_fixed or request.form.output != "text" or request.output_tokens is not None:
+        return False
+    account = context._account
+    is_limited = accounts.has_cost_limit(account) or accounts.tokens_left(account) < UNLIMITED // 2
+    return is_limited or context._run.shared is not None
 
 
 def _innermost(context: Handle) -> Handle:

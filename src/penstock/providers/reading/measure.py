@@ -26,7 +26,10 @@ _RUNS = re.compile(rf"(.)\1{{{_MIN_RUN - 1},}}", re.S)
 
 _DELTA_FIELDS = ("text", "partial_json", "thinking")
 _PART_FIELDS = ("text", "thinking", "refusal", "arguments")
-_MESSAGE_FIELDS = frozenset({"content", "refusal", "reasoning_content", "reasoning"})
+_MESSAGE_FIELDS = frozenset({"content", "refusal", "reasoning_content", "reasoning", "thinking"})
+_PLAIN_TEXTS = ("response", "thinking", "outputText", "generation", "completion")
+_OTHERS = frozenset({"candidates", "message", "output", "results", "contentBlockDelta", *_PLAIN_TEXTS})
+"""Only an event with one of these fields can be one of Gemini, Ollama or Bedrock."""
 _WHOLE_FIELDS = frozenset({"content", "output", "text", "response", "item", "part"})
 """Only an event with one of these fields can repeat the text of an answer."""
 
@@ -52,6 +55,9 @@ def added_by(event: Mapping[str, Any]) -> list[str]:
     texts: list[str] = []
     for choice in _objects(event, "choices"):
         _add_message(texts, choice.get("delta"))
+        texts += _strings(choice, ("text",))
+    if not _OTHERS.isdisjoint(event):
+        _add_other(texts, event)
     delta = event.get("delta")
     if isinstance(delta, str):
         if str(event.get("type")).endswith(".delta"):
@@ -71,6 +77,9 @@ def whole_in(body: Mapping[str, Any]) -> list[str]:
     texts: list[str] = []
     for choice in _objects(body, "choices"):
         _add_message(texts, choice.get("message"))
+        texts += _strings(choice, ("text",))
+    if not _OTHERS.isdisjoint(body):
+        _add_other(texts, body)
     items = [*_objects(body, "content"), *_objects(body, "output")]
     parts = [part for item in items for name in ("content", "summary") for part in _objects(item, name)]
     for part in (*items, *parts):
@@ -80,6 +89,32 @@ def whole_in(body: Mapping[str, Any]) -> list[str]:
         if isinstance(nested := body.get(name), dict):
             texts += _of_part(nested) if name == "part" else whole_in(nested)
     return texts
+
+
+def _add_other(texts: list[str], body: Mapping[str, Any]) -> None:
+    """Add the texts of Gemini, Ollama and Bedrock: these have the same fields in a stream and in a plain answer."""
+    texts += _strings(body, _PLAIN_TEXTS)
+    for candidate in _objects(body, "candidates"):
+        if isinstance(content := candidate.get("content"), dict):
+            for part in _objects(content, "parts"):
+                _add_part(texts, part)
+    for result in _objects(body, "results"):
+        texts += _strings(result, _PLAIN_TEXTS)
+    if isinstance(message := body.get("message"), dict):
+        _add_message(texts, message)
+    if isinstance(output := body.get("output"), dict) and isinstance(message := output.get("message"), dict):
+        for part in _objects(message, "content"):
+            _add_part(texts, part)
+    if isinstance(block := body.get("contentBlockDelta"), dict) and isinstance(delta := block.get("delta"), dict):
+        _add_part(texts, delta)
+
+
+def _add_part(texts: list[str], part: Mapping[str, Any]) -> None:
+    """Add a part of Gemini or Bedrock: text, reasoning, or the arguments of a tool."""
+    texts += _strings(part, ("text",))
+    for name, value in part.items():
+        if name in ("functionCall", "toolUse", "reasoningContent", "executableCode", "codeExecutionResult"):
+            texts.append(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def _add_message(texts: list[str], message: object) -> None:
@@ -97,6 +132,8 @@ def _add_message(texts: list[str], message: object) -> None:
             for call in _objects(message, name):
                 if isinstance(function := call.get("function"), dict):
                     texts += _strings(function, ("arguments",))
+                    if isinstance(arguments := function.get("arguments"), dict):  # of Ollama
+                        texts.append(json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
 
 
 def _of_part(part: Mapping[str, Any]) -> list[str]:

@@ -55,6 +55,13 @@ _WIDE_FIELDS = frozenset(
 )
 _OUR_TOOLS = frozenset({None, "function", "custom"})
 """Types of tools that the client runs."""
+_GOOGLES_TOOLS = frozenset(
+    {
+        *("googleSearch", "googleSearchRetrieval", "googleMaps", "urlContext", "codeExecution", "retrieval"),
+        *("google_search", "google_search_retrieval", "google_maps", "url_context", "code_execution"),
+    }
+)
+"""Fields of tools that Google runs."""
 MAX_KEPT_BYTES = 16 * 1024 * 1024
 """A larger response or event is not parsed, and its usage is unknown."""
 
@@ -78,21 +85,47 @@ class Allowance:
     output_tokens: int
     """Output that was paid for, over all answers to the request."""
     max_bytes: int
+    repeated_tokens: int = 0
+    """Input that the answers may repeat."""
+    has_text: bool = True
+    """Whether the answer is text; of other answers only the bytes are counted."""
 
     @classmethod
-    def of(cls, body: Mapping[str, Any], input_tokens: int, output_tokens: int) -> Allowance:
-        """Return the allowance for the answer to a request."""
-        per_token = STREAM_BYTES_PER_TOKEN if body.get("stream") is True else PLAIN_BYTES_PER_TOKEN
+    def of(
+        cls,
+        body: Mapping[str, Any],
+        input_tokens: int,
+        output_tokens: int,
+        *,
+        streams: bool | None = None,
+        repeats: int = 0,
+        is_wide: bool = False,
+    ) -> Allowance:
+        """Return the allowance for the answer to a request; `repeats` of its answers begin with the input."""
+        streams = body.get("stream") is True if streams is None else streams
+        per_token = STREAM_BYTES_PER_TOKEN if streams else PLAIN_BYTES_PER_TOKEN
         if body.get("logprobs") or body.get("top_logprobs"):
             per_token = LOGPROBS_BYTES_PER_TOKEN
-        max_bytes = ENVELOPE_BYTES + input_tokens * ECHO_BYTES_PER_TOKEN + output_tokens * per_token
-        return cls(input_tokens, output_tokens, max(max_bytes, WIDE_BYTES) if _is_wide(body) else max_bytes)
+        repeated = input_tokens * repeats
+        max_bytes = ENVELOPE_BYTES + input_tokens * ECHO_BYTES_PER_TOKEN + (output_tokens + repeated) * per_token
+        if is_wide or _is_wide(body):
+            max_bytes = max(max_bytes, WIDE_BYTES)
+        return cls(input_tokens, output_tokens, max_bytes, repeated)
+
+    @classmethod
+    def of_data(cls, input_tokens: int, max_bytes: int) -> Allowance:
+        """Return the allowance for an answer that is no text: vectors, pictures, sound."""
+        return cls(input_tokens, 0, max_bytes, has_text=False)
 
 
 def _is_wide(body: Mapping[str, Any]) -> bool:
     tools = body.get("tools")
-    types = [tool.get("type") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-    return not _WIDE_FIELDS.isdisjoint(body) or any(type not in _OUR_TOOLS for type in types)
+    given = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    if any(tool.get("type") not in _OUR_TOOLS or not _GOOGLES_TOOLS.isdisjoint(tool) for tool in given):
+        return True
+    config = body.get("generationConfig") or body.get("generation_config")
+    has_modalities = isinstance(config, dict) and ("responseModalities" in config or "response_modalities" in config)
+    return has_modalities or not _WIDE_FIELDS.isdisjoint(body)
 
 
 class Meter:
@@ -100,7 +133,8 @@ class Meter:
 
     def __init__(self, allowance: Allowance) -> None:
         self._allowance = allowance
-        self._max_weight = allowance.output_tokens * MAX_RATIO * WEIGHT_PER_TOKEN
+        expected_tokens = allowance.output_tokens + allowance.repeated_tokens
+        self._max_weight = expected_tokens * MAX_RATIO * WEIGHT_PER_TOKEN
         self._bytes = 0
         self._added = 0
         """Weight of the text that events have added."""
@@ -110,8 +144,8 @@ class Meter:
 
     @property
     def tokens(self) -> int:
-        """Estimated tokens of the text received so far."""
-        return tokens_of(max(self._added, self._whole))
+        """Estimated tokens of the text received so far, without the input that it may repeat."""
+        return max(0, tokens_of(max(self._added, self._whole)) - self._allowance.repeated_tokens)
 
     @property
     def is_over(self) -> bool:
@@ -126,6 +160,8 @@ class Meter:
 
     def add_event(self, event: Mapping[str, Any]) -> None:
         """Count an event of a stream."""
+        if not self._allowance.has_text:
+            return
         for text in added_by(event):
             self._added += weigh(text)
         if can_repeat(event):
@@ -134,6 +170,8 @@ class Meter:
 
     def check_whole(self, body: Mapping[str, Any]) -> None:
         """Count a whole answer, or one that repeats the text of the events before it."""
+        if not self._allowance.has_text:
+            return
         self._whole = max(self._whole, sum(map(weigh, whole_in(body))))
         self._check_weight()
 
@@ -146,7 +184,7 @@ class Meter:
 
         It is parsed only when it may have grown over the limit since the last time.
         """
-        if len(data) < max(self._next_check, self._max_weight // WEIGHT_PER_BYTE):
+        if not self._allowance.has_text or len(data) < max(self._next_check, self._max_weight // WEIGHT_PER_BYTE):
             return
         body = _parsed_partially(data)
         weight = 0

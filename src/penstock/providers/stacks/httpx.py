@@ -21,14 +21,14 @@ from typing import Any
 from penstock.errors import CancelledError, PenstockError
 from penstock.providers.current import terms_for
 from penstock.providers.hooks import Patch
-from penstock.providers.http.exchange import Exchange, Terms, admit, refuse_unpriced
-from penstock.providers.http.request import ModelRequest, form_of, is_from_an_sdk, parse_request
+from penstock.providers.http.exchange import Exchange, Terms, admit
+from penstock.providers.http.forms import Form, form_of
+from penstock.providers.http.request import is_signed, parse_request
 from penstock.providers.reading.bodies import AsyncLimited, Limited, Sink, limit, stream_class, without_coding
 from penstock.runtime import worker
 from penstock.runtime.call import stop_of
 from penstock.runtime.cancellation import CancellationToken, drain_cancel, translate_cancel
 from penstock.runtime.execution import load_prices
-from penstock.runtime.waiting import Waits
 
 MARK = "penstock.exchange"
 """Key of the exchange in a request's extensions, used to find the request's socket."""
@@ -38,9 +38,11 @@ _END = object()
 
 def send(terms: Terms, original: Callable[[Any, Any], Any], transport: Any, request: Any) -> Any:
     """Send the request, as a contained call if it is a model request."""
-    exchange = _admitted(terms, request, _model_request(request, request.read), "sync")
-    if exchange is None:
+    form = _form(request)
+    model_request = None if form is None else parse_request(form, request.headers, request.read())
+    if model_request is None:
         return original(transport, request)
+    exchange = admit(terms, model_request, "sync")
     exchange.hold()
     request = _rewritten(request, exchange)
     cut = partial(_cut_request, transport, exchange)
@@ -56,14 +58,13 @@ def send(terms: Terms, original: Callable[[Any, Any], Any], transport: Any, requ
 
 async def asend(terms: Terms, original: Callable[[Any, Any], Awaitable[Any]], transport: Any, request: Any) -> Any:
     """Send the request, as a contained call if it is a model request."""
-    if form_of(request.method, request.url.path) is not None:
-        await request.aread()
-    model_request = _model_request(request, lambda: request.content)
-    if model_request is not None and terms.context._run.prices.is_pending:
-        await load_prices(terms.context, model_request.model)
-    exchange = _admitted(terms, request, model_request, "async")
-    if exchange is None:
+    form = _form(request)
+    model_request = None if form is None else parse_request(form, request.headers, await request.aread())
+    if model_request is None:
         return await original(transport, request)
+    if terms.context._run.prices.is_pending:
+        await load_prices(terms.context, model_request.model)
+    exchange = admit(terms, model_request, "async")
     await exchange.ahold()
     request = _rewritten(request, exchange)
     try:
@@ -76,26 +77,19 @@ async def asend(terms: Terms, original: Callable[[Any, Any], Awaitable[Any]], tr
     return _received(exchange, response, _AsyncBody, AsyncLimited)
 
 
-def _model_request(request: Any, content: Callable[[], bytes]) -> ModelRequest | None:
-    """Parse the model call in the request; None if it is not a model request."""
-    form = form_of(request.method, request.url.path)
-    return None if form is None else parse_request(form, request.headers, content())
-
-
-def _admitted(terms: Terms, request: Any, model_request: ModelRequest | None, waits: Waits) -> Exchange | None:
-    """Admit a model request and return its exchange; None for other requests."""
-    if model_request is not None:
-        return admit(terms, model_request, waits)
-    if is_from_an_sdk(request.method, request.url.path, request.headers):
-        refuse_unpriced(terms, request.url.path)
-    return None
+def _form(request: Any) -> Form | None:
+    return form_of(request.method, request.url.host, request.url.path, request.headers)
 
 
 def _rewritten(request: Any, exchange: Exchange) -> Any:
-    """Return the request to send: with the admitted body, and accepting only uncompressed responses."""
+    """Return the request to send: with the admitted body, and accepting only uncompressed responses.
+
+    Nothing of a signed request is changed, since the signature covers its headers too.
+    """
     headers = request.headers.copy()
-    headers.pop("content-length", None)
-    headers["accept-encoding"] = "identity"
+    if not is_signed(headers):
+        headers.pop("content-length", None)
+        headers["accept-encoding"] = "identity"
     return type(request)(
         request.method,
         request.url,
@@ -112,7 +106,7 @@ def _received(exchange: Exchange, response: Any, body: type, error_body: type) -
         exchange.refused_by(response.status_code)
         return response
     headers, cut = response.headers, partial(_cut_response, response)
-    sink = exchange.opened(headers.get("content-type", ""), headers.get("content-encoding", ""), cut)
+    sink = exchange.opened(headers.get("content-type", ""), headers.get("content-encoding", ""), cut, headers)
     without_coding(headers)
     if exchange.request.adds_usage:
         headers.pop("content-length", None)

@@ -17,6 +17,7 @@ count as plain tokens at the standard rate. For more precision, report the cost.
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -292,6 +293,13 @@ class PriceBook:
         return None
 
 
+_BEDROCK_NAME = re.compile(
+    r"(?:[a-z]{2,6}(?:-gov)?\.)?"
+    r"(?:ai21|amazon|anthropic|cohere|deepseek|meta|minimax|mistral|moonshot|nvidia|openai|qwen|stability|writer|zai)\."
+)
+"""Names of models on Bedrock: the vendor with a dot, behind the region of an inference profile."""
+
+
 class _Timetable:
     """A model whose price depends on the date or the hour, looked up at every call."""
 
@@ -325,11 +333,19 @@ def _look_up(name: str) -> Price | _Timetable | None:
 
 def _spellings(name: str) -> Iterator[tuple[str, str | None]]:
     """Yield `name` itself; its first part as the provider ("azure/gpt-4o"); its last part ("models/gpt-4o")."""
-    yield name, None
+    yield name, _provider_of(name)
     provider, slash, rest = name.partition("/")
     if slash:
         yield rest, provider
-        yield name.rpartition("/")[2], None
+        last = name.rpartition("/")[2]
+        yield last, _provider_of(last)
+
+
+def _provider_of(name: str) -> str | None:
+    """Return the provider of a name that genai-prices knows only together with it; None for other names."""
+    if _BEDROCK_NAME.match(name):
+        return "aws"
+    return "openai" if name.startswith("text-embedding-") else None
 
 
 def _genai() -> Any:

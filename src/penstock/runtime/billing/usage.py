@@ -212,10 +212,42 @@ SHAPES = (
         "",
         total="total_token_count",
     ),
+    # the same in the JSON of its API
+    Shape(
+        ("promptTokenCount", "candidatesTokenCount"),
+        ("promptTokenCount", "toolUsePromptTokenCount"),
+        ("candidatesTokenCount", "thoughtsTokenCount"),
+        "cachedContentTokenCount",
+        "",
+        total="totalTokenCount",
+    ),
+    # Bedrock's Converse
+    Shape(
+        ("inputTokens", "outputTokens"),
+        ("inputTokens",),
+        ("outputTokens",),
+        "cacheReadInputTokens",
+        "cacheWriteInputTokens",
+        apart=True,
+        total="totalTokens",
+    ),
+    # the metrics of an invocation of Bedrock
+    Shape(
+        ("inputTokenCount", "outputTokenCount"),
+        ("inputTokenCount",),
+        ("outputTokenCount",),
+        "cacheReadInputTokenCount",
+        "cacheWriteInputTokenCount",
+        apart=True,
+    ),
+    # Amazon's embeddings
+    Shape(("inputTextTokenCount",), ("inputTextTokenCount",), (), "", ""),
+    # Ollama
+    Shape(("prompt_eval_count", "eval_count"), ("prompt_eval_count",), ("eval_count",), "", ""),
 )
 """Tried from top to bottom."""
 
-_HOLDERS = ("usage", "usage_metadata")
+_HOLDERS = ("usage", "usage_metadata", "usageMetadata")
 _MARKS = tuple(dict.fromkeys(mark for shape in SHAPES for mark in shape.marks))
 _DETAILS = tuple(dict.fromkeys(name for shape in SHAPES for name in (shape.cached, shape.written) if name))
 WITHOUT_USAGE = {type(None), bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset}
@@ -403,7 +435,7 @@ def _model_of(response: object, get: Get) -> str | None:
     metadata = _peek(response, "response_metadata")
     nested = _peek(response, "response") if _is_pydantic_ai(response) else None
     given = (
-        *(_peek(response, field) for field in ("model", "model_name", "model_version")),
+        *(_peek(response, field) for field in ("model", "model_name", "model_version", "modelVersion")),
         *(_peek(metadata, field) for field in ("model_name", "model")),
         _peek(nested, "model_name"),
     )

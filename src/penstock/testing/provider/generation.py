@@ -30,6 +30,8 @@ class Generation:
     created_s: int = 0
     usage_in_stream: bool = False
     """Whether the request asks for usage in the stream, for APIs where that is optional."""
+    answers: int = 1
+    """Number of answers in the response, each with the same text."""
 
     @property
     def pieces(self) -> list[str]:
@@ -40,7 +42,7 @@ class Generation:
     @property
     def piece_count(self) -> int:
         """Number of pieces of a stream."""
-        return count_tokens(self.text) + len(self.tool_calls)
+        return (count_tokens(self.text) + len(self.tool_calls)) * self.answers
 
     def numbered(self, number: int, created_s: int) -> Generation:
         """Return a copy with a number, and with ids for tool calls that have none."""
@@ -62,7 +64,7 @@ def generate(say: Say, request: WireRequest, default_tokens: int) -> Generation:
         output_tokens = count_tokens(kept_text) + sum(map(_size, kept_calls))
     input_tokens = request.input_tokens if say.input_tokens is None else say.input_tokens
     cut_short = output_tokens < wanted or kept_text != text or kept_calls != calls
-    options = request.fields.get("stream_options")
+    output_tokens *= request.answers
     return Generation(
         kept_text,
         kept_calls,
@@ -71,7 +73,8 @@ def generate(say: Say, request: WireRequest, default_tokens: int) -> Generation:
         cut_short,
         _reported(say, input_tokens, output_tokens),
         request.model,
-        usage_in_stream=isinstance(options, dict) and options.get("include_usage") is True,
+        usage_in_stream=request.asks_for_usage,
+        answers=request.shown_answers,
     )
 
 

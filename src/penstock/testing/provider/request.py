@@ -34,6 +34,10 @@ class WireRequest:
     raw: bytes = field(default=b"", repr=False)
     body: Any = None
     """The JSON; None if there is none, or it cannot be parsed."""
+    query: str = ""
+    """What follows the question mark of the path."""
+    terms: Mapping[str, Any] | None = None
+    """The request as the provider reads it: model, stream, maximum and input under OpenAI's names, whatever its API."""
 
     @property
     def fields(self) -> Mapping[str, Any]:
@@ -43,31 +47,54 @@ class WireRequest:
     @property
     def model(self) -> str:
         """The requested model, or an empty string."""
-        model = self.fields.get("model")
+        model = self._read.get("model")
         return model if isinstance(model, str) else ""
 
     @property
     def streams(self) -> bool:
         """Whether the request asks for a stream of events."""
-        return self.fields.get("stream") is True
+        return self._read.get("stream") is True
 
     @property
     def max_tokens(self) -> int | None:
-        """The limit on the output, under any of its names; None if there is none."""
-        caps = [self.fields[name] for name in CAPS if self.fields.get(name) is not None]
+        """The limit on the output of each answer, under any of its names; None if there is none."""
+        caps = [self._read[name] for name in CAPS if self._read.get(name) is not None]
         return min(caps) if caps else None
 
     @property
     def input_tokens(self) -> int:
-        """Number of input tokens, by the rule of `count_input_tokens`."""
-        return count_input_tokens(self.fields)
+        """Number of input tokens, by the rule of `count_input_tokens`; of speech and sound, characters and bytes."""
+        counted = self._read.get("input_tokens")
+        return counted if isinstance(counted, int) else count_input_tokens(self._read)
+
+    @property
+    def answers(self) -> int:
+        """Number of answers that are generated and billed."""
+        return int(self._read.get("answers", 1))
+
+    @property
+    def shown_answers(self) -> int:
+        """Number of answers in the response."""
+        return int(self._read.get("shown_answers", self.answers))
+
+    @property
+    def asks_for_usage(self) -> bool:
+        """Whether the request asks for usage in the stream, for APIs where that is optional."""
+        options = self._read.get("stream_options")
+        return isinstance(options, dict) and options.get("include_usage") is True
 
     @property
     def last_text(self) -> str:
         """The last message, as far as it is text."""
-        given = self.fields.get("messages") or self.fields.get("input")
+        given = self._read.get("messages") or self._read.get("input")
         last = given[-1] if isinstance(given, list) and given else given
-        return _text(last.get("content", last.get("output")) if isinstance(last, dict) else last)
+        if not isinstance(last, dict):
+            return _text(last)
+        return _text(last.get("content", last.get("output", last.get("parts"))))
+
+    @property
+    def _read(self) -> Mapping[str, Any]:
+        return self.fields if self.terms is None else self.terms
 
 
 def count_tokens(text: str) -> int:

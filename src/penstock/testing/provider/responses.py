@@ -26,7 +26,9 @@ SHAPES: Mapping[str, tuple[Format, bool]] = MappingProxyType(
 def in_shape(shape: Shape, generation: Generation) -> Any:
     """Return `generation` as the client library of `shape` would return it."""
     format, is_object = SHAPES[shape]
-    answer = {"usage": None, **format.plain(generation)}  # objects of the libraries have a usage even if it is absent
+    body = format.plain(generation)
+    assert isinstance(body, dict), "the shapes are JSON"
+    answer = {"usage": None, **body}  # objects of the libraries have a usage even if it is absent
     if shape == "responses":
         answer["output_text"] = generation.text  # the library computes it
     return _attributes(answer) if is_object else answer

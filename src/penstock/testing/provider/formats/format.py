@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.testing.provider.generation import Generation
-from penstock.testing.provider.request import CAPS
+from penstock.testing.provider.request import CAPS, WireRequest
 
 Fields = Mapping[str, Any]
 
@@ -27,16 +27,35 @@ class Stream:
     ending: bytes
 
 
+def json_object(request: WireRequest) -> Fields | None:
+    """Return the body; None if it is no JSON object."""
+    return request.body if isinstance(request.body, dict) else None
+
+
+def no_headers(_: Generation) -> dict[str, str]:
+    """Return no headers."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """One API."""
 
     problem: Callable[[Fields], str | None]
     """Returns what is wrong with a request; None if nothing is."""
-    plain: Callable[[Generation], dict[str, Any]]
+    plain: Callable[[Generation], dict[str, Any] | bytes]
     stream: Callable[[Generation], Stream]
     error: Callable[[int, str], dict[str, Any]]
     headers: Callable[[int], dict[str, str]]
+    terms: Callable[[WireRequest], Fields | None] = json_object
+    """Returns the request under OpenAI's names; None if the body cannot be read."""
+    plain_type: str = "application/json"
+    stream_type: str = "text/event-stream; charset=utf-8"
+    separator: bytes = b"\n\n"
+    """Ends an event of a stream."""
+    padding: bytes = b": keep-alive\n\n"
+    """An event of a stream without content."""
+    usage_headers: Callable[[Generation], dict[str, str]] = no_headers
 
 
 def event(data: dict[str, Any], name: str | None = None) -> bytes:

@@ -15,12 +15,10 @@ from penstock.testing.provider.http.desk import Order
 from penstock.testing.provider.http.protocol import Exchange
 
 JSON = {"content-type": "application/json"}
-COMMENT = b": keep-alive\n\n"
 BLOCK = 4_096
 """Size of one write of an endless body."""
 GZIP = zlib.MAX_WBITS | 16
 NormalBreak = Cut | Hang | Truncate | Garble
-EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
 async def deliver(order: Order, format: Format, exchange: Exchange, *, streams: bool) -> None:
@@ -86,7 +84,7 @@ class _Delivery:
     async def _send_endless(self, generation: Generation, endless: Endless, streams: bool) -> None:
         """Send a body without an end, until the caller disconnects."""
         opening, block = _endless_parts(self._format, generation, endless, streams)
-        headers = {**(EVENTS if streams else JSON), **self._format.headers(self._order.number)}
+        headers = self._headers(generation, streams)
         packer = zlib.compressobj(wbits=GZIP) if endless.compressed else None
         if packer is not None:
             headers["content-encoding"] = "gzip"
@@ -102,15 +100,21 @@ class _Delivery:
                 await asyncio.sleep(self._say.drip_s)
 
     async def _send(self, generation: Generation, fault: NormalBreak | None, streams: bool) -> None:
-        headers = self._format.headers(self._order.number)
+        headers = self._headers(generation, streams)
         if streams:
             stream, length = self._format.stream(generation), None
-            await self._exchange.begin(200, {**EVENTS, **headers}, length)
         else:
             stream = _in_halves(self._format.plain(generation))
             length = len(stream.opening) + (0 if isinstance(fault, Truncate) else len(stream.ending))
-            await self._exchange.begin(200, {**JSON, **headers}, length)
+        await self._exchange.begin(200, headers, length)
         await self._write(stream, fault, streams)
+
+    def _headers(self, generation: Generation, streams: bool) -> dict[str, str]:
+        format = self._format
+        kind = {"content-type": format.stream_type if streams else format.plain_type}
+        caching = {"cache-control": "no-cache"} if streams else {}
+        usage = {} if streams else format.usage_headers(generation)
+        return {**kind, **caching, **usage, **format.headers(self._order.number)}
 
     async def _write(self, stream: Stream, fault: NormalBreak | None, streams: bool) -> None:
         shown = len(stream.pieces) if fault is None else fault.after or 0
@@ -126,7 +130,7 @@ class _Delivery:
                 self._order.settle()
                 await self._exchange.end()
             case Garble() if streams:
-                *pieces, ending = _broken(*stream.pieces[shown:], stream.ending)
+                *pieces, ending = _broken(self._format.separator, *stream.pieces[shown:], stream.ending)
                 await self._pieces(tuple(pieces))
                 await self._end(ending)
             case Garble():
@@ -152,7 +156,7 @@ def _endless_parts(format: Format, generation: Generation, endless: Endless, str
     stream = format.stream(generation) if streams else None
     match endless.what:
         case "padding" if stream is not None:
-            return stream.opening, COMMENT * (BLOCK // len(COMMENT))
+            return stream.opening, format.padding * (BLOCK // len(format.padding))
         case "padding":
             return b"{", b" " * BLOCK
         case "text" if stream is not None:
@@ -165,17 +169,18 @@ def _endless_parts(format: Format, generation: Generation, endless: Endless, str
     return (opening if stream is None else stream.opening + opening), text * max(1, BLOCK // len(text))
 
 
-def _in_halves(answer: dict[str, Any]) -> Stream:
+def _in_halves(answer: dict[str, Any] | bytes) -> Stream:
     """Return a plain answer as a stream without pieces, so that it can break in the middle too."""
-    body = json.dumps(answer).encode()
+    body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     middle = len(body) // 2
     return Stream(body[:middle], (), body[middle:])
 
 
-def _broken(part: bytes, *others: bytes) -> tuple[bytes, ...]:
-    """Return the parts with the first event of the first part cut off before its last brace."""
-    first, end, rest = part.partition(b"\n\n")
-    return first[:-1] + end + rest, *others
+def _broken(separator: bytes, part: bytes, *others: bytes) -> tuple[bytes, ...]:
+    """Return the parts with the last brace of the first event damaged."""
+    first, end, rest = part.partition(separator)
+    last = first.rindex(b"}")
+    return first[:last] + b"?" + first[last + 1 :] + end + rest, *others
 
 
 async def _forever() -> None:

@@ -40,6 +40,7 @@ class Head:
     path: str
     version: str
     headers: Mapping[str, str]
+    query: str = ""
 
     @property
     def keeps_alive(self) -> bool:
@@ -81,7 +82,8 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
         raise BadRequest(400, "the request line is not METHOD /path HTTP/1.1")
     if parts[2] not in ("HTTP/1.1", "HTTP/1.0"):
         raise BadRequest(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
-    return Head(parts[0], parts[1].partition("?")[0], parts[2], _headers(lines))
+    path, _, query = parts[1].partition("?")
+    return Head(parts[0], path, parts[2], _headers(lines), query)
 
 
 def _headers(lines: list[str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from types import TracebackType
 from typing import Any
@@ -24,7 +24,7 @@ from penstock.money import Usd
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.testing.provider.fake import FakeProvider
 from penstock.testing.provider.fates import Script
-from penstock.testing.provider.formats import FORMATS
+from penstock.testing.provider.formats import FORMATS, format_of, free_answer, is_free
 from penstock.testing.provider.formats.format import Format
 from penstock.testing.provider.http.delivery import answer_error, answer_json, deliver
 from penstock.testing.provider.http.desk import Desk
@@ -38,7 +38,6 @@ STEP_S = 0.001
 HEAR_OUT_S = 2.0
 STOP_S = 60.0
 NO_RETRY = {"x-should-retry": "false"}
-COUNT_TOKENS = "/v1/messages/count_tokens"
 MODELS = "/v1/models"
 
 
@@ -103,7 +102,7 @@ class FakeProviderServer:
 
     @property
     def url(self) -> str:
-        """The base URL for Anthropic's clients."""
+        """The base URL for the clients of Anthropic, Google, Amazon Bedrock and Ollama."""
         if self._running is None:
             raise RuntimeError("the server is not running: use `with FakeProviderServer() as server`")
         return f"http://127.0.0.1:{self._running.port}"
@@ -243,7 +242,7 @@ class FakeProviderServer:
         with suppress(ValueError, RecursionError):
             body = json.loads(raw, parse_constant=_no_constant)
         number, at_ns = len(self._requests) + 1, self._clock.monotonic_ns()
-        request = WireRequest(number, connection, head.method, head.path, head.headers, at_ns, raw, body)
+        request = WireRequest(number, connection, head.method, head.path, head.headers, at_ns, raw, body, head.query)
         self._requests.append(request)
         return request
 
@@ -256,27 +255,27 @@ class FakeProviderServer:
             self._in_flight -= 1
 
     async def _answer(self, request: WireRequest, exchange: Exchange) -> None:
-        format = FORMATS.get(request.path)
-        if request.path in (MODELS, COUNT_TOKENS):
+        format = format_of(request)
+        if request.path == MODELS or is_free(request.path):
             await self._answer_free(request, exchange)
         elif format is None:
             await _refuse(exchange, 404, f"there is no {request.path} here")
         elif request.method != "POST":
             await answer_error(exchange, format, 405, f"{request.path} takes POST", {"allow": "POST"})
-        elif not isinstance(request.body, dict):
+        elif (terms := format.terms(request)) is None:
             await answer_error(exchange, format, 400, "the body is not a JSON object")
-        elif problem := format.problem(request.fields):
+        elif problem := format.problem(terms):
             await answer_error(exchange, format, 400, problem)
         else:
-            await self._answer_order(request, format, exchange)
+            await self._answer_order(replace(request, terms=terms), format, exchange)
 
     async def _answer_free(self, request: WireRequest, exchange: Exchange) -> None:
         """Answer a request that a provider does not charge for."""
         if request.path == MODELS and request.method == "GET":
             model = {"id": self.provider.model, "object": "model", "created": 0, "owned_by": "penstock"}
             await answer_json(exchange, 200, {"object": "list", "data": [model]})
-        elif request.path == COUNT_TOKENS and request.method == "POST":
-            await answer_json(exchange, 200, {"input_tokens": request.input_tokens})
+        elif is_free(request.path) and request.method == "POST":
+            await answer_json(exchange, 200, free_answer(request))
         else:
             await _refuse(exchange, 405, f"{request.path} does not take {request.method}")
 
