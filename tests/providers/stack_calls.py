@@ -51,7 +51,10 @@ def over_httpx2(url: str, body: Body) -> bytes:
 
 
 async def over_httpx2_async(url: str, body: Body) -> bytes:
-    async with httpx2.AsyncClient(timeout=None, verify=False) as client, client.stream("POST", url, json=body) as response:
+    async with (
+        httpx2.AsyncClient(timeout=None, verify=False) as client,
+        client.stream("POST", url, json=body) as response,
+    ):
         return b"".join([chunk async for chunk in response.aiter_bytes()])
 
 
@@ -65,7 +68,10 @@ def over_httpx(url: str, body: Body) -> bytes:
 async def over_httpx_async(url: str, body: Body) -> bytes:
     import httpx
 
-    async with httpx.AsyncClient(timeout=None, verify=False) as client, client.stream("POST", url, json=body) as response:
+    async with (
+        httpx.AsyncClient(timeout=None, verify=False) as client,
+        client.stream("POST", url, json=body) as response,
+    ):
         return b"".join([chunk async for chunk in response.aiter_bytes()])
 
 

@@ -321,16 +321,21 @@ class File(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            if not self._is_over:
-                self._cut()  # the rest of the body would be taken for the next response
-            self._close_source()
+            self._end()
+
+    def _end(self) -> None:
+        """Stop reading; what is left of the body would be taken for the next response."""
+        if not self._is_over:
+            self._is_over = True
+            self._cut()
+        self._close_source()
 
     def _next(self) -> bytes:
         """Read more of the body; return it as it is passed on."""
         try:
             passed = self._take()
         except PenstockError as error:
-            self.close()
+            self._end()
             raise in_the_families(error) from None
         return passed
 
@@ -372,9 +377,7 @@ class ExchangeFile(File):
             passed = self._take()
         except BaseException as error:
             failure = self._exchange.failed(error)
-            self._cut()
-            if isinstance(error, PenstockError):  # the client may never close a response that it could not read
-                self.close()
+            self._end()  # the client may never close a response that it could not read
             if failure is error:
                 raise
             raise failure from error
@@ -384,6 +387,8 @@ class ExchangeFile(File):
 
     def _read(self) -> bytes:
         chunk: bytes = waited(self._exchange, super()._read, self._read_late, self._leave)
+        if not chunk:
+            self._exchange.token.check()  # a stop that shut the socket down looks like the end of the body
         return chunk
 
     def _leave(self) -> None:
