@@ -65,7 +65,7 @@ class Hooks:
 
     def _hook(self, patch: Patch) -> None:
         owner = getattr(sys.modules[patch.module], patch.owner)
-        if any(owner is hooked for hooked, *_ in self._hooked):
+        if any(owner is hooked and patch.method == method for hooked, method, *_ in self._hooked):
             return
         original = getattr(owner, patch.method)
         ours = functools.wraps(original)(patch.wrap(original))

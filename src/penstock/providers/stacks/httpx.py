@@ -1,33 +1,26 @@
-"""httpx2, httpx and transports with their API: send their requests as contained model calls.
+"""httpx2 and httpx: send their requests as contained model calls.
 
 This module never imports either. `send` and `asend` wrap the transport that talks to the network, so that every
-attempt of a client passes through them.
+attempt of a client passes through them. Their transports over aiohttp are contained by the stack of aiohttp.
 
-How a stop reaches a request in flight. An async request is interrupted where it waits, and the library closes its
-socket. A sync request waits on a worker: the caller is released at once, and the socket is shut down, which ends the
-worker's wait. Between two reads of a response nothing waits; the cancel shuts the socket down, and the next read
-raises.
+Between two reads of a response nothing waits; a cancel shuts the socket down, and the next read raises.
 """
 
 from __future__ import annotations
 
-import socket
-from asyncio import current_task
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from penstock.errors import CancelledError, PenstockError
+from penstock.errors import PenstockError
 from penstock.providers.current import terms_for
 from penstock.providers.hooks import Patch
 from penstock.providers.http.exchange import Exchange, Terms, admit
 from penstock.providers.http.forms import Form, form_of
 from penstock.providers.http.request import is_signed, parse_request
 from penstock.providers.reading.bodies import AsyncLimited, Limited, Sink, limit, stream_class, without_coding
-from penstock.runtime import worker
-from penstock.runtime.call import stop_of
-from penstock.runtime.cancellation import CancellationToken, drain_cancel, translate_cancel
+from penstock.providers.stacks.flight import fail, reached, shut_down, waited
 from penstock.runtime.execution import load_prices
 
 MARK = "penstock.exchange"
@@ -47,12 +40,9 @@ def send(terms: Terms, original: Callable[[Any, Any], Any], transport: Any, requ
     request = _rewritten(request, exchange)
     cut = partial(_cut_request, transport, exchange)
     try:
-        response = _waited(exchange, partial(original, transport, request), _close_late, cut)
+        response = waited(exchange, partial(original, transport, request), _close_late, cut)
     except BaseException as error:
-        failure = exchange.failed(error)
-        if failure is error:
-            raise
-        raise failure from error
+        fail(exchange, error)
     return _received(exchange, response, _Body, Limited)
 
 
@@ -68,12 +58,9 @@ async def asend(terms: Terms, original: Callable[[Any, Any], Awaitable[Any]], tr
     await exchange.ahold()
     request = _rewritten(request, exchange)
     try:
-        response = await _reached(exchange.token, lambda: original(transport, request))
+        response = await reached(exchange.token, lambda: original(transport, request))
     except BaseException as error:
-        failure = exchange.failed(error)
-        if failure is error:
-            raise
-        raise failure from error
+        fail(exchange, error)
     return _received(exchange, response, _AsyncBody, AsyncLimited)
 
 
@@ -151,7 +138,7 @@ class _Body:
             self._stream.close()
 
     def _next(self, chunks: Iterator[bytes]) -> Any:
-        return _waited(self._exchange, lambda: next(chunks, _END), self._read_late, self._leave)
+        return waited(self._exchange, lambda: next(chunks, _END), self._read_late, self._leave)
 
     def _leave(self) -> None:
         self._is_left = True
@@ -174,7 +161,7 @@ class _AsyncBody:
         exchange = self._exchange
         chunks = self._stream.__aiter__()
         try:
-            while (chunk := await _reached(exchange.token, lambda: anext(chunks, _END))) is not _END:
+            while (chunk := await reached(exchange.token, lambda: anext(chunks, _END))) is not _END:
                 if passed := self._sink.take(chunk):
                     yield passed
             if rest := self._sink.end():
@@ -195,58 +182,6 @@ class _AsyncBody:
         await self._stream.aclose()
 
 
-def _waited(
-    exchange: Exchange,
-    work: Callable[[], Any],
-    late: Callable[[Any, BaseException | None], None],
-    leave: Callable[[], None],
-) -> Any:
-    """Return the result of `work`; a stop releases the caller at once, and `late` receives the late result."""
-    token = exchange.token
-    if exchange.blocks_inline:
-        token.check()
-        return work()
-    job = worker.Job(work, late)
-    remove = token.add_callback(job.wake)
-    try:
-        worker.start(job)
-        finished = job.wait(token.seconds_left())
-    except BaseException:
-        if job.leave():
-            leave()
-        else:
-            late(job.value, job.error)
-        raise
-    finally:
-        remove()
-    if not finished:
-        token.is_cancelled  # noqa: B018  reading it applies the deadline
-        leave()
-        raise CancelledError(stop=stop_of(token))
-    if job.error is not None:
-        raise job.error
-    return job.value
-
-
-async def _reached(token: CancellationToken, work: Callable[[], Awaitable[Any]]) -> Any:
-    """Await `work` and return its result; a stop of the call interrupts it."""
-    task = current_task()
-    assert task is not None
-    requested = task.cancelling()
-    watching = token.watch(task)
-    try:
-        token.check()
-        return await work()
-    except BaseException as error:
-        failure = translate_cancel(token, task, error, requested)
-        if failure is error:
-            raise
-        raise failure from error
-    finally:
-        if watching and token.unwatch(task) is not None:
-            await drain_cancel(task, requested)
-
-
 def _close_late(response: Any, error: BaseException | None) -> None:
     """Close a response that arrived after its caller was released."""
     if response is not None:
@@ -257,7 +192,7 @@ def _close_late(response: Any, error: BaseException | None) -> None:
 def _cut_response(response: Any) -> None:
     """Break the connection of the response; an HTTP/2 connection, shared with other requests, stays open."""
     if response.extensions.get("http_version") != b"HTTP/2":
-        _shut_down(response.extensions.get("network_stream"))
+        shut_down(_wire(response.extensions.get("network_stream")))
 
 
 def _cut_request(transport: Any, exchange: Exchange) -> None:
@@ -271,14 +206,11 @@ def _cut_request(transport: Any, exchange: Exchange) -> None:
         if waiting.request.extensions.get(MARK) is exchange:
             connection = getattr(waiting.connection, "_connection", None)
             if type(connection).__name__ != "HTTP2Connection":
-                _shut_down(getattr(connection, "_network_stream", None))
+                shut_down(_wire(getattr(connection, "_network_stream", None)))
 
 
-def _shut_down(stream: Any) -> None:
-    wire = None if stream is None else stream.get_extra_info("socket")
-    if wire is not None:
-        with suppress(OSError):
-            wire.shutdown(socket.SHUT_RDWR)
+def _wire(stream: Any) -> Any:
+    return None if stream is None else stream.get_extra_info("socket")
 
 
 def _sync(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -304,8 +236,4 @@ PATCHES = (
     Patch("httpx2", "AsyncHTTPTransport", "handle_async_request", _async),
     Patch("httpx", "HTTPTransport", "handle_request", _sync),
     Patch("httpx", "AsyncHTTPTransport", "handle_async_request", _async),
-    *(
-        Patch(module, "AiohttpTransport", "handle_async_request", _async)
-        for module in ("httpx_aiohttp", "openai._vendor.httpx_aiohttp", "anthropic._vendor.httpx_aiohttp")
-    ),
 )

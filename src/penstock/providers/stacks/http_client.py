@@ -1,0 +1,454 @@
+"""http.client, and everything on top of it: urllib.request, urllib3, and so requests and botocore.
+
+This module never imports them. All of these libraries write requests with `HTTPConnection.send`, one call for the
+headers and more for the body, and read responses from the file that `getresponse` leaves in `HTTPResponse.fp`; urllib3
+even reads the chunks from that file itself. So these are the two places that are wrapped, and not urllib3: a request is
+counted once, and each attempt of a retry that a library makes by itself is counted.
+
+The request. From `putrequest` on, what is sent is gathered. When the headers are complete, a request that is no model
+request is sent as it is. The body of a model request is gathered to its end, and sent as the admission allows.
+
+The response. Its file is replaced by one with the bytes that pass the exchange, framed as the provider framed them: in
+chunks as they come, or in a body of the declared length. So all ways of reading work, and the connection is reused as
+before: when the response was read to its end, and not if it was cut.
+
+HTTP/2, which urllib3 has as an experiment, does not pass here.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property, partial
+from typing import Any
+from urllib.parse import urlsplit
+
+from penstock.errors import PenstockError
+from penstock.providers.current import terms_for
+from penstock.providers.hooks import Method, Patch
+from penstock.providers.http.exchange import Exchange, Terms, admit, refuse_unpriced
+from penstock.providers.http.request import Form, form_of, is_from_an_sdk, parse_request
+from penstock.providers.reading.bodies import ERROR_BYTES, Capped, Sink, decoded
+from penstock.providers.reading.families import in_the_families
+from penstock.providers.stacks.flight import abandon, fail, shut_down, waited
+from penstock.providers.stacks.gathering import Gathered
+
+OUTGOING = "_penstock_outgoing"
+"""Attribute of a connection: the request that is being gathered."""
+FLIGHT = "_penstock_flight"
+"""Attribute of a connection: the contained request that was sent and has no response yet."""
+PIECE = 65_536
+Send = Callable[[Any, Any], None]
+"""`HTTPConnection.send`."""
+_END_OF_HEAD = b"\r\n\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
+_REPLACED = (b"content-length", b"transfer-encoding", b"accept-encoding")
+
+
+class Head(Mapping[str, str]):
+    """The request line and the headers of a request, parsed when they are first used; names are in lower case."""
+
+    def __init__(self, method: str, target: str, server: str, raw: bytes) -> None:
+        self.method = method
+        self.host = server
+        """The server that answers, which is not the proxy in between."""
+        self.path = target.partition("?")[0]
+        """Path of the request, without its query."""
+        self._raw = raw
+        if not target.startswith("/"):  # a proxy is given the whole address
+            address = urlsplit(target)
+            self.host, self.path = address.hostname or "", address.path
+
+    @cached_property
+    def _lines(self) -> list[bytes]:
+        return self._raw.replace(b"\r\n\t", b" ").split(b"\r\n")
+
+    @cached_property
+    def _fields(self) -> dict[str, str]:
+        fields: dict[str, str] = {}
+        for line in self._lines[1:]:
+            name, _, value = line.decode("latin-1").partition(":")
+            fields[name.strip().lower()] = value.strip()
+        return fields
+
+    def __getitem__(self, name: str) -> str:
+        return self._fields[name.lower()]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._fields
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def rewritten(self, length: int) -> bytes:
+        """Return the head of the same request with a body of that length, accepting only uncompressed responses."""
+        lines = [line for line in self._lines if line.partition(b":")[0].lower() not in _REPLACED]
+        lines += [b"Accept-Encoding: identity", b"Content-Length: %d" % length, b"", b""]
+        return b"\r\n".join(lines)
+
+
+class Outgoing:
+    """A request while a library writes it."""
+
+    def __init__(self, method: str, target: str) -> None:
+        self._method = method
+        self._target = target
+        self._gathered = Gathered()
+        self._head: Head | None = None
+        """None until the headers are complete."""
+        self._body_begin = 0
+        self._terms: Terms | None = None
+        self._form: Form | None = None
+
+    def write(self, connection: Any, send: Send, data: Any) -> None:
+        """Gather what the library sends; send the request when it is complete, or is no model request."""
+        for piece in _pieces(connection, data):
+            self._gathered.add(piece)
+        head = self._head or self._read_head(connection)
+        if head is None:
+            return
+        if self._form is None:
+            self._pass(connection, send)
+        elif self._is_complete(head):
+            self.depart(connection, send)
+
+    def _read_head(self, connection: Any) -> Head | None:
+        end = self._gathered.data.find(_END_OF_HEAD)
+        if end < 0:
+            return None
+        server = str(connection._tunnel_host or connection.host)
+        self._head = head = Head(self._method, self._target, server, bytes(self._gathered.data[:end]))
+        self._body_begin = end + len(_END_OF_HEAD)
+        self._terms = terms_for(head.method, head.host, head.path, head)
+        if self._terms is not None:
+            self._form = form_of(head.method, head.path)
+            if self._form is None:
+                _refuse_unpriced(self._terms, head)
+        return head
+
+    def _is_complete(self, head: Head) -> bool:
+        if "transfer-encoding" in head:
+            return self._gathered.data.endswith(_LAST_CHUNK) and _unchunked(self._body()) is not None
+        length = head.get("content-length", "0")
+        return not length.isdecimal() or len(self._gathered.data) - self._body_begin >= int(length)
+
+    def _body(self) -> bytes:
+        return bytes(self._gathered.data[self._body_begin :])
+
+    def depart(self, connection: Any, send: Send) -> None:
+        """Admit the model call and send it; send a request that is none as it is.
+
+        A library that asks for the response to half a request gets there too.
+        """
+        head, terms, form = self._head, self._terms, self._form
+        if head is None or terms is None or form is None:
+            return
+        content = _unchunked(self._body()) if "transfer-encoding" in head else self._body()
+        request = None if content is None else parse_request(form, head, content)
+        if request is None:
+            _refuse_unpriced(terms, head)
+            self._pass(connection, send)
+            return
+        del connection.__dict__[OUTGOING]  # what connecting sends, such as the request for a tunnel, passes
+        exchange = admit(terms, request, "sync")
+        exchange.hold()
+        written = exchange.body(head.host)
+        flight = Flight(exchange)
+        flight.send(connection, partial(send, connection, head.rewritten(len(written)) + written))
+        connection.__dict__[FLIGHT] = flight
+
+    def _pass(self, connection: Any, send: Send) -> None:
+        del connection.__dict__[OUTGOING]
+        send(connection, bytes(self._gathered.data))
+
+
+def _refuse_unpriced(terms: Terms, head: Head) -> None:
+    if is_from_an_sdk(head.method, head.path, head):
+        refuse_unpriced(terms, head.path)
+
+
+def _pieces(connection: Any, data: Any) -> Iterable[bytes]:
+    """Return what `HTTPConnection.send` would write: bytes, a file, or an iterable of bytes."""
+    if hasattr(data, "read"):
+        return connection._read_readable(data)  # type: ignore[no-any-return]
+    try:
+        return (memoryview(data).cast("B"),)  # type: ignore[return-value]
+    except TypeError:
+        return data  # type: ignore[no-any-return]
+
+
+def _unchunked(body: bytes) -> bytes | None:
+    """Return the content of a chunked body; None if it has not arrived to its end, or is malformed."""
+    content, begin = bytearray(), 0
+    while (end := body.find(b"\r\n", begin)) >= 0:
+        try:
+            size = int(body[begin:end].partition(b";")[0], 16)
+        except ValueError:
+            return None
+        if size == 0:
+            return bytes(content)
+        begin = end + 2 + size + 2
+        content += body[end + 2 : begin - 2]
+    return None
+
+
+class Flight:
+    """A contained request from its departure to its response."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._wire: Any = None
+        """Socket of the request; None until it is connected."""
+        self._is_left = False
+        """Whether the caller was released while a worker is still connecting, sending or waiting."""
+        self._is_answered = False
+        """Whether the response is awaited, and settles the exchange."""
+
+    def send(self, connection: Any, send: Callable[[], None]) -> None:
+        """Connect, and send the request."""
+        try:
+            waited(self._exchange, partial(self._transmit, connection, send), self._end_late, self._leave)
+        except BaseException as error:
+            self._is_answered = True
+            fail(self._exchange, error)
+
+    def _transmit(self, connection: Any, send: Callable[[], None]) -> None:
+        if connection.sock is None and connection.auto_open:
+            try:
+                connection.connect()
+            except Exception as error:
+                error.penstock_free = True  # type: ignore[attr-defined]  # nothing was sent
+                raise
+        self._wire = connection.sock
+        if self._is_left:
+            return
+        self._exchange.token.check()
+        send()
+
+    def receive(self, connection: Any, receive: Callable[[], Any]) -> Any:
+        """Wait for the response, and return it with its body observed."""
+        self._is_answered = True
+        self._wire = connection.sock
+        try:
+            response = waited(self._exchange, receive, self._end_late, self._leave)
+        except BaseException as error:
+            fail(self._exchange, error)
+        return _received(self._exchange, response, self._wire)
+
+    def close(self) -> None:
+        """Settle a request whose connection is closed before its response was awaited."""
+        if not self._is_answered:
+            self._is_answered = True
+            abandon(self._exchange)
+
+    __del__ = close
+
+    def _leave(self) -> None:
+        self._is_left = True
+        shut_down(self._wire)
+
+    def _end_late(self, response: Any, error: BaseException | None) -> None:
+        if response is not None:
+            response.close()
+        if self._wire is not None:
+            self._wire.close()
+
+
+def _received(exchange: Exchange, response: Any, wire: Any) -> Any:
+    """Return the response with its body observed; that of a non-success response is limited in size alone."""
+    headers = response.headers
+    coding = headers.get("content-encoding", "")
+    if response.status >= 300:
+        _replace_file(response, File, decoded(Capped(ERROR_BYTES), coding), partial(shut_down, wire), bool(coding))
+        try:
+            exchange.refused_by(response.status)
+        except BaseException:
+            response.close()
+            raise
+        return response
+    cut = partial(shut_down, wire)
+    sink = exchange.opened(headers.get("content-type", ""), coding, cut)
+    is_resized = bool(coding) or exchange.request.adds_usage
+    _replace_file(response, partial(ExchangeFile, exchange), sink, cut, is_resized)
+    return response
+
+
+def _replace_file(response: Any, file: Callable[..., File], sink: Sink, cut: Callable[[], None], resized: bool) -> None:
+    """Let `sink` read the body before the library does; a body whose length changes is passed on in chunks."""
+    # A second response takes over the file and its framing, and removes the framing.
+    kind: Any = type(response)
+    source = kind.__new__(kind)
+    source.__dict__.update(response.__dict__)
+    if resized:
+        for name in ("content-encoding", "content-length"):
+            del response.headers[name]
+        if not response.chunked:
+            response.headers["Transfer-Encoding"] = "chunked"
+            response.chunked, response.chunk_left, response.length = True, None, None
+    response.fp = io.BufferedReader(file(source, sink, cut, response.chunked))
+
+
+class File(io.RawIOBase):
+    """The body of a response, as a file that a library reads in its place."""
+
+    def __init__(self, source: Any, sink: Sink, cut: Callable[[], None], is_chunked: bool) -> None:
+        self._source = source
+        """A response of the library that reads the body from the connection."""
+        self._sink = sink
+        self._cut = cut
+        self._is_chunked = is_chunked
+        self._ready = b""
+        """Bytes that are not passed on yet."""
+        self._is_over = False
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return int(self._source.fileno())
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready and not self._is_over:
+            self._ready = self._next()
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._end()
+
+    def _end(self) -> None:
+        """Stop reading; what is left of the body would be taken for the next response."""
+        if not self._is_over:
+            self._is_over = True
+            self._cut()
+        self._close_source()
+
+    def _next(self) -> bytes:
+        """Read more of the body; return it as it is passed on."""
+        try:
+            passed = self._take()
+        except PenstockError as error:
+            self._end()
+            raise in_the_families(error) from None
+        return passed
+
+    def _take(self) -> bytes:
+        source = self._source
+        chunk = self._read()
+        passed = self._sink.take(chunk) if chunk else b""
+        if not chunk or source.length == 0:
+            passed += self._sink.end()
+            self._is_over = True
+        if not self._is_chunked:
+            return passed
+        framed = b"%x\r\n%b\r\n" % (len(passed), passed) if passed else b""
+        return framed + _LAST_CHUNK if self._is_over else framed
+
+    def _read(self) -> bytes:
+        return bytes(self._source.read1(PIECE))
+
+    def _close_source(self) -> None:
+        self._source.close()
+
+
+class ExchangeFile(File):
+    """The body of a contained model call."""
+
+    def __init__(self, exchange: Exchange, source: Any, sink: Sink, cut: Callable[[], None], is_chunked: bool) -> None:
+        super().__init__(source, sink, cut, is_chunked)
+        self._exchange = exchange
+        self._is_left = False
+        """Whether a worker is still reading; it closes the source when it is done."""
+
+    def close(self) -> None:
+        if not self.closed:
+            abandon(self._exchange)
+        super().close()
+
+    def _next(self) -> bytes:
+        try:
+            passed = self._take()
+        except BaseException as error:
+            failure = self._exchange.failed(error)
+            self._end()  # the client may never close a response that it could not read
+            if failure is error:
+                raise
+            raise failure from error
+        if self._is_over:
+            self._exchange.ended()
+        return passed
+
+    def _read(self) -> bytes:
+        chunk: bytes = waited(self._exchange, super()._read, self._read_late, self._leave)
+        if not chunk:
+            self._exchange.token.check()  # a stop that shut the socket down looks like the end of the body
+        return chunk
+
+    def _leave(self) -> None:
+        self._is_left = True
+        self._cut()
+
+    def _read_late(self, chunk: object, error: BaseException | None) -> None:
+        self._source.close()
+
+    def _close_source(self) -> None:
+        if not self._is_left:
+            self._source.close()
+
+
+def _putrequest(original: Method) -> Method:
+    def putrequest(connection: Any, method: str, url: str, *args: Any, **options: Any) -> Any:
+        result = original(connection, method, url, *args, **options)
+        connection.__dict__[OUTGOING] = Outgoing(method, url)
+        return result
+
+    return putrequest
+
+
+def _send(original: Method) -> Method:
+    def send(connection: Any, data: Any) -> None:
+        outgoing = connection.__dict__.get(OUTGOING)
+        if outgoing is None:
+            original(connection, data)
+        else:
+            outgoing.write(connection, original, data)
+
+    return send
+
+
+def _getresponse(original: Method) -> Method:
+    def getresponse(connection: Any) -> Any:
+        if (outgoing := connection.__dict__.get(OUTGOING)) is not None:
+            outgoing.depart(connection, type(connection).send)
+        flight = connection.__dict__.pop(FLIGHT, None)
+        return original(connection) if flight is None else flight.receive(connection, partial(original, connection))
+
+    return getresponse
+
+
+def _close(original: Method) -> Method:
+    def close(connection: Any) -> None:
+        connection.__dict__.pop(OUTGOING, None)
+        if (flight := connection.__dict__.pop(FLIGHT, None)) is not None:
+            flight.close()
+        original(connection)
+
+    return close
+
+
+PATCHES = tuple(
+    Patch("http.client", "HTTPConnection", method, wrap)
+    for method, wrap in (
+        ("putrequest", _putrequest),
+        ("send", _send),
+        ("getresponse", _getresponse),
+        ("close", _close),
+    )
+)

@@ -1,0 +1,536 @@
+"""http.client and the libraries on top of it, under the limits of a run: bodies, reads, failures, stops."""
+
+from __future__ import annotations
+
+import gc
+import http.client
+import io
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+import requests
+import urllib3
+
+from penstock import BudgetExceededError, CancelledError, contain
+from penstock.providers import ExcessOutput, contained
+from penstock.providers.stacks.gathering import Gathered, RequestTooLarge
+from penstock.runtime import worker
+from penstock.testing.provider import Cut, Endless, FakeProviderServer, Hang, RefuseFree, Say, ServerError
+from tests.providers.sdk_calls import limits, outcome
+from tests.providers.stack_calls import (
+    CHAT,
+    ON_HTTP_CLIENT,
+    Send,
+    chat,
+    encoded,
+    over_http_client,
+    over_requests,
+    over_urllib,
+    over_urllib3,
+)
+
+pytestmark = pytest.mark.requirement("X-5")
+
+TEXT = "hello " * 30
+HANGS = Say(TEXT, then=Hang())
+HANGS_IN_THE_MIDDLE = Say(TEXT, then=Hang(after=3))
+
+
+@contextmanager
+def connected(server: FakeProviderServer) -> Iterator[http.client.HTTPConnection]:
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def text_of(answer: bytes) -> str:
+    """The text of a chat completion, plain or streamed."""
+    if answer.startswith(b"{"):
+        return str(json.loads(answer)["choices"][0]["message"]["content"])
+    events = [line[6:] for line in answer.splitlines() if line.startswith(b"data: {")]
+    return "".join(choice["delta"].get("content") or "" for each in events for choice in json.loads(each)["choices"])
+
+
+def when(condition: Callable[[], object], act: Callable[[], object], server: FakeProviderServer) -> threading.Thread:
+    """A thread that does `act` once the condition is true of the server."""
+
+    def wait() -> None:
+        server.wait_until(condition)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+# The request.
+
+
+@pytest.mark.parametrize("send", ON_HTTP_CLIENT)
+def test_what_is_refused_never_leaves(send: Send) -> None:
+    with FakeProviderServer() as server, limits(server, max_cost_usd=0) as run, pytest.raises(BudgetExceededError):
+        send(server.url + CHAT, chat())
+    assert server.requests == ()
+    assert run.balance.attempts == 0
+
+
+@pytest.mark.parametrize("send", ON_HTTP_CLIENT)
+def test_a_request_is_clamped_to_what_the_budget_buys_and_wants_no_compression(send: Send) -> None:
+    with FakeProviderServer() as server, limits(server, max_cost_usd=0.001) as run:
+        send(server.url + CHAT, chat(max_tokens=100_000))
+    [sent] = server.requests
+    assert sent.fields["max_tokens"] < 100
+    assert sent.headers["accept-encoding"] == "identity"
+    assert sent.headers["content-length"] == str(len(sent.raw))
+    assert run.balance.spent_nanos == server.invoice.total_nanos
+
+
+BODIES: dict[str, Callable[[], Any]] = {
+    "bytes": lambda: encoded(chat()),
+    "bytearray": lambda: bytearray(encoded(chat())),
+    "memoryview": lambda: memoryview(encoded(chat())),
+    "text": lambda: encoded(chat()).decode(),
+    "file": lambda: io.BytesIO(encoded(chat())),
+    "text file": lambda: io.StringIO(encoded(chat()).decode()),
+    "generator": lambda: (bytes([byte]) for byte in encoded(chat())),
+}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_every_kind_of_body_is_read_and_counted(kind: str) -> None:
+    body = BODIES[kind]
+    with FakeProviderServer() as server, limits(server) as run, connected(server) as connection:
+        connection.request("POST", CHAT, body())
+        assert text_of(connection.getresponse().read())
+        if kind != "text file":
+            with urllib3.PoolManager() as pool:
+                assert text_of(pool.request("POST", server.url + CHAT, body=body()).data)
+            with requests.Session() as session:
+                assert session.post(server.url + CHAT, data=body()).status_code == 200
+    assert run.balance.steps == len(server.requests) >= 1
+    assert run.balance.spent_nanos == server.invoice.total_nanos
+
+
+def test_a_request_that_is_written_piece_by_piece_is_counted() -> None:
+    body = encoded(chat())
+    with FakeProviderServer() as server, limits(server) as run, connected(server) as connection:
+        connection.putrequest("POST", CHAT)
+        connection.putheader("Content-Length", len(body))
+        connection.putheader("X-Several", "one", "two")
+        connection.endheaders()
+        for at in range(0, len(body), 10):
+            assert server.requests == ()
+            connection.send(body[at : at + 10])
+        assert text_of(connection.getresponse().read())
+    assert run.balance.spent_nanos == server.invoice.total_nanos > 0
+    assert "one" in server.requests[0].headers["x-several"]
+
+
+def test_a_request_that_expects_100_continue_is_counted() -> None:
+    with FakeProviderServer() as server, limits(server) as run, connected(server) as connection:
+        connection.request("POST", CHAT, encoded(chat()), {"Expect": "100-continue"})
+        assert text_of(connection.getresponse().read())
+    assert run.balance.spent_nanos == server.invoice.total_nanos > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/models", None),
+        ("HEAD", "/v1/models", None),
+        ("POST", CHAT, b"not JSON"),
+        ("POST", CHAT, None),
+        ("POST", "/v1/messages", encoded({"channel": "general", "text": "hello"})),
+        ("POST", "/elsewhere", (b"a generator" for _ in range(3))),
+    ],
+)
+def test_a_request_that_is_not_for_a_model_passes_unchanged(method: str, path: str, body: Any) -> None:
+    with FakeProviderServer() as server, limits(server, max_cost_usd=0) as run, connected(server) as connection:
+        connection.request(method, path, body)
+        connection.getresponse().read()
+    assert (server.requests[0].method, server.requests[0].path) == (method, path)
+    if isinstance(body, bytes):
+        assert server.requests[0].raw == body
+    assert run.balance.attempts == 0
+
+
+def test_a_body_without_a_bound_is_refused_before_it_is_kept() -> None:
+    gathered = Gathered(max_bytes=10)
+    gathered.add(b"0123456789")
+    with pytest.raises(RequestTooLarge, match="larger than 10 bytes"):
+        gathered.add(b"0")
+
+
+def test_a_redirect_is_free_and_its_target_is_contained() -> None:
+    with FakeProviderServer() as server, _redirecting_to(server.url) as elsewhere, limits(server) as run:
+        assert text_of(over_requests(elsewhere + CHAT, chat()))
+    assert (run.balance.attempts, run.balance.steps) == (2, 1)
+    assert run.balance.spent_nanos == server.invoice.total_nanos > 0
+    assert run.balance.unresolved_nanos == 0
+
+
+# The response.
+
+
+def read_by(response: Any, how: str) -> bytes:
+    """Everything in the response, read in that way."""
+    match how:
+        case "read":
+            return bytes(response.read())
+        case "read(n)":
+            return b"".join(iter(lambda: response.read(7), b""))
+        case "read1":
+            return b"".join(iter(lambda: response.read1(1_000), b""))
+        case "readinto":
+            buffer, found = bytearray(100), bytearray()
+            while count := response.readinto(buffer):
+                found += buffer[:count]
+            return bytes(found)
+        case "readline":
+            return b"".join(iter(response.readline, b""))
+        case "peek":
+            found = bytearray()
+            while ahead := response.peek(10):
+                found += response.read(len(ahead))
+            return bytes(found)
+    return b"".join(response)
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("how", ["read", "read(n)", "read1", "readinto", "readline", "peek", "iteration"])
+def test_every_way_to_read_gets_the_answer_and_frees_the_connection(how: str, streams: bool) -> None:
+    with FakeProviderServer(script=lambda _: TEXT) as server, limits(server) as run, connected(server) as connection:
+        for _ in range(2):
+            connection.request("POST", CHAT, encoded(chat(stream=streams)))
+            with connection.getresponse() as response:
+                answer = read_by(response, how)
+            assert text_of(answer) == TEXT
+            assert b'"prompt_tokens"' not in answer or not streams  # the usage was requested by us alone
+    assert {request.connection for request in server.requests} == {1}
+    assert run.balance.spent_nanos == server.invoice.total_nanos
+    assert run.balance.steps == 2
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("how", ["data", "read", "read(n)", "read1", "readinto", "stream", "read_chunked", "lines"])
+def test_every_way_of_urllib3_to_read_gets_the_answer_and_frees_the_connection(how: str, streams: bool) -> None:
+    if how == "read_chunked" and not streams:
+        pytest.skip("for chunked responses")
+    with (
+        FakeProviderServer(script=lambda _: TEXT) as server,
+        limits(server) as run,
+        urllib3.PoolManager() as pool,
+    ):
+        for _ in range(2):
+            response: Any = pool.request(
+                "POST", server.url + CHAT, body=encoded(chat(stream=streams)), preload_content=False
+            )
+            match how:
+                case "data":
+                    answer = response.data
+                case "stream":
+                    answer = b"".join(response.stream(50))
+                case "read_chunked":
+                    answer = b"".join(response.read_chunked())
+                case "lines":
+                    response.auto_close = False  # or urllib3 closes it before the reader has seen the end
+                    with io.BufferedReader(response, 64) as lines:
+                        answer = b"".join(lines)
+                case _:
+                    answer = read_by(response, how)
+            assert text_of(answer) == TEXT
+    assert {request.connection for request in server.requests} == {1}
+    assert run.balance.spent_nanos == server.invoice.total_nanos
+
+
+def test_the_events_of_a_stream_arrive_one_by_one() -> None:
+    with (
+        FakeProviderServer(script=[HANGS_IN_THE_MIDDLE]) as server,
+        limits(server),
+        requests.Session() as session,
+        session.post(server.url + CHAT, json=chat(stream=True), stream=True) as response,
+    ):
+        lines = response.iter_lines(chunk_size=None)
+        assert next(lines).startswith(b"data: ")  # the provider sends no more than three events
+
+
+@pytest.mark.parametrize("send", ON_HTTP_CLIENT)
+@pytest.mark.parametrize("status", [401, 429, 500])
+def test_an_error_status_reaches_the_caller_and_is_free(send: Send, status: int) -> None:
+    with FakeProviderServer(script=[RefuseFree(status)]) as server, limits(server) as run:
+        assert f"the script says {status}".encode() in send(server.url + CHAT, chat())
+    assert run.balance.spent_nanos == run.balance.unresolved_nanos == run.balance.held_nanos == 0
+
+
+def test_the_connection_of_an_error_answer_is_used_again() -> None:
+    with FakeProviderServer(script=[RefuseFree(429), "hello"]) as server, limits(server), urllib3.PoolManager() as pool:
+        url, body = server.url + CHAT, encoded(chat())
+        assert [pool.request("POST", url, body=body, retries=False).status for _ in range(2)] == [429, 200]
+    assert {request.connection for request in server.requests} == {1}
+
+
+def test_each_attempt_of_urllib3_itself_is_a_call() -> None:
+    retries = urllib3.Retry(3, allowed_methods=None, status_forcelist=[503], backoff_factor=0)
+    script = [ServerError(503), Say(TEXT, then=Cut()), "hello"]
+    with (
+        FakeProviderServer(script=script) as server,
+        limits(server) as run,
+        urllib3.PoolManager(retries=retries) as pool,
+    ):
+        assert pool.request("POST", server.url + CHAT, body=encoded(chat())).status == 200
+    assert run.balance.attempts == len(server.requests) == 3
+    assert run.balance.spent_nanos + run.balance.unresolved_nanos >= server.invoice.total_nanos
+    assert run.balance.unresolved_nanos > 0
+
+
+@pytest.mark.parametrize("send", ON_HTTP_CLIENT)
+def test_a_connection_that_is_refused_is_free(send: Send) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        closed = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with FakeProviderServer() as server, limits(server) as run:
+        error = outcome(lambda: send(closed + CHAT, chat()))
+    assert isinstance(error, OSError | urllib3.exceptions.HTTPError)
+    assert run.balance.attempts == 1
+    assert run.balance.spent_nanos == run.balance.unresolved_nanos == run.balance.held_nanos == 0
+
+
+@pytest.mark.parametrize("send", ON_HTTP_CLIENT)
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("after", [None, 3], ids=["before the headers", "in the middle"])
+def test_a_server_that_hangs_up_leaves_the_bill_open(send: Send, streams: bool, after: int | None) -> None:
+    with FakeProviderServer(script=[Say(TEXT, then=Cut(after))]) as server, limits(server) as run:
+        error = outcome(lambda: send(server.url + CHAT, chat(stream=streams)))
+    network = OSError | http.client.HTTPException | urllib3.exceptions.HTTPError
+    assert isinstance(error, network)
+    assert run.balance.unresolved_nanos >= server.invoice.total_nanos > 0
+    assert run.balance.held_nanos == 0
+
+
+@pytest.mark.parametrize("send", ON_HTTP_CLIENT)
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("endless", [Endless(), Endless("line"), Endless("padding"), Endless(compressed=True)], ids=str)
+def test_an_endless_answer_is_cut(send: Send, streams: bool, endless: Endless) -> None:
+    with FakeProviderServer(script=[Say(TEXT, then=endless)]) as server, limits(server) as run:
+        with pytest.raises(ExcessOutput):
+            send(server.url + CHAT, chat(stream=streams))
+        server.wait_until(lambda: server.disconnects)
+    assert run.balance.spent_nanos + run.balance.unresolved_nanos >= server.invoice.total_nanos
+
+
+def test_an_endless_error_answer_is_cut() -> None:
+    with FakeProviderServer(script=[Say(TEXT, then=Endless("padding", status=500))]) as server, limits(server):
+        with pytest.raises(Exception, match="larger than"):
+            over_http_client(server.url + CHAT, chat())
+        server.wait_until(lambda: server.disconnects)
+
+
+def test_a_connection_that_was_cut_is_not_used_again() -> None:
+    script = [Say(TEXT, then=Endless()), "hello"]
+    with FakeProviderServer(script=script) as server, limits(server), urllib3.PoolManager() as pool:
+        url, body = server.url + CHAT, encoded(chat())
+        with pytest.raises(ExcessOutput):
+            pool.request("POST", url, body=body, retries=False)
+        assert pool.request("POST", url, body=body, retries=False).status == 200
+    assert [request.connection for request in server.requests] == [1, 2]
+
+
+def test_a_response_that_is_closed_early_is_unresolved_and_its_connection_is_broken() -> None:
+    with (
+        FakeProviderServer(script=[HANGS_IN_THE_MIDDLE]) as server,
+        limits(server) as run,
+        connected(server) as connection,
+    ):
+        connection.request("POST", CHAT, encoded(chat(stream=True)))
+        response = connection.getresponse()
+        assert response.read1(10)
+        response.close()
+        server.wait_until(lambda: server.disconnects)
+    assert run.balance.unresolved_nanos >= server.invoice.total_nanos > 0
+
+
+# What nobody reads.
+
+
+def test_the_hold_of_a_response_that_is_never_read_becomes_unresolved() -> None:
+    with FakeProviderServer() as server, limits(server) as run, connected(server) as connection:
+        connection.request("POST", CHAT, encoded(chat()))
+        response: Any = connection.getresponse()
+        assert run.balance.held_nanos > 0
+        connection.close()
+        del response
+        gc.collect()
+        server.wait_until(lambda: run.balance.held_nanos == 0)
+    assert run.balance.unresolved_nanos >= server.invoice.total_nanos > 0
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "collected"])
+def test_the_hold_of_a_request_without_a_response_becomes_unresolved(closes: bool) -> None:
+    with FakeProviderServer() as server, limits(server) as run:
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as wire:
+            connection: Any = http.client.HTTPConnection("127.0.0.1")
+            connection.sock = wire
+            connection.request("POST", CHAT, encoded(chat()))
+            assert run.balance.held_nanos > 0
+            if closes:
+                connection.close()
+            del connection
+            gc.collect()
+            assert run.balance.held_nanos == 0
+        server.wait_until(lambda: len(server.requests) == 1)
+    assert run.balance.unresolved_nanos >= server.invoice.total_nanos
+
+
+# Stops.
+
+
+@pytest.mark.parametrize("send", ON_HTTP_CLIENT)
+def test_an_abort_frees_a_caller_that_waits_for_headers(send: Send) -> None:
+    with FakeProviderServer(script=[HANGS]) as server, limits(server) as run:
+        aborting = when(lambda: len(server.requests) == 1, lambda: run.abort("enough"), server)
+        with pytest.raises(CancelledError, match="enough"):
+            send(server.url + CHAT, chat())
+        aborting.join()
+        server.wait_until(lambda: server.disconnects)
+        server.wait_until(lambda: worker.busy_workers() == 0)
+    assert run.balance.held_nanos == 0
+    assert run.balance.unresolved_nanos >= server.invoice.total_nanos
+
+
+@pytest.mark.parametrize("send", [over_urllib3, over_requests, over_http_client, over_urllib])
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "stream"])
+def test_an_abort_frees_a_caller_that_reads(send: Send, streams: bool) -> None:
+    with FakeProviderServer(script=[HANGS_IN_THE_MIDDLE]) as server, limits(server) as run, _answered() as answered:
+        aborting = when(lambda: answered.is_set() and worker.busy_workers(), lambda: run.abort("enough"), server)
+        with pytest.raises(CancelledError, match="enough"):
+            send(server.url + CHAT, chat(stream=streams))
+        aborting.join()
+        server.wait_until(lambda: server.disconnects)
+        server.wait_until(lambda: worker.busy_workers() == 0)
+    assert run.balance.unresolved_nanos >= server.invoice.total_nanos
+
+
+@pytest.mark.parametrize("send", ON_HTTP_CLIENT)
+@pytest.mark.parametrize("fate", [HANGS, HANGS_IN_THE_MIDDLE], ids=["before the answer", "in the middle"])
+def test_the_deadline_of_the_run_frees_a_caller(send: Send, fate: Say) -> None:
+    with FakeProviderServer(script=[fate]) as server, limits(server, timeout_s=0.2):
+        with pytest.raises(BudgetExceededError, match="timeout"):
+            send(server.url + CHAT, chat(stream=True))
+        server.wait_until(lambda: server.disconnects)
+        server.wait_until(lambda: worker.busy_workers() == 0)
+    assert len(server.requests) == 1
+
+
+def test_an_abort_frees_a_caller_that_connects_and_nothing_is_sent() -> None:
+    connecting, may_connect = threading.Event(), threading.Event()
+
+    def connect(*address: Any) -> socket.socket:
+        connecting.set()
+        may_connect.wait()
+        return socket.create_connection(*address)
+
+    with FakeProviderServer() as server, limits(server) as run, connected(server) as connection:
+        connection._create_connection = connect  # type: ignore[attr-defined]
+        aborting = when(connecting.is_set, lambda: run.abort("enough"), server)
+        with pytest.raises(CancelledError, match="enough"):
+            connection.request("POST", CHAT, encoded(chat()))
+        aborting.join()
+        may_connect.set()
+        server.wait_until(lambda: worker.busy_workers() == 0)
+    assert server.requests == ()
+    assert run.balance.held_nanos == 0
+
+
+def test_an_abort_closes_the_socket_of_a_response_that_is_not_being_read() -> None:
+    with (
+        FakeProviderServer(script=[HANGS_IN_THE_MIDDLE]) as server,
+        limits(server) as run,
+        connected(server) as connection,
+    ):
+        connection.request("POST", CHAT, encoded(chat(stream=True)))
+        response = connection.getresponse()
+        assert response.readline()
+        run.abort("enough")
+        server.wait_until(lambda: server.disconnects)
+        with pytest.raises(CancelledError, match="enough"):
+            response.read()
+
+
+@pytest.mark.parametrize("send", ON_HTTP_CLIENT)
+def test_inline_calls_stay_in_the_thread_that_makes_them(send: Send) -> None:
+    with FakeProviderServer() as server, limits(server, sync_calls="inline") as run:
+        before = threading.active_count()
+        assert text_of(send(server.url + CHAT, chat()))
+        assert threading.active_count() <= before
+    assert run.balance.spent_nanos == server.invoice.total_nanos
+
+
+def test_the_timeout_of_the_client_itself_leaves_the_bill_open() -> None:
+    with (
+        FakeProviderServer(script=[HANGS]) as server,
+        limits(server) as run,
+        requests.Session() as session,
+        pytest.raises(requests.ReadTimeout),
+    ):
+        session.post(server.url + CHAT, json=chat(), timeout=0.2)
+    assert run.balance.unresolved_nanos >= server.invoice.total_nanos > 0
+
+
+def test_without_a_scope_requests_pass_unchanged() -> None:
+    with FakeProviderServer() as server, contain() as run, contained(run):
+        thread = threading.Thread(target=over_urllib3, args=(server.url + CHAT, chat(max_tokens=7)))
+        thread.start()
+        thread.join()
+    assert server.requests[0].raw == encoded(chat(max_tokens=7))
+    assert run.balance.attempts == 0
+
+
+@contextmanager
+def _answered() -> Iterator[threading.Event]:
+    """Set when a response has begun: a caller that waits after that reads its body."""
+    answered = threading.Event()
+    original = http.client.HTTPConnection.getresponse
+
+    def getresponse(connection: Any) -> Any:
+        response = original(connection)
+        answered.set()
+        return response
+
+    http.client.HTTPConnection.getresponse = getresponse  # type: ignore[method-assign]
+    try:
+        yield answered
+    finally:
+        http.client.HTTPConnection.getresponse = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def _redirecting_to(url: str) -> Iterator[str]:
+    """A server that sends everybody elsewhere."""
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(307)
+            self.send_header("location", url + self.path)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
