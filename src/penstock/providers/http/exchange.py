@@ -241,7 +241,8 @@ def admit(terms: Terms, request: ModelRequest, waits: Waits) -> Exchange:
         may_run = admit_call(exchange.call, context, spec, token, (), request.attempt, waits, worst_case)
         if may_run and is_unbounded:
             refuse(exchange.call, Stop(StopReason.PRICE_UNKNOWN, f"the request {NEEDS_MAXIMUM}", context.name))
-        if exchange.call.stop is not None:
+            may_run = False
+        if not may_run and exchange.call.waiter is None:
             raise exchange.refusal()
     return exchange
 

@@ -21,8 +21,9 @@ from typing import Any
 from penstock.errors import PenstockError
 from penstock.providers.current import terms_for
 from penstock.providers.hooks import Method, Patch
-from penstock.providers.http.exchange import Exchange, Terms, admit, refuse_unpriced
-from penstock.providers.http.request import Form, ModelRequest, form_of, is_from_an_sdk, parse_request
+from penstock.providers.http.exchange import Exchange, Terms, admit
+from penstock.providers.http.forms import Form, form_of
+from penstock.providers.http.request import ModelRequest, is_signed, parse_request
 from penstock.providers.reading.bodies import ERROR_BYTES, Capped, Sink, decoded
 from penstock.providers.reading.families import in_the_families
 from penstock.providers.stacks.flight import abandon, fail, reached
@@ -93,9 +94,13 @@ class Outgoing(Mapping[str, str]):
         return self.headers
 
     def rewritten(self, exchange: Exchange) -> dict[str, Any]:
-        """Return the options to send: with the admitted body, and accepting only uncompressed responses."""
-        headers = self._without_length()
-        headers["accept-encoding"] = "identity"
+        """Return the options to send: with the admitted body, and accepting only uncompressed responses.
+
+        Nothing of a signed request is changed, since the signature covers its headers too.
+        """
+        headers = self.headers if is_signed(self) else self._without_length()
+        if not is_signed(self):
+            headers["accept-encoding"] = "identity"
         if self.options.get("json") is not None:
             headers.setdefault("content-type", "application/json")
         return {
@@ -130,11 +135,9 @@ def _payload_of(data: Any) -> Any:
 
 async def send(terms: Terms, outgoing: Outgoing, original: Callable[..., Any]) -> Any:
     """Send the request, as a contained call if it is a model request."""
-    form = form_of(outgoing.method, outgoing.path)
+    form = form_of(outgoing.method, outgoing.host, outgoing.path, outgoing)
     request = None if form is None else await _model_request(form, outgoing)
     if request is None:
-        if is_from_an_sdk(outgoing.method, outgoing.path, outgoing):
-            refuse_unpriced(terms, outgoing.path)
         return await original(**outgoing.options)
     if terms.context._run.prices.is_pending:
         await load_prices(terms.context, request.model)
@@ -181,7 +184,7 @@ def _observe(exchange: Exchange, response: Any) -> None:
             raise
         return
     cut = partial(call_on, asyncio.get_running_loop(), partial(_cut, weakref.ref(response)))
-    sink = exchange.opened(headers.get("content-type", ""), coding, cut)
+    sink = exchange.opened(headers.get("content-type", ""), coding, cut, headers)
     response.content = _reader_class()(response, sink, exchange)
     _drop_headers(response, bool(coding) or exchange.request.adds_usage)
 

@@ -26,8 +26,9 @@ from urllib.parse import urlsplit
 from penstock.errors import PenstockError
 from penstock.providers.current import terms_for
 from penstock.providers.hooks import Method, Patch
-from penstock.providers.http.exchange import Exchange, Terms, admit, refuse_unpriced
-from penstock.providers.http.request import Form, form_of, is_from_an_sdk, parse_request
+from penstock.providers.http.exchange import Exchange, Terms, admit
+from penstock.providers.http.forms import Form, form_of
+from penstock.providers.http.request import is_signed, parse_request
 from penstock.providers.reading.bodies import ERROR_BYTES, Capped, Sink, decoded
 from penstock.providers.reading.families import in_the_families
 from penstock.providers.stacks.flight import abandon, fail, shut_down, waited
@@ -124,9 +125,7 @@ class Outgoing:
         self._body_begin = end + len(_END_OF_HEAD)
         self._terms = terms_for(head.method, head.host, head.path, head)
         if self._terms is not None:
-            self._form = form_of(head.method, head.path)
-            if self._form is None:
-                _refuse_unpriced(self._terms, head)
+            self._form = form_of(head.method, head.host, head.path, head)
         return head
 
     def _is_complete(self, head: Head) -> bool:
@@ -149,25 +148,25 @@ class Outgoing:
         content = _unchunked(self._body()) if "transfer-encoding" in head else self._body()
         request = None if content is None else parse_request(form, head, content)
         if request is None:
-            _refuse_unpriced(terms, head)
             self._pass(connection, send)
             return
         del connection.__dict__[OUTGOING]  # what connecting sends, such as the request for a tunnel, passes
         exchange = admit(terms, request, "sync")
         exchange.hold()
-        written = exchange.body(head.host)
         flight = Flight(exchange)
-        flight.send(connection, partial(send, connection, head.rewritten(len(written)) + written))
+        flight.send(connection, partial(send, connection, self._written(head, exchange)))
         connection.__dict__[FLIGHT] = flight
+
+    def _written(self, head: Head, exchange: Exchange) -> bytes:
+        """Return the request as it was admitted; a signed one as it is, since the signature covers its headers too."""
+        if is_signed(head):
+            return bytes(self._gathered.data)
+        body = exchange.body(head.host)
+        return head.rewritten(len(body)) + body
 
     def _pass(self, connection: Any, send: Send) -> None:
         del connection.__dict__[OUTGOING]
         send(connection, bytes(self._gathered.data))
-
-
-def _refuse_unpriced(terms: Terms, head: Head) -> None:
-    if is_from_an_sdk(head.method, head.path, head):
-        refuse_unpriced(terms, head.path)
 
 
 def _pieces(connection: Any, data: Any) -> Iterable[bytes]:
@@ -270,7 +269,7 @@ def _received(exchange: Exchange, response: Any, wire: Any) -> Any:
             raise
         return response
     cut = partial(shut_down, wire)
-    sink = exchange.opened(headers.get("content-type", ""), coding, cut)
+    sink = exchange.opened(headers.get("content-type", ""), coding, cut, headers)
     is_resized = bool(coding) or exchange.request.adds_usage
     _replace_file(response, partial(ExchangeFile, exchange), sink, cut, is_resized)
     return response
