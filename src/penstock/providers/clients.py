@@ -1,4 +1,8 @@
-"""HTTP clients whose model calls belong to a run, for libraries that accept an HTTP client."""
+"""HTTP clients whose model calls belong to a run, for libraries that accept an HTTP client.
+
+Such a client says by itself which requests are contained: that it is at work makes no request of another client one
+that escaped from a scope.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidValue
+from penstock.providers.current import close_scope, open_scope
 from penstock.providers.hooks import installed
-from penstock.providers.scope import contained
+from penstock.providers.scope import contained, install_hooks
 from penstock.runtime.billing.error_bill import ErrorBill
 from penstock.runtime.context import ExecutionContext
 
@@ -28,13 +33,17 @@ def contained_client(
     Needs no `with contained(…)` and works in any thread. `options` are those of `httpx2.Client`; if only httpx is
     installed, the client is an `httpx.Client`.
     """
-    scope = contained(run, max_output_tokens=max_output_tokens, floor=floor, error_bill=error_bill)
+    terms = contained(run, max_output_tokens=max_output_tokens, floor=floor, error_bill=error_bill).terms
+    install_hooks(run)
     plain: Any = _library().Client
 
     class ContainedClient(plain):  # type: ignore[misc]  # the base class is only known at run time
         def send(self, request: Any, **how: Any) -> Any:
-            with scope:
+            open_scope(terms)
+            try:
                 return super().send(request, **how)
+            finally:
+                close_scope(terms)
 
     client: httpx2.Client = ContainedClient(**{"follow_redirects": True, **options})
     return client
@@ -49,13 +58,17 @@ def contained_async_client(
     **options: Any,
 ) -> httpx2.AsyncClient:
     """Like `contained_client`, for `AsyncOpenAI` and `AsyncAnthropic`."""
-    scope = contained(run, max_output_tokens=max_output_tokens, floor=floor, error_bill=error_bill)
+    terms = contained(run, max_output_tokens=max_output_tokens, floor=floor, error_bill=error_bill).terms
+    install_hooks(run)
     plain: Any = _library().AsyncClient
 
     class ContainedAsyncClient(plain):  # type: ignore[misc]  # the base class is only known at run time
         async def send(self, request: Any, **how: Any) -> Any:
-            with scope:
+            open_scope(terms)
+            try:
                 return await super().send(request, **how)
+            finally:
+                close_scope(terms)
 
     client: httpx2.AsyncClient = ContainedAsyncClient(**{"follow_redirects": True, **options})
     return client
