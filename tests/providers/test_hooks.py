@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.providers.hooks import HookFailed, Hooks, Patch
+from penstock.providers.hooks import HookFailed, Hooks, Patch, built_on
 
 LIBRARY = """
 class Transport:
@@ -318,3 +318,11 @@ with contain(max_cost_usd=1) as run, contained(run):
         check=False,
     )
     assert (done.stdout, done.stderr) == ("httpx_aiohttp False\n", "")
+
+
+@pytest.mark.parametrize("http_library", ["httpx2", "httpx"])
+def test_a_client_is_built_on_the_library_of_its_http_client(http_library: str) -> None:
+    theirs = type("AsyncClient", (), {"__module__": f"{http_library}._client"})
+    client = ModuleType("client")
+    client.DefaultAsyncHttpxClient = type("Default", (theirs,), {"__module__": "client._base"})  # type: ignore[attr-defined]
+    assert built_on(client) == http_library

@@ -63,6 +63,12 @@ def installed(*libraries: str) -> tuple[str, ...]:
     return tuple(name for name in libraries if importlib.util.find_spec(name) is not None)
 
 
+def built_on(client: Any) -> str:
+    """Return the HTTP library of an official client: httpx2, or httpx before openai 3 and anthropic 1."""
+    roots = {base.__module__.partition(".")[0] for base in client.DefaultAsyncHttpxClient.__mro__}
+    return "httpx2" if "httpx2" in roots else "httpx"
+
+
 class Hooks:
     """Patches that stay in place from the first `install` on."""
 
