@@ -32,8 +32,8 @@ def contained_client(
 ) -> httpx2.Client:
     """Return a client for `OpenAI(http_client=…)` and `Anthropic(http_client=…)` that applies the run's limits.
 
-    Needs no `with contained(…)` and works in any thread. `options` are those of `httpx2.Client`; if the clients are built
-    on httpx, as those before openai 3 and anthropic 1 are, it is an `httpx.Client`.
+    Needs no `with contained(…)` and works in any thread. `options` are those of `httpx2.Client`; if the official client
+    is built on httpx, as those before openai 3 and anthropic 1 are, it is an `httpx.Client`.
     """
     terms = contained(run, max_output_tokens=max_output_tokens, floor=floor, error_bill=error_bill).terms
     install_hooks(run)
