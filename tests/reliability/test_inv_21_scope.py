@@ -9,16 +9,19 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextvars
+import gc
 import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
+import httpx2
 import pytest
 
 from penstock import BudgetExceededError, ExecutionContext, contain, contained, current_context
@@ -260,6 +263,19 @@ def test_a_thread_that_could_not_be_started_can_be_started_outside_of_the_scope(
     assert seen == [None]
 
 
+def test_a_worker_that_a_scope_has_started_does_not_keep_the_run_alive() -> None:
+    ready = threading.Barrier(20)  # more than are idle by now
+
+    def tools() -> weakref.ref[Any]:
+        with contain(sync_calls="thread") as run, contained(run):
+            started([threading.Thread(target=run.tool, args=(ready.wait,)) for _ in range(ready.parties)])
+            return weakref.ref(run)
+
+    kept = tools()
+    gc.collect()
+    assert kept() is None
+
+
 # Work that outlives its block.
 
 
@@ -360,6 +376,7 @@ def test_every_open_run_reports_them() -> None:
 def test_requests_that_are_no_model_requests_are_not_reported() -> None:
     with program() as (server, to), limited(server, strict=True) as run, contained(run):
         assert bare_thread(lambda: to.openai.models.list().data)
+        assert bare_thread(lambda: httpx2.post(f"{server.url}/v3/mail/messages", data={"to": "a"}).status_code) == 404
     assert run.uncontained_requests == 0
 
 
@@ -529,7 +546,6 @@ PROGRAM = """
 import multiprocessing, os, sys, threading, time
 import openai
 from penstock import BudgetExceededError, contain, contained
-from penstock.storage.memory import MemoryStores
 from penstock.testing.provider import FakeProviderServer
 
 def chat(server):

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 Imported = Callable[[ModuleType], None]
+Find = Callable[[str, Sequence[str] | None, ModuleType | None], ModuleSpec | None]
 
 
 class ImportWatcher:
@@ -38,7 +39,7 @@ class ImportWatcher:
         """
         others = [finder for finder in sys.meta_path if finder is not self]
         if any(sys.modules.get(name) is None for name in self._names):
-            if sys.meta_path[0] is not self:
+            if sys.meta_path[:1] != [self]:
                 sys.meta_path = [self, *others]
         elif len(others) < len(sys.meta_path):
             sys.meta_path = others
@@ -63,7 +64,8 @@ class ImportWatcher:
 
     def _found(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         for finder in sys.meta_path:
-            if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
+            find: Find | None = None if finder is self else getattr(finder, "find_spec", None)
+            if find is not None and (spec := find(name, path, target)) is not None:
                 return spec
         return None
 

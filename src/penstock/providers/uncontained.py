@@ -74,7 +74,7 @@ def open_terms() -> list[Terms]:
 
 def judge(method: str, host: str, path: str, headers: Mapping[str, str]) -> Terms | None:
     """Return the terms of the run that adopts the request; None if it is sent as it is. Raises if it is refused."""
-    if form_of(method, path) is None and not is_from_an_sdk(method, path, headers):
+    if not _is_model_request(method, path, headers):
         return None
     terms = open_terms()
     runs = [each.context._run for each in terms]
@@ -88,6 +88,13 @@ def judge(method: str, host: str, path: str, headers: Mapping[str, str]) -> Term
     else:
         _report_forked(host)
     return None
+
+
+def _is_model_request(method: str, path: str, headers: Mapping[str, str]) -> bool:
+    """Whether this is a model request, as far as can be told without its body: other APIs have such paths too."""
+    if is_from_an_sdk(method, path, headers):
+        return True
+    return form_of(method, path) is not None and "json" in headers.get("content-type", "json")
 
 
 def _report(host: str, runs: list[Run]) -> None:
