@@ -29,6 +29,7 @@ from penstock import (
     ToolCallContext,
     WrapOptions,
     contain,
+    current_context,
 )
 from penstock.stores import Ledger, MemoryLedgerStore
 from penstock.testing import Answer, FailAfterBilling, FakeProvider, ManualClock
@@ -339,5 +340,71 @@ def test_every_argument_is_tested_here() -> None:
 
 def test_what_is_returned_is_an_ordinary_context() -> None:
     run = contain()
-    assert type(run) is ExecutionContext
+    assert isinstance(run, ExecutionContext)
     assert (run.depth, run.parent, run.name) == (0, None, "main")
+
+
+def test_prices_can_be_a_plain_mapping() -> None:
+    provider = FakeProvider(lambda _: Answer("…", input_tokens=1_000, output_tokens=200))
+    with contain(prices={"fake-1": Price(3, 15)}) as run:
+        run.llm(provider.complete, "Summarise this.")
+    assert run.balance.spent_usd == 0.006
+    with pytest.raises(InvalidValue, match="price must be a Price"):
+        contain(prices={"fake-1": 3})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("adopt", [1, None, "yes"])
+def test_adopt_is_true_or_false(adopt: Any) -> None:
+    with pytest.raises(InvalidValue, match="adopt must be True or False"):
+        contain(adopt=adopt)
+
+
+def test_each_call_of_a_decorated_function_is_a_run_under_the_same_limits() -> None:
+    runs: list[Any] = []
+
+    @contain(max_steps=2, name="agent", metadata=ChainMetadata("request", "chain", team="blue"))
+    def agent(steps: int, *, then: str) -> str:
+        """An agent."""
+        run = current_context()
+        assert run is not None
+        runs.append(run)
+        for _ in range(steps):
+            run.tool(nothing)
+        return then
+
+    assert agent.__name__ == "agent"
+    assert agent(2, then="done") == agent(1, then="done") == "done"
+    with pytest.raises(BudgetExceededError):
+        agent(3, then="never")
+    assert [run.balance.steps for run in runs] == [2, 1, 2]
+    assert len({run.run_id for run in runs} - {"chain"}) == 3
+    assert {(run.name, run.metadata.team) for run in runs} == {("agent", "blue")}
+    assert [str(run.termination_reason) for run in runs] == ["success", "success", "limit_exceeded"]
+    assert current_context() is None
+
+
+async def test_each_call_of_a_decorated_async_function_is_a_run_of_its_own() -> None:
+    @contain(max_steps=1)
+    async def agent() -> str:
+        run = current_context()
+        assert run is not None
+        await asyncio.sleep(0)
+        await run.atool(nothing)
+        return run.run_id
+
+    assert len(set(await asyncio.gather(*(agent() for _ in range(5))))) == 5
+
+
+def test_the_runs_of_a_decorated_function_share_a_ledger() -> None:
+    ledger = Ledger("team", Limits(steps=2))
+
+    @contain(ledger=ledger)
+    def agent() -> None:
+        run = current_context()
+        assert run is not None
+        run.tool(nothing)
+
+    agent()
+    agent()
+    with pytest.raises(BudgetExceededError):
+        agent()

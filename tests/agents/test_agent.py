@@ -282,3 +282,30 @@ async def test_messages_of_an_answer_that_failed_are_kept() -> None:
     assert [message.role for message in result.messages] == ["user", "assistant", "tool"]
     assert isinstance(result.error, ValueError)
     assert Message.user("go") == result.messages[0]
+
+
+def test_an_agent_takes_a_model_by_name() -> None:
+    agent = Agent("openai-compatible:http://127.0.0.1:9/v1:fake-1")
+    assert (agent.model.name, type(agent.model).__name__) == ("fake-1", "CompatibleModel")
+
+
+@pytest.mark.parametrize("name", ["gpt-4o", "nobody:gpt-4o", "openai:", ""])
+def test_a_name_that_no_provider_has_is_refused(name: str) -> None:
+    with pytest.raises(InvalidValue, match="model"):
+        Agent(name)
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="a Model, such as ScriptedModel"):
+        Agent(4)  # type: ignore[arg-type]
+
+
+def test_an_agent_runs_where_there_is_no_event_loop() -> None:
+    with ExecutionContext(prices=PRICES) as run:
+        assert Agent(ScriptedModel(["by itself"])).run_sync("hello").output == "by itself"
+        assert Agent(ScriptedModel(["below"])).run_sync("hello", run).context.parent is run
+
+
+async def test_on_an_event_loop_run_sync_names_its_async_twin() -> None:
+    with pytest.raises(InvalidValue, match=r"await agent\.run"):
+        Agent(ScriptedModel(["never"])).run_sync("hello")

@@ -95,14 +95,13 @@ def test_what_is_refused_never_leaves_and_is_not_tried_again(call: Call) -> None
         assert run.explain().count(f"■ {MODEL}") == 1
 
 
-def test_outside_of_the_block_nothing_is_changed() -> None:
-    before = httpx2.HTTPTransport.handle_request, httpx2.AsyncHTTPTransport.handle_async_request
+def test_outside_of_the_block_requests_belong_to_nobody() -> None:
     with FakeProviderServer() as server, clients(server) as to, contain(max_cost_usd=0) as run:
         with contained(run):
-            assert httpx2.HTTPTransport.handle_request is not before[0]
-        assert (httpx2.HTTPTransport.handle_request, httpx2.AsyncHTTPTransport.handle_async_request) == before
+            installed = httpx2.HTTPTransport.handle_request
+        assert httpx2.HTTPTransport.handle_request is installed
         assert chat(to)
-    assert run.balance.attempts == 0
+    assert (run.balance.attempts, run.uncontained_requests) == (0, 0)
 
 
 def test_clients_made_before_and_inside_both_count() -> None:
@@ -182,12 +181,13 @@ async def test_runs_in_different_tasks_do_not_mix() -> None:
     assert server.invoice.total_usd == sum(spent)
 
 
-def test_a_thread_without_a_copy_of_the_context_is_not_seen() -> None:
-    with FakeProviderServer() as server, clients(server) as to, limits(server, max_cost_usd=0):
-        assert contextvars.Context().run(chat, to)
+def test_a_request_from_an_empty_context_is_reported() -> None:
+    with FakeProviderServer() as server, clients(server) as to, limits(server, max_cost_usd=0) as run:
+        with pytest.warns(RuntimeWarning, match="belongs to no run"):
+            assert contextvars.Context().run(chat, to)
         with pytest.raises(BudgetExceededError):
             chat(to)
-    assert len(server.requests) == 1
+    assert len(server.requests) == run.uncontained_requests == 1
 
 
 def test_an_attempt_of_the_client_draws_on_the_retry_budget() -> None:
@@ -276,6 +276,53 @@ def test_what_is_no_number_of_tokens_is_named(options: dict[str, Any]) -> None:
         contained(run, **options)
 
 
+@pytest.mark.parametrize("on_stop", ["", "Raise", None])
+def test_what_is_no_way_to_handle_a_stop_is_named(on_stop: Any) -> None:
+    with contain() as run, pytest.raises(InvalidValue, match="on_stop must be 'warn', 'raise' or 'ignore'"):
+        contained(run, on_stop=on_stop)
+
+
+def test_a_decorated_function_is_one_block_in_each_call() -> None:
+    with FakeProviderServer.flat(0.25) as server, clients(server) as to, contain(prices=server.provider.prices) as run:
+
+        @contained(run)
+        def ask() -> str:
+            """Asks."""
+            return chat(to)
+
+        assert [ask(), ask()]
+        assert chat(to)
+    assert (ask.__name__, ask.__doc__) == ("ask", "Asks.")
+    assert run.balance.spent_usd == 0.50
+
+
+async def test_a_decorated_async_function_is_one_block_until_it_is_done() -> None:
+    async with FakeProviderServer.flat(0.25) as server, async_clients(server) as to:
+        with contain(max_cost_usd=0.50, prices=server.provider.prices) as run:
+
+            @contained(run)
+            async def ask() -> str:
+                await asyncio.sleep(0)
+                return await ASYNC_CALLS[0](to)
+
+            outcomes = await asyncio.gather(*(ask() for _ in range(4)), return_exceptions=True)
+    assert sum(isinstance(found, str) for found in outcomes) == 2
+    assert server.invoice.total_usd == run.balance.spent_usd == 0.50
+
+
+def test_what_cannot_be_decorated_is_named() -> None:
+    def generator() -> Any:
+        yield
+
+    async def async_generator() -> Any:
+        yield
+
+    with contain() as run:
+        for function in (generator, async_generator, int, "ask"):
+            with pytest.raises(InvalidValue, match="function"):
+                contained(run)(function)  # type: ignore[type-var]
+
+
 def test_what_is_no_run_is_named() -> None:
     with pytest.raises(InvalidValue, match="run"):
         contained("run")  # type: ignore[arg-type]
@@ -297,11 +344,11 @@ sys.modules["anthropic"] = None
 import openai
 from penstock import BudgetExceededError, contain
 from penstock.providers import contained
-with contain(max_cost_usd=0) as run, contained(run):
-    try:
+try:
+    with contain(max_cost_usd=0) as run, contained(run):
         openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="k").responses.create(model="gpt-4o", input="hi")
-    except BudgetExceededError:
-        print("refused")
+except BudgetExceededError:
+    print("refused")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("refused\n", "")

@@ -6,7 +6,9 @@ another agent; in a context it runs as a child of that context, under its own bu
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Any
 
 from penstock import checks
@@ -77,14 +79,18 @@ class AgentResult:
 
 
 class Agent:
-    """A model with instructions, tools and a budget: `await Agent(model).run("…")`."""
+    """A model with instructions, tools and a budget: `await Agent(model).run("…")`.
+
+    `model` is a Model, or the name of one: its provider, a colon, and the provider's name for it, as in
+    `Agent("openai:gpt-4o")`.
+    """
 
     node_type = "agent"
     persistent = False
 
     def __init__(
         self,
-        model: Model,
+        model: Model | str,
         instructions: str = "",
         tools: ToolChain | Iterable[Any] = (),
         budget: Budget | None = None,
@@ -101,7 +107,7 @@ class Agent:
         max_format_retries: int = MAX_FORMAT_RETRIES,
         loop: AgentLoop | None = None,
     ) -> None:
-        checks.instance("model", model, Model, "a Model, such as ScriptedModel(…)")
+        model = _as_model(model)
         checks.text("name", name, minimum=1)
         if budget is not None:
             checks.instance("budget", budget, Budget, none="no budget of its own")
@@ -156,6 +162,22 @@ class Agent:
             raise result.error
         return AgentResult(result)
 
+    def run_sync(
+        self,
+        prompt: str | Sequence[ContentPart],
+        ctx: ExecutionContext | None = None,
+        *,
+        history: Sequence[Message] = (),
+    ) -> AgentResult:
+        """Like `run`, for code without an event loop: blocks until the agent has finished."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self.run(prompt, ctx, history=history))
+        raise InvalidValue(
+            "run_sync", "inside an event loop", "called where no event loop runs; use `await agent.run(…)`"
+        )
+
     async def _run_below(self, ctx: ExecutionContext, data: Conversation) -> ExecutorResult:
         child = ctx.spawn_child(self.name, data, budget=self.budget)
         reason = TerminationReason.CONTEXT_CANCELED
@@ -184,3 +206,12 @@ class Agent:
 
     def __repr__(self) -> str:
         return f"<Agent {self.name!r} with {self.model.name}>"
+
+
+def _as_model(model: object) -> Model:
+    if isinstance(model, str):
+        # By name: models of providers are above agents, and are imported only if one is named.
+        model = import_module("penstock.providers.models").model(model)
+    return checks.instance(
+        "model", model, Model, "a Model, such as ScriptedModel(…), or a name, such as 'openai:gpt-4o'"
+    )

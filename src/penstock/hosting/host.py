@@ -55,6 +55,7 @@ from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.bills import check_person
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.runtime.graphs.graph_runtime import as_services
+from penstock.runtime.run import open_hosts
 from penstock.runtime.watching.registry import CancelResult
 
 __all__ = [
@@ -216,6 +217,7 @@ class RunHost:
         if self._claiming is not None:
             return
         self._reading.is_closed, self._reading.is_working = False, True
+        open_hosts.add(self)
         await self._once(self._tidy)
         self._is_closing = False
         self._claiming = asyncio.create_task(self._keep_claiming(), name=f"{self.worker} claims")
@@ -236,6 +238,7 @@ class RunHost:
         await self._drained(PARKING_S)
         await _stopped(*self._tasks.values(), self._ticking)  # if the stores are unavailable, the leases will expire
         self._claiming = self._tidying = self._ticking = None
+        open_hosts.discard(self)
         self._reading.close()
 
     def _park(self, runs: Iterable[HostedRun]) -> None:

@@ -1,13 +1,20 @@
-"""HTTP clients whose model calls belong to a run, for libraries that accept an HTTP client."""
+"""HTTP clients whose model calls belong to a run, for libraries that accept an HTTP client.
+
+Such a client says by itself which requests are contained: that it is at work makes no request of another client one
+that escaped from a scope.
+"""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidValue
-from penstock.providers.hooks import installed
-from penstock.providers.scope import contained
+from penstock.providers.current import close_scope, open_scope
+from penstock.providers.hooks import built_on, installed
+from penstock.providers.reading.families import FAMILIES
+from penstock.providers.scope import contained, install_hooks
 from penstock.runtime.billing.error_bill import ErrorBill
 from penstock.runtime.context import ExecutionContext
 
@@ -25,16 +32,20 @@ def contained_client(
 ) -> httpx2.Client:
     """Return a client for `OpenAI(http_client=…)` and `Anthropic(http_client=…)` that applies the run's limits.
 
-    Needs no `with contained(…)` and works in any thread. `options` are those of `httpx2.Client`; if only httpx is
-    installed, the client is an `httpx.Client`.
+    Needs no `with contained(…)` and works in any thread. `options` are those of `httpx2.Client`; if the official client
+    is built on httpx, as those before openai 3 and anthropic 1 are, it is an `httpx.Client`.
     """
-    scope = contained(run, max_output_tokens=max_output_tokens, floor=floor, error_bill=error_bill)
+    terms = contained(run, max_output_tokens=max_output_tokens, floor=floor, error_bill=error_bill).terms
+    install_hooks(run)
     plain: Any = _library().Client
 
     class ContainedClient(plain):  # type: ignore[misc]  # the base class is only known at run time
         def send(self, request: Any, **how: Any) -> Any:
-            with scope:
+            open_scope(terms)
+            try:
                 return super().send(request, **how)
+            finally:
+                close_scope(terms)
 
     client: httpx2.Client = ContainedClient(**{"follow_redirects": True, **options})
     return client
@@ -49,19 +60,25 @@ def contained_async_client(
     **options: Any,
 ) -> httpx2.AsyncClient:
     """Like `contained_client`, for `AsyncOpenAI` and `AsyncAnthropic`."""
-    scope = contained(run, max_output_tokens=max_output_tokens, floor=floor, error_bill=error_bill)
+    terms = contained(run, max_output_tokens=max_output_tokens, floor=floor, error_bill=error_bill).terms
+    install_hooks(run)
     plain: Any = _library().AsyncClient
 
     class ContainedAsyncClient(plain):  # type: ignore[misc]  # the base class is only known at run time
         async def send(self, request: Any, **how: Any) -> Any:
-            with scope:
+            open_scope(terms)
+            try:
                 return await super().send(request, **how)
+            finally:
+                close_scope(terms)
 
     client: httpx2.AsyncClient = ContainedAsyncClient(**{"follow_redirects": True, **options})
     return client
 
 
 def _library() -> Any:
-    for name in installed("httpx2", "httpx"):
+    """Return the library of the official clients that are imported, or else the first that is installed."""
+    clients = [sys.modules[name] for name, _ in FAMILIES if sys.modules.get(name) is not None]
+    for name in (*map(built_on, clients), *installed("httpx2", "httpx")):
         return importlib.import_module(name)
     raise InvalidValue("httpx2", None, "installed; it comes with openai and anthropic")

@@ -1,19 +1,34 @@
 """Which run pays for a request.
 
-The open scopes are a context variable: they follow tasks and threads that were started with a copy of the context.
+The open scopes are a context variable: they follow tasks, and threads that are started with a copy of the context.
+`inheritance` takes them to other threads, with `captured`. A request outside of any scope is judged by `uncontained`.
 Knows terms, and nothing of HTTP libraries or of how requests are intercepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeVar
 
+from penstock.providers import uncontained
 from penstock.providers.http.exchange import Terms
+from penstock.runtime.call import Call, running_call
+from penstock.runtime.context import ExecutionContext, entered_contexts
 
-_open_scopes: ContextVar[tuple[Terms, ...]] = ContextVar("penstock_contained", default=())
-"""The terms of the open scopes of the current context, innermost last."""
+T = TypeVar("T")
+
+Scopes = tuple[Terms | None, ...]
+
+
+def _variable() -> ContextVar[Scopes]:
+    return ContextVar("penstock_contained", default=())
+
+
+_open_scopes = _variable()
+"""The terms of the open scopes of the current context, innermost last; None where the caller holds the cost itself."""
 
 
 def open_scope(terms: Terms) -> None:
@@ -30,17 +45,63 @@ def close_scope(terms: Terms) -> None:
 
 
 def terms_for(method: str, host: str, path: str, headers: Mapping[str, str]) -> Terms | None:
-    """Return the terms that apply to this request; None if it is sent as it is."""
+    """Return the terms that apply to this request; None if it is sent as it is. Raises if it is refused."""
     scopes = _open_scopes.get()
-    return scopes[-1] if scopes else None
+    if scopes:
+        return scopes[-1]
+    return uncontained.judge(method, host, path, headers) if uncontained.is_watching else None
 
 
 @contextmanager
 def already_held() -> Iterator[None]:
     """Send requests uncontained inside this context: the caller already holds their cost."""
-    outside = _open_scopes.set(())
+    outside = _open_scopes.set((*_open_scopes.get(), None))
     try:
         yield
     finally:
         with suppress(ValueError):  # closed from another context, with nothing to reset
             _open_scopes.reset(outside)
+
+
+class Captured(NamedTuple):
+    """The scope of one place in the program, for work that runs in another thread."""
+
+    scopes: Scopes
+    call: Call | None
+    contexts: tuple[ExecutionContext, ...]
+
+    def enter(self) -> None:
+        """Give this scope to the current context, for good."""
+        _open_scopes.set(self.scopes)
+        running_call.set(self.call)
+        entered_contexts.set(self.contexts)
+
+    def run(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+        """Call the function in this scope."""
+        before = _captured()
+        self.enter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            before.enter()
+
+
+NO_SCOPE = Captured((), None, ())
+
+
+def captured() -> Captured | None:
+    """Return the scope of the current context; None outside of any."""
+    return _captured() if _open_scopes.get() else None
+
+
+def _captured() -> Captured:
+    return Captured(_open_scopes.get(), running_call.get(), entered_contexts.get())
+
+
+def _forked() -> None:
+    """Leave every scope of the parent process: a copy of a run in a child process limits nothing."""
+    global _open_scopes
+    _open_scopes = _variable()  # a new variable is unset in all contexts, also in those of suspended tasks
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,26 +1,38 @@
-"""Patches of HTTP libraries, so that every request passes through Penstock.
+"""Patches of libraries, so that what they do passes through Penstock.
 
-A patch wraps one method of a library. Libraries that are loaded are patched at once, the others when they are first
-imported. Knows nothing of runs: what a wrapped method does is the patch's own.
+A patch wraps one method of a class. Libraries that are loaded are patched at once, the others when they are imported,
+and all stay patched: a task or a thread may go on after the block that installed the hooks.
+
+Other tools patch the same methods. A wrapper around ours, or under it, changes nothing. If another tool puts back what
+it had found before us, our wrapper is gone; the next `install` notices and wraps again. If another tool hides our
+wrapper in a function without `__wrapped__`, the next `install` cannot see it and wraps again too. So of the wrappers of
+one method only the newest handles calls, and the others pass them on, as long as the newest is in place.
+
+Knows nothing of runs: what a wrapped method does is the patch's own.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.metadata
 import importlib.util
-import sys
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
+from types import ModuleType
 from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.providers.importing import ImportWatcher, loaded
 
 Method = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A method through which a library sends requests, and what is put around it."""
+    """A method of a library, and what is put around it."""
 
     module: str
     """Name of the module that defines the class."""
@@ -31,43 +43,127 @@ class Patch:
     """Returns the replacement of the original method."""
 
 
+class HookFailed(PenstockError):
+    """A library does not have the method through which it is contained."""
+
+    def __init__(self, patch: Patch) -> None:
+        self.patch = patch
+        self.library = patch.module.partition(".")[0]
+        self.version = _version(self.library)
+        missing = f"{patch.module}.{patch.owner}.{patch.method}"
+        super().__init__(
+            f"requests of {self.library} {self.version} cannot be contained: it has no {missing};"
+            f" install another version of {self.library}"
+        )
+
+
 @functools.cache
 def installed(*libraries: str) -> tuple[str, ...]:
     """Return the libraries that can be imported; cached, because the look-up searches directories."""
     return tuple(name for name in libraries if importlib.util.find_spec(name) is not None)
 
 
+def built_on(client: Any) -> str:
+    """Return the HTTP library of an official client: httpx2, or httpx before openai 3 and anthropic 1."""
+    roots = {base.__module__.partition(".")[0] for base in client.DefaultAsyncHttpxClient.__mro__}
+    return "httpx2" if "httpx2" in roots else "httpx"
+
+
 class Hooks:
-    """Patches, applied when the first scope is entered and removed when the last one exits."""
+    """Patches that stay in place from the first `install` on."""
 
-    def __init__(self, patches: tuple[Patch, ...]) -> None:
+    def __init__(self, patches: tuple[Patch, ...], failed_later: Callable[[HookFailed], None]) -> None:
         self._patches = patches
+        self._failed_later = failed_later
+        """Decides what a hook that fails at the import of its library means: it may raise."""
         self._lock = threading.Lock()
-        self._scopes = 0
-        self._hooked: list[tuple[type, str, Any, Any]] = []
+        self._methods: dict[tuple[type, str], _Patched] = {}
+        self._watcher = ImportWatcher([patch.module for patch in patches], self._imported)
+        os.register_at_fork(after_in_child=self._forked)
 
-    def take(self) -> None:
+    def install(self) -> list[HookFailed]:
+        """Patch every library that is loaded, and the others when they are imported; return the hooks that failed.
+
+        Idempotent, and safe from any thread.
+        """
+        # First: a module that another thread begins to import after the loop has passed it is reported.
+        self._watcher.watch()
+        modules = [(patch, loaded(patch.module)) for patch in self._patches]
+        return [failure for patch, module in modules if (failure := self._hook(patch, module)) is not None]
+
+    def _imported(self, module: ModuleType) -> None:
+        for patch in self._patches:
+            if patch.module == module.__name__ and (failure := self._hook(patch, module)) is not None:
+                self._failed_later(failure)
+
+    def _hook(self, patch: Patch, module: ModuleType | None) -> HookFailed | None:
+        if module is None:
+            return None
+        owner = getattr(module, patch.owner, None)
+        # Its own, and not an inherited one: that is a stub, or is patched at the class that has it.
+        if not isinstance(owner, type) or patch.method not in vars(owner):
+            return HookFailed(patch)
         with self._lock:
-            self._scopes += 1
-            for patch in self._patches:
-                if patch.module in sys.modules:
-                    self._hook(patch)
+            self._methods.setdefault((owner, patch.method), _Patched(owner, patch.method)).ensure(patch.wrap)
+        return None
 
-    def give_back(self) -> None:
-        with self._lock:
-            self._scopes -= 1
-            if self._scopes == 0:
-                for owner, method, original, ours in self._hooked:
-                    # If another library has patched on top of ours, ours stays and passes every request on.
-                    if getattr(owner, method) is ours:
-                        setattr(owner, method, original)
-                self._hooked.clear()
+    def _forked(self) -> None:
+        self._lock = threading.Lock()  # a thread that does not exist in this process may have held it
 
-    def _hook(self, patch: Patch) -> None:
-        owner = getattr(sys.modules[patch.module], patch.owner)
-        if any(owner is hooked and patch.method == method for hooked, method, *_ in self._hooked):
+
+class _Patched:
+    """One method of one class, and our wrappers of it."""
+
+    def __init__(self, owner: type, method: str) -> None:
+        self._owner = owner
+        self._method = method
+        self._ours: list[Method] = []
+        self._newest: Method | None = None
+        """The wrapper that handles calls."""
+
+    def ensure(self, wrap: Callable[[Method], Method]) -> None:
+        """Wrap the method, unless it is wrapped. The caller holds the lock."""
+        current = getattr(self._owner, self._method)
+        if current is self._newest:
             return
-        original = getattr(owner, patch.method)
-        ours = functools.wraps(original)(patch.wrap(original))
-        setattr(owner, patch.method, ours)
-        self._hooked.append((owner, patch.method, original, ours))
+        found = self._visible(current)
+        if found is None:
+            found = self._around(current, wrap(current))
+            self._ours.append(found)
+            setattr(self._owner, self._method, found)
+        self._newest = found
+
+    def _visible(self, function: Method | None) -> Method | None:
+        """Return the outermost of our wrappers, looking through those of others."""
+        while function is not None:
+            for ours in self._ours:
+                if ours is function:
+                    return ours
+            function = getattr(function, "__wrapped__", None)
+        return None
+
+    def _around(self, original: Method, handler: Method) -> Method:
+        if iscoroutinefunction(handler):
+
+            @functools.wraps(original)
+            async def ours(*args: Any, **kwargs: Any) -> Any:
+                return await (handler if self._handles(ours) else original)(*args, **kwargs)
+
+        else:
+
+            @functools.wraps(original)
+            def ours(*args: Any, **kwargs: Any) -> Any:
+                return (handler if self._handles(ours) else original)(*args, **kwargs)
+
+        return ours
+
+    def _handles(self, ours: Method) -> bool:
+        """Whether a call that reaches this wrapper has not passed through a newer one that handles it."""
+        return ours is self._newest or self._visible(getattr(self._owner, self._method)) is not self._newest
+
+
+def _version(library: str) -> str:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return "(unknown version)"

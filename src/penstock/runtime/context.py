@@ -63,13 +63,13 @@ T = TypeVar("T")
 
 NO_RESULTS: Mapping[str, Any] = MappingProxyType({})
 
-_active: ContextVar[tuple[ExecutionContext, ...]] = ContextVar("penstock_context", default=())
+entered_contexts: ContextVar[tuple[ExecutionContext, ...]] = ContextVar("penstock_context", default=())
 """The contexts entered in this thread or task and not left yet, innermost last."""
 
 
 def current_context() -> ExecutionContext | None:
     """Return the innermost context entered with `with` in this thread or task; None outside of any."""
-    entered = _active.get()
+    entered = entered_contexts.get()
     return entered[-1] if entered else None
 
 
@@ -81,7 +81,7 @@ def current_call() -> Call | None:
 def _log_in_run(pipeline: ShieldPipeline, event: SafetyEvent) -> None:
     """Record the event of a direct hook call in the current run, if that run has the pipeline."""
     call = running_call.get()
-    places: list[Handle] = [*_active.get()[::-1], *([] if call is None else [call.context])]
+    places: list[Handle] = [*entered_contexts.get()[::-1], *([] if call is None else [call.context])]
     for place in places:
         run = place._run
         if run.pipeline is pipeline and place._base.end_seq == OPEN:
@@ -532,6 +532,14 @@ class ExecutionContext(Calls):
         """Events of this context, without those of its children."""
         return [event for event in self._run.graph.events() if event.source == self._source.path]
 
+    @property
+    def uncontained_requests(self) -> int:
+        """Number of model requests in this process that belonged to no run while a block of this run was open.
+
+        They were not limited, and are in no figure of the run; `explain()` has their hosts.
+        """
+        return sum((self._run.uncontained or {}).values())
+
     def history(self, since: int = 0, limit: int | None = None) -> list[TraceEvent]:
         """Return the events of the whole run after `since`, at most `limit`."""
         return self._run.graph.events(since, limit)
@@ -579,23 +587,23 @@ class ExecutionContext(Calls):
 
     def explain(self) -> str:
         """Render the call tree: what ran, what it cost, what was refused and why."""
-        return explain(self._run.graph) + "\n" + ending.totals(self)
+        return "\n".join((explain(self._run.graph), ending.totals(self), *ending.remarks(self._run)))
 
     # Beginning and end.
 
     def __enter__(self) -> ExecutionContext:
         with self._run.lock:
             self._inside += 1
-        _active.set((*_active.get(), self))
+        entered_contexts.set((*entered_contexts.get(), self))
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        entered = _active.get()
+        entered = entered_contexts.get()
         if self in entered:  # fixtures and generators may leave it in a context where it was not entered
             last = len(entered) - 1 - entered[::-1].index(self)
-            _active.set(entered[:last] + entered[last + 1 :])
+            entered_contexts.set(entered[:last] + entered[last + 1 :])
         with self._run.lock:
             self._inside -= 1
             self._error = self._error or exc

@@ -10,6 +10,7 @@ from penstock.containment.limits import UNLIMITED
 from penstock.errors import CancelledError, Halted
 from penstock.money import format_cost, format_usd
 from penstock.runtime.cancellation import Cancellation
+from penstock.runtime.run import Run
 from penstock.runtime.settlement import leave_running
 from penstock.stops import LIMIT_REASONS, Stop, StopReason, TerminationReason
 from penstock.tracing.events import ChildCompleteTrace, RunCompleted
@@ -188,6 +189,14 @@ def totals(context: ExecutionContext) -> str:
         if used or limit < UNLIMITED:
             parts.append(_counted(used, word, limit))
     return " · ".join(parts)
+
+
+def remarks(run: Run) -> Iterator[str]:
+    """Yield a line for each fact that the tree does not show: requests that went past it, a stop that was swallowed."""
+    for host, count in sorted((run.uncontained or {}).items()):
+        yield f"{_counted(count, 'uncontained request')} to {host}: not limited, and in no figure of this run"
+    if run.swallowed is not None:
+        yield f"a block ended normally although the run was stopped ({run.swallowed})"
 
 
 def _counted(count: int, word: str, limit: int = UNLIMITED) -> str:

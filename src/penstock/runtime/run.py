@@ -77,6 +77,9 @@ MAX_BILLS = 10_000
 MAX_UNPRICED = 100
 """Maximum number of models without a price that a run reports one by one."""
 
+MAX_UNCONTAINED_HOSTS = 100
+"""Maximum number of hosts by which uncontained requests are counted; those to further hosts are counted together."""
+
 MAX_RECORDED_ABORTS = 1_000
 """Maximum number of recorded aborts that a run remembers; an old abort stops no further calls."""
 
@@ -110,9 +113,12 @@ class RunSettings:
     what looks like a secret, or as they are. Child contexts record as their run does."""
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
     """Maximum size of one recorded payload, as JSON; a larger one is truncated."""
+    adopt: bool = False
+    """Charge this run for model requests of existing clients that belong to no scope, if it is the only run with an
+    open scope in the process and the process hosts no runs for others."""
 
     def __post_init__(self) -> None:
-        for flag in ("strict", "record_steps"):
+        for flag in ("strict", "adopt", "record_steps"):
             if not isinstance(getattr(self, flag), bool):
                 raise InvalidValue(flag, getattr(self, flag), "True or False")
         seconds_to_ns(self.max_wait_s, "max_wait_s")
@@ -159,6 +165,9 @@ def _at_least(least: int, value: object) -> bool:
 
 
 DEFAULT_SETTINGS = RunSettings()
+
+open_hosts: set[object] = set()
+"""The hosts of this process that work on runs for others."""
 
 
 class OpenBill(NamedTuple):
@@ -233,6 +242,8 @@ class Run:
         "settings",
         "shared",
         "stops",
+        "swallowed",
+        "uncontained",
         "unknown_costs",
         "unpriced",
         "usage",
@@ -312,6 +323,10 @@ class Run:
         """The newest failure that the caller may retry; becomes a provider error if the retry budget refuses."""
         self.stops: dict[Source, Stop] = {}
         """The first limit that refused something in a context, or in one below it by a budget they share."""
+        self.swallowed: Stop | None = None
+        """The stop that did not come out of a block of the run: what ran inside has swallowed it."""
+        self.uncontained: dict[str, int] | None = None
+        """Number of model requests that belonged to no run meanwhile, by host; None until there is one."""
         self.recorded_aborts: dict[int, Stop] = {}
         """Recorded aborts, by identity: each is recorded once, however many calls it stops."""
 
@@ -528,6 +543,35 @@ class Run:
             metadata=self.about(call) | {"model": model},
         )
         self.record_safety(event, source, call)
+
+    def record_uncontained(self, host: str) -> bool:
+        """Count a model request that belongs to no run; return whether it is the first to that host."""
+        with self.lock:
+            if self.uncontained is None:
+                self.uncontained = {}
+            if host not in self.uncontained and len(self.uncontained) >= MAX_UNCONTAINED_HOSTS:
+                host = "other hosts"
+            self.uncontained[host] = count = self.uncontained.get(host, 0) + 1
+        if count == 1:
+            root = self.graph.root
+            assert root is not None
+            event = SafetyEvent(
+                event_type="uncontained_request",
+                decision=Decision.ALLOW,
+                reason=f"a model request to {host} belonged to no run and was not limited",
+                hook="ExecutionContext",
+                request_id=self.metadata.request_id,
+                ts=self.wall_time(),
+                metadata=self.about(None) | {"host": host},
+            )
+            self.record_safety(event, root.source, root)
+        return count == 1
+
+    def note_swallowed(self, stop: Stop) -> bool:
+        """Remember that a block ended normally in spite of the stop; return whether it is the first of the run."""
+        with self.lock:
+            is_first, self.swallowed = self.swallowed is None, self.swallowed or stop
+        return is_first
 
     def keep_safety_event(self, event: SafetyEvent) -> None:
         """Keep the event; when there is no room, drop and count the oldest."""

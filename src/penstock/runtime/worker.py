@@ -134,7 +134,8 @@ class _Worker:
         self._given.acquire()
         self._job: Job | None = None
         self._thread = threading.Thread(target=self._loop, name=f"penstock-worker-{next(_numbers)}", daemon=True)
-        self._thread.start()
+        # From an empty context: a worker outlives the job it was started for, and must not keep its scope.
+        contextvars.Context().run(self._thread.start)
 
     def give(self, job: Job) -> None:
         _busy.add(self)

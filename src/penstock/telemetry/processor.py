@@ -7,6 +7,7 @@ on its daemon thread. Knows nothing of runs.
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections import deque
@@ -66,7 +67,7 @@ class BoundedSpanProcessor(SpanProcessor):
             self._queue.append(span)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="penstock-span-export", daemon=True)
-                self._thread.start()
+                contextvars.Context().run(self._thread.start)  # it exports for all runs, and belongs to none
             elif len(self._queue) in (1, self._max_batch):
                 self._changed.notify_all()
 

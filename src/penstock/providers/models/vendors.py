@@ -17,6 +17,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from penstock import checks
 from penstock.containment.breaker import CircuitBreaker
 from penstock.errors import InvalidValue, PenstockError
+from penstock.providers.hooks import built_on
 from penstock.providers.models.connections import Borrowed, Connections, shared
 from penstock.providers.models.formats import Chat, Format, Messages, Responses
 from penstock.providers.models.remote import Library, RemoteModel
@@ -155,7 +156,7 @@ def ollama(name: str, **options: Any) -> CompatibleModel:
 
 def _openai(client: Any, given: Mapping[str, Any], is_openai: bool = True) -> tuple[Library, Connections | Borrowed]:
     openai = _package("openai")
-    library = Library(_package("httpx2").Response, openai.AsyncStream[object])
+    library = Library(_http_library(openai).Response, openai.AsyncStream[object])
     if client is not None:
         return library, _borrowed(client, openai.AsyncOpenAI)
 
@@ -171,13 +172,14 @@ def _openai(client: Any, given: Mapping[str, Any], is_openai: bool = True) -> tu
 
 def _anthropic(client: Any, given: Mapping[str, Any]) -> tuple[Library, Connections | Borrowed]:
     anthropic = _package("anthropic")
-    library = Library(_package("httpx2").Response, anthropic.AsyncStream[object])
+    library = Library(_http_library(anthropic).Response, anthropic.AsyncStream[object])
     if client is not None:
         return library, _borrowed(client, anthropic.AsyncAnthropic)
 
     def connect() -> Any:
         client = anthropic.AsyncAnthropic(**given, max_retries=0, http_client=_http_client(anthropic))
-        if not (client.api_key or client.auth_token or client.credentials):
+        # Older clients have no credentials.
+        if not (client.api_key or client.auth_token or getattr(client, "credentials", None)):
             raise MissingKey("Anthropic", ANTHROPIC_KEY)
         return client
 
@@ -205,13 +207,17 @@ def _borrowed(client: Any, kind: Any) -> Borrowed:
 
 
 def _http_client(library: Any) -> Any:
-    return library.DefaultAsyncHttpxClient(verify=_trusted(), event_hooks=hooked())
+    return library.DefaultAsyncHttpxClient(verify=_trusted(_http_library(library)), event_hooks=hooked())
+
+
+def _http_library(library: Any) -> Any:
+    return _package(built_on(library))
 
 
 @cache
-def _trusted() -> Any:
+def _trusted(http_library: Any) -> Any:
     """Return the TLS context with the trusted certificates; cached, because loading them takes 20 ms."""
-    return _package("httpx2").create_ssl_context()
+    return http_library.create_ssl_context()
 
 
 def _given(base_url: str | None, api_key: str | None, timeout_s: Any) -> dict[str, Any]:

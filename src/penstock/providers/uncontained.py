@@ -1,0 +1,127 @@
+"""Model requests that belong to no scope while a scope is open.
+
+They come from where no scope reaches: a thread that was started without `threading`, a pool of another library, a
+context that was made empty. Nobody limits them, so they are reported: a warning, a count at every run with an open
+scope, and a line in `explain()`. A strict run refuses them. A run that adopts is charged for them, if it is the only
+one with an open scope and the process hosts no runs for others.
+
+A process that is forked inside a scope has copies of its parent's runs, which limit nothing: its requests are reported
+the same way, until it opens a scope of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+
+from penstock.errors import PenstockError
+from penstock.providers.http.exchange import Terms
+from penstock.providers.http.forms import form_of
+from penstock.providers.reading.families import in_the_families
+from penstock.runtime.run import Run, open_hosts
+
+WHAT_TO_DO = "make it inside `with contained(run):`, in a thread started there, or through contained_client(run)"
+
+is_watching = False
+"""Whether a scope is open in this process, or was when it was forked."""
+
+_lock = threading.Lock()
+_open: dict[Run, list[Terms]] = {}
+"""The runs with open scopes, and the terms of those scopes."""
+_parents: dict[Run, set[str]] = {}
+"""The runs that had open scopes when this process was forked, and the hosts that were reported."""
+
+
+class UncontainedRequest(PenstockError):
+    """A model request that belongs to no run was refused, because a strict run is open."""
+
+    def __init__(self, host: str, run_id: str) -> None:
+        self.host = host
+        self.run_id = run_id
+        super().__init__(
+            f"the model request to {host} belongs to no run, and the open run {run_id} is strict: {WHAT_TO_DO}"
+        )
+
+
+def opened(terms: Terms) -> None:
+    """Report requests outside of any scope from now on, to the run of these terms among others."""
+    global is_watching
+    with _lock:
+        _open.setdefault(terms.context._run, []).append(terms)
+        is_watching = True
+
+
+def closed(terms: Terms) -> None:
+    """Undo one `opened`."""
+    global is_watching
+    run = terms.context._run
+    with _lock:
+        # Entered in a parent process and left in this one: there is nothing to undo here.
+        if terms in (scopes := _open.get(run, [])):
+            scopes.remove(terms)
+        if not scopes:
+            _open.pop(run, None)
+        is_watching = bool(_open or _parents)
+
+
+def open_terms() -> list[Terms]:
+    """Return the terms of the newest scope of each run with open scopes that has not ended."""
+    with _lock:
+        return [scopes[-1] for run, scopes in _open.items() if not run.graph.closed]
+
+
+def judge(method: str, host: str, path: str, headers: Mapping[str, str]) -> Terms | None:
+    """Return the terms of the run that adopts the request; None if it is sent as it is. Raises if it is refused."""
+    if not _is_model_request(method, host, path, headers):
+        return None
+    terms = open_terms()
+    runs = [each.context._run for each in terms]
+    if len(runs) == 1 and runs[0].settings.adopt and not open_hosts:
+        return terms[0]
+    for run in runs or _parents:
+        if run.settings.strict:
+            raise in_the_families(UncontainedRequest(host, run.id))
+    if runs:
+        _report(host, runs)
+    else:
+        _report_forked(host)
+    return None
+
+
+def _is_model_request(method: str, host: str, path: str, headers: Mapping[str, str]) -> bool:
+    """Whether this is a model request, as far as can be told without its body: other APIs have such paths too."""
+    form = form_of(method, host, path, headers)
+    if form is None:
+        return False
+    content_type = headers.get("content-type", "json")
+    return form.is_provider or "json" in content_type or "multipart" in content_type
+
+
+def _report(host: str, runs: list[Run]) -> None:
+    new = [run.id for run in runs if run.record_uncontained(host)]
+    if new:
+        facts = f"a model request to {host} belongs to no run and is not limited, while {', '.join(new)} is open"
+        warnings.warn(f"{facts}: {WHAT_TO_DO}", RuntimeWarning, stacklevel=2)
+
+
+def _report_forked(host: str) -> None:
+    with _lock:
+        new = [run.id for run, hosts in _parents.items() if host not in hosts]
+        for hosts in _parents.values():
+            hosts.add(host)
+    if new:
+        facts = f"a model request to {host} is not limited: this process was forked inside a block of {', '.join(new)}"
+        warnings.warn(f"{facts}; open a block of its own in each process", RuntimeWarning, stacklevel=2)
+
+
+def _forked() -> None:
+    global _lock, _open, _parents, is_watching
+    _lock = threading.Lock()  # a thread that does not exist in this process may have held it
+    _parents = _parents | {run: set() for run in _open if not run.graph.closed}
+    _open = {}
+    is_watching = bool(_parents)
+
+
+os.register_at_fork(after_in_child=_forked)

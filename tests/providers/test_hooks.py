@@ -1,0 +1,328 @@
+"""Hooks stay where they are, and count each call once, whoever else patches the same method."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from penstock.providers.hooks import HookFailed, Hooks, Patch, built_on
+
+LIBRARY = """
+class Transport:
+    def send(self, request):
+        return f"answer to {request}"
+
+    async def asend(self, request):
+        return f"answer to {request}"
+"""
+
+
+class Counted:
+    """Two patches of a library that count the calls they handle, and the failures that came late."""
+
+    def __init__(self, library: str) -> None:
+        self.calls: list[Any] = []
+        self.late: list[HookFailed] = []
+        patches = (Patch(library, "Transport", "send", self._sync), Patch(library, "Transport", "asend", self._async))
+        self.hooks = Hooks(patches, self.late.append)
+
+    def _sync(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def send(transport: Any, request: Any) -> Any:
+            self.calls.append(request)
+            return original(transport, request)
+
+        return send
+
+    def _async(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        async def asend(transport: Any, request: Any) -> Any:
+            self.calls.append(request)
+            return await original(transport, request)
+
+        return asend
+
+    def counts(self, transport: Any) -> int:
+        """How often one call is counted."""
+        self.calls.clear()
+        assert transport.send("a") == "answer to a"
+        return len(self.calls)
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    name = f"library_of_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finders = sys.meta_path
+    yield name
+    sys.meta_path = finders
+    sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def module(library: str) -> ModuleType:
+    return importlib.import_module(library)
+
+
+@pytest.fixture
+def counted(library: str) -> Counted:
+    return Counted(library)
+
+
+def test_hooks_are_installed_once_however_often_and_by_however_many_threads(
+    counted: Counted, module: ModuleType
+) -> None:
+    start = threading.Barrier(8)
+
+    def install() -> None:
+        start.wait()
+        counted.hooks.install()
+
+    threads = [threading.Thread(target=install) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counted.hooks.install() == []
+    assert counted.counts(module.Transport()) == 1
+
+
+async def test_an_async_method_stays_one(counted: Counted, module: ModuleType) -> None:
+    counted.hooks.install()
+    assert await module.Transport().asend("a") == "answer to a"
+    assert counted.calls == ["a"]
+
+
+def visible(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Instrumentation that says what it wraps."""
+
+    @functools.wraps(original)
+    def send(*args: Any) -> Any:
+        return original(*args)
+
+    return send
+
+
+def hiding(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Instrumentation that does not."""
+
+    def send(*args: Any) -> Any:
+        return original(*args)
+
+    return send
+
+
+@pytest.mark.parametrize("instrument", [visible, hiding])
+def test_instrumentation_before_and_after_ours_counts_each_call_once(
+    counted: Counted, module: ModuleType, instrument: Callable[..., Any]
+) -> None:
+    transport = module.Transport
+    transport.send = instrument(transport.send)
+    counted.hooks.install()
+    assert counted.counts(transport()) == 1
+    transport.send = instrument(transport.send)
+    assert counted.counts(transport()) == 1
+    counted.hooks.install()
+    assert counted.counts(transport()) == 1
+
+
+@pytest.mark.parametrize("instrument", [visible, hiding])
+def test_instrumentation_that_is_removed_again_leaves_ours(
+    counted: Counted, module: ModuleType, instrument: Callable[..., Any]
+) -> None:
+    transport = module.Transport
+    counted.hooks.install()
+    before = transport.send
+    transport.send = instrument(before)
+    counted.hooks.install()
+    transport.send = before
+    assert counted.counts(transport()) == 1
+    counted.hooks.install()
+    assert counted.counts(transport()) == 1
+
+
+def test_a_tool_that_puts_back_what_was_there_before_us_is_noticed_at_the_next_install(
+    counted: Counted, module: ModuleType
+) -> None:
+    transport = module.Transport
+    before = transport.send
+    counted.hooks.install()
+    transport.send = before
+    assert counted.counts(transport()) == 0
+    counted.hooks.install()
+    assert counted.counts(transport()) == 1
+
+
+def test_a_library_that_is_imported_later_is_hooked_when_it_is_imported(counted: Counted, library: str) -> None:
+    assert counted.hooks.install() == []
+    module = importlib.import_module(library)
+    assert counted.counts(module.Transport()) == 1
+    assert type(module.__loader__).__module__ == type(module.__spec__.loader).__module__ == "_frozen_importlib_external"
+
+
+def test_the_finder_leaves_when_everything_is_imported(counted: Counted, library: str) -> None:
+    before = list(sys.meta_path)
+    counted.hooks.install()
+    counted.hooks.install()
+    assert len(sys.meta_path) == len(before) + 1
+    importlib.import_module(library)
+    assert sys.meta_path == before
+
+
+def test_a_reloaded_library_is_hooked_again_at_the_next_install(counted: Counted, module: ModuleType) -> None:
+    counted.hooks.install()
+    importlib.reload(module)
+    counted.hooks.install()
+    assert counted.counts(module.Transport()) == 1
+
+
+def test_other_finders_find_what_they_found_before(counted: Counted, library: str) -> None:
+    class Delegating:
+        """Asks every finder again, as tools do that wait for imports too."""
+
+        busy = False
+        found: list[str]
+
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+            if self.busy or name != library:
+                return None
+            self.busy = True
+            self.found = [name]
+            try:
+                return importlib.util.find_spec(name)
+            finally:
+                self.busy = False
+
+    first, last = Delegating(), Delegating()
+    sys.meta_path = [first, *sys.meta_path]
+    counted.hooks.install()
+    sys.meta_path = [last, *sys.meta_path]
+    module = importlib.import_module(library)
+    assert counted.counts(module.Transport()) == 1
+    assert first.found == last.found == [library]
+
+
+def test_a_module_that_another_thread_is_importing_is_waited_for(
+    counted: Counted, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = ModuleType("gate")
+    gate.entered, gate.go = threading.Event(), threading.Event()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "gate", gate)
+    (tmp_path / f"{library}.py").write_text("import gate\ngate.entered.set()\ngate.go.wait()\n" + LIBRARY)
+    importlib.invalidate_caches()
+    importing = threading.Thread(target=importlib.import_module, args=(library,))
+    importing.start()
+    gate.entered.wait()  # half imported: it has no Transport yet
+    installing = threading.Thread(target=lambda: failures.extend(counted.hooks.install()))
+    failures: list[HookFailed] = []
+    installing.start()
+    gate.go.set()
+    importing.join()
+    installing.join()
+    assert failures == []
+    assert counted.counts(sys.modules[library].Transport()) == 1
+
+
+def test_a_library_without_the_method_is_named_with_its_version(counted: Counted, module: ModuleType) -> None:
+    del module.Transport.send
+    [failure] = counted.hooks.install()
+    assert str(failure) == (
+        f"requests of {module.__name__} (unknown version) cannot be contained: it has no"
+        f" {module.__name__}.Transport.send; install another version of {module.__name__}"
+    )
+
+
+def test_a_hook_that_fails_at_the_import_is_reported_then(counted: Counted, library: str, tmp_path: Path) -> None:
+    (tmp_path / f"{library}.py").write_text("class Client: pass\n")
+    assert counted.hooks.install() == []
+    importlib.import_module(library)
+    assert [failure.patch.method for failure in counted.late] == ["send", "asend"]
+
+
+PROGRAM = """
+import sys, warnings
+import httpx2
+del httpx2.HTTPTransport.handle_request
+from penstock import contain, contained
+from penstock.providers.hooks import HookFailed
+{body}
+"""
+
+
+def run(body: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(body=body)], capture_output=True, text=True, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def test_a_hook_that_cannot_be_installed_is_an_error_under_a_money_limit() -> None:
+    shown = run(
+        """
+try:
+    with contain(max_cost_usd=1) as run, contained(run):
+        print("inside")
+except HookFailed as error:
+    print(error)
+"""
+    )
+    assert shown.startswith(f"requests of httpx2 {importlib.import_module('httpx2').__version__} cannot be contained")
+
+
+def test_without_a_money_limit_it_is_one_warning() -> None:
+    shown = run(
+        """
+for _ in range(2):
+    with contain(max_steps=1) as run, contained(run):
+        print("inside")
+"""
+    )
+    assert shown.count("RuntimeWarning: requests of httpx2") == 1
+    assert shown.count("inside") == 2
+
+
+def test_a_library_that_is_imported_under_a_money_limit_and_cannot_be_contained_is_not_imported() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            """
+import sys, types, importlib.abc, importlib.machinery
+from penstock import contain, contained
+from penstock.providers.hooks import HookFailed
+
+class Other(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self) if name == "httpx_aiohttp" else None
+    def exec_module(self, module):
+        module.AiohttpTransport = type("AiohttpTransport", (), {})
+
+sys.meta_path.insert(0, Other())
+with contain(max_cost_usd=1) as run, contained(run):
+    try:
+        import httpx_aiohttp
+    except HookFailed as error:
+        print(error.library, "httpx_aiohttp" in sys.modules)
+""",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("httpx_aiohttp False\n", "")
+
+
+@pytest.mark.parametrize("http_library", ["httpx2", "httpx"])
+def test_a_client_is_built_on_the_library_of_its_http_client(http_library: str) -> None:
+    theirs = type("AsyncClient", (), {"__module__": f"{http_library}._client"})
+    client = ModuleType("client")
+    client.DefaultAsyncHttpxClient = type("Default", (theirs,), {"__module__": "client._base"})  # type: ignore[attr-defined]
+    assert built_on(client) == http_library
