@@ -301,23 +301,23 @@ from penstock.providers.hooks import HookFailed
 
 class Other(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path=None, target=None):
-        return importlib.machinery.ModuleSpec(name, self) if name == "httpx_aiohttp" else None
+        return importlib.machinery.ModuleSpec(name, self) if name == "httpx" else None
     def exec_module(self, module):
-        module.AiohttpTransport = type("AiohttpTransport", (), {})
+        module.HTTPTransport = type("HTTPTransport", (), {})
 
 sys.meta_path.insert(0, Other())
 with contain(max_cost_usd=1) as run, contained(run):
     try:
-        import httpx_aiohttp
+        import httpx
     except HookFailed as error:
-        print(error.library, "httpx_aiohttp" in sys.modules)
+        print(error.library, "httpx" in sys.modules)
 """,
         ],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.stdout, done.stderr) == ("httpx_aiohttp False\n", "")
+    assert (done.stdout, done.stderr) == ("httpx False\n", "")
 
 
 @pytest.mark.parametrize("http_library", ["httpx2", "httpx"])

@@ -146,7 +146,7 @@ def test_a_refused_call_never_leaves(shape: Shape) -> None:
 @each_shape
 async def test_a_fan_out_stays_under_the_ceiling(shape: Shape) -> None:
     async with FakeProviderServer() as server, httpx2.AsyncClient(timeout=30) as client:
-        ceiling = 0.005 if shape.has_output else len(str(shape.body)) * 5e-6
+        ceiling = 0.005 if shape.has_output else len(str(shape.body)) * 2e-6
         with contain(max_cost_usd=ceiling, prices=server.provider.prices) as run, contained(run):
             sends = [client.post(server.url + shape.path, json=shape.body, headers=shape.headers) for _ in range(20)]
             answers = await asyncio.gather(*sends, return_exceptions=True)

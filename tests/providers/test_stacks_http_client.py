@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import http.client
 import io
@@ -485,10 +486,13 @@ def test_the_timeout_of_the_client_itself_leaves_the_bill_open() -> None:
 
 
 def test_without_a_scope_requests_pass_unchanged() -> None:
-    with FakeProviderServer() as server, contain() as run, contained(run):
-        thread = threading.Thread(target=over_urllib3, args=(server.url + CHAT, chat(max_tokens=7)))
-        thread.start()
-        thread.join()
+    with (
+        FakeProviderServer() as server,
+        contain() as run,
+        contained(run),
+        pytest.warns(RuntimeWarning, match="belongs to no run"),
+    ):
+        contextvars.Context().run(over_urllib3, server.url + CHAT, chat(max_tokens=7))
     assert server.requests[0].raw == encoded(chat(max_tokens=7))
     assert run.balance.attempts == 0
 
