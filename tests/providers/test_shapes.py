@@ -15,7 +15,17 @@ import httpx2
 import openai
 import pytest
 
-from penstock import BudgetExceededError, CancelledError, ExecutionContext, Halted, Price, PriceBook, contain
+from penstock import (
+    BudgetExceededError,
+    CancelledError,
+    ExecutionContext,
+    Halted,
+    Price,
+    PriceBook,
+    ShieldPipeline,
+    Verdict,
+    contain,
+)
 from penstock.providers import ExcessOutput, contained
 from penstock.testing import ManualClock
 from penstock.testing.provider import Cut, Endless, FakeProvider, FakeProviderServer, Garble, Hang, Say, Truncate
@@ -505,3 +515,24 @@ def test_an_abort_ends_a_stream_in_the_middle(shape: Shape) -> None:
                 run.abort()
         server.wait_until(lambda: server.disconnects)
     assert calls(run)[0].status == "halt"
+
+
+class Cheaper:
+    """A hook that wants another model."""
+
+    def before_llm_call(self, call: Any) -> Verdict:
+        return Verdict.degrade(model="smaller", reason="budget is low")
+
+
+@each_shape
+def test_a_degraded_call_is_refused_where_its_model_cannot_be_changed(shape: Shape) -> None:
+    is_fixed = "model" not in shape.body
+    pipeline = ShieldPipeline(pre_dispatch=Cheaper())
+    with FakeProviderServer() as server, limited(server, pipeline=pipeline) as run:
+        if is_fixed:
+            with pytest.raises(Halted, match="wants model 'smaller', and this request cannot be changed"):
+                post(server, shape)
+        else:
+            post(server, shape)
+    assert [request.model for request in server.requests] == ([] if is_fixed else ["smaller"])
+    assert run.balance.held_usd == 0

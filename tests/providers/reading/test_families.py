@@ -73,6 +73,13 @@ def test_an_error_wrapped_by_an_older_client_is_unwrapped_at_the_end_of_the_bloc
     assert caught.value.stop is STOP
 
 
+def test_an_error_wrapped_by_groq_is_unwrapped_at_the_end_of_the_block() -> None:
+    wrapping = type("APIConnectionError", (Exception,), {"__module__": "groq"})  # as groq shows its classes
+    with pytest.raises(Halted) as caught, contain() as run, contained(run):
+        raise wrapping("Connection error.") from refused()
+    assert caught.value.stop is STOP
+
+
 def test_other_errors_of_the_clients_are_left_alone() -> None:
     request = httpx2.Request("POST", "http://127.0.0.1/v1/messages")
     with pytest.raises(openai.APIConnectionError), contain() as run, contained(run):

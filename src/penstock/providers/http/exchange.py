@@ -109,7 +109,8 @@ class Exchange:
         """Refuse the call if a hook wants another model, and the request cannot be made with it."""
         model = self.call.degraded_model
         if self.call.stop is None and model is not None and self.request.is_model_fixed:
-            why = f"a hook wants model {model!r}, and the model of this request cannot be changed: it is in the path"
+            fixed = "its path names the model, or it is signed"
+            why = f"a hook wants model {model!r}, and this request cannot be changed: {fixed}"
             refuse(self.call, Stop(StopReason.HOOK_DENIED, why, self.call.context.name))
 
     def refusal(self) -> Halted | CancelledError:

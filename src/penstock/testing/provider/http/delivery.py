@@ -154,7 +154,8 @@ class _Delivery:
 def _endless_parts(format: Format, generation: Generation, endless: Endless, streams: bool) -> tuple[bytes, bytes]:
     """Return the beginning of an endless body, and what is repeated after it."""
     stream = format.stream(generation) if streams else None
-    match endless.what:
+    what = endless.what if generation.pieces else "padding"  # an answer without text has nothing else to repeat
+    match what:
         case "padding" if stream is not None:
             return stream.opening, format.padding * (BLOCK // len(format.padding))
         case "padding":
