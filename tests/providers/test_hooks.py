@@ -126,12 +126,40 @@ def test_instrumentation_before_and_after_ours_counts_each_call_once(
 ) -> None:
     transport = module.Transport
     transport.send = instrument(transport.send)
+    for _ in range(3):
+        counted.hooks.install()
+        assert counted.counts(transport()) == 1
+        transport.send = instrument(transport.send)
+        assert counted.counts(transport()) == 1
+
+
+async def test_instrumentation_of_an_async_method_counts_each_call_once(counted: Counted, module: ModuleType) -> None:
+    for _ in range(3):
+        counted.hooks.install()
+        module.Transport.asend = hiding(module.Transport.asend)
+        counted.calls.clear()
+        assert await module.Transport().asend("a") == "answer to a"
+        assert counted.calls == ["a"]
+
+
+def test_a_call_that_a_method_makes_to_itself_is_another_call(counted: Counted, module: ModuleType) -> None:
+    def retrying(transport: Any, request: Any) -> Any:
+        return transport.send("again") if request == "a" else f"answer to {request}"
+
+    module.Transport.send = retrying
+    for _ in range(2):
+        counted.hooks.install()
+        counted.calls.clear()
+        assert module.Transport().send("a") == "answer to again"
+        assert counted.calls == ["a", "again"]
+        module.Transport.send = hiding(module.Transport.send)
+
+
+def test_what_is_wrapped_visibly_is_not_wrapped_again(counted: Counted, module: ModuleType) -> None:
     counted.hooks.install()
-    assert counted.counts(transport()) == 1
-    transport.send = instrument(transport.send)
-    assert counted.counts(transport()) == 1
+    module.Transport.send = instrumented = visible(module.Transport.send)
     counted.hooks.install()
-    assert counted.counts(transport()) == 1
+    assert module.Transport.send is instrumented
 
 
 @pytest.mark.parametrize("instrument", [visible, hiding])
@@ -201,10 +229,18 @@ def test_other_finders_find_what_they_found_before(counted: Counted, library: st
             finally:
                 self.busy = False
 
+    class Asking:
+        """Asks every other finder itself."""
+
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+            others = [finder for finder in sys.meta_path if finder is not self]
+            found = (finder.find_spec(name, path, target) for finder in others if name == library)
+            return next((spec for spec in found if spec is not None), None)
+
     first, last = Delegating(), Delegating()
     sys.meta_path = [first, *sys.meta_path]
     counted.hooks.install()
-    sys.meta_path = [last, *sys.meta_path]
+    sys.meta_path = [last, Asking(), *sys.meta_path]
     module = importlib.import_module(library)
     assert counted.counts(module.Transport()) == 1
     assert first.found == last.found == [library]

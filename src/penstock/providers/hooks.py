@@ -5,8 +5,10 @@ and all stay patched: a task or a thread may go on after the block that installe
 
 Other tools patch the same methods. A wrapper around ours, or under it, changes nothing. If another tool puts back what
 it had found before us, our wrapper is gone; the next `install` notices and wraps again. If another tool hides our
-wrapper in a function without `__wrapped__`, the next `install` cannot see it and wraps again too. So of the wrappers of
-one method only the newest handles calls, and the others pass them on, as long as the newest is in place.
+wrapper in a function without `__wrapped__`, the next `install` cannot see it and wraps again too. So a call may come
+through several of our wrappers: the newest handles it, and those below pass it on. An older one handles a call that
+comes to it directly, because the newest was removed. A call that a method makes to itself, such as a retry, comes
+through the newest again, and is another call.
 
 Knows nothing of runs: what a wrapped method does is the patch's own.
 """
@@ -19,6 +21,7 @@ import importlib.util
 import os
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from types import ModuleType
@@ -119,7 +122,8 @@ class _Patched:
         self._method = method
         self._ours: list[Method] = []
         self._newest: Method | None = None
-        """The wrapper that handles calls."""
+        self._is_handled: ContextVar[bool] = ContextVar(f"penstock_{method}", default=False)
+        """Whether one of our wrappers is handling a call here, so that those below it pass it on."""
 
     def ensure(self, wrap: Callable[[Method], Method]) -> None:
         """Wrap the method, unless it is wrapped. The caller holds the lock."""
@@ -147,19 +151,27 @@ class _Patched:
 
             @functools.wraps(original)
             async def ours(*args: Any, **kwargs: Any) -> Any:
-                return await (handler if self._handles(ours) else original)(*args, **kwargs)
+                if self._is_handled.get() and ours is not self._newest:
+                    return await original(*args, **kwargs)
+                outside = self._is_handled.set(True)
+                try:
+                    return await handler(*args, **kwargs)
+                finally:
+                    self._is_handled.reset(outside)
 
         else:
 
             @functools.wraps(original)
             def ours(*args: Any, **kwargs: Any) -> Any:
-                return (handler if self._handles(ours) else original)(*args, **kwargs)
+                if self._is_handled.get() and ours is not self._newest:
+                    return original(*args, **kwargs)
+                outside = self._is_handled.set(True)
+                try:
+                    return handler(*args, **kwargs)
+                finally:
+                    self._is_handled.reset(outside)
 
         return ours
-
-    def _handles(self, ours: Method) -> bool:
-        """Whether a call that reaches this wrapper has not passed through a newer one that handles it."""
-        return ours is self._newest or self._visible(getattr(self._owner, self._method)) is not self._newest
 
 
 def _version(library: str) -> str:
