@@ -55,6 +55,9 @@ class Outgoing(Mapping[str, str]):
     def __getitem__(self, name: str) -> str:
         return self.headers[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.headers
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.headers)
 
