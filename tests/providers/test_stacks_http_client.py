@@ -7,6 +7,7 @@ import gc
 import http.client
 import io
 import json
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -278,7 +279,8 @@ def test_the_connection_of_an_error_answer_is_used_again() -> None:
     assert {request.connection for request in server.requests} == {1}
 
 
-def test_each_attempt_of_urllib3_itself_is_a_call() -> None:
+def test_each_attempt_of_urllib3_itself_is_a_call(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "urllib3.connectionpool")  # its warning keeps the error, and so the socket
     retries = urllib3.Retry(3, allowed_methods=None, status_forcelist=[503], backoff_factor=0)
     script = [ServerError(503), Say(TEXT, then=Cut()), "hello"]
     with (

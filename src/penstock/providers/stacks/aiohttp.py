@@ -32,6 +32,8 @@ from penstock.runtime.cancellation import call_on
 from penstock.runtime.execution import load_prices
 
 _REPLACED = ("content-length", "transfer-encoding")
+_UNCONNECTED = frozenset({"ClientConnectorError", "ConnectionTimeoutError", "ClientHttpProxyError"})
+"""Class names of errors of connections that never opened."""
 
 
 class Outgoing(Mapping[str, str]):
@@ -53,6 +55,9 @@ class Outgoing(Mapping[str, str]):
 
     def __getitem__(self, name: str) -> str:
         return self.headers[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.headers
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.headers)
@@ -147,6 +152,7 @@ async def send(terms: Terms, outgoing: Outgoing, original: Callable[..., Any]) -
     try:
         response = await reached(exchange.token, lambda: original(**options))
     except BaseException as error:
+        _mark_bill(error)
         fail(exchange, error)
     _observe(exchange, response)
     await _check_status(response, outgoing)
@@ -157,6 +163,16 @@ async def _model_request(form: Form, outgoing: Outgoing) -> ModelRequest | None:
     if outgoing.options.get("json") is not None and outgoing.options.get("data") is not None:
         return None  # refused by aiohttp
     return parse_request(form, outgoing, await outgoing.content())
+
+
+def _mark_bill(error: BaseException) -> None:
+    """Mark whether an error of aiohttp is free: only a connection that never opened is.
+
+    Its other errors may have a status 400 although the server gave none: for a malformed or incomplete answer.
+    """
+    if isinstance(error, Exception) and not isinstance(error, PenstockError):
+        names = {kind.__name__ for kind in type(error).__mro__}
+        error.penstock_free = not names.isdisjoint(_UNCONNECTED)  # type: ignore[attr-defined]
 
 
 async def _check_status(response: Any, outgoing: Outgoing) -> None:
@@ -247,6 +263,7 @@ class _Reader:
 
     def _fail(self, error: BaseException) -> None:
         exchange, response = self._exchange, self._response()
+        _mark_bill(error)
         failure = exchange.failed(error) if exchange is not None else error
         if isinstance(error, PenstockError):  # the caller may never close a response that it could not read
             failure = in_the_families(error) if failure is error else failure

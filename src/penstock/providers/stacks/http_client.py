@@ -76,7 +76,9 @@ class Head(Mapping[str, str]):
         return self._fields[name.lower()]
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.lower() in self._fields
+        # Most requests are asked for one header that they do not have: they are not parsed for it.
+        found = isinstance(name, str) and name.lower().encode() in self._raw.lower()
+        return found and name.lower() in self._fields  # type: ignore[attr-defined]  # it is a string
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)

@@ -451,14 +451,7 @@ def _is_pydantic_ai(value: object) -> bool:
 
 
 _FREE_NAMES = frozenset(
-    {
-        "ConnectError",
-        "ConnectTimeout",
-        "ConnectTimeoutError",
-        "NewConnectionError",
-        "ClientConnectorError",
-        "ConnectionTimeoutError",
-    }
+    {"ConnectError", "ConnectTimeout", "ConnectTimeoutError", "NewConnectionError", "ClientConnectorError"}
 )
 """Class names of HTTP clients' errors for a connection that never opened."""
 _COSTLY_NAMES = frozenset({"APITimeoutError", "MidStreamFallbackError"})
