@@ -296,7 +296,7 @@ class HostedRun:
         flow_context = FlowContext(None, chat_id, run.id, None, None, services, context)
         try:
             with context:
-                plan = plan_of(graph, run)
+                plan = plan_of(graph, run) if "of" in run.origin else graph
                 durable.journal.may_wait = nodes_that_only_ask(plan)
                 await plan.get_ready(entry_node_ids_in(services))
                 self._ran_in = context

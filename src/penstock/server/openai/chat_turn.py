@@ -61,12 +61,12 @@ class Continuation:
     parent_id: str | None = None
 
 
-async def start_turn(request: RunRequest) -> str:
-    """Append the new turns to the chat that the conversation continues, or all to a new chat; return the run id."""
+async def start_turn(request: RunRequest) -> RunRecord:
+    """Append the new turns to the chat that the conversation continues, or all to a new chat; return the run."""
     check_lengths(request.turns)
     request = replace(request, turns=[*_with_files_of_user(request.turns)])
-    if await _is_known(request):
-        return str(request.run_id)
+    if known := await _known_run(request):
+        return known
     keys = await conversation_keys(request.user.name, request.body.user, request.graph.id, request.turns)
     place = await find_continuation(request.service.stores.chats, request.turns, keys)
     with _naming("messages" if isinstance(request.body, ChatCompletionBody) else "input", *OF_CHATS):
@@ -79,14 +79,14 @@ async def start_turn(request: RunRequest) -> str:
             turn = await _send(request, Continuation(request.turns), keys[-1])
         except Conflict:
             # A concurrent identical request may have started the run in another place.
-            if not await _is_known(request):
-                raise
-            return str(request.run_id)
-    return turn.run_id
+            if known := await _known_run(request):
+                return known
+            raise
+    return turn.run
 
 
-async def start_next_turn(request: RunRequest, before: RunRecord) -> str:
-    """Append the next user message below the answer of an earlier run; return the id of the new run."""
+async def start_next_turn(request: RunRequest, before: RunRecord) -> RunRecord:
+    """Append the next user message below the answer of an earlier run; return the new run."""
     check_lengths(request.turns)
     text, files = text_to_add(request.turns, "input")
     _check_number_of_files(files, "input", OF_NEXT)
@@ -105,7 +105,7 @@ async def start_next_turn(request: RunRequest, before: RunRecord) -> str:
                 version=request.version,
                 about=request.about,
             )
-    return turn.run_id
+    return turn.run
 
 
 async def remove_unused_chat(service: Service, run: RunRecord) -> None:
@@ -156,18 +156,18 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-async def _is_known(request: RunRequest) -> bool:
-    """Whether the run with the requested id exists already; raise Conflict if it answers another request."""
+async def _known_run(request: RunRequest) -> RunRecord | None:
+    """Return the run with the requested id, if it exists already; raise Conflict if it answers another request."""
     service, run_id = request.service, request.run_id
     run = None if run_id is None else await service.host.get(run_id)
     if run is None:
-        return False
+        return None
     is_same = (run.origin.get("kind"), run.owner, run.graph_id) == (KIND, request.user.name, request.graph.id)
     if is_same and request.version in (None, run.graph_version):
         path = (await service.chats.tree(run.origin["chat_id"])).before(run.origin["message_id"])
         if await _has_same_messages(service.stores.chats, path, request.turns):
             service.chats.must_be_within(run, request.limits())
-            return True
+            return run
     raise answers_something_else(run_id)
 
 

@@ -44,7 +44,8 @@ async def respond(service: Service, user: User, body: ResponseBody, request: Req
     try:
         with naming_run(handle.run.id):
             if body.background:
-                return _json(await _current(service, handle.run, handle.answering, response))
+                run = await service.host.get(handle.run.id) or handle.run
+                return _json(await _current(service, run, handle.answering, response))
             await cancel_on_disconnect(request.receive, _complete(handle, response))
     except ClientDisconnected:
         await handle.on_disconnect(user, body.penstock)()

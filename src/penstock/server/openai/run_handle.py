@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from penstock.chat.limits import ChatNotFound, MessageNotFound
 from penstock.chat.protocol import KIND
 from penstock.errors import InvalidValue
+from penstock.hosting.event_data import STATUS_OF
 from penstock.hosting.forking import TAKES_UP
 from penstock.hosting.records import ENDED, GraphRecord, HostedEvent, RunRecord
 from penstock.server.auth import User
 from penstock.server.errors import RETRY_AFTER_S, ApiError
 from penstock.server.graph_check import is_conversational
 from penstock.server.openai.chat_turn import start_next_turn, start_turn
-from penstock.server.openai.refusals import Refused, naming_run, outcome_unknown
+from penstock.server.openai.refusals import Refused, outcome_unknown
 from penstock.server.openai.service import RunRequest, Service
 from penstock.server.openai.wire.answer import AnswerBuilder, Piece, answering_nodes
 from penstock.server.openai.wire.request import Extension
@@ -33,6 +34,7 @@ class RunHandle:
 
     service: Service
     run: RunRecord
+    """As it was stored when it was started; it has gone on since."""
     answering: frozenset[str]
     """Ids of the nodes that can answer."""
     own_limits: frozenset[str] = frozenset()
@@ -51,7 +53,8 @@ class RunHandle:
         """Yield the pieces of the answer as the run emits them, then its end; `answer` accumulates them."""
         async with aclosing(self.service.host.events(self.run.id)) as events:
             async for event in events:
-                for piece in answer.add(public(event)):
+                # Of all that an answer is made of, only the end can name a failure.
+                for piece in answer.add(public(event) if event.type in STATUS_OF else event):
                     yield piece
         if answer.ended is None:
             raise outcome_unknown(self.run.id)
@@ -84,7 +87,9 @@ async def open_stream(service: Service, user: User, start: Callable[[], Awaitabl
 async def start(request: RunRequest) -> RunHandle:
     """Start a run on a conversation."""
     _check(request)
-    return await _handle(request, await (start_turn if is_conversational(request.graph) else _submit)(request))
+    uses_history = is_conversational(request.graph)
+    run = await (start_turn if uses_history else _submit)(request)
+    return _handle(request, run, uses_history=uses_history)
 
 
 async def continue_from(request: RunRequest, before: RunRecord, previous_response_id: str) -> RunHandle:
@@ -99,14 +104,14 @@ async def continue_from(request: RunRequest, before: RunRecord, previous_respons
         expected = f"a response that has ended; this one is {before.status}"
         raise InvalidValue("previous_response_id", previous_response_id, expected)
     try:
-        run_id = await start_next_turn(request, before)
+        run = await start_next_turn(request, before)
     except (ChatNotFound, MessageNotFound):
         message = (
             f"the conversation of response {previous_response_id!r} was deleted: "
             "start a new one, with its messages in `input`"
         )
         raise Refused(404, message, param="previous_response_id", code="not_found") from None
-    return await _handle(request, run_id)
+    return _handle(request, run, uses_history=is_conversational(request.graph))
 
 
 def _why_no_turn(run: RunRecord, graph: GraphRecord) -> str:
@@ -117,19 +122,14 @@ def _why_no_turn(run: RunRecord, graph: GraphRecord) -> str:
     return "this one ran without a chat" if is_conversational(graph) else "this graph has no chat-start, and so none"
 
 
-async def _handle(request: RunRequest, run_id: str) -> RunHandle:
-    """Load the run, and return its handle."""
-    graph = request.graph
-    with naming_run(run_id):
-        run = await request.service.host.get(run_id)
-        assert run is not None, "a run that was just started exists"
+def _handle(request: RunRequest, run: RunRecord, *, uses_history: bool) -> RunHandle:
     asked = request.body.penstock
     return RunHandle(
         request.service,
         run,
-        answering_nodes(graph.document),
+        answering_nodes(request.graph.document),
         own_limits=frozenset(asked.limits or ()),
-        uses_history=is_conversational(graph),
+        uses_history=uses_history,
         is_named=asked.run_id is not None,
     )
 
@@ -142,11 +142,11 @@ async def events_so_far(service: Service, run_id: str) -> list[HostedEvent]:
     return found
 
 
-async def _submit(request: RunRequest) -> str:
-    """Run the graph without a chat, on the last message; return the run id."""
+async def _submit(request: RunRequest) -> RunRecord:
+    """Run the graph without a chat, on the last message; return the run."""
     if any(turn.files for turn in request.turns):
         raise InvalidValue("model", request.graph.id, "a graph with a chat-start; other graphs do not accept files")
-    run = await request.service.host.submit(
+    return await request.service.host.submit(
         owner=request.user.name,
         graph_id=request.graph.id,
         version=request.version,
@@ -155,7 +155,6 @@ async def _submit(request: RunRequest) -> str:
         run_id=request.run_id,
         origin={"kind": "run", "about": dict(request.about)} if request.about else None,
     )
-    return run.id
 
 
 def _check(request: RunRequest) -> None:

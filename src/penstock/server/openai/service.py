@@ -18,7 +18,7 @@ from penstock.server.auth import User
 from penstock.server.graph_check import GraphChecker, is_conversational
 from penstock.server.openai.refusals import model_not_found
 from penstock.server.openai.wire.request import ChatCompletionBody, ResponseBody, Turn
-from penstock.server.schemas import limits_in
+from penstock.server.schemas import parse_limits
 from penstock.server.sse import Streams
 
 if TYPE_CHECKING:
@@ -76,9 +76,11 @@ class RunRequest:
 
     def limits(self) -> RunLimits | None:
         """Return the limits that the request sets; raise InvalidValue with the field that is invalid or too high."""
+        given = self.body.penstock.limits
+        if given is None:
+            return None
         try:
-            limits = limits_in(self.body.penstock.limits)
-            return None if limits is None else limits.within(self.service.host.settings.ceilings)
+            return parse_limits(given).within(self.service.host.settings.ceilings)
         except InvalidValue as error:
             name = f".{error.field}" if error.field in NAMES else ""
             raise InvalidValue(f"penstock.limits{name}", error.value, error.expected) from None
