@@ -7,13 +7,13 @@ authenticated user may read and run all graphs; runs are private to their owner.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidValue
 from penstock.hosting.host import GraphArchived
 from penstock.hosting.limits import NAMES, RunLimits
-from penstock.hosting.records import GraphRecord
+from penstock.hosting.records import GraphHead, GraphRecord
 from penstock.server.auth import User
 from penstock.server.graph_check import GraphChecker, is_conversational
 from penstock.server.openai.refusals import model_not_found
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from penstock.hosting.ports import GraphStore
     from penstock.storage import Stores
 
+MAX_VERSIONS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -37,6 +39,8 @@ class Service:
     stores: Stores
     graphs: GraphChecker
     streams: Streams
+    _versions: dict[tuple[str, int], GraphRecord] = field(default_factory=dict, repr=False)
+    """Graph versions that were used recently, by id and version: their documents, which never change, may be large."""
 
     async def graph_of(self, model: str, run_id: str | None = None) -> GraphRecord:
         """Return the graph of a model; raise Refused if it does not exist, GraphInvalid if it cannot run.
@@ -45,11 +49,22 @@ class Service:
         """
         run = None if run_id is None else await self.host.get(run_id)
         if run is not None and model in (run.graph_id, f"{run.graph_id}@{run.graph_version}"):
-            known = await self.stores.graphs.get(run.graph_id, run.graph_version)
+            known = await self._version(run.graph_id, run.graph_version)
             if known is not None:
                 return known
-        graph = await _find(self.stores.graphs, model)
+        head = await _find(self.stores.graphs, model)
+        graph = await self._version(head.id, head.version)
+        assert graph is not None, "a version with a head exists"
         return await self.graphs.must_run(graph, in_chat=is_conversational(graph))
+
+    async def _version(self, graph_id: str, version: int) -> GraphRecord | None:
+        """Return a version of a graph; only its head says whether the graph is archived now."""
+        known = self._versions.get((graph_id, version))
+        if known is None and (known := await self.stores.graphs.get(graph_id, version)) is not None:
+            if len(self._versions) >= MAX_VERSIONS:
+                self._versions.clear()
+            self._versions[graph_id, version] = known
+        return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +101,17 @@ class RunRequest:
             raise InvalidValue(f"penstock.limits{name}", error.value, error.expected) from None
 
 
-async def _find(graphs: GraphStore, model: str) -> GraphRecord:
-    """Return the graph of a model; raise Refused if it does not exist or is archived."""
+async def _find(graphs: GraphStore, model: str) -> GraphHead:
+    """Return the head of a model's graph; raise Refused if it does not exist or is archived."""
     graph_id, at, version = model.partition("@")
     if at and not (version.isascii() and version.isdigit() and len(version) < 10):
         raise model_not_found(model)
-    record = await graphs.get(graph_id, int(version) if at else None)
-    if record is None:
+    head = await graphs.head(graph_id, int(version) if at else None)
+    if head is None:
         raise model_not_found(model)
-    if record.is_archived:
+    if head.is_archived:
         raise model_not_found(model, str(GraphArchived(graph_id)))
-    return record
+    return head
 
 
 def model_object(record: GraphRecord) -> dict[str, Any]:
