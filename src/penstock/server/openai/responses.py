@@ -14,10 +14,9 @@ from starlette.responses import Response
 from penstock.hosting.records import ENDED, RunRecord
 from penstock.server.auth import User
 from penstock.server.graph_check import is_conversational
-from penstock.server.openai.chat_turn import remove_unused_chat
 from penstock.server.openai.refusals import Refused, encode_json, naming_run, parked_error, stream_error
-from penstock.server.openai.run_handle import RunHandle, continue_from, events_so_far, open_stream, start
-from penstock.server.openai.service import RunRequest, Service
+from penstock.server.openai.run_start import continue_from, remove_unused_chat, start
+from penstock.server.openai.service import RunHandle, RunRequest, Service, events_so_far, open_stream
 from penstock.server.openai.wire.answer import AnswerBuilder, answering_nodes, fold
 from penstock.server.openai.wire.request import ResponseBody, check_supported, response_turns
 from penstock.server.openai.wire.response import STATUSES, EchoedRequest, ResponseBuilder, run_id_of

@@ -1,4 +1,4 @@
-"""What the /v1 endpoints share: the services behind them, graphs as models, and a request to run a graph.
+"""What the /v1 endpoints share: graphs as models, a request to run one, and the run that was started for it.
 
 The name of a model is the id of its graph, or `graph@3` for the graph's third version. As in the rest of the API, every
 authenticated user may read and run all graphs; runs are private to their owner.
@@ -6,20 +6,24 @@ authenticated user may read and run all graphs; runs are private to their owner.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidValue
+from penstock.hosting.event_data import STATUS_OF
 from penstock.hosting.host import GraphArchived
 from penstock.hosting.limits import NAMES, RunLimits
-from penstock.hosting.records import GraphHead, GraphRecord
+from penstock.hosting.records import GraphHead, GraphRecord, HostedEvent, RunRecord
 from penstock.server.auth import User
 from penstock.server.graph_check import GraphChecker, is_conversational
-from penstock.server.openai.refusals import model_not_found
-from penstock.server.openai.wire.request import ChatCompletionBody, ResponseBody, Turn
+from penstock.server.openai.refusals import model_not_found, outcome_unknown
+from penstock.server.openai.wire.answer import AnswerBuilder, Piece
+from penstock.server.openai.wire.request import ChatCompletionBody, Extension, ResponseBody, Turn
 from penstock.server.schemas import parse_limits
-from penstock.server.sse import Streams
+from penstock.server.sse import DISCONNECTED, EventStream, Streams
+from penstock.server.unavailable import public
 
 if TYPE_CHECKING:
     from penstock.chat.service import ChatService
@@ -99,6 +103,70 @@ class RunRequest:
         except InvalidValue as error:
             name = f".{error.field}" if error.field in NAMES else ""
             raise InvalidValue(f"penstock.limits{name}", error.value, error.expected) from None
+
+
+@dataclass(frozen=True, slots=True)
+class RunHandle:
+    """A run that was started for a request."""
+
+    service: Service
+    run: RunRecord
+    """As it was stored when it was started; it has gone on since."""
+    answering: frozenset[str]
+    """Ids of the nodes that can answer."""
+    own_limits: frozenset[str] = frozenset()
+    """Names of the limits that the request set."""
+    uses_history: bool = True
+    """Whether the graph received the whole conversation."""
+    is_named: bool = False
+    """Whether the request names the run: a retry gets the same run again."""
+
+    @property
+    def created(self) -> int:
+        """Creation time of the run, in seconds."""
+        return self.run.created_ms // 1000
+
+    async def pieces(self, answer: AnswerBuilder) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of the answer as the run emits them, then its end; `answer` accumulates them."""
+        async with aclosing(self.service.host.events(self.run.id)) as events:
+            async for event in events:
+                # Of all that an answer is made of, only the end can name a failure.
+                for piece in answer.add(public(event) if event.type in STATUS_OF else event):
+                    yield piece
+        if answer.ended is None:
+            raise outcome_unknown(self.run.id)
+        yield answer.ended
+
+    async def result(self) -> AnswerBuilder:
+        """Wait for the end of the run, and return the whole answer."""
+        answer = AnswerBuilder(self.answering)
+        async with aclosing(self.pieces(answer)) as pieces:
+            async for _ in pieces:
+                pass
+        return answer
+
+    def on_disconnect(self, user: User, options: Extension) -> Callable[[], Awaitable[None]]:
+        """Return the function to call when the client disconnects: it cancels the run if the request says so."""
+
+        async def disconnected() -> None:
+            if options.on_disconnect == "cancel":
+                await self.service.host.cancel(self.run.id, reason=DISCONNECTED, by=user.name)
+
+        return disconnected
+
+
+async def open_stream(service: Service, user: User, start: Callable[[], Awaitable[EventStream]]) -> EventStream:
+    """Start a stream if the stream limit allows it; otherwise raise without calling `start`."""
+    with service.streams.place(user.name):
+        return await start()
+
+
+async def events_so_far(service: Service, run_id: str) -> list[HostedEvent]:
+    """Return all stored events of a run."""
+    found: list[HostedEvent] = []
+    while page := await service.stores.events.read(run_id, found[-1].seq if found else 0):
+        found.extend(map(public, page))
+    return found
 
 
 async def _find(graphs: GraphStore, model: str) -> GraphHead:

@@ -1,4 +1,8 @@
-"""Handle a request as one turn of a chat: find the chat that it continues, store its new messages, and run the graph.
+"""Start a run for a conversation.
+
+A conversational graph runs as one turn of a chat: find the chat that the request continues, store its new messages, and
+run the graph. Any other graph runs on the last user message. In both cases the host owns the run: it has an id, limits
+and events, and outlives the request if the request says so.
 
 Clients send the whole conversation again with each new turn. Every user message received over /v1 is marked in its chat
 with a key derived from the owner, the graph and the whole conversation up to it, including files. A request whose
@@ -31,10 +35,16 @@ from penstock.chat.protocol import KIND
 from penstock.chat.run_handler import latest_answer
 from penstock.chat.turn import answers_something_else
 from penstock.errors import InvalidValue
+from penstock.hosting.forking import TAKES_UP
 from penstock.hosting.ports import Conflict, StoreUnavailable
-from penstock.hosting.records import RunRecord
-from penstock.server.openai.service import RunRequest, Service
+from penstock.hosting.records import ENDED, GraphRecord, RunRecord
+from penstock.server.errors import RETRY_AFTER_S, ApiError
+from penstock.server.graph_check import is_conversational
+from penstock.server.openai.refusals import Refused
+from penstock.server.openai.service import RunHandle, RunRequest, Service
+from penstock.server.openai.wire.answer import answering_nodes
 from penstock.server.openai.wire.request import ChatCompletionBody, File, Turn, check_lengths, text_to_add
+from penstock.server.sse import CLOSING
 
 if TYPE_CHECKING:
     from penstock.chat.message import ChatMessage
@@ -61,7 +71,79 @@ class Continuation:
     parent_id: str | None = None
 
 
-async def start_turn(request: RunRequest) -> RunRecord:
+async def start(request: RunRequest) -> RunHandle:
+    """Start a run on a conversation."""
+    _check(request)
+    uses_history = is_conversational(request.graph)
+    run = await (_start_turn if uses_history else _submit)(request)
+    return _handle(request, run, uses_history=uses_history)
+
+
+async def continue_from(request: RunRequest, before: RunRecord, previous_response_id: str) -> RunHandle:
+    """Start a run that continues the conversation of an earlier one."""
+    _check(request)
+    if request.graph.id != before.graph_id:
+        raise InvalidValue("model", request.graph.id, f"{before.graph_id}, the model of the previous response")
+    if before.origin.get("kind") != KIND:
+        expected = f"a response of a conversation ({_why_no_turn(before, request.graph)})"
+        raise InvalidValue("previous_response_id", previous_response_id, expected)
+    if before.status not in ENDED:
+        expected = f"a response that has ended; this one is {before.status}"
+        raise InvalidValue("previous_response_id", previous_response_id, expected)
+    try:
+        run = await _start_next_turn(request, before)
+    except (ChatNotFound, MessageNotFound):
+        message = (
+            f"the conversation of response {previous_response_id!r} was deleted: "
+            "start a new one, with its messages in `input`"
+        )
+        raise Refused(404, message, param="previous_response_id", code="not_found") from None
+    return _handle(request, run, uses_history=is_conversational(request.graph))
+
+
+def _why_no_turn(run: RunRecord, graph: GraphRecord) -> str:
+    """Return why no conversation can continue from the run."""
+    kind = run.origin.get("kind")
+    if kind in TAKES_UP:
+        return f"this one is a {kind} of run {run.origin.get('run_id')}, outside its conversation"
+    return "this one ran without a chat" if is_conversational(graph) else "this graph has no chat-start, and so none"
+
+
+def _handle(request: RunRequest, run: RunRecord, *, uses_history: bool) -> RunHandle:
+    asked = request.body.penstock
+    return RunHandle(
+        request.service,
+        run,
+        answering_nodes(request.graph.document),
+        own_limits=frozenset(asked.limits or ()),
+        uses_history=uses_history,
+        is_named=asked.run_id is not None,
+    )
+
+
+async def _submit(request: RunRequest) -> RunRecord:
+    """Run the graph without a chat, on the last message; return the run."""
+    if any(turn.files for turn in request.turns):
+        raise InvalidValue("model", request.graph.id, "a graph with a chat-start; other graphs do not accept files")
+    return await request.service.host.submit(
+        owner=request.user.name,
+        graph_id=request.graph.id,
+        version=request.version,
+        input=request.turns[-1].text,
+        limits=request.limits(),
+        run_id=request.run_id,
+        origin={"kind": "run", "about": dict(request.about)} if request.about else None,
+    )
+
+
+def _check(request: RunRequest) -> None:
+    """Reject a run id of another user, and any request during shutdown, when a run would be parked before it starts."""
+    if request.service.streams.closing().is_set():
+        raise ApiError(503, CLOSING, retry_after_s=RETRY_AFTER_S)
+    request.user.check_new_id("penstock.run_id", request.run_id)
+
+
+async def _start_turn(request: RunRequest) -> RunRecord:
     """Append the new turns to the chat that the conversation continues, or all to a new chat; return the run."""
     check_lengths(request.turns)
     request = replace(request, turns=[*_with_files_of_user(request.turns)])
@@ -85,7 +167,7 @@ async def start_turn(request: RunRequest) -> RunRecord:
     return turn.run
 
 
-async def start_next_turn(request: RunRequest, before: RunRecord) -> RunRecord:
+async def _start_next_turn(request: RunRequest, before: RunRecord) -> RunRecord:
     """Append the next user message below the answer of an earlier run; return the new run."""
     check_lengths(request.turns)
     text, files = text_to_add(request.turns, "input")
