@@ -107,7 +107,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
     async def get_model(model_id: str) -> Response:
         """Get one graph as a model; `graph@3` is its third version."""
         found = await service.graph_of(model_id)
-        return _json({**model_object(found), "id": model_id})
+        return _json({**model_object(found.record), "id": model_id})
 
 
 def _add_chat_completions(router: APIRouter, service: Service, user_of: Callable[[Request], User]) -> None:

@@ -37,12 +37,10 @@ from penstock.chat.turn import answers_something_else
 from penstock.errors import InvalidValue
 from penstock.hosting.forking import TAKES_UP
 from penstock.hosting.ports import Conflict, StoreUnavailable
-from penstock.hosting.records import ENDED, GraphRecord, RunRecord
+from penstock.hosting.records import ENDED, RunRecord
 from penstock.server.errors import RETRY_AFTER_S, ApiError
-from penstock.server.graph_check import is_conversational
 from penstock.server.openai.refusals import Refused
-from penstock.server.openai.service import RunHandle, RunRequest, Service
-from penstock.server.openai.wire.answer import answering_nodes
+from penstock.server.openai.service import ModelGraph, RunHandle, RunRequest, Service
 from penstock.server.openai.wire.request import ChatCompletionBody, File, Turn, check_lengths, text_to_add
 from penstock.server.sse import CLOSING
 
@@ -74,9 +72,7 @@ class Continuation:
 async def start(request: RunRequest) -> RunHandle:
     """Start a run on a conversation."""
     _check(request)
-    uses_history = is_conversational(request.graph)
-    run = await (_start_turn if uses_history else _submit)(request)
-    return _handle(request, run, uses_history=uses_history)
+    return _handle(request, await (_start_turn if request.graph.is_conversational else _submit)(request))
 
 
 async def continue_from(request: RunRequest, before: RunRecord, previous_response_id: str) -> RunHandle:
@@ -98,25 +94,25 @@ async def continue_from(request: RunRequest, before: RunRecord, previous_respons
             "start a new one, with its messages in `input`"
         )
         raise Refused(404, message, param="previous_response_id", code="not_found") from None
-    return _handle(request, run, uses_history=is_conversational(request.graph))
+    return _handle(request, run)
 
 
-def _why_no_turn(run: RunRecord, graph: GraphRecord) -> str:
+def _why_no_turn(run: RunRecord, graph: ModelGraph) -> str:
     """Return why no conversation can continue from the run."""
     kind = run.origin.get("kind")
     if kind in TAKES_UP:
         return f"this one is a {kind} of run {run.origin.get('run_id')}, outside its conversation"
-    return "this one ran without a chat" if is_conversational(graph) else "this graph has no chat-start, and so none"
+    return "this one ran without a chat" if graph.is_conversational else "this graph has no chat-start, and so none"
 
 
-def _handle(request: RunRequest, run: RunRecord, *, uses_history: bool) -> RunHandle:
+def _handle(request: RunRequest, run: RunRecord) -> RunHandle:
     asked = request.body.penstock
     return RunHandle(
         request.service,
         run,
-        answering_nodes(request.graph.document),
+        request.graph.answering,
         own_limits=frozenset(asked.limits or ()),
-        uses_history=uses_history,
+        uses_history=request.graph.is_conversational,
         is_named=asked.run_id is not None,
     )
 

@@ -19,7 +19,7 @@ from penstock.hosting.records import GraphHead, GraphRecord, HostedEvent, RunRec
 from penstock.server.auth import User
 from penstock.server.graph_check import GraphChecker, is_conversational
 from penstock.server.openai.refusals import model_not_found, outcome_unknown
-from penstock.server.openai.wire.answer import AnswerBuilder, Piece
+from penstock.server.openai.wire.answer import AnswerBuilder, Piece, answering_nodes
 from penstock.server.openai.wire.request import ChatCompletionBody, Extension, ResponseBody, Turn
 from penstock.server.schemas import parse_limits
 from penstock.server.sse import DISCONNECTED, EventStream, Streams
@@ -35,6 +35,22 @@ MAX_VERSIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
+class ModelGraph:
+    """A version of a graph as a model, with what follows from its document."""
+
+    record: GraphRecord
+    """Its head in the store, and not this, says whether the graph is archived now."""
+    is_conversational: bool
+    answering: frozenset[str]
+    """Ids of the nodes that can answer."""
+
+    @property
+    def id(self) -> str:
+        """The id of the graph, which is the name of the model."""
+        return self.record.id
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """Shared objects of the endpoints."""
 
@@ -43,28 +59,33 @@ class Service:
     stores: Stores
     graphs: GraphChecker
     streams: Streams
-    _versions: dict[tuple[str, int], GraphRecord] = field(default_factory=dict, repr=False)
-    """Graph versions that were used recently, by id and version: their documents, which never change, may be large."""
+    _versions: dict[tuple[str, int], ModelGraph] = field(default_factory=dict, repr=False)
+    """Graphs that were used recently, by id and version: their documents, which never change, may be large."""
 
-    async def graph_of(self, model: str, run_id: str | None = None) -> GraphRecord:
+    async def graph_of(self, model: str, run_id: str | None = None) -> ModelGraph:
         """Return the graph of a model; raise Refused if it does not exist, GraphInvalid if it cannot run.
 
         For an existing run, return the version that it runs, even if a newer one was saved or the graph was archived.
         """
         run = None if run_id is None else await self.host.get(run_id)
         if run is not None and model in (run.graph_id, f"{run.graph_id}@{run.graph_version}"):
-            known = await self._version(run.graph_id, run.graph_version)
+            known = await self.version_of(run)
             if known is not None:
                 return known
         head = await _find(self.stores.graphs, model)
         graph = await self._version(head.id, head.version)
         assert graph is not None, "a version with a head exists"
-        return await self.graphs.must_run(graph, in_chat=is_conversational(graph))
+        await self.graphs.must_run(graph.record, in_chat=graph.is_conversational)
+        return graph
 
-    async def _version(self, graph_id: str, version: int) -> GraphRecord | None:
-        """Return a version of a graph; only its head says whether the graph is archived now."""
+    async def version_of(self, run: RunRecord) -> ModelGraph | None:
+        """Return the version of the graph that a run executes; None if it is not in the store."""
+        return await self._version(run.graph_id, run.graph_version)
+
+    async def _version(self, graph_id: str, version: int) -> ModelGraph | None:
         known = self._versions.get((graph_id, version))
-        if known is None and (known := await self.stores.graphs.get(graph_id, version)) is not None:
+        if known is None and (record := await self.stores.graphs.get(graph_id, version)) is not None:
+            known = ModelGraph(record, is_conversational(record), answering_nodes(record.document))
             if len(self._versions) >= MAX_VERSIONS:
                 self._versions.clear()
             self._versions[graph_id, version] = known
@@ -77,7 +98,7 @@ class RunRequest:
 
     service: Service
     user: User
-    graph: GraphRecord
+    graph: ModelGraph
     turns: Sequence[Turn]
     body: ChatCompletionBody | ResponseBody
     about: Mapping[str, Any] | None = None
@@ -91,7 +112,7 @@ class RunRequest:
     @property
     def version(self) -> int | None:
         """The version of the graph that the model name selects; None for the newest version."""
-        return self.graph.version if "@" in self.body.model else None
+        return self.graph.record.version if "@" in self.body.model else None
 
     def limits(self) -> RunLimits | None:
         """Return the limits that the request sets; raise InvalidValue with the field that is invalid or too high."""
