@@ -107,10 +107,7 @@ RARE_STATUSES: frozenset[RunStatus] = frozenset({"queued", *CLAIMED})
 OPEN = "coalesce(status, '') IN ('queued', 'running', 'waiting')"
 """Worded as in the partial index: a database uses the index only for the same condition."""
 SELECT = f"SELECT {COLUMNS} FROM runs WHERE id = ?"
-INSERT = (
-    f"INSERT INTO runs ({COLUMNS}, chat_id) VALUES ({placeholders(len(FIELDS) + 1)}) "
-    f"ON CONFLICT (id) DO NOTHING RETURNING {COLUMNS}"
-)
+INSERT = f"INSERT INTO runs ({COLUMNS}, chat_id) VALUES ({placeholders(len(FIELDS) + 1)}) ON CONFLICT (id) DO NOTHING"
 CLAIM = (
     "UPDATE runs SET status = 'running', worker = ?, lease_until_ms = ?, epoch = epoch + 1, "
     "started_ms = coalesce(started_ms, ?) WHERE id = "
@@ -127,15 +124,14 @@ class SqlRunStore(SqlStore):
     """A `RunStore` over a database."""
 
     async def add(self, run: RunRecord, journal: Sequence[JournalEntry] = ()) -> AddedRun:
-        values = [*_encode(run), _chat_id(run)]
+        values, chat_id = _encode(run), _chat_id(run)
         rows = [encode_entry(run.id, entry) for entry in journal]
 
         async def body(transaction: Transaction) -> AddedRun:
-            row = await transaction.row(INSERT, *values)
-            if row is not None:
+            if await transaction.run(INSERT, *values, chat_id):
                 if rows:
                     await replace_journal(transaction, run.id, rows)
-                return AddedRun(_decode(row), is_new=True)
+                return AddedRun(_decode(values), is_new=True)
             known = await _locked_run(transaction, run.id)
             check_same_run(known, run)
             return AddedRun(known, is_new=False)
