@@ -57,7 +57,7 @@ async def test_all_five_entry_points_run_one_path() -> None:
                 "owner": ANN,
                 "graph_id": "g",
                 "version": None,
-                "limits": RunLimits(),
+                "limits": None,
                 "run_id": turn.run_id,
                 "origin": {
                     "kind": "chat",
@@ -455,7 +455,7 @@ async def test_what_could_never_be_run_is_refused_before_anything_is_written() -
         for limits in (RunLimits(max_steps=6), {"max_steps": 6}, {"max_steps": -1}, {"what": 1}):
             with pytest.raises(InvalidValue, match="max_steps"):
                 await service.stream_chat(chats.chat_id, "one", owner=ANN, limits=limits)
-        assert not chats.host.submitted
+        assert not await chats.stores.runs.list()
         assert [len(await service.tree(id)) for id in (nowhere.id, chats.chat_id)] == [0, 0]
 
 

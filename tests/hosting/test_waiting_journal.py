@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
+
 from penstock.agents.scripted import ScriptedModel
 from penstock.hosting.host import RunHost
 from penstock.kernel.executor import ExecutionResult, Handle
@@ -77,6 +79,18 @@ async def test_entries_of_an_answer_are_stored_with_the_end_of_the_run() -> None
     assert (left.output, replayed.output) == ("fine", "fine")
     assert stored == ["a/llm:scripted", "a"]
     assert journal.appends == [["a/llm:scripted", "a"]]
+
+
+@pytest.mark.parametrize("graph_id", ["answer", "look"])
+async def test_completed_run_keeps_answers_inside_recorded_nodes_in_short_form_only(graph_id: str) -> None:
+    """In the first graph they wait until the end of the run, in the second they were stored before it."""
+    stores = MemoryStores()
+    async with await host_of(stores) as host:
+        await host.submit(owner="ann", graph_id=graph_id, run_id="r", input="hi")
+        await host.wait("r")
+    values = {entry.key: entry.value for entry in await stores.journal.load("r")}
+    assert "fine" not in str(values["a/llm:scripted"])
+    assert "fine" in str(values["a"])
 
 
 async def test_entries_are_stored_before_the_next_node_starts() -> None:

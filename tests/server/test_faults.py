@@ -84,16 +84,13 @@ class Breaks:
         return await self._real(*args, **options)
 
 
-STARTED = [
-    ("chat.completions", {"messages": [{"role": "user", "content": "hi"}]}),
-    ("chat.completions", {"messages": [{"role": "user", "content": "hi"}], "stream": True}),
-    ("responses", {"input": "hi"}),
-    ("responses", {"input": "hi", "stream": True}),
-    ("responses", {"input": "hi", "background": True}),
-]
+COMPLETION = ("chat.completions", {"messages": [{"role": "user", "content": "hi"}]})
+RESPONSE = ("responses", {"input": "hi"})
 
 
-@pytest.mark.parametrize(("endpoint", "content"), STARTED)
+@pytest.mark.parametrize(
+    ("endpoint", "content"), [COMPLETION, RESPONSE, ("responses", {**RESPONSE[1], "background": True})]
+)
 @pytest.mark.parametrize("graph", ["chat", "echo"])
 @pytest.mark.parametrize(
     ("error", "status", "code"),
@@ -105,7 +102,13 @@ async def test_the_sdk_does_not_repeat_a_request_whose_run_was_started(
     async with served() as server, server.client("ann") as inside:
         await server.save("chat", CHAT)
         await server.save("echo", ECHO)
+
+        async def fails(*_: Any, **__: Any) -> Any:
+            raise error
+            yield
+
         server.host.get = Breaks(server.host.get, server.stores.runs, error, 1)  # type: ignore[method-assign]
+        server.host.events = fails  # type: ignore[method-assign]
         async with AsyncOpenAI(api_key=SECRETS["ann"], base_url="http://localhost/v1", http_client=inside) as client:
             create = (client.chat.completions if endpoint == "chat.completions" else client.responses).create
             with pytest.raises(APIStatusError) as refused:
@@ -115,10 +118,25 @@ async def test_the_sdk_does_not_repeat_a_request_whose_run_was_started(
         assert refused.value.response.headers["x-should-retry"] == "false"
         assert f"GET /api/runs/{run.id}" in refused.value.message
         assert "canary" not in refused.value.message
+
+
+@pytest.mark.parametrize(("endpoint", "content"), [COMPLETION, RESPONSE])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_is_answered_from_its_events_alone_once_its_run_was_started(
+    endpoint: str, content: dict[str, Any], stream: bool
+) -> None:
+    """The record of a new run is not read again: there is nothing between its start and its answer that can fail."""
+    async with served() as server, server.client("ann") as ann:
+        await server.save("chat", CHAT)
+        broken = Breaks(server.host.get, server.stores.runs, StoreUnavailable("gone"), 1)
+        server.host.get = broken  # type: ignore[method-assign]
+        path = "/v1/chat/completions" if endpoint == "chat.completions" else "/v1/responses"
+        answer = await ann.post(path, json={"model": "chat", **content, "stream": stream})
+        assert (answer.status_code, '"error":{' in answer.text) == (200, False)
         assert parts(server.app).metrics.open_streams == 0
 
 
-@pytest.mark.parametrize(("endpoint", "content"), [STARTED[0], STARTED[2]])
+@pytest.mark.parametrize(("endpoint", "content"), [COMPLETION, RESPONSE])
 async def test_the_sdk_does_not_repeat_a_request_whose_run_cannot_be_followed(
     endpoint: str, content: dict[str, Any]
 ) -> None:

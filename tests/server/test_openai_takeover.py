@@ -22,8 +22,7 @@ from penstock.nodes import executors
 from penstock.server.app import create_app
 from penstock.server.metrics import Metrics
 from penstock.server.openai.responses import _frames
-from penstock.server.openai.run_handle import RunHandle
-from penstock.server.openai.service import Service
+from penstock.server.openai.service import RunHandle, Service
 from penstock.server.openai.wire.answer import AnswerBuilder, Piece
 from penstock.server.openai.wire.response import EchoedRequest, ResponseBuilder
 from penstock.server.settings import ServerSettings

@@ -21,7 +21,7 @@ from penstock.server.app import create_app
 from penstock.server.readiness import FRESH_S, PROBE
 from penstock.server.settings import ServerSettings
 from penstock.storage import Stores, open_stores
-from penstock.storage.memory.approvals import MemoryCancelStore
+from penstock.storage.memory.runs import MemoryCancelStore
 from penstock.testing import ManualClock
 from tests.server.served import served
 

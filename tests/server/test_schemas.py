@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from penstock.errors import InvalidValue
 from penstock.money import to_nanos
 from penstock.server import schemas
-from penstock.server.schemas import Body, Grant, Limits, limits_in
+from penstock.server.schemas import Body, Grant, Limits, parse_limits
 from tests.server.served import ECHO, served
 
 BODIES = sorted((one for one in vars(schemas).values() if isinstance(one, type) and issubclass(one, Body)), key=repr)
@@ -63,16 +63,16 @@ def test_money_is_a_number_or_a_decimal_string(value: Any) -> None:
     ],
 )  # fmt: skip
 def test_money_is_parsed_alike_in_every_api(amount: Any, nanos: int | None) -> None:
-    """/v1 and /mcp read limits by `limits_in`, all other routes by `Limits`."""
+    """/v1 and /mcp read limits by `parse_limits`, all other routes by `Limits`."""
     given = {"max_cost_usd": amount}
     if nanos is None:
         with pytest.raises(ValidationError) as refused:
             Limits.model_validate(given)
         assert str(refused.value.errors()[0]["msg"]).isascii()
         with pytest.raises(InvalidValue):
-            limits_in(given)
+            parse_limits(given)
     else:
-        read = [Limits.model_validate(given).to_run_limits(), limits_in(given)]
+        read = [Limits.model_validate(given).to_run_limits(), parse_limits(given)]
         assert [one is not None and to_nanos(one.max_cost_usd or 0) for one in read] == [nanos, nanos]
 
 

@@ -43,7 +43,7 @@ from penstock.chat.run_handler import ChatRunHandler, latest_answer, load_tree
 from penstock.chat.turn import ChatTurn, Limits, NewMessage, TurnRequest, user_message_id, without_ids
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InvalidValue
-from penstock.hosting.host import GraphNotFound, RunHost
+from penstock.hosting.host import RunHost
 from penstock.hosting.limits import RunLimits
 from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, Conflict, RunIdConflict, retry_unavailable
 from penstock.hosting.records import RunRecord
@@ -106,8 +106,6 @@ class ChatService:
         self._chats = chats
         self._clock = clock
         self._new_id = new_id
-        self._graphs: set[tuple[str, int | None]] = set()
-        """Graphs and versions known to exist; they are never removed."""
         self._handler = host.handlers[protocol.KIND] = ChatRunHandler(chats, host.stores, clock)
         host.on_delete[protocol.KIND] = chats.remove_unused
 
@@ -351,11 +349,11 @@ class ChatService:
             return await self._known_turn(chat, turn, tree)
         before = len(tree)
         message = await _prepared(tree, prepare, turn)
-        limits = await self._check(chat, turn)
+        _check_arguments(turn)
         path = tree.before(turn.answer_id)
         new = _Addition(chat, turn, [*islice(tree, before, None)], path, begins)
         message_id = None if message is None else message.id
-        return await self._submit(chat, turn, limits, message_id, protocol.unfinished(path), new)
+        return await self._submit(chat, turn, message_id, protocol.unfinished(path), new)
 
     async def _known_turn(self, chat: ChatRecord, turn: TurnRequest, tree: MessageTree) -> ChatTurn:
         """Return a turn whose messages already exist; Conflict unless they match the request."""
@@ -364,7 +362,7 @@ class ChatService:
             await self._must_be_in(tree, turn)
             message_id = turn.user_id() if turn.user_id() in tree else None
             unfinished = protocol.unfinished(tree.before(turn.answer_id))
-            return await self._submit(chat, turn, turn.limits, message_id, unfinished)
+            return await self._submit(chat, turn, message_id, unfinished)
         there = self._known(chat, known)
         tools = tuple(known.origin.get("user_tools") or ())
         if turn.version not in (None, known.graph_version) or turn.user_tools != tools:
@@ -390,26 +388,10 @@ class ChatService:
                 return False
         return True
 
-    async def _check(self, chat: ChatRecord, turn: TurnRequest) -> RunLimits:
-        """Return the limits of the run; raise permanent reasons to refuse it before anything is written."""
-        if turn.version is not None:
-            checks.integer("version", turn.version, minimum=1, none="the newest version")
-        if turn.about is not None:
-            checks.mapping("about", turn.about, "JSON values by name")
-        given: RunLimits | Mapping[str, Any] = {} if turn.limits is None else turn.limits
-        limits = given if isinstance(given, RunLimits) else RunLimits.from_dict(given)
-        limits.within(self._host.settings.ceilings)
-        if (chat.graph_id, turn.version) not in self._graphs:
-            if await self._host.stores.graphs.head(chat.graph_id, turn.version) is None:
-                raise GraphNotFound(chat.graph_id, turn.version)
-            self._graphs.add((chat.graph_id, turn.version))
-        return limits
-
     async def _submit(
         self,
         chat: ChatRecord,
         turn: TurnRequest,
-        limits: Limits,
         user_message_id: str | None,
         unfinished: Sequence[str],
         new: _Addition | None = None,
@@ -438,7 +420,7 @@ class ChatService:
                     owner=chat.owner,
                     graph_id=chat.graph_id,
                     version=turn.version,
-                    limits=limits,
+                    limits=turn.limits,
                     run_id=turn.run_id,
                     origin=origin,
                     also=None if new is None else new.write,
@@ -460,7 +442,7 @@ class ChatService:
         if (origin.get("kind"), origin.get("chat_id"), run.owner) != (protocol.KIND, chat.id, chat.owner):
             raise Conflict(f"the id {run.id!r} is that of another run; give this one an id of its own")
         return ChatTurn(
-            chat.id, run.id, origin.get("user_message_id"), origin["message_id"], self._host, self._answer_of
+            chat.id, run.id, origin.get("user_message_id"), origin["message_id"], run, self._host, self._answer_of
         )
 
     async def _answer_of(self, turn: ChatTurn) -> ChatMessage:
@@ -560,6 +542,14 @@ async def _prepared(tree: MessageTree, prepare: Prepare, turn: TurnRequest) -> C
             raise
         most = MAX_MESSAGES if len(tree) + 2 > MAX_MESSAGES else MAX_DEPTH
         raise ChatLimitReached("messages of the chat", len(tree), most, "begin another one") from None
+
+
+def _check_arguments(turn: TurnRequest) -> None:
+    """Raise InvalidValue for arguments of a turn that the host does not check."""
+    if turn.version is not None:
+        checks.integer("version", turn.version, minimum=1, none="the newest version")
+    if turn.about is not None:
+        checks.mapping("about", turn.about, "JSON values by name")
 
 
 def _first_under_way(tree: MessageTree) -> ChatMessage | None:

@@ -18,7 +18,7 @@ from penstock.chat.ports import Attachment
 from penstock.checks import choice
 from penstock.hosting.limits import RunLimits
 from penstock.hosting.ports import Conflict, retry_unavailable
-from penstock.hosting.records import HostedEvent
+from penstock.hosting.records import HostedEvent, RunRecord
 
 if TYPE_CHECKING:
     from penstock.hosting.host import RunHost
@@ -123,6 +123,8 @@ class ChatTurn:
     """The user message; None if an answer is retried or continued."""
     message_id: str
     """The answer, which exists from the start and is empty until the run ends."""
+    run: RunRecord = field(repr=False, compare=False)
+    """The run as it was stored when this turn was requested; it has gone on since."""
     _host: RunHost = field(repr=False, compare=False)
     _read: Callable[[ChatTurn], Awaitable[ChatMessage]] = field(repr=False, compare=False)
 

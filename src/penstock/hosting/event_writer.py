@@ -50,7 +50,7 @@ MAX_BUFFERED = 10_000
 BATCH = 500
 MAX_JOINED = 16_000
 """Maximum length of a text joined from pieces."""
-GATHER_S = 0.005
+GATHER_S = 0.01
 """How long the first event after a pause is delayed to batch it with others."""
 MAX_RECENT = 200
 """Number of stored events that are also kept in memory, for readers that follow closely."""

@@ -155,6 +155,7 @@ class RunHost:
         self.services = as_services({"memory": stores.memories, **as_services(services)})
         """Services for nodes, by name; `memory` is the memory store of `stores` unless another one is given."""
         self._usual_limits = settings.default_limits.clipped(settings.ceilings)
+        self._default_limits = self._usual_limits.to_dict()
         name = worker or f"{socket.gethostname()}:{os.getpid()}:{new_run_id()[-12:]}"
         self._context = HostContext(
             stores, settings, _registry(executors), self.services, name, clock, SteadyClock(clock)
@@ -403,7 +404,9 @@ class RunHost:
     # Admission.
 
     def _limits(self, limits: RunLimits | Mapping[str, Any] | None) -> dict[str, Any]:
-        return _as_limits({} if limits is None else limits).within(self.settings.ceilings).to_dict(self._usual_limits)
+        if limits is None:
+            return dict(self._default_limits)
+        return _as_limits(limits).within(self.settings.ceilings).to_dict(self._usual_limits)
 
     async def _fork(
         self, run: RunRecord, journal: Sequence[JournalEntry] = (), *, not_compared: Collection[str] = ()

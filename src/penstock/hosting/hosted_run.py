@@ -296,7 +296,7 @@ class HostedRun:
         flow_context = FlowContext(None, chat_id, run.id, None, None, services, context)
         try:
             with context:
-                plan = plan_of(graph, run)
+                plan = plan_of(graph, run) if "of" in run.origin else graph
                 durable.journal.may_wait = nodes_that_only_ask(plan)
                 await plan.get_ready(entry_node_ids_in(services))
                 self._ran_in = context
@@ -399,8 +399,9 @@ class HostedRun:
         log = self.log
         assert log is not None
         failpoint("end.decided")
-        short = await self._shortened_journal(outcome)
-        journal = [] if self._journal is None else self._journal.waiting
+        short = {entry.key: entry for entry in await self._shortened_journal(outcome)}
+        waiting = [] if self._journal is None else self._journal.waiting
+        journal = [short.pop(entry.key, entry) for entry in waiting]  # in its short form already
         handler = self._context.handler_of(self.run)
         inline = is_short(outcome.changes.get("output")) and len(short) + len(journal) <= MAX_INLINE_EVENTS
 
@@ -409,7 +410,7 @@ class HostedRun:
                 ENDINGS[outcome.status],
                 outcome.data,
                 self._context.stores.transaction,
-                lambda stores: self._close(stores, outcome, short, handler, journal),
+                lambda stores: self._close(stores, outcome, [*short.values()], handler, journal),
                 inline=inline,
             )
 
@@ -423,7 +424,7 @@ class HostedRun:
             self._context.counted["kind_failures"] += 1
             left = await end(None)
         if self._journal is not None:
-            self._journal.stored(journal)
+            self._journal.stored(waiting)
         failpoint("end.committed")
         return left
 

@@ -77,9 +77,10 @@ def create_app(
     )
     app.needs_tokens = bool(settings.tokens)
     app.state.server = state
+    # Routes are tried in this order: models are called far more often than anything else.
+    app.include_router(create_openai_router(host, chats, stores, checker, streams=state.streams))
     for routes in (meta, graphs, runs, approvals, conversations):
         app.include_router(routes.router)
-    app.include_router(create_openai_router(host, chats, stores, checker, streams=state.streams))
     mcp = create_mcp(host, chats, stores, checker, settings=settings, streams=state.streams)
     app.router.routes.append(Route("/mcp", mcp, include_in_schema=False))
     app.state.contexts = (mcp,)  # context managers entered at startup and exited at shutdown

@@ -124,10 +124,8 @@ MOST = RunLimits(max_cost_usd=MAX_MONEY_USD, timeout_s=MAX_TIMEOUT_S)
 """Highest limits that a client may request, regardless of the host's ceilings."""
 
 
-def limits_in(given: Mapping[str, Any] | None) -> RunLimits | None:
+def parse_limits(given: Mapping[str, Any]) -> RunLimits:
     """Parse limits from a foreign protocol (OpenAI, MCP); raises InvalidValue for an invalid or too high value."""
-    if given is None:
-        return None
     limits = RunLimits.from_dict(given)
     if limits.max_cost_usd is not None:
         _must_be_money(limits.max_cost_usd)

@@ -91,6 +91,15 @@ class Database(Protocol):
         """Finish pending operations and release all resources; later operations raise StoreUnavailable."""
 
 
+class SqlStore:
+    """A store whose methods each run one transaction of a database, or join the open one."""
+
+    __slots__ = ("_database",)
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
 def drive(body: Coroutine[Any, Any, T]) -> T:
     """Run a body to its end without an event loop, and return its result; its transaction must never suspend.
 

@@ -31,12 +31,12 @@ from penstock.runtime.durable.ports import JournalStore
 from penstock.storage import versions
 from penstock.storage.memory import MemoryStores
 from penstock.storage.port import Database, T, Transaction, TransactionBody, Unit
-from penstock.storage.sql.approvals import SqlApprovalStore, SqlCancelStore
+from penstock.storage.sql.approvals import SqlApprovalStore
 from penstock.storage.sql.chats import SqlChatStore
 from penstock.storage.sql.events import SqlEventStore, SqlJournalStore
 from penstock.storage.sql.graphs import SqlGraphStore
 from penstock.storage.sql.memories import SqlMemoryStore
-from penstock.storage.sql.runs import SqlRunStore
+from penstock.storage.sql.runs import SqlCancelStore, SqlRunStore
 from penstock.storage.sqlite import file
 from penstock.storage.sqlite.ledger import SCHEMA as LEDGER_SCHEMA
 from penstock.storage.sqlite.ledger import SqliteLedgerStore

@@ -21,7 +21,7 @@ from penstock.server.auth import User
 from penstock.server.errors import api_error, fault_location, public_text
 from penstock.server.graph_check import GraphChecker, all_graphs, is_conversational
 from penstock.server.mcp.tools import failed, input_of, progress_of, result_of, tool_name, tool_of
-from penstock.server.schemas import limits_in
+from penstock.server.schemas import parse_limits
 
 if TYPE_CHECKING:
     from penstock.chat.service import ChatService
@@ -84,7 +84,7 @@ class Calls:
         raise MCPError(types.INVALID_PARAMS, f"there is no tool {name!r}; tools/list returns the available tools")
 
     async def _start(self, user: User, graph: GraphRecord, given: Any, requested_limits: Any) -> str:
-        limits = limits_in(requested_limits)
+        limits = None if requested_limits is None else parse_limits(requested_limits)
         if is_conversational(graph):
             turn = await self._chats.stream_agent_chat(
                 graph.id, str(given), owner=user.name, limits=limits, made_by="mcp"

@@ -13,12 +13,10 @@ from starlette.responses import Response
 
 from penstock.hosting.records import ENDED, RunRecord
 from penstock.server.auth import User
-from penstock.server.graph_check import is_conversational
-from penstock.server.openai.chat_turn import remove_unused_chat
 from penstock.server.openai.refusals import Refused, encode_json, naming_run, parked_error, stream_error
-from penstock.server.openai.run_handle import RunHandle, continue_from, events_so_far, open_stream, start
-from penstock.server.openai.service import RunRequest, Service
-from penstock.server.openai.wire.answer import AnswerBuilder, answering_nodes, fold
+from penstock.server.openai.run_start import continue_from, remove_unused_chat, start
+from penstock.server.openai.service import RunHandle, RunRequest, Service, events_so_far, open_stream
+from penstock.server.openai.wire.answer import AnswerBuilder, fold
 from penstock.server.openai.wire.request import ResponseBody, check_supported, response_turns
 from penstock.server.openai.wire.response import STATUSES, EchoedRequest, ResponseBuilder, run_id_of
 from penstock.server.sse import (
@@ -44,7 +42,8 @@ async def respond(service: Service, user: User, body: ResponseBody, request: Req
     try:
         with naming_run(handle.run.id):
             if body.background:
-                return _json(await _current(service, handle.run, handle.answering, response))
+                run = await service.host.get(handle.run.id) or handle.run
+                return _json(await _current(service, run, handle.answering, response))
             await cancel_on_disconnect(request.receive, _complete(handle, response))
     except ClientDisconnected:
         await handle.on_disconnect(user, body.penstock)()
@@ -64,8 +63,8 @@ async def _stream(service: Service, user: User, body: ResponseBody) -> EventStre
 async def retrieve(service: Service, user: User, response_id: str, after: int | None, *, stream: bool) -> Response:
     """Return a response in its current state, or its stream of events after number `after`."""
     run = await _run_of(service, user, response_id, "response_id")
-    graph = await service.stores.graphs.get(run.graph_id, run.graph_version)
-    answering = answering_nodes(graph.document if graph else {})
+    graph = await service.version_of(run)
+    answering = graph.answering if graph is not None else frozenset()
     response = ResponseBuilder(run.id, run.created_ms // 1000, _stored_request(run))
     if stream:
         if after is not None:
@@ -106,7 +105,7 @@ async def _start(service: Service, user: User, body: ResponseBody) -> RunHandle:
     check_supported(body)
     turns, previous_id = response_turns(body), body.previous_response_id
     graph = await service.graph_of(body.model, body.penstock.run_id)
-    about = _echoed(body, uses_history=previous_id is not None or is_conversational(graph)).to_store()
+    about = _echoed(body, uses_history=previous_id is not None or graph.is_conversational).to_store()
     request = RunRequest(service, user, graph, turns, body, about)
     if previous_id is None:
         return await start(request)

@@ -18,8 +18,8 @@ from penstock.server.auth import User, current_user
 from penstock.server.graph_check import GraphChecker
 from penstock.server.openai import responses
 from penstock.server.openai.refusals import Refused, encode_json, failure_of, naming_run, refusal_of, stream_error
-from penstock.server.openai.run_handle import RunHandle, open_stream, start
-from penstock.server.openai.service import RunRequest, Service, model_object
+from penstock.server.openai.run_start import start
+from penstock.server.openai.service import RunHandle, RunRequest, Service, model_object, open_stream
 from penstock.server.openai.wire.answer import AnswerBuilder, Ended
 from penstock.server.openai.wire.chunks import Completion
 from penstock.server.openai.wire.described import (
@@ -107,7 +107,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
     async def get_model(model_id: str) -> Response:
         """Get one graph as a model; `graph@3` is its third version."""
         found = await service.graph_of(model_id)
-        return _json({**model_object(found), "id": model_id})
+        return _json({**model_object(found.record), "id": model_id})
 
 
 def _add_chat_completions(router: APIRouter, service: Service, user_of: Callable[[Request], User]) -> None:

@@ -10,12 +10,12 @@ from types import TracebackType
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.ledger import MemoryLedgerStore
-from penstock.storage.memory.approvals import MemoryApprovalStore, MemoryCancelStore
+from penstock.storage.memory.approvals import MemoryApprovalStore
 from penstock.storage.memory.chats import MemoryChatStore
 from penstock.storage.memory.events import MemoryEventStore, MemoryJournalStore
 from penstock.storage.memory.graphs import MemoryGraphStore
 from penstock.storage.memory.memories import InProcessMemory
-from penstock.storage.memory.runs import MemoryRunStore
+from penstock.storage.memory.runs import MemoryCancelStore, MemoryRunStore
 from penstock.storage.memory.undo import UndoLog
 from penstock.storage.port import T, Unit, drive
 

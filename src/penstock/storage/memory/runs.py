@@ -1,14 +1,24 @@
-"""Runs in memory: their claims and status transitions."""
+"""Runs in memory: their claims and status transitions, and the requests to cancel them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
 from penstock import checks
 from penstock.hosting.ports import AddedRun, Conflict, Fenced
-from penstock.hosting.records import CLAIMED, ENDED, TRANSITIONS, USAGE, RunRecord, RunStatus
+from penstock.hosting.records import (
+    CLAIMED,
+    ENDED,
+    TRANSITIONS,
+    UNTIL_ENDED,
+    USAGE,
+    CancelRequest,
+    RunRecord,
+    RunStatus,
+)
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage import codec
 from penstock.storage.memory.record_codec import RecordCodec
@@ -276,3 +286,75 @@ def _changed(run: RunRecord, changes: Mapping[str, Any], besides: Mapping[str, A
     for field in changes:
         checks.choice("changes", field, CHANGEABLE)
     return RUN.change(run, {**changes, **besides} if besides else changes)
+
+
+REQUEST = RecordCodec(CancelRequest, names=("run_id", "by", "owner"), texts=("reason",), numbers=("at_ms", "until_ms"))
+
+
+class MemoryCancelStore:
+    """Cancel requests, at most one per run and owner."""
+
+    def __init__(self, undo: UndoLog | None = None) -> None:
+        self._undo = undo or UndoLog()
+        self._requests: dict[str, dict[str, CancelRequest]] = {}
+        """By run, then by owner; runs without a cancel request have no entry."""
+
+    async def put(self, request: CancelRequest) -> CancelRequest:
+        encoded = REQUEST.encode(request)
+        known = self._requests.get(request.run_id, {}).get(request.owner)
+        if known is not None and known.until_ms >= request.at_ms:
+            encoded = replace(known, until_ms=max(known.until_ms, request.until_ms))
+        self._undo.step(lambda: self._replace(request.run_id, request.owner, known))
+        self._replace(request.run_id, request.owner, encoded)
+        return encoded
+
+    async def find(self, owners: Mapping[str, str], *, now_ms: int) -> Mapping[str, CancelRequest]:
+        found: dict[str, CancelRequest] = {}
+        for run_id, owner in owners.items():
+            of_run = self._requests.get(run_id)
+            if of_run is None:
+                continue
+            valid = [of_run[who] for who in {"", owner} if who in of_run and of_run[who].until_ms >= now_ms]
+            if valid:
+                found[run_id] = min(valid, key=lambda request: (request.at_ms, request.owner))
+        return found
+
+    async def of(self, run_id: str) -> Sequence[CancelRequest]:
+        return sorted(self._requests.get(run_id, {}).values(), key=_request_order)
+
+    async def lasting(self, *, limit: int = 1_000) -> Sequence[CancelRequest]:
+        codec.limit(limit)
+        return sorted((request for request in self._all() if request.until_ms == UNTIL_ENDED), key=_request_order)[
+            :limit
+        ]
+
+    async def drop(self, run_id: str, requests: Collection[CancelRequest] | None = None) -> None:
+        for request in await self.of(run_id):
+            if requests is None or request in requests:
+                self._remove(request)
+
+    async def prune(self, *, now_ms: int) -> int:
+        over = [request for request in self._all() if request.until_ms < now_ms]
+        for request in over:
+            self._remove(request)
+        return len(over)
+
+    def _all(self) -> Iterator[CancelRequest]:
+        return (request for of_run in self._requests.values() for request in of_run.values())
+
+    def _remove(self, request: CancelRequest) -> None:
+        self._undo.step(lambda: self._replace(request.run_id, request.owner, request))
+        self._replace(request.run_id, request.owner, None)
+
+    def _replace(self, run_id: str, owner: str, request: CancelRequest | None) -> None:
+        of_run = self._requests.setdefault(run_id, {})
+        if request is not None:
+            of_run[owner] = request
+            return
+        of_run.pop(owner, None)
+        if not of_run:
+            del self._requests[run_id]
+
+
+def _request_order(request: CancelRequest) -> tuple[int, str, str]:
+    return request.at_ms, request.run_id, request.owner

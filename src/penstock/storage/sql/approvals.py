@@ -1,4 +1,4 @@
-"""SQL stores of approvals and cancel requests."""
+"""SQL store of approvals."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from penstock import checks
 from penstock.hosting.ports import Conflict
-from penstock.hosting.records import UNTIL_ENDED, ApprovalRecord, ApprovalState, CancelRequest
+from penstock.hosting.records import ApprovalRecord, ApprovalState
 from penstock.storage import codec
-from penstock.storage.port import Database, Row, Transaction, Value, chunks, placeholders
+from penstock.storage.port import Row, SqlStore, Transaction, Value, chunks, placeholders
 from penstock.storage.rules import APPROVAL_ANSWERS, APPROVAL_STATES
 from penstock.storage.sql.events import check_claim
 
@@ -42,28 +42,9 @@ WITHDRAW = (
     "UPDATE approvals SET state = 'withdrawn', answered_ms = ? WHERE run_id = ? AND state = 'waiting' RETURNING id"
 )
 
-CANCEL_FIELDS = ("run_id", "reason", "by_whom", "at_ms", "until_ms", "owner")
-SELECT_CANCELS = f"SELECT {', '.join(CANCEL_FIELDS)} FROM cancels WHERE"
-IS_OVER = "cancels.until_ms < excluded.at_ms"
-PUT_CANCEL = (
-    f"INSERT INTO cancels ({', '.join(CANCEL_FIELDS)}) VALUES ({placeholders(len(CANCEL_FIELDS))}) "
-    "ON CONFLICT (run_id, owner) DO UPDATE SET until_ms = excluded.until_ms, "
-    + ", ".join(
-        f"{field} = CASE WHEN {IS_OVER} THEN excluded.{field} ELSE cancels.{field} END"
-        for field in ("reason", "by_whom", "at_ms")
-    )
-    + f" WHERE {IS_OVER} OR cancels.until_ms < excluded.until_ms"
-)
-"""The first request counts unless it had expired when this one came; it is stored until the later `until_ms`."""
-DROP_CANCEL = f"DELETE FROM cancels WHERE {' AND '.join(f'{field} = ?' for field in CANCEL_FIELDS)}"
-"""Compares every field: a request that was replaced or extended meanwhile is another one and stays."""
 
-
-class SqlApprovalStore:
+class SqlApprovalStore(SqlStore):
     """An `ApprovalStore` over a database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def ask(self, approval: ApprovalRecord, *, epoch: int = 0) -> ApprovalRecord:
         values = _encode(approval)
@@ -172,69 +153,6 @@ class SqlApprovalStore:
             await self._database.wait(_topic(approval_id), seen, left)
 
 
-class SqlCancelStore:
-    """A `CancelStore` over a database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def put(self, request: CancelRequest) -> CancelRequest:
-        values = _encode_request(request)
-
-        async def body(transaction: Transaction) -> CancelRequest:
-            await transaction.run(PUT_CANCEL, *values)
-            row = await transaction.row(f"{SELECT_CANCELS} run_id = ? AND owner = ?", request.run_id, request.owner)
-            return request if row is None else _decode_request(row)
-
-        return await self._database.write(body, inline=True)
-
-    async def find(self, owners: Mapping[str, str], *, now_ms: int) -> Mapping[str, CancelRequest]:
-        ids = sorted({codec.lookup_key(run_id) for run_id in owners})
-        now = codec.number("now_ms", now_ms)
-
-        async def body(transaction: Transaction) -> Mapping[str, CancelRequest]:
-            found: dict[str, CancelRequest] = {}
-            for chunk in chunks(ids):
-                statement = (
-                    f"{SELECT_CANCELS} run_id IN ({placeholders(len(chunk))}) AND until_ms >= ? ORDER BY at_ms, owner"
-                )
-                for request in map(_decode_request, await transaction.rows(statement, *chunk, now)):
-                    if request.owner in ("", owners[request.run_id]):
-                        found.setdefault(request.run_id, request)
-            return found
-
-        return await self._database.read(body, inline=True) if ids else {}
-
-    async def of(self, run_id: str) -> Sequence[CancelRequest]:
-        return await self._where("run_id = ? ORDER BY at_ms, owner", codec.lookup_key(run_id))
-
-    async def lasting(self, *, limit: int = 1_000) -> Sequence[CancelRequest]:
-        return await self._where("until_ms = ? ORDER BY at_ms, run_id, owner LIMIT ?", UNTIL_ENDED, codec.limit(limit))
-
-    async def _where(self, condition: str, *values: Value) -> Sequence[CancelRequest]:
-        async def body(transaction: Transaction) -> Sequence[CancelRequest]:
-            return [_decode_request(row) for row in await transaction.rows(f"{SELECT_CANCELS} {condition}", *values)]
-
-        return await self._database.read(body)
-
-    async def drop(self, run_id: str, requests: Collection[CancelRequest] | None = None) -> None:
-        rows = [_encode_request(request) for request in requests or () if request.run_id == run_id]
-
-        async def body(transaction: Transaction) -> None:
-            if requests is None:
-                await transaction.run("DELETE FROM cancels WHERE run_id = ?", codec.lookup_key(run_id))
-            else:
-                await transaction.run_many(DROP_CANCEL, rows)
-
-        await self._database.write(body, inline=True)
-
-    async def prune(self, *, now_ms: int) -> int:
-        now = codec.number("now_ms", now_ms)
-        return await self._database.write(
-            lambda transaction: transaction.run("DELETE FROM cancels WHERE until_ms < ?", now)
-        )
-
-
 def _topic(approval_id: str) -> str:
     return f"approval:{approval_id}"
 
@@ -279,19 +197,3 @@ async def _replace(transaction: Transaction, approval: ApprovalRecord) -> Approv
     await transaction.run(REPLACE, *values, approval.id)
     transaction.notify(_topic(approval.id))
     return _decode(values)
-
-
-def _encode_request(request: CancelRequest) -> tuple[Value, ...]:
-    return (
-        codec.name("run_id", request.run_id),
-        codec.encode_text("reason", request.reason),
-        codec.name("by", request.by),
-        codec.number("at_ms", request.at_ms),
-        codec.number("until_ms", request.until_ms),
-        codec.name("owner", request.owner),
-    )
-
-
-def _decode_request(row: Row) -> CancelRequest:
-    run_id, reason, by, at_ms, until_ms, owner = row
-    return CancelRequest(run_id, codec.decode_text("cancels", run_id, reason), by, at_ms, until_ms, owner)

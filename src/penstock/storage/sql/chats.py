@@ -18,7 +18,7 @@ from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import ENDED
 from penstock.storage import codec
-from penstock.storage.port import INLINE_MAX_ROWS, Database, Row, Transaction, Value, chunks, placeholders
+from penstock.storage.port import INLINE_MAX_ROWS, Row, SqlStore, Transaction, Value, chunks, placeholders
 from penstock.storage.rules import (
     attachment_ids,
     check_attached,
@@ -40,12 +40,14 @@ SELECT_UNUSED = (
 )
 UNFINISHED = f"SELECT 1 FROM runs WHERE chat_id = ? AND status NOT IN ({placeholders(len(ENDED))}) LIMIT 1"
 MARK = (
-    "INSERT INTO chat_marks (key, chat_id, message_id) VALUES (?, ?, ?) "
+    "INSERT INTO chat_marks (key, chat_id, message_id) "
+    "SELECT ?, chat_id, id FROM messages WHERE chat_id = ? AND id = ? "
     "ON CONFLICT (key) DO UPDATE SET chat_id = excluded.chat_id, message_id = "
     "CASE WHEN chat_marks.chat_id = excluded.chat_id AND chat_marks.message_id <> '' "
     "THEN excluded.message_id ELSE '' END"
 )
-"""A key that was marked in two chats resolves to nothing for as long as the newer chat exists."""
+"""Marks a message, if it exists. A key that was marked in two chats resolves to nothing for as long as the newer chat
+exists."""
 SELECT_MESSAGES = "SELECT id, parent_id, role, content, at_ms, data, is_in_view FROM messages WHERE chat_id = ?"
 SELECT_ALL = SELECT_MESSAGES.replace(" FROM ", ", number FROM ")
 """Unordered: to sort the rows, a database would read them all before it returns the first."""
@@ -79,18 +81,16 @@ IS_COUNTED = "SELECT 1 FROM attachment_uses WHERE attachment_id = ? AND chat_id 
 SELECT_ATTACHMENT = "SELECT id, owner, name, media_type, size, created_ms, content FROM attachments WHERE id = ?"
 
 
-class SqlChatStore:
+class SqlChatStore(SqlStore):
     """A `ChatStore` over a database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def create(self, chat: ChatRecord) -> ChatRecord:
         values = _encode_chat(chat)
 
         async def body(transaction: Transaction) -> ChatRecord:
-            await transaction.run(INSERT, *values)
-            known, _ = await _locked_chat(transaction, chat.id)
+            if await transaction.run(INSERT, *values):
+                return chat
+            known = await _locked_chat(transaction, chat.id)
             if known.owner != chat.owner:
                 raise Conflict(f"chat {chat.id!r} is another owner's; give this one an id of its own")
             return known
@@ -128,7 +128,7 @@ class SqlChatStore:
         values = codec.encode_text("title", title), codec.number("updated_ms", now_ms)
 
         async def body(transaction: Transaction) -> ChatRecord:
-            known, _ = await _locked_chat(transaction, chat_id)
+            known = await _locked_chat(transaction, chat_id)
             await transaction.run("UPDATE chats SET title = ?, updated_ms = ? WHERE id = ?", *values, known.id)
             return replace(known, title=title, updated_ms=now_ms)
 
@@ -142,7 +142,7 @@ class SqlChatStore:
             encoded[message.id] = _encode_message(message)
 
         async def body(transaction: Transaction) -> None:
-            _, leaf = await _locked_chat(transaction, chat_id)
+            leaf = await _lock_chat(transaction, chat_id)
             ids = {id for message in messages for id in (message.id, message.parent_id) if id is not None}
             new = new_messages(await _messages_by_id(transaction, chat_id, sorted(ids)), messages)
             if new:
@@ -160,7 +160,7 @@ class SqlChatStore:
         codec.number("updated_ms", now_ms)
 
         async def body(transaction: Transaction) -> ChatMessage:
-            await _locked_chat(transaction, chat_id)
+            await _lock_chat(transaction, chat_id)
             before = await _message_by_id(transaction, chat_id, message_id)
             after = replace(before, content=content, data=data)
             if is_same_message(before, after):
@@ -197,7 +197,7 @@ class SqlChatStore:
 
     async def choose(self, chat_id: str, message_id: str) -> None:
         async def body(transaction: Transaction) -> None:
-            await _locked_chat(transaction, chat_id)
+            await _lock_chat(transaction, chat_id)
             await _message_by_id(transaction, chat_id, message_id)
             await _bring_into_view(transaction, chat_id, message_id)
             await transaction.run("UPDATE chats SET leaf = ? WHERE id = ?", NONE, chat_id)
@@ -208,9 +208,9 @@ class SqlChatStore:
         checked_key = codec.name("key", key)
 
         async def body(transaction: Transaction) -> None:
-            await _locked_chat(transaction, chat_id)
-            await _message_by_id(transaction, chat_id, message_id)
-            await transaction.run(MARK, checked_key, chat_id, message_id)
+            await _lock_chat(transaction, chat_id)
+            if not await transaction.run(MARK, checked_key, chat_id, codec.lookup_key(message_id)):
+                raise _no_message(chat_id, message_id)
 
         await self._database.write(body, inline=True)
 
@@ -237,7 +237,7 @@ class SqlChatStore:
 
         async def body(transaction: Transaction) -> None:
             try:
-                chat, _ = await _locked_chat(transaction, key)
+                chat = await _locked_chat(transaction, key)
             except KeyError:
                 return
             messages = [_decode_message(key, row) for row in await transaction.rows(SELECT_MESSAGES, key)]
@@ -303,13 +303,23 @@ def _decode_chat(row: Row) -> ChatRecord:
     return ChatRecord(id, owner, codec.decode_text("chats", id, title), *rest)
 
 
-async def _locked_chat(transaction: Transaction, chat_id: str) -> tuple[ChatRecord, str]:
-    """Lock the chat until the transaction ends, and return it with its leaf; raise KeyError if it does not exist."""
-    statement = f"SELECT {COLUMNS}, leaf FROM chats WHERE id = ?"
-    row = await transaction.row(f"{statement}{transaction.dialect.update_lock}", codec.lookup_key(chat_id))
+async def _locked_chat(transaction: Transaction, chat_id: str) -> ChatRecord:
+    """Lock the chat until the transaction ends, and return it; raise KeyError if it does not exist."""
+    return _decode_chat(await _locked_row(transaction, COLUMNS, chat_id))
+
+
+async def _lock_chat(transaction: Transaction, chat_id: str) -> str:
+    """Lock the chat until the transaction ends, and return its leaf; raise KeyError if it does not exist."""
+    (leaf,) = await _locked_row(transaction, "leaf", chat_id)
+    return str(leaf)
+
+
+async def _locked_row(transaction: Transaction, columns: str, chat_id: str) -> Row:
+    statement = f"SELECT {columns} FROM chats WHERE id = ?{transaction.dialect.update_lock}"
+    row = await transaction.row(statement, codec.lookup_key(chat_id))
     if row is None:
         raise KeyError(f"no chat {chat_id!r}")
-    return _decode_chat(row[:-1]), row[-1]
+    return row
 
 
 def _encode_message(message: ChatMessage) -> tuple[Value, ...]:
@@ -336,8 +346,12 @@ def _decode_message(chat_id: str, row: Row) -> ChatMessage:
 async def _message_by_id(transaction: Transaction, chat_id: str, message_id: str) -> ChatMessage:
     row = await transaction.row(f"{SELECT_MESSAGES} AND id = ?", chat_id, codec.lookup_key(message_id))
     if row is None:
-        raise KeyError(f"no message {message_id!r} in chat {chat_id!r}")
+        raise _no_message(chat_id, message_id)
     return _decode_message(chat_id, row)
+
+
+def _no_message(chat_id: str, message_id: str) -> KeyError:
+    return KeyError(f"no message {message_id!r} in chat {chat_id!r}")
 
 
 async def _messages_by_id(transaction: Transaction, chat_id: str, ids: Sequence[str]) -> Mapping[str, ChatMessage]:

@@ -18,7 +18,7 @@ from penstock.hosting.ports import Fenced
 from penstock.hosting.records import SHORT_OUTPUT, HostedEvent
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage import codec
-from penstock.storage.port import INLINE_MAX_ROWS, Database, Row, Transaction, Value, placeholders
+from penstock.storage.port import INLINE_MAX_ROWS, Row, SqlStore, Transaction, Value, placeholders
 from penstock.storage.rules import JOURNAL_KINDS, check_next_events, different_event
 
 INSERT = "INSERT INTO events (run_id, seq, at_ms, type, data) VALUES (?, ?, ?, ?, ?)"
@@ -59,11 +59,8 @@ async def check_claim(transaction: Transaction, run_id: str, epoch: int, lock: s
         raise Fenced(run_id, epoch)
 
 
-class SqlEventStore:
+class SqlEventStore(SqlStore):
     """An `EventStore` over a database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def append(self, run_id: str, epoch: int, events: Sequence[HostedEvent]) -> None:
         codec.name("run_id", run_id)
@@ -146,11 +143,8 @@ def _clamp_seq(after: int) -> int:
 # The journal.
 
 
-class SqlJournalStore:
+class SqlJournalStore(SqlStore):
     """A `JournalStore` over a database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def load(self, run_id: str) -> Sequence[JournalEntry]:
         async def body(transaction: Transaction) -> Sequence[JournalEntry]:

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.hosting.ports import Conflict
 from penstock.hosting.records import GraphHead, GraphRecord
 from penstock.storage import codec
-from penstock.storage.port import Database, Row, Transaction, Value
+from penstock.storage.port import Row, SqlStore, Transaction, Value
 from penstock.storage.rules import check_expected_version
 
 VERSIONS = "FROM graphs JOIN graph_versions ON graph_versions.id = graphs.id"
@@ -23,11 +23,8 @@ INSERT_VERSION = (
 )
 
 
-class SqlGraphStore:
+class SqlGraphStore(SqlStore):
     """A `GraphStore` over a database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def save(
         self,

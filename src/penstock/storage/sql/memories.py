@@ -16,7 +16,7 @@ from typing import Any
 from penstock.nodes import memory
 from penstock.nodes.memory import Memory
 from penstock.storage import codec
-from penstock.storage.port import Database, Transaction, Value, placeholders
+from penstock.storage.port import SqlStore, Transaction, Value, placeholders
 from penstock.storage.rules import encode_memory
 
 LOCK_SPACE = (
@@ -35,11 +35,8 @@ SELECT = f"SELECT key, value FROM memories WHERE space = {SPACE}"
 SELECT_NEWEST = f"{SELECT} ORDER BY number DESC LIMIT ?"
 
 
-class SqlMemoryStore:
+class SqlMemoryStore(SqlStore):
     """A `MemoryStore` over a database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def get(self, space: str, key: str) -> Memory | None:
         found = await self._select(space, f"{SELECT} AND key = ?", codec.lookup_key(space), codec.lookup_key(key))

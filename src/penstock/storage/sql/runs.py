@@ -1,4 +1,4 @@
-"""SQL store of runs.
+"""SQL stores of runs, and of the requests to cancel them.
 
 A claim is one statement: it finds the oldest run without a worker or with an expired lease, and takes it. The worker's
 later writes carry the epoch of its claim and are refused if the run has another epoch by then.
@@ -11,10 +11,20 @@ from typing import Any
 
 from penstock import checks
 from penstock.hosting.ports import AddedRun, Conflict, Fenced
-from penstock.hosting.records import CLAIMED, ENDED, TRANSITIONS, USAGE, RunRecord, RunStatus, is_short
+from penstock.hosting.records import (
+    CLAIMED,
+    ENDED,
+    TRANSITIONS,
+    UNTIL_ENDED,
+    USAGE,
+    CancelRequest,
+    RunRecord,
+    RunStatus,
+    is_short,
+)
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage import codec
-from penstock.storage.port import INLINE_MAX_ROWS, Database, Row, Transaction, Value, chunks, placeholders
+from penstock.storage.port import INLINE_MAX_ROWS, Row, SqlStore, Transaction, Value, chunks, placeholders
 from penstock.storage.rules import (
     check_ended,
     check_resting,
@@ -61,6 +71,17 @@ ENCODERS: Mapping[str, Callable[[str, object], Value]] = {
 }
 """Encoder of each field's column value."""
 
+DECODERS: Mapping[str, Callable[[str, str, Any], Any]] = {
+    "status": lambda table, id, value: codec.decode_one_of(table, id, TRANSITIONS, value),
+    "input": codec.decode_document,
+    "limits": codec.decode_object,
+    "origin": codec.decode_object,
+    "error": codec.decode_optional_text,
+    "output": codec.decode_document,
+    "halt": codec.decode_document,
+}
+"""Decoder of each column that is not stored as it is."""
+
 DOCUMENTS = frozenset({"input", "limits", "origin", "output", "halt"})
 CHANGEABLE = (
     *("status", "limits", "started_ms", "ended_ms", "stop_reason", "error", "output"),
@@ -86,10 +107,7 @@ RARE_STATUSES: frozenset[RunStatus] = frozenset({"queued", *CLAIMED})
 OPEN = "coalesce(status, '') IN ('queued', 'running', 'waiting')"
 """Worded as in the partial index: a database uses the index only for the same condition."""
 SELECT = f"SELECT {COLUMNS} FROM runs WHERE id = ?"
-INSERT = (
-    f"INSERT INTO runs ({COLUMNS}, chat_id) VALUES ({placeholders(len(FIELDS) + 1)}) "
-    f"ON CONFLICT (id) DO NOTHING RETURNING {COLUMNS}"
-)
+INSERT = f"INSERT INTO runs ({COLUMNS}, chat_id) VALUES ({placeholders(len(FIELDS) + 1)}) ON CONFLICT (id) DO NOTHING"
 CLAIM = (
     "UPDATE runs SET status = 'running', worker = ?, lease_until_ms = ?, epoch = epoch + 1, "
     "started_ms = coalesce(started_ms, ?) WHERE id = "
@@ -102,22 +120,18 @@ SELECT_ENDED = (
 )
 
 
-class SqlRunStore:
+class SqlRunStore(SqlStore):
     """A `RunStore` over a database."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     async def add(self, run: RunRecord, journal: Sequence[JournalEntry] = ()) -> AddedRun:
-        values = [*_encode(run), _chat_id(run)]
+        values, chat_id = _encode(run), _chat_id(run)
         rows = [encode_entry(run.id, entry) for entry in journal]
 
         async def body(transaction: Transaction) -> AddedRun:
-            row = await transaction.row(INSERT, *values)
-            if row is not None:
+            if await transaction.run(INSERT, *values, chat_id):
                 if rows:
                     await replace_journal(transaction, run.id, rows)
-                return AddedRun(_decode(row), is_new=True)
+                return AddedRun(_decode(values), is_new=True)
             known = await _locked_run(transaction, run.id)
             check_same_run(known, run)
             return AddedRun(known, is_new=False)
@@ -298,14 +312,14 @@ async def _read_all(transaction: Transaction, rows: Sequence[Row]) -> list[RunRe
 
 def _decode(row: Row) -> RunRecord:
     values = dict(zip(FIELDS, row, strict=True))
-    id = values["id"]
-    values["status"] = codec.decode_one_of("runs", id, TRANSITIONS, values["status"])
-    for field in ("input", "output", "halt"):
-        values[field] = codec.decode_document("runs", id, values[field])
-    for field in ("limits", "origin"):
-        values[field] = codec.decode_object("runs", id, values[field])
-    values["error"] = codec.decode_optional_text("runs", id, values["error"])
+    for field in DECODERS:
+        values[field] = _decode_field(values["id"], field, values[field])
     return RunRecord(**values)
+
+
+def _decode_field(run_id: str, field: str, value: Value) -> Any:
+    decode = DECODERS.get(field)
+    return value if decode is None else decode("runs", run_id, value)
 
 
 def _chat_id(run: RunRecord) -> str | None:
@@ -333,13 +347,12 @@ async def _replace(
     changes = {field: new for field, old, new in pairs if new != old}
     if not changes:
         return known
+    stored = known._replace(**{field: _decode_field(known.id, field, new) for field, new in changes.items()})
     if after.status == "completed" and "output" in changes:
         changes["output"] = await shorten_output(transaction, known.id, str(changes["output"]))
     settings = ", ".join(f"{field} = ?" for field in changes)
-    statement = f"UPDATE runs SET {settings} WHERE id = ? RETURNING {COLUMNS}"
-    row = await transaction.row(statement, *changes.values(), known.id)
-    assert row is not None, "it is there, and locked"
-    return await _read(transaction, row)
+    await transaction.run(f"UPDATE runs SET {settings} WHERE id = ?", *changes.values(), known.id)
+    return stored
 
 
 def _unchanged(known: RunRecord, after: RunRecord, why: str) -> RunRecord:
@@ -377,3 +390,98 @@ def _where(statuses: Collection[RunStatus], **names: str | None) -> tuple[list[s
 
 def _all(where: Sequence[str]) -> str:
     return f" WHERE {' AND '.join(where)}" if where else ""
+
+
+# Cancel requests.
+
+CANCEL_FIELDS = ("run_id", "reason", "by_whom", "at_ms", "until_ms", "owner")
+SELECT_CANCELS = f"SELECT {', '.join(CANCEL_FIELDS)} FROM cancels WHERE"
+IS_OVER = "cancels.until_ms < excluded.at_ms"
+PUT_CANCEL = (
+    f"INSERT INTO cancels ({', '.join(CANCEL_FIELDS)}) VALUES ({placeholders(len(CANCEL_FIELDS))}) "
+    "ON CONFLICT (run_id, owner) DO UPDATE SET until_ms = excluded.until_ms, "
+    + ", ".join(
+        f"{field} = CASE WHEN {IS_OVER} THEN excluded.{field} ELSE cancels.{field} END"
+        for field in ("reason", "by_whom", "at_ms")
+    )
+    + f" WHERE {IS_OVER} OR cancels.until_ms < excluded.until_ms"
+)
+"""The first request counts unless it had expired when this one came; it is stored until the later `until_ms`."""
+DROP_CANCEL = f"DELETE FROM cancels WHERE {' AND '.join(f'{field} = ?' for field in CANCEL_FIELDS)}"
+"""Compares every field: a request that was replaced or extended meanwhile is another one and stays."""
+
+
+class SqlCancelStore(SqlStore):
+    """A `CancelStore` over a database."""
+
+    async def put(self, request: CancelRequest) -> CancelRequest:
+        values = _encode_request(request)
+
+        async def body(transaction: Transaction) -> CancelRequest:
+            await transaction.run(PUT_CANCEL, *values)
+            row = await transaction.row(f"{SELECT_CANCELS} run_id = ? AND owner = ?", request.run_id, request.owner)
+            return request if row is None else _decode_request(row)
+
+        return await self._database.write(body, inline=True)
+
+    async def find(self, owners: Mapping[str, str], *, now_ms: int) -> Mapping[str, CancelRequest]:
+        ids = sorted({codec.lookup_key(run_id) for run_id in owners})
+        now = codec.number("now_ms", now_ms)
+
+        async def body(transaction: Transaction) -> Mapping[str, CancelRequest]:
+            found: dict[str, CancelRequest] = {}
+            for chunk in chunks(ids):
+                statement = (
+                    f"{SELECT_CANCELS} run_id IN ({placeholders(len(chunk))}) AND until_ms >= ? ORDER BY at_ms, owner"
+                )
+                for request in map(_decode_request, await transaction.rows(statement, *chunk, now)):
+                    if request.owner in ("", owners[request.run_id]):
+                        found.setdefault(request.run_id, request)
+            return found
+
+        return await self._database.read(body, inline=True) if ids else {}
+
+    async def of(self, run_id: str) -> Sequence[CancelRequest]:
+        return await self._where("run_id = ? ORDER BY at_ms, owner", codec.lookup_key(run_id))
+
+    async def lasting(self, *, limit: int = 1_000) -> Sequence[CancelRequest]:
+        return await self._where("until_ms = ? ORDER BY at_ms, run_id, owner LIMIT ?", UNTIL_ENDED, codec.limit(limit))
+
+    async def _where(self, condition: str, *values: Value) -> Sequence[CancelRequest]:
+        async def body(transaction: Transaction) -> Sequence[CancelRequest]:
+            return [_decode_request(row) for row in await transaction.rows(f"{SELECT_CANCELS} {condition}", *values)]
+
+        return await self._database.read(body)
+
+    async def drop(self, run_id: str, requests: Collection[CancelRequest] | None = None) -> None:
+        rows = [_encode_request(request) for request in requests or () if request.run_id == run_id]
+
+        async def body(transaction: Transaction) -> None:
+            if requests is None:
+                await transaction.run("DELETE FROM cancels WHERE run_id = ?", codec.lookup_key(run_id))
+            else:
+                await transaction.run_many(DROP_CANCEL, rows)
+
+        await self._database.write(body, inline=True)
+
+    async def prune(self, *, now_ms: int) -> int:
+        now = codec.number("now_ms", now_ms)
+        return await self._database.write(
+            lambda transaction: transaction.run("DELETE FROM cancels WHERE until_ms < ?", now)
+        )
+
+
+def _encode_request(request: CancelRequest) -> tuple[Value, ...]:
+    return (
+        codec.name("run_id", request.run_id),
+        codec.encode_text("reason", request.reason),
+        codec.name("by", request.by),
+        codec.number("at_ms", request.at_ms),
+        codec.number("until_ms", request.until_ms),
+        codec.name("owner", request.owner),
+    )
+
+
+def _decode_request(row: Row) -> CancelRequest:
+    run_id, reason, by, at_ms, until_ms, owner = row
+    return CancelRequest(run_id, codec.decode_text("cancels", run_id, reason), by, at_ms, until_ms, owner)

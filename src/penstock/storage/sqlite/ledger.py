@@ -161,7 +161,7 @@ SELECT_LEVELS = f"""SELECT {ACCOUNT_COLUMNS} FROM levels JOIN accounts AS here O
     WHERE levels.account = ? ORDER BY levels.distance"""
 INSERT_ACCOUNT = f"""INSERT INTO accounts
     (name, parent, opened_boot, opened_monotonic_ns, opened_wall_ns, {", ".join(f"max_{name}" for name in CEILINGS)})
-    VALUES (?, ?, ?, ?, ?, {", ".join("?" for _ in CEILINGS)})"""
+    VALUES (?, ?, ?, ?, ?, {", ".join("?" for _ in CEILINGS)}) ON CONFLICT (name) DO NOTHING"""
 INSERT_LEVELS = """INSERT INTO levels (account, distance, level)
     SELECT :account, 0, :account
     UNION ALL SELECT :account, distance + 1, level FROM levels WHERE account = :parent"""
@@ -307,11 +307,12 @@ class SqliteLedgerStore:
         ceilings = [getattr(limits, name) for name in CEILINGS]
         with self._file.writing() as connection:
             parent_id = None if parent is None else _account_id(connection, parent)[0]
-            known = _found(connection, SELECT_ACCOUNT, account)
-            if known is None:
-                new = connection.execute(INSERT_ACCOUNT, (account, parent_id, *self._now(), *ceilings)).lastrowid
-                connection.execute(INSERT_LEVELS, {"account": new, "parent": parent_id})
-            elif limits_of(known) != limits or known["parent"] != parent_id:
+            opened = connection.execute(INSERT_ACCOUNT, (account, parent_id, *self._now(), *ceilings))
+            if opened.rowcount:
+                connection.execute(INSERT_LEVELS, {"account": opened.lastrowid, "parent": parent_id})
+                return
+            known = _row(connection, SELECT_ACCOUNT, account)
+            if limits_of(known) != limits or known["parent"] != parent_id:
                 raise LedgerError(f"account {account!r} exists with other limits or another parent")
 
     def grant(self, account: str, limits: Limits) -> None:

@@ -1,4 +1,8 @@
-"""Handle a request as one turn of a chat: find the chat that it continues, store its new messages, and run the graph.
+"""Start a run for a conversation.
+
+A conversational graph runs as one turn of a chat: find the chat that the request continues, store its new messages, and
+run the graph. Any other graph runs on the last user message. In both cases the host owns the run: it has an id, limits
+and events, and outlives the request if the request says so.
 
 Clients send the whole conversation again with each new turn. Every user message received over /v1 is marked in its chat
 with a key derived from the owner, the graph and the whole conversation up to it, including files. A request whose
@@ -31,10 +35,14 @@ from penstock.chat.protocol import KIND
 from penstock.chat.run_handler import latest_answer
 from penstock.chat.turn import answers_something_else
 from penstock.errors import InvalidValue
+from penstock.hosting.forking import TAKES_UP
 from penstock.hosting.ports import Conflict, StoreUnavailable
-from penstock.hosting.records import RunRecord
-from penstock.server.openai.service import RunRequest, Service
+from penstock.hosting.records import ENDED, RunRecord
+from penstock.server.errors import RETRY_AFTER_S, ApiError
+from penstock.server.openai.refusals import Refused
+from penstock.server.openai.service import ModelGraph, RunHandle, RunRequest, Service
 from penstock.server.openai.wire.request import ChatCompletionBody, File, Turn, check_lengths, text_to_add
+from penstock.server.sse import CLOSING
 
 if TYPE_CHECKING:
     from penstock.chat.message import ChatMessage
@@ -61,12 +69,82 @@ class Continuation:
     parent_id: str | None = None
 
 
-async def start_turn(request: RunRequest) -> str:
-    """Append the new turns to the chat that the conversation continues, or all to a new chat; return the run id."""
+async def start(request: RunRequest) -> RunHandle:
+    """Start a run on a conversation."""
+    _check(request)
+    return _handle(request, await (_start_turn if request.graph.is_conversational else _submit)(request))
+
+
+async def continue_from(request: RunRequest, before: RunRecord, previous_response_id: str) -> RunHandle:
+    """Start a run that continues the conversation of an earlier one."""
+    _check(request)
+    if request.graph.id != before.graph_id:
+        raise InvalidValue("model", request.graph.id, f"{before.graph_id}, the model of the previous response")
+    if before.origin.get("kind") != KIND:
+        expected = f"a response of a conversation ({_why_no_turn(before, request.graph)})"
+        raise InvalidValue("previous_response_id", previous_response_id, expected)
+    if before.status not in ENDED:
+        expected = f"a response that has ended; this one is {before.status}"
+        raise InvalidValue("previous_response_id", previous_response_id, expected)
+    try:
+        run = await _start_next_turn(request, before)
+    except (ChatNotFound, MessageNotFound):
+        message = (
+            f"the conversation of response {previous_response_id!r} was deleted: "
+            "start a new one, with its messages in `input`"
+        )
+        raise Refused(404, message, param="previous_response_id", code="not_found") from None
+    return _handle(request, run)
+
+
+def _why_no_turn(run: RunRecord, graph: ModelGraph) -> str:
+    """Return why no conversation can continue from the run."""
+    kind = run.origin.get("kind")
+    if kind in TAKES_UP:
+        return f"this one is a {kind} of run {run.origin.get('run_id')}, outside its conversation"
+    return "this one ran without a chat" if graph.is_conversational else "this graph has no chat-start, and so none"
+
+
+def _handle(request: RunRequest, run: RunRecord) -> RunHandle:
+    asked = request.body.penstock
+    return RunHandle(
+        request.service,
+        run,
+        request.graph.answering,
+        own_limits=frozenset(asked.limits or ()),
+        uses_history=request.graph.is_conversational,
+        is_named=asked.run_id is not None,
+    )
+
+
+async def _submit(request: RunRequest) -> RunRecord:
+    """Run the graph without a chat, on the last message; return the run."""
+    if any(turn.files for turn in request.turns):
+        raise InvalidValue("model", request.graph.id, "a graph with a chat-start; other graphs do not accept files")
+    return await request.service.host.submit(
+        owner=request.user.name,
+        graph_id=request.graph.id,
+        version=request.version,
+        input=request.turns[-1].text,
+        limits=request.limits(),
+        run_id=request.run_id,
+        origin={"kind": "run", "about": dict(request.about)} if request.about else None,
+    )
+
+
+def _check(request: RunRequest) -> None:
+    """Reject a run id of another user, and any request during shutdown, when a run would be parked before it starts."""
+    if request.service.streams.closing().is_set():
+        raise ApiError(503, CLOSING, retry_after_s=RETRY_AFTER_S)
+    request.user.check_new_id("penstock.run_id", request.run_id)
+
+
+async def _start_turn(request: RunRequest) -> RunRecord:
+    """Append the new turns to the chat that the conversation continues, or all to a new chat; return the run."""
     check_lengths(request.turns)
     request = replace(request, turns=[*_with_files_of_user(request.turns)])
-    if await _is_known(request):
-        return str(request.run_id)
+    if known := await _known_run(request):
+        return known
     keys = await conversation_keys(request.user.name, request.body.user, request.graph.id, request.turns)
     place = await find_continuation(request.service.stores.chats, request.turns, keys)
     with _naming("messages" if isinstance(request.body, ChatCompletionBody) else "input", *OF_CHATS):
@@ -79,14 +157,14 @@ async def start_turn(request: RunRequest) -> str:
             turn = await _send(request, Continuation(request.turns), keys[-1])
         except Conflict:
             # A concurrent identical request may have started the run in another place.
-            if not await _is_known(request):
-                raise
-            return str(request.run_id)
-    return turn.run_id
+            if known := await _known_run(request):
+                return known
+            raise
+    return turn.run
 
 
-async def start_next_turn(request: RunRequest, before: RunRecord) -> str:
-    """Append the next user message below the answer of an earlier run; return the id of the new run."""
+async def _start_next_turn(request: RunRequest, before: RunRecord) -> RunRecord:
+    """Append the next user message below the answer of an earlier run; return the new run."""
     check_lengths(request.turns)
     text, files = text_to_add(request.turns, "input")
     _check_number_of_files(files, "input", OF_NEXT)
@@ -105,7 +183,7 @@ async def start_next_turn(request: RunRequest, before: RunRecord) -> str:
                 version=request.version,
                 about=request.about,
             )
-    return turn.run_id
+    return turn.run
 
 
 async def remove_unused_chat(service: Service, run: RunRecord) -> None:
@@ -156,18 +234,18 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-async def _is_known(request: RunRequest) -> bool:
-    """Whether the run with the requested id exists already; raise Conflict if it answers another request."""
+async def _known_run(request: RunRequest) -> RunRecord | None:
+    """Return the run with the requested id, if it exists already; raise Conflict if it answers another request."""
     service, run_id = request.service, request.run_id
     run = None if run_id is None else await service.host.get(run_id)
     if run is None:
-        return False
+        return None
     is_same = (run.origin.get("kind"), run.owner, run.graph_id) == (KIND, request.user.name, request.graph.id)
     if is_same and request.version in (None, run.graph_version):
         path = (await service.chats.tree(run.origin["chat_id"])).before(run.origin["message_id"])
         if await _has_same_messages(service.stores.chats, path, request.turns):
             service.chats.must_be_within(run, request.limits())
-            return True
+            return run
     raise answers_something_else(run_id)
 
 
