@@ -6,12 +6,10 @@ What the ledger says is at least what the invoice says: nothing is spent that th
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +19,7 @@ from penstock.providers import contained
 from penstock.testing.provider import FakeProviderServer
 from tests.providers.stack_calls import ASYNC, SHAPES, SYNC, AsyncSend, Body, Send
 
-pytestmark = pytest.mark.requirement("X-5")
+pytestmark = pytest.mark.requirement("X-5", "X-11")
 
 PRICE = 0.05
 CEILING = 0.25
@@ -31,17 +29,12 @@ Work = Callable[[], object]
 Way = Callable[[Work], object]
 
 
-def carried(work: Work) -> Work:
-    """The work with the scope of the caller, for a thread that does not inherit it by itself."""
-    return partial(contextvars.copy_context().run, work)
-
-
 def once(work: Work) -> None:
     work()
 
 
 def fan_out(work: Work) -> None:
-    threads = [threading.Thread(target=carried(lambda: _refused(work))) for _ in range(MANY)]
+    threads = [threading.Thread(target=_refused, args=(work,)) for _ in range(MANY)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -50,7 +43,7 @@ def fan_out(work: Work) -> None:
 
 def thread_pool(work: Work) -> None:
     with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(carried(lambda: _refused(work))) for _ in range(MANY)]:
+        for done in [pool.submit(_refused, work) for _ in range(MANY)]:
             done.result()
 
 
@@ -141,11 +134,10 @@ def test_a_thread_that_outlives_the_block_is_refused(send: Send, shape: str) -> 
         except PenstockError as error:
             outcomes.append(error)
 
-    # The scope around it keeps the libraries patched when the block is left.
-    with FakeProviderServer.flat(PRICE) as server, contain() as other, contained(other):
+    with FakeProviderServer.flat(PRICE) as server:
         url, body = request_to(server, shape, streams=False)
         with contain(max_cost_usd=CEILING, prices=server.provider.prices) as run, contained(run):
-            thread = threading.Thread(target=carried(later))
+            thread = threading.Thread(target=later)
             thread.start()
             send(url, body)
         left.set()
@@ -164,14 +156,13 @@ async def test_a_task_that_outlives_the_block_is_refused(send: AsyncSend, shape:
 
     left = asyncio.Event()
     async with FakeProviderServer.flat(PRICE) as server:
-        with contain() as other, contained(other):
-            url, body = request_to(server, shape, streams=False)
-            with contain(max_cost_usd=CEILING, prices=server.provider.prices) as run, contained(run):
-                task = asyncio.create_task(later())
-                await send(url, body)
-            left.set()
-            with pytest.raises(PenstockError) as refused:
-                await task
-            check(server, run)
+        url, body = request_to(server, shape, streams=False)
+        with contain(max_cost_usd=CEILING, prices=server.provider.prices) as run, contained(run):
+            task = asyncio.create_task(later())
+            await send(url, body)
+        left.set()
+        with pytest.raises(PenstockError) as refused:
+            await task
+        check(server, run)
     assert type(refused.value).__name__ == "RunEnded"
     assert len(server.requests) == 1
