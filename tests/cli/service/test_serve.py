@@ -12,7 +12,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from penstock.cli.remote.connection import Connection
 from penstock.server.examples import example_graphs
 from tests.cli.conftest import Penstock
 from tests.cli.remote.live import Terminal
+from tests.forked import Program
 
 PENSTOCK = [sys.executable, "-m", "penstock.cli"]
 INSTALLED = Path(sys.executable).parent / "penstock"
@@ -37,7 +38,7 @@ models = {"example": ExampleModel(words_per_second=50)}
 class Server:
     """A server as a process: its greeting, its address, and itself."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str] | Program) -> None:
         self.process = process
         assert process.stdout is not None
         self.greeting = ""
@@ -58,19 +59,22 @@ class Server:
         for one in signals:
             self.process.send_signal(one)
         _, err = self.process.communicate()
-        return self.process.returncode, err
+        return self.process.wait(), err
+
+
+def _forked(command: list[str], env: Mapping[str, str]) -> Program:
+    return Program(["-m", "penstock.cli", *command], env=env)
+
+
+def _started(command: list[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
 @contextmanager
-def served(*arguments: str, program: Sequence[str] = PENSTOCK, path: Path = INSTALLED.parent) -> Iterator[Server]:
-    process = subprocess.Popen(
-        [*program, "serve", "--port", "0", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PATH": str(path)},
-    )
-    with process:
+def served(*arguments: str, program: Sequence[str] | None = None, path: Path = INSTALLED.parent) -> Iterator[Server]:
+    """A server that is up: forked, or a program that is started from nothing."""
+    command, env = ["serve", "--port", "0", *arguments], os.environ | {"PATH": str(path)}
+    with _forked(command, env) if program is None else _started([*program, *command], env) as process:
         try:
             yield Server(process)
         finally:
@@ -558,10 +562,7 @@ def test_a_tail_outlives_the_server_it_began_at(directory: Path) -> None:
     options = ("--db", "sqlite:///kept.db", "--models", "slow.py:models", "--drain", "0")
     with served(*options) as server:
         url, run_id = server.url, started(server.url, "count to 200")
-        tail = subprocess.Popen(
-            [*PENSTOCK, "runs", "tail", run_id, "--json", "--url", url], stdout=subprocess.PIPE, text=True
-        )
-        assert tail.stdout is not None
+        tail = Program(["-m", "penstock.cli", "runs", "tail", run_id, "--json", "--url", url])
         first = tail.stdout.readline()
         assert server.stop(signal.SIGTERM) == (0, "")
     with tail, served(*options, "--port", url.rpartition(":")[2]) as server:
