@@ -35,9 +35,6 @@ _address: str | None = None
 def fork_server() -> Iterator[None]:
     """A server that forks programs, until the block ends."""
     global _address
-    if _address is not None:
-        yield
-        return
     with tempfile.TemporaryDirectory() as folder:
         address = f"{folder}/socket"
         command = [sys.executable, "-m", "tests.forked", address]
@@ -63,7 +60,9 @@ class Program:
         stdin: int = subprocess.DEVNULL,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
+        is_merged: bool = False,
     ) -> None:
+        """`is_merged` sends what it complains about to its standard output, too."""
         assert _address is not None, "the test needs the fixture `forks`"
         self.returncode: int | None = None
         self.stdout, out = _pipe()
@@ -77,7 +76,9 @@ class Program:
         }
         with open(os.devnull) as nothing:
             given = nothing.fileno() if stdin == subprocess.DEVNULL else stdin
-            socket.send_fds(self._connection, [json.dumps(asked).encode() + b"\n"], [given, out, err])
+            socket.send_fds(
+                self._connection, [json.dumps(asked).encode() + b"\n"], [given, out, out if is_merged else err]
+            )
         os.close(out)
         os.close(err)
         self._answers = self._connection.makefile("r")

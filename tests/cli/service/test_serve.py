@@ -28,6 +28,8 @@ from tests.forked import Program
 PENSTOCK = [sys.executable, "-m", "penstock.cli"]
 INSTALLED = Path(sys.executable).parent / "penstock"
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 SLOW = """
 from penstock.server.examples import ExampleModel
 
