@@ -11,6 +11,7 @@ goes there; its process id and, when it has ended, its exit status come back.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -27,6 +28,8 @@ from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
 MAX_REQUEST = 1_000_000
+IMPORTED = ("penstock.cli.app", "penstock.cli.service.serve_command", "tests.cli.remote.live", "uvicorn.lifespan.on")
+"""What programs would import for a second or more; the third has the server."""
 
 _address: str | None = None
 
@@ -128,7 +131,7 @@ def _serve(address: str) -> dict[str, Any]:
         listener.listen()
         os.write(1, b"ready\n")
         while True:
-            ready, _, _ = select.select([listener, 0], [], [])
+            ready, _, _ = select.select([listener.fileno(), 0], [], [])
             if 0 in ready:  # whoever started it is gone
                 sys.exit()
             connection, _ = listener.accept()
@@ -154,8 +157,8 @@ def _keep(connection: socket.socket) -> dict[str, Any]:
     for stream in streams:
         os.close(stream)
     connection.sendall(b"%d\n" % program)
-    gone, _, _ = select.select([connection, os.pidfd_open(program)], [], [])
-    if connection in gone:  # the test has ended without it
+    gone, _, _ = select.select([connection.fileno(), os.pidfd_open(program)], [], [])
+    if connection.fileno() in gone:  # the test has ended without it
         os.kill(program, signal.SIGKILL)
     _, status = os.waitpid(program, 0)
     with suppress(BrokenPipeError):
@@ -184,8 +187,6 @@ def _become(asked: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    import penstock.cli.app
-    import penstock.cli.service.serve_command  # noqa: F401
-    import tests.cli.remote.live  # noqa: F401  # the server and all that it needs
-
+    for name in IMPORTED:
+        importlib.import_module(name)
     _become(_serve(sys.argv[1]))
