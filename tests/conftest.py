@@ -9,7 +9,7 @@ import asyncio
 import gc
 import inspect
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 import penstock.kernel.schema  # noqa: F401  # reads files when imported, which must not happen on an event loop
 from penstock.testing import census
 from tests import requirements, unit
+from tests.forked import fork_server
 from tests.storage import postgres
 
 pytest.register_assert_rewrite("penstock.testing.contracts")
@@ -32,13 +33,24 @@ MARKED = pytest.StashKey[set[str]]()
 PROOFS = pytest.StashKey["Proofs"]()
 DESELECTED = pytest.StashKey[bool]()
 
-SLOWEST_FOLDERS = ("reliability", "scenarios", "storage", "cli", "server", "chat", "hosting", "runtime", "providers")
+SLOWEST = (
+    *("reliability", "cli", "server", "test_structure_script.py", "test_docs_cover_the_api.py", "providers"),
+    *("realmodel", "storage", "tracing", "containment", "kernel", "scenarios", "chat", "hosting", "runtime"),
+)
+"""Folders and files."""
 
 
 @pytest.fixture(autouse=True)
 def leak_check() -> Iterator[None]:
     """No task, thread, descriptor or child process outlives the test that started it."""
     with census():
+        yield
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[None]:
+    """Where a test's `tests.forked.Program` comes from; it is there before a test is watched for what it leaves."""
+    with fork_server():
         yield
 
 
@@ -112,6 +124,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.option.unit and not unit.is_unit(collection_path) else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while half a million objects are made that all stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker of pytest-xdist where the run's PostgreSQL server is."""
@@ -133,9 +155,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _long_files_first(item: pytest.Item) -> int:
-    """The slowest folders first: a long file at the end would leave the other processes without work."""
-    folder = item.path.relative_to(unit.TESTS).parts[0]
-    return SLOWEST_FOLDERS.index(folder) if folder in SLOWEST_FOLDERS else len(SLOWEST_FOLDERS)
+    """The slowest first: a long file at the end would leave the other processes without work."""
+    top = item.path.relative_to(unit.TESTS).parts[0]
+    return SLOWEST.index(top) if top in SLOWEST else len(SLOWEST)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

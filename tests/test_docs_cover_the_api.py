@@ -17,6 +17,7 @@ import penstock
 import penstock.testing
 from penstock import agents, events, executors, export, providers, stores, telemetry
 from penstock.tracing import lifecycle
+from tests.test_docs import read
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -47,23 +48,29 @@ def used(program: str) -> Iterator[str]:
 SHOWN = {name for path in PAGES for language, text, _ in blocks(path) if language == "python" for name in used(text)}
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_a_public_name_is_shown_running(name: str) -> None:
-    assert name in SHOWN, f"no python block of README.md or docs/ uses {name}"
+def test_every_public_name_is_shown_running() -> None:
+    missing = [name for name in PUBLIC if name not in SHOWN]
+    assert not missing, "no python block of README.md or docs/ uses these"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_block_prints_the_output_shown_on_the_page(path: Path) -> None:
+def test_the_blocks_of_a_page_run_and_print_the_output_shown_there(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_EXAMPLE_FAST", "1")
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    printed = ""
+    printed, ran = "", 0
     for language, text, follows in blocks(path):
         if language == "python":
+            ran += 1
             out = StringIO()
             with redirect_stdout(out):
                 exec(compile(text, str(path), "exec"), namespace)
             printed = out.getvalue()
         elif language == "text" and follows:
             assert printed == text
+    assert ran == read(path.read_text()).blocks
     namespace.clear()
     gc.collect()  # report here what a page leaves open, not in whichever test runs when it is collected
 

@@ -38,6 +38,7 @@ NOT_UNIT = (
     "testing/test_http_provider.py",
     "test_docs.py",
     "test_docs_cover_the_api.py",
+    "test_forked.py",
     "test_import_cost.py",
     "test_structure_script.py",
 )

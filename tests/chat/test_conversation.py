@@ -10,12 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from penstock.agents.messages import ROLES, Role
 from penstock.chat import ChatMessage, MessageTree, conversation, conversation_to_json, message, parse_conversation
 from penstock.errors import InvalidValue
+from tests.soak import scaled
 
 
 def two_turns() -> MessageTree:
@@ -337,7 +339,8 @@ class Conversing(RuleBasedStateMachine):
             assert [one.id for one in tree.path_to(id)] == self.model.line(id)
 
 
-TestConversing = pytest.mark.requirement("K-15")(Conversing.TestCase)
+Conversing.TestCase.settings = settings(max_examples=scaled(30, soak=2_000))
+TestConversing = pytest.mark.reliability(pytest.mark.requirement("K-15")(Conversing.TestCase))
 
 
 @pytest.mark.parametrize(

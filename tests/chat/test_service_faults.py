@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import aclosing
 from typing import Any
 
@@ -19,8 +18,9 @@ from penstock.testing import explore, sim_run
 from penstock.testing.faulty import Fault, FaultKind, FaultyStores, ask_again, every_call
 from tests.chat.chats import ANN, ECHOING, Echo, Histories, chatting, loop
 from tests.nodes.graphs import registry
+from tests.soak import scaled
 
-SCHEDULES = 2_000 if os.environ.get("PENSTOCK_SOAK") else 60
+SCHEDULES = scaled(60, soak=2_000)
 
 
 async def behind(fault: Fault, **settings: Any) -> tuple[MemoryStores, RunHost, ChatService]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,8 +20,9 @@ from penstock.storage.memory import MemoryStores
 from penstock.testing import explore
 from tests.chat.chats import ANN, ECHOING, Chats, Echo, Histories, Slow, chatting, loop
 from tests.nodes.graphs import registry
+from tests.soak import scaled
 
-SCHEDULES = 1_000 if os.environ.get("PENSTOCK_SOAK") else 30
+SCHEDULES = scaled(30, soak=1_000)
 
 
 @asynccontextmanager

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import Program
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 FILES = re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
@@ -20,20 +20,16 @@ def without_times(text: str) -> str:
     return re.sub(r" *\d+\.\d+ s", " N s", text)
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=[command for command, _ in COMMANDS])
 def test_a_command_prints_what_the_page_says(command: str, shown: str) -> None:
     for name, content in FILES:
         Path(name).write_text(content)
     program, *arguments = shlex.split(command)
     assert program == "penstock"
-    ended = subprocess.run(
-        [sys.executable, "-m", "penstock.cli", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        check=False,
-    )
-    assert without_times(ended.stdout) == without_times(shown)
+    with Program(["-m", "penstock.cli", *arguments], is_merged=True) as ended:
+        said, _ = ended.communicate()
+    assert without_times(said) == without_times(shown)
 
 
 def test_the_page_names_every_option_and_exit_code() -> None:

@@ -17,6 +17,7 @@ from penstock.containment.accounts import HOLD_TRANSITIONS, Account, Balance, Ho
 from penstock.containment.limits import NO_LIMITS, UNLIMITED, Limits
 from penstock.errors import LedgerError
 from penstock.stops import Stop, StopReason
+from tests.soak import scaled
 
 FIGURES = [field.name for field in fields(Balance) if field.name not in ("name", "limits")]
 MAX_DEPTH = 4
@@ -351,8 +352,8 @@ def everything(account: Account) -> list[object]:
     return [getattr(account, name) for name in Account.__slots__]
 
 
-Ledgering.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
-TestLedgering = pytest.mark.requirement("X-1", "P-B4", "P-B5", "C-3")(Ledgering.TestCase)
+Ledgering.TestCase.settings = settings(max_examples=scaled(50, soak=2_000), stateful_step_count=40)
+TestLedgering = pytest.mark.reliability(pytest.mark.requirement("X-1", "P-B4", "P-B5", "C-3")(Ledgering.TestCase))
 
 
 def take(

@@ -24,6 +24,7 @@ from penstock.containment.breaker import (
 from penstock.errors import InvalidValue
 from penstock.testing import ManualClock
 from penstock.testing.contracts.threads import giving_way
+from tests.soak import scaled
 
 CLOSED, OPEN, HALF_OPEN = CircuitState
 CALL = PolicyContext(cost_usd=0.01, step_count=3)
@@ -528,5 +529,5 @@ class CircuitsAgainstAModel(RuleBasedStateMachine):
 
 
 TestCircuitsAgainstAModel = CircuitsAgainstAModel.TestCase
-TestCircuitsAgainstAModel.settings = settings(max_examples=200, stateful_step_count=40)
-TestCircuitsAgainstAModel = pytest.mark.requirement("C-10")(TestCircuitsAgainstAModel)
+TestCircuitsAgainstAModel.settings = settings(max_examples=scaled(50, soak=2_000), stateful_step_count=40)
+TestCircuitsAgainstAModel = pytest.mark.reliability(pytest.mark.requirement("C-10")(TestCircuitsAgainstAModel))

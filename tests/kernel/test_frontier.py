@@ -12,6 +12,7 @@ from penstock.errors import InvalidValue
 from penstock.kernel.frontier import DONE, READY, SKIPPED, WAITING, Frontier
 from penstock.kernel.plan import Plan, compile_plan, topological_order
 from tests.kernel.graphs import HANDLES, edge_lists
+from tests.soak import scaled
 
 Edges = list[tuple[str, str, str]]
 
@@ -207,7 +208,8 @@ def expected_to_run(plan: Plan, used: dict[int, set[str] | None]) -> set[int]:
     return runs
 
 
-@settings(max_examples=500)
+@pytest.mark.reliability
+@settings(max_examples=scaled(125, soak=5_000))
 @given(edge_lists(acyclic=True), st.data())
 def test_in_any_order_a_node_runs_once_after_its_edges_and_exactly_if_the_model_says_so(
     drawn: tuple[list[str], Edges], data: st.DataObject

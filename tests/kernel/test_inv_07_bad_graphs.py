@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import os
 import random
 import sys
 from collections.abc import Sequence
@@ -28,10 +27,11 @@ from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.node_events import NodeEvent
 from penstock.runtime.graphs.node_execution import run_flow
 from tests.kernel.graphs import Stub
+from tests.soak import scaled
 
 parse_graph({"nodes": [], "edges": []})  # whatever is loaded once is loaded now, and not on an event loop
 
-MUTANTS = 100_000 if os.environ.get("PENSTOCK_SOAK") else 5_000
+MUTANTS = scaled(1_250, soak=100_000)
 HANDLES = ("output", "yes", "no")
 REGISTRY = ExecutorRegistry(
     {

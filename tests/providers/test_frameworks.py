@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import _peers as peers
 from penstock.testing.provider import FakeProviderServer
+from tests.soak import SOAK
 
 PROGRAMS = Path(__file__).parent / "peers"
 SOURCE = Path(__file__).parents[2] / "src"
@@ -21,6 +22,8 @@ ENVIRONMENTS = {
     "openai-agents": ["openai-agents==0.24.0"],
     "aiohttp-clients": ["openai==3.49.0", "anthropic==2.8.0", "aiohttp==3.14.5"],
 }
+
+LONG = pytest.mark.skipif(not SOAK, reason="the long form, with PENSTOCK_SOAK")
 
 
 def python_of(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -35,13 +38,14 @@ def python_of(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.requirement("X-5")
+@pytest.mark.reliability
 @pytest.mark.parametrize(
     ("environment", "program", "api"),
     [
         ("langgraph-clients", "langgraph_fan_out.py", "openai"),
-        ("langgraph-clients", "langgraph_fan_out.py", "anthropic"),
+        pytest.param("langgraph-clients", "langgraph_fan_out.py", "anthropic", marks=LONG),
         ("pydantic-ai-clients", "pydantic_ai_agents.py", "openai"),
-        ("pydantic-ai-clients", "pydantic_ai_agents.py", "anthropic"),
+        pytest.param("pydantic-ai-clients", "pydantic_ai_agents.py", "anthropic", marks=LONG),
         ("openai-agents", "openai_agents.py", "openai"),
         ("aiohttp-clients", "over_aiohttp.py", "openai"),
     ],
@@ -64,7 +68,9 @@ def test_sixteen_at_once_spend_no_more_than_the_ceiling(
         assert 0.50 * len(rounds) <= server.invoice.total_usd <= 1.00 * len(rounds)
 
 
+@LONG
 @pytest.mark.requirement("X-5")
+@pytest.mark.reliability
 def test_the_example_holds_its_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
     python = python_of("langgraph-clients", monkeypatch)
     around = {**os.environ, "PYTHONPATH": str(SOURCE)}

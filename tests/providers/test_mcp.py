@@ -20,6 +20,7 @@ from penstock.agents.messages import ToolResult
 from penstock.providers.mcp import HttpServer, McpError, McpServers, McpTools, StdioServer
 from penstock.providers.mcp.tools import offered_name
 from penstock.testing import census
+from tests.soak import scaled
 
 HONEST = """
     import asyncio
@@ -519,7 +520,7 @@ async def test_a_cancel_at_any_moment_leaves_nothing_behind(written: Written) ->
             await run(tools)
             await asyncio.gather(*(run(tools, hang=number % 2) for number in range(4)))
 
-    for moment in range(100 if os.environ.get("PENSTOCK_SOAK") else 10):
+    for moment in range(scaled(10, soak=100)):
         async with census():
             using = asyncio.ensure_future(use())
             await asyncio.sleep(moment % 20 * 0.007)

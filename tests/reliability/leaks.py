@@ -1,4 +1,4 @@
-"""Check that ten thousand repetitions leak nothing."""
+"""Check that thousands of repetitions leak nothing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import threading
 import tracemalloc
 from collections.abc import Awaitable, Callable
 
+from tests.soak import scaled
+
 
 async def leave_nothing(run: Callable[[int], Awaitable[None]]) -> None:
-    """Run it ten thousand times: no task, no thread, and less than half a megabyte for a thousand."""
+    """Run it thousands of times: no task, no thread, and less than half a megabyte for a thousand."""
     for number in range(500):
         await run(number)
     gc.collect()
@@ -22,7 +24,7 @@ async def leave_nothing(run: Callable[[int], Awaitable[None]]) -> None:
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    for number in range(7_500):
+    for number in range(scaled(500, soak=7_500)):
         await run(number)
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -21,6 +21,7 @@ from penstock.containment.ledger import Amounts, LedgerStore
 from penstock.containment.limits import Limits
 from penstock.storage import SqliteLedgerStore
 from penstock.storage.postgres.ledger import PostgresLedgerStore
+from tests.soak import scaled
 from tests.storage.ledger_postgres import dsn, ledger_database, postgres_server
 
 __all__ = ["dsn", "ledger_database", "postgres_server"]
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.reliability
 
 PROCESSES = 4
 ROUNDS = 3
-CALLS = 6_000 if os.environ.get("PENSTOCK_SOAK") else 600
+CALLS = scaled(600, soak=6_000)
 SHARE = CALLS // (PROCESSES * ROUNDS)
 """What a process takes at most, but in the last round."""
 TOKENS = 7

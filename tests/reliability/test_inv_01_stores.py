@@ -29,6 +29,7 @@ from penstock.runtime.run import RunSettings
 from penstock.stops import StopReason
 from penstock.storage import SqliteLedgerStore
 from penstock.storage.postgres.ledger import PostgresLedgerStore
+from tests.soak import scaled
 from tests.storage.ledger_postgres import dsn, ledger_database, postgres_server
 
 __all__ = ["dsn", "ledger_database", "postgres_server"]
@@ -39,7 +40,7 @@ PROCESSES = 4
 ROUNDS = 3
 LANES = 4
 """Calls that one process makes at the same time."""
-CALLS = (10_000 if os.environ.get("PENSTOCK_SOAK") else 1_920) // (PROCESSES * ROUNDS)
+CALLS = scaled(960, soak=10_000) // (PROCESSES * ROUNDS)
 WORST = 100
 UNIT = 1_000_000
 """Nano-dollars in the unit of the amounts here, a tenth of a cent."""

@@ -26,11 +26,11 @@ from penstock import (
     quorum,
 )
 from penstock.testing import SimLoop, check_history, explore
-from tests.soak import SOAK
+from tests.soak import scaled
 
 pytestmark = [pytest.mark.reliability]
 
-SCHEDULES = 200_000 if SOAK else 5_000
+SCHEDULES = scaled(1_250, soak=200_000)
 
 TERMINAL = ("completed", "error", "cancelled")
 

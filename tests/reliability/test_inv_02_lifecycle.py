@@ -19,11 +19,11 @@ from penstock import (
     WrapOptions,
 )
 from penstock.testing import SimLoop, check_history, explore
-from tests.soak import SOAK
+from tests.soak import scaled
 
 pytestmark = [pytest.mark.reliability]
 
-SCHEDULES = 200_000 if SOAK else 5_000
+SCHEDULES = scaled(1_250, soak=200_000)
 
 
 class Boom(Exception):

@@ -18,12 +18,12 @@ import pytest
 
 from tests.reliability.fork_server import ForkServer
 from tests.reliability.killed_runs import KilledChat, KilledRun
-from tests.soak import SOAK
+from tests.soak import SOAK, scaled
 from tests.storage.postgres import postgres_schemas, postgres_server  # noqa: F401
 
 pytestmark = pytest.mark.reliability
 
-KILLS = 100 if SOAK else 20
+KILLS = scaled(10, soak=100)
 """Kills of working processes, of each kind on each database."""
 KILLS_PER_RUN = 3
 """Attempted kills of one run."""

@@ -52,7 +52,7 @@ async def mixed_run(number: int) -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_ten_thousand_mixed_runs_leave_no_task_no_thread_and_little_memory() -> None:
+async def test_thousands_of_mixed_runs_leave_no_task_no_thread_and_little_memory() -> None:
     await leave_nothing(mixed_run)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import socket
 import tracemalloc
 from collections.abc import AsyncGenerator
@@ -17,10 +16,11 @@ from penstock.hosting.records import HostedEvent, RunRecord
 from penstock.server.serve import ServerProcess, listen
 from penstock.server.settings import ServerSettings
 from tests.server.served import SECRETS, Served, eventually, parse_events, parts, running, served
+from tests.soak import scaled
 
 CLIENTS = 100
 MAX_BYTES_EACH = 256 * 1024
-EVENTS = 20_000 if os.environ.get("PENSTOCK_SOAK") else 1_000
+EVENTS = scaled(1_000, soak=20_000)
 SMALL = 4_096
 """What the sockets' own buffers hold, so that a client that does not read is noticed soon."""
 

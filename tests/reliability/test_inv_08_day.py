@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import random
 import sys
 from collections import Counter
@@ -30,11 +29,12 @@ from penstock.runtime.billing.usage import Usage
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop, sim_run
 from tests.nodes.graphs import graph, node, registry
+from tests.soak import scaled
 
 pytestmark = [pytest.mark.reliability, pytest.mark.timeout(900)]
 
 DAY_S = 86_400
-RUNS = 86_400 if os.environ.get("PENSTOCK_SOAK") else 3_000
+RUNS = scaled(1_500, soak=86_400)
 OWNERS = [f"owner-{number}" for number in range(12)]
 ERRORS, CANCELS, HALTS, CHATS = 0.10, 0.05, 0.02, 0.5
 TURNS = 8

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -30,13 +29,13 @@ from penstock.testing import SimLoop, sim_run
 from penstock.testing.faulty import FAULTS, Fault, FaultKind, FaultyStores
 from tests.nodes.graphs import graph, node, registry
 from tests.server.served import SECRETS, TOKENS, parse_events
+from tests.soak import SOAK
 
 pytestmark = [pytest.mark.reliability, pytest.mark.timeout(900)]
 
 ANSWERS_WITHIN_S = 2.0
 WELL_WITHIN_S = 30.0
 AWAY_S = 10.0
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 """Every call with every kind of fault; else each kind has some of the calls, and all calls have one."""
 
 CHAT = graph([node("start", "chat-start"), node("A", "agent", model="m", stream=True)], ["start > A"])

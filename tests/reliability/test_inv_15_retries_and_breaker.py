@@ -24,11 +24,11 @@ from penstock import (
 )
 from penstock.testing import ManualClock, SimLoop, check_history, explore
 from tests.containment.test_breaker import all_at_once
-from tests.soak import SOAK
+from tests.soak import scaled
 
 pytestmark = [pytest.mark.reliability]
 
-SCHEDULES = 200_000 if SOAK else 5_000
+SCHEDULES = scaled(1_250, soak=200_000)
 CALLERS = 1_000
 NODES, RETRY_BUDGET = 100, 37
 

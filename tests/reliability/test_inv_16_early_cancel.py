@@ -19,8 +19,9 @@ from penstock.hosting.records import ENDED
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop, sim_run
 from tests.hosting.graphs import Sleeper, graph, host_with, killed
+from tests.soak import scaled
 
-STORIES = 2_000
+STORIES = scaled(500, soak=20_000)
 SETTINGS = HostSettings(tick_s=0.5, lease_s=3, drain_s=0)
 
 

@@ -23,10 +23,11 @@ from penstock.testing import SimLoop, sim_run
 from tests.hosting.graphs import Sleeper, host_with, killed
 from tests.reliability.test_inv_16_early_cancel import SETTINGS, document
 from tests.server.served import SECRETS, TOKENS, parse_events
+from tests.soak import scaled
 
 pytestmark = [pytest.mark.reliability, pytest.mark.timeout(900)]
 
-STORIES = 200
+STORIES = scaled(100, soak=2_000)
 RUN = "ann:r"
 
 

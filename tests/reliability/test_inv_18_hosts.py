@@ -6,7 +6,6 @@ Each run is worked on once: its node has written one line, regardless of the num
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +17,7 @@ import pytest
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.records import RunRecord
 from penstock.storage import open_stores
+from tests.soak import scaled
 from tests.storage.postgres import postgres_schemas, postgres_server
 
 __all__ = ["postgres_schemas", "postgres_server"]
@@ -25,7 +25,7 @@ __all__ = ["postgres_schemas", "postgres_server"]
 pytestmark = pytest.mark.reliability
 
 HOSTS = 4
-RUNS = 1_000 if os.environ.get("PENSTOCK_SOAK") else 120
+RUNS = scaled(60, soak=1_000)
 ROOT = Path(__file__).parents[2]
 QUEUE = HostSettings(max_queued=RUNS, max_queued_per_owner=RUNS)
 GRAPH = {"nodes": [{"id": "n", "type": "note", "position": {"x": 0, "y": 0}, "data": {}}], "edges": []}

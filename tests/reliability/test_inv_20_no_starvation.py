@@ -9,7 +9,6 @@ must still end, with nothing held and no call left waiting.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from typing import Any
 
@@ -18,10 +17,11 @@ import pytest
 from penstock import Budget, BudgetExceededError, CancelledError, ExecutionContext, contain
 from penstock.containment import waiting
 from penstock.testing import SimLoop, check_history, sim_run
+from tests.soak import scaled
 
 pytestmark = [pytest.mark.reliability, pytest.mark.requirement("X-9")]
 
-SEEDS = 20_000 if os.environ.get("PENSTOCK_SOAK") else 1_000
+SEEDS = scaled(300, soak=20_000)
 MAX_TIME_S = 10_000
 
 

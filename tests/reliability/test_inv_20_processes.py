@@ -31,16 +31,16 @@ from penstock.storage.postgres.ledger import PostgresLedgerStore
 from penstock.storage.stores import open_stores
 from tests.hosting.graphs import host_with
 from tests.hosting.test_truncated_answers import PRICES, Counter, asking, counted
+from tests.soak import SOAK, scaled
 from tests.storage.ledger_postgres import dsn, ledger_database, postgres_server
 
 __all__ = ["dsn", "ledger_database", "postgres_server"]
 
 pytestmark = [pytest.mark.reliability, pytest.mark.requirement("X-9")]
 
-IS_LONG = bool(os.environ.get("PENSTOCK_SOAK"))
 PROCESSES = 4
 THREADS = 3
-CALLS = 40 if IS_LONG else 4
+CALLS = scaled(4, soak=40)
 """Calls of each thread."""
 USD = 1_000_000_000
 REAL = USD // 100
@@ -236,7 +236,7 @@ def test_a_hold_of_a_process_that_was_killed_stays_and_those_that_wait_for_it_ge
 
 
 @pytest.mark.usefixtures("short_leases")
-@pytest.mark.skipif(not IS_LONG, reason="the long form, with PENSTOCK_SOAK")
+@pytest.mark.skipif(not SOAK, reason="the long form, with PENSTOCK_SOAK")
 def test_processes_that_are_killed_at_any_moment_leave_a_queue_that_moves(open_store: Open, children: Children) -> None:
     rng = random.Random(1)
     ceiling = 20 * USD

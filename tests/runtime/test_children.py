@@ -29,6 +29,7 @@ from penstock import (
 )
 from penstock.testing import ManualClock, check_history, explore
 from penstock.testing.sim import SimLoop
+from tests.soak import scaled
 
 
 def nothing() -> None:
@@ -488,5 +489,6 @@ async def one_family(seed: int) -> None:
 
 
 @pytest.mark.requirement("T-4")
+@pytest.mark.reliability
 def test_in_any_order_every_child_that_was_born_ends_once_and_inside_its_parent() -> None:
-    explore(one_family, schedules=500)
+    explore(one_family, schedules=scaled(125, soak=5_000))

@@ -6,7 +6,6 @@ In a SQLite file that is closed and opened again halfway; a thousand turns in th
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -19,8 +18,9 @@ from penstock.agents.scripted import ScriptedModel
 from penstock.hosting.limits import HostSettings
 from penstock.storage import open_stores
 from tests.chat.chats import ALONE, ANN, Chats, chatting, hosted
+from tests.soak import scaled
 
-TURNS = 1_000 if os.environ.get("PENSTOCK_SOAK") else 160
+TURNS = scaled(160, soak=1_000)
 QUESTION = "What about dam number {}? " + "It is a long question. " * 100
 ANSWER = "Dam number {} holds. " + "It is a long answer, and a true one. " * 100
 COPIES = 3

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import warnings
 from contextlib import AsyncExitStack, suppress
 from typing import Any
@@ -21,9 +20,9 @@ from penstock.hosting.host import HostSettings
 from penstock.server.settings import ServerSettings
 from tests.server.served import Served, served
 from tests.server.test_matrix import Things, prepared
+from tests.soak import SOAK, scaled
 
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
-EXAMPLES = 400 if SOAK else 8
+EXAMPLES = scaled(4, soak=400)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

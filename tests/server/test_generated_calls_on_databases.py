@@ -20,8 +20,9 @@ from penstock.server.app import create_app
 from penstock.server.settings import ServerSettings
 from penstock.storage import open_stores
 from tests.server.served import Echo, Gate, Served
-from tests.server.test_generated_calls import SOAK, Asking, call_it
+from tests.server.test_generated_calls import Asking, call_it
 from tests.server.test_matrix import Things, prepared
+from tests.soak import SOAK
 from tests.storage.postgres import postgres_server, postgres_url
 
 __all__ = ["postgres_server", "postgres_url"]

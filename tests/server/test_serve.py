@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,8 +20,11 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.errors import InvalidValue
 from penstock.server.serve import ServerProcess, ShutdownResponder, farewell, greeting, listen
 from penstock.server.settings import ServerSettings
+from tests.forked import Program
 from tests.server.served import SECRETS, TOKENS, eventually, served, wire
 from tests.server.test_mcp_sessions import ACCEPT, HELLO
+
+pytestmark = pytest.mark.usefixtures("forks")
 
 PROGRAM = """
 import asyncio, sys
@@ -59,31 +61,22 @@ print("closed", flush=True)
 
 
 @asynccontextmanager
-async def process(*args: str) -> AsyncGenerator[tuple[asyncio.subprocess.Process, str], None]:
+async def process(*args: str) -> AsyncGenerator[tuple[Program, str], None]:
     """A server of its own, and its address."""
-    started = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROGRAM, *args, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    assert started.stdout is not None
-    try:
-        first = (await started.stdout.readline()).decode()
-        assert first.startswith("Penstock is listening on "), first + (await _rest(started.stderr))
-        yield started, first.split()[-1]
-    finally:
-        if started.returncode is None:
+    with Program(["-c", PROGRAM, *args]) as started:
+        try:
+            first = await asyncio.to_thread(started.stdout.readline)
+            assert first.startswith("Penstock is listening on "), first + started.stderr.read()
+            yield started, first.split()[-1]
+        finally:
             started.kill()
-        await started.communicate()
 
 
-async def _rest(stream: Any) -> str:
-    return str((await stream.read()).decode())
-
-
-async def ended(started: asyncio.subprocess.Process) -> str:
-    out, error = await started.communicate()
-    assert started.returncode == 0, error.decode()
-    assert b"Traceback" not in error
-    return out.decode()
+async def ended(started: Program) -> str:
+    out, error = await asyncio.to_thread(started.communicate)
+    assert started.returncode == 0, error
+    assert "Traceback" not in error
+    return out
 
 
 async def test_running_runs_are_parked_at_shutdown_and_continue_at_the_next_start(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ import pytest
 from penstock.containment.ledger import Amounts
 from penstock.containment.limits import Limits
 from penstock.storage import SqliteLedgerStore
+from tests.soak import scaled
 
 pytestmark = [pytest.mark.reliability]
 
 PROCESSES = 4
-ROUNDS = 40 if os.environ.get("PENSTOCK_SOAK") else 5
+ROUNDS = scaled(5, soak=40)
 CALLS = 300
 WORST = 100
 STATEMENTS_PER_CALL = 11

@@ -50,6 +50,7 @@ def test_frozen_objects_are_freed_by_reference_counting() -> None:
         assert gone == ["gone"]
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_server_looks_seldom_and_not_at_what_was_there_when_it_began(directory: Path, penstock: Penstock) -> None:
     (directory / "telling.py").write_text(TELLING)
     with served("--db", "memory:", "--models", "telling.py:models") as server:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,21 +23,26 @@ from penstock.cli.remote.connection import Connection
 from penstock.server.examples import example_graphs
 from tests.cli.conftest import Penstock
 from tests.cli.remote.live import Terminal
+from tests.forked import Program
 
 PENSTOCK = [sys.executable, "-m", "penstock.cli"]
 INSTALLED = Path(sys.executable).parent / "penstock"
+
+pytestmark = pytest.mark.usefixtures("forks")
 
 SLOW = """
 from penstock.server.examples import ExampleModel
 
 models = {"example": ExampleModel(words_per_second=50)}
 """
+QUICK = SLOW.replace("50", "50_000")
+"""For the next server: what the first left open need not take as long again."""
 
 
 class Server:
     """A server as a process: its greeting, its address, and itself."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str] | Program) -> None:
         self.process = process
         assert process.stdout is not None
         self.greeting = ""
@@ -58,19 +63,22 @@ class Server:
         for one in signals:
             self.process.send_signal(one)
         _, err = self.process.communicate()
-        return self.process.returncode, err
+        return self.process.wait(), err
+
+
+def _forked(command: list[str], env: Mapping[str, str]) -> Program:
+    return Program(["-m", "penstock.cli", *command], env=env)
+
+
+def _started(command: list[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
 @contextmanager
-def served(*arguments: str, program: Sequence[str] = PENSTOCK, path: Path = INSTALLED.parent) -> Iterator[Server]:
-    process = subprocess.Popen(
-        [*program, "serve", "--port", "0", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PATH": str(path)},
-    )
-    with process:
+def served(*arguments: str, program: Sequence[str] | None = None, path: Path = INSTALLED.parent) -> Iterator[Server]:
+    """A server that is up: forked, or a program that is started from nothing."""
+    command, env = ["serve", "--port", "0", *arguments], os.environ | {"PATH": str(path)}
+    with _forked(command, env) if program is None else _started([*program, *command], env) as process:
         try:
             yield Server(process)
         finally:
@@ -172,6 +180,7 @@ def test_running_runs_are_parked_at_shutdown_and_resumed_by_the_next_server(
         assert server.stop(signal.SIGTERM) == (0, "")
     with closing(sqlite3.connect("kept.db")) as kept:
         assert kept.execute("SELECT status FROM runs").fetchall() == [("parked",)]
+    (directory / "slow.py").write_text(QUICK)
     with served(*options) as server:
         tail = penstock("runs", "tail", run_id, "--url", server.url)
         assert (tail.code, "run.parked" in tail.out, "run.resumed" in tail.out) == (0, True, True)
@@ -193,6 +202,7 @@ def test_answer_of_a_killed_server_is_resumed_after_restart(directory: Path, pen
     with served(*options) as server:
         run_id = started(server.url, "count to 150")
         assert server.stop(signal.SIGKILL)[0] == -signal.SIGKILL
+    (directory / "slow.py").write_text(QUICK)
     with served(*options) as server:
         tail = penstock("runs", "tail", run_id, "--url", server.url)
         assert tail.code == 0
@@ -558,12 +568,10 @@ def test_a_tail_outlives_the_server_it_began_at(directory: Path) -> None:
     options = ("--db", "sqlite:///kept.db", "--models", "slow.py:models", "--drain", "0")
     with served(*options) as server:
         url, run_id = server.url, started(server.url, "count to 200")
-        tail = subprocess.Popen(
-            [*PENSTOCK, "runs", "tail", run_id, "--json", "--url", url], stdout=subprocess.PIPE, text=True
-        )
-        assert tail.stdout is not None
+        tail = Program(["-m", "penstock.cli", "runs", "tail", run_id, "--json", "--url", url])
         first = tail.stdout.readline()
         assert server.stop(signal.SIGTERM) == (0, "")
+    (directory / "slow.py").write_text(QUICK)
     with tail, served(*options, "--port", url.rpartition(":")[2]) as server:
         told = [json.loads(line) for line in [first, *tail.stdout]]
         assert tail.wait() == 0

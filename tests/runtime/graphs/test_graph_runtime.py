@@ -24,6 +24,7 @@ from penstock.runtime.graphs.graph_runtime import FlowContext, GraphRuntime
 from penstock.testing import check_history, explore
 from tests.kernel.graphs import Stub, flow, link
 from tests.kernel.test_no_domain_words import words
+from tests.soak import scaled
 
 
 def graph(*edges: EdgeSpec, **types: str) -> GraphSpec:
@@ -312,7 +313,7 @@ async def links_schedule(seed: int) -> None:
 @pytest.mark.requirement("K-5")
 @pytest.mark.reliability
 def test_no_interleaving_makes_an_artifact_twice_at_once_or_leaves_one_behind() -> None:
-    explore(links_schedule, schedules=2_000)
+    explore(links_schedule, schedules=scaled(500, soak=20_000))
 
 
 # Executors.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import pickle
 import random
 import threading
@@ -44,13 +43,14 @@ from penstock.runtime.graphs.node_execution import ExecutorMisbehaved, NodeExecu
 from penstock.runtime.scheduling.listener import Listener
 from penstock.testing import SimLoop, check_history, explore, sim_run
 from tests.kernel.graphs import flow, link
+from tests.soak import scaled
 
 # A busy machine may stall anywhere, in a node too.
 pytestmark = pytest.mark.filterwarnings("ignore:step .* kept the event loop:RuntimeWarning")
 
 parse_graph({"nodes": [], "edges": []})  # whatever is loaded once is loaded now, and not on an event loop
 
-SCHEDULES = 50_000 if os.environ.get("PENSTOCK_SOAK") else 1_500
+SCHEDULES = scaled(500, soak=50_000)
 
 
 class Runs:

@@ -18,8 +18,9 @@ from penstock.stops import StopReason, TerminationReason
 from penstock.testing import ManualClock, SimLoop, explore
 from penstock.testing.contracts.threads import at_once
 from penstock.tracing.events import LimitTrace
+from tests.soak import scaled
 
-TIMINGS = 2_000
+TIMINGS = scaled(500, soak=20_000)
 CANCELLED, ALREADY, REMEMBERED, ENDED = CancelResult
 
 
@@ -319,6 +320,7 @@ def in_time(answer: CancelResult) -> bool:
     return answer is not ENDED
 
 
+@pytest.mark.reliability
 def test_no_cancel_is_lost_at_any_moment_of_a_run() -> None:
     async def one_timing(seed: int) -> CancelResult:
         loop, chance = asyncio.get_running_loop(), random.Random(seed)
@@ -371,6 +373,7 @@ def give_way(turns: int) -> None:
         time.sleep(0)
 
 
+@pytest.mark.reliability
 @pytest.mark.parametrize(
     ("timings", "turns", "within"),
     [

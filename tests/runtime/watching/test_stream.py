@@ -21,6 +21,7 @@ from penstock.testing import explore
 from penstock.testing.contracts.threads import giving_way
 from penstock.tracing.events import CustomTrace, RunCompleted, RunStarted, TraceEvent
 from penstock.tracing.execution_graph import TRIM_CHUNK, ExecutionGraph
+from tests.soak import scaled
 
 PATIENCE_S = 30.0
 """Far more than anything here takes: only a failing test waits for it."""
@@ -346,6 +347,7 @@ async def test_an_entry_written_while_a_reader_goes_to_sleep_wakes_it() -> None:
     assert [(await asyncio.wait_for(anext(stream), PATIENCE_S)).seq for _ in range(3)] == [1, 2, 3]
 
 
+@pytest.mark.reliability
 def test_in_any_order_of_events_every_reader_gets_every_one() -> None:
     async def one_order(seed: int) -> None:
         chance = random.Random(seed)
@@ -372,7 +374,7 @@ def test_in_any_order_of_events_every_reader_gets_every_one() -> None:
         assert got == [list(range(1, context.graph.seq + 1))] * 3
         assert wake_ups(context.graph) == []
 
-    explore(one_order, schedules=300)
+    explore(one_order, schedules=scaled(100, soak=3_000))
 
 
 # Leaving.
