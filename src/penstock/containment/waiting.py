@@ -17,10 +17,11 @@ into a room, let it decide, and write the outcome back.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 
 from penstock.containment import accounts
@@ -107,20 +108,34 @@ class Waiter:
         """Called when it was admitted or refused; may be called again."""
 
 
+@dataclass(slots=True)
+class _Share:
+    """The calls of one run that wait."""
+
+    calls: int = 0
+    last_turn: int = -1
+
+
 class WaitingRoom:
     """The calls that wait for room in one tree of accounts."""
 
-    __slots__ = ("_last_number", "_last_turn", "queues")
+    __slots__ = ("_last_number", "_last_turn", "_nested", "_owners", "queues")
 
     def __init__(self) -> None:
         self.queues: dict[Account, list[Waiter]] = {}
         """The calls that wait, by account, the next one first; empty while no call waits."""
+        # What follows only repeats what is in the queues, so that no step looks at all who wait. A signal handler may
+        # raise between a change of both: then turns are a little uneven until the room is empty.
+        self._owners: dict[object, dict[object, _Share]] = {}
+        """How many calls of each run wait, by owner."""
+        self._nested: dict[Waiter, None] = {}
+        """Those that are part of a call that holds something."""
         self._last_number = 0
         self._last_turn = 0
 
     def __iter__(self) -> Iterator[Waiter]:
-        """All that wait, the next one first."""
-        return merge(*self.queues.values(), key=_order)
+        """All that wait, in no order."""
+        return chain.from_iterable(self.queues.values())
 
     def __len__(self) -> int:
         return sum(map(len, self.queues.values()))
@@ -133,21 +148,27 @@ class WaitingRoom:
 
     def restore(self, waiter: Waiter) -> None:
         """Add a call that joined before and has its number and its turn."""
+        queue = self.queues.get(waiter.account)
         # In one act: a signal handler may raise anywhere, and an empty queue would look like calls that wait.
-        self.queues[waiter.account] = sorted([*self.queues.get(waiter.account, ()), waiter], key=_order)
+        if queue is None:
+            self.queues[waiter.account] = [waiter]
+        else:
+            insort(queue, waiter, key=_order)
         self._last_number = max(self._last_number, waiter.number)
+        share = self._owners.setdefault(waiter.owner, {}).setdefault(waiter.run, _Share())
+        share.calls += 1
+        share.last_turn = max(share.last_turn, waiter.turn)
+        if waiter.above:
+            self._nested[waiter] = None
 
     def _turn_of(self, newcomer: Waiter) -> int:
         """One turn for each run, and for each owner as many as for any other, however many runs it has."""
         first = min((queue[0].turn for queue in self.queues.values()), default=self._last_turn)
-        last = first - 1
-        runs = {newcomer.run}
-        for waiter in self:
-            if waiter.owner == newcomer.owner:
-                runs.add(waiter.run)
-            if waiter.run == newcomer.run and waiter.turn > last:
-                last = waiter.turn
-        return first + len(runs) - 1 if last < first else last + len(runs)
+        runs = self._owners.get(newcomer.owner, {})
+        share = runs.get(newcomer.run)
+        if share is None:
+            return first + len(runs)
+        return first + len(runs) - 1 if share.last_turn < first else share.last_turn + len(runs)
 
     def leave(self, waiter: Waiter) -> bool:
         """Remove the call; False if it waits no more."""
@@ -158,7 +179,23 @@ class WaitingRoom:
             del self.queues[waiter.account]
         else:
             queue.remove(waiter)
+        self._nested.pop(waiter, None)
+        self._forget(waiter)
         return True
+
+    def _forget(self, waiter: Waiter) -> None:
+        """Count one call less of the waiter's run."""
+        if not self.queues:
+            self._owners.clear()
+            return
+        runs = self._owners.get(waiter.owner, {})
+        share = runs.get(waiter.run)
+        if share is not None and share.calls > 1:
+            share.calls -= 1
+        elif share is not None:
+            del runs[waiter.run]
+            if not runs:
+                del self._owners[waiter.owner]
 
     def may_enter(self, newcomer: Waiter) -> bool:
         """Whether a call that has just come, and that there is room for, may pass all that wait; counts that it did."""
@@ -196,9 +233,7 @@ class WaitingRoom:
     def changed(self, now_ns: int) -> None:
         """Decide what can be decided now that something came free or another call waits, and wake those concerned."""
         decided = self.admit(now_ns)
-        while (
-            newest := self.stuck({held for waiter in self if waiter.above for held in waiter.blocked()})
-        ) is not None:
+        while self._nested and (newest := self.stuck(self._blocked())) is not None:
             stop = accounts.refusal(newest.account, newest.cost, newest.tokens, newest.api_calls, now_ns)
             newest.stop = refused_as_stuck(stop)
             decided.append(newest)
@@ -222,7 +257,7 @@ class WaitingRoom:
         return newest
 
     def _blocked(self) -> Collection[Taken]:
-        return {held for waiter in self if waiter.above for held in waiter.blocked()}
+        return {held for waiter in self._nested for held in waiter.blocked()}
 
     def _considered(self) -> Iterator[Waiter]:
         return merge(*(islice(queue, LOOKAHEAD) for queue in self.queues.values()), key=_order)
