@@ -15,6 +15,7 @@ from penstock.errors import Halted
 from penstock.providers.current import close_scope, open_scope
 from penstock.providers.hooks import Hooks, installed
 from penstock.providers.http.exchange import Terms
+from penstock.providers.interruption import Interruptions
 from penstock.providers.reading.families import FAMILIES
 from penstock.providers.stacks import PATCHES
 from penstock.runtime.billing.error_bill import ErrorBill, check_error_bill
@@ -47,12 +48,14 @@ class contained:
         checks.integer("max_output_tokens", max_output_tokens, minimum=1, of="tokens")
         checks.integer("floor", floor, minimum=1, of="tokens")
         self.terms = Terms(run, max_output_tokens, floor, check_error_bill(error_bill))
+        self._interruptions = Interruptions(run)
 
     def __enter__(self) -> contained:
         for name in installed("httpx2", "httpx"):
             importlib.import_module(name)
         _hooks.take()
         open_scope(self.terms)
+        self._interruptions.enter()
         return self
 
     def __exit__(
@@ -60,6 +63,9 @@ class contained:
     ) -> None:
         close_scope(self.terms)
         _hooks.give_back()
+        error = self._interruptions.leave(exc)
+        if error is not exc and error is not None:
+            raise error from exc
         # Older clients wrap every error raised below them: unwrap it on exit at the latest.
         wrapped = exc.__cause__ if exc is not None and type(exc).__module__.partition(".")[0] in CLIENTS else None
         if isinstance(wrapped, Halted):
