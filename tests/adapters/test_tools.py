@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 import pytest
 from pydantic import BaseModel
 
-from penstock import BudgetExceededError, CancelledError, InvalidValue, RunSettings, contain
+from penstock import BudgetExceededError, CancelledError, InvalidValue, RunEnded, RunSettings, contain
 from penstock.adapters import contained_tools
 from penstock.events import ToolCallTrace
 
@@ -311,6 +311,37 @@ async def test_a_tool_of_the_agents_sdk_is_contained() -> None:
             [contained] = contained_tools(run, [AgentsTool(invoker)])
             assert await contained.on_invoke_tool(None, "dams") == "3 results for dams"
         assert tool_calls(run) == [("search", "ok")]
+
+
+async def test_a_sync_tool_of_the_agents_sdk_is_left_behind_at_the_time_limit() -> None:
+    """The SDK runs it on a thread of the event loop, and the end of the loop would wait for that thread."""
+    released = threading.Event()
+
+    async def invoke(context: object, arguments: str) -> Any:
+        return await asyncio.to_thread(released.wait)
+
+    tool = AgentsTool(invoke)
+    tool.__wrapped__ = released.wait  # type: ignore[attr-defined]
+    with contain(timeout_s=0.05) as run:
+        [contained] = contained_tools(run, [tool])
+        with pytest.raises(BudgetExceededError, match="timeout"):
+            await contained.on_invoke_tool(None, "{}")
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert tool_calls(run) == [("search", "timeout")]
+    released.set()
+
+
+async def test_a_sync_tool_of_the_agents_sdk_is_refused_after_the_end_of_the_run() -> None:
+    async def invoke(context: object, arguments: str) -> str:
+        return search(arguments)
+
+    tool = AgentsTool(invoke)
+    tool.__wrapped__ = search  # type: ignore[attr-defined]
+    with contain() as run:
+        [contained] = contained_tools(run, [tool])
+        assert await contained.on_invoke_tool(None, "dams") == "3 results for dams"
+    with pytest.raises(RunEnded):
+        await contained.on_invoke_tool(None, "dams")
 
 
 async def test_an_agno_toolkit_is_contained_function_by_function() -> None:

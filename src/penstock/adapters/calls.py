@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+from penstock.runtime.admission import after_end
+from penstock.runtime.call import CallSpec
 from penstock.runtime.calls import Calls
 from penstock.runtime.context import ExecutionContext, current_call, innermost
+from penstock.runtime.execution import run_async
+from penstock.tracing.record import OPEN
 
 
 def call_tool(run: ExecutionContext, name: str, arguments: object, work: Callable[[], Any]) -> Any:
@@ -25,6 +29,15 @@ async def acall_tool(run: ExecutionContext, name: str, arguments: object, work: 
         return _paid(await work())
 
     return await _place(run).atool(awaited, arguments, name=name)
+
+
+async def call_tool_on_worker(run: ExecutionContext, name: str, arguments: object, work: Callable[[], Any]) -> Any:
+    """Like `call_tool`, for a task that waits for sync work; a stop abandons the worker."""
+    place = innermost(run)
+    if place._base.end_seq != OPEN:
+        return after_end(place, f"tool call {name!r}").result()
+    spec = CallSpec("tool", name)
+    return (await run_async(place, spec, lambda _: _paid(work()), (arguments,), on_worker=True)).result()
 
 
 def _place(run: ExecutionContext) -> Calls:

@@ -8,17 +8,18 @@ for the model.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import importlib.metadata
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock import checks
-from penstock.adapters.calls import acall_tool, call_tool
+from penstock.adapters.calls import acall_tool, call_tool, call_tool_on_worker
 from penstock.errors import InvalidValue
 from penstock.runtime.context import ExecutionContext
 
@@ -71,12 +72,13 @@ def contained_function(run: ExecutionContext, fn: Function, name: str, shown: Sh
 
 def _with_methods(run: ExecutionContext, tool: Any, methods: tuple[str, ...], shown: Shown) -> Any:
     """Return a copy of the tool, of a subclass whose `methods` make calls of the run."""
-    own = type(tool)
+    own: type[Any] = type(tool)
+    metaclass: Any = type(own)
     contained = {name: contained_function(run, getattr(own, name), tool.name, _of_method(shown)) for name in methods}
     same_name = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
     tool = copy.copy(tool)
     # `object`: models of pydantic accept no assignment to `__class__`.
-    object.__setattr__(tool, "__class__", type(own)(own.__name__, (own,), {**same_name, **contained}))
+    object.__setattr__(tool, "__class__", metaclass(own.__name__, (own,), {**same_name, **contained}))
     return tool
 
 
@@ -128,16 +130,29 @@ def _pydantic_ai_toolset(run: ExecutionContext, toolset: Any) -> Any:
 
 
 def _openai_agents(run: ExecutionContext, tool: Any) -> Any:
-    """Return a copy of a function tool; its invoker returns an awaitable, and need not be an async function."""
+    """Return a copy of a function tool.
+
+    Its invoker returns an awaitable, and need not be an async function. For a sync function that awaitable waits for a
+    thread of the event loop, which the end of the loop waits for: such an invoker gets a loop of its own, on a worker.
+    """
     tool = copy.copy(tool)  # first: the copy may have an invoker of its own
     invoke = tool.on_invoke_tool
+    function = getattr(tool, "__wrapped__", None)
+    is_sync = function is not None and not _is_async(function)
 
     @functools.wraps(invoke)
     async def contained(context: Any, arguments: str) -> Any:
-        return await acall_tool(run, tool.name, arguments, functools.partial(invoke, context, arguments))
+        work = functools.partial(invoke, context, arguments)
+        if is_sync:
+            return await call_tool_on_worker(run, tool.name, arguments, lambda: asyncio.run(_awaited(work)))
+        return await acall_tool(run, tool.name, arguments, work)
 
     tool.on_invoke_tool = contained
     return tool
+
+
+async def _awaited(work: Callable[[], Awaitable[Any]]) -> Any:
+    return await work()
 
 
 def _agno(run: ExecutionContext, tool: Any) -> Any:
