@@ -7,8 +7,9 @@ feeds its queue, and waits at the queue for ever. What all of them handle is a c
 by `asyncio.timeout`. So the task that entered the block is cancelled too, and when the cancel comes out of the block,
 it is taken back, and the run's own error is raised in its place.
 
-A task that waits in a call of the run itself is left to that call, which raises the run's error right there. If the
-call ends between the cancel and the look at it, the task is interrupted a second time, on its way out of the block.
+A task that stops its own run goes on: it may have something to tidy up, and its further calls are refused. A task that
+waits in a call of the run is left to that call, which raises the run's error right there. If the call ends between the
+cancel and the look at it, the task is interrupted a second time, on its way out of the block.
 
 Knows tasks and tokens, and nothing of HTTP libraries.
 """
@@ -55,9 +56,8 @@ class Interruption:
 
     def _on_cancel(self) -> None:
         """Handle the cancel of the token, in the thread that cancels."""
-        if self._context._token.watches(self._task):
+        if _current_task() is self._task or self._context._token.watches(self._task):
             return
-        # Later, also on the same loop: a cancel of the running task could come out after the block, at its next wait.
         try:
             self._loop.call_soon_threadsafe(self._send)
         except RuntimeError:
