@@ -257,6 +257,18 @@ class CrewTool(BaseModel):
         return search(query)
 
 
+class CrewFunctionTool(CrewTool):
+    """Like the tools of CrewAI's decorator: `run` does not call `_run`."""
+
+    func: Callable[..., Any] = search
+
+    def run(self, **kwargs: Any) -> Any:
+        return self.func(**kwargs)
+
+    def _run(self, query: str) -> Any:
+        return self.func(query)
+
+
 @pytest.fixture(autouse=True)
 def frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-ins, under the names that the frameworks' types have."""
@@ -365,6 +377,13 @@ async def test_a_crewai_tool_is_contained_where_all_its_callers_meet() -> None:
         assert contained.run(query="dams") == contained._run("dams") == "3 results for dams"
         assert await contained._arun("dams") == "3 results for dams"
     assert len(tool_calls(run)) == 3
+
+
+def test_a_crewai_tool_made_from_a_function_is_contained_once_per_call() -> None:
+    with contain() as run:
+        [contained] = contained_tools(run, [CrewFunctionTool()])
+        assert contained.run(query="dams") == contained._run("dams") == "3 results for dams"
+    assert tool_calls(run) == [("search", "ok")] * 2
 
 
 async def test_the_tool_that_was_passed_is_not_changed() -> None:

@@ -175,7 +175,12 @@ def _smolagents(run: ExecutionContext, tool: Any) -> Any:
 
 
 def _crewai(run: ExecutionContext, tool: Any) -> Any:
-    return _with_methods(run, tool, ("_run", "_arun"), _arguments)
+    """Return a copy of a CrewAI tool: one that was made from a function calls it from several methods."""
+    if not hasattr(tool, "func"):
+        return _with_methods(run, tool, ("_run", "_arun"), _arguments)
+    tool = copy.copy(tool)
+    tool.func = contained_function(run, tool.func, tool.name, _arguments)
+    return tool
 
 
 @dataclass(frozen=True, slots=True)
