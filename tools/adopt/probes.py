@@ -160,7 +160,10 @@ def drive(framework: str, distribution: str, /, *, script: Script | None = None,
     only = os.environ.get("ADOPT_PROBES", "").split()
     for probe in PROBES:
         if probe in works and (not only or probe in only):
-            print(json.dumps(asdict(measure(framework, version, probe, works[probe], SCRIPTS.get(probe, script)))), flush=True)
+            print(
+                json.dumps(asdict(measure(framework, version, probe, works[probe], SCRIPTS.get(probe, script)))),
+                flush=True,
+            )
     sys.stdout.flush()
     os._exit(0)  # a probe that hangs has a thread that never ends
 

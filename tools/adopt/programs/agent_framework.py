@@ -29,7 +29,7 @@ async def single(site: Site) -> None:
 
 
 async def embeddings(site: Site) -> None:
-    embedder = OpenAIEmbeddingClient("text-embedding-3-small", base_url=site.openai_url, api_key=site.key)
+    embedder = OpenAIEmbeddingClient(model="text-embedding-3-small", base_url=site.openai_url, api_key=site.key)
     for _ in range(REPEATS):
         await embedder.get_embeddings(["hello"])
 

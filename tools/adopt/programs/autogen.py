@@ -59,7 +59,9 @@ async def subagents(site: Site) -> None:
 
 
 async def ceiling(site: Site) -> None:
-    team = RoundRobinGroupChat([assistant(site), assistant(site, "critic")], termination_condition=MaxMessageTermination(REPEATS))
+    team = RoundRobinGroupChat(
+        [assistant(site), assistant(site, "critic")], termination_condition=MaxMessageTermination(REPEATS)
+    )
     await team.run(task="hello")
 
 
@@ -68,7 +70,9 @@ async def with_tool(site: Site) -> None:
 
 
 async def cancel_async(site: Site) -> None:
-    team = RoundRobinGroupChat([assistant(site), assistant(site, "critic")], termination_condition=MaxMessageTermination(REPEATS))
+    team = RoundRobinGroupChat(
+        [assistant(site), assistant(site, "critic")], termination_condition=MaxMessageTermination(REPEATS)
+    )
     await team.run(task="hello")
 
 

@@ -27,9 +27,7 @@ def single(site: Site) -> None:
 
 
 def embeddings(site: Site) -> None:
-    embedder = dspy.Embedder(
-        "openai/text-embedding-3-small", api_base=site.openai_url, api_key=site.key, caching=False
-    )
+    embedder = dspy.Embedder("openai/text-embedding-3-small", api_base=site.openai_url, api_key=site.key, caching=False)
     for _ in range(REPEATS):
         embedder(["hello"])
 
