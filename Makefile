@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help env run example check test lint types format requirements bench structure soak lock clean
+.PHONY: help env run example check test lint types format requirements bench structure adopt soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ bench: env ## run every benchmark
 
 structure: env ## count modules, import cycles, and what one chat request costs
 	$(BIN)/python -m tools.structure
+
+adopt: env ## drive other frameworks against a fake provider, and write what was measured into docs/frameworks.md
+	$(BIN)/python -m tools.adopt
 
 soak: env ## run the reliability tests in their long form
 	PENSTOCK_SOAK=1 $(BIN)/pytest -m reliability --timeout=3600

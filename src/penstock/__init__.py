@@ -7,6 +7,7 @@ penstock.agents      models, tools, formats and loops        penstock.stores    
 penstock.events      events of runs, and watching runs       penstock.providers   clients of model APIs
 penstock.export      runs as text, JSON, Mermaid and HTML    penstock.telemetry   runs as OpenTelemetry spans
 penstock.executors   node types for JSON graphs              penstock.testing     tools for tests
+penstock.adapters    tools of other frameworks
 """
 
 from __future__ import annotations

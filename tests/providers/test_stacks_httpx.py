@@ -126,8 +126,13 @@ async def test_an_abort_frees_a_waiting_task_and_closes_the_socket(call: AsyncCa
 @pytest.mark.parametrize("call", ASYNC_STREAMS)
 async def test_an_abort_frees_a_task_in_the_middle_of_a_stream(call: AsyncCall) -> None:
     async with FakeProviderServer(script=[HANGS_IN_THE_MIDDLE]) as server, async_clients(server, timeout=NEVER) as to:
-        with contain(prices=server.provider.prices) as run, contained(run):
-            task = asyncio.create_task(call(to))  # type: ignore[arg-type]  # each is a coroutine
+        with contain(prices=server.provider.prices) as run:
+
+            async def inside() -> None:
+                with contained(run):
+                    await call(to)
+
+            task = asyncio.create_task(inside())
             await server.until(lambda: server.in_flight == 1)
             await asyncio.to_thread(run.abort, "enough")
             with pytest.raises(CancelledError, match="enough"):

@@ -23,6 +23,7 @@ from penstock.providers.current import close_scope, open_scope
 from penstock.providers.hooks import HookFailed, Hooks, Patch
 from penstock.providers.http.exchange import Terms
 from penstock.providers.inheritance import THREADS
+from penstock.providers.interruption import Interruptions
 from penstock.providers.reading.families import FAMILIES
 from penstock.providers.stacks import PATCHES
 from penstock.runtime.billing.error_bill import ErrorBill, check_error_bill
@@ -70,6 +71,7 @@ class contained:
         if on_stop not in ("warn", "raise", "ignore"):
             raise InvalidValue("on_stop", on_stop, "'warn', 'raise' or 'ignore'")
         self.terms = Terms(run, max_output_tokens, floor, check_error_bill(error_bill))
+        self._interruptions = Interruptions(run)
         self._run = run
         self._on_stop = on_stop
 
@@ -81,6 +83,7 @@ class contained:
         install_hooks(self.terms.context)
         uncontained.opened(self.terms)
         open_scope(self.terms)
+        self._interruptions.enter()
         return self
 
     def __exit__(
@@ -88,6 +91,9 @@ class contained:
     ) -> None:
         close_scope(self.terms)
         uncontained.closed(self.terms)
+        error = self._interruptions.leave(exc)
+        if error is not exc and error is not None:
+            raise error from exc
         # Older clients wrap every error raised below them: unwrap it on exit at the latest.
         wrapped = exc.__cause__ if exc is not None and type(exc).__module__.partition(".")[0] in CLIENTS else None
         if isinstance(wrapped, Halted):

@@ -263,6 +263,17 @@ class CancellationToken:
         pending_cancel = self._watched.get(task)
         return pending_cancel if pending_cancel is not None and pending_cancel.is_pending else None
 
+    def watches(self, task: Task) -> bool:
+        """Whether this token, or one below it, watches `task`."""
+        todo = [self]
+        while todo:
+            token = todo.pop()
+            if task in token._watched:
+                return True
+            with token._lock:  # the list may grow meanwhile
+                todo += [child for known in token._children or () if (child := known()) is not None]
+        return False
+
     # Inside.
 
     def _seconds_left(self) -> float:

@@ -73,6 +73,17 @@ def current_context() -> ExecutionContext | None:
     return entered[-1] if entered else None
 
 
+def innermost(context: Handle) -> Handle:
+    """Return the deepest open context of the same run in this thread or task: it makes the call and is charged."""
+    places: list[Handle] = [context, *entered_contexts.get()[-1:]]
+    parent = running_call.get()
+    if parent is not None and parent.record.end_seq == OPEN:
+        places.append(parent.context)
+    same = [place for place in places if place._run is context._run and place._base.end_seq == OPEN]
+    # Of two at the same depth, prefer the later one: it may be the same context with its own budget.
+    return max(reversed(same), key=lambda place: place._base.depth, default=context)
+
+
 def current_call() -> Call | None:
     """Return the call whose function is being executed in this thread or task; None outside of any."""
     return running_call.get()

@@ -33,7 +33,7 @@ from penstock.runtime.billing.usage import Usage
 from penstock.runtime.call import Call, CallSpec, blank, running_call
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.clamping import clamp
-from penstock.runtime.context import current_context
+from penstock.runtime.context import innermost
 from penstock.runtime.execution import ahold_remote, finish, finish_failed, hold_remote
 from penstock.runtime.handle import Handle
 from penstock.runtime.settlement import end_interrupted
@@ -227,7 +227,7 @@ class Exchange:
 
 def admit(terms: Terms, request: ModelRequest, waits: Waits) -> Exchange:
     """Admit the model call, or let it wait for `hold` or `ahold`; raise if it is refused."""
-    context = _innermost(terms.context)
+    context = innermost(terms.context)
     _must_be_open(context, f"llm call {request.model!r}")
     parent, token = running_call.get(), context._token
     if parent is not None and parent.context._token is token and parent.record.end_seq == OPEN:
@@ -300,19 +300,6 @@ def _is_unbounded(context: Handle, request: ModelRequest) -> bool:
     account = context._account
     is_limited = accounts.has_cost_limit(account) or accounts.tokens_left(account) < UNLIMITED // 2
     return is_limited or context._run.shared is not None
-
-
-def _innermost(context: Handle) -> Handle:
-    """Return the deepest open context of the same run in this thread or task: it makes the call and is charged."""
-    places: list[Handle] = [context]
-    entered, parent = current_context(), running_call.get()
-    if entered is not None:
-        places.append(entered)
-    if parent is not None and parent.record.end_seq == OPEN:
-        places.append(parent.context)
-    same = [place for place in places if place._run is context._run and place._base.end_seq == OPEN]
-    # Of two at the same depth, prefer the later one: it may be the same context with its own budget.
-    return max(reversed(same), key=lambda place: place._base.depth, default=context)
 
 
 def _must_be_open(context: Handle, what: str) -> None:

@@ -1,0 +1,277 @@
+"""The probes that every framework goes through, and how one is measured.
+
+A program of `programs/` passes one function per probe to `drive`. Each probe gets a provider and a run of its own, and
+prints one JSON line. The invoice of the provider is read after the run has ended and nothing is in flight, so that
+requests that outlive the run are on it.
+
+Runs in the environment of a framework, which has Penstock and its own dependencies, and no tools of this repository.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import inspect
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock import CancelledError, Halted, contain, contained
+from penstock.testing.provider import FakeProviderServer, Hang, Say, ToolCall, WireRequest
+
+CALL_USD = 0.02
+CEILING_USD = 0.10
+MODEL = "gpt-4o-mini"
+"""A name that every framework knows; the provider answers to any."""
+REPEATS = 20
+"""Calls of a probe that has to reach the ceiling; five are paid for."""
+THREADS = 8
+LATENCY_S = 0.02
+ABORT_AFTER_S = 0.5
+TOOL_S = 6.0
+"""Duration of a tool that its run's time limit has to stop."""
+TOOL_TIMEOUT_S = 1.0
+MAX_PROBE_S = 25.0
+QUIET_S = 0.5
+"""Time without a request after which a probe is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a probe is given."""
+
+    run: Any
+    server: FakeProviderServer
+    model: str = MODEL
+
+    @property
+    def openai_url(self) -> str:
+        return self.server.openai_url
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    @property
+    def key(self) -> str:
+        return "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The result of one probe, as it is printed."""
+
+    framework: str
+    version: str
+    probe: str
+    invoice_usd: float
+    ledger_usd: float
+    ceiling_usd: float
+    uncontained: int
+    """Requests that the run itself reports as uncontained."""
+    outcome: str
+    seconds: float
+    note: str = ""
+
+
+Work = Callable[[Site], Any]
+Script = Callable[[WireRequest], Say]
+
+
+def in_threads(work: Callable[[], object]) -> None:
+    """Run `work` again and again on threads that were started inside the scope, and raise its first error."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        for future in [pool.submit(work) for _ in range(REPEATS)]:
+            future.result()
+
+
+def use_tools(request: WireRequest) -> Say:
+    """Play a model that calls the first tool it is offered, once, and answers after its result."""
+    tools = {name: parameters for tool in request.fields.get("tools") or () for name, parameters in _declared(tool)}
+    final = next((name for name in tools if name in ("final_answer", "final_result")), None)
+    if tools and not _has_result(request):
+        name = next((name for name in tools if name != final), final)
+    else:
+        name = final
+    if name is None:
+        return Say("done")
+    return Say(tool_calls=(ToolCall(name, _filled(tools[name])),))
+
+
+def _declared(tool: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    function = tool.get("function", tool)
+    return [(function["name"], function.get("parameters") or {})] if "name" in function else []
+
+
+def _filled(schema: Mapping[str, Any]) -> dict[str, Any]:
+    values = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
+    required = schema.get("required") or ()
+    properties = schema.get("properties") or {}
+    return {name: values.get(properties.get(name, {}).get("type"), "dams") for name in required}
+
+
+def _has_result(request: WireRequest) -> bool:
+    said = request.fields.get("messages") or request.fields.get("input") or ()
+    items = [item for item in said if isinstance(item, dict)]
+    return any(
+        item.get("role") in ("tool", "tool-response") or item.get("type") == "function_call_output" for item in items
+    )
+
+
+def hang(request: WireRequest) -> Say:
+    """Play a model that never answers."""
+    return Say(then=Hang())
+
+
+SCRIPTS: Mapping[str, Script] = {
+    "subagents": use_tools,
+    "tool": use_tools,
+    "cancel": hang,
+    "cancel_async": hang,
+}
+PROBES = (
+    "single",
+    "embeddings",
+    "threads",
+    "fanout",
+    "streaming",
+    "subagents",
+    "ceiling",
+    "tool",
+    "cancel",
+    "cancel_async",
+)
+"""Every probe, in the order in which they run: those that may leave something behind come last."""
+
+
+def drive(framework: str, distribution: str, /, *, script: Script | None = None, **works: Work) -> None:
+    """Run the probes that a program has, print a line for each, and end the process.
+
+    `script` is what the model says where the probe does not decide it; without one it says back what it was told.
+    """
+    version = importlib.metadata.version(distribution)
+    only = os.environ.get("ADOPT_PROBES", "").split()
+    for probe in PROBES:
+        if probe in works and (not only or probe in only):
+            print(
+                json.dumps(asdict(measure(framework, version, probe, works[probe], SCRIPTS.get(probe, script)))),
+                flush=True,
+            )
+    sys.stdout.flush()
+    os._exit(0)  # a probe that hangs has a thread that never ends
+
+
+def measure(framework: str, version: str, probe: str, work: Work, script: Script | None) -> Line:
+    """Run one probe against a provider of its own."""
+    with FakeProviderServer.flat(CALL_USD, script, model=MODEL, latency_s=LATENCY_S) as server:
+        run = contain(
+            max_cost_usd=CEILING_USD,
+            prices=server.provider.prices,
+            timeout_s=TOOL_TIMEOUT_S if probe == "tool" else None,
+            divergence=False,
+        )
+        result: list[BaseException | None] = []
+        thread = threading.Thread(target=_run, args=(Site(run, server), work, result), daemon=True)
+        began = time.monotonic()
+        if probe.startswith("cancel"):
+            threading.Thread(target=_abort, args=(Site(run, server),), daemon=True).start()
+        thread.start()
+        thread.join(MAX_PROBE_S)
+        seconds = time.monotonic() - began
+        _settle(server)
+        balance = run.balance
+        ledger = balance.spent_usd + balance.held_usd + balance.unresolved_usd
+        outcome, note = _outcome(result)
+        unseen = len(server.requests) - run.stats.model_call_count - run.stats.failed_count
+        if os.environ.get("ADOPT_EXPLAIN"):
+            print(run.explain(), file=sys.stderr)
+        return Line(
+            framework,
+            version,
+            probe,
+            round(server.invoice.total_usd, 4),
+            round(ledger, 4),
+            CEILING_USD,
+            _uncontained(run),
+            outcome,
+            round(seconds, 1),
+            "; ".join(filter(None, [note, f"{unseen} requests not in the tree" if unseen > 0 else ""])),
+        )
+
+
+def _run(site: Site, work: Work, result: list[BaseException | None]) -> None:
+    async def amain() -> None:
+        async with site.run:
+            with contained(site.run):
+                await work(site)
+
+    try:
+        if inspect.iscoroutinefunction(work):
+            asyncio.run(amain())
+        else:
+            with site.run, contained(site.run):
+                work(site)
+    except BaseException as error:
+        if os.environ.get("ADOPT_EXPLAIN"):
+            import traceback
+
+            traceback.print_exc()
+        result.append(error)
+    else:
+        result.append(None)
+
+
+def _abort(site: Site) -> None:
+    site.server.wait_until(lambda: site.server.requests, timeout_s=MAX_PROBE_S)
+    time.sleep(ABORT_AFTER_S)
+    site.run.abort("cancelled by the probe")
+
+
+def _settle(server: FakeProviderServer) -> None:
+    """Wait until no request has come for a while."""
+    ends, seen, since = time.monotonic() + MAX_PROBE_S, len(server.requests), time.monotonic()
+    while time.monotonic() < min(ends, since + QUIET_S):
+        time.sleep(QUIET_S / 10)
+        if len(server.requests) != seen:
+            seen, since = len(server.requests), time.monotonic()
+
+
+def _uncontained(run: Any) -> int:
+    found = re.search(r"(\d+) uncontained", run.explain())
+    return int(found[1]) if found else 0
+
+
+def _outcome(result: list[BaseException | None]) -> tuple[str, str]:
+    if not result:
+        return "never returned", ""
+    error = result[0]
+    if error is None:
+        return "returned", ""
+    ours = _ours_in(error)
+    is_asyncio = isinstance(error, asyncio.CancelledError)
+    name = "asyncio.CancelledError" if is_asyncio else type(error).__name__
+    if ours is error:
+        return name, ""
+    return name, f"caused by {type(ours).__name__}" if ours else str(error)[:200]
+
+
+def _ours_in(error: BaseException | None) -> BaseException | None:
+    """Return our error among an error, its causes and its group."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if isinstance(error, Halted | CancelledError):
+            return error
+        seen.append(error)
+        if isinstance(error, BaseExceptionGroup):
+            found = [ours for part in error.exceptions if (ours := _ours_in(part)) is not None]
+            if found:
+                return found[0]
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,83 @@
+"""DSPy, which calls models through LiteLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import dspy
+
+from penstock.adapters import contained_tools
+from tools.adopt.probes import REPEATS, THREADS, TOOL_S, Site, drive
+
+
+def model(site: Site) -> Any:
+    return dspy.LM(f"openai/{site.model}", api_base=site.openai_url, api_key=site.key, cache=False, num_retries=0)
+
+
+def slow(query: str) -> str:
+    """Search the archive."""
+    time.sleep(TOOL_S)
+    return "found"
+
+
+def single(site: Site) -> None:
+    model(site)("hello")
+
+
+def embeddings(site: Site) -> None:
+    embedder = dspy.Embedder("openai/text-embedding-3-small", api_base=site.openai_url, api_key=site.key, caching=False)
+    for _ in range(REPEATS):
+        embedder(["hello"])
+
+
+def threads(site: Site) -> None:
+    ask = model(site)
+
+    class Ask(dspy.Module):  # type: ignore[misc]
+        def forward(self, question: str) -> Any:
+            return ask(question)
+
+    module = Ask()
+    pairs = [(module, dspy.Example(question="hello").with_inputs("question")) for _ in range(REPEATS)]
+    dspy.Parallel(num_threads=THREADS, max_errors=REPEATS, disable_progress_bar=True)(pairs)
+
+
+async def fanout(site: Site) -> None:
+    ask = model(site)
+    await asyncio.gather(*(ask.acall("hello") for _ in range(REPEATS)))
+
+
+def ceiling(site: Site) -> None:
+    ask = model(site)
+    for _ in range(REPEATS):
+        ask("hello")
+
+
+def with_tool(site: Site) -> None:
+    [search] = contained_tools(site.run, [slow])
+    single(site)
+    dspy.Tool(search)(query="dams")
+
+
+def cancel(site: Site) -> None:
+    single(site)
+
+
+async def cancel_async(site: Site) -> None:
+    await model(site).acall("hello")
+
+
+drive(
+    "DSPy",
+    "dspy",
+    single=single,
+    embeddings=embeddings,
+    threads=threads,
+    fanout=fanout,
+    ceiling=ceiling,
+    tool=with_tool,
+    cancel=cancel,
+    cancel_async=cancel_async,
+)
