@@ -172,15 +172,35 @@ async def test_an_abort_closes_the_socket_of_an_async_stream_that_is_not_being_r
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("fate", [HANGS, HANGS_IN_THE_MIDDLE], ids=["before the answer", "in the middle"])
 def test_the_deadline_of_the_run_frees_a_sync_caller(call: Call, fate: Say) -> None:
-    with (
-        FakeProviderServer(script=[fate]) as server,
-        clients(server, timeout=NEVER, max_retries=5) as to,
-        limits(server, timeout_s=0.2),
-    ):
-        with pytest.raises(BudgetExceededError, match="timeout"):
+    with FakeProviderServer(script=["warm", fate]) as server, clients(server, timeout=NEVER, max_retries=5) as to:
+        call(to)  # all is loaded and connected: the deadline comes after the request has left
+        with limits(server, timeout_s=0.3), pytest.raises(BudgetExceededError, match="timeout"):
             call(to)
         server.wait_until(lambda: server.disconnects)
-    assert len(server.requests) == 1
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_stop_while_a_sync_request_connects_sends_nothing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    connects, stopped = threading.Event(), threading.Event()
+    connect = socket.create_connection
+
+    def slow(*args: Any, **options: Any) -> socket.socket:
+        connects.set()
+        stopped.wait(60)
+        return connect(*args, **options)
+
+    with FakeProviderServer() as server, clients(server, timeout=NEVER) as to, limits(server) as run:
+        monkeypatch.setattr(socket, "create_connection", slow)
+        stopper = threading.Thread(target=lambda: (connects.wait(60), run.abort("enough")))
+        stopper.start()
+        with pytest.raises(CancelledError, match="enough"):
+            call(to)
+        stopper.join()
+        stopped.set()
+        server.wait_until(lambda: worker.busy_workers() == 0)
+        assert server.requests == ()
+    assert run.balance.held_nanos == 0
 
 
 @pytest.mark.parametrize("call", ASYNC_CALLS)

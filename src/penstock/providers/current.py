@@ -52,6 +52,11 @@ def terms_for(method: str, host: str, path: str, headers: Mapping[str, str]) -> 
     return uncontained.judge(method, host, path, headers) if uncontained.is_watching else None
 
 
+def may_apply(method: str) -> bool:
+    """Whether `terms_for` may have terms for a request with this method here; cheap, for hooks that have to prepare."""
+    return method == "POST" and bool(_open_scopes.get() or uncontained.is_watching)
+
+
 @contextmanager
 def already_held() -> Iterator[None]:
     """Send requests uncontained inside this context: the caller already holds their cost."""

@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.providers.current import terms_for
+from penstock.providers.current import may_apply, terms_for
 from penstock.providers.hooks import Method, Patch
 from penstock.providers.http.exchange import Exchange, Terms, admit
 from penstock.providers.http.forms import Form, form_of
@@ -304,6 +304,8 @@ def _reader_class() -> Any:
 
 def _request(original: Method) -> Method:
     async def _request(session: Any, method: str, str_or_url: Any, **options: Any) -> Any:
+        if not may_apply(method.upper()):
+            return await original(session, method, str_or_url, **options)
         try:
             url = session._build_url(str_or_url)
         except Exception:  # no address: aiohttp raises its own error

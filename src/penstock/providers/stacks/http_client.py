@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.errors import PenstockError
-from penstock.providers.current import terms_for
+from penstock.providers.current import may_apply, terms_for
 from penstock.providers.hooks import Method, Patch
 from penstock.providers.http.exchange import Exchange, Terms, admit
 from penstock.providers.http.forms import Form, form_of
@@ -407,7 +407,8 @@ class ExchangeFile(File):
 def _putrequest(original: Method) -> Method:
     def putrequest(connection: Any, method: str, url: str, *args: Any, **options: Any) -> Any:
         result = original(connection, method, url, *args, **options)
-        connection.__dict__[OUTGOING] = Outgoing(method, url)
+        if may_apply(method.upper()):
+            connection.__dict__[OUTGOING] = Outgoing(method, url)
         return result
 
     return putrequest

@@ -38,6 +38,7 @@ def send(terms: Terms, original: Callable[[Any, Any], Any], transport: Any, requ
     exchange = admit(terms, model_request, "sync")
     exchange.hold()
     request = _rewritten(request, exchange)
+    _guard_departure(request, exchange)
     cut = partial(_cut_request, transport, exchange)
     try:
         response = waited(exchange, partial(original, transport, request), _close_late, cut)
@@ -84,6 +85,22 @@ def _rewritten(request: Any, exchange: Exchange) -> Any:
         content=exchange.body(request.url.host),
         extensions={**request.extensions, MARK: exchange},
     )
+
+
+def _guard_departure(request: Any, exchange: Exchange) -> None:
+    """Send nothing on a connection that is opened after a stop: the worker that opens it cannot be interrupted.
+
+    The libraries call the extension `trace` at each step of a request, and an error that it raises ends the request.
+    """
+    outer = request.extensions.get("trace")
+
+    def trace(event: str, info: dict[str, Any]) -> None:
+        if outer is not None:
+            outer(event, info)
+        if event.endswith("send_request_headers.started"):
+            exchange.token.check()
+
+    request.extensions["trace"] = trace
 
 
 def _received(exchange: Exchange, response: Any, body: type, error_body: type) -> Any:
