@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import httpx2
+import lm15.transports
 import requests
 import urllib3
 
@@ -115,6 +116,21 @@ async def over_aiohttp(url: str, body: Body) -> bytes:
         return b"".join([chunk async for chunk in response.content.iter_any()])
 
 
+def over_lm15(url: str, body: Body) -> bytes:
+    request = lm15.transports.TransportRequest("POST", url, list(JSON.items()), encoded(body))
+    with lm15.transports.StdlibTransport(verify=False) as transport, transport.stream(request) as response:
+        return bytes(response.read())
+
+
+async def over_lm15_async(url: str, body: Body) -> bytes:
+    request = lm15.transports.TransportRequest("POST", url, list(JSON.items()), encoded(body))
+    async with (
+        lm15.transports.StdlibAsyncTransport(verify=False) as transport,
+        transport.stream(request) as response,
+    ):
+        return bytes(await response.read())
+
+
 HAS_HTTPX = importlib.util.find_spec("httpx") is not None
 SYNC: list[Send] = [
     over_httpx2,
@@ -123,7 +139,8 @@ SYNC: list[Send] = [
     over_requests,
     over_http_client,
     over_urllib,
+    over_lm15,
 ]
-ASYNC: list[AsyncSend] = [over_httpx2_async, *([over_httpx_async] if HAS_HTTPX else []), over_aiohttp]
+ASYNC: list[AsyncSend] = [over_httpx2_async, *([over_httpx_async] if HAS_HTTPX else []), over_aiohttp, over_lm15_async]
 ON_HTTP_CLIENT: list[Send] = [over_urllib3, over_requests, over_http_client, over_urllib]
 """The libraries on top of http.client."""

@@ -40,7 +40,7 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
         "llama-index-llms-openai-like",
         "llama-index-embeddings-openai",
     ),
-    "dspy": ("dspy",),
+    "dspy": ("dspy", "numpy"),
     "litellm": ("litellm",),
     "google_genai": ("google-genai",),
     "adk": ("google-adk",),

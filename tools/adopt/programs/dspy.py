@@ -1,4 +1,4 @@
-"""DSPy, which calls models through LiteLLM."""
+"""DSPy, which calls models through its copy of lm15, and embeddings through LiteLLM."""
 
 from __future__ import annotations
 

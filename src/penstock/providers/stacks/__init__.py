@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from penstock.providers.hooks import Patch
-from penstock.providers.stacks import aiohttp, http_client, httpx
+from penstock.providers.stacks import aiohttp, http_client, httpx, lm15
 
-PATCHES: tuple[Patch, ...] = (*httpx.PATCHES, *aiohttp.PATCHES, *http_client.PATCHES)
+PATCHES: tuple[Patch, ...] = (*httpx.PATCHES, *aiohttp.PATCHES, *http_client.PATCHES, *lm15.PATCHES)
