@@ -14,6 +14,9 @@ CENT_USD = 0.001
 SOON_S = 3.0
 """Time within which a framework returns after a stop, its own clean-up included."""
 
+EARLY_S = 0.1
+"""A timer may fire a moment early."""
+
 COLUMNS = {"cancel_async": "cancel, async", "fanout": "fan-out", "subagents": "sub-agents", "tool": "slow tool"}
 """Headings of probes that differ from their names."""
 
@@ -34,8 +37,8 @@ def judge(line: Line) -> Verdict:
         return Verdict.REPORTED if line.uncontained else Verdict.LEAKS
     if line.outcome == "never returned" or line.seconds > _allowed_s(line.probe):
         return Verdict.LATE
-    if line.invoice_usd == 0:
-        return Verdict.NOT_TRIED
+    if line.invoice_usd == 0 or (line.probe == "tool" and line.seconds < TOOL_TIMEOUT_S - EARLY_S):
+        return Verdict.NOT_TRIED  # nothing was requested, or the agent answered without its tool
     return Verdict.HOLDS
 
 
