@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.reliability]
 
 IN_FLIGHT = 1_000
 ATTEMPTS = 5
-MAX_PAIRS = 20
+MAX_PAIRS = 60
 """Attempts at a ratio, until it holds for the best of both."""
 ROOT = Path(__file__).parents[2]
 

@@ -33,7 +33,7 @@ from penstock.testing.provider import FakeProviderServer
 from penstock.tracing.events import SafetyTrace
 from tests.providers.sdk_calls import Clients, achat, async_clients, chat, clients, messages, outcome
 
-pytestmark = [pytest.mark.reliability, pytest.mark.requirement("X-8", "X-11")]
+pytestmark = [pytest.mark.reliability, pytest.mark.requirement("X-11")]
 
 CALL_USD = 0.25
 CEILING_USD = 0.50
