@@ -1,6 +1,6 @@
 """Tools of other agent frameworks as calls of a run.
 
-Imports no framework: whoever passes a framework's tool has imported it.
+Imports no framework: a program that passes a framework's tool has imported it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ the scope into the one item: the thread of the pool has none before and after, e
 
 Taken along are the open scopes, the running call and the entered contexts, and nothing else. Copying the whole context
 would change what the program itself sees: its own variables, its decimal precision, its tracing spans would suddenly
-be those of whoever started the thread.
+be those of the code that started the thread.
 
 A thread that was started with `_thread.start_new_thread`, and a pool of another library that was there before the
 scope, have no scope; `uncontained` reports their requests.

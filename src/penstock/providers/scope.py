@@ -1,7 +1,7 @@
 """The scope that assigns model calls to a run.
 
 The first scope installs the hooks: from then on the HTTP libraries look up the current run at every request, and
-threads inherit the scope of whoever starts them. The hooks stay, so that a task or a thread that outlives its block
+threads inherit the scope in which they are started. The hooks stay, so that a task or a thread that outlives its block
 keeps its scope: its requests belong to the run as long as the run is open, and are refused afterwards.
 """
 

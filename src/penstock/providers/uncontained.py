@@ -1,7 +1,7 @@
 """Model requests that belong to no scope while a scope is open.
 
 They come from where no scope reaches: a thread that was started without `threading`, a pool of another library, a
-context that was made empty. Nobody limits them, so they are reported: a warning, a count at every run with an open
+context that was made empty. They are not limited, so they are reported: a warning, a count at every run with an open
 scope, and a line in `explain()`. A strict run refuses them. A run that adopts is charged for them, if it is the only
 one with an open scope and the process hosts no runs for others.
 
@@ -91,7 +91,7 @@ def judge(method: str, host: str, path: str, headers: Mapping[str, str]) -> Term
 
 
 def _is_model_request(method: str, host: str, path: str, headers: Mapping[str, str]) -> bool:
-    """Whether this is a model request, as far as can be told without its body: other APIs have such paths too."""
+    """Whether this is a model request, as far as its headers show: other APIs have such paths too."""
     form = form_of(method, host, path, headers)
     if form is None:
         return False

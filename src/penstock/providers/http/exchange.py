@@ -200,7 +200,7 @@ class Exchange:
             self._break(CancelledError(stop=why))
 
     def _succeed(self) -> None:
-        # A call whose worst case is unknown costs nobody knows what, unless its answer tells.
+        # The cost of a call whose worst case is unknown stays unknown, unless its answer reports it.
         is_estimated = self.call.hinted or self.request.form.output != "unknown"
         self.call.usage = self.answer.usage or (self._worst_case() if is_estimated else None)
         finish(self.call)

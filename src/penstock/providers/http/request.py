@@ -191,7 +191,7 @@ def _json_object(content: bytes) -> Mapping[str, Any] | None:
 def _streams(form: Form, body: Mapping[str, Any]) -> bool:
     if form.streams is not None:
         return form.streams
-    # Ollama streams unless it is told not to. A field of a form is text.
+    # Ollama streams by default. A field of a form is text.
     return body.get("stream") is not False if form.api == "ollama" else body.get("stream") in (True, "true")
 
 

@@ -1,7 +1,7 @@
 """Read the usage and the completeness of a response while it is passed on to the client.
 
-A plain response is one JSON object, a stream is a sequence of them, and other responses (sound, or an API that nobody
-knows) are passed on and counted in bytes alone. The client receives what the provider sent, byte for byte, except the
+A plain response is one JSON object, a stream is a sequence of them, and other responses (sound, or an API that is not
+known) are passed on and counted in bytes alone. The client receives what the provider sent, byte for byte, except the
 one event that reports the usage of a stream whose client did not request it: many programs assume that every chunk has
 a choice. A response of more than was paid for raises ExcessOutput.
 

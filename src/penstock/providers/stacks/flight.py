@@ -93,7 +93,7 @@ def abandon(exchange: Exchange) -> None:
 
 
 def shut_down(wire: Any) -> None:
-    """Break a connection, from any thread: whoever waits for it wakes up."""
+    """Break a connection, from any thread: a thread that waits for it wakes up."""
     if wire is not None:
         with suppress(OSError):
             wire.shutdown(socket.SHUT_RDWR)

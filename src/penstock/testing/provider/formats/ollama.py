@@ -25,7 +25,7 @@ def _terms(request: WireRequest) -> Fields | None:
     }
 
 
-Said = Callable[[str], dict[str, Any]]
+TextField = Callable[[str], dict[str, Any]]
 
 
 def _of_chat(text: str) -> dict[str, Any]:
@@ -36,13 +36,13 @@ def _of_generate(text: str) -> dict[str, Any]:
     return {"response": text}
 
 
-def _format(said: Said) -> Format:
+def _format(text_field: TextField) -> Format:
     def plain(generation: Generation) -> dict[str, Any]:
-        return {**_head(generation), **said(generation.text), **_end(generation)}
+        return {**_head(generation), **text_field(generation.text), **_end(generation)}
 
     def stream(generation: Generation) -> Stream:
-        pieces = [_line({**_head(generation), **said(piece), "done": False}) for piece in generation.pieces]
-        return Stream(b"", tuple(pieces), _line({**_head(generation), **said(""), **_end(generation)}))
+        pieces = [_line({**_head(generation), **text_field(piece), "done": False}) for piece in generation.pieces]
+        return Stream(b"", tuple(pieces), _line({**_head(generation), **text_field(""), **_end(generation)}))
 
     return Format(
         has_model,
