@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -233,3 +233,25 @@ async def test_a_coroutine_that_was_returned_as_the_stop_came_is_closed() -> Non
     with contain(cancellation=token) as run, pytest.raises(CancelledError):
         await graph.execute(run)
     assert returned.wait(60)
+
+
+@pytest.mark.parametrize("limit", [{"timeout_s": LONG_S}, {}])
+async def test_a_sync_fallback_runs_on_a_worker_where_its_step_would(limit: dict[str, Any]) -> None:
+    async def fails(ctx: ExecutionContext) -> None:
+        raise ValueError("no")
+
+    policy = ErrorPolicy("fallback", fallback_node=FunctionNode("other", is_on_loop_thread))
+    graph = Graph("g")
+    graph.step(fails, "a", error_policy=policy)
+    assert await where(graph, **limit) is not bool(limit)
+
+
+async def test_an_async_generator_of_a_sync_step_streams_on_the_loop() -> None:
+    async def pieces() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+
+    graph = Graph("g")
+    graph.step(lambda ctx: pieces(), "a")
+    with contain(timeout_s=LONG_S) as run:
+        assert await graph.execute(run) == {"a": [1, 2]}

@@ -367,3 +367,37 @@ def test_a_degraded_call_goes_to_the_model_that_the_hook_names() -> None:
     ):
         assert chat(to)
     assert [request.model for request in server.requests] == ["smaller"]
+
+
+async def test_a_decorated_function_that_returns_a_coroutine_runs_inside_its_block() -> None:
+    async with FakeProviderServer.flat(0.25) as server, async_clients(server) as to:
+        run = contain(max_cost_usd=0, prices=server.provider.prices)
+
+        @contained(run)
+        def ask() -> Any:
+            return to.openai.responses.create(model=MODEL, input="hello")
+
+        with pytest.raises(BudgetExceededError):
+            await ask()
+        assert server.requests == ()
+
+
+def test_a_decorated_function_that_returns_a_generator_is_refused() -> None:
+    @contained(contain())
+    def pieces() -> Any:
+        return (number for number in range(3))
+
+    with pytest.raises(InvalidValue, match="generator"):
+        pieces()
+
+
+def test_the_error_of_a_run_that_was_not_stopped_is_not_replaced_by_that_of_another() -> None:
+    def inner() -> None:
+        with contain(max_steps=0) as other:
+            other.tool(lambda: 1)
+
+    with contain() as run, pytest.raises(KeyError), contained(run, on_stop="raise"):
+        try:
+            inner()
+        except BudgetExceededError:
+            raise KeyError("handled") from None

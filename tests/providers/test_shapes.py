@@ -478,3 +478,36 @@ def test_a_degraded_call_is_refused_where_its_model_cannot_be_changed(shape: Sha
             post(server, shape)
     assert [request.model for request in server.requests] == ([] if is_fixed else ["smaller"])
     assert run.balance.held_usd == 0
+
+
+def test_a_schema_with_a_list_of_types_is_sent_as_it_is() -> None:
+    schema = {"type": "object", "properties": {"city": {"type": ["string", "null"]}}}
+    tools = [{"type": "function", "function": {"name": "find", "parameters": schema}}]
+    with FakeProviderServer() as server, limited(server, max_cost_usd=1) as run:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "tools": tools}
+        answer = httpx2.post(server.url + "/v1/chat/completions", json=body, timeout=30)
+    assert answer.status_code == 200
+    assert run.balance.spent_usd == pytest.approx(server.invoice.total_usd, abs=1e-9)
+
+
+def test_half_a_surrogate_pair_in_a_prompt_is_sent() -> None:
+    content = b'{"model": "fake-1", "max_tokens": 100, "messages": [{"role": "user", "content": "\\ud83d"}]}'
+    with FakeProviderServer() as server, limited(server, max_cost_usd=1) as run:
+        answer = httpx2.post(server.url + "/v1/chat/completions", content=content, timeout=30)
+    assert answer.status_code == 200
+    assert run.balance.spent_usd == pytest.approx(server.invoice.total_usd, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\x1f\x8b\x08\x00", b'{"model": "\xff"}', b"[" * 3_000 + b"]" * 3_000],
+    ids=["gzip", "no UTF-8", "deep"],
+)
+def test_a_body_that_cannot_be_read_is_a_call_of_unknown_cost(content: bytes) -> None:
+    with FakeProviderServer() as server:
+        with limited(server) as run:
+            httpx2.post(server.url + "/v1/chat/completions", content=content, timeout=30)
+        assert len(calls(run)) == 1
+        with pytest.raises(Halted), limited(server, strict=True):
+            httpx2.post(server.url + "/v1/chat/completions", content=content, timeout=30)
+        assert len(server.requests) == 1

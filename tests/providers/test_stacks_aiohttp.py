@@ -343,3 +343,12 @@ async def test_a_request_of_an_sdk_over_aiohttp_is_counted_once(streams: bool) -
                 assert found.choices[0].message.content == TEXT
     assert (run.balance.attempts, run.balance.api_calls) == (1, 1)
     assert run.balance.spent_nanos == server.invoice.total_nanos > 0
+
+
+async def test_headers_that_can_be_read_once_are_sent() -> None:
+    async with contained_session(["hello"]) as (server, run, session):
+        pairs = iter([("x-mine", "1")])
+        async with session.post(CHAT, json=chat(), headers=pairs) as response:
+            await response.content.wait_eof()
+        assert server.requests[0].headers["x-mine"] == "1"
+    assert run.balance.held_nanos == 0

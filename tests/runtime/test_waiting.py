@@ -411,3 +411,23 @@ def test_explain_says_that_a_call_waited() -> None:
 
     run, _ = simulate(main, max_cost_usd=1)
     assert "waited 1.00 s" in run.explain()
+
+
+@pytest.mark.parametrize("waiting", [15, 16, 40])
+def test_a_call_inside_one_that_holds_passes_any_number_of_calls_that_wait(waiting: int) -> None:
+    async def main(run: ExecutionContext) -> Any:
+        async def outer() -> str:
+            await asyncio.sleep(1)
+            await run.allm(spend(run, 0), cost_hint_usd=0.2)
+            run.report(cost_usd=0)
+            return "done"
+
+        holds = asyncio.ensure_future(run.allm(outer, cost_hint_usd=0.3))
+        other = asyncio.ensure_future(run.allm(spend(run, 0, seconds=5), cost_hint_usd=0.6))
+        await asyncio.sleep(0.1)
+        queue = [asyncio.ensure_future(run.allm(spend(run, 0), cost_hint_usd=0.8)) for _ in range(waiting)]
+        return await asyncio.gather(holds, other, *queue)
+
+    run, outcome = simulate(main, max_cost_usd=1)
+    assert outcome == ["done"] * (waiting + 2)
+    whole(run)

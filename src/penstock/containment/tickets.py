@@ -188,7 +188,7 @@ class Queue:
         """Return the stop of a call that fits, and would take the room of one that waits."""
         if accounts.without_room(newcomer.account, newcomer.cost, newcomer.tokens) or self._room.may_enter(newcomer):
             return None
-        first = next(iter(self._room))
+        first = self._room.first()
         assert isinstance(first, Ticket)
         assert first.reason is not None
         return replace(first.reason, message=f"{first.reason.message}{BEHIND}", momentary=True)

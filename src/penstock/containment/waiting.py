@@ -93,6 +93,10 @@ class Waiter:
         """The call, if any, that has to end first for another reason than room."""
         return None
 
+    def was_taken(self) -> bool:
+        """Whether its worst case is taken although it is still here: a signal handler has raised in between."""
+        return False
+
     def blocked(self) -> Collection[Taken]:
         """Those of `above` that cannot end, because all that runs under them waits."""
         return self.above
@@ -175,11 +179,11 @@ class WaitingRoom:
         queue = self.queues.get(waiter.account)
         if queue is None or waiter not in queue:
             return False
+        self._nested.pop(waiter, None)  # first: one that is gone must not be considered
         if len(queue) == 1:
             del self.queues[waiter.account]
         else:
             queue.remove(waiter)
-        self._nested.pop(waiter, None)
         self._forget(waiter)
         return True
 
@@ -187,6 +191,7 @@ class WaitingRoom:
         """Count one call less of the waiter's run."""
         if not self.queues:
             self._owners.clear()
+            self._nested.clear()
             return
         runs = self._owners.get(waiter.owner, {})
         share = runs.get(waiter.run)
@@ -208,59 +213,80 @@ class WaitingRoom:
     def admit(self, now_ns: int) -> list[Waiter]:
         """Admit and refuse all that can be decided now, and return them: `stop` is None for the admitted ones."""
         decided: list[Waiter] = []
+        self._admit_into(decided, now_ns)
+        return decided
+
+    def _admit_into(self, decided: list[Waiter], now_ns: int) -> None:
         ahead: list[tuple[Waiter, list[Account]]] = []
-        for waiter in list(self._considered()):
-            if waiter.waits_for() is not None:
-                continue
-            account = waiter.account
-            if _fits_alone(waiter) or (waiter.shrinks() and _fits_alone(waiter)):
-                if blocked := accounts.without_room(account, waiter.cost, waiter.tokens):
-                    ahead.append((waiter, blocked))
+        for waiter in self._considered():
+            if not waiter.was_taken():
+                if waiter.waits_for() is not None:
                     continue
-                if not _passes(waiter, ahead):
-                    continue
-            # Takes it; or says why it can never be taken.
-            waiter.stop = accounts.take(
-                waiter.taken, account, waiter.cost, waiter.tokens, waiter.api_calls, now_ns, waiter.retry_drawn
-            )
+                account = waiter.account
+                if _fits_alone(waiter) or (waiter.shrinks() and _fits_alone(waiter)):
+                    if blocked := accounts.without_room(account, waiter.cost, waiter.tokens):
+                        ahead.append((waiter, blocked))
+                        continue
+                    if not _passes(waiter, ahead):
+                        continue
+                # Takes it; or says why it can never be taken.
+                waiter.stop = accounts.take(
+                    waiter.taken, account, waiter.cost, waiter.tokens, waiter.api_calls, now_ns, waiter.retry_drawn
+                )
+            decided.append(waiter)  # first: one that has left must not be forgotten
             self.leave(waiter)
             self._last_turn = waiter.turn
             if waiter.stop is None:
                 waiter.entered()
-            decided.append(waiter)
-        return decided
 
     def changed(self, now_ns: int) -> None:
         """Decide what can be decided now that something came free or another call waits, and wake those concerned."""
-        decided = self.admit(now_ns)
-        while self._nested and (newest := self.stuck(self._blocked())) is not None:
+        decided: list[Waiter] = []
+        try:
+            self._decide(decided, now_ns)
+        except BaseException:  # from a signal handler: deciding and waking again does no harm, not waking would
+            self._decide(decided, now_ns)
+            raise
+
+    def _decide(self, decided: list[Waiter], now_ns: int) -> None:
+        self._admit_into(decided, now_ns)
+        while self.queues and self._nested and (newest := self._newest_if_stuck(self._blocked())) is not None:
             stop = accounts.refusal(newest.account, newest.cost, newest.tokens, newest.api_calls, now_ns)
             newest.stop = refused_as_stuck(stop)
             decided.append(newest)
-        try:
-            for waiter in decided:
-                waiter.wake()
-        except BaseException:  # from a signal handler: waking twice does no harm, not waking would
-            for waiter in decided:
-                waiter.wake()
-            raise
+            self.leave(newest)
+        for waiter in decided:
+            waiter.wake()
 
     def stuck(self, blocked: Collection[Taken]) -> Waiter | None:
         """Remove and return the newest call that waits if nothing that would let one go can come free.
 
         `blocked` are the holds of calls that cannot end, because all that runs under them waits.
         """
+        newest = self._newest_if_stuck(blocked)
+        if newest is not None:
+            self.leave(newest)
+        return newest
+
+    def _newest_if_stuck(self, blocked: Collection[Taken]) -> Waiter | None:
         if not blocked or any(_can_go(waiter, blocked) for waiter in self):
             return None
-        newest = max(self, key=attrgetter("number"))
-        self.leave(newest)
-        return newest
+        return max(self, key=attrgetter("number"))
 
     def _blocked(self) -> Collection[Taken]:
         return {held for waiter in self._nested for held in waiter.blocked()}
 
-    def _considered(self) -> Iterator[Waiter]:
-        return merge(*(islice(queue, LOOKAHEAD) for queue in self.queues.values()), key=_order)
+    def first(self) -> Waiter:
+        """Return the next one."""
+        return min((queue[0] for queue in self.queues.values()), key=_order)
+
+    def _considered(self) -> list[Waiter]:
+        """Return the first ones of each account, and those that are part of a call that holds something."""
+        first = list(merge(*(islice(queue, LOOKAHEAD) for queue in self.queues.values()), key=_order))
+        if not self._nested:
+            return first
+        nested = (waiter for waiter in self._nested if waiter in self.queues.get(waiter.account, ()))
+        return sorted({*first, *nested}, key=_order)
 
 
 def refused_as_stuck(stop: Stop) -> Stop:

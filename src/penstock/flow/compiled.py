@@ -51,22 +51,26 @@ class Compiled:
     def options_in(self, context: ExecutionContext) -> list[StepOptions | None] | None:
         """The options of each step in this run, which decides what runs on workers."""
         run, mode = context._run, context._run.settings.sync_calls
-        if not self.sync or mode == "inline":
+        if mode == "inline" or not (self.sync or self.fallbacks):
             return self.options
         if mode == "auto" and context._token.deadline_ns >= UNLIMITED and not run.external_token:
             if self._timed is None and self.options is not None:
-                self._timed = self._with_workers([step for step in self.sync if _has_time_limit(self.options[step])])
+                self._timed = self._with_workers(_has_time_limit)
             return self._timed
         if self._on_workers is None:
-            self._on_workers = self._with_workers(self.sync)
+            self._on_workers = self._with_workers(lambda _: True)
         return self._on_workers
 
-    def _with_workers(self, steps: list[int]) -> list[StepOptions | None] | None:
-        if not steps:
-            return self.options
+    def _with_workers(self, applies: Callable[[StepOptions], bool]) -> list[StepOptions | None]:
+        """The options, with the sync functions of these steps on workers, their fallbacks among them."""
         options: list[StepOptions | None] = [None] * len(self.runs) if self.options is None else self.options.copy()
-        for step in steps:
-            options[step] = replace(options[step] or PLAIN, on_thread=True, may_return_awaitable=True)
+        for step in self.sync:
+            if applies(before := options[step] or PLAIN):
+                options[step] = _on_worker(before)
+        for step in self.fallbacks:
+            before = options[step] or PLAIN
+            if before.fallback is not None and applies(before) and _is_sync(_fallback_of(self.steps[step])):
+                options[step] = replace(before, fallback=_on_worker(before.fallback))
         return options
 
     def bound_to(self, session: Session | None) -> Compiled:
@@ -307,14 +311,16 @@ def _has_options(node: Any) -> bool:
     return getattr(node, "persistent", False) or _is_on_thread(node)
 
 
+def _on_worker(options: StepOptions) -> StepOptions:
+    return replace(options, on_thread=True, may_return_awaitable=True)
+
+
 def _is_sync(node: Any) -> bool:
     """Whether the step runs a sync function and leaves open where."""
     return type(node) is FunctionNode and node.blocking is None and node.isolation is None and not node.is_async
 
 
-def _has_time_limit(options: StepOptions | None) -> bool:
-    if options is None:
-        return False
+def _has_time_limit(options: StepOptions) -> bool:
     budget = options.sub_budget
     return options.policy.timeout_ms is not None or (budget is not None and budget.max_time_seconds is not None)
 

@@ -222,7 +222,7 @@ class StepExecution(GraphExecution[StepEvent]):
         options = None if self._options is None else self._options[node]
         if is_fallback and options is not None:
             options = options.fallback
-        if options is not None and options.on_thread:
+        if options is not None and options.on_thread and type(stream) is GeneratorType:
             return self._drain(node, place._token, stream, pieces)
         if type(stream) is GeneratorType:
             stream = turning(stream)

@@ -28,7 +28,11 @@ def _start(original: Method) -> Method:
             original(thread)
             return
         run = thread.run
-        thread.run = _in_scope(scope, thread, run)  # on the instance: a subclass may have a `run` of its own
+        try:
+            thread.run = _in_scope(scope, thread, run)  # on the instance: a subclass may have a `run` of its own
+        except AttributeError:  # it allows none: its requests are reported
+            original(thread)
+            return
         try:
             original(thread)
         except BaseException:  # it did not start now, and may be started again from elsewhere

@@ -17,6 +17,7 @@ Knows tasks and tokens, and nothing of HTTP libraries.
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context
 
 from penstock.runtime.call import stopped
 from penstock.runtime.cancellation import EARLY_S, Task
@@ -38,7 +39,7 @@ class Interruption:
         self._remove = token.add_callback(self._on_cancel)
         left_s = token.seconds_left()
         if left_s is not None:
-            self._timer = self._loop.call_later(left_s, self._on_time)
+            self._timer = self._loop.call_later(left_s, self._on_time, context=Context())  # keeps no run alive
 
     def leave(self, error: BaseException | None) -> BaseException | None:
         """End the interruption when the task leaves the block; return the error to leave it with."""
@@ -73,7 +74,8 @@ class Interruption:
         """Apply the deadline, on the loop; a timer may fire a moment early."""
         token = self._context._token
         if not token.is_cancelled:
-            self._timer = self._loop.call_later((token.seconds_left() or 0.0) + EARLY_S, self._on_time)
+            left_s = (token.seconds_left() or 0.0) + EARLY_S
+            self._timer = self._loop.call_later(left_s, self._on_time, context=Context())
 
 
 class Interruptions:
@@ -93,6 +95,8 @@ class Interruptions:
     def leave(self, error: BaseException | None) -> BaseException | None:
         """End the latest `enter` of the current task; return the error to leave the block with."""
         task = _current_task()
+        if task not in self._entered and len(self._entered) == 1:
+            task = next(iter(self._entered))  # an async generator is closed in a task of the loop
         entered = self._entered.get(task) if task is not None else None
         if task is None or entered is None:
             return error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, TypeVar, cast
@@ -32,6 +32,8 @@ from penstock.runtime.context import ExecutionContext
 from penstock.runtime.handle import Handle
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+A_PLAIN_FUNCTION = "no generator: it would run after its block has ended"
 
 OnStop = Literal["warn", "raise", "ignore"]
 
@@ -98,18 +100,16 @@ class contained:
         wrapped = exc.__cause__ if exc is not None and type(exc).__module__.partition(".")[0] in CLIENTS else None
         if isinstance(wrapped, Halted):
             raise wrapped from None
-        if exc is None or (
-            self._on_stop == "raise" and isinstance(exc, Exception) and not isinstance(exc, Halted)
-        ):  # a cancel, an interrupt and our own errors are never replaced
+        if exc is None or (self._on_stop == "raise" and _may_be_replaced(exc)):
             self._surface_stop(exc)
 
-    def _surface_stop(self, exc: Exception | None) -> None:
+    def _surface_stop(self, exc: BaseException | None) -> None:
         """Raise the stop of the run, or warn of it, if the block ends without it."""
-        if exc is not None and (ours := _halted_in(exc)) is not None:
-            raise ours from None
         stop = self._run.stop
         if stop is None or self._on_stop == "ignore":
             return
+        if exc is not None and (ours := _halted_in(exc)) is not None:
+            raise ours from None
         if self._on_stop == "raise":
             raise stopped(self._run, stop) from exc
         if self._run._run.note_swallowed(stop):
@@ -123,7 +123,7 @@ def around_calls(function: F, block: Callable[[], AbstractContextManager[object]
     if isinstance(function, type) or not callable(cast(object, function)):
         raise InvalidValue("function", function, "a function or an async function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidValue("function", function, "no generator: it would run after its block has ended")
+        raise InvalidValue("function", function, A_PLAIN_FUNCTION)
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -136,9 +136,19 @@ def around_calls(function: F, block: Callable[[], AbstractContextManager[object]
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         with block():
-            return function(*args, **kwargs)
+            value = function(*args, **kwargs)
+            if isinstance(value, Generator | AsyncGenerator):
+                raise InvalidValue("function", function, A_PLAIN_FUNCTION)
+            if not isinstance(value, Awaitable):
+                return value
+        return _awaited(value, block())  # its work has not begun yet
 
     return cast(F, call)
+
+
+async def _awaited(value: Awaitable[Any], block: AbstractContextManager[object]) -> Any:
+    with block:
+        return await value
 
 
 def install_hooks(context: Handle) -> None:
@@ -153,6 +163,13 @@ def _report(failure: HookFailed, contexts: list[Handle]) -> None:
     if failure.patch not in _reported:
         _reported.add(failure.patch)
         warnings.warn(str(failure), RuntimeWarning, stacklevel=2)
+
+
+def _may_be_replaced(exc: BaseException) -> bool:
+    """Whether the error may be of a framework's making; a cancel, an interrupt and our own errors are not."""
+    if isinstance(exc, BaseExceptionGroup):
+        return all(isinstance(inner, CancelledError) or _may_be_replaced(inner) for inner in exc.exceptions)
+    return isinstance(exc, Exception) and not isinstance(exc, Halted)
 
 
 def _halted_in(exc: BaseException) -> Halted | CancelledError | None:

@@ -27,7 +27,7 @@ WHAT_TO_DO = "make it inside `with contained(run):`, in a thread started there, 
 is_watching = False
 """Whether a scope is open in this process, or was when it was forked."""
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # the garbage collector may close a block in the middle of any of this
 _open: dict[Run, list[Terms]] = {}
 """The runs with open scopes, and the terms of those scopes."""
 _parents: dict[Run, set[str]] = {}
@@ -96,7 +96,15 @@ def _is_model_request(method: str, host: str, path: str, headers: Mapping[str, s
     if form is None:
         return False
     content_type = headers.get("content-type", "json")
-    return form.is_provider or "json" in content_type or "multipart" in content_type
+    # urllib calls everything a form.
+    return form.is_provider or any(kind in content_type for kind in ("json", "multipart", "form-urlencoded"))
+
+
+def report_if_model(method: str, host: str, path: str) -> None:
+    """Report a request that went around the hooks to the runs with open scopes, if it is a model request."""
+    runs = [terms.context._run for terms in open_terms()]
+    if runs and form_of(method, host, path) is not None:
+        _report(host, runs)
 
 
 def _report(host: str, runs: list[Run]) -> None:
@@ -118,7 +126,7 @@ def _report_forked(host: str) -> None:
 
 def _forked() -> None:
     global _lock, _open, _parents, is_watching
-    _lock = threading.Lock()  # a thread that does not exist in this process may have held it
+    _lock = threading.RLock()  # a thread that does not exist in this process may have held it
     _parents = _parents | {run: set() for run in _open if not run.graph.closed}
     _open = {}
     is_watching = bool(_parents)

@@ -188,6 +188,9 @@ class _OwnRoom(Waiter):
         self.is_decided = False
         self.notify = notify
 
+    def was_taken(self) -> bool:
+        return self.taken.state == "held"
+
     def wake(self) -> None:
         self.is_decided = True
         self.notify()

@@ -95,6 +95,9 @@ class CallWaiter(Waiter):
             return None
         return None if self._is_under(first) or not accounts.has_cost_limit(self.account) else first
 
+    def was_taken(self) -> bool:
+        return self.call.state == "held"
+
     def entered(self) -> None:
         run = self.call.context._run
         if self.spec.hold_nanos is None and run.worst_case[self.spec.kind].is_unknown and run.first_call is None:

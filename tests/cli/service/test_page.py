@@ -25,6 +25,7 @@ def without_what_varies(text: str) -> str:
     return re.sub(r"\d+\.\d s\b", "N s", text)
 
 
+@pytest.mark.usefixtures("forks")
 def test_commands_print_what_the_page_says(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
     ids: dict[str, str] = {}
     with served("--db", "sqlite:///penstock.db") as server:

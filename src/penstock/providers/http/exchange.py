@@ -93,7 +93,7 @@ class Exchange:
             self._check_degraded()
             if call.stop is not None or not hold_remote(call):
                 raise self.refusal()
-        self.answer = self._new_answer()
+            self.answer = self._new_answer()
 
     async def ahold(self) -> None:
         """Wait for room, and hold at the shared budget, if there is one; raise if the call is refused."""
@@ -103,7 +103,7 @@ class Exchange:
             self._check_degraded()
             if call.stop is not None or not await ahold_remote(call):
                 raise self.refusal()
-        self.answer = self._new_answer()
+            self.answer = self._new_answer()
 
     def _check_degraded(self) -> None:
         """Refuse the call if a hook wants another model, and the request cannot be made with it."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 MAX_FIELD_BYTES = 65_536
 """A larger part is a file, and is not read."""
 _BOUNDARY = re.compile(r'boundary="?([^";,]+)"?', re.I)
-_NAME = re.compile(rb'name="([^"]*)"')
+_NAME = re.compile(rb'(?<![a-z])name=(?:"([^"]*)"|([^";\s]+))', re.I)
 
 
 def form_fields(content_type: str, content: bytes) -> dict[str, str] | None:
@@ -33,5 +33,5 @@ def _parts(content: bytes, boundary: bytes) -> Iterator[tuple[str, str]]:
             if name is not None:
                 is_file = b"filename" in head or end - head_end > MAX_FIELD_BYTES
                 value = b"" if is_file else content[head_end + 4 : end].removesuffix(b"\r\n")
-                yield name[1].decode("utf-8", "replace"), value.decode("utf-8", "replace")
+                yield (name[1] or name[2] or b"").decode("utf-8", "replace"), value.decode("utf-8", "replace")
         begin = end

@@ -26,12 +26,21 @@ class Progress:
         self.fault: str | None = None
         """Error that the provider reported in the middle of the response."""
         self.unfinished = answers
+        self._finished: set[int] = set()
+        """Numbers of the answers that have finished."""
         self._on_text = on_text
         """Called with each non-empty piece of text as it arrives."""
 
     def see(self, event: dict[str, Any]) -> None:
         """Read the next event."""
         raise NotImplementedError
+
+    def finish(self, index: object) -> None:
+        """Count one answer as finished, once; one without a number is the first."""
+        number = index if isinstance(index, int) else 0
+        if number not in self._finished:
+            self._finished.add(number)
+            self.unfinished -= 1
 
     def emit(self, text: object) -> None:
         """Pass on a piece of the answer, if it is text."""
@@ -47,7 +56,7 @@ class Chunks(Progress):
             delta = choice.get("delta")
             self.emit(delta.get("content") if isinstance(delta, dict) else choice.get("text"))
             if choice.get("finish_reason"):
-                self.unfinished -= 1
+                self.finish(choice.get("index"))
         self.is_complete = self.unfinished <= 0
         if self.is_complete and isinstance(event.get("usage"), dict):
             self.usage = read_usage(event)
@@ -134,7 +143,7 @@ class GeminiChunks(Progress):
             for part in objects(content, "parts"):
                 self.emit(part.get("text"))
             if candidate.get("finishReason"):
-                self.unfinished -= 1
+                self.finish(candidate.get("index"))
         is_blocked = bool(field(event, "promptFeedback", "blockReason"))
         self.is_complete = self.is_complete or self.unfinished <= 0 or is_blocked
         if self.is_complete and isinstance(event.get("usageMetadata"), dict):
@@ -152,15 +161,17 @@ class OllamaLines(Progress):
 
 
 class MediaEvents(Progress):
-    """Streams of images, speech and transcripts: the last event has the usage."""
+    """Streams of images, speech and transcripts: the last event of each has its usage."""
 
     def see(self, event: dict[str, Any]) -> None:
         kind = str(event.get("type"))
         if kind == "transcript.text.delta":
             self.emit(event.get("delta"))
-        if kind.endswith((".done", ".completed")):
-            self.is_complete = True
-            self.usage = read_usage(event)
+        if kind.endswith((".done", ".completed")):  # of each picture, or of the whole
+            self.unfinished -= 1
+            self.is_complete = self.unfinished <= 0
+            usage = read_usage(event)
+            self.usage = usage if self.usage is None or usage is None else self.usage.plus(usage)
 
 
 PROGRESS: Mapping[Api, type[Progress]] = MappingProxyType(

@@ -36,8 +36,10 @@ AUDIO_BYTES_PER_CHARACTER = 16_384
 VECTOR_BYTES = 262_144
 """Allowed for each vector: 8,192 numbers of 32 characters."""
 
-_IMAGES = frozenset({"image", "image_url", "input_image"})
+_IMAGES = ("image", "image_url", "input_image")  # no set: a schema may have a list as its "type"
 _GEMINI_CONFIGS = ("generationConfig", "generation_config")
+_COMMON_PATHS = ("messages", "ollama")
+"""APIs whose paths other services have too: a body that cannot be read is not taken for a model request there."""
 _OPENAI_MODELS = ("gpt-", "chatgpt-", "o1", "o3", "o4")
 _RETRY_COUNT = "x-stainless-retry-count"
 _AWS_ATTEMPT = re.compile(r"attempt=([1-9]\d{0,2})\b")
@@ -115,7 +117,10 @@ class ModelRequest:
         if self.adds_usage:
             options = body.get("stream_options")
             body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
-        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        try:
+            return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        except UnicodeEncodeError:  # half a surrogate pair, which JSON can say and UTF-8 cannot
+            return json.dumps(body, separators=(",", ":")).encode()
 
     def _cap_for(self, host: str) -> str:
         """Return the field to add: OpenAI's newer models refuse `max_tokens`; compatible servers may know no other."""
@@ -132,6 +137,8 @@ def parse_request(form: Form, headers: Mapping[str, str], content: bytes) -> Mod
     body = _json_object(content) if fields is None else fields
     if form.api == "unknown":
         return _unknown(form, headers, content) if _may_cost(form, fields) else None
+    if body is None and form.api not in _COMMON_PATHS and _may_be_json(headers, content):
+        return _unknown(form, headers, content)
     if body is None or not any(mark in body for mark in form.marks):
         return _unknown(form, headers, content) if form.is_provider else None
     form = _of_vendor(form, body)
@@ -152,6 +159,12 @@ def parse_request(form: Form, headers: Mapping[str, str], content: bytes) -> Mod
         inputs=_inputs(body),
         is_fixed=fields is not None or is_signed(headers),
     )
+
+
+def _may_be_json(headers: Mapping[str, str], content: bytes) -> bool:
+    """Whether a server may read JSON where it cannot be read here: it is compressed, too deep, or not quite JSON."""
+    is_compressed = bool(headers.get("content-encoding")) or content.startswith(b"\x1f\x8b")
+    return is_compressed or content.lstrip()[:1] == b"{"
 
 
 def is_signed(headers: Mapping[str, str]) -> bool:

@@ -53,7 +53,7 @@ _STEPS = 16
 _WIDE_FIELDS = frozenset(
     {"audio", "modalities", "web_search_options", "plugins", "include", "mcp_servers", "container"}
 )
-_OUR_TOOLS = frozenset({None, "function", "custom"})
+_OUR_TOOLS = (None, "function", "custom")
 """Types of tools that the client runs."""
 _GOOGLES_TOOLS = frozenset(
     {

@@ -28,6 +28,7 @@ from penstock.providers.reading.bodies import ERROR_BYTES, Capped, Sink, decoded
 from penstock.providers.reading.families import in_the_families
 from penstock.providers.stacks.flight import abandon, fail, reached
 from penstock.providers.stacks.gathering import Gathered
+from penstock.providers.uncontained import report_if_model
 from penstock.runtime.cancellation import call_on
 from penstock.runtime.execution import load_prices
 
@@ -143,13 +144,16 @@ async def send(terms: Terms, outgoing: Outgoing, original: Callable[..., Any]) -
     form = form_of(outgoing.method, outgoing.host, outgoing.path, outgoing)
     request = None if form is None else await _model_request(form, outgoing)
     if request is None:
-        return await original(**outgoing.options)
+        response = await original(**outgoing.options)
+        if response.history:  # only the first address was looked at, and the last one may be a model's
+            report_if_model(outgoing.method, response.url.host or "", response.url.path)
+        return response
     if terms.context._run.prices.is_pending:
         await load_prices(terms.context, request.model)
     exchange = admit(terms, request, "async")
     await exchange.ahold()
-    options = outgoing.rewritten(exchange)
     try:
+        options = outgoing.rewritten(exchange)
         response = await reached(exchange.token, lambda: original(**options))
     except BaseException as error:
         _mark_bill(error)
@@ -273,6 +277,11 @@ class _Reader:
             raise error
         raise failure from error
 
+    async def wait_eof(self) -> None:
+        """Get all of the body."""
+        while not self._eof:  # type: ignore[attr-defined]
+            await self._wait("wait_eof")
+
     def set_exception(self, *error: Any) -> None:
         """End the body: the response is closed or released."""
         super().set_exception(*error)  # type: ignore[misc]
@@ -310,6 +319,8 @@ def _request(original: Method) -> Method:
             url = session._build_url(str_or_url)
         except Exception:  # no address: aiohttp raises its own error
             return await original(session, method, str_or_url, **options)
+        if not isinstance(options.get("headers"), Mapping | None):
+            options["headers"] = list(options["headers"])  # it may be an iterator, and is read here too
         outgoing = Outgoing(session, method, url, options)
         terms = terms_for(outgoing.method, outgoing.host, outgoing.path, outgoing)
         if terms is None:

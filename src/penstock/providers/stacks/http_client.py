@@ -33,6 +33,7 @@ from penstock.providers.reading.bodies import ERROR_BYTES, Capped, Sink, decoded
 from penstock.providers.reading.families import in_the_families
 from penstock.providers.stacks.flight import abandon, fail, shut_down, waited
 from penstock.providers.stacks.gathering import Gathered
+from penstock.providers.uncontained import report_if_model
 
 OUTGOING = "_penstock_outgoing"
 """Attribute of a connection: the request that is being gathered."""
@@ -145,6 +146,9 @@ class Outgoing:
         A library that asks for the response to half a request gets there too.
         """
         head, terms, form = self._head, self._terms, self._form
+        if head is None:  # a subclass writes to the socket itself
+            del connection.__dict__[OUTGOING]
+            report_if_model(self._method, str(connection.host), self._target)
         if head is None or terms is None or form is None:
             return
         content = _unchunked(self._body()) if "transfer-encoding" in head else self._body()

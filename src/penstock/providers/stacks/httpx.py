@@ -37,10 +37,10 @@ def send(terms: Terms, original: Callable[[Any, Any], Any], transport: Any, requ
         return original(transport, request)
     exchange = admit(terms, model_request, "sync")
     exchange.hold()
-    request = _rewritten(request, exchange)
-    _guard_departure(request, exchange)
     cut = partial(_cut_request, transport, exchange)
     try:
+        request = _rewritten(request, exchange)
+        _guard_departure(request, exchange)
         response = waited(exchange, partial(original, transport, request), _close_late, cut)
     except BaseException as error:
         fail(exchange, error)
@@ -57,8 +57,8 @@ async def asend(terms: Terms, original: Callable[[Any, Any], Awaitable[Any]], tr
         await load_prices(terms.context, model_request.model)
     exchange = admit(terms, model_request, "async")
     await exchange.ahold()
-    request = _rewritten(request, exchange)
     try:
+        request = _rewritten(request, exchange)
         response = await reached(exchange.token, lambda: original(transport, request))
     except BaseException as error:
         fail(exchange, error)
