@@ -248,13 +248,19 @@ def test_candidates_and_reasoning_of_gemini_are_read() -> None:
     assert (request.answers, request.output_tokens, request.least_output_tokens) == (3, 50, 1_001)
 
 
-def test_a_body_that_cannot_be_read_has_an_unknown_cost_at_a_provider() -> None:
-    for host, is_request in (("api.openai.com", True), ("127.0.0.1", False)):
-        form = form_of("POST", host, "/v1/chat/completions")
-        assert form is not None
-        found = parse_request(form, {"content-encoding": "gzip"}, b"\x1f\x8b")
-        assert (found is not None) is is_request
-        assert found is None or (found.form.api, found.model) == ("unknown", "/v1/chat/completions")
+@pytest.mark.parametrize(("host", "model"), [("api.openai.com", "/v1/chat/completions"), ("127.0.0.1", "")])
+def test_a_body_that_cannot_be_read_has_an_unknown_cost(host: str, model: str) -> None:
+    form = form_of("POST", host, "/v1/chat/completions")
+    assert form is not None
+    found = parse_request(form, {"content-encoding": "gzip"}, b"\x1f\x8b")
+    assert found is not None
+    assert (found.form.api, found.model) == ("unknown", model)
+
+
+def test_a_body_that_cannot_be_read_is_not_a_request_where_other_services_have_the_path() -> None:
+    form = form_of("POST", "127.0.0.1", "/v1/messages")
+    assert form is not None
+    assert parse_request(form, {"content-encoding": "gzip"}, b"\x1f\x8b") is None
 
 
 @pytest.mark.parametrize("authorization", ["AWS4-HMAC-SHA256 Credential=x", "AWS4-ECDSA-P256-SHA256 Credential=x"])
