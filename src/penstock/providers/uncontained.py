@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from penstock.errors import PenstockError
 from penstock.providers.http.exchange import Terms
 from penstock.providers.http.forms import form_of
+from penstock.providers.http.request import COMMON_PATHS
 from penstock.providers.reading.families import in_the_families
 from penstock.runtime.run import Run, open_hosts
 
@@ -96,8 +97,9 @@ def _is_model_request(method: str, host: str, path: str, headers: Mapping[str, s
     if form is None:
         return False
     content_type = headers.get("content-type", "json")
-    # urllib calls everything a form.
-    return form.is_provider or any(kind in content_type for kind in ("json", "multipart", "form-urlencoded"))
+    if "form-urlencoded" in content_type:  # urllib calls everything that
+        return form.is_provider or form.api not in COMMON_PATHS
+    return form.is_provider or "json" in content_type or "multipart" in content_type
 
 
 def report_if_model(method: str, host: str, path: str) -> None:

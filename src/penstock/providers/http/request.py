@@ -38,7 +38,7 @@ VECTOR_BYTES = 262_144
 
 _IMAGES = ("image", "image_url", "input_image")  # no set: a schema may have a list as its "type"
 _GEMINI_CONFIGS = ("generationConfig", "generation_config")
-_COMMON_PATHS = ("messages", "ollama")
+COMMON_PATHS = ("messages", "ollama")
 """APIs whose paths other services have too: a body that cannot be read is not taken for a model request there."""
 _OPENAI_MODELS = ("gpt-", "chatgpt-", "o1", "o3", "o4")
 _RETRY_COUNT = "x-stainless-retry-count"
@@ -137,7 +137,7 @@ def parse_request(form: Form, headers: Mapping[str, str], content: bytes) -> Mod
     body = _json_object(content) if fields is None else fields
     if form.api == "unknown":
         return _unknown(form, headers, content) if _may_cost(form, fields) else None
-    if body is None and form.api not in _COMMON_PATHS and _may_be_json(headers, content):
+    if body is None and form.api not in COMMON_PATHS and _may_be_json(headers, content):
         return _unknown(form, headers, content)
     if body is None or not any(mark in body for mark in form.marks):
         return _unknown(form, headers, content) if form.is_provider else None
