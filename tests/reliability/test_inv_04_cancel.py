@@ -40,7 +40,7 @@ ATTEMPTS = 5
 MAX_PAIRS = 60
 """Attempts at a ratio, until it holds for the best of both.
 
-The goal for a graph is 3. It measures 2.8 to 3.3, by the load of the machine, since settlements survive signals.
+The goal for a graph is 3, and is missed on a busy machine: 2.8 to 3.3 was measured there.
 """
 ROOT = Path(__file__).parents[2]
 
