@@ -193,7 +193,7 @@ def _insert_many(path: Path, events: int) -> float:
 
 
 async def _append_all(url: str, events: int, reps: int) -> list[float]:
-    from penstock.hosting.records import HostedEvent, RunRecord
+    from penstock.hosting.ports import HostedEvent, RunRecord
     from penstock.storage import open_stores
 
     rates = []
@@ -410,7 +410,7 @@ models = {"echo": ScriptedModel(lambda request: "An answer of some ten words, as
 
 async def tell_much(url: str) -> None:
     """A graph that answers, and a run of another worker that is running and has more events than sockets hold."""
-    from penstock.hosting.records import HostedEvent, RunRecord
+    from penstock.hosting.ports import HostedEvent, RunRecord
     from penstock.storage import open_stores
 
     async with await open_stores(url) as stores:

@@ -6,15 +6,18 @@ While an async test runs, a call of ours that would block its event loop raises 
 from __future__ import annotations
 
 import asyncio
+import encodings.idna  # noqa: F401  # as for `penstock.kernel.schema` below; host names are encoded with it
 import gc
 import inspect
 import signal
 from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from blockbuster import blockbuster_ctx
+from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
 import penstock.kernel.schema  # noqa: F401  # reads files when imported, which must not happen on an event loop
@@ -34,7 +37,7 @@ PROOFS = pytest.StashKey["Proofs"]()
 DESELECTED = pytest.StashKey[bool]()
 
 SLOWEST = (
-    *("reliability", "cli", "server", "test_structure_script.py", "test_docs_cover_the_api.py", "providers"),
+    *("reliability", "ui", "cli", "server", "test_structure_script.py", "test_docs_cover_the_api.py", "providers"),
     *("realmodel", "storage", "tracing", "containment", "kernel", "scenarios", "chat", "hosting", "runtime"),
 )
 """Folders and files."""
@@ -55,10 +58,10 @@ def forks() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def patient_postgres(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def patient_postgres(request: pytest.FixtureRequest) -> None:
     """Wait for a busy PostgreSQL server, except in the tests of how soon its failures are reported."""
     if "postgres_server" in request.fixturenames and "test_inv_09" not in request.node.nodeid:
-        postgres.be_patient(monkeypatch)
+        postgres.be_patient(request.getfixturevalue("monkeypatch"))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -85,19 +88,39 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def _on_new_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     def run(*args: Any, **kwargs: Any) -> None:
-        with blockbuster_ctx(["penstock"]) as detector:
-            # A sync call on an event loop blocks it until its worker is done, by design; and the census reads /proc.
-            detector.functions["threading.Lock.acquire"].can_block_in("penstock/runtime/worker.py", {"wait"})
-            for name, function in detector.functions.items():
-                function.can_block_in("penstock/testing/census.py", {"_count", "__exit__"})
-                # A sync request that a test makes on its event loop passes through our hooks, which stay installed.
-                function.can_block_in("penstock/providers/hooks.py", {"ours"})
-                if name.startswith("sqlite3.") or name == "os.stat":  # inline operations wait for no lock and no disk
-                    function.can_block_in("penstock/storage/sqlite/database.py", {"_write_inline", "_read_inline"})
-                    function.can_block_in("penstock/storage/sqlite/ledger.py", {"try_inline"})
+        with _blocking_detected():
             asyncio.run(test(*args, **kwargs))
 
     return run
+
+
+@contextmanager
+def _blocking_detected() -> Iterator[None]:
+    detector = _detector()
+    for function in detector.functions.values():
+        # Not what it was when the detector was made: a fixture, or one of our hooks, may have replaced it since.
+        function.original_func = getattr(function.module, function.func_name, None)
+    detector.activate()
+    try:
+        yield
+    finally:
+        detector.deactivate()
+
+
+@cache
+def _detector() -> BlockBuster:
+    """One for all tests: making it takes as long as a short test."""
+    detector = BlockBuster(["penstock"])
+    # A sync call on an event loop blocks it until its worker is done, by design; and the census reads /proc.
+    detector.functions["threading.Lock.acquire"].can_block_in("penstock/runtime/worker.py", {"wait"})
+    for name, function in detector.functions.items():
+        function.can_block_in("penstock/testing/census.py", {"_count", "__exit__"})
+        # A sync request that a test makes on its event loop passes through our hooks, which stay installed.
+        function.can_block_in("penstock/providers/hooks.py", {"ours"})
+        if name.startswith("sqlite3.") or name == "os.stat":  # inline operations wait for no lock and no disk
+            function.can_block_in("penstock/storage/sqlite/database.py", {"_write_inline", "_read_inline"})
+            function.can_block_in("penstock/storage/sqlite/ledger.py", {"try_inline"})
+    return detector
 
 
 def _ids(item: pytest.Item) -> Iterator[str]:

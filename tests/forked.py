@@ -72,7 +72,7 @@ class Program:
         self.stderr, err = _pipe()
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(_address)
-        asked = {
+        request = {
             "arguments": list(arguments),
             "env": dict(os.environ if env is None else env),
             "cwd": str(cwd or Path.cwd()),
@@ -80,7 +80,7 @@ class Program:
         with open(os.devnull) as nothing:
             given = nothing.fileno() if stdin == subprocess.DEVNULL else stdin
             socket.send_fds(
-                self._connection, [json.dumps(asked).encode() + b"\n"], [given, out, out if is_merged else err]
+                self._connection, [json.dumps(request).encode() + b"\n"], [given, out, out if is_merged else err]
             )
         os.close(out)
         os.close(err)
@@ -113,9 +113,9 @@ class Program:
 
     def communicate(self) -> tuple[str, str]:
         """What it printed to both streams, read until it has ended; short texts, which fit into a pipe."""
-        said = self.stdout.read(), self.stderr.read()
+        printed = self.stdout.read(), self.stderr.read()
         self.wait()
-        return said
+        return printed
 
 
 def _pipe() -> tuple[IO[str], int]:
@@ -125,14 +125,14 @@ def _pipe() -> tuple[IO[str], int]:
 
 def _serve(address: str) -> dict[str, Any]:
     """Fork a program for each connection; returns only in the fork, with what is to be run."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the keepers are never waited for
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(address)
         listener.listen()
         os.write(1, b"ready\n")
         while True:
             ready, _, _ = select.select([listener.fileno(), 0], [], [])
-            if 0 in ready:  # whoever started it is gone
+            if 0 in ready:  # the process that started it is gone
                 sys.exit()
             connection, _ = listener.accept()
             with connection:
@@ -166,14 +166,14 @@ def _keep(connection: socket.socket) -> dict[str, Any]:
     os._exit(0)
 
 
-def _become(asked: dict[str, Any]) -> None:
+def _become(request: dict[str, Any]) -> None:
     """What `python ARGUMENTS` does."""
-    os.chdir(asked["cwd"])
+    os.chdir(request["cwd"])
     os.environ.clear()
-    os.environ.update(asked["env"])
-    first, *others = asked["arguments"]
+    os.environ.update(request["env"])
+    first, *others = request["arguments"]
     if first == "-m":
-        sys.path[0] = asked["cwd"]
+        sys.path[0] = request["cwd"]
         sys.argv[:] = others
         runpy.run_module(others[0], run_name="__main__", alter_sys=True)
     elif first == "-c":
@@ -181,7 +181,7 @@ def _become(asked: dict[str, Any]) -> None:
         sys.argv[:] = ["-c", *others[1:]]
         exec(others[0], {"__name__": "__main__"})
     else:
-        sys.argv[:] = asked["arguments"]
+        sys.argv[:] = request["arguments"]
         sys.path[0] = str(Path(first).parent)
         runpy.run_path(first, run_name="__main__")
 

@@ -31,7 +31,6 @@ GROUPS: Mapping[str, str] = {
 }
 
 WEB = "needs the web UI"
-TOOLS = "needs tools of clients in graphs"
 
 REQUIREMENTS: dict[str, Requirement] = {
     # the execution graph
@@ -147,8 +146,8 @@ REQUIREMENTS: dict[str, Requirement] = {
     "X-10": Requirement("A person lists and resolves unresolved bills."),
     "X-11": Requirement("Nothing in a contained process spends silently."),
     "X-12": Requirement("One command contains any program in any language.", "needs the gateway"),
-    "X-13": Requirement("Python graphs and agents are served as they are.", "needs a server that loads programs"),
-    "X-14": Requirement("The OpenAI endpoint passes client tools and settings, or refuses them by name.", TOOLS),
+    "X-13": Requirement("Python graphs and agents are served as they are."),
+    "X-14": Requirement("The OpenAI endpoint passes client tools and settings, or refuses them by name."),
     "X-15": Requirement("Operators have logs, tokens, metrics and a model allow-list.", "needs the operator's tools"),
     "X-16": Requirement("The documentation is a searchable site; every snippet runs.", "needs the documentation site"),
     "X-17": Requirement("`make prove` runs the same probes on every peer.", "needs the comparison page"),

@@ -1,17 +1,21 @@
 """Rules about the source that no other tool checks.
 
 Nothing revives objects or runs text as code, and the pure cores read neither the time nor randomness nor the world:
-those come in as parameters, so that a simulated loop can drive every interleaving.
+those come in as parameters, so that a simulated loop can drive every interleaving. Tests are named in ordinary words.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tools.structure import WORDS
+
+TESTS = Path(__file__).parent
 SOURCE = Path(__file__).parents[1] / "src" / "penstock"
 CORES = ("kernel", "containment", "tracing", "policies")
 
@@ -64,22 +68,46 @@ def impure(text: str) -> list[str]:
     return found
 
 
+def named(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The names that are defined, and the docstrings; attributes and keywords are the names of what is tested."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            line = getattr(node, "lineno", 1)
+            yield line, getattr(node, "name", "")
+            yield line, ast.get_docstring(node) or ""
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+
+
+def unusual(text: str) -> list[str]:
+    """The names and docstrings in `text` that use a word for which there is an ordinary one."""
+    words = re.compile(rf"(?<![a-z])({'|'.join(WORDS)})(?![a-z])", re.IGNORECASE)
+    return [f"line {line}: {found[0]}" for line, name in named(ast.parse(text)) if (found := words.search(name))]
+
+
 def files(*parts: str) -> list[Path]:
     return sorted(path for part in parts for path in [*SOURCE.glob(f"{part}.py"), *SOURCE.glob(f"{part}/**/*.py")])
 
 
-def relative(path: Path) -> str:
-    return str(path.relative_to(SOURCE))
+def found_in(paths: list[Path], check: Callable[[str], list[str]]) -> dict[str, list[str]]:
+    """What `check` finds in the files, by the file it is in."""
+    assert paths
+    found = {str(path): check(path.read_text()) for path in paths}
+    return {path: problems for path, problems in found.items() if problems}
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=relative)
-def test_nothing_revives_objects_or_runs_text(path: Path) -> None:
-    assert unsafe(path.read_text()) == []
+def test_nothing_revives_objects_or_runs_text() -> None:
+    assert found_in(sorted(SOURCE.rglob("*.py")), unsafe) == {}
 
 
-@pytest.mark.parametrize("path", files(*CORES), ids=relative)
-def test_a_core_reads_no_clock_and_touches_nothing_outside(path: Path) -> None:
-    assert impure(path.read_text()) == []
+def test_a_core_reads_no_clock_and_touches_nothing_outside() -> None:
+    assert found_in(files(*CORES), impure) == {}
+
+
+def test_tests_are_named_and_described_in_ordinary_words() -> None:
+    assert found_in(sorted(TESTS.rglob("*.py")), unusual) == {}
 
 
 @pytest.mark.parametrize(
@@ -117,3 +145,17 @@ def test_impure_source_is_found(text: str) -> None:
 )
 def test_threads_dates_and_an_injected_clock_are_pure_enough(text: str) -> None:
     assert impure(text) == []
+
+
+def test_unusual_words_are_found_in_names_and_docstrings() -> None:
+    for text in (
+        "def test_it_is_told(): ...",
+        "async def f(asked): ...",
+        "class Untold: ...",
+        "for said in []: ...",
+        '"""Nobody waits."""',
+        'def f():\n    """What was\n    asked for."""',
+    ):
+        assert unusual(text), text
+    for text in ("stop.asked", "f(asked=1)", "foretold = 'told'", "def test_it_is_untoldable(): ..."):
+        assert unusual(text) == [], text

@@ -21,6 +21,7 @@ NOT_UNIT = (
     "server",
     "storage",
     "telemetry",
+    "ui",
     "chat/test_conversation.py",
     "containment/test_accounts.py",
     "flow/test_isolation.py",
@@ -41,6 +42,7 @@ NOT_UNIT = (
     "test_forked.py",
     "test_import_cost.py",
     "test_structure_script.py",
+    "tools/test_ui_types.py",
 )
 """Folders and files, relative to this one."""
 

@@ -78,8 +78,8 @@ if TYPE_CHECKING:
     from penstock.front_door import contain as contain
     from penstock.kernel.document import parse_graph as parse_graph
     from penstock.kernel.executor import ExecutionResult as ExecutionResult
+    from penstock.kernel.frontier import quorum as quorum
     from penstock.kernel.graph import GraphInvalid as GraphInvalid
-    from penstock.kernel.settle import quorum as quorum
     from penstock.kernel.values import DataValue as DataValue
     from penstock.policies import ErrorPolicy as ErrorPolicy
     from penstock.providers.scope import contained as contained
@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     from penstock.runtime.context import current_context as current_context
     from penstock.runtime.graphs.graph_runtime import FlowContext as FlowContext
     from penstock.runtime.graphs.graph_runtime import GraphRuntime as GraphRuntime
-    from penstock.runtime.graphs.node_events import NodeEvent as NodeEvent
+    from penstock.runtime.graphs.node_execution import NodeEvent as NodeEvent
     from penstock.runtime.graphs.node_execution import QuorumMissed as QuorumMissed
     from penstock.runtime.graphs.node_execution import run_flow as run_flow
     from penstock.runtime.graphs.validation import validate as validate
@@ -211,8 +211,8 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "penstock.front_door": ("contain",),
     "penstock.kernel.document": ("parse_graph",),
     "penstock.kernel.executor": ("ExecutionResult",),
+    "penstock.kernel.frontier": ("quorum",),
     "penstock.kernel.graph": ("GraphInvalid",),
-    "penstock.kernel.settle": ("quorum",),
     "penstock.kernel.values": ("DataValue",),
     "penstock.policies": ("ErrorPolicy",),
     "penstock.providers.scope": ("contained",),
@@ -240,8 +240,8 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "FlowContext",
         "GraphRuntime",
     ),
-    "penstock.runtime.graphs.node_events": ("NodeEvent",),
     "penstock.runtime.graphs.node_execution": (
+        "NodeEvent",
         "QuorumMissed",
         "run_flow",
     ),

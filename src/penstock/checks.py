@@ -44,7 +44,7 @@ def seconds(field: str, value: object, *, above_zero: bool = False, none: str = 
 
 def number(field: str, value: object, *, minimum: float = -math.inf, maximum: float = math.inf) -> float:
     """Return a finite number in the range; a bool is none."""
-    if _is_number(value) and math.isfinite(value) and minimum <= value <= maximum:
+    if _is_number(value) and _is_finite(value) and minimum <= value <= maximum:
         return value
     limits = [None if math.isinf(one) else one for one in (minimum, maximum)]
     raise InvalidValue(field, value, "a finite number" + _range(*limits))
@@ -126,6 +126,14 @@ def mapping(field: str, value: object, of: str) -> Mapping[str, Any]:
     raise InvalidValue(field, value, f"a mapping of {of}")
 
 
+def labels(field: str, value: object) -> Mapping[str, str]:
+    """Return a mapping of text to text."""
+    given = mapping(field, value, "text to text")
+    if all(isinstance(text, str) for text in given.values()):
+        return given
+    raise InvalidValue(field, value, "a mapping of text to text")
+
+
 def sequence(field: str, value: object, of: str) -> Sequence[Any]:
     """Return a list or another sequence of `of`; text and bytes are refused although they are sequences."""
     # list and tuple come first because the check against the abstract class is slower.
@@ -136,6 +144,13 @@ def sequence(field: str, value: object, of: str) -> Sequence[Any]:
 
 def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def _range(minimum: float | None, maximum: float | None) -> str:

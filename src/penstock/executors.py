@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.kernel.executor import ExecutorRegistry, Handle, NodeExecutor
+from penstock.kernel.frontier import Quorum
 from penstock.kernel.graph import EdgeSpec, GraphSpec, NodeSpec, Problem
-from penstock.kernel.settle import Quorum
 from penstock.runtime.graphs.node_execution import ExecutorMisbehaved
 from penstock.runtime.scheduling.scheduler import NestedTooDeep
 

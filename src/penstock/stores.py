@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.containment.tickets import Waiting as Waiting
     from penstock.errors import LedgerError as LedgerError
     from penstock.errors import LedgerUnavailable as LedgerUnavailable
+    from penstock.hosting.ports import StoreCorrupt as StoreCorrupt
     from penstock.runtime.durable.journal import Journal as Journal
     from penstock.runtime.durable.journal import JournalMissing as JournalMissing
     from penstock.runtime.durable.journal import fork_journal as fork_journal
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from penstock.runtime.durable.keys import entry_node as entry_node
     from penstock.runtime.durable.keys import idempotency_key as idempotency_key
     from penstock.runtime.durable.shared import SharedBudget as SharedBudget
-    from penstock.storage.codec import StoreCorrupt as StoreCorrupt
     from penstock.storage.postgres.ledger import PostgresLedgerStore as PostgresLedgerStore
     from penstock.storage.sqlite.ledger import SqliteLedgerStore as SqliteLedgerStore
     from penstock.storage.stores import Stores as Stores
@@ -51,7 +51,7 @@ _HOME = {
     "PostgresLedgerStore": "penstock.storage.postgres.ledger",
     "SharedBudget": "penstock.runtime.durable.shared",
     "SqliteLedgerStore": "penstock.storage.sqlite.ledger",
-    "StoreCorrupt": "penstock.storage.codec",
+    "StoreCorrupt": "penstock.hosting.ports",
     "Stores": "penstock.storage.stores",
     "TicketRequest": "penstock.containment.ledger",
     "Waiting": "penstock.containment.tickets",

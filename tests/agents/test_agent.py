@@ -289,7 +289,7 @@ def test_an_agent_takes_a_model_by_name() -> None:
     assert (agent.model.name, type(agent.model).__name__) == ("fake-1", "CompatibleModel")
 
 
-@pytest.mark.parametrize("name", ["gpt-4o", "nobody:gpt-4o", "openai:", ""])
+@pytest.mark.parametrize("name", ["gpt-4o", "unknown:gpt-4o", "openai:", ""])
 def test_a_name_that_no_provider_has_is_refused(name: str) -> None:
     with pytest.raises(InvalidValue, match="model"):
         Agent(name)

@@ -29,7 +29,7 @@ from penstock.stops import StopReason
 from penstock.tracing.record import OPEN
 from tests.agents.scripts import Diary, priced
 
-ASKED = [Message.user("Count to 1,000.")]
+MESSAGES = [Message.user("Count to 1,000.")]
 COST, TOKENS = StopReason.BUDGET_EXCEEDED, StopReason.TOKEN_LIMIT_EXCEEDED
 
 
@@ -54,7 +54,7 @@ def counting(text: str = "1, 2, 3, ", calls: tuple[ToolCall, ...] = ()) -> Scrip
 
 async def cut(run: ExecutionContext, model: Model | None = None, **options: Any) -> TruncatedByBudget:
     with pytest.raises(TruncatedByBudget) as raised:
-        await (model or counting()).generate(run, ASKED, **options)
+        await (model or counting()).generate(run, MESSAGES, **options)
     return raised.value
 
 

@@ -14,7 +14,7 @@ from penstock.chat.service import ChatService
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.hosting.host import RunHost
 from penstock.hosting.limits import HostSettings
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import RunRecord
 from penstock.kernel.values import DataValue
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop
@@ -26,11 +26,11 @@ ALONE = graph([node("start", "chat-start"), node("A", "agent", model="A", stream
 
 
 ECHOING = graph([node("start", "chat-start"), node("echo", "echo")], ["start > echo"])
-"""A graph that says again what is said, after a while."""
+"""A graph that repeats its input, after a while."""
 
 
 class Echo:
-    """Answers after a while. No model is asked: what it costs is held on a thread, of which a seed knows nothing."""
+    """Answers after a while. It calls no model: a model's cost is held on a thread, which a seed does not control."""
 
     async def execute(self, data: Any, inputs: Any, context: Any) -> DataValue:
         await asyncio.sleep(0.1)
@@ -45,27 +45,27 @@ def loop() -> SimLoop:
 
 
 class WatchedHost(RunHost):
-    """A host that also writes down what it was asked to run."""
+    """A host that also records the arguments of each submission."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.submitted: list[dict[str, Any]] = []
 
-    async def submit(self, *, also: Any = None, **asked: Any) -> RunRecord:
-        self.submitted.append(asked)
-        return await super().submit(also=also, **asked)
+    async def submit(self, *, also: Any = None, **arguments: Any) -> RunRecord:
+        self.submitted.append(arguments)
+        return await super().submit(also=also, **arguments)
 
 
 class Histories:
-    """A model that answers with a number, and remembers what it was asked."""
+    """A model that answers with a number, and records the messages of each request."""
 
     def __init__(self) -> None:
-        self.asked: list[list[tuple[str, str]]] = []
+        self.requests: list[list[tuple[str, str]]] = []
         self.model = ScriptedModel(self._answer)
 
     def _answer(self, request: ModelRequest) -> str:
-        self.asked.append([(one.role, one.text) for one in request.messages])
-        return f"answer {len(self.asked)}"
+        self.requests.append([(one.role, one.text) for one in request.messages])
+        return f"answer {len(self.requests)}"
 
 
 class Slow(Model):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from penstock.agents.messages import ROLES, Role
-from penstock.chat import ChatMessage, MessageTree, conversation, conversation_to_json, message, parse_conversation
+from penstock.chat import ChatMessage, MessageTree, conversation, conversation_to_json, parse_conversation
 from penstock.errors import InvalidValue
 from tests.soak import scaled
 
@@ -24,7 +24,7 @@ def two_turns() -> MessageTree:
     """q1 → a1 → q2 → a2."""
     tree = MessageTree()
     for at, (id, role) in enumerate([("q1", "user"), ("a1", "assistant"), ("q2", "user"), ("a2", "assistant")]):
-        tree.append(id, role, f"said in {id}", at_ms=at)
+        tree.append(id, role, f"text of {id}", at_ms=at)
     return tree
 
 
@@ -35,7 +35,7 @@ def in_view(tree: MessageTree) -> list[str]:
 def test_messages_follow_each_other_as_they_are_added() -> None:
     tree = two_turns()
     assert in_view(tree) == ["q1", "a1", "q2", "a2"]
-    assert tree["q2"] == ChatMessage("q2", "a1", "user", "said in q2", 2)
+    assert tree["q2"] == ChatMessage("q2", "a1", "user", "text of q2", 2)
     assert tree.leaf is tree["a2"]
 
 
@@ -45,10 +45,10 @@ def test_an_empty_conversation_has_nothing_in_view() -> None:
 
 
 @pytest.mark.requirement("K-15")
-def test_an_edit_is_a_sibling_and_what_was_said_stays() -> None:
+def test_an_edit_is_a_sibling_and_the_first_message_stays() -> None:
     tree = two_turns()
     before = list(tree)
-    tree.edit("q1", "q1b", "asked better", at_ms=10)
+    tree.edit("q1", "q1b", "better words", at_ms=10)
     assert in_view(tree) == ["q1b"]
     assert [one.id for one in tree.siblings("q1")] == ["q1", "q1b"]
     assert list(tree)[:-1] == before
@@ -69,7 +69,7 @@ def test_a_retry_is_a_sibling_and_the_first_answer_stays() -> None:
 @pytest.mark.parametrize(
     ("beside", "seen"), [("q1", ["new"]), ("a1", ["q1", "new"]), ("a2", ["q1", "a1", "q2", "new"])]
 )
-def test_whoever_said_something_anybody_may_say_something_beside_it(beside: str, seen: list[str]) -> None:
+def test_a_message_may_be_added_beside_any_other_whatever_its_role(beside: str, seen: list[str]) -> None:
     tree = two_turns()
     before = list(tree)
     tree.beside(beside, "new", "user", "instead", at_ms=10)
@@ -77,7 +77,7 @@ def test_whoever_said_something_anybody_may_say_something_beside_it(beside: str,
     assert [one.id for one in tree.siblings("new")] == [beside, "new"]
     assert list(tree)[:-1] == before
     with pytest.raises(InvalidValue, match="message_id"):
-        tree.beside("nobody", "newer", "user", "instead", at_ms=11)
+        tree.beside("unknown", "newer", "user", "instead", at_ms=11)
 
 
 def test_a_continuation_stands_below_the_answer_it_continues() -> None:
@@ -94,7 +94,7 @@ def test_switching_brings_back_a_branch_down_to_where_it_was_left() -> None:
     tree = two_turns()
     tree.retry("a2", "a2b", "another", at_ms=10)
     tree.switch("a2")
-    tree.edit("q1", "q1b", "asked better", at_ms=11)
+    tree.edit("q1", "q1b", "better words", at_ms=11)
     tree.switch("q1")
     assert in_view(tree) == ["q1", "a1", "q2", "a2"]
     tree.switch("a2b")
@@ -111,7 +111,7 @@ def test_switching_to_a_message_in_view_changes_nothing() -> None:
 
 def test_what_is_added_to_a_branch_out_of_view_brings_it_into_view() -> None:
     tree = two_turns()
-    tree.edit("q1", "q1b", "asked better", at_ms=10)
+    tree.edit("q1", "q1b", "better words", at_ms=10)
     tree.append("q3", "user", "go on", at_ms=11, parent_id="a2")
     assert in_view(tree) == ["q1", "a1", "q2", "a2", "q3"]
     tree.switch("q1b")
@@ -143,7 +143,7 @@ REFUSED: dict[str, Callable[[MessageTree], Any]] = {
     "an unknown role": lambda tree: tree.append("n", "boss", "x", at_ms=1),  # type: ignore[arg-type]
     "content that is no text": lambda tree: tree.append("n", "user", b"x", at_ms=1),  # type: ignore[arg-type]
     "half of a surrogate pair": lambda tree: tree.append("n", "user", "\ud800", at_ms=1),
-    "too much": lambda tree: tree.append("n", "user", "x" * (message.MAX_CHARACTERS + 1), at_ms=1),
+    "too much": lambda tree: tree.append("n", "user", "x" * (conversation.MAX_CHARACTERS + 1), at_ms=1),
     "a time before 1970": lambda tree: tree.append("n", "user", "x", at_ms=-1),
     "a time that is true": lambda tree: tree.append("n", "user", "x", at_ms=True),
     "a time in pieces": lambda tree: tree.append("n", "user", "x", at_ms=1.5),  # type: ignore[arg-type]
@@ -187,7 +187,7 @@ def test_data_that_is_small_only_to_hand_in_is_refused_before_it_is_written_out(
     def written_out(*_: Any, **__: Any) -> str:
         raise AssertionError("this would fill the memory")
 
-    monkeypatch.setattr(message, "json", SimpleNamespace(dumps=written_out))
+    monkeypatch.setattr(conversation, "json", SimpleNamespace(dumps=written_out))
     with pytest.raises(InvalidValue, match="JSON all through"):
         MessageTree().append("n", "user", "x", at_ms=1, data=data)
 
@@ -211,7 +211,7 @@ def test_a_message_does_not_change_with_the_data_it_was_given() -> None:
     given["run"]["id"] = "r2"
     assert kept.data == {"run": {"id": "r1"}}
     with pytest.raises(dataclasses.FrozenInstanceError):
-        kept.content = "never said"  # type: ignore[misc]
+        kept.content = "changed"  # type: ignore[misc]
 
 
 def test_a_long_conversation_is_read_back_without_running_out_of_stack() -> None:
@@ -225,24 +225,24 @@ def test_a_long_conversation_is_read_back_without_running_out_of_stack() -> None
 
 
 class Model:
-    """The naive account: a list of what was said, and for every switch or addition, which message it was about."""
+    """The naive model: a list of messages, and the message of every switch or addition."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[str, str | None, Role]] = []
+        self.messages: list[tuple[str, str | None, Role]] = []
         self.touched: list[str] = []
 
     def parent(self, id: str) -> str | None:
-        return next(parent for one, parent, _ in self.said if one == id)
+        return next(parent for one, parent, _ in self.messages if one == id)
 
     def role(self, id: str) -> Role:
-        return next(role for one, _, role in self.said if one == id)
+        return next(role for one, _, role in self.messages if one == id)
 
     def add(self, id: str, parent: str | None, role: Role) -> None:
-        self.said.append((id, parent, role))
+        self.messages.append((id, parent, role))
         self.touched.append(id)
 
     def replies(self, id: str | None) -> list[str]:
-        return [one for one, parent, _ in self.said if parent == id]
+        return [one for one, parent, _ in self.messages if parent == id]
 
     def line(self, id: str | None) -> list[str]:
         return [] if id is None else [*self.line(self.parent(id)), id]
@@ -273,7 +273,7 @@ class Conversing(RuleBasedStateMachine):
 
     def new(self) -> dict[str, Any]:
         number = len(self.kept)
-        return {"id": f"m{number}", "content": f"said {number}", "at_ms": number, "data": {"n": [number]}}
+        return {"id": f"m{number}", "content": f"text {number}", "at_ms": number, "data": {"n": [number]}}
 
     def append(self, role: Role) -> str:
         path = self.model.path()
@@ -331,8 +331,8 @@ class Conversing(RuleBasedStateMachine):
 
     def check(self, tree: MessageTree) -> None:
         assert in_view(tree) == self.model.path()
-        assert {(one.id, one.parent_id, one.role) for one in tree} == set(self.model.said)
-        for id, parent, _ in self.model.said:
+        assert {(one.id, one.parent_id, one.role) for one in tree} == set(self.model.messages)
+        for id, parent, _ in self.model.messages:
             beside = self.model.replies(parent)
             assert [one.id for one in tree.siblings(id)] == beside
             assert str(tree.place_of(id)) == f"‹{beside.index(id) + 1}/{len(beside)}›"
@@ -375,10 +375,10 @@ def test_the_data_of_a_message_is_a_copy_that_json_gives_back(data: dict[str, An
     ],
 )
 def test_a_message_that_is_copied_is_the_same_and_shares_nothing_that_can_be_changed(data: dict[str, Any]) -> None:
-    said = ChatMessage("m", "above", "user", "hello", 1, data)
-    copied: Any = said.copied()
+    message = ChatMessage("m", "above", "user", "hello", 1, data)
+    copied: Any = message.copied()
     assert type(copied) is ChatMessage
-    assert copied == said
+    assert copied == message
     assert list(copied.data) == list(data)
     with pytest.raises(dataclasses.FrozenInstanceError):
         copied.content = "something else"
@@ -387,7 +387,7 @@ def test_a_message_that_is_copied_is_the_same_and_shares_nothing_that_can_be_cha
             value.append("later")
         elif isinstance(value, dict):
             value["later"] = 1
-    assert said == ChatMessage("m", "above", "user", "hello", 1, data)
+    assert message == ChatMessage("m", "above", "user", "hello", 1, data)
 
 
 class Named(str):

@@ -13,7 +13,7 @@ from penstock.chat import ChatMessage, ConversationInvalid, MessageTree, convers
 from penstock.chat.document import parse_conversation
 
 
-def said(id: str, parent: str | None = None, **more: Any) -> dict[str, Any]:
+def message(id: str, parent: str | None = None, **more: Any) -> dict[str, Any]:
     return {"id": id, "parent_id": parent, "role": "user", "content": "x", "at_ms": 1, **more}
 
 
@@ -52,12 +52,12 @@ def test_what_was_written_does_not_change_with_the_conversation() -> None:
 
 
 def test_a_reply_may_stand_before_what_it_replies_to() -> None:
-    tree = parse_conversation(written(said("b", "a"), said("a")))
+    tree = parse_conversation(written(message("b", "a"), message("a")))
     assert [one.id for one in tree.active_path()] == ["a", "b"]
 
 
 def test_without_a_choice_the_newest_is_in_view() -> None:
-    tree = parse_conversation(written(said("a"), said("b"), said("c", "a")))
+    tree = parse_conversation(written(message("a"), message("b"), message("c", "a")))
     assert [one.id for one in tree.active_path()] == ["b"]
 
 
@@ -74,38 +74,44 @@ WRONG: dict[str, tuple[Any, list[tuple[str, str]]]] = {
     "nothing": ({}, [("bad_version", "$.version"), ("wrong_type", "$.messages")]),
     "an unknown field": (written(title="x"), [("unknown_field", "$")]),
     "choices that are no list": (written(chosen={}), [("wrong_type", "$.chosen")]),
-    "choices that are no ids": (written(said("a"), chosen=[[]]), [("wrong_type", "$.chosen")]),
-    "a message that is none": (written(said("a"), 3), [("wrong_type", "$.messages[1]")]),
-    "an unknown field of a message": (written(said("a", colour="red")), [("unknown_field", "$.messages[0]")]),
+    "choices that are no ids": (written(message("a"), chosen=[[]]), [("wrong_type", "$.chosen")]),
+    "a message that is none": (written(message("a"), 3), [("wrong_type", "$.messages[1]")]),
+    "an unknown field of a message": (written(message("a", colour="red")), [("unknown_field", "$.messages[0]")]),
     "missing fields": (
         written({"id": "a", "role": "user"}),
         [("missing_field", "$.messages[0].content"), ("missing_field", "$.messages[0].at_ms")],
     ),
     "unknown roles": (
-        written(said("a", role="boss"), said("b"), said("c", role=["user"])),
+        written(message("a", role="boss"), message("b"), message("c", role=["user"])),
         [("bad_role", "$.messages[0].role"), ("bad_role", "$.messages[2].role")],
     ),
-    "a bad id": (written(said("")), [("bad_id", "$.messages[0].id")]),
-    "a bad parent": (written(said("a", 3)), [("bad_parent_id", "$.messages[0].parent_id")]),  # type: ignore[arg-type]
-    "bad content": (written(said("a", content=None)), [("bad_content", "$.messages[0].content")]),
-    "half of a surrogate pair": (json.dumps(written(said("\ud800"))), [("bad_id", "$.messages[0].id")]),
-    "a bad time": (written(said("a", at_ms="now")), [("bad_at_ms", "$.messages[0].at_ms")]),
-    "bad data": (written(said("a", data=[])), [("bad_data", "$.messages[0].data")]),
-    "an id twice": (written(said("a"), said("b"), said("a", "b")), [("duplicate_id", "$.messages[2].id")]),
+    "a bad id": (written(message("")), [("bad_id", "$.messages[0].id")]),
+    "a bad parent": (written(message("a", 3)), [("bad_parent_id", "$.messages[0].parent_id")]),  # type: ignore[arg-type]
+    "bad content": (written(message("a", content=None)), [("bad_content", "$.messages[0].content")]),
+    "half of a surrogate pair": (json.dumps(written(message("\ud800"))), [("bad_id", "$.messages[0].id")]),
+    "a bad time": (written(message("a", at_ms="now")), [("bad_at_ms", "$.messages[0].at_ms")]),
+    "bad data": (written(message("a", data=[])), [("bad_data", "$.messages[0].data")]),
+    "an id twice": (written(message("a"), message("b"), message("a", "b")), [("duplicate_id", "$.messages[2].id")]),
     "orphans": (
-        written(said("a"), said("b", "x"), said("c", "b"), said("d", "y")),
+        written(message("a"), message("b", "x"), message("c", "b"), message("d", "y")),
         [("unknown_parent", "$.messages[1].parent_id"), ("unknown_parent", "$.messages[3].parent_id")],
     ),
-    "its own parent": (written(said("a", "a")), [("cycle", "$.messages[0].parent_id")]),
+    "its own parent": (written(message("a", "a")), [("cycle", "$.messages[0].parent_id")]),
     "two circles, and what hangs on one": (
         written(
-            said("r"), said("t", "b"), said("a", "b"), said("b", "c"), said("c", "a"), said("d", "e"), said("e", "d")
+            message("r"),
+            message("t", "b"),
+            message("a", "b"),
+            message("b", "c"),
+            message("c", "a"),
+            message("d", "e"),
+            message("e", "d"),
         ),
         [("cycle", "$.messages[3].parent_id"), ("cycle", "$.messages[5].parent_id")],
     ),
-    "an unknown choice": (written(said("a"), chosen=["x"]), [("unknown_message", "$.chosen[0]")]),
-    "two in one place": (written(said("a"), said("b"), chosen=["a", "b"]), [("chosen_twice", "$.chosen[1]")]),
-    "one twice": (written(said("a"), chosen=["a", "a"]), [("chosen_twice", "$.chosen[1]")]),
+    "an unknown choice": (written(message("a"), chosen=["x"]), [("unknown_message", "$.chosen[0]")]),
+    "two in one place": (written(message("a"), message("b"), chosen=["a", "b"]), [("chosen_twice", "$.chosen[1]")]),
+    "one twice": (written(message("a"), chosen=["a", "a"]), [("chosen_twice", "$.chosen[1]")]),
 }
 
 
@@ -116,12 +122,12 @@ def test_what_is_no_conversation_is_refused_with_its_problems(of: Any, expected:
 
 def test_a_circle_is_named() -> None:
     with pytest.raises(ConversationInvalid, match="'a' → 'b' → 'a'"):
-        parse_conversation(written(said("a", "b"), said("b", "a")))
+        parse_conversation(written(message("a", "b"), message("b", "a")))
 
 
 def test_what_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversation, "MAX_DEPTH", 2)
-    chain = [said("a"), said("b", "a"), said("c", "b"), said("d", "c")]
+    chain = [message("a"), message("b", "a"), message("c", "b"), message("d", "c")]
     assert problems(written(*chain)) == [("too_deep", "$.messages[2]")]
     monkeypatch.setattr(document, "MAX_MESSAGES", 3)
     assert problems(written(*chain)) == [("too_large", "$.messages")]

@@ -17,8 +17,7 @@ from penstock.kernel.executor import ExecutionResult
 from penstock.kernel.graph import Channel, EdgeSpec, GraphSpec, NodeSpec
 from penstock.kernel.values import DataValue
 from penstock.runtime.graphs.graph_runtime import FlowContext
-from penstock.runtime.graphs.node_events import NodeEvent
-from penstock.runtime.graphs.node_execution import run_flow
+from penstock.runtime.graphs.node_execution import NodeEvent, run_flow
 from penstock.testing import explore
 
 TYPES = {"S": "chat-start", "A": "agent", "x": "step"}
@@ -81,7 +80,7 @@ def test_an_entry_agent_has_no_agent_before_it_on_a_way_from_the_start(of: Graph
 TOOLS: dict[str, tuple[GraphSpec, set[str]]] = {
     "included": (graph("S > A1", S=ON), {"A1"}),
     "not included": (graph("S > A1", S=OFF), set()),
-    "not said": (graph("S > A1"), set()),
+    "not set": (graph("S > A1"), set()),
     "included through other nodes": (graph("S > x1 > x2 > A1", S=ON), {"A1"}),
     "not included through other nodes": (graph("S > x1 > x2 > A1", S=OFF), set()),
     "not for agents behind agents": (graph("S > A1 > x1 > A2", S=ON), {"A1"}),
@@ -206,9 +205,9 @@ async def given_to_agents(of: GraphSpec) -> dict[str, Any]:
     """What each agent that ran was given."""
     seen: dict[str, Any] = {}
     services = {"history": HISTORY, "user_tools": ["calendar"], **services_for(of)}
-    told = [one async for one in run_flow(of, FlowContext(services=services, state=seen), EXECUTORS)]
-    assert isinstance(told[-1], ExecutionResult)
-    assert {one.node_id for one in told if isinstance(one, NodeEvent) and one.node_id in seen} == seen.keys()
+    emitted = [one async for one in run_flow(of, FlowContext(services=services, state=seen), EXECUTORS)]
+    assert isinstance(emitted[-1], ExecutionResult)
+    assert {one.node_id for one in emitted if isinstance(one, NodeEvent) and one.node_id in seen} == seen.keys()
     return seen
 
 

@@ -27,7 +27,7 @@ from tests.nodes.graphs import Json, events_of, graph, node
 
 pytestmark = pytest.mark.requirement("K-17")
 
-SAID = [
+MESSAGES = [
     {"role": "user", "content": "one"},
     {"role": "assistant", "content": "first"},
     {"role": "user", "content": "two"},
@@ -35,7 +35,7 @@ SAID = [
 HISTORY = ["one", "first", "two"]
 TOOLS = ["calendar"]
 ENTRY = (HISTORY, TOOLS)
-"""What an entry agent is asked, and the tools it is offered."""
+"""The messages an entry agent gets, and the tools it is offered."""
 
 
 def behind(*payload: str) -> tuple[list[str], list[str]]:
@@ -211,7 +211,7 @@ TOPOLOGIES: dict[str, tuple[Json, Seen]] = {
 
 
 class Models:
-    """A model for each agent, which records what it was asked. `D` calls the tool `A` first."""
+    """A model for each agent, which records its requests. `D` calls the tool `A` first."""
 
     def __init__(self) -> None:
         self.seen: Seen = {}
@@ -219,9 +219,9 @@ class Models:
 
     def _answer(self, name: str) -> Callable[[ModelRequest], Any]:
         def answer(request: ModelRequest) -> Any:
-            asked = self.seen.setdefault(name, [])
-            asked.append(([one.text for one in request.messages], [one.name for one in request.tools]))
-            return ToolCall("1", "A", {"task": "ask"}) if name == "D" and len(asked) == 1 else f"{name}!"
+            requests = self.seen.setdefault(name, [])
+            requests.append(([one.text for one in request.messages], [one.name for one in request.tools]))
+            return ToolCall("1", "A", {"task": "ask"}) if name == "D" and len(requests) == 1 else f"{name}!"
 
         return answer
 
@@ -238,13 +238,13 @@ async def test_the_first_agent_gets_the_history_wherever_it_is(document: Json, e
     models = Models()
     services = {
         **services_for(parse_graph(document)),
-        "chat_input": {"messages": SAID},
+        "chat_input": {"messages": MESSAGES},
         "user_tools": [calendar()],
         "models": models.by_name,
     }
     await events_of(document, "two", services=services, more=EXECUTORS)
-    assert {name: sorted(asked) for name, asked in models.seen.items()} == {
-        name: sorted(asked) for name, asked in expected.items()
+    assert {name: sorted(requests) for name, requests in models.seen.items()} == {
+        name: sorted(requests) for name, requests in expected.items()
     }
 
 
@@ -254,7 +254,7 @@ async def test_a_team_behind_an_agent_that_answers_nothing_gets_nothing() -> Non
     )
     models = Models()
     models.by_name["A"] = ScriptedModel([""])
-    services = {**services_for(parse_graph(document)), "chat_input": {"messages": SAID}, "models": models.by_name}
+    services = {**services_for(parse_graph(document)), "chat_input": {"messages": MESSAGES}, "models": models.by_name}
     await events_of(document, "two", services=services)
     assert models.seen["B"] == [behind()]
 
@@ -299,8 +299,8 @@ async def test_every_way_to_go_on_with_a_chat_keeps_the_rules(entry: str, kind: 
         models.seen.clear()
         go_on, history = NEXT[entry]
         await (await go_on(chats, first)).result()
-    asked = [texts for texts, _ in models.seen["A"]]
-    assert asked == ([history, ["A!"]] if kind == "loop" else [history])
+    texts_of_a = [texts for texts, _ in models.seen["A"]]
+    assert texts_of_a == ([history, ["A!"]] if kind == "loop" else [history])
     assert [texts for texts, _ in models.seen["B"]] == [["A!"]]
 
 
@@ -405,7 +405,7 @@ class OneGraphOnly:
 
 async def test_a_scope_that_knows_one_graph_is_not_used_inside() -> None:
     models = Models()
-    services = {"chat_scope": OneGraphOnly(), "chat_input": {"messages": SAID}, "models": models.by_name}
+    services = {"chat_scope": OneGraphOnly(), "chat_input": {"messages": MESSAGES}, "models": models.by_name}
     await events_of(graph([sub("s", [A]), B], ["s > B"]), "two", services=services)
     assert models.seen == {"A": [behind("two")], "B": [([*HISTORY, "A!"], [])]}
 

@@ -13,7 +13,7 @@ import pytest
 from penstock.agents.messages import Media, ToolCall
 from penstock.agents.model import ModelRequest
 from penstock.agents.scripted import ScriptedModel
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import ChatMessage
 from penstock.chat.turn import ChatTurn
 from penstock.errors import InvalidValue
 from penstock.hosting.host import GraphNotFound
@@ -25,7 +25,7 @@ from tests.chat.chats import ALONE, ANN, Chats, Histories, Slow, chatting, hoste
 from tests.nodes.graphs import graph, node
 
 
-async def said(chats: Chats, content: str, **options: Any) -> tuple[ChatTurn, ChatMessage]:
+async def say(chats: Chats, content: str, **options: Any) -> tuple[ChatTurn, ChatMessage]:
     turn = await chats.service.stream_chat(chats.chat_id, content, owner=ANN, **options)
     return turn, await turn.result()
 
@@ -41,7 +41,7 @@ async def test_all_five_entry_points_run_one_path() -> None:
     histories = Histories()
     async with chatting(models={"A": histories.model}) as chats:
         service, chat_id = chats.service, chats.chat_id
-        first, answer = await said(chats, "one")
+        first, answer = await say(chats, "one")
         again = await service.retry_message(chat_id, answer.id, owner=ANN)
         await again.result()
         more = await service.continue_message(chat_id, again.message_id, owner=ANN)
@@ -52,11 +52,12 @@ async def test_all_five_entry_points_run_one_path() -> None:
         await new.result()
         turns = [first, again, more, edited, new]
         assert len(chats.host.submitted) == len(turns)
-        for turn, asked in zip(turns, chats.host.submitted, strict=True):
-            assert asked == {
+        for turn, submitted in zip(turns, chats.host.submitted, strict=True):
+            assert submitted == {
                 "owner": ANN,
                 "graph_id": "g",
                 "version": None,
+                "input": None,
                 "limits": None,
                 "run_id": turn.run_id,
                 "origin": {
@@ -69,7 +70,7 @@ async def test_all_five_entry_points_run_one_path() -> None:
         ways = [[one.type async for one in turn.events() if one.type.startswith(("run.", "node."))] for turn in turns]
         assert all(way == ways[0] for way in ways)
         assert [turn.user_message_id is None for turn in turns] == [False, True, True, False, False]
-    assert histories.asked == [
+    assert histories.requests == [
         [("user", "one")],
         [("user", "one")],
         [("user", "one"), ("assistant", "answer 2"), ("user", GO_ON)],
@@ -81,7 +82,7 @@ async def test_all_five_entry_points_run_one_path() -> None:
 @pytest.mark.requirement("K-15")
 async def test_retry_and_edit_add_siblings_and_nothing_is_deleted() -> None:
     async with chatting(models={"A": Histories().model}) as chats:
-        first, answer = await said(chats, "one")
+        first, answer = await say(chats, "one")
         again = await chats.service.retry_message(chats.chat_id, answer.id, owner=ANN)
         await again.result()
         assert await shown(chats) == [("user", "one"), ("assistant", "answer 2")]
@@ -99,17 +100,17 @@ async def test_retry_and_edit_add_siblings_and_nothing_is_deleted() -> None:
 async def test_earlier_messages_are_the_history_of_the_next_turn() -> None:
     histories = Histories()
     async with chatting(models={"A": histories.model}) as chats:
-        _, answer = await said(chats, "one")
-        await said(chats, "two")
-        await said(chats, "three", parent_id=answer.id)
+        _, answer = await say(chats, "one")
+        await say(chats, "two")
+        await say(chats, "three", parent_id=answer.id)
         assert await shown(chats) == [
             ("user", "one"),
             ("assistant", "answer 1"),
             ("user", "three"),
             ("assistant", "answer 3"),
         ]
-    assert histories.asked[1] == [("user", "one"), ("assistant", "answer 1"), ("user", "two")]
-    assert histories.asked[2] == [("user", "one"), ("assistant", "answer 1"), ("user", "three")]
+    assert histories.requests[1] == [("user", "one"), ("assistant", "answer 1"), ("user", "two")]
+    assert histories.requests[2] == [("user", "one"), ("assistant", "answer 1"), ("user", "three")]
 
 
 async def test_answer_exists_from_the_start_and_is_complete_with_the_last_event() -> None:
@@ -139,19 +140,19 @@ async def test_text_of_a_cancelled_answer_is_kept_and_can_be_continued() -> None
         models["A"] = histories.model
         more = await chats.service.continue_message(chats.chat_id, message.id, owner=ANN)
         assert (await more.result()).parent_id == message.id
-    assert histories.asked == [[("user", "hi"), ("assistant", "Hello"), ("user", GO_ON)]]
+    assert histories.requests == [[("user", "hi"), ("assistant", "Hello"), ("user", GO_ON)]]
 
 
 async def test_failed_answer_has_its_error_and_the_chat_continues() -> None:
     histories = Histories()
     models: dict[str, Any] = {"A": ScriptedModel([ValueError("the wall \ud800 cracked")])}
     async with chatting(models=models) as chats:
-        _, message = await said(chats, "one")
+        _, message = await say(chats, "one")
         assert (message.content, message.data["state"]) == ("", "failed")
         assert "cracked" in message.data["error"]
         models["A"] = histories.model
-        assert (await said(chats, "two"))[1].content == "answer 1"
-    assert histories.asked == [[("user", "one"), ("user", "two")]]
+        assert (await say(chats, "two"))[1].content == "answer 1"
+    assert histories.requests == [[("user", "one"), ("user", "two")]]
 
 
 async def test_an_answer_that_a_limit_halts_says_so_and_a_grant_gives_one_beside_it() -> None:
@@ -161,7 +162,7 @@ async def test_an_answer_that_a_limit_halts_says_so_and_a_grant_gives_one_beside
     document = graph([node("start", "chat-start"), node("A", "agent", model="A", tools=["look"])], ["start > A"])
     model = ScriptedModel([ToolCall("1", "look", {}), "221 m high", "221 m high"])
     async with chatting(document, {"A": model}, tools={"look": look}) as chats:
-        turn, message = await said(chats, "how high?", limits=RunLimits(max_api_calls=1))
+        turn, message = await say(chats, "how high?", limits=RunLimits(max_api_calls=1))
         assert message.data["state"] == "halted"
         assert message.data["stop_reason"]
         await chats.host.grant(turn.run_id, RunLimits(max_api_calls=5), by="root")
@@ -236,7 +237,7 @@ async def test_a_reader_that_is_cancelled_leaves_nothing_running_either() -> Non
 
 
 @pytest.mark.requirement("K-14")
-async def test_a_run_that_was_asked_to_go_on_does_so_and_its_events_can_be_read_again() -> None:
+async def test_a_run_that_may_go_on_without_its_reader_does_so_and_its_events_can_be_read_again() -> None:
     slow = Slow("Hel", "lo")
     async with chatting(models={"A": slow}) as chats:
         turn = await chats.service.stream_chat(chats.chat_id, "hi", owner=ANN)
@@ -256,13 +257,13 @@ async def test_a_run_that_was_asked_to_go_on_does_so_and_its_events_can_be_read_
 async def test_a_stream_that_came_to_its_end_cancels_nothing() -> None:
     async with chatting(models={"A": Histories().model}) as chats:
         turn = await chats.service.stream_chat(chats.chat_id, "hi", owner=ANN)
-        told = [event.type async for event in turn.events(on_leave="cancel")]
-        assert told[-1] == "run.completed"
+        types = [event.type async for event in turn.events(on_leave="cancel")]
+        assert types[-1] == "run.completed"
         assert (await turn.result()).data["state"] == "complete"
 
 
-async def test_what_is_said_below_an_answer_that_is_being_written_is_told_what_was_there_then() -> None:
-    """The next run begins when there is room for it, and is not told the answer above it that has come by then."""
+async def test_a_message_below_an_unfinished_answer_gets_the_history_as_of_its_submission() -> None:
+    """The next run begins when there is room for it, and does not get the answer above it that has come by then."""
     slow = Slow("Hel", "lo")
     histories = Histories()
     models: dict[str, Any] = {"A": slow}
@@ -275,12 +276,12 @@ async def test_what_is_said_below_an_answer_that_is_being_written_is_told_what_w
         slow.may_end.set()
         await asyncio.gather(first.result(), second.result())
         assert [text for _, text in await shown(chats)] == ["one", "Hello whole", "two", "answer 1"]
-    assert histories.asked == [[("user", "one"), ("user", "two")]]
+    assert histories.requests == [[("user", "one"), ("user", "two")]]
 
 
 async def test_two_turns_at_once_are_two_branches() -> None:
     async with chatting(models={"A": Histories().model}) as chats:
-        _, answer = await said(chats, "one")
+        _, answer = await say(chats, "one")
         turns = await asyncio.gather(
             *(
                 chats.service.stream_chat(chats.chat_id, text, owner=ANN, parent_id=answer.id)
@@ -297,12 +298,12 @@ async def test_a_turn_that_begins_while_another_is_under_way_is_a_branch_beside_
     slow, histories = Slow("1, 2"), Histories()
     models: dict[str, Any] = {"A": histories.model}
     async with chatting(models=models) as chats:
-        _, answer = await said(chats, "one")
+        _, answer = await say(chats, "one")
         models["A"] = slow
         counting = await chats.service.stream_chat(chats.chat_id, "count to 60", owner=ANN)
         await slow.begun.wait()
         models["A"] = histories.model
-        greeting, hello = await said(chats, "hello")
+        greeting, hello = await say(chats, "hello")
         tree = await chats.service.tree(chats.chat_id)
         assert [one.content for one in tree.replies(answer.id)] == ["count to 60", "hello"]
         assert await shown(chats) == [
@@ -316,7 +317,7 @@ async def test_a_turn_that_begins_while_another_is_under_way_is_a_branch_beside_
         tree = await chats.service.tree(chats.chat_id)
         assert tree[str(greeting.user_message_id)].parent_id == answer.id
         assert tree.leaf == hello, "the newest turn is in view, also when an older one has ended"
-    assert histories.asked[-1] == [("user", "one"), ("assistant", "answer 1"), ("user", "hello")]
+    assert histories.requests[-1] == [("user", "one"), ("assistant", "answer 1"), ("user", "hello")]
 
 
 async def test_a_first_turn_that_is_under_way_has_the_next_beside_it_at_the_beginning() -> None:
@@ -326,26 +327,26 @@ async def test_a_first_turn_that_is_under_way_has_the_next_beside_it_at_the_begi
         counting = await chats.service.stream_chat(chats.chat_id, "count to 60", owner=ANN)
         await slow.begun.wait()
         models["A"] = histories.model
-        await said(chats, "hello")
+        await say(chats, "hello")
         slow.may_end.set()
         await counting.result()
         tree = await chats.service.tree(chats.chat_id)
         assert [one.content for one in tree.replies(None)] == ["count to 60", "hello"]
-    assert histories.asked == [[("user", "hello")]]
+    assert histories.requests == [[("user", "hello")]]
 
 
 @pytest.mark.parametrize("again", ["retry", "continue"])
-async def test_what_is_said_while_an_answer_is_given_again_or_goes_on_follows_what_that_follows(again: str) -> None:
+async def test_a_message_sent_while_an_answer_is_retried_or_continued_has_the_parent_of_that_answer(again: str) -> None:
     slow, histories = Slow("1, 2"), Histories()
     models: dict[str, Any] = {"A": histories.model}
     async with chatting(models=models) as chats:
-        turn, answer = await said(chats, "one")
+        turn, answer = await say(chats, "one")
         models["A"] = slow
         ask = chats.service.retry_message if again == "retry" else chats.service.continue_message
         under_way = await ask(chats.chat_id, answer.id, owner=ANN)
         await slow.begun.wait()
         models["A"] = histories.model
-        then, _ = await said(chats, "two")
+        then, _ = await say(chats, "two")
         slow.may_end.set()
         await under_way.result()
         tree = await chats.service.tree(chats.chat_id)
@@ -358,13 +359,13 @@ async def test_turns_under_way_below_each_other_are_not_built_upon_either() -> N
     slow, histories = Slow("1, 2"), Histories()
     models: dict[str, Any] = {"A": histories.model}
     async with chatting(models=models) as chats:
-        _, answer = await said(chats, "one")
+        _, answer = await say(chats, "one")
         models["A"] = slow
         first = await chats.service.stream_chat(chats.chat_id, "two", owner=ANN)
         below = await chats.service.stream_chat(chats.chat_id, "three", owner=ANN, parent_id=first.message_id)
         await slow.begun.wait()
         models["A"] = histories.model
-        last, _ = await said(chats, "four")
+        last, _ = await say(chats, "four")
         slow.may_end.set()
         await asyncio.gather(first.result(), below.result())
         tree = await chats.service.tree(chats.chat_id)
@@ -374,8 +375,8 @@ async def test_turns_under_way_below_each_other_are_not_built_upon_either() -> N
 async def test_the_same_run_id_again_is_the_same_turn() -> None:
     histories = Histories()
     async with chatting(models={"A": histories.model}) as chats:
-        first, _ = await said(chats, "one", run_id="mine")
-        second, _ = await said(chats, "one", run_id="mine")
+        first, _ = await say(chats, "one", run_id="mine")
+        second, _ = await say(chats, "one", run_id="mine")
         assert (first, first.run_id) == (second, "mine")
         new = await chats.service.stream_agent_chat("g", "hello", owner=ANN, run_id="another")
         assert await chats.service.stream_agent_chat("g", "hello", owner=ANN, run_id="another") == new
@@ -389,15 +390,17 @@ async def test_the_same_run_id_again_is_the_same_turn() -> None:
             for one in await chats.service.tree(chat.id)
         ]
         assert states == ["complete"] * 4
-    assert len(histories.asked) == 2
+    assert len(histories.requests) == 2
 
 
 async def test_same_run_id_with_another_message_is_a_conflict() -> None:
     histories = Histories()
     async with chatting(models={"A": histories.model}) as chats:
-        first, _ = await said(chats, "one", run_id="mine")
-        service, told = chats.service, [{"role": "user", "content": "0"}, {"role": "assistant", "content": "1"}]
-        new = await service.stream_agent_chat("g", [*told, {"role": "user", "content": "2"}], owner=ANN, run_id="new")
+        first, _ = await say(chats, "one", run_id="mine")
+        service, earlier = chats.service, [{"role": "user", "content": "0"}, {"role": "assistant", "content": "1"}]
+        new = await service.stream_agent_chat(
+            "g", [*earlier, {"role": "user", "content": "2"}], owner=ANN, run_id="new"
+        )
         await new.result()
         wrong = [
             lambda: service.stream_chat(chats.chat_id, "two", owner=ANN, run_id="mine"),
@@ -408,7 +411,7 @@ async def test_same_run_id_with_another_message_is_a_conflict() -> None:
             ),
             lambda: service.stream_agent_chat("g", "2", owner=ANN, run_id="new"),
             lambda: service.stream_agent_chat(
-                "g", [*told, *told, {"role": "user", "content": "2"}], owner=ANN, run_id="new"
+                "g", [*earlier, *earlier, {"role": "user", "content": "2"}], owner=ANN, run_id="new"
             ),
         ]
         for ask in wrong:
@@ -417,12 +420,12 @@ async def test_same_run_id_with_another_message_is_a_conflict() -> None:
         again = await service.retry_message(chats.chat_id, first.message_id, owner=ANN, run_id="again")
         assert await service.retry_message(chats.chat_id, first.message_id, owner=ANN, run_id="again") == again
         await again.result()
-    assert len(histories.asked) == 3
+    assert len(histories.requests) == 3
 
 
 async def test_a_turn_that_was_interrupted_before_its_run_was_there_is_taken_up_by_asking_again() -> None:
     async with chatting(models={"A": Histories().model}) as chats:
-        turn, _ = await said(chats, "one", run_id="mine")
+        turn, _ = await say(chats, "one", run_id="mine")
         written = await chats.service.tree(chats.chat_id)
     stores = MemoryStores()
     async with chatting(models={"A": Histories().model}, stores=stores) as chats:
@@ -431,7 +434,7 @@ async def test_a_turn_that_was_interrupted_before_its_run_was_there_is_taken_up_
         await stores.chats.add_messages(chats.chat_id, [*interrupted, unfinished], now_ms=0)
         with pytest.raises(Conflict, match="answers something else"):
             await chats.service.stream_chat(chats.chat_id, "two", owner=ANN, run_id="mine")
-        again, answer = await said(chats, "one", run_id="mine")
+        again, answer = await say(chats, "one", run_id="mine")
         assert (again.user_message_id, again.message_id) == (turn.user_message_id, turn.message_id)
         assert answer.content == "answer 1"
         assert len(await chats.service.tree(chats.chat_id)) == 2
@@ -440,7 +443,7 @@ async def test_a_turn_that_was_interrupted_before_its_run_was_there_is_taken_up_
 async def test_a_cancel_that_comes_before_the_turn_is_not_lost() -> None:
     async with chatting(models={"A": Histories().model}) as chats:
         await chats.host.cancel("mine", reason="too late", by=ANN)
-        _, message = await said(chats, "one", run_id="mine")
+        _, message = await say(chats, "one", run_id="mine")
         assert (message.content, message.data["state"], message.data["error"]) == ("", "partial", "too late")
 
 
@@ -461,7 +464,7 @@ async def test_what_could_never_be_run_is_refused_before_anything_is_written() -
 
 async def test_a_graph_that_a_chat_cannot_enter_fails_with_what_is_missing() -> None:
     async with chatting(graph([node("A", "agent", model="A")]), {"A": Histories().model}) as chats:
-        _, message = await said(chats, "one")
+        _, message = await say(chats, "one")
         assert message.data["state"] == "failed"
         assert "chat-start" in message.data["error"]
 
@@ -470,9 +473,9 @@ async def test_a_graph_that_begins_with_an_input_can_be_talked_to_as_well() -> N
     histories = Histories()
     document = graph([node("in", "input"), node("A", "agent", model="A")], ["in > A"])
     async with chatting(document, {"A": histories.model}) as chats:
-        await said(chats, "one")
-        await said(chats, "two")
-    assert histories.asked[1] == [("user", "one"), ("assistant", "answer 1"), ("user", "two")]
+        await say(chats, "one")
+        await say(chats, "two")
+    assert histories.requests[1] == [("user", "one"), ("assistant", "answer 1"), ("user", "two")]
 
 
 async def test_a_conversation_that_was_had_elsewhere_goes_on_in_a_chat_of_its_own() -> None:
@@ -489,7 +492,7 @@ async def test_a_conversation_that_was_had_elsewhere_goes_on_in_a_chat_of_its_ow
         chat = await chats.service.get_chat(turn.chat_id, owner=ANN)
         assert chat.title == "two times"
         assert len(await chats.service.tree(turn.chat_id)) == 5
-    assert histories.asked == [[(one["role"], one["content"]) for one in before]]
+    assert histories.requests == [[(one["role"], one["content"]) for one in before]]
 
 
 async def test_attachments_are_shown_to_the_agent_and_are_in_no_event_and_no_journal() -> None:
@@ -501,7 +504,7 @@ async def test_attachments_are_shown_to_the_agent_and_are_in_no_event_and_no_jou
 
     async with chatting(models={"A": ScriptedModel(answer)}) as chats:
         kept = await chats.service.attach(ANN, "dam.png", "IMAGE/png", b"bytes of a picture")
-        turn, _ = await said(chats, "what is it?", attachments=[kept.id])
+        turn, _ = await say(chats, "what is it?", attachments=[kept.id])
         edited = await chats.service.edit_user_message(chats.chat_id, str(turn.user_message_id), "and now?", owner=ANN)
         await edited.result()
         bare = await chats.service.edit_user_message(
@@ -513,8 +516,8 @@ async def test_attachments_are_shown_to_the_agent_and_are_in_no_event_and_no_jou
         assert message.data["attachments"] == [reference]
         picture = Media("image/png", data=b"bytes of a picture")
         assert seen == [("what is it?", picture), ("and now?", picture), "bare"]
-        told = [event async for event in turn.events()]
-        assert "bytes of" not in repr(told)
+        events = [event async for event in turn.events()]
+        assert "bytes of" not in repr(events)
         journal = [one async for one in _entries(chats, turn.run_id)]
         assert "bytes of" not in repr(journal)
 
@@ -528,7 +531,7 @@ async def test_a_reference_to_what_is_not_the_owners_shows_nothing() -> None:
         reference = {"id": kept.id, "name": kept.name, "media_type": kept.media_type, "size": kept.size}
         forged = ChatMessage("forged", None, "user", "look", 0, {"attachments": [reference]})
         await chats.stores.chats.add_messages(chats.chat_id, [forged], now_ms=0)
-        await said(chats, "and?")
+        await say(chats, "and?")
     assert "plan.txt" in seen[0]
     assert "secret" not in seen[0]
 
@@ -546,9 +549,9 @@ async def test_the_users_tools_are_those_that_the_service_offers_by_name() -> No
     tools: list[list[str]] = []
     model = ScriptedModel(lambda request: tools.append([one.name for one in request.tools]) or "ok")
     async with chatting(document, {"A": model}, tools={"diary": diary}) as chats:
-        await said(chats, "one", user_tools=["diary"])
-        await said(chats, "two")
-        _, failed = await said(chats, "three", user_tools=["mail"])
+        await say(chats, "one", user_tools=["diary"])
+        await say(chats, "two")
+        _, failed = await say(chats, "three", user_tools=["mail"])
         assert "'mail'" in failed.data["error"]
     assert tools == [["diary"], []]
 
@@ -563,15 +566,15 @@ async def test_an_answer_that_is_being_written_cannot_be_continued_yet() -> None
         await turn.result()
 
 
-async def test_what_is_kept_of_a_run_has_nothing_of_what_was_said_before() -> None:
-    """A long chat costs what is said in it, not the square of that."""
+async def test_the_record_of_a_run_holds_nothing_of_earlier_turns() -> None:
+    """The storage of a long chat grows with its length, not with the square of it."""
     async with chatting(models={"A": Histories().model}) as chats:
-        await said(chats, "the secret of the first turn")
-        turn, _ = await said(chats, "second")
+        await say(chats, "the secret of the first turn")
+        turn, _ = await say(chats, "second")
         run = await chats.host.get(turn.run_id)
-        told = [dict(event.data) async for event in turn.events()]
+        events = [dict(event.data) async for event in turn.events()]
         assert "secret" not in repr(run)
-        assert "secret" not in json.dumps(told)
+        assert "secret" not in json.dumps(events)
 
 
 def test_the_graph_of_these_tests_streams() -> None:
@@ -581,7 +584,7 @@ def test_the_graph_of_these_tests_streams() -> None:
 NEW = graph([node("start", "chat-start"), node("t", "prompt-template", template="new")], ["start > t"])
 
 
-async def test_a_turn_is_answered_by_the_version_that_is_named_and_keeps_what_is_said_about_it() -> None:
+async def test_a_turn_is_answered_by_the_version_that_is_named_and_keeps_its_about() -> None:
     histories = Histories()
     async with chatting(models={"A": histories.model}) as chats:
         service = chats.service

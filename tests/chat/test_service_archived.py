@@ -1,4 +1,4 @@
-"""Chats with a graph that was archived: what was said can be read, and nothing more is said."""
+"""Chats with a graph that was archived: old messages can be read, and no new ones are accepted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def test_turn_with_an_archived_graph_is_refused_and_not_stored() -> None:
         first = await service.stream_chat(chat_id, "one", owner=ANN, run_id="mine")
         await first.result()
         await chats.stores.graphs.archive("g")
-        asked: list[Callable[[], Awaitable[ChatTurn]]] = [
+        requests: list[Callable[[], Awaitable[ChatTurn]]] = [
             lambda: service.stream_chat(chat_id, "two", owner=ANN),
             lambda: service.stream_chat(chat_id, "two", owner=ANN, run_id="new"),
             lambda: service.stream_agent_chat("g", "two", owner=ANN),
@@ -27,10 +27,10 @@ async def test_turn_with_an_archived_graph_is_refused_and_not_stored() -> None:
             lambda: service.continue_message(chat_id, first.message_id, owner=ANN),
             lambda: service.edit_user_message(chat_id, str(first.user_message_id), "uno", owner=ANN),
         ]
-        for ask in asked:
+        for ask in requests:
             with pytest.raises(GraphArchived):
                 await ask()
         assert [one.content for one in await service.tree(chat_id)] == ["one", "an answer"]
         assert [one.id for one in await chats.stores.chats.list()] == [chat_id]
         again = await service.stream_chat(chat_id, "one", owner=ANN, run_id="mine")
-        assert again.message_id == first.message_id, "what was asked for before is there"
+        assert again.message_id == first.message_id, "the turn from before is returned"

@@ -1,4 +1,4 @@
-"""The same turn asked for several times at once, by its name, is one turn: said once, answered once, given to all."""
+"""A turn submitted several times at once under one run id is one turn: stored once, answered once, returned to all."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Services:
             stores = kept or await stack.enter_async_context(await open_stores(url))
             met = Met(stores, self.readers)
             clock = ManualClock()
-            clock.jump_wall(number)  # each writes down the time at which it was asked
+            clock.jump_wall(number)  # each records its own time of submission
             if not number:
                 await stores.graphs.save("g", ANN, "g", ALONE, now_ms=0)
             self.chats.append(await stack.enter_async_context(hosted(met, {"A": self.model}, clock=clock)))
@@ -134,8 +134,11 @@ async def test_a_chat_that_is_begun_several_times_at_once_is_one_chat_with_its_h
 
         async def begin(chats: Chats) -> ChatTurn:
             picture = await chats.service.attach(ANN, "a.png", "image/png", b"\x89PNG")
-            told = [{"role": "user", "content": "One", "attachments": [picture]}, {"role": "user", "content": "Two"}]
-            return await chats.service.stream_agent_chat("g", told, owner=ANN, run_id="r")
+            messages = [
+                {"role": "user", "content": "One", "attachments": [picture]},
+                {"role": "user", "content": "Two"},
+            ]
+            return await chats.service.stream_agent_chat("g", messages, owner=ANN, run_id="r")
 
         turn = await one_of(await services.at_once(begin))
         assert [one.content for one in await services.tree(turn.chat_id)] == ["One", "Two", "answer to Two"]
@@ -150,8 +153,8 @@ async def test_concurrent_requests_for_one_answer_return_one_run(url: str, way: 
 
         async def ask(chats: Chats) -> ChatTurn:
             if way == "edit":
-                said = str(first.user_message_id)
-                return await chats.service.edit_user_message("c", said, "Two", owner=ANN, run_id="r")
+                message_id = str(first.user_message_id)
+                return await chats.service.edit_user_message("c", message_id, "Two", owner=ANN, run_id="r")
             act = chats.service.retry_message if way == "retry" else chats.service.continue_message
             return await act("c", first.message_id, owner=ANN, run_id="r")
 
@@ -163,11 +166,13 @@ async def test_concurrent_requests_for_one_answer_return_one_run(url: str, way: 
         assert services.answered == 2
 
 
-async def test_of_two_things_that_are_said_at_once_under_one_name_one_is_said_and_the_other_told_so(url: str) -> None:
+async def test_of_two_messages_sent_at_once_under_one_run_id_one_is_stored_and_the_other_is_a_conflict(
+    url: str,
+) -> None:
     async with both(url) as services:
         first, other = (
-            lambda chats, said=said: chats.service.stream_chat("c", said, owner=ANN, run_id="r")
-            for said in ("Hi", "Ho")
+            lambda chats, text=text: chats.service.stream_chat("c", text, owner=ANN, run_id="r")
+            for text in ("Hi", "Ho")
         )
         turns = await services.at_once(first, other)
         refused = [one for one in turns if not isinstance(one, ChatTurn)]

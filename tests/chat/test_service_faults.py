@@ -11,8 +11,7 @@ import pytest
 from penstock.chat.service import ChatService
 from penstock.hosting.host import RunHost
 from penstock.hosting.limits import HostSettings
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import ENDED
+from penstock.hosting.ports import ENDED, Conflict
 from penstock.storage.memory import MemoryStores
 from penstock.testing import explore, sim_run
 from penstock.testing.faulty import Fault, FaultKind, FaultyStores, ask_again, every_call
@@ -74,8 +73,8 @@ async def edited(fault: Fault) -> None:
     async with host:
         turn = await ask_again(lambda: service.stream_chat("c", "one", owner=ANN, run_id="r1"))
         await ask_again(turn.result)
-        said = str(turn.user_message_id)
-        again = await ask_again(lambda: service.edit_user_message("c", said, "two", owner=ANN, run_id="r2"))
+        message_id = str(turn.user_message_id)
+        again = await ask_again(lambda: service.edit_user_message("c", message_id, "two", owner=ANN, run_id="r2"))
         await ask_again(again.result)
     assert await kept(stores) == [
         ("user", "one", "complete"),
@@ -133,8 +132,8 @@ async def everything_at_once(seed: int) -> None:
     assert {one.data["run_id"]: one.data["state"] for one in answers} == {r.id: state_of[r.status] for r in runs}
     assert {one.content for one in tree if one.role == "user"} == {"first", "one", "two", "early", "leaves", "edit"}
     for one in answers:
-        asked = tree[str(one.parent_id)].content
-        assert one.content in ((f"answer to {asked}",) if one.data["state"] == "complete" else ("",))
+        question = tree[str(one.parent_id)].content
+        assert one.content in ((f"answer to {question}",) if one.data["state"] == "complete" else ("",))
 
 
 @pytest.mark.reliability

@@ -1,4 +1,4 @@
-"""A run is told the same conversation however often it is begun, also if answers above its own were unfinished."""
+"""A run gets the same history however often it is started, also if answers above its own were unfinished."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from typing import Any
 
 import pytest
 
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import ChatRecord
-from penstock.chat.protocol import KIND, writing
+from penstock.chat.run_handler import KIND, writing
 from penstock.chat.service import ChatService
 from penstock.chat.turn import ChatTurn
 from penstock.hosting.host import RunHost
-from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, Conflict, StoreUnavailable
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, Conflict, RunRecord, StoreUnavailable
 from penstock.storage.memory import MemoryStores
 from penstock.testing import ManualClock
 from tests.chat.chats import ALONE, ANN, Chats, Histories, Slow, chatting, hosted
 from tests.chat.test_service_refused import fail
 from tests.hosting.graphs import SETTINGS, executors, killed
-from tests.hosting.test_approvals import asked
+from tests.hosting.test_approvals import pending_approval
 from tests.nodes.graphs import graph, node
 
 ASKING = graph(
@@ -30,7 +29,7 @@ ASKING = graph(
     ["start.messages > ask", "ask.approved > out"],
 )
 """A graph that asks whether the conversation may go on."""
-TOLD = [("user", "one"), ("user", "two")]
+HISTORY = [("user", "one"), ("user", "two")]
 """What there is below an answer that is not finished."""
 
 
@@ -44,8 +43,8 @@ class Unfinished:
         self.models, self.histories = models, Histories()
         models["A"] = self.histories.model
 
-    async def said_below(self, **options: Any) -> ChatTurn:
-        """What is said below the answer that is not finished."""
+    async def reply(self, **options: Any) -> ChatTurn:
+        """Send a message below the answer that is not finished."""
         id = self.chats.chat_id
         return await self.chats.service.stream_chat(id, "two", owner=ANN, parent_id=self.first.message_id, **options)
 
@@ -53,8 +52,8 @@ class Unfinished:
         self.slow.may_end.set()
         assert (await self.first.result()).content == "Hello whole"
 
-    async def untold(self, turn: ChatTurn) -> Any:
-        """What is noted with the run of a turn."""
+    async def unfinished_ids(self, turn: ChatTurn) -> Any:
+        """The ids of unfinished answers that are recorded with the turn's run."""
         run = await self.chats.host.get(turn.run_id)
         assert run is not None
         return run.origin.get("untold")
@@ -82,8 +81,8 @@ async def test_what_was_approved_goes_on_though_the_answer_above_came_and_the_ho
     chat = await service.create_chat(owner=ANN, graph_id="g")
     first = await service.stream_chat(chat.id, "one", owner=ANN)
     second = await service.stream_chat(chat.id, "two", owner=ANN, parent_id=first.message_id)
-    question = await asked(dying, second.run_id)
-    await dying.answer((await asked(dying, first.run_id)).id, "edited", answer="a secret", by=ANN)
+    question = await pending_approval(dying, second.run_id)
+    await dying.answer((await pending_approval(dying, first.run_id)).id, "edited", answer="a secret", by=ANN)
     assert (await first.result()).content == "a secret"
     await killed(dying)
     clock.advance(5)
@@ -95,18 +94,18 @@ async def test_what_was_approved_goes_on_though_the_answer_above_came_and_the_ho
 
 async def test_granted_run_receives_the_history_as_of_its_submission() -> None:
     async with unfinished() as scene:
-        turn = await scene.said_below(limits={"max_steps": 0})
+        turn = await scene.reply(limits={"max_steps": 0})
         assert (await turn.result()).data["state"] == "halted"
         await scene.finished()
         await scene.chats.host.grant(turn.run_id, {"max_steps": 100}, by=ANN)
         assert (await scene.chats.host.wait(turn.run_id)).status == "completed"
-    assert scene.histories.asked == [TOLD]
+    assert scene.histories.requests == [HISTORY]
 
 
 async def test_resumed_run_receives_the_same_history() -> None:
     async with unfinished() as scene:
         scene.models["A"] = slow = Slow("I")
-        turn = await scene.said_below()
+        turn = await scene.reply()
         await slow.begun.wait()
         await turn.cancel()
         assert (await turn.result()).data["state"] == "partial"
@@ -114,12 +113,12 @@ async def test_resumed_run_receives_the_same_history() -> None:
         scene.models["A"] = scene.histories.model
         await scene.chats.host.resume(turn.run_id)
         assert (await scene.chats.host.wait(turn.run_id)).status == "completed"
-    assert scene.histories.asked == [TOLD]
+    assert scene.histories.requests == [HISTORY]
 
 
 async def test_fork_or_replay_receives_the_same_history() -> None:
     async with unfinished() as scene:
-        host, turn = scene.chats.host, await scene.said_below()
+        host, turn = scene.chats.host, await scene.reply()
         await turn.result()
         await scene.finished()
         fork = await host.fork(turn.run_id, owner=ANN, at="start")
@@ -128,14 +127,14 @@ async def test_fork_or_replay_receives_the_same_history() -> None:
         assert (await host.wait(again.id)).status == "completed"
         replay = await host.replay(turn.run_id, owner=ANN)
         assert (await host.wait(replay.id)).status == "completed"
-    assert scene.histories.asked == [TOLD] * 3, "a replay calls nothing"
+    assert scene.histories.requests == [HISTORY] * 3, "a replay calls nothing"
 
 
 @pytest.mark.parametrize("way", ["edit", "retry", "continue"])
 async def test_below_an_unfinished_answer_every_way_to_be_answered_notes_it(way: str) -> None:
     async with unfinished() as scene:
         service, id, none = scene.chats.service, scene.chats.chat_id, {"max_steps": 0}
-        below = await scene.said_below(limits=none)
+        below = await scene.reply(limits=none)
         await below.result()
         if way == "edit":
             turn = await service.edit_user_message(id, str(below.user_message_id), "two", owner=ANN, limits=none)
@@ -146,38 +145,38 @@ async def test_below_an_unfinished_answer_every_way_to_be_answered_notes_it(way:
         await scene.finished()
         await scene.chats.host.grant(turn.run_id, {"max_steps": 100}, by=ANN)
         await scene.chats.host.wait(turn.run_id)
-    assert scene.histories.asked == [TOLD]
+    assert scene.histories.requests == [HISTORY]
 
 
-async def test_what_is_said_when_all_is_finished_is_told_all_and_notes_nothing() -> None:
+async def test_a_message_after_a_finished_answer_gets_the_whole_history_and_records_no_unfinished_ids() -> None:
     async with unfinished() as scene:
         await scene.finished()
-        turn = await scene.said_below()
+        turn = await scene.reply()
         await turn.result()
-        assert await scene.untold(turn) is None
-    assert scene.histories.asked == [[("user", "one"), ("assistant", "Hello whole"), ("user", "two")]]
+        assert await scene.unfinished_ids(turn) is None
+    assert scene.histories.requests == [[("user", "one"), ("assistant", "Hello whole"), ("user", "two")]]
 
 
-async def test_a_turn_that_is_asked_for_again_is_the_same_when_the_answer_above_has_come() -> None:
+async def test_a_turn_that_is_submitted_again_is_the_same_when_the_answer_above_has_come() -> None:
     async with unfinished() as scene:
-        turn = await scene.said_below(run_id="r")
+        turn = await scene.reply(run_id="r")
         await turn.result()
         await scene.finished()
-        assert await scene.said_below(run_id="r") == turn
-        assert await scene.untold(turn) == [scene.first.message_id]
+        assert await scene.reply(run_id="r") == turn
+        assert await scene.unfinished_ids(turn) == [scene.first.message_id]
 
 
-async def test_a_turn_that_was_interrupted_is_told_what_is_there_when_it_is_asked_for_again() -> None:
+async def test_a_turn_that_was_interrupted_gets_the_history_as_of_its_second_submission() -> None:
     stores: Any = MemoryStores()
     async with unfinished(stores) as scene:
         fail(stores, INTERACTIVE_ATTEMPTS, is_done=False)
         with pytest.raises(StoreUnavailable):
-            await scene.said_below(run_id="r")
+            await scene.reply(run_id="r")
         await scene.finished()
-        turn = await scene.said_below(run_id="r")
+        turn = await scene.reply(run_id="r")
         await turn.result()
-        assert await scene.untold(turn) is None
-    assert scene.histories.asked == [[("user", "one"), ("assistant", "Hello whole"), ("user", "two")]]
+        assert await scene.unfinished_ids(turn) is None
+    assert scene.histories.requests == [[("user", "one"), ("assistant", "Hello whole"), ("user", "two")]]
 
 
 class Late:
@@ -185,10 +184,10 @@ class Late:
 
     def __init__(self, chats: Any) -> None:
         self._chats = chats
-        self.asked, self.may_read = asyncio.Event(), asyncio.Event()
+        self.reading, self.may_read = asyncio.Event(), asyncio.Event()
 
     async def messages(self, chat_id: str) -> Any:
-        self.asked.set()
+        self.reading.set()
         await self.may_read.wait()
         return await self._chats.messages(chat_id)
 
@@ -197,17 +196,17 @@ class Late:
 
 
 @pytest.mark.parametrize("tools", [(), ("search",)])
-async def test_asked_for_twice_at_once_it_is_one_turn_though_the_answer_above_came_in_between(tools: Any) -> None:
+async def test_a_turn_submitted_twice_at_once_is_one_turn_though_the_answer_above_came_in_between(tools: Any) -> None:
     stores = MemoryStores()
     async with unfinished(stores) as scene:
         late = Late(stores.chats)
         beside = ChatService(RunHost(stores, executors=executors(), settings=SETTINGS), late)
-        said, below = (scene.chats.chat_id, "two"), scene.first.message_id
+        message, below = (scene.chats.chat_id, "two"), scene.first.message_id
         asking = asyncio.create_task(
-            beside.stream_chat(*said, owner=ANN, parent_id=below, run_id="r", user_tools=tools)
+            beside.stream_chat(*message, owner=ANN, parent_id=below, run_id="r", user_tools=tools)
         )
-        await late.asked.wait()  # there was no such run when it looked
-        turn = await scene.said_below(run_id="r")
+        await late.reading.wait()  # there was no such run when it looked
+        turn = await scene.reply(run_id="r")
         await turn.result()
         await scene.finished()
         late.may_read.set()
@@ -217,12 +216,12 @@ async def test_asked_for_twice_at_once_it_is_one_turn_though_the_answer_above_ca
         else:
             other = await asking
             assert (other.run_id, other.message_id) == (turn.run_id, turn.message_id)
-        assert await scene.untold(turn) == [below]
-    assert scene.histories.asked == [TOLD]
+        assert await scene.unfinished_ids(turn) == [below]
+    assert scene.histories.requests == [HISTORY]
 
 
 async def prepared(unfinished: list[str] | None, *, is_cached: bool) -> Any:
-    """What the run of an answer below another is told, which has come by now."""
+    """The history that a run gets below an answer which has come by now."""
     stores = MemoryStores()
     await stores.graphs.save("g", ANN, "g", ALONE, now_ms=0)
     async with hosted(stores) as chats:

@@ -1,7 +1,6 @@
-"""A run that is asked for again by its name is the run that is there, if it is the same that is asked; else a conflict.
+"""Submitting a turn is idempotent: the same `run_id` returns the existing run, and other arguments are a conflict.
 
-What counts is all that would make another answer: what is said, what is attached, where, within which limits, and with
-which tools.
+The arguments that count are those that would make another answer: message, attachments, place, limits and tools.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ async def picture(chats: Chats, content: bytes = b"\x89PNG of a dam", name: str 
 
 
 def saying(chats: Chats, **usual: Any) -> Ask:
-    async def ask(content: str = "See?", **asked: Any) -> ChatTurn:
+    async def ask(content: str = "See?", **options: Any) -> ChatTurn:
         return await chats.service.stream_chat(
-            chats.chat_id, content, **{"owner": ANN, "run_id": "r", **usual, **asked}
+            chats.chat_id, content, **{"owner": ANN, "run_id": "r", **usual, **options}
         )
 
     return ask
 
 
 def beginning(chats: Chats, **usual: Any) -> Ask:
-    async def ask(said: Any = "See?", **asked: Any) -> ChatTurn:
-        return await chats.service.stream_agent_chat("g", said, **{"owner": ANN, "run_id": "r", **usual, **asked})
+    async def ask(messages: Any = "See?", **options: Any) -> ChatTurn:
+        return await chats.service.stream_agent_chat("g", messages, **{"owner": ANN, "run_id": "r", **usual, **options})
 
     return ask
 
@@ -57,35 +56,35 @@ async def test_with_another_picture_or_none_it_is_a_conflict_and_with_the_same_b
         for wrong in ([], [others[0]], [others[1]], [other_size], [seen, same]):
             with pytest.raises(Conflict, match="'r' answers something else"):
                 await ask(attachments=wrong)
-        assert len(histories.asked) == 1
+        assert len(histories.requests) == 1
 
 
 async def test_a_history_with_another_picture_is_a_conflict() -> None:
     async with chatting(models={"A": Histories().model}) as chats:
         seen, ask = await picture(chats), beginning(chats)
-        told = {"role": "user", "content": "Look", "attachments": [seen]}
-        asked = {"role": "user", "content": "And?"}
-        first = await ask([told, asked])
+        first_message = {"role": "user", "content": "Look", "attachments": [seen]}
+        last_message = {"role": "user", "content": "And?"}
+        first = await ask([first_message, last_message])
         await first.result()
-        assert await ask([{**told, "attachments": [await picture(chats)]}, asked]) == first
+        assert await ask([{**first_message, "attachments": [await picture(chats)]}, last_message]) == first
         for wrong in (
-            [{**told, "attachments": [await picture(chats, b"other")]}, asked],
-            [{**told, "attachments": []}, {**asked, "attachments": [seen]}],
-            [{**told, "role": "assistant"}, asked],
+            [{**first_message, "attachments": [await picture(chats, b"other")]}, last_message],
+            [{**first_message, "attachments": []}, {**last_message, "attachments": [seen]}],
+            [{**first_message, "role": "assistant"}, last_message],
         ):
             with pytest.raises(Conflict, match="something else"):
                 await ask(wrong)
 
 
-async def test_a_message_that_is_edited_keeps_its_picture_and_is_the_same_when_it_is_asked_again() -> None:
+async def test_an_edited_message_keeps_its_picture_and_is_the_same_when_it_is_submitted_again() -> None:
     async with chatting(models={"A": Histories().model}) as chats:
         seen = await picture(chats)
         first = await saying(chats)(attachments=[seen])
         await first.result()
 
-        async def edit(**asked: Any) -> ChatTurn:
+        async def edit(**options: Any) -> ChatTurn:
             id = str(first.user_message_id)
-            return await chats.service.edit_user_message(chats.chat_id, id, "Better", owner=ANN, run_id="e", **asked)
+            return await chats.service.edit_user_message(chats.chat_id, id, "Better", owner=ANN, run_id="e", **options)
 
         edited = await edit()
         await edited.result()
@@ -111,7 +110,7 @@ async def test_within_other_limits_it_is_a_conflict(way: Any) -> None:
         assert await way(chats, run_id="usual")(limits=RunLimits(max_steps=50)) == usual
 
 
-async def test_a_run_that_was_granted_more_is_still_the_one_that_was_asked_for() -> None:
+async def test_a_run_that_was_granted_more_is_still_the_same_run() -> None:
     replies = ["first", ToolCall("c", "nothing", {}), "after all"]
     async with chatting(models={"A": ScriptedModel(replies, name="A")}) as chats:
         await (await saying(chats)(run_id="before")).result()
@@ -145,8 +144,8 @@ async def test_in_another_place_of_the_chat_it_is_a_conflict() -> None:
             assert await act(id, one.message_id, owner=ANN, run_id=name) == turn
             with pytest.raises(Conflict, match="something else"):
                 await act(id, two.message_id, owner=ANN, run_id=name)
-        said = str(one.user_message_id), str(two.user_message_id)
-        edit = [lambda of=of: service.edit_user_message(id, of, "x", owner=ANN, run_id="edit") for of in said]
+        message_ids = str(one.user_message_id), str(two.user_message_id)
+        edit = [lambda of=of: service.edit_user_message(id, of, "x", owner=ANN, run_id="edit") for of in message_ids]
         await (await edit[0]()).result()
         with pytest.raises(Conflict, match="something else"):
             await edit[1]()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.chat import conversation, limits
+from penstock.chat import conversation
 from penstock.chat import service as chat_service
-from penstock.chat.limits import AttachmentNotFound, ChatLimitReached, ChatNotFound, MessageNotFound
+from penstock.chat.conversation import AttachmentNotFound, ChatLimitReached, ChatNotFound, MessageNotFound
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict
 from tests.chat.chats import ANN, Histories, chatting
@@ -23,18 +23,18 @@ async def test_anothers_chat_is_as_unknown_as_one_that_never_was(chat: str) -> N
         turn = await service.stream_chat(chats.chat_id, "one", owner=ANN)
         await turn.result()
         id = chats.chat_id if chat == "hers" else "none"
-        said, answer = str(turn.user_message_id), turn.message_id
-        for asked in (
+        message_id, answer = str(turn.user_message_id), turn.message_id
+        for request in (
             lambda: service.stream_chat(id, "x", owner=BOB),
             lambda: service.continue_message(id, answer, owner=BOB),
             lambda: service.retry_message(id, answer, owner=BOB),
-            lambda: service.edit_user_message(id, said, "x", owner=BOB),
+            lambda: service.edit_user_message(id, message_id, "x", owner=BOB),
             lambda: service.tree(id, owner=BOB),
             lambda: service.switch(id, answer, owner=BOB),
             lambda: service.get_chat(id, owner=BOB),
         ):
             with pytest.raises(ChatNotFound) as unknown:
-                await asked()
+                await request()
             assert str(unknown.value) == f"there is no chat {id!r}; list yours, or create one"
         assert len(chats.host.submitted) == 1
         with pytest.raises(Conflict):
@@ -66,9 +66,9 @@ async def test_a_history_names_only_what_is_ones_own_and_no_more_than_a_message_
             (InvalidValue, r"messages\[0\].attachments must be a list", {"attachments": own.id}),
             (InvalidValue, r"messages\[0\].attachments must be a list", {"attachments": None}),
         ]
-        for kind, why, said in wrong:
+        for kind, why, fields in wrong:
             with pytest.raises(kind, match=why):
-                await chats.service.stream_agent_chat("g", [{**asks, **said}, asks], owner=ANN)
+                await chats.service.stream_agent_chat("g", [{**asks, **fields}, asks], owner=ANN)
         last = {**asks, "attachments": [own] * 11}
         with pytest.raises(ChatLimitReached, match="attachments must be at most 20"):
             await chats.service.stream_agent_chat("g", [asks, last], owner=ANN, attachments=[own] * 10)
@@ -78,7 +78,7 @@ async def test_a_history_names_only_what_is_ones_own_and_no_more_than_a_message_
 async def test_a_message_that_is_not_there_is_named() -> None:
     async with chatting() as chats:
         service, id = chats.service, chats.chat_id
-        for asked in (
+        for request in (
             lambda: service.stream_chat(id, "x", owner=ANN, parent_id="none"),
             lambda: service.continue_message(id, "none", owner=ANN),
             lambda: service.retry_message(id, "none", owner=ANN),
@@ -86,7 +86,7 @@ async def test_a_message_that_is_not_there_is_named() -> None:
             lambda: service.switch(id, "none"),
         ):
             with pytest.raises(MessageNotFound, match="'none'"):
-                await asked()
+                await request()
         assert not chats.host.submitted
 
 
@@ -105,16 +105,16 @@ async def test_an_answer_is_retried_and_a_question_edited_and_not_the_other_way_
 async def test_more_than_a_chat_takes_is_refused_with_the_figures_and_nothing_is_written() -> None:
     async with chatting() as chats:
         service, id = chats.service, chats.chat_id
-        too_long = "x" * (limits.MAX_CHARACTERS + 1)
-        for what, most, asked in (
-            ("content", limits.MAX_CHARACTERS, lambda: service.stream_chat(id, too_long, owner=ANN)),
+        too_long = "x" * (conversation.MAX_CHARACTERS + 1)
+        for what, most, request in (
+            ("content", conversation.MAX_CHARACTERS, lambda: service.stream_chat(id, too_long, owner=ANN)),
             ("attachments", 20, lambda: service.stream_chat(id, "x", owner=ANN, attachments=["a"] * 21)),
             ("attachment", 20 * 1024 * 1024, lambda: service.attach(ANN, "x", "a/b", bytes(20 * 1024 * 1024 + 1))),
-            ("title", limits.MAX_TITLE, lambda: service.create_chat(owner=ANN, graph_id="g", title="x" * 1_001)),
+            ("title", conversation.MAX_TITLE, lambda: service.create_chat(owner=ANN, graph_id="g", title="x" * 1_001)),
             ("user_tools", 200, lambda: service.stream_chat(id, "x", owner=ANN, user_tools=["t"] * 201)),
         ):
             with pytest.raises(ChatLimitReached) as refused:
-                await asked()
+                await request()
             assert (refused.value.what, refused.value.most) == (what, most)
         assert len(await service.tree(id)) == 0
 
@@ -162,14 +162,14 @@ async def test_a_chat_that_has_more_than_it_takes_is_read_and_deleted_and_takes_
         assert len(await service.tree(id)) == 2
         assert await turn.result() == halted
         await service.switch(id, turn.message_id)
-        for asked in (
+        for request in (
             lambda: service.stream_chat(id, "two", owner=ANN),
             lambda: service.retry_message(id, turn.message_id, owner=ANN),
             lambda: service.continue_message(id, turn.message_id, owner=ANN),
             lambda: service.edit_user_message(id, str(turn.user_message_id), "uno", owner=ANN),
         ):
             with pytest.raises(ChatLimitReached, match="begin another one"):
-                await asked()
+                await request()
         await chats.host.grant(turn.run_id, {"max_steps": 100}, by=ANN)
         assert (await chats.host.wait(turn.run_id)).status == "completed"
         assert len(await service.tree(id)) == 2
@@ -190,7 +190,7 @@ async def test_a_chat_may_be_only_so_deep(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("wrong", ["", None, 3, "half \ud800 a pair", ["x"]])
-async def test_what_cannot_be_said_is_refused(wrong: Any) -> None:
+async def test_content_that_is_no_text_is_refused(wrong: Any) -> None:
     async with chatting() as chats:
         with pytest.raises(InvalidValue, match="content"):
             await chats.service.stream_chat(chats.chat_id, wrong, owner=ANN)
@@ -272,7 +272,7 @@ NAMES = (None, 3, b"x", ["x"], {}, "", "\ud800", "a\0b", "x" * 201)
 async def test_what_is_no_name_is_refused_by_the_name_of_its_field(wrong: Any) -> None:
     async with chatting() as chats:
         service, id = chats.service, chats.chat_id
-        asked: list[tuple[str, Any]] = [
+        requests: list[tuple[str, Any]] = [
             ("owner", lambda: service.create_chat(owner=wrong, graph_id="g")),
             ("graph_id", lambda: service.create_chat(owner=ANN, graph_id=wrong)),
             ("graph_id", lambda: service.stream_agent_chat(wrong, "x", owner=ANN)),
@@ -287,15 +287,15 @@ async def test_what_is_no_name_is_refused_by_the_name_of_its_field(wrong: Any) -
             ("attachment", lambda: service.attachment(wrong, owner=ANN)),
             ("attachment", lambda: service.stream_chat(id, "x", owner=ANN, attachments=[wrong])),
         ]
-        if wrong is not None:  # which is nobody in particular, or nothing
-            asked += [
+        if wrong is not None:  # which means any owner, or no id
+            requests += [
                 ("owner", lambda: service.get_chat(id, owner=wrong)),
                 ("chat_id", lambda: service.create_chat(owner=ANN, graph_id="g", chat_id=wrong)),
                 ("message_id", lambda: service.stream_chat(id, "x", owner=ANN, parent_id=wrong)),
                 ("run_id", lambda: service.stream_chat(id, "x", owner=ANN, run_id=wrong)),
                 ("run_id", lambda: service.stream_agent_chat("g", "x", owner=ANN, run_id=wrong)),
             ]
-        for field, ask in asked:
+        for field, ask in requests:
             with pytest.raises(InvalidValue, match=field):
                 await ask()
         assert len(await chats.service.tree(id)) == 0

@@ -1,4 +1,4 @@
-"""Turns that are refused for now: whoever is told to come back says it again, and so nothing of it is kept."""
+"""Turns that are refused for now: the client will retry, so nothing of the turn is kept."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.chat.conversation import MessageTree
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import ChatMessage, MessageTree
 from penstock.chat.service import ChatService
 from penstock.hosting.host import Overloaded, RunHost
 from penstock.hosting.limits import HostSettings
@@ -75,7 +74,7 @@ async def test_a_turn_that_there_is_no_room_for_leaves_the_chat_as_it_was(way: s
         assert await everything(chats) == before
 
 
-async def test_a_turn_that_was_refused_for_want_of_room_is_taken_on_later_and_said_once() -> None:
+async def test_a_turn_that_was_refused_for_want_of_room_is_taken_on_later_and_stored_once() -> None:
     async with full() as chats:
         with pytest.raises(Overloaded):
             await chats.service.stream_chat(chats.chat_id, "two", owner=ANN, run_id="mine")
@@ -87,7 +86,7 @@ async def test_a_turn_that_was_refused_for_want_of_room_is_taken_on_later_and_sa
         assert [one.content for one in tree] == ["one", "answer 1", "two", ""]
 
 
-async def test_a_turn_that_was_interrupted_and_finds_no_room_stays_to_be_asked_for_again() -> None:
+async def test_a_turn_that_was_interrupted_and_finds_no_room_stays_to_be_submitted_again() -> None:
     async with full() as chats:
         turn = chats.service._turn_request(None, "mine", ())
         unfinished = [
@@ -200,7 +199,7 @@ class Slowly:
 
 
 async def the_same_at_two_servers(seed: int) -> int:
-    """Turns that two servers are asked for at once, by name, with room for one at a time; how many were refused."""
+    """Turns submitted to two servers at once, by run id, with room for one at a time; how many were refused."""
     kept, rng, texts = MemoryStores(clock=loop().clock), random.Random(seed), ("one", "two", "three")
     await kept.graphs.save("g", ANN, "g", ECHOING, now_ms=0)
     stores: Any = Slowly(kept, rng)
@@ -239,7 +238,7 @@ async def the_same_at_two_servers(seed: int) -> int:
 
 
 @pytest.mark.reliability
-def test_whoever_asks_again_wherever_is_answered_once_and_has_said_it_once() -> None:
+def test_a_turn_retried_at_any_server_is_answered_once_and_stored_once() -> None:
     assert any(explore(the_same_at_two_servers, schedules=SCHEDULES)), "nothing was refused"
 
 

@@ -1,4 +1,4 @@
-"""Chats that are deleted: by whom, when not, and while somebody is speaking."""
+"""Chats that are deleted: by whom, when not, and while messages are being sent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.chat.limits import ChatNotFound, MessageNotFound
+from penstock.chat.conversation import ChatNotFound, MessageNotFound
 from penstock.hosting.ports import Conflict
 from penstock.testing import explore
 from penstock.testing.faulty import Fault
@@ -60,8 +60,8 @@ async def test_runs_of_a_chat_that_was_deleted_neither_go_on_nor_are_taken_up() 
         assert await chats.stores.runs.list() == before
 
 
-async def deleted_while_somebody_speaks(seed: int) -> None:
-    """Either the chat is gone and what is said is refused, or it stays and is answered; then it may go unread."""
+async def deleted_while_messages_are_sent(seed: int) -> None:
+    """Either the chat is gone and messages are refused, or it stays and they are answered; an answer may go unread."""
     stores, host, service = await behind(Fault("io", None))
     async with host:
 
@@ -89,5 +89,5 @@ async def deleted_while_somebody_speaks(seed: int) -> None:
 
 
 @pytest.mark.reliability
-def test_a_chat_that_is_deleted_while_somebody_speaks_is_gone_or_answers() -> None:
-    explore(deleted_while_somebody_speaks, schedules=SCHEDULES)
+def test_a_chat_that_is_deleted_while_messages_are_sent_is_gone_or_answers() -> None:
+    explore(deleted_while_messages_are_sent, schedules=SCHEDULES)

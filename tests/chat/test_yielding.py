@@ -12,7 +12,7 @@ from tests.chat.chats import ANN, chatting
 
 
 class Turns:
-    """How often somebody else has had a turn on the loop."""
+    """How often another task has had a turn on the loop."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -69,13 +69,13 @@ async def test_others_are_served_while_a_long_history_is_taken_on() -> None:
 async def test_who_leaves_while_a_long_history_is_taken_on_may_say_it_again(after: int) -> None:
     async with chatting(models={"A": ScriptedModel(lambda _: "yes")}) as chats:
         history = [{"role": "assistant", "content": "x"} for _ in range(3 * YIELD_EVERY)]
-        said = [*history, {"role": "user", "content": "?"}]
-        leaving = asyncio.create_task(chats.service.stream_agent_chat("g", said, owner=ANN, run_id="mine"))
+        messages = [*history, {"role": "user", "content": "?"}]
+        leaving = asyncio.create_task(chats.service.stream_agent_chat("g", messages, owner=ANN, run_id="mine"))
         for _ in range(after):
             await asyncio.sleep(0)
         leaving.cancel()
         await asyncio.wait((leaving,))
-        turn = await chats.service.stream_agent_chat("g", said, owner=ANN, run_id="mine")
+        turn = await chats.service.stream_agent_chat("g", messages, owner=ANN, run_id="mine")
         assert (await turn.result()).content == "yes"
-        assert len(await chats.service.tree(turn.chat_id)) == len(said) + 1
+        assert len(await chats.service.tree(turn.chat_id)) == len(messages) + 1
         assert [run.id for run in await chats.stores.runs.list()] == ["mine"]

@@ -29,12 +29,12 @@ VALUE = {"where": "the south face"}
 
 
 class Person:
-    """Somebody at a terminal in this process: what they are shown, and what they type."""
+    """A user at a terminal in this process: what they are shown, and what they type."""
 
     def __init__(self) -> None:
         self._ours, self.descriptor = pty.openpty()
         self._theirs = os.fdopen(os.dup(self.descriptor), "w", encoding="utf-8")
-        self.asked = Questions(Asking(Screen(self._theirs), self.descriptor).answer)
+        self.questions = Questions(Asking(Screen(self._theirs), self.descriptor).answer)
         self.shown = ""
         self._seen = 0
 
@@ -59,7 +59,7 @@ class Person:
         os.write(self._ours, keys if isinstance(keys, bytes) else keys.encode())
 
     async def answer(self, question: str = "Blast?", value: Any = VALUE, expects: Any = None) -> Answer:
-        async with self.asked.ask("r", "ok", question, value, expects) as put:
+        async with self.questions.ask("r", "ok", question, value, expects) as put:
             assert (put.request.question, put.request.value) == (question, value)
             return await put.answer()
 
@@ -72,8 +72,8 @@ class Person:
 @pytest.fixture
 def person(monkeypatch: pytest.MonkeyPatch) -> Iterator[Person]:
     monkeypatch.setenv("TERM", "dumb")
-    with closing(Person()) as somebody:
-        yield somebody
+    with closing(Person()) as user:
+        yield user
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ async def asking(person: Person, *question: Any) -> AsyncIterator[asyncio.Task[A
 
 
 async def test_the_question_its_node_and_the_value_are_shown(person: Person) -> None:
-    assert isinstance(person.asked, ApprovalService)
+    assert isinstance(person.questions, ApprovalService)
     async with asking(person, "Blast?\nReally\x1b[31m?", {"text": "ä\tb"}) as task:
         shown = await person.until(CHOICES)
         assert shown.splitlines() == [
@@ -160,7 +160,7 @@ async def test_missing_part_of_an_answer_is_prompted_for(
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "expected"),
     [
         ("", ""),
         ("maybe", ""),
@@ -169,11 +169,11 @@ async def test_missing_part_of_an_answer_is_prompted_for(
         ("e @.", "'.' is a directory"),
     ],
 )
-async def test_invalid_answer_is_prompted_for_again(person: Person, typed: str, said: str) -> None:
+async def test_invalid_answer_is_prompted_for_again(person: Person, typed: str, expected: str) -> None:
     async with asking(person) as task:
         await person.until(CHOICES)
         person.type(f"{typed}\n")
-        assert said in await person.until(CHOICES)
+        assert expected in await person.until(CHOICES)
         assert not task.done()
 
 
@@ -350,20 +350,20 @@ def test_questions_of_graphs_inside_are_found_too(penstock: Penstock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("approve", "result", "said"),
+    ("approve", "result", "expected"),
     [
         ("all", {"done": "boom at 1"}, "? Blast at 1?  approved: --approve all"),
         ("none", {"not": "no: --approve none"}, "? Blast at 1?  rejected: --approve none"),
     ],
 )
 def test_approve_option_answers_and_shows_every_question(
-    penstock: Penstock, approve: str, result: dict[str, str], said: str
+    penstock: Penstock, approve: str, result: dict[str, str], expected: str
 ) -> None:
     write_flow(asks())
     ended = penstock("run", "flow.json", *STANDARD, "--input", "1", "--approve", approve, "--json")
     assert ended.code == 0
     assert result.items() <= json.loads(ended.out)["results"].items()
-    assert f"{said}\n  value: 1\n" in ended.err
+    assert f"{expected}\n  value: 1\n" in ended.err
 
 
 TOOLS = """

@@ -83,7 +83,7 @@ def test_without_a_command_there_is_help(penstock: Penstock, command: list[str])
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "expected"),
     [
         (["frobnicate"], "penstock: no such command 'frobnicate'; see penstock --help\n"),
         (["--nope"], "penstock: no such option: --nope; see penstock --help\n"),
@@ -94,8 +94,8 @@ def test_without_a_command_there_is_help(penstock: Penstock, command: list[str])
         ),
     ],
 )
-def test_a_wrong_command_line_is_64_and_one_sentence(penstock: Penstock, command: list[str], said: str) -> None:
+def test_a_wrong_command_line_is_64_and_one_sentence(penstock: Penstock, command: list[str], expected: str) -> None:
     ended = penstock(*command)
     assert (ended.code, ended.out) == (64, "")
-    assert said in ended.err
+    assert expected in ended.err
     assert len(ended.err.splitlines()) == 1

@@ -28,8 +28,8 @@ def test_a_command_prints_what_the_page_says(command: str, shown: str) -> None:
     program, *arguments = shlex.split(command)
     assert program == "penstock"
     with Program(["-m", "penstock.cli", *arguments], is_merged=True) as ended:
-        said, _ = ended.communicate()
-    assert without_times(said) == without_times(shown)
+        printed, _ = ended.communicate()
+    assert without_times(printed) == without_times(shown)
 
 
 def test_the_page_names_every_option_and_exit_code() -> None:

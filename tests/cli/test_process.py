@@ -43,7 +43,7 @@ async def stubborn(context):
     try:
         await waits(context)
     except BaseException:
-        print("ASKED", file=sys.stderr, flush=True)
+        print("CALLED", file=sys.stderr, flush=True)
         await asyncio.Event().wait()
 
 
@@ -99,7 +99,7 @@ def until(process: subprocess.Popen[str], word: str) -> str:
         read += line
         if word in line:
             return read
-    raise AssertionError(f"{word} was never said: {read}")
+    raise AssertionError(f"{word} was never printed: {read}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -135,7 +135,7 @@ def test_a_second_ctrl_c_leaves_at_once() -> None:
     with started("run", "flows.py:hanging") as process:
         until(process, "WAITING")
         process.send_signal(signal.SIGINT)
-        until(process, "ASKED")
+        until(process, "CALLED")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert (process.returncode, out) == (130, "")
@@ -144,7 +144,7 @@ def test_a_second_ctrl_c_leaves_at_once() -> None:
 
 def test_a_run_that_hangs_after_its_deadline_is_left_by_two_signals() -> None:
     with started("run", "flows.py:hanging", "--timeout", "0.05") as process:
-        until(process, "ASKED")
+        until(process, "CALLED")
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 130
@@ -198,8 +198,8 @@ def test_help_that_cannot_be_written_is_2_and_a_sentence(command: str) -> None:
         ended = subprocess.run(
             [*PENSTOCK, *command.split()], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
-    said = "penstock: standard output cannot be written: No space left on device\n"
-    assert (ended.returncode, ended.stderr) == (2, said)
+    expected = "penstock: standard output cannot be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (2, expected)
 
 
 @pytest.mark.parametrize(("closed", "name"), [("<&-", "standard input"), (">&-", "standard output")])
@@ -282,7 +282,7 @@ def test_on_a_terminal_the_tree_moves_and_the_results_stay_apart() -> None:
 
 
 def test_immediate_exit_restores_the_cursor() -> None:
-    code, out, sent = on_a_terminal("run", "flows.py:hanging", on={b"WAITING": signal.SIGINT, b"ASKED": signal.SIGINT})
+    code, out, sent = on_a_terminal("run", "flows.py:hanging", on={b"WAITING": signal.SIGINT, b"CALLED": signal.SIGINT})
     assert (code, out) == (130, "")
     assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l")
 

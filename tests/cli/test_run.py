@@ -151,10 +151,10 @@ def test_input_from_a_file_and_from_standard_input(penstock: Penstock, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ("{", "--input is not JSON: "),
-        ("a dam", "quote text as '\"text\"', or name a file as @file"),
+        ('"a dam', "to pass it as text, quote it as JSON"),
         ("NaN", "NaN is not a JSON number"),
         ("[" * 100_000, "--input is nested too deeply"),
         ("@nowhere.json", "--input: there is no file 'nowhere.json'"),
@@ -164,11 +164,11 @@ def test_input_from_a_file_and_from_standard_input(penstock: Penstock, monkeypat
     ids=lambda given: str(given)[:20],
 )
 def test_an_input_that_cannot_be_read_is_refused_before_anything_runs(
-    penstock: Penstock, given: str, said: str
+    penstock: Penstock, given: str, expected: str
 ) -> None:
     ended = penstock("run", "story.py", "--input", given)
     assert (ended.code, ended.out) == (64, "")
-    assert said in ended.err
+    assert expected in ended.err
     assert len(ended.err.splitlines()) == 1
 
 

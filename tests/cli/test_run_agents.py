@@ -102,13 +102,13 @@ def test_tools_are_there_by_name(penstock: Penstock) -> None:
 
 
 def test_unknown_model_is_a_failure_that_lists_the_known_ones(penstock: Penstock) -> None:
-    ended = penstock("run", write_agent(model="nobody"), "--models", "mine.py:models", "--input", '"hello"')
+    ended = penstock("run", write_agent(model="unknown"), "--models", "mine.py:models", "--input", '"hello"')
     assert ended.code == 2
-    assert "there is no model 'nobody': services['models'] has diver, example, mine, quick" in ended.err
+    assert "there is no model 'unknown': services['models'] has diver, example, mine, quick" in ended.err
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         (["--models", "models"], "--models takes module:attribute or file.py:attribute, not 'models'"),
         (["--models", "nowhere:models"], "there is no module 'nowhere'"),
@@ -120,10 +120,12 @@ def test_unknown_model_is_a_failure_that_lists_the_known_ones(penstock: Penstock
     ],
     ids=" ".join,
 )
-def test_what_cannot_be_used_is_refused_before_anything_runs(penstock: Penstock, given: list[str], said: str) -> None:
+def test_what_cannot_be_used_is_refused_before_anything_runs(
+    penstock: Penstock, given: list[str], expected: str
+) -> None:
     ended = penstock("run", write_agent(model="example"), "--input", '"hello"', *given)
     assert (ended.code, ended.out, ended.err.count("\n")) == (64, "", 1)
-    assert said in ended.err
+    assert expected in ended.err
 
 
 @pytest.mark.parametrize(
@@ -164,3 +166,48 @@ def test_a_graph_without_an_id_is_called_as_its_file_is(penstock: Penstock) -> N
     ended = penstock("run", write_agent(model="example"), "--input", '"hello"', "--max-cost", "0")
     assert ended.code == 3
     assert "of 'agent'" in ended.err
+
+
+@pytest.mark.requirement("X-13")
+@pytest.mark.parametrize("target", ["helper.py:agent", "helper.py"])
+def test_an_agent_in_python_runs_on_the_input_like_a_graph(directory: Path, penstock: Penstock, target: str) -> None:
+    (directory / "helper.py").write_text(
+        "from mine import depth, models\nfrom penstock.agents.agent import Agent\n"
+        "agent = Agent(models['diver'], 'Be brief.', [depth], name='helper')\n"
+    )
+    ended = penstock("run", target, "--input", "how deep is it?")
+    assert (ended.code, ended.out) == (0, "helper: deep enough\n")
+    assert "✓ tool helper/helper/depth" in ended.err
+    halted = penstock("run", target, "--input", "how deep is it?", "--max-steps", "1", "--json")
+    assert (halted.code, json.loads(halted.out)["status"]) == (3, "halted")
+
+
+@pytest.mark.requirement("X-13")
+def test_missing_agent_in_python_is_named_with_the_closest_one(directory: Path, penstock: Penstock) -> None:
+    (directory / "helper.py").write_text(
+        "from mine import models\nfrom penstock.agents.agent import Agent\nagent = Agent(models['mine'])\nnumber = 7\n"
+    )
+    ended = penstock("run", "helper.py:agnt")
+    assert ended.code == 64
+    assert "helper.py has no attribute 'agnt'; did you mean 'agent'? its graphs and agents are: agent" in ended.err
+    ended = penstock("run", "helper.py:number")
+    assert (ended.code, "helper.py:number is of type int; it must be a Graph, an Agent" in ended.err) == (64, True)
+
+
+@pytest.mark.requirement("X-13")
+@pytest.mark.parametrize(
+    ("approve", "done"), [(["--approve", "all"], True), (["--approve", "none"], False), ([], False)], ids=str
+)
+def test_tools_of_an_agent_in_python_are_approved_like_those_of_a_graph(
+    directory: Path, penstock: Penstock, approve: list[str], done: bool
+) -> None:
+    (directory / "digger.py").write_text(
+        "from pathlib import Path\nfrom penstock.agents import Agent, ScriptedModel, Tool, ToolCall\n"
+        "def dig():\n    Path('dug').touch()\n"
+        "model = ScriptedModel([ToolCall('1', 'dig', {}), 'so be it'])\n"
+        "agent = Agent(model, tools=[Tool(dig, needs_approval=True)])\n"
+    )
+    ended = penstock("run", "digger.py:agent", *approve)
+    assert (ended.code, ended.out) == (0, "agent: so be it\n")
+    assert (directory / "dug").exists() == done
+    assert ("? May dig run?" in ended.err) == bool(approve)

@@ -17,8 +17,8 @@ from penstock.kernel.values import DataValue
 
 class Ask:
     async def execute(self, data, inputs, context):
-        said = f"{data['prefix']} {context.execution.input}"
-        return ExecutionResult({"output": DataValue("text", said)})
+        text = f"{data['prefix']} {context.execution.input}"
+        return ExecutionResult({"output": DataValue("text", text)})
 
 
 class Shout:
@@ -102,7 +102,7 @@ def test_an_executor_that_gives_nonsense_is_a_failure_in_one_sentence(penstock: 
 
 def test_nodes_remember_for_as_long_as_the_run_lasts(penstock: Penstock) -> None:
     write_flow(
-        node("said", "input"),
+        node("given", "input"),
         node("keep", "memory", action="remember", key="dam"),
         node("find", "memory", action="recall", key="dam"),
     )

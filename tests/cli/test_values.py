@@ -1,10 +1,13 @@
-"""Numbers as people write them on a command line."""
+"""Numbers, JSON and text as people write them on a command line."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from penstock.cli.values import number, whole_number
+from penstock.cli.exits import Refused
+from penstock.cli.values import number, read_input, whole_number
 
 NO_NUMBERS = ["", " ", "x", "1_0", "١", "１", "\u00a01", "nan", "inf", "Infinity", "-inf", "0x10", "1 0", "--1", "1j"]
 
@@ -29,3 +32,28 @@ def test_a_number_may_have_a_point_and_an_exponent(text: str, found: float) -> N
 def test_anything_else_is_no_number(text: str) -> None:
     with pytest.raises(ValueError, match=r" is not a number$"):
         number(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ("hello", "hello"),
+        ("12 dams", "12 dams"),
+        ("true story", "true story"),
+        ("don't {brace}", "don't {brace}"),
+        (" ünïcode ", " ünïcode "),
+        ("null", None),
+        ("12", 12),
+        ("true", True),
+        ('"12"', "12"),
+        (' {"a": [1]}', {"a": [1]}),
+    ],
+)
+def test_an_inline_value_is_json_if_it_can_be_and_text_otherwise(given: str, value: Any) -> None:
+    assert read_input(given) == value
+
+
+@pytest.mark.parametrize("given", ["{'a': 1}", "[1,", '"open', "NaN", "-Infinity", "", "  ", "[" * 100_000])
+def test_a_mistake_in_what_begins_like_json_is_reported(given: str) -> None:
+    with pytest.raises(Refused, match=r"^--input is (not JSON|nested too deeply)"):
+        read_input(given)

@@ -94,7 +94,7 @@ class Model:
         """
         sums = self.sums()
         found = [(level, self.left(level, sums[level], now)) for level in above(ask.account)]
-        asked = {COST: ask.cost, TOKENS: ask.tokens, API_CALLS: ask.api_calls}
+        requested = {COST: ask.cost, TOKENS: ask.tokens, API_CALLS: ask.api_calls}
         refusals = [
             (reason, level, 1)
             for reason in ORDER
@@ -104,7 +104,7 @@ class Model:
         refusals += [
             (reason, level, amount)
             for level, left in found
-            for reason, amount in asked.items()
+            for reason, amount in requested.items()
             if amount > left[reason]
         ]
         lefts = dict(found)
@@ -595,7 +595,7 @@ def test_a_refusal_is_momentary_if_only_calls_under_way_hold_what_is_missing() -
     assert not refusal(account, cost=101).momentary, "it would not fit if nothing were held"
     assert not refusal(account, tokens=101).momentary
     accounts.leave_unresolved(held)
-    assert not refusal(account, cost=50).momentary, "nobody gives that back"
+    assert not refusal(account, cost=50).momentary, "money that is spent does not come back"
     assert not refusal(account, tokens=50).momentary
     accounts.settle(held, 100, 50, 50, True)
     assert not refusal(account).momentary
@@ -658,3 +658,14 @@ def test_a_refusal_reads_as_figures_and_whose_they_are() -> None:
     assert late == Stop(TIME, "2.000 s elapsed of the 1.5 s of 'research'", "research", "seconds", 1.5, 2.0)
     accounts.set_limits(account, Limits(retries=0))
     assert refusal(account).message == "0 of the 0 retries of 'research' used"
+
+
+def test_a_balance_reads_as_a_sentence_and_says_unlimited() -> None:
+    run = accounts.Account("main", Limits(cost_nanos=10_000_000, steps=20))
+    accounts.hold(run, 2_000_000, 0, 1, 0)
+    assert str(accounts.balance(run)) == (
+        "main: $0.00 spent, $0.002 held of $0.01; 0 of 20 steps, 0 of unlimited tokens, 1 of unlimited api calls, "
+        "0 of unlimited retries"
+    )
+    assert "4611686018427387904" not in repr(accounts.balance(run))
+    assert "tokens=unlimited" in repr(run.limits)

@@ -256,7 +256,7 @@ def test_a_result_without_a_check_before_it_is_a_probe_of_a_half_open_circuit(
 ) -> None:
     def ready(probes: int = 1) -> CircuitBreaker:
         breaker = half_opened(clock, probes=probes)
-        if abandoned:  # the circuit has been asked since, and has no probe out
+        if abandoned:  # the circuit was consulted since, and has no probe out
             breaker.record_abandoned(breaker.check().permit)
         return breaker
 

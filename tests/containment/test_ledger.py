@@ -88,7 +88,7 @@ def test_sixty_four_threads_never_pass_a_ceiling_on_two_levels_and_leave_exact_s
     assert now.attempts == now.api_calls == sum(own["attempts"] for own in threads)
     assert below.spent_nanos == sum(own["spent"] for thread, own in enumerate(threads) if thread % 4)
     assert (now.held_nanos, now.steps_open) == (0, 0)
-    assert now.tokens_held == now.unresolved_nanos, "only what nobody knows the bill of is still taken"
+    assert now.tokens_held == now.unresolved_nanos, "only the call whose bill is unknown is still held"
     assert wanted // 5 < now.attempts < wanted, "many got in, and many did not"
 
 

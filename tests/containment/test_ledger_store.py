@@ -117,5 +117,5 @@ def test_errors_name_the_request_and_what_is_stored() -> None:
         store.hold("k", "run", Amounts(11))
     with pytest.raises(LedgerError, match=r"^no hold 'x': it was refused, or never taken$"):
         store.release("x")
-    with pytest.raises(KeyError, match=r"no account 'nobody'; open it first"):
-        store.balance("nobody")
+    with pytest.raises(KeyError, match=r"no account 'unknown'; open it first"):
+        store.balance("unknown")

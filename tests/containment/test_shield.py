@@ -45,14 +45,14 @@ REFUSALS = [Decision.HALT, Decision.QUARANTINE, Decision.QUEUE]
 
 
 class Saying:
-    """A hook for every slot that gives one answer, or raises it, and counts how often it was asked."""
+    """A hook for every slot that gives one answer, or raises it, and counts its calls."""
 
     def __init__(self, answer: object = None) -> None:
         self.answer = answer
-        self.asked = 0
+        self.calls = 0
 
     def answered(self) -> Any:
-        self.asked += 1
+        self.calls += 1
         if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
@@ -103,7 +103,7 @@ def test_the_first_refusal_wins_and_later_hooks_are_not_called(slot: Slot, refus
     verdict = with_hooks(slot, *hooks).judge(slot, CALL, *ARGUMENTS[slot])
     assert verdict is not None
     assert verdict.decision is refusal
-    assert [hook.asked for hook in hooks] == [1, 1, 0]
+    assert [hook.calls for hook in hooks] == [1, 1, 0]
 
 
 @pytest.mark.requirement("C-8")
@@ -124,7 +124,7 @@ def test_retry_before_a_call_refuses_it(slot: Slot) -> None:
     verdict = with_hooks(slot, Saying(Decision.RETRY), later).judge(slot, CALL, *ARGUMENTS[slot])
     assert verdict is not None
     assert verdict.decision is Decision.RETRY
-    assert later.asked == 0
+    assert later.calls == 0
 
 
 @pytest.mark.requirement("C-8")
@@ -140,8 +140,8 @@ def test_retry_after_an_error_stands_unless_a_later_hook_refuses() -> None:
 )
 @pytest.mark.requirement("C-8")
 def test_any_answers_in_any_order_give_the_verdict_of_the_rules(slot: Slot, answers: list[object]) -> None:
-    said = [answer if answer is None or isinstance(answer, Decision) else Decision.HALT for answer in answers]
-    opinions = [answer for answer in said if answer not in (None, Decision.ALLOW)]
+    decisions = [answer if answer is None or isinstance(answer, Decision) else Decision.HALT for answer in answers]
+    opinions = [answer for answer in decisions if answer not in (None, Decision.ALLOW)]
     refusals = [answer for answer in opinions if answer not in GOES_ON[slot]]
     expected = next(iter(refusals + opinions), None)
     verdict = judged(slot, *answers)
@@ -466,10 +466,10 @@ def test_the_event_of_a_degrade_carries_the_model() -> None:
 @pytest.mark.requirement("C-8", "C-19")
 @pytest.mark.parametrize("slot", Slot)
 def test_a_run_that_asks_leaves_the_same_event_as_a_direct_call(slot: Slot) -> None:
-    asked, direct = with_hooks(slot, Saying(Decision.HALT)), with_hooks(slot, Saying(Decision.HALT))
-    asked.judge(slot, CALL, *ARGUMENTS[slot])
+    judged_by_run, direct = with_hooks(slot, Saying(Decision.HALT)), with_hooks(slot, Saying(Decision.HALT))
+    judged_by_run.judge(slot, CALL, *ARGUMENTS[slot])
     ask(direct, slot)
-    (event,), (other,) = asked.get_events(), direct.get_events()
+    (event,), (other,) = judged_by_run.get_events(), direct.get_events()
     assert event == replace(other, ts=event.ts)
 
 

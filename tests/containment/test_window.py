@@ -1,4 +1,4 @@
-"""So many calls in so much time, never more, and whoever was refused gets in again."""
+"""At most so many calls in a window of time, and a refused caller gets in again later."""
 
 from __future__ import annotations
 

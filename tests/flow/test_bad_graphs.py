@@ -1,4 +1,4 @@
-"""Graphs and values that nobody should write, and somebody will: what is said, and that nothing breaks."""
+"""Malformed graphs and values: each gets a clear error, and nothing breaks."""
 
 from __future__ import annotations
 

@@ -195,6 +195,10 @@ async def test_the_trace_of_a_run_can_be_read_back() -> None:
     assert (again.to_dict(), again.explain()) == (trace.to_dict(), trace.explain())
 
 
+STARTED = {"graph_id": "g", "start_time": "2025-12-23T00:00:00+00:00"}
+"""What a trace in JSON has at least."""
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [
@@ -202,20 +206,21 @@ async def test_the_trace_of_a_run_can_be_read_back() -> None:
         ([], "^trace must be a JSON object"),
         ({"status": "running"}, "^trace must be an object with 'graph_id'"),
         ({"graph_id": "g", "colour": "red"}, "^trace must be an object of the fields graph_id, .*, not 'colour'"),
-        ({"graph_id": None}, r"^trace\.graph_id must be a string"),
+        ({"graph_id": "g"}, "^trace must be an object with 'start_time'"),
+        ({**STARTED, "graph_id": None}, r"^trace\.graph_id must be a string"),
         ({"graph_id": "g", "start_time": "today"}, r"^trace\.start_time must be a time in ISO 8601"),
-        ({"graph_id": "g", "status": "done"}, r"^trace\.status must be one of running, completed, failed, cancelled"),
-        ({"graph_id": "g", "total_tokens": True}, r"^trace\.total_tokens must be a whole number"),
-        ({"graph_id": "g", "total_cost": float("nan")}, r"^trace\.total_cost must be a finite number"),
-        ({"graph_id": "g", "steps": {}}, r"^trace\.steps must be a list"),
-        ({"graph_id": "g", "steps": [5]}, r"^steps\[0\] must be a JSON object"),
-        ({"graph_id": "g", "steps": [{}]}, r"^steps\[0\] must be an object with 'step_id'"),
+        ({**STARTED, "status": "done"}, r"^trace\.status must be one of running, completed, failed, cancelled"),
+        ({**STARTED, "total_tokens": True}, r"^trace\.total_tokens must be a whole number"),
+        ({**STARTED, "total_cost": float("nan")}, r"^trace\.total_cost must be a finite number"),
+        ({**STARTED, "steps": {}}, r"^trace\.steps must be a list"),
+        ({**STARTED, "steps": [5]}, r"^steps\[0\] must be a JSON object"),
+        ({**STARTED, "steps": [{}]}, r"^steps\[0\] must be an object with 'step_id'"),
         (
-            {"graph_id": "g", "steps": [{**step_trace().to_dict(), "metadata": []}]},
+            {**STARTED, "steps": [{**step_trace().to_dict(), "metadata": []}]},
             r"^steps\[0\]\.metadata must be an object",
         ),
         (
-            {"graph_id": "g", "steps": [{**step_trace().to_dict(), "duration_ms": "long"}]},
+            {**STARTED, "steps": [{**step_trace().to_dict(), "duration_ms": "long"}]},
             r"^steps\[0\]\.duration_ms must be a finite number",
         ),
     ],

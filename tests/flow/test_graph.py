@@ -33,7 +33,7 @@ pytestmark = pytest.mark.requirement("P-G1")
 
 
 def node(id: str, fn: Callable[[ExecutionContext], Any] | None = None) -> FunctionNode:
-    """A node that gives back its input, if it is not told otherwise."""
+    """A node that returns its input, or the result of `fn`."""
     return FunctionNode(id, fn or (lambda ctx: ctx.input))
 
 

@@ -96,8 +96,8 @@ def test_each_node_has_a_file_with_a_line_for_each_operation(tmp_path: Path) -> 
     assert {(e["run_id"], e["node_id"], e["step_id"], e["graph_id"]) for e in entries} == {
         (context.run_id, "worker", "first", "g")
     }
-    began, asked, fetched, ended = entries
-    assert (asked["name"], asked["cost_usd"], asked["tokens"], asked["error"]) == ("ask", 0.25, 7, None)
+    began, call, fetched, ended = entries
+    assert (call["name"], call["cost_usd"], call["tokens"], call["error"]) == ("ask", 0.25, 7, None)
     assert (fetched["name"], fetched["parent_id"]) == ("fetch", began["call_id"])
     assert began["call_id"] == ended["call_id"]
     assert (began["duration_ms"], type(ended["duration_ms"])) == (None, float)
@@ -386,7 +386,7 @@ def test_another_node_in_the_same_file_is_not_mistaken_for_it(tmp_path: Path) ->
 
 
 def test_a_node_that_never_ran_has_no_entries(tmp_path: Path) -> None:
-    assert list(read_history(tmp_path, "nobody")) == []
+    assert list(read_history(tmp_path, "unknown")) == []
 
 
 @pytest.mark.parametrize("at", [datetime(2026, 1, 1), "2026-01-01"])  # noqa: DTZ001

@@ -54,7 +54,7 @@ def ask_for_object(ctx):
 
 
 def names_before(ctx):
-    return [sorted(ctx.upstream), "object" in ctx.upstream, "nobody" in ctx.upstream]
+    return [sorted(ctx.upstream), "object" in ctx.upstream, "unknown" in ctx.upstream]
 
 
 def as_json(ctx):
@@ -66,7 +66,7 @@ def call_a_model(ctx):
 
 
 def loud(ctx):
-    print("said")
+    print("printed")
     sys.stderr.write("warned")
     os.write(1, b"raw")
     return "value"
@@ -133,7 +133,7 @@ def leave_family(ctx):
 
 
 def orphan(ctx):
-    """Die while somebody in another session has everything of ours open."""
+    """Die while a process in another session holds all our descriptors open."""
     tell(ctx)
     if os.fork() == 0:
         os.setsid()
@@ -172,7 +172,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def line(tmp_path: Path) -> str:
-    """A named pipe: the child writes its number, and the line ends when nobody has it open any more."""
+    """A named pipe: the child writes its number, and the line ends when no process has it open any more."""
     path = tmp_path / "line"
     os.mkfifo(path)
     return str(path)
@@ -224,9 +224,9 @@ async def test_ten_megabytes_cross_both_ways(work: Any) -> None:
 
 
 async def test_the_function_runs_elsewhere_without_penstock_or_a_stdin(work: Any) -> None:
-    told = await value_of(work.where)
-    assert told.pop("pid") != os.getpid()
-    assert told == {"argv": sys.argv, "penstock": False, "stdin": ""}
+    report = await value_of(work.where)
+    assert report.pop("pid") != os.getpid()
+    assert report == {"argv": sys.argv, "penstock": False, "stdin": ""}
 
 
 async def test_the_results_before_are_there(work: Any) -> None:
@@ -260,7 +260,7 @@ async def test_prints_go_where_the_parents_go_and_do_not_touch_the_value(
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # so that what is printed waits in the child
     assert await value_of(work.loud) == "value"
     out, err = capfd.readouterr()
-    assert "said" in out
+    assert "printed" in out
     assert "raw" in out
     assert "warned" in err
 

@@ -1,4 +1,4 @@
-"""Nodes with state of their own: one step uses them at a time, over all graphs, and nobody waits forever."""
+"""Nodes with state of their own: one step uses them at a time, over all graphs, and no step waits forever."""
 
 from __future__ import annotations
 

@@ -262,9 +262,9 @@ async def test_every_attempt_skip_and_fallback_is_a_call_in_the_tree() -> None:
     with ExecutionContext() as ctx:
         await graph.execute(ctx)
         calls = [call for call in ctx.graph.calls()[1] if call.parent is not None]
-    told = [(call.name, call.status, (call.metadata or {}).get("attempt", 1)) for call in calls]
-    assert told[:3] == [("a", "fail", 1), ("a", "fail", 2), ("a", "success", 3)]
-    assert [(name, status) for name, status, _ in told[3:]] == [
+    attempts = [(call.name, call.status, (call.metadata or {}).get("attempt", 1)) for call in calls]
+    assert attempts[:3] == [("a", "fail", 1), ("a", "fail", 2), ("a", "success", 3)]
+    assert [(name, status) for name, status, _ in attempts[3:]] == [
         ("b", "fail"),
         ("b", "success"),
         ("c", "fail"),
@@ -325,10 +325,10 @@ async def forever(ctx: ExecutionContext) -> None:
 @pytest.mark.requirement("P-E1")
 def test_a_step_that_runs_out_of_its_time_raises_a_timeout_error_that_names_it() -> None:
     async def main() -> None:
-        with ExecutionContext(clock=sim_loop().clock) as ctx, pytest.raises(TimeoutError, match=r"'a'.*250 ms") as told:
+        with ExecutionContext(clock=sim_loop().clock) as ctx, pytest.raises(TimeoutError, match=r"'a'.*250 ms") as late:
             await one_step(FunctionNode("f", forever), ErrorPolicy(timeout_ms=250)).execute(ctx)
-        assert isinstance(told.value, StepTimeout)
-        assert not isinstance(told.value, Halted)
+        assert isinstance(late.value, StepTimeout)
+        assert not isinstance(late.value, Halted)
 
     simulated(main)
 
@@ -739,7 +739,7 @@ async def test_timeouts_of_a_blocking_node_draw_on_the_retry_budget() -> None:
 @pytest.mark.requirement("P-E1")
 async def test_an_attempt_whose_time_is_over_before_it_begins_is_a_failure_of_the_step() -> None:
     class Jumping:
-        """A clock on which a millisecond is gone whenever somebody looks."""
+        """A clock that advances by a millisecond each time it is read."""
 
         now_ns = 0
 

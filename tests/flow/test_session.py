@@ -1,4 +1,4 @@
-"""Nodes by name: who finds them, when, and what is said when they are not there."""
+"""Nodes by name: who finds them, when, and the error when they do not exist."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ from penstock import (
 )
 from penstock.agents.model import Model, ModelRequest
 from penstock.runtime.graphs.graph_runtime import FlowContext
-from penstock.runtime.graphs.node_events import NodeEvent
-from penstock.runtime.graphs.node_execution import run_flow
+from penstock.runtime.graphs.node_execution import NodeEvent, run_flow
 from penstock.stores import Journal
 from tests.flow.steps import const, sim_loop, simulated, takes
 from tests.nodes.graphs import events_of, node
@@ -98,8 +97,8 @@ def test_the_partial_of_a_stopped_graph_has_what_a_streaming_step_yielded(
         chain.add_step(streams(stop, is_async=is_async), "talk", depends_on=["first"])
         with limited() as ctx, pytest.raises((Halted, CancelledError)) as raised:
             if is_watched:
-                told = [event async for event in chain.execute_stream(ctx)]
-                assert not told
+                events = [event async for event in chain.execute_stream(ctx)]
+                assert not events
             else:
                 await chain.execute(ctx)
         assert raised.value.stop.reason is reason
@@ -220,8 +219,8 @@ async def test_a_blocking_generator_streams_from_its_thread(is_watched: bool) ->
     if not is_watched:
         assert await graph.execute() == {"count": [0, 1, 2]}
         return
-    told = [(event.event_type, event.data) async for event in graph.execute_stream()]
-    assert told == [("started", None), *(("progress", at) for at in range(3)), ("completed", [0, 1, 2])]
+    events = [(event.event_type, event.data) async for event in graph.execute_stream()]
+    assert events == [("started", None), *(("progress", at) for at in range(3)), ("completed", [0, 1, 2])]
 
 
 async def test_a_blocking_generator_that_is_left_behind_leaves_its_output() -> None:
@@ -294,21 +293,21 @@ class Tells:
         self._act = act
 
     async def _async(self, data: Any, inputs: Any, context: FlowContext) -> Any:
-        yield NodeEvent.progress("said", "one")
-        yield NodeEvent.progress("said", "two")
+        yield NodeEvent.progress("word", "one")
+        yield NodeEvent.progress("word", "two")
         self._act(context)
         await asyncio.sleep(0)
         yield ExecutionResult({"output": DataValue("text", "whole")})
 
     def _sync(self, data: Any, inputs: Any, context: FlowContext) -> Any:
-        yield NodeEvent.progress("said", "one")
-        yield NodeEvent.progress("said", "two")
+        yield NodeEvent.progress("word", "one")
+        yield NodeEvent.progress("word", "two")
         self._act(context)
         context.execution.check_cancelled()
         yield ExecutionResult({"output": DataValue("text", "whole")})
 
 
-TOLD = IncompleteOutput((("said", "one"), ("said", "two")))
+WORDS = IncompleteOutput((("word", "one"), ("word", "two")))
 
 
 @pytest.mark.parametrize("form", ["async", "sync", "blocking"])
@@ -320,7 +319,7 @@ async def test_the_progress_of_a_node_that_was_stopped_is_kept(kind: str, form: 
     with ctx, pytest.raises((CancelledError, BudgetExceededError)) as raised:
         async for _ in run_flow(document([node("talk", "talks")]), ctx, executors):
             pass
-    assert raised.value.partial == ctx.partial_results == {"talk": TOLD}
+    assert raised.value.partial == ctx.partial_results == {"talk": WORDS}
 
 
 @pytest.mark.parametrize("form", ["async", "sync", "blocking"])
@@ -328,7 +327,7 @@ async def test_of_a_node_without_an_end_no_more_than_the_first_pieces_are_kept(f
     class Endless(Tells):
         def _sync(self, data: Any, inputs: Any, context: FlowContext) -> Any:
             for number in range(100):
-                yield NodeEvent.progress("said", number)
+                yield NodeEvent.progress("word", number)
             context.execution.abort("enough")
             context.execution.check_cancelled()
 
@@ -339,7 +338,7 @@ async def test_of_a_node_without_an_end_no_more_than_the_first_pieces_are_kept(f
     with ExecutionContext(settings=RunSettings(max_kept_pieces=2)) as ctx, pytest.raises(CancelledError) as raised:
         async for _ in run_flow(document([node("talk", "talks")]), ctx, {"talks": Endless(form, print)}):
             pass
-    assert raised.value.partial == {"talk": IncompleteOutput((("said", 0), ("said", 1)), dropped=98)}
+    assert raised.value.partial == {"talk": IncompleteOutput((("word", 0), ("word", 1)), dropped=98)}
 
 
 async def test_an_agent_node_that_is_stopped_keeps_the_pieces_of_its_answer() -> None:

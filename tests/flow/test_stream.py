@@ -1,4 +1,4 @@
-"""Watching a graph run: what is told, in what order, and what is left when nobody watches any more."""
+"""Streaming a graph run: which events are emitted, in what order, and what is left when the consumer stops reading."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ def counts(to: int, seconds: float = 0.0) -> FunctionNode:
     return FunctionNode("count", count)
 
 
-async def told(graph: Graph, context: ExecutionContext | None = None) -> tuple[list[StepEvent], BaseException | None]:
-    """Everything that a stream told, and what it raised at the end."""
+async def collect(
+    graph: Graph, context: ExecutionContext | None = None
+) -> tuple[list[StepEvent], BaseException | None]:
+    """All events of a stream, and the error that ended it."""
     events: list[StepEvent] = []
     try:
         async for event in graph.execute_stream(context):
@@ -58,13 +60,13 @@ def brief(events: list[StepEvent]) -> list[tuple[str, str]]:
     return [(event.event_type, event.step_id) for event in events]
 
 
-# What is told.
+# Which events are emitted.
 
 
 async def test_each_step_emits_its_start_and_its_end_with_the_result() -> None:
     graph = Graph("g").add_step(const("one", 1), "a").add_step(const("two", 2), "b", depends_on=["a"])
     with ExecutionContext() as ctx:
-        events, _ = await told(graph, ctx)
+        events, _ = await collect(graph, ctx)
     assert brief(events) == [("started", "a"), ("completed", "a"), ("started", "b"), ("completed", "b")]
     assert [event.data for event in events] == [None, 1, None, 2]
     assert {event.graph_id for event in events} == {"g"}
@@ -88,7 +90,7 @@ def test_started_is_emitted_before_the_work_is_done() -> None:
 
 
 async def test_a_streaming_node_emits_its_pieces_and_returns_their_list() -> None:
-    events, _ = await told(Graph("g").add_step(counts(3), "a"))
+    events, _ = await collect(Graph("g").add_step(counts(3), "a"))
     assert [(event.event_type, event.data) for event in events] == [
         ("started", None),
         ("progress", 0),
@@ -113,7 +115,7 @@ def test_pieces_are_emitted_as_they_come() -> None:
 async def test_steps_of_nested_graphs_have_their_whole_path() -> None:
     deepest = Graph("deepest").add_step(counts(1), "z")
     inner = Graph("inner").add_step(deepest, "y")
-    events, _ = await told(Graph("outer").add_step(inner, "x").add_step(const("b"), "b"))
+    events, _ = await collect(Graph("outer").add_step(inner, "x").add_step(const("b"), "b"))
     assert brief(events) == [
         ("started", "x"),
         ("started", "x/y"),
@@ -133,7 +135,7 @@ async def test_only_steps_are_in_the_path_of_a_step() -> None:
     by_tool = FunctionNode("t", lambda ctx: ctx.atool(inner.execute, ctx, name="tool"))
     outer = Graph("outer").add_step(by_tool, "x")
     with ExecutionContext() as ctx:
-        events, _ = await ctx.atool(told, outer, ctx, name="whoever streams")
+        events, _ = await ctx.atool(collect, outer, ctx, name="consumer")
     assert {event.step_id for event in events} == {"x", "x/y"}
 
 
@@ -142,10 +144,10 @@ async def test_events_of_a_stream_inside_a_step_go_to_its_own_reader_alone() -> 
     seen: list[StepEvent] = []
 
     async def streams(ctx: ExecutionContext) -> None:
-        events, _ = await told(inner, ctx)
+        events, _ = await collect(inner, ctx)
         seen.extend(events)
 
-    events, _ = await told(Graph("outer").add_step(FunctionNode("s", streams), "x"))
+    events, _ = await collect(Graph("outer").add_step(FunctionNode("s", streams), "x"))
     assert brief(events) == [("started", "x"), ("completed", "x")]
     assert brief(seen) == [("started", "y"), ("completed", "y")]
 
@@ -160,14 +162,14 @@ async def test_a_retried_step_starts_once_and_ends_once() -> None:
         return "done"
 
     policy = ErrorPolicy("retry", retry_count=2, retry_delay_ms=0)
-    events, _ = await told(Graph("g").add_step(FunctionNode("f", flaky), "a", error_policy=policy))
+    events, _ = await collect(Graph("g").add_step(FunctionNode("f", flaky), "a", error_policy=policy))
     assert brief(events) == [("started", "a"), ("completed", "a")]
 
 
 async def test_a_skip_and_a_fallback_are_completions_with_what_stands_in() -> None:
     graph = Graph("g").add_step(FunctionNode("f", breaks), "a", error_policy=ErrorPolicy("skip", fallback_value=5))
     graph.add_step(FunctionNode("f", breaks), "b", error_policy=ErrorPolicy("fallback", fallback_node=counts(2)))
-    events, _ = await told(graph)
+    events, _ = await collect(graph)
     assert [(event.event_type, event.step_id, event.data) for event in events] == [
         ("started", "a", None),
         ("completed", "a", 5),
@@ -180,7 +182,7 @@ async def test_a_skip_and_a_fallback_are_completions_with_what_stands_in() -> No
 
 async def test_a_failure_is_emitted_and_then_raised() -> None:
     graph = Graph("g").add_step(FunctionNode("f", breaks), "a").add_step(const("b"), "b", depends_on=["a"])
-    events, error = await told(graph)
+    events, error = await collect(graph)
     assert isinstance(error, Boom)
     assert brief(events)[:2] == [("started", "a"), ("error", "a")]
     assert events[1].data is error
@@ -190,7 +192,7 @@ async def test_a_failure_is_emitted_and_then_raised() -> None:
 async def test_steps_that_did_not_run_because_of_a_failure_are_skipped() -> None:
     graph = Graph("g", settle="collect").add_step(FunctionNode("f", breaks), "a")
     graph.add_step(const("b"), "b", depends_on=["a"]).add_step(const("c"), "c")
-    events, error = await told(graph)
+    events, error = await collect(graph)
     assert error is None
     assert set(brief(events)) == {
         ("started", "a"),
@@ -203,7 +205,7 @@ async def test_steps_that_did_not_run_because_of_a_failure_are_skipped() -> None
 
 async def test_a_step_refused_by_a_limit_is_skipped_with_the_reason() -> None:
     graph = Graph("g").add_step(const("a"), "a").add_step(const("b"), "b", depends_on=["a"])
-    events, error = await told(graph, ExecutionContext(budget=Budget(max_steps=1)))
+    events, error = await collect(graph, ExecutionContext(budget=Budget(max_steps=1)))
     assert isinstance(error, BudgetExceededError)
     assert brief(events) == [("started", "a"), ("completed", "a"), ("skipped", "b")]
     assert "step" in str(events[-1].data)
@@ -212,7 +214,7 @@ async def test_a_step_refused_by_a_limit_is_skipped_with_the_reason() -> None:
 @pytest.mark.parametrize("policy", [None, ErrorPolicy("retry", retry_count=1)])
 async def test_a_step_with_a_policy_refused_by_a_limit_is_skipped_like_any_other(policy: ErrorPolicy | None) -> None:
     graph = Graph("g").add_step(const("a"), "a").add_step(const("b"), "b", depends_on=["a"], error_policy=policy)
-    events, error = await told(graph, ExecutionContext(budget=Budget(max_steps=1)))
+    events, error = await collect(graph, ExecutionContext(budget=Budget(max_steps=1)))
     assert isinstance(error, BudgetExceededError)
     assert brief(events) == [("started", "a"), ("completed", "a"), ("skipped", "b")]
 
@@ -223,7 +225,7 @@ def test_steps_stopped_by_a_cancel_are_cancelled() -> None:
         ctx = ExecutionContext(clock=loop.clock)
         loop.call_later(1, ctx.abort, "enough")
         graph = Graph("g", max_parallel=2).add_step(takes(100), "a").add_step(takes(100), "b")
-        events, error = await told(graph, ctx)
+        events, error = await collect(graph, ctx)
         assert isinstance(error, CancelledError)
         assert error.reason == "enough"
         assert sorted(brief(events)) == [("cancelled", "a"), ("cancelled", "b"), ("started", "a"), ("started", "b")]
@@ -241,7 +243,7 @@ def test_every_started_step_has_one_end_in_every_interleaving() -> None:
         ctx = ExecutionContext(clock=sim_loop().clock)
         if seed % 5 == 0:
             sim_loop().call_later(seed % 4, ctx.abort)
-        events, _ = await told(graph, ctx)
+        events, _ = await collect(graph, ctx)
         open_steps: set[str] = set()
         ended: list[str] = []
         for event in events:
@@ -265,21 +267,21 @@ def test_every_started_step_has_one_end_in_every_interleaving() -> None:
 
 async def test_a_stream_has_the_results_that_execute_returns() -> None:
     graph = Graph("g").add_step(const("one", {"x": 1}), "a").add_step(counts(2), "b", depends_on=["a"])
-    events, _ = await told(graph)
+    events, _ = await collect(graph)
     assert {event.step_id: event.data for event in events if event.event_type == "completed"} == await graph.execute()
 
 
 async def test_an_event_is_json() -> None:
-    events, _ = await told(Graph("g").add_step(const("odd", {1: {2}}), "a"))
+    events, _ = await collect(Graph("g").add_step(const("odd", {1: {2}}), "a"))
     assert json.loads(json.dumps([event.to_dict() for event in events]))[1]["step_id"] == "a"
 
 
 async def test_an_empty_graph_emits_nothing() -> None:
-    assert await told(Graph("g")) == ([], None)
+    assert await collect(Graph("g")) == ([], None)
 
 
 async def test_a_graph_that_cannot_run_raises_when_its_stream_is_read() -> None:
-    events, error = await told(Graph("g").add_step(const("a"), "a", depends_on=["nowhere"]))
+    events, error = await collect(Graph("g").add_step(const("a"), "a", depends_on=["nowhere"]))
     assert events == []
     assert "nowhere" in str(error)
 
@@ -444,7 +446,7 @@ def test_a_reader_who_is_slow_holds_up_a_node_that_streams_faster_than_it_reads(
 
 async def test_a_stream_without_a_context_is_a_run_of_its_own_that_ends() -> None:
     seen: list[ExecutionContext] = []
-    events, _ = await told(Graph("g").add_step(FunctionNode("see", seen.append), "a"))
+    events, _ = await collect(Graph("g").add_step(FunctionNode("see", seen.append), "a"))
     assert len(events) == 2
     assert seen[0].termination_reason == "success"
 
@@ -452,7 +454,7 @@ async def test_a_stream_without_a_context_is_a_run_of_its_own_that_ends() -> Non
 async def test_two_readers_of_one_graph_see_their_own_run() -> None:
     graph = Graph("g").add_step(counts(3), "a")
     with contain() as one, contain() as two:
-        (first, _), (second, _) = await asyncio.gather(told(graph, one), told(graph, two))
+        (first, _), (second, _) = await asyncio.gather(collect(graph, one), collect(graph, two))
     assert {event.run_id for event in first} == {one.run_id}
     assert {event.run_id for event in second} == {two.run_id}
     assert brief(first) == brief(second)

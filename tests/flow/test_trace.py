@@ -181,8 +181,8 @@ async def test_a_nested_graph_that_is_retried_is_there_once_for_each_attempt() -
     inner = Graph("inner").add_step(const("x"), "x").add_step(fails_times(1), "y", depends_on=["x"])
     policy = ErrorPolicy("retry", retry_count=1, retry_delay_ms=0)
     trace, _ = await traced(Graph("outer").add_step(inner, "b", error_policy=policy))
-    told = [(step.step_id, step.status, step.attempt) for step in trace.steps]
-    assert told == [
+    steps = [(step.step_id, step.status, step.attempt) for step in trace.steps]
+    assert steps == [
         ("b", "fail", 1),
         ("x", "success", 1),
         ("y", "fail", 1),
@@ -373,11 +373,11 @@ async def test_a_trace_is_json_whatever_the_values_are() -> None:
     graph.add_step(const("odd", Odd()), "c").add_step(const("bytes", b"\xff"), "d")
     graph.add_step(const("report", Reported.of("text", cost_usd=1)), "e").add_step(fails_times(9), "ü\n\x1b[31m")
     trace, _ = await traced(graph)
-    told = json.loads(json.dumps(trace.to_dict(), allow_nan=False))
-    assert [step["step_id"] for step in told["steps"]] == ["a", "b", "c", "d", "e", "ü\n\x1b[31m"]
-    assert told["graph_id"] == "g"
-    assert told["status"] == "failed"
-    assert told["steps"][4]["output"] == "text"
+    document = json.loads(json.dumps(trace.to_dict(), allow_nan=False))
+    assert [step["step_id"] for step in document["steps"]] == ["a", "b", "c", "d", "e", "ü\n\x1b[31m"]
+    assert document["graph_id"] == "g"
+    assert document["status"] == "failed"
+    assert document["steps"][4]["output"] == "text"
 
 
 async def test_a_step_that_no_graph_ran_can_be_added() -> None:

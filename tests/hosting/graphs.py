@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.hosting.host import HostSettings, RunHost
-from penstock.hosting.ports import HostStores
+from penstock.hosting.ports import HostedEvent, HostStores
 from penstock.kernel.executor import ExecutionResult, Handle
 from penstock.kernel.values import DataValue
 from penstock.nodes import executors as node_executors
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.graphs.graph_runtime import FlowContext
-from penstock.runtime.graphs.node_events import NodeEvent
+from penstock.runtime.graphs.node_execution import NodeEvent
 
 SETTINGS = HostSettings(tick_s=0.05, lease_s=3, drain_s=0)
 
@@ -38,6 +38,11 @@ def _edge(number: int, text: str) -> dict[str, Any]:
         "targetHandle": "input",
         "data": {"channel": "flow"},
     }
+
+
+def without_steps(events: Iterable[HostedEvent]) -> list[HostedEvent]:
+    """The events without those of steps, which nodes tell too, and without budgets, which come when they are due."""
+    return [event for event in events if event.type != "budget" and event.data.get("kind") != "system"]
 
 
 ECHO = graph(("in", "input", {}), ("out", "output", {}), edges="in>out")
@@ -154,18 +159,18 @@ async def killed(host: RunHost) -> None:
 
 
 class Teller:
-    """A node that tells many things."""
+    """A node that emits many events."""
 
     inputs = (Handle("input"),)
     outputs = (Handle("output"),)
 
     def __init__(self) -> None:
-        self.told = 0
+        self.emitted = 0
 
     async def execute(
         self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: FlowContext
     ) -> AsyncIterator[NodeEvent | ExecutionResult]:
         for number in range(data["events"]):
             yield NodeEvent.progress("number", number)
-            self.told += 1
+            self.emitted += 1
         yield ExecutionResult({"output": DataValue("any", None)})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.hosting.halts import advice
-from penstock.hosting.records import TRANSITIONS, RunRecord
+from penstock.hosting.ports import TRANSITIONS, RunRecord
 
 MONEY = {"whose": "run", "stop_reason": "budget_exceeded", "unit": "usd", "limit": 1.0, "used": 0.6}
 

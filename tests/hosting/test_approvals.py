@@ -16,18 +16,17 @@ from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import Tool
 from penstock.errors import InvalidValue
 from penstock.hosting.host import ApprovalNotFound, RunHost
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import ApprovalRecord
+from penstock.hosting.ports import ApprovalRecord, Conflict
 from penstock.storage.memory import MemoryStores
 from penstock.storage.stores import open_stores
 from penstock.testing import ManualClock, SimLoop, sim_run
-from tests.hosting.graphs import ASK, SETTINGS, Gate, graph, host_with, killed
+from tests.hosting.graphs import ASK, SETTINGS, Gate, graph, host_with, killed, without_steps
 from tests.hosting.test_host import types_of
 
 pytestmark = pytest.mark.requirement("X-7")
 
 
-async def asked(host: RunHost, run_id: str, after: int = 0) -> ApprovalRecord:
+async def pending_approval(host: RunHost, run_id: str, after: int = 0) -> ApprovalRecord:
     """The question that the run puts next."""
     async for event in host.events(run_id, after):
         if event.type == "run.waiting":
@@ -41,7 +40,7 @@ async def test_run_waits_for_an_answer_and_continues_with_the_approved_value() -
     stores = MemoryStores()
     async with await host_with(stores) as host:
         run = await host.submit(owner="ann", graph_id="ask", input="it")
-        approval = await asked(host, run.id)
+        approval = await pending_approval(host, run.id)
         assert (approval.question, approval.value, approval.owner) == ("May it go?", "it", "ann")
         for _ in range(10):
             await asyncio.sleep(0)
@@ -50,7 +49,8 @@ async def test_run_waits_for_an_answer_and_continues_with_the_approved_value() -
         await host.answer(approval.id, "approved", by="bob")
         left = await host.wait(run.id)
         assert (left.status, left.output) == ("completed", "it")
-        assert [type for type in await types_of(host, run.id) if not type.startswith("node.")] == [
+        emitted = without_steps([event async for event in host.events(run.id)])
+        assert [event.type for event in emitted if not event.type.startswith("node.")] == [
             "run.queued",
             "run.started",
             "approval.requested",
@@ -70,7 +70,7 @@ async def test_answer_may_replace_the_value(state: Any, answer: Any, output: Any
     stores = MemoryStores()
     async with await host_with(stores) as host:
         run = await host.submit(owner="ann", graph_id="ask", input="it")
-        await host.answer((await asked(host, run.id)).id, state, answer=answer, by="bob")
+        await host.answer((await pending_approval(host, run.id)).id, state, answer=answer, by="bob")
         assert (await host.wait(run.id)).output == output
 
 
@@ -78,7 +78,7 @@ async def test_rejected_value_is_not_passed_on_and_the_first_answer_counts() -> 
     stores = MemoryStores()
     async with await host_with(stores) as host:
         run = await host.submit(owner="ann", graph_id="ask", input="it")
-        approval = await asked(host, run.id)
+        approval = await pending_approval(host, run.id)
         await host.answer(approval.id, "rejected", reason="no", by="bob")
         with pytest.raises(Conflict):
             await host.answer(approval.id, "approved", by="eve")
@@ -91,7 +91,7 @@ async def test_an_answer_that_is_given_elsewhere_reaches_the_run() -> None:
     async with await host_with(stores) as host:
         run = await host.submit(owner="ann", graph_id="ask", input="it")
         elsewhere = await host_with(stores)
-        await elsewhere.answer((await asked(elsewhere, run.id)).id, "approved", by="bob")
+        await elsewhere.answer((await pending_approval(elsewhere, run.id)).id, "approved", by="bob")
         assert (await elsewhere.wait(run.id)).output == "it"
 
 
@@ -102,7 +102,7 @@ async def test_a_question_survives_a_restart_and_is_put_once(is_killed: bool, is
     first = await host_with(stores, clock=clock)
     await first.start()
     run = await first.submit(owner="ann", graph_id="ask", input="it")
-    approval = await asked(first, run.id)
+    approval = await pending_approval(first, run.id)
     await (killed(first) if is_killed else first.close())
     assert (await stores.approvals.get(approval.id)).state == "waiting"  # type: ignore[union-attr]
     clock.advance(SETTINGS.lease_s + 1)
@@ -112,13 +112,13 @@ async def test_a_question_survives_a_restart_and_is_put_once(is_killed: bool, is
     before = await stores.events.last_seq(run.id)
     async with second:
         if not is_answered_meanwhile:
-            assert (await asked(second, run.id, before)).id == approval.id
+            assert (await pending_approval(second, run.id, before)).id == approval.id
             await second.answer(approval.id, "edited", answer="that", by="bob")
         left = await second.wait(run.id)
     assert (left.status, left.output) == ("completed", "that")
     assert len(await stores.approvals.list(run_id=run.id)) == 1
-    told = [event.data for event in await stores.events.read(run.id, before) if event.type == "approval.answered"]
-    assert told == [{"approval_id": approval.id, "state": "edited", "by": "bob"}]
+    answers = [event.data for event in await stores.events.read(run.id, before) if event.type == "approval.answered"]
+    assert answers == [{"approval_id": approval.id, "state": "edited", "by": "bob"}]
 
 
 async def test_approval_without_an_answer_in_time_is_closed_and_the_run_continues() -> None:
@@ -132,8 +132,8 @@ async def test_approval_without_an_answer_in_time_is_closed_and_the_run_continue
     assert left.output == {"value": "it", "reason": "not answered within 0.01 s"}
     (approval,) = await stores.approvals.list(run_id=run.id)
     assert (approval.state, approval.answered_by) == ("rejected", "timeout")
-    told = [event.data for event in await stores.events.read(run.id) if event.type == "approval.answered"]
-    assert told == [{"approval_id": approval.id, "state": "rejected", "by": "timeout"}]
+    answers = [event.data for event in await stores.events.read(run.id) if event.type == "approval.answered"]
+    assert answers == [{"approval_id": approval.id, "state": "rejected", "by": "timeout"}]
 
 
 async def test_runs_that_wait_for_answers_do_not_keep_others_from_running() -> None:
@@ -142,7 +142,7 @@ async def test_runs_that_wait_for_answers_do_not_keep_others_from_running() -> N
     settings = type(SETTINGS)(max_running=1, tick_s=0.01, drain_s=0)
     async with await host_with(stores, settings=settings, gate=gate) as host:
         waiting = [await host.submit(owner="ann", graph_id="ask", input="it") for _ in range(3)]
-        questions = [await asked(host, run.id) for run in waiting]
+        questions = [await pending_approval(host, run.id) for run in waiting]
         run = await host.submit(owner="ann", graph_id="gate", input="x")
         assert (await host.wait(run.id)).status == "completed"
         for approval in questions:
@@ -191,14 +191,14 @@ TIMED = graph(
 def timed(story: Callable[[SimLoop, MemoryStores], Awaitable[None]]) -> None:
     """A story on a simulated loop, in whose stores is a graph that asks, and waits for a minute."""
 
-    async def told() -> None:
+    async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
         stores = MemoryStores(clock=loop.clock)
         await stores.graphs.save("timed", "ann", "timed", TIMED, now_ms=0)
         await story(loop, stores)
 
-    sim_run(told, seed=1)
+    sim_run(main, seed=1)
 
 
 def test_the_time_of_a_question_is_over_at_the_same_moment_however_often_its_host_dies() -> None:
@@ -206,14 +206,14 @@ def test_the_time_of_a_question_is_over_at_the_same_moment_however_often_its_hos
         host = await host_with(stores, clock=loop.clock)
         await host.start()
         run = await host.submit(owner="ann", graph_id="timed", input="it")
-        approval, after = await asked(host, run.id), 0
+        approval, after = await pending_approval(host, run.id), 0
         began = loop.time()
         for number in range(4):
             await asyncio.sleep(10)
             await (host.close() if number == 2 else killed(host))
             host, after = await host_with(stores, clock=loop.clock), await stores.events.last_seq(run.id)
             await host.start()
-            assert (await asked(host, run.id, after)).id == approval.id
+            assert (await pending_approval(host, run.id, after)).id == approval.id
         left = await host.wait(run.id)
         assert left.output == {"value": "it", "reason": "not answered within 60 s"}
         assert 59 < loop.time() - began < 61
@@ -228,7 +228,7 @@ def test_approval_that_timed_out_while_no_worker_had_the_run_is_not_waited_for_a
         first = await host_with(stores, clock=loop.clock)
         await first.start()
         run = await first.submit(owner="ann", graph_id="timed", input="it")
-        approval = await asked(first, run.id)
+        approval = await pending_approval(first, run.id)
         await killed(first)
         await asyncio.sleep(61)
         second = await host_with(stores, clock=loop.clock)
@@ -252,7 +252,7 @@ def test_an_answer_that_was_given_elsewhere_just_before_the_time_was_up_counts()
         elsewhere = await host_with(stores, clock=loop.clock)
         await here.start()
         run = await here.submit(owner="ann", graph_id="timed", input="it")
-        approval = await asked(here, run.id)
+        approval = await pending_approval(here, run.id)
         await asyncio.sleep(59.9)
         await elsewhere.answer(approval.id, "edited", answer="that", by="bob")
         left = await here.wait(run.id)
@@ -267,13 +267,13 @@ def test_a_question_that_was_withdrawn_has_all_its_time_when_it_is_put_again() -
     async def story(loop: SimLoop, stores: MemoryStores) -> None:
         async with await host_with(stores, clock=loop.clock) as host:
             run = await host.submit(owner="ann", graph_id="timed", input="it")
-            await asked(host, run.id)
+            await pending_approval(host, run.id)
             await host.cancel(run.id)
             await host.wait(run.id)
             await asyncio.sleep(1_000)
             after = await stores.events.last_seq(run.id)
             await host.resume(run.id)
-            approval = await asked(host, run.id, after)
+            approval = await pending_approval(host, run.id, after)
             await asyncio.sleep(55)
             await host.answer(approval.id, "approved", by="bob")
             assert (await host.wait(run.id)).output == "it"
@@ -291,14 +291,14 @@ PAYER = graph(
 
 
 def paying() -> dict[str, Any]:
-    """A model that pays once, and says what it was told."""
+    """A model that pays once, and repeats the tool's result."""
 
     async def pay(amount: int) -> str:
         return f"paid {amount}"
 
     def answer(request: Any) -> Any:
-        told = request.messages[-1]
-        return told.text if told.role == "tool" else ToolCall("call_0", "pay", {"amount": 5})
+        last = request.messages[-1]
+        return last.text if last.role == "tool" else ToolCall("call_0", "pay", {"amount": 5})
 
     return {"models": {"m": ScriptedModel(answer)}, "tools": {"pay": Tool(pay, needs_approval=True)}}
 
@@ -312,7 +312,7 @@ async def test_edit_that_a_tool_cannot_use_is_refused_and_the_approval_stays_pen
         await stores.graphs.save("payer", "ann", "payer", PAYER, now_ms=0)
         host = await stack.enter_async_context(await host_with(stores, services=paying()))
         run = await host.submit(owner="ann", graph_id="payer", input="go")
-        approval = await asked(host, run.id)
+        approval = await pending_approval(host, run.id)
         assert approval.value == {"tool": "pay", "arguments": {"amount": 5}}
         elsewhere = await host_with(stores)  # it has no tools
         for wrong in ("seven", [1], None, {}, {"amount": "seven"}, {"tool": "mail", "arguments": {"amount": 7}}):

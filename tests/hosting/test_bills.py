@@ -17,8 +17,7 @@ from penstock.containment.ledger import Amounts
 from penstock.errors import InvalidValue, LedgerUnavailable
 from penstock.hosting import BillNotFound, HostSettings, RunHost, RunLimits
 from penstock.hosting.control import RunNotFound
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.ports import Conflict, HostedEvent, RunRecord
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.server.sse import is_over
@@ -245,11 +244,11 @@ class Hanging(ScriptedModel):
     """A model that never answers its first request."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         super().__init__(["never"])
 
     async def request(self, request: ModelRequest) -> Any:
-        self.asked.set()
+        self.requested.set()
         await asyncio.Event().wait()
 
 
@@ -259,7 +258,7 @@ async def test_the_call_of_a_worker_that_was_lost_is_a_bill(opened: Open) -> Non
         first = await hosting(stores, model, settings=short)
         await first.start()
         await first.submit(owner="ann", graph_id="one", run_id="r", input="hi", limits=CEILING)
-        await model.asked.wait()
+        await model.requested.wait()
         await killed(first)
         async with await hosting(stores, Losing(0), settings=short, worker="second") as host:
             left = await host.wait("r")

@@ -1,4 +1,4 @@
-"""Budgets of a day that another host brings: whoever was at work before it came keeps to them from its next run on."""
+"""Daily budgets that another host sets: hosts that ran before it apply them from their next run on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_host_without_budgets_keeps_to_one_of_an_owner_that_comes_while_
     assert await days.done(without, 1) == "c"
     assert await days.done(await days.host(owner_daily_usd="0.01"), 2) == "ch"
     assert await days.done(without, 1) == "h"
-    assert await days.done(without, 1, "bob") == "c", "nobody has set one for bob"
+    assert await days.done(without, 1, "bob") == "c", "bob has no budget"
 
 
 async def test_what_owners_spend_on_a_host_that_knew_no_budget_of_all_counts_in_one_that_comes() -> None:
@@ -70,7 +70,7 @@ async def test_hosts_at_work_side_by_side_pass_a_new_budget_by_no_more_than_came
         async with without:
             await days.runs(without, 1)
         async with await beside.host(daily_usd="0.05") as within:
-            await beside.runs(within, 1)  # alone: whoever claims a run does it with the budgets that it knows
+            await beside.runs(within, 1)  # alone: a host claims a run with the budgets that it knows
             async with without:
                 await asyncio.gather(days.runs(without, 8), beside.runs(within, 8))
     assert days.penny.billed_nanos + beside.penny.billed_nanos <= 6 * CALL_NANOS

@@ -44,7 +44,7 @@ class SlowAnswers:
 
 
 class Late:
-    """A node that fails once the ledger was asked."""
+    """A node that fails once the ledger was called."""
 
     def __init__(self, ledger: SlowAnswers) -> None:
         self._ledger = ledger

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import InvalidValue
 from penstock.hosting.host import CancelResult, RunHost
-from penstock.hosting.records import ENDED, CancelRequest
+from penstock.hosting.ports import ENDED, CancelRequest
 from penstock.storage.memory import MemoryStores
 from penstock.testing import ManualClock, SimLoop, sim_run
 from tests.hosting.graphs import SETTINGS, Gate, host_with, killed
@@ -57,7 +57,7 @@ async def test_a_cancel_ahead_that_is_meant_for_ones_own_run_leaves_anothers_alo
         assert await host.cancel("r", by="bob", owner="bob") is CancelResult.REMEMBERED, "as if it were not there"
 
 
-async def test_a_cancel_ahead_of_ones_own_run_strikes_whatever_another_has_wished_before() -> None:
+async def test_an_early_cancel_of_ones_own_run_holds_whatever_another_has_requested_before() -> None:
     stores = MemoryStores()
     async with await host_with(stores) as first:
         for name, reason in (("bob", "mine now"), ("ann", "enough")):
@@ -140,7 +140,8 @@ async def test_a_run_that_is_worked_on_here_is_stopped_and_a_second_cancel_chang
         assert {first, second} == {CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED}
         assert (await host.wait("r")).status == "cancelled"
         assert await host.cancel("r") is CancelResult.ENDED
-        assert (await types_of(host, "r"))[-2:] == ["node.cancelled", "run.cancelled"]
+        types = [type for type in await types_of(host, "r") if type != "budget" and not type.startswith("call.")]
+        assert types[-2:] == ["node.cancelled", "run.cancelled"]
 
 
 async def test_a_run_that_another_host_works_on_is_stopped_there() -> None:
@@ -175,13 +176,13 @@ async def test_a_cancel_whose_host_died_is_done_by_the_one_that_takes_the_run_ov
     await dying.submit(owner="ann", graph_id="gate", run_id="r")
     await gate.entered.wait()
     next_host = await host_with(stores, gate=gate, clock=clock)
-    asked = asyncio.create_task(next_host.cancel("r", reason="enough"))
+    cancelling = asyncio.create_task(next_host.cancel("r", reason="enough"))
     await asyncio.sleep(0)
     await killed(dying)
     clock.advance(SETTINGS.lease_s + 1)
     async with next_host:
         assert await ended(next_host, "r") == CANCELLED
-        assert await asked is CancelResult.CANCELLED
+        assert await cancelling is CancelResult.CANCELLED
     assert gate.came == 1
 
 
@@ -206,14 +207,14 @@ async def test_a_run_that_is_parked_can_be_cancelled_and_does_not_come_back() ->
     assert gate.came == 1
 
 
-def wished(run_id: str) -> CancelRequest:
-    """A cancel that was kept by somebody who died before doing more."""
+def cancel_request(run_id: str) -> CancelRequest:
+    """A cancel request that was stored by a host which died before doing more."""
     return CancelRequest(run_id, "enough", "bob", at_ms=0, until_ms=1 << 52)
 
 
 async def test_a_cancel_of_a_parked_run_whose_asker_died_is_done_by_the_next_host() -> None:
     stores, gate = await with_a_parked_run()
-    await stores.cancels.put(wished("r"))
+    await stores.cancels.put(cancel_request("r"))
     gate.opened.set()
     async with await host_with(stores, gate=gate) as next_host:
         assert await ended(next_host, "r") == CANCELLED
@@ -227,7 +228,7 @@ async def test_a_worker_looks_for_a_cancel_before_anything_of_the_run_is_done() 
         await host.wait((await host.submit(owner="ann", graph_id="echo")).id)  # its first tick is over
         elsewhere = await host_with(stores, clock=clock)
         await elsewhere.submit(owner="ann", graph_id="gate", run_id="r")
-        await stores.cancels.put(wished("r"))
+        await stores.cancels.put(cancel_request("r"))
         clock.advance(1)
         await host.submit(owner="ann", graph_id="echo")  # it looks at the queue, and claims the older one first
         assert await ended(host, "r") == CANCELLED
@@ -240,7 +241,7 @@ async def test_a_worker_looks_for_a_cancel_once_more_when_all_is_done() -> None:
     async with await host_with(stores, gate=gate, settings=NEVER_TICKS) as host:
         await host.submit(owner="ann", graph_id="gate", run_id="r")
         await gate.entered.wait()
-        await stores.cancels.put(wished("r"))
+        await stores.cancels.put(cancel_request("r"))
         gate.opened.set()
         assert await ended(host, "r") == CANCELLED
 
@@ -285,7 +286,7 @@ async def test_a_cancel_that_was_kept_after_the_end_does_not_strike_when_the_run
     stores, gate = MemoryStores(), Gate()
     async with await host_with(stores, gate=gate) as host:
         await cancelled_at_work(host, gate, "r")
-    await stores.cancels.put(wished("r"))
+    await stores.cancels.put(cancel_request("r"))
     gate.opened.set()
     async with host:
         await host.resume("r")

@@ -1,4 +1,4 @@
-"""What is said of a cancel is true, and what was wished for a run that is there counts until it has ended."""
+"""The result of a cancel is true, and a cancel request for an existing run counts until it has ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.hosting.host import REMOVE_S, TIDY_S, CancelResult, RunHost
-from penstock.hosting.records import UNTIL_ENDED, CancelRequest, HostedEvent
+from penstock.hosting.ports import UNTIL_ENDED, CancelRequest, HostedEvent
 from penstock.storage.memory import MemoryStores
 from penstock.testing import ManualClock, SimLoop, sim_run
 from tests.hosting.graphs import SETTINGS, Gate, host_with, killed
@@ -62,8 +62,8 @@ def test_a_cancel_of_a_run_whose_host_is_dead_holds_however_late_the_next_host_c
         stores, gate = MemoryStores(clock=clock), Gate()
         await left_by_a_dead_host(stores, clock, gate)
         front = await host_with(stores, clock=clock)
-        said = await front.cancel("r", reason="enough", by="ann")
-        assert said is CancelResult.REMEMBERED, "nobody has confirmed it"
+        result = await front.cancel("r", reason="enough", by="ann")
+        assert result is CancelResult.REMEMBERED, "no worker has confirmed it"
         await asyncio.sleep(LATER_S)
         gate.opened.set()
         async with await host_with(stores, gate=gate, clock=clock) as host:
@@ -109,12 +109,12 @@ def test_early_cancel_repeated_once_the_run_exists_is_valid_until_the_run_ends(o
     sim_run(main, seed=1)
 
 
-def wished(run_id: str) -> CancelRequest:
-    """A cancel of a run that is there, kept by somebody who died before doing more."""
+def cancel_request(run_id: str) -> CancelRequest:
+    """A cancel request for an existing run, stored by a host that died before doing more."""
     return CancelRequest(run_id, "enough", "bob", at_ms=0, until_ms=UNTIL_ENDED)
 
 
-def test_wishes_for_runs_that_have_ended_or_are_gone_are_forgotten_and_those_for_others_are_not() -> None:
+def test_cancel_requests_of_ended_or_removed_runs_are_deleted_and_those_of_others_are_not() -> None:
     async def main() -> None:
         clock = sim_clock()
         stores, gate = MemoryStores(clock=clock), Gate()
@@ -125,14 +125,14 @@ def test_wishes_for_runs_that_have_ended_or_are_gone_are_forgotten_and_those_for
             await host.remove("removed")
             host._is_closing = True  # it claims nothing more
             for run_id in ("r", "ended", "removed"):
-                await stores.cancels.put(wished(run_id))
+                await stores.cancels.put(cancel_request(run_id))
             await asyncio.sleep(REMOVE_S + TIDY_S)
             assert [intent.run_id for intent in await stores.cancels.lasting()] == ["r"]
 
     sim_run(main, seed=1)
 
 
-# What is said.
+# The result of a cancel.
 
 
 def test_cancel_after_the_decision_is_only_reported_as_remembered() -> None:
@@ -201,14 +201,14 @@ async def test_a_host_that_has_lost_a_run_to_another_does_not_answer_for_it() ->
         taken = await stores.runs.claim("other", now_ms=clock.time_ns() // 1_000_000, lease_ms=1_000)
         assert taken is not None
         keeping = Held(stores.cancels, "put", is_after=True)
-        asked = asyncio.create_task(slept.cancel("r"))
+        cancelling = asyncio.create_task(slept.cancel("r"))
         await keeping.reached.wait()
-        looking = Held(stores.cancels, "find")  # whether the wish is still there, which another is to find
+        looking = Held(stores.cancels, "find")  # whether the cancel request is still there, which another is to find
         keeping.let_go.set()
-        await asyncio.wait([asked, asyncio.create_task(looking.reached.wait())], return_when="FIRST_COMPLETED")
+        await asyncio.wait([cancelling, asyncio.create_task(looking.reached.wait())], return_when="FIRST_COMPLETED")
         await stores.runs.update("r", taken.epoch, status="completed", ended_ms=1)
         looking.let_go.set()
-        assert await asked is CancelResult.ENDED
+        assert await cancelling is CancelResult.ENDED
 
 
 # With a resume at the same time.
@@ -221,7 +221,9 @@ async def cancelled_at_the_gate(host: RunHost, gate: Gate) -> None:
     await host.cancel("r")
 
 
-@pytest.mark.parametrize("stale", [[], [replace(wished("r"), owner="ann")]], ids=["alone", "beside one that was left"])
+@pytest.mark.parametrize(
+    "stale", [[], [replace(cancel_request("r"), owner="ann")]], ids=["alone", "beside one that was left"]
+)
 async def test_a_cancel_that_comes_while_a_run_is_resumed_counts_also_if_its_asker_dies(
     stale: list[CancelRequest],
 ) -> None:
@@ -231,12 +233,12 @@ async def test_a_cancel_that_comes_while_a_run_is_resumed_counts_also_if_its_ask
         await host.wait("r")
         for intent in stale:
             await stores.cancels.put(intent)
-        told = Held(stores, "transaction", is_after=True)
+        held = Held(stores, "transaction", is_after=True)
         resuming = asyncio.create_task(host.resume("r"))
-        await told.reached.wait()
-        await stores.cancels.put(replace(wished("r"), reason="again"))
+        await held.reached.wait()
+        await stores.cancels.put(replace(cancel_request("r"), reason="again"))
         gate.opened.set()
-        told.let_go.set()
+        held.let_go.set()
         await resuming
         left = await host.wait("r")
         assert (left.status, left.error, gate.came) == ("cancelled", "again", 1)
@@ -289,12 +291,12 @@ async def test_a_parked_run_whose_canceller_died_before_the_status_is_ended_by_t
     assert gate.came == 1
 
 
-# What was told of the end before.
+# Ends that an earlier worker stored.
 
 
 @pytest.mark.parametrize(("store", "method"), [("events", "last_seq"), ("journal", "load")])
 def test_cancel_is_too_late_once_a_version_0_1_worker_has_stored_the_last_event(store: str, method: str) -> None:
-    """Whether the next worker is about to look what was told, or has looked and clears away."""
+    """Whether the next worker is about to read the stored events, or has read them and clears away."""
 
     async def main() -> None:
         clock = sim_clock()
@@ -303,11 +305,11 @@ def test_cancel_is_too_late_once_a_version_0_1_worker_has_stored_the_last_event(
         slow = Held(getattr(stores, store), method)  # a database that is slow at that moment
         async with await host_with(stores, gate=gate, clock=clock, worker="heir") as heir:
             await slow.reached.wait()
-            asked = asyncio.create_task(heir.cancel("r"))
+            cancelling = asyncio.create_task(heir.cancel("r"))
             await asyncio.sleep(0.1)  # it has come to where it waits for the run
-            assert not asked.done()
+            assert not cancelling.done()
             slow.let_go.set()
-            assert await asked is CancelResult.ENDED
+            assert await cancelling is CancelResult.ENDED
             assert (await heir.wait("r")).status == "completed"
 
     sim_run(main, seed=1)
@@ -320,12 +322,12 @@ def test_a_cancel_that_was_put_ahead_and_done_here_holds_if_this_host_dies() -> 
         dying = await host_with(stores, gate=gate, clock=clock, settings=replace(SETTINGS, tick_s=1_000))
         await dying.start()
         keeping = Held(stores.cancels, "put")  # there was no such run when it looked
-        asked = asyncio.create_task(dying.cancel("r"))
+        cancelling = asyncio.create_task(dying.cancel("r"))
         await keeping.reached.wait()
         await dying.submit(owner="ann", graph_id="gate", run_id="r", input="x")
         await gate.entered.wait()
         keeping.let_go.set()
-        assert await asked is CancelResult.CANCELLED
+        assert await cancelling is CancelResult.CANCELLED
         await killed(dying)
         await asyncio.sleep(LATER_S)
         gate.opened.set()

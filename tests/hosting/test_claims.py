@@ -13,7 +13,7 @@ from penstock.agents.model import ModelResponse
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import Tool
 from penstock.hosting.hosted_run import MAX_CRASHES, before_this_claim
-from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.ports import HostedEvent, RunRecord
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop, sim_run
 from tests.hosting.graphs import ASK, Sleeper, graph, host_with, killed

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.hosting.event_data import STATUS_OF
 from penstock.hosting.host import HostSettings, RunHost
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import RunRecord
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop, sim_run
 from tests.hosting.graphs import Sleeper, executors, graph, host_with, killed
@@ -62,7 +62,7 @@ def host_on(stores: Any, worker: str, loop: SimLoop) -> RunHost:
 
 
 async def until_done(host: RunHost, kind: Kind) -> RunRecord:
-    """What a client does: submit, answer what is asked, and wait."""
+    """What a client does: submit, answer questions, and wait."""
     host.handlers["mine"] = kind
     await host.start()
     await host.submit(owner="ann", graph_id="ask", run_id="r", input="it", origin={"kind": "mine"})

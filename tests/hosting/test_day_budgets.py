@@ -13,8 +13,7 @@ from penstock.agents.model import Model, ModelRequest, ModelResponse
 from penstock.containment.ledger import MemoryLedgerStore
 from penstock.hosting.durability import day_accounts, day_of
 from penstock.hosting.host import HostSettings, RunHost
-from penstock.hosting.ports import HostStores
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import HostStores, RunRecord
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.storage.memory import MemoryStores
@@ -46,7 +45,7 @@ class Penny(Model):
     async def request(self, request: ModelRequest) -> ModelResponse:
         await asyncio.sleep(0)
         self.billed_nanos += CALL_NANOS
-        return ModelResponse("said", usage=Usage(1, 10, model="penny"))
+        return ModelResponse("text", usage=Usage(1, 10, model="penny"))
 
 
 async def spend(hosts: list[RunHost]) -> Counter[str]:

@@ -11,11 +11,11 @@ import pytest
 
 from penstock.clock import Clock
 from penstock.hosting.host import HostSettings, RunHost, RunLimits
-from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.ports import HostedEvent, RunRecord
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop, sim_run
 from tests.hosting.graphs import Sleeper, graph, host_with, killed
-from tests.hosting.test_approvals import asked
+from tests.hosting.test_approvals import pending_approval
 
 NAPS = 10
 NAP_S = 1.0
@@ -51,7 +51,7 @@ async def _closed(host: RunHost) -> None:
 
 
 async def _over_and_over(stores: MemoryStores, leave: Leave, every_s: float, claims: int) -> RunRecord:
-    """The run, after so many hosts have worked on it for a while, with long times in between when nobody did."""
+    """The run, after so many hosts have worked on it for a while, with long times in between when no host did."""
     for number in range(claims):
         host = await _started(stores, f"w{number}")
         await asyncio.sleep(every_s)
@@ -62,7 +62,7 @@ async def _over_and_over(stores: MemoryStores, leave: Leave, every_s: float, cla
     return run
 
 
-async def _told(stores: MemoryStores) -> list[HostedEvent]:
+async def _events(stores: MemoryStores) -> list[HostedEvent]:
     return list(await stores.events.read("r", limit=10_000))
 
 
@@ -74,7 +74,7 @@ def test_a_run_that_is_left_and_taken_up_again_and_again_has_its_time_once(leave
         await host.submit(owner="ann", graph_id="naps", run_id="r", limits={"timeout_s": 5})
         run = await _over_and_over(stores, leave, every_s=1.5, claims=8)
         assert (run.status, run.stop_reason) == ("halted", "timeout")
-        events = await _told(stores)
+        events = await _events(stores)
         done = {event.data["node_id"] for event in events if event.type == "node.completed"} - {"in"}
         assert 3 <= len(done) <= 5
         times = [event.data["worked_ms"] for event in events if event.type == "run.resumed"]
@@ -107,7 +107,7 @@ def test_time_that_is_granted_is_added_to_what_was_used() -> None:
             await host.resume("r")
             assert (await host.wait("r")).stop_reason == "timeout"
             assert loop.time() - began == pytest.approx(2.5, abs=EPSILON_S), "there was no time left"
-            await asyncio.sleep(LONG_S)
+            await asyncio.sleep(LONG_S / 100)  # while the host ticks
             again = loop.time()
             await host.grant("r", RunLimits(timeout_s=3), by="eve")
             left = await host.wait("r")
@@ -128,7 +128,7 @@ def test_waiting_for_an_answer_counts_under_one_worker_and_under_several() -> No
             assert (await host.wait("one")).stop_reason == "timeout"
             assert loop.time() - began == pytest.approx(5, abs=EPSILON_S)
             await host.submit(owner="ann", graph_id="ask", run_id="r", limits={"timeout_s": 5})
-            await asked(host, "r")
+            await pending_approval(host, "r")
             await asyncio.sleep(3)
         await asyncio.sleep(LONG_S)
         began = loop.time()

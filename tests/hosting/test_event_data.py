@@ -9,14 +9,14 @@ import pytest
 
 from penstock.hosting.event_data import SHORT, finish_reason, node_event, to_json, truncate
 from penstock.kernel.values import DataValue, PartialValue
-from penstock.runtime.graphs.node_events import NodeEvent
+from penstock.runtime.graphs.node_execution import NodeEvent
 from penstock.tracing.jsonable import MAX_TEXT
 
 WHERE = {"node_id": "n", "node_type": "t"}
 
 
 class Text(str):
-    """A text of somebody's own."""
+    """A user's own text type."""
 
 
 def event(event_type: str, data: Any = None, *, replayed: bool = False) -> NodeEvent:
@@ -30,10 +30,10 @@ def test_encodable_text_is_unchanged(text: str) -> None:
     assert len(truncate(text)) < MAX_TEXT + 100
 
 
-@pytest.mark.parametrize("told", [to_json, truncate])
-def test_half_a_surrogate_pair_is_replaced(told: Any) -> None:
-    assert told("a\ud800") == "a?"
-    assert told(["a\ud800"]) == ["a?"]
+@pytest.mark.parametrize("convert", [to_json, truncate])
+def test_half_a_surrogate_pair_is_replaced(convert: Any) -> None:
+    assert convert("a\ud800") == "a?"
+    assert convert(["a\ud800"]) == ["a?"]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_node_event_contains_its_node(seen: NodeEvent, type: str, data: dict[str
 
 @pytest.mark.parametrize("of", [dict, MappingProxyType])
 def test_a_delta_is_a_piece_of_a_text_or_a_call_of_a_tool(of: Any) -> None:
-    said = node_event(event("delta", of({"source": "a", "text": "x"})))
-    assert said == ("text.delta", {"node_id": "n", "source": "a", "text": "x"})
+    encoded = node_event(event("delta", of({"source": "a", "text": "x"})))
+    assert encoded == ("text.delta", {"node_id": "n", "source": "a", "text": "x"})
     called = node_event(event("delta", of({"source": "a", "text": "x", "tool_call": {"name": "f"}})))
     assert called == ("tool.call", {"node_id": "n", "source": "a", "call": {"name": "f"}})
 
@@ -70,5 +70,5 @@ def test_first_truncated_value_gives_the_finish_reason() -> None:
     whole, cut = DataValue("text", "x"), PartialValue("text", "x", "length")
     assert finish_reason([]) == finish_reason([whole]) == {}
     assert finish_reason([whole, cut, PartialValue("text", "x", "content_filter")]) == {"finish_reason": "length"}
-    told = node_event(event("completed", {"a": whole, "b": cut}))
-    assert told == ("node.completed", {**WHERE, "outputs": {"a": "x", "b": "x"}, "finish_reason": "length"})
+    encoded = node_event(event("completed", {"a": whole, "b": cut}))
+    assert encoded == ("node.completed", {**WHERE, "outputs": {"a": "x", "b": "x"}, "finish_reason": "length"})

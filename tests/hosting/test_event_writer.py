@@ -11,8 +11,7 @@ import pytest
 from penstock.errors import InvalidValue
 from penstock.hosting import event_writer as event_writer_module
 from penstock.hosting.event_writer import EventWriter
-from penstock.hosting.ports import Conflict, Fenced, StoreUnavailable
-from penstock.hosting.records import HostedEvent
+from penstock.hosting.ports import Conflict, Fenced, HostedEvent, StoreUnavailable
 from penstock.storage.memory import MemoryEventStore
 from penstock.testing import ManualClock
 
@@ -76,8 +75,8 @@ async def test_pieces_of_one_text_are_joined_and_others_keep_their_order() -> No
 
     async with Open() as here:
         here.slow.let.set()
-        for told in (piece("1"), piece("2"), piece("x", "b"), piece("3"), ("other", {}), piece("4"), piece("5")):
-            here.log.emit(*told)
+        for emitted in (piece("1"), piece("2"), piece("x", "b"), piece("3"), ("other", {}), piece("4"), piece("5")):
+            here.log.emit(*emitted)
         await here.log.flush()
         assert [(type, data.get("text")) for _, type, data in await here.written()] == [
             ("text.delta", "12"),

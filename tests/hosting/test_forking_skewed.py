@@ -1,4 +1,4 @@
-"""Forks between machines whose clocks differ: what a fork has found is told by whose it is, not by when it was done."""
+"""Forks between machines whose clocks differ: what a fork has found is known by its owner, not by its time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who lets a run go on, if several want to: grants count once or say that they do not, and are told once."""
+"""Concurrent grants to one run: each counts once or is refused, and is emitted once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from penstock.clock import Clock
 from penstock.errors import InvalidValue
 from penstock.hosting.host import HostSettings, RunHost, RunLimits
-from penstock.hosting.ports import Conflict, StoreUnavailable
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import Conflict, RunRecord, StoreUnavailable
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop, explore
 from tests.hosting.graphs import executors, host_with
@@ -72,7 +71,7 @@ def host_at(stores: Any, clock: Clock, worker: str) -> RunHost:
 
 
 async def halted_run(stores: Any, clock: Clock, steps: int = 0) -> RunRecord:
-    """A run that was halted by its limit of steps, and that nobody works on."""
+    """A run that was halted by its limit of steps, and that no host works on."""
     await host_with(stores.memory)
     async with host_at(stores.memory, clock, "first") as host:
         await host.submit(owner="ann", graph_id="echo", run_id="r", input="it", limits={"max_steps": steps})
@@ -109,24 +108,24 @@ def test_of_grants_that_come_at_once_each_counts_or_says_that_it_does_not() -> N
             left = await other.wait("r")
         assert yes >= 1
         assert left.limits["max_steps"] == run.limits["max_steps"] + yes
-        told = await granted_events(stores)
-        assert [event.data["limits"]["max_steps"] for event in told] == [*range(1, yes + 1)]
+        granted = await granted_events(stores)
+        assert [event.data["limits"]["max_steps"] for event in granted] == [*range(1, yes + 1)]
         return yes
 
     assert {1} < set(explore(schedule, schedules=300)), "some came when it was halted again, and count too"
 
 
-def test_of_grants_to_a_run_that_nobody_takes_up_exactly_one_counts() -> None:
+def test_of_grants_to_a_run_that_no_host_takes_up_exactly_one_counts() -> None:
     async def schedule(seed: int) -> None:
         stores, clock = made()
         await halted_run(stores, clock)
         hosts = [host_at(stores, clock, worker) for worker in ("one", "other")]
         grants = [host.grant("r", RunLimits(max_steps=more), by="eve") for host in hosts for more in (1, 1, 5)]
         assert await counted(*grants) == 1
-        (told,) = await granted_events(stores)
+        (granted,) = await granted_events(stores)
         left = await hosts[0].get("r")
         assert left is not None
-        assert (left.status, left.limits) == ("queued", told.data["limits"])
+        assert (left.status, left.limits) == ("queued", granted.data["limits"])
 
     explore(schedule, schedules=100)
 
@@ -142,7 +141,7 @@ def test_of_grants_that_come_at_once_those_that_give_nothing_of_what_halted_the_
             assert await counted(*useless, *useful) == 1
             left = await other.wait("r")
         assert (left.status, left.limits) == ("completed", {**run.limits, "max_steps": 9})
-        assert [told.data["by"] for told in await granted_events(stores)] == ["eve"]
+        assert [granted.data["by"] for granted in await granted_events(stores)] == ["eve"]
 
     explore(schedule, schedules=100)
 
@@ -190,23 +189,23 @@ def test_a_grant_and_a_resume_at_once_either_count_together_or_the_grant_says_no
     assert set(explore(schedule, schedules=100)) == {True, False}
 
 
-def test_a_cancel_that_comes_with_a_grant_is_done_or_is_told_that_the_run_had_ended() -> None:
+def test_a_cancel_that_comes_with_a_grant_is_done_or_reports_that_the_run_had_ended() -> None:
     async def schedule(seed: int) -> str:
         stores, clock = made()
         await halted_run(stores, clock)
         async with host_at(stores, clock, "one") as host:
-            said, *_ = await asyncio.gather(
+            result, *_ = await asyncio.gather(
                 host.cancel("r"), host.grant("r", RunLimits(max_steps=9), by="eve"), return_exceptions=True
             )
             left = await host.wait("r")
         events = [event.type for event in await stores.memory.events.read("r", limit=10_000)]
         assert events[-1] == f"run.{left.status}"
-        return f"{said} {left.status}"
+        return f"{result} {left.status}"
 
     assert set(explore(schedule, schedules=200)) <= {"ended completed", "cancelled cancelled", "ended halted"}
 
 
-async def test_what_is_granted_may_be_said_as_limits_are_and_else_it_is_said_what_is_wrong() -> None:
+async def test_a_grant_takes_limits_or_a_mapping_and_anything_else_is_refused() -> None:
     stores = MemoryStores()
     async with await host_with(stores) as host:
         run = await host.submit(owner="ann", graph_id="echo", input="it", limits={"max_steps": 0})
@@ -221,5 +220,5 @@ async def test_what_is_granted_may_be_said_as_limits_are_and_else_it_is_said_wha
         await host.grant(run.id, {"max_steps": 9, "max_cost_usd": 1}, by="e\ud800ve\0")
         left = await host.wait(run.id)
     assert (left.status, left.limits["max_steps"], left.limits["max_cost_usd"]) == ("completed", 9, "2")
-    (told,) = [one for one in await stores.events.read(run.id) if one.type == "run.granted"]
-    assert told.data["by"] == "e?ve\ufffd"
+    (granted,) = [one for one in await stores.events.read(run.id) if one.type == "run.granted"]
+    assert granted.data["by"] == "e?ve\ufffd"

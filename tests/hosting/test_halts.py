@@ -1,4 +1,4 @@
-"""Whose limit has halted a run is told with its end, and a grant that cannot help is refused before it is written."""
+"""The last event of a halted run names whose limit it was, and a grant that cannot help is refused and not written."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from penstock.containment.limits import Limits
 from penstock.hosting.durability import day_accounts, day_of
 from penstock.hosting.halts import RAISED_BY, limit_owner
 from penstock.hosting.host import HostSettings, RunHost, RunLimits
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.ports import Conflict, HostedEvent, RunRecord
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.stops import LIMIT_REASONS, Stop, StopReason
@@ -39,7 +38,7 @@ class Penny(Model):
 
     async def request(self, request: ModelRequest) -> ModelResponse:
         await asyncio.sleep(0)
-        return ModelResponse("said", usage=Usage(1, 10, model="penny"))
+        return ModelResponse("text", usage=Usage(1, 10, model="penny"))
 
 
 def line(*nodes: tuple[str, str, dict[str, Any]]) -> dict[str, Any]:
@@ -62,7 +61,7 @@ TWO = graph(
 
 
 class Case(NamedTuple):
-    """A run that is halted: its graph, limits and host, and what is told of it."""
+    """A run that is halted: its graph, limits and host, and the facts of its last event."""
 
     document: Mapping[str, Any]
     limits: Mapping[str, Any]
@@ -144,7 +143,7 @@ def test_halted_run_names_whose_limit_it_was_and_the_node(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "more", "said"),
+    ("case", "more", "message"),
     [
         ("own time", {"max_steps": 9}, r"its own limit \(0.300 s .* gives it no more of that: grant timeout_s"),
         ("own steps", {"timeout_s": 9, "max_cost_usd": 9}, r"its own limit \(1 of the 1 steps.* grant max_steps"),
@@ -174,16 +173,16 @@ def test_halted_run_names_whose_limit_it_was_and_the_node(case: Case) -> None:
     ],
 )
 def test_a_grant_that_gives_nothing_of_what_halted_the_run_is_refused_and_changes_nothing(
-    case: str, more: dict[str, Any], said: str
+    case: str, more: dict[str, Any], message: str
 ) -> None:
     async def main() -> None:
         stores, left = await halted(CASES[case])
-        told = await events_of(stores)
+        events = await events_of(stores)
         host = await host_at(stores)
-        with pytest.raises(Conflict, match=f"run 'r' was halted by {said}"):
+        with pytest.raises(Conflict, match=f"run 'r' was halted by {message}"):
             await host.grant("r", more, by="eve")
         assert await host.get("r") == left
-        assert await events_of(stores) == told
+        assert await events_of(stores) == events
 
     sim_run(main, seed=1)
 
@@ -268,7 +267,7 @@ def test_a_limit_is_of_the_run_of_a_day_or_of_something_inside_and_what_is_none_
     assert whose("user:ann:1970-01-01") == "owner"
     assert whose("all:1970-01-01") == "all"
     assert whose("user:bob:1970-01-01") == whose("all:1970-01-02") == "node"
-    assert whose(None) is None, "a hook that denies for such a reason names nobody"
+    assert whose(None) is None, "a hook that denies for such a reason names no owner"
     assert whose("main", 4, StopReason.CIRCUIT_OPEN) is None
     assert limit_owner(Stop(StopReason.TIMEOUT, "no", budget="main"), run, None) is None
 

@@ -20,11 +20,10 @@ from penstock.hosting.host import (
     RunLimits,
     RunNotFound,
 )
-from penstock.hosting.ports import Conflict, StoreUnavailable
-from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.ports import Conflict, HostedEvent, RunRecord, StoreUnavailable
 from penstock.storage.memory import InProcessMemory, MemoryStores
 from penstock.testing import SimLoop, sim_run
-from tests.hosting.graphs import SETTINGS, Gate, Teller, graph, host_with
+from tests.hosting.graphs import SETTINGS, Gate, Teller, graph, host_with, without_steps
 
 
 class Panic(BaseException):
@@ -42,7 +41,7 @@ async def test_a_run_that_is_submitted_is_worked_on_and_can_be_read_to_its_end()
         events = [event async for event in host.events(run.id)]
         left = await host.get(run.id)
     assert [event.seq for event in events] == [*range(1, len(events) + 1)]
-    assert [event.type for event in events] == [
+    assert [event.type for event in without_steps(events)] == [
         "run.queued",
         "run.started",
         "node.started",
@@ -63,9 +62,9 @@ async def test_node_that_raises_fails_its_run_with_its_message() -> None:
         await stores.graphs.save("broken", "ann", "broken", broken, now_ms=0)
         run = await host.submit(owner="ann", graph_id="broken")
         left = await host.wait(run.id)
-        types = await types_of(host, run.id)
+        events = [event async for event in host.events(run.id)]
     assert (left.status, left.error) == ("failed", "ValueError: no � luck")
-    assert types[-2:] == ["node.error", "run.failed"]
+    assert [event.type for event in without_steps(events)][-2:] == ["node.error", "run.failed"]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +169,7 @@ async def test_an_id_that_cannot_stand_in_an_address_is_refused(run_id: str) -> 
         await host.submit(owner="ann", graph_id="echo", run_id=run_id)
 
 
-async def test_as_many_runs_wait_as_the_limit_says_and_one_more_is_told_when_to_come_back() -> None:
+async def test_as_many_runs_wait_as_the_limit_says_and_one_more_is_refused_with_a_retry_time() -> None:
     host = await host_with(MemoryStores(), settings=HostSettings(max_queued=3, max_queued_per_owner=2))
     for _ in range(2):
         await host.submit(owner="ann", graph_id="echo")
@@ -186,8 +185,8 @@ async def test_as_many_runs_wait_as_the_limit_says_and_one_more_is_told_when_to_
 
 async def test_of_many_who_submit_at_once_as_many_get_in_as_there_is_room() -> None:
     host = await host_with(MemoryStores(), settings=HostSettings(max_queued=5))
-    asked = [host.submit(owner="ann", graph_id="echo") for _ in range(20)]
-    got = await asyncio.gather(*asked, return_exceptions=True)
+    submissions = [host.submit(owner="ann", graph_id="echo") for _ in range(20)]
+    got = await asyncio.gather(*submissions, return_exceptions=True)
     assert sum(isinstance(one, RunRecord) for one in got) == 5
     assert sum(isinstance(one, Overloaded) for one in got) == 15
 
@@ -322,12 +321,12 @@ MINE = {"kind": "mine"}
 
 
 class Kind:
-    """Writes down what it is told."""
+    """Records the ends of runs, and the events stored by then."""
 
     def __init__(self, stores: MemoryStores) -> None:
         self.stores = stores
         self.ends: list[tuple[str, Any]] = []
-        self.told_by_then: list[str] = []
+        self.events_by_then: list[str] = []
 
     async def on_start(self, run: RunRecord) -> Prepared:
         return Prepared(f"prepared {run.input}", {"models": {}})
@@ -337,7 +336,7 @@ class Kind:
 
     async def on_end(self, run: RunRecord, stores: Any) -> None:
         self.ends.append((run.status, run.output))
-        self.told_by_then = [event.type for event in await self.stores.events.read(run.id)]
+        self.events_by_then = [event.type for event in await self.stores.events.read(run.id)]
 
 
 async def test_a_handler_prepares_its_runs_and_is_called_in_the_transaction_of_their_end() -> None:
@@ -348,7 +347,7 @@ async def test_a_handler_prepares_its_runs_and_is_called_in_the_transaction_of_t
         left = await host.wait(run.id)
     assert left.output == "prepared x"
     assert kind.ends == [("completed", "prepared x")]
-    assert kind.told_by_then[-1] == "run.completed"
+    assert kind.events_by_then[-1] == "run.completed"
 
 
 async def test_handler_can_refuse_a_resume_before_anything_is_written() -> None:
@@ -498,7 +497,8 @@ async def test_paused_reader_delays_no_run_and_misses_nothing() -> None:
             seqs = [(await anext(events)).seq]
             assert (await host.wait(run.id)).status == "completed"  # while the reader does not read
             seqs += [event.seq async for event in events]
-    assert seqs == [*range(1, 2_008)]
+        assert seqs == [*range(1, await stores.events.last_seq(run.id) + 1)]
+    assert len(seqs) > 2_000
 
 
 @pytest.mark.parametrize("room", [{"max_running": 1}, {"max_running_per_owner": 1}])
@@ -557,13 +557,13 @@ async def test_an_archived_graph_begins_nothing_new_in_any_of_its_versions() -> 
 async def test_what_an_archived_graph_has_begun_is_found_resumed_forked_and_replayed() -> None:
     stores, gate = MemoryStores(), Gate()
     async with await host_with(stores, gate=gate) as host:
-        asked: dict[str, Any] = {"owner": "ann", "graph_id": "gate", "input": 1, "run_id": "r"}
-        await host.submit(**asked)
+        arguments: dict[str, Any] = {"owner": "ann", "graph_id": "gate", "input": 1, "run_id": "r"}
+        await host.submit(**arguments)
         await gate.entered.wait()
         await host.cancel("r")
         await host.wait("r")
         await stores.graphs.archive("gate")
-        assert (await host.submit(**asked)).status == "cancelled", "asked for again, it is the run that is there"
+        assert (await host.submit(**arguments)).status == "cancelled", "submitted again, it is the existing run"
         gate.opened.set()
         await host.resume("r")
         assert (await host.wait("r")).status == "completed"
@@ -590,8 +590,8 @@ async def test_nodes_have_the_memory_of_the_stores_unless_the_host_is_given_anot
 @pytest.mark.parametrize("changed", [{}, {"input": "another"}, {"limits": {"max_steps": 3}}, {"graph_id": "ask"}])
 async def test_what_is_in_anothers_run_is_not_to_be_found_out_by_asking_for_it(changed: dict[str, Any]) -> None:
     async with await host_with(MemoryStores()) as host:
-        asked: dict[str, Any] = {"graph_id": "echo", "input": "secret", "run_id": "r", "limits": {"max_steps": 7}}
-        await host.submit(owner="ann", **asked)
+        arguments: dict[str, Any] = {"graph_id": "echo", "input": "secret", "run_id": "r", "limits": {"max_steps": 7}}
+        await host.submit(owner="ann", **arguments)
         with pytest.raises(Conflict) as raised:
-            await host.submit(owner="bob", **{**asked, **changed})
+            await host.submit(owner="bob", **{**arguments, **changed})
     assert str(raised.value) == "run 'r' is there with another owner; give this one an id of its own"

@@ -1,4 +1,4 @@
-"""The time of a host: nobody can set it, and a machine that was suspended does not go on in the past."""
+"""The time of a host: it cannot be set, and a machine that was suspended does not go on in the past."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_where_no_clock_counts_suspends_the_monotonic_one_is_read(
 
 
 class Laptop:
-    """A host on a machine that is suspended, and one on a machine that is not; both look after things when told to."""
+    """A host on a machine that is suspended, and one on a machine that is not; both do background work on demand."""
 
     def __init__(self) -> None:
         self.clock, self.other_clock = ManualClock(), ManualClock()

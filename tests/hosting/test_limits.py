@@ -1,4 +1,4 @@
-"""Limits of hosted runs, as they are asked for and kept."""
+"""Limits of hosted runs, as they are requested and stored."""
 
 from __future__ import annotations
 

@@ -10,13 +10,12 @@ import pytest
 from penstock.agents.scripted import ScriptedModel
 from penstock.containment.limits import NO_LIMITS
 from penstock.hosting.host import CancelResult, HostSettings, RunHost, RunLimits
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import Conflict, RunRecord
 from penstock.hosting.retention import sweep_accounts
 from penstock.runtime.billing.usage import Usage
 from penstock.storage.stores import Stores, open_stores
 from tests.hosting.graphs import Gate, host_with, killed
-from tests.hosting.test_approvals import asked
+from tests.hosting.test_approvals import pending_approval
 from tests.hosting.test_control import TWO_CALLS
 from tests.storage.postgres import postgres_server, postgres_url
 
@@ -54,7 +53,7 @@ async def test_a_question_and_its_run_survive_the_death_of_a_host(url: str) -> N
         first = await host_with(stores, settings=SETTINGS, worker="first")
         await first.start()
         run = await first.submit(owner="ann", graph_id="ask", input="it")
-        approval = await asked(first, run.id)
+        approval = await pending_approval(first, run.id)
         await killed(first)
     async with await opened(url) as stores:
         second = await host_with(stores, settings=SETTINGS, worker="second")
@@ -101,7 +100,7 @@ async def test_a_halted_run_is_granted_more_and_pays_for_nothing_twice(url: str)
     assert model.calls == 3
 
 
-async def test_of_two_forks_that_want_one_id_at_once_one_gets_it_and_does_what_it_was_asked(url: str) -> None:
+async def test_of_two_forks_that_want_one_id_at_once_one_gets_it_and_runs(url: str) -> None:
     services = {"models": {"m": ScriptedModel(lambda request: f"{request.messages[-1].text}!")}}
     async with (
         await opened(url) as stores,
@@ -111,11 +110,11 @@ async def test_of_two_forks_that_want_one_id_at_once_one_gets_it_and_does_what_i
         other = await host_with(others, settings=SETTINGS, services=services)
         run = await host.wait((await host.submit(owner="ann", graph_id="two", input="hi")).id)
         for number in range(3):
-            asked = [
+            requests = [
                 one.fork(run.id, owner="ann", at=at, input="yo", run_id_new=f"f{number}")
                 for one, at in ((host, "a"), (other, "b"))
             ]
-            forks = await asyncio.gather(*asked, return_exceptions=True)
+            forks = await asyncio.gather(*requests, return_exceptions=True)
             assert sum(isinstance(one, Conflict) for one in forks) == 1
             left = await host.wait(f"f{number}")
             assert left.output == {"a": "yo!!", "b": "yo!"}[left.origin["at"]]
@@ -165,7 +164,7 @@ async def test_accounts_of_runs_that_are_gone_and_of_days_long_past_are_forgotte
         assert ended is not None
         await asyncio.to_thread(stores.ledger.open_account, "all:2001-01-01", NO_LIMITS)
         await asyncio.to_thread(stores.ledger.open_account, "run:x", NO_LIMITS, parent="all:2001-01-01")
-        await stores.runs.remove_ended(ended.ended_ms + 1, limit=1)  # and whoever did so died
+        await stores.runs.remove_ended(ended.ended_ms + 1, limit=1)  # and the host that did so died
         host = await host_with(stores, settings=settings)
         await sweep_accounts(host._context)
         left = await asyncio.to_thread(stores.ledger.aged, 0)

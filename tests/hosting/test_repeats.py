@@ -20,45 +20,45 @@ def moved(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "nodes": [{**node, "position": {"x": 9, "y": 9}} for node in document["nodes"]]}
 
 
-async def test_a_run_of_the_newest_version_is_the_one_that_was_asked_for_when_there_is_a_newer_one(url: str) -> None:
+async def test_resubmitting_a_run_of_the_newest_version_returns_it_when_there_is_a_newer_one(url: str) -> None:
     async with await open_stores(url) as stores, await with_model(stores) as host:
-        asked: dict[str, Any] = {"owner": "ann", "graph_id": "two", "input": "hi", "run_id": "r"}
-        asked["limits"] = {"max_cost_usd": "0.5"}
-        await host.submit(**asked)
+        arguments: dict[str, Any] = {"owner": "ann", "graph_id": "two", "input": "hi", "run_id": "r"}
+        arguments["limits"] = {"max_cost_usd": "0.5"}
+        await host.submit(**arguments)
         halted = await host.wait("r")
         await stores.graphs.save("two", "ann", "two", moved(TWO_CALLS), now_ms=0)
-        assert await host.submit(**asked) == halted
+        assert await host.submit(**arguments) == halted
         await host.grant("r", {"max_cost_usd": "0.4"}, by="eve")
         left = await host.wait("r")
-        assert await host.submit(**asked) == left
-        assert (await host.submit(**asked, version=1)).graph_version == 1
+        assert await host.submit(**arguments) == left
+        assert (await host.submit(**arguments, version=1)).graph_version == 1
         with pytest.raises(RunIdConflict, match="another graph_version"):
-            await host.submit(**asked, version=2)
+            await host.submit(**arguments, version=2)
         for other in ({"owner": "bob"}, {"input": "ho"}, {"origin": {"kind": "other"}}):
             with pytest.raises(RunIdConflict, match=next(iter(other))):
-                await host.submit(**{**asked, **other})
-        assert (await host.submit(**{**asked, "run_id": "s"})).graph_version == 2
+                await host.submit(**{**arguments, **other})
+        assert (await host.submit(**{**arguments, "run_id": "s"})).graph_version == 2
 
 
-async def test_a_fork_is_the_one_that_was_asked_for_when_the_run_it_was_made_of_was_granted_more(url: str) -> None:
+async def test_forking_again_returns_the_fork_when_its_source_was_granted_more(url: str) -> None:
     async with await open_stores(url) as stores, await with_model(stores) as host:
         await host.submit(owner="ann", graph_id="two", input="hi", run_id="r", limits={"max_cost_usd": "0.5"})
         await host.wait("r")
-        asked: dict[str, Any] = {"owner": "ann", "at": "b", "input": "ho", "run_id_new": "f"}
-        await host.fork("r", **asked)
+        arguments: dict[str, Any] = {"owner": "ann", "at": "b", "input": "ho", "run_id_new": "f"}
+        await host.fork("r", **arguments)
         left = await host.wait("f")
         await host.grant("r", {"max_cost_usd": "0.4"}, by="eve")
         await host.wait("r")
-        assert await host.fork("r", **asked) == left
+        assert await host.fork("r", **arguments) == left
         await host.submit(owner="ann", graph_id="two", input="hi", run_id="another")
         with pytest.raises(RunIdConflict, match="another limits, origin"):
-            await host.fork("another", **asked)
+            await host.fork("another", **arguments)
         for other in ({"at": "a"}, {"input": "hey"}, {"owner": "bob"}):
             with pytest.raises(RunIdConflict, match=r"origin|owner"):
-                await host.fork("r", **{**asked, **other})
+                await host.fork("r", **{**arguments, **other})
 
 
-async def test_a_run_that_is_asked_for_by_its_id_takes_no_more_of_the_stores() -> None:
+async def test_a_run_that_is_submitted_with_an_id_takes_no_more_store_calls() -> None:
     """Whether it is there already is found when it is kept."""
     async with await open_stores("memory:") as stores:
         host = await with_model(stores)

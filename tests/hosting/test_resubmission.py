@@ -1,4 +1,4 @@
-"""A run that is asked for again by its id is the run that is there, whatever it was granted since."""
+"""Resubmitting a run id returns the existing run, whatever it was granted since."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ async def with_model(stores: Any) -> RunHost:
 
 async def test_resubmission_of_a_granted_run_returns_it(url: str) -> None:
     async with await open_stores(url) as stores, await with_model(stores) as host:
-        asked: dict[str, Any] = {"owner": "ann", "graph_id": "two", "input": "hi", "run_id": "r"}
-        asked["limits"] = {"max_cost_usd": "0.5"}
-        await host.submit(**asked)
+        arguments: dict[str, Any] = {"owner": "ann", "graph_id": "two", "input": "hi", "run_id": "r"}
+        arguments["limits"] = {"max_cost_usd": "0.5"}
+        await host.submit(**arguments)
         assert (await host.wait("r")).status == "halted"
         with pytest.raises(RunIdConflict, match="another limits;"):
-            await host.submit(**{**asked, "limits": {"max_cost_usd": "0.6"}})
+            await host.submit(**{**arguments, "limits": {"max_cost_usd": "0.6"}})
         granted = await host.grant("r", {"max_cost_usd": "0.4"}, by="eve")
-        again = await host.submit(**asked)
+        again = await host.submit(**arguments)
         assert (again.id, again.limits) == ("r", granted.limits)
         left = await host.wait("r")
         assert (left.status, left.cost_nanos) == ("completed", 800_000_000)
-        assert await host.submit(**asked) == left
+        assert await host.submit(**arguments) == left
         for other in ({"owner": "bob"}, {"input": "ho"}, {"graph_id": "echo"}, {"origin": {"kind": "other"}}):
             with pytest.raises(RunIdConflict, match=f"another ({next(iter(other))}, limits|limits, origin|owner);"):
-                await host.submit(**{**asked, **other})
+                await host.submit(**{**arguments, **other})
         assert await host.get("r") == left

@@ -1,4 +1,4 @@
-"""What is removed when nobody needs it any more: accounts of runs that are gone, and of days long past."""
+"""What is removed when it is no longer needed: accounts of runs that are gone, and of days long past."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.hosting.retention import sweep_accounts
 from penstock.storage.memory import MemoryStores
 from penstock.testing.clock import ManualClock
 from tests.hosting.graphs import Gate, host_with
-from tests.hosting.test_approvals import asked
+from tests.hosting.test_approvals import pending_approval
 
 DAY_S = 86_400
 KEPT = 3
@@ -106,7 +106,7 @@ async def test_accounts_still_in_use_are_never_removed() -> None:
     host = await a_host(stores, clock)
     async with host:
         await host.submit(owner="ann", graph_id="ask", run_id="waits", input="it")
-        await asked(host, "waits")
+        await pending_approval(host, "waits")
         await run_of(host, "bob", "held")
         stores.ledger.hold("k", "run:held", Amounts(cost_nanos=1))
     for name in ("mine", "run", "all:yesterday", "user:x", "user:2026", "all:2001-01-01-1"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import RunRecord
 from penstock.storage import migrate, migrations, newest_version, open_stores
 from penstock.storage.stores import ledger_path, sqlite_path
 from tests.storage.postgres import postgres_schemas, postgres_server

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.hosting.host import Prepared
-from penstock.hosting.records import CancelRequest, RunRecord
+from penstock.hosting.ports import CancelRequest, RunRecord
 from penstock.storage.memory import MemoryStores
 from penstock.testing.clock import ManualClock
 from tests.hosting.graphs import SETTINGS, host_with, killed
@@ -41,10 +41,10 @@ class Stalling:
 
 
 class Kind:
-    """Those who are told of the end of a run."""
+    """Handlers that record the end of a run."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.ends: list[tuple[str, str]] = []
 
     def of(self, worker: str) -> Any:
         kind = self
@@ -57,7 +57,7 @@ class Kind:
                 pass
 
             async def on_end(self, run: RunRecord, stores: Any) -> None:
-                kind.told.append((worker, run.status))
+                kind.ends.append((worker, run.status))
 
         return OfWorker()
 
@@ -107,5 +107,5 @@ async def test_fenced_worker_does_not_report_the_end_of_the_run() -> None:
         assert (await second.wait("r")).status == "cancelled"
         stalling.wake.set()
         await gone.wait()
-    assert kind.told == [("second", "cancelled")]
+    assert kind.ends == [("second", "cancelled")]
     await killed(first)

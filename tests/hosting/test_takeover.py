@@ -14,8 +14,7 @@ from penstock.agents.scripted import ScriptedModel
 from penstock.containment.ledger import LedgerStore
 from penstock.hosting.host import RunHost
 from penstock.hosting.hosted_run import HostedRun
-from penstock.hosting.ports import Fenced
-from penstock.hosting.records import CancelRequest, HostedEvent
+from penstock.hosting.ports import CancelRequest, Fenced, HostedEvent
 from penstock.kernel.executor import ExecutionResult, Handle
 from penstock.kernel.values import DataValue
 from penstock.runtime.billing.usage import Usage
@@ -23,7 +22,7 @@ from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.storage.memory import MemoryStores
 from penstock.testing import ManualClock, SimLoop, sim_run
 from tests.hosting.graphs import SETTINGS, Gate, graph, host_with, killed
-from tests.hosting.test_approvals import asked
+from tests.hosting.test_approvals import pending_approval
 from tests.hosting.test_control import TWO_CALLS
 from tests.hosting.test_host import Kind, types_of
 
@@ -77,7 +76,7 @@ class Scene:
 
 
 async def written(host: RunHost) -> HostedRun:
-    """The run here once all that it told is in the store, so that no refused event says that it was lost."""
+    """The run here once all its events are in the store, so that no refused event shows that it was lost."""
     hosted = host._active["r"]
     assert hosted.log is not None
     await hosted.log.flush()
@@ -150,7 +149,7 @@ async def test_a_host_that_claims_its_own_lost_run_again_works_on_it_once() -> N
 
 async def test_a_host_that_claims_its_own_lost_run_again_begins_when_what_it_had_begun_is_over() -> None:
     class Lingering(Gate):
-        """A gate that whoever is stopped before it does not leave at once."""
+        """A gate that a stopped node does not leave immediately."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -229,7 +228,7 @@ def test_a_host_that_closes_does_not_wait_for_answers() -> None:
         host = await host_with(stores, clock=loop.clock, settings=replace(SETTINGS, drain_s=a_day))
         await host.start()
         await host.submit(owner="ann", graph_id="ask", run_id="r")
-        await asked(host, "r")
+        await pending_approval(host, "r")
         await asyncio.sleep(1)
         assert host.stats()["waiting"] == 1
         await host.close()
@@ -255,14 +254,14 @@ async def test_a_run_whose_last_event_was_written_and_whose_status_was_not_is_cl
     scene = Scene()
     first = await scene.begun()
     await killed(first)
-    told = {
-        "completed": {"output": "told", "cost_usd": 0.25},
+    data = {
+        "completed": {"output": "stored", "cost_usd": 0.25},
         "failed": {"error": "ValueError", "message": "no"},
         "halted": {"stop_reason": "timeout", "message": "late"},
         "cancelled": {"reason": "enough"},
     }[status]
     seq = await scene.stores.events.last_seq("r")
-    await scene.stores.events.append("r", 1, [HostedEvent(seq + 1, 0, f"run.{status}", told)])
+    await scene.stores.events.append("r", 1, [HostedEvent(seq + 1, 0, f"run.{status}", data)])
     reader_host = await scene.host("reader")
     reader = asyncio.create_task(types_of(reader_host, "r"))
     for _ in range(20):
@@ -276,7 +275,7 @@ async def test_a_run_whose_last_event_was_written_and_whose_status_was_not_is_cl
     assert types[-1] == f"run.{status}"
     assert scene.gate.came == 1
     if status == "completed":
-        assert (left.output, left.cost_nanos) == ("told", 250_000_000)
+        assert (left.output, left.cost_nanos) == ("stored", 250_000_000)
     else:
         assert left.error
 
@@ -298,7 +297,7 @@ async def test_many_hosts_on_many_runs_do_each_run_once() -> None:
 
 
 class Mute:
-    """The ledger of a host that dies: from then on it is told nothing."""
+    """The ledger of a host that dies: from then on nothing reaches it."""
 
     def __init__(self, ledger: LedgerStore) -> None:
         self._ledger = ledger
@@ -349,12 +348,12 @@ async def test_a_call_that_was_under_way_when_its_host_died_stays_in_the_bill() 
     assert (left.status, left.output, services["models"]["m"].calls) == ("completed", "hi!!", 3)
     assert (left.cost_nanos, left.unresolved_nanos) == (800_000_000, 400_000_000)
     assert (last.data["cost_usd"], last.data["unresolved_usd"]) == (0.8, 0.4)
-    assert seen == [400_000_000], "it is nobody's before the next call leaves"
+    assert seen == [400_000_000], "it is unresolved before the next call leaves"
     account = stores.ledger.balance("run:r")
     assert (account.spent_nanos, account.held_nanos, account.unresolved_nanos) == (800_000_000, 0, 400_000_000)
 
 
-async def test_a_call_that_was_under_way_stays_in_the_bill_of_a_run_that_nobody_goes_on_with() -> None:
+async def test_a_call_that_was_under_way_stays_in_the_bill_of_a_run_that_no_host_resumes() -> None:
     clock = ManualClock()
     stores = MemoryStores(clock=clock)
     services = await died_in_a_call(clock, stores, lambda: pytest.fail("a call left"))

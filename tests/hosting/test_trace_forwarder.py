@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 
 from penstock.hosting import event_writer as event_writer_module
-from penstock.hosting.event_writer import BATCH, EventWriter, TraceForwarder
-from penstock.hosting.records import HostedEvent
+from penstock.hosting.event_writer import BATCH, EventWriter
+from penstock.hosting.ports import HostedEvent
+from penstock.hosting.trace_forwarder import TraceForwarder
 from penstock.storage.memory import MemoryEventStore
 from penstock.testing import ManualClock
+from penstock.tracing.events import CustomTrace
 from penstock.tracing.execution_graph import ExecutionGraph
 from penstock.tracing.lifecycle import CallKind
 from penstock.tracing.record import Source
 
 
 class Run:
-    """A trace that is written by hand, and the log that it is told to."""
+    """A trace that is written by hand, and the log that it is forwarded to."""
 
     def __init__(self, store: MemoryEventStore | None = None, *, lock: Any = None, max_kept: int | None = None) -> None:
         self.graph = ExecutionGraph(clock=ManualClock(), lock=lock, max_kept=max_kept)
@@ -35,8 +37,13 @@ class Run:
             call = self.graph.begin(None, kind, name, None, Source("main"), 0)
             self.graph.end(call, 1_000_000, "success")
 
-    async def told(self) -> list[str]:
-        """What is in the store, once all that was told is."""
+    def note(self, name: str) -> None:
+        """An entry of the trace that is no event of a hosted run."""
+        with self.graph.lock:
+            self.graph.append(CustomTrace(name=name, seq=self.graph.seq + 1))
+
+    async def stored(self) -> list[str]:
+        """The events in the store, once all are written."""
         await self.log.flush()
         events = await self.store.read("r", limit=100_000)
         assert [event.seq for event in events] == [*range(1, len(events) + 1)]
@@ -48,7 +55,7 @@ def both(*names: object) -> list[str]:
 
 
 class Overtaken:
-    """A lock that somebody else takes first, on a thread of theirs, at the nth time that it is wanted."""
+    """A lock that another thread takes first, at the nth time that it is wanted."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -81,14 +88,14 @@ class Busy(MemoryEventStore):
             meanwhile()
 
 
-async def test_calls_are_forwarded_in_order_without_system_calls() -> None:
+async def test_calls_of_every_kind_are_forwarded_in_order() -> None:
     run = Run()
     run.forwarder.open()
     run.call("a")
     run.call("inside", "system")
     run.call("b", "llm")
     run.forwarder.drain()
-    assert await run.told() == both("a", "b")
+    assert await run.stored() == both("a", "inside", "b")
 
 
 @pytest.mark.parametrize("count", [BATCH // 2 - 1, BATCH // 2, BATCH // 2 + 1, 3 * BATCH])
@@ -99,17 +106,17 @@ async def test_all_trace_entries_are_forwarded(way: str, count: int) -> None:
     for number in range(count):
         run.call(f"{number}")
     getattr(run.forwarder, way)()
-    assert await run.told() == both(*range(count))
+    assert await run.stored() == both(*range(count))
 
 
 async def test_batch_without_forwarded_entries_does_not_hide_later_ones() -> None:
     run = Run()
     run.forwarder.open()
     for number in range(BATCH):
-        run.call(f"{number}", "system")
+        run.note(f"{number}")
     run.call("a")
     run.forwarder.drain()
-    assert await run.told() == both("a")
+    assert await run.stored() == both("a")
 
 
 async def test_entries_wait_while_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +129,7 @@ async def test_entries_wait_while_the_buffer_is_full(monkeypatch: pytest.MonkeyP
     assert run.log.seq == 5
     run.forwarder.drain()
     assert run.log.seq == 5
-    assert await run.told() == both(*range(BATCH))
+    assert await run.stored() == both(*range(BATCH))
 
 
 async def test_what_the_trace_has_let_go_of_is_passed_over() -> None:
@@ -132,9 +139,9 @@ async def test_what_the_trace_has_let_go_of_is_passed_over() -> None:
     assert run.graph._first_seq > 1
     run.forwarder.open()
     run.forwarder.close()
-    told = await run.told()
-    assert told[-2:] == both(9_999)
-    assert len(told) == 20_000 + 1 - run.graph._first_seq
+    stored = await run.stored()
+    assert stored[-2:] == both(9_999)
+    assert len(stored) == 20_000 + 1 - run.graph._first_seq
 
 
 @pytest.mark.parametrize("nth", [1, 2])
@@ -145,7 +152,7 @@ async def test_entry_appended_while_forwarder_goes_idle_is_delivered_promptly(
     run = Run(store, lock=lock)
 
     def meanwhile() -> None:
-        run.call("inside", "system")
+        run.note("inside")
         lock.left, lock.overtake = nth, lambda: run.call("late")
 
     store.meanwhile = meanwhile
@@ -155,5 +162,5 @@ async def test_entry_appended_while_forwarder_goes_idle_is_delivered_promptly(
         while run.log.written < 4:
             await run.log.changed()
     assert lock.left <= 0
-    assert await run.told() == both("first", "late")
+    assert await run.stored() == both("first", "late")
     await run.log.close()

@@ -14,14 +14,13 @@ from penstock.agents.messages import ToolCall
 from penstock.agents.model import Model, ModelRequest, ModelResponse
 from penstock.chat.service import ChatService
 from penstock.hosting.host import HostSettings, RunHost
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.ports import Conflict, HostedEvent, RunRecord
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage.memory import MemoryStores
 from penstock.storage.stores import open_stores
-from tests.hosting.graphs import graph, host_with, killed
+from tests.hosting.graphs import graph, host_with, killed, without_steps
 
 PRICES = PriceBook(registered={"counter": Price(0, 1_000)}, use_genai_prices=False)
 WORD_NANOS = 1_000_000
@@ -30,25 +29,25 @@ ANN = "ann"
 
 
 class Counter(Model):
-    """Counts as far as it is told to, a word a token, and stops where it may say no more."""
+    """Counts up to the number in the prompt, a word a token, and stops at its output limit."""
 
     max_output_tokens = 1_000
     floor = 2
 
     def __init__(self) -> None:
         super().__init__("counter")
-        self.asked: list[int] = []
-        """How much each request might have."""
+        self.allowed: list[int] = []
+        """The `max_output_tokens` of each request."""
         self.words = 0
 
     async def request(self, request: ModelRequest) -> ModelResponse:
-        self.asked.append(request.max_output_tokens)
+        self.allowed.append(request.max_output_tokens)
         await asyncio.sleep(0)
         words = [f"{number} " for number in range(1, int(request.messages[-1].text) + 1)]
-        said = words[: request.max_output_tokens]
-        self.words += len(said)
-        finish: Any = "stop" if len(said) == len(words) else "length"
-        return ModelResponse("".join(said), usage=Usage(0, len(said), model="counter"), finish_reason=finish)
+        output = words[: request.max_output_tokens]
+        self.words += len(output)
+        finish: Any = "stop" if len(output) == len(words) else "length"
+        return ModelResponse("".join(output), usage=Usage(0, len(output), model="counter"), finish_reason=finish)
 
     async def request_stream(self, request: ModelRequest) -> AsyncIterator[str | ToolCall | Usage | ModelResponse]:
         response = await self.request(request)
@@ -85,7 +84,7 @@ class Scene:
     async def events(self, run_id: str = "r") -> list[HostedEvent]:
         return list(await self.host.stores.events.read(run_id, limit=10_000))
 
-    async def told(self, run_id: str = "r") -> str:
+    async def streamed_text(self, run_id: str = "r") -> str:
         """The pieces of text since the run was last begun."""
         pieces: list[str] = []
         for event in await self.events(run_id):
@@ -133,19 +132,21 @@ async def test_an_answer_that_the_runs_money_cut_is_halted_granted_and_comes_to_
             "usd",
         )
         assert "it paid for 20 of the 1000 tokens the answer might have had" in last.data["message"]
-        assert await here.told() == counted(20), "what was paid for is there, once"
+        assert await here.streamed_text() == counted(20), "what was paid for is there, once"
 
         await here.host.resume("r")
         assert (await here.host.wait("r")).status == "halted"
-        assert (here.model.asked, await here.spent()) == ([20], left.cost_nanos), "nothing is asked with nothing left"
+        assert (here.model.allowed, await here.spent()) == ([20], left.cost_nanos), (
+            "no request is sent with nothing left"
+        )
 
         await here.host.grant("r", {"max_cost_usd": "0.06"}, by="eve")
         left = await here.host.wait("r")
         assert (left.status, left.output) == ("completed", counted(50))
-        assert here.model.asked == [20, 60]
+        assert here.model.allowed == [20, 60]
         assert left.cost_nanos == await here.spent() == here.model.words * WORD_NANOS == 70 * WORD_NANOS
         if stream:
-            assert await here.told() == counted(50)
+            assert await here.streamed_text() == counted(50)
 
 
 async def test_an_answer_that_the_runs_tokens_cut_is_halted_and_granted(at: str | None) -> None:
@@ -159,7 +160,7 @@ async def test_an_answer_that_the_runs_tokens_cut_is_halted_and_granted(at: str 
         await here.host.grant("r", {"max_tokens": 60}, by="eve")
         left = await here.host.wait("r")
         assert (left.status, left.output, left.tokens_out) == ("completed", counted(50), 90)
-        assert here.model.asked == [30, 10, 60]
+        assert here.model.allowed == [30, 10, 60]
 
 
 async def test_a_nodes_own_budget_that_cuts_its_answer_is_the_nodes() -> None:
@@ -180,7 +181,7 @@ async def test_what_a_fork_and_a_replay_find_is_the_answer_and_not_what_was_cut(
         assert (await here.host.wait(replay.id)).output == counted(30)
         fork = await here.host.fork("r", owner=ANN, at="out")
         assert (await here.host.wait(fork.id)).output == counted(30)
-        assert here.model.asked == [20, 40]
+        assert here.model.allowed == [20, 40]
 
 
 class Stuck:
@@ -218,11 +219,11 @@ async def test_a_worker_that_dies_with_a_cut_answer_leaves_it_paid_once(is_kept:
         async with await host_with(stores, worker="other", prices=PRICES, services=services) as other:
             left = await other.wait("r")
             assert (left.status, left.stop_reason, left.cost_nanos) == ("halted", "budget_exceeded", 20 * WORD_NANOS)
-            assert here.model.asked == [20]
+            assert here.model.allowed == [20]
             await other.grant("r", {"max_cost_usd": "0.04"}, by="eve")
             left = await other.wait("r")
         assert (left.status, left.output, left.cost_nanos) == ("completed", counted(30), 50 * WORD_NANOS)
-        assert (here.model.asked, await here.spent()) == ([20, 40], 50 * WORD_NANOS), (
+        assert (here.model.allowed, await here.spent()) == ([20, 40], 50 * WORD_NANOS), (
             "no more than there is, here or there"
         )
 
@@ -251,15 +252,17 @@ async def test_answer_that_reaches_its_own_limit_is_reported_as_truncated(at: st
             await here.host.submit(owner=ANN, graph_id="g", run_id=run_id, input=str(last))
             left = await here.host.wait(run_id)
             assert (left.status, left.output) == ("completed", counted(5))
-            told = {event.type: event.data.get("finish_reason") for event in await here.events(run_id)}
-            assert (told["call.ended"], told["run.completed"]) == (reason, reason)
+            events = without_steps(await here.events(run_id))
+            by_type = {event.type: event.data.get("finish_reason") for event in events}
+            assert (by_type["call.ended"], by_type["run.completed"]) == (reason, reason)
             nodes = [event.data for event in await here.events(run_id) if event.type == "node.completed"]
             reasons = {data["node_id"]: data.get("finish_reason") for data in nodes}
             assert reasons == {"start": None, "a": reason, "out": reason}
         replay = await here.host.replay("cut", owner=ANN)
         await here.host.wait(replay.id)
-        told = {event.type: event.data.get("finish_reason") for event in await here.events(replay.id)}
-        assert (told["call.ended"], told["run.completed"]) == ("length", "length")
+        events = without_steps(await here.events(replay.id))
+        by_type = {event.type: event.data.get("finish_reason") for event in events}
+        assert (by_type["call.ended"], by_type["run.completed"]) == ("length", "length")
 
 
 # what a day pays for
@@ -271,9 +274,9 @@ async def test_a_call_asks_for_no_more_than_a_day_can_pay(at: str | None) -> Non
         assert (await here.host.wait("one")).output == counted(30)
         await here.host.submit(owner="bob", graph_id="g", run_id="two", input="30")
         assert (await here.host.wait("two")).output == counted(30)
-        assert here.model.asked == [80, 50], "what all may spend leaves less than what one may"
+        assert here.model.allowed == [80, 50], "what all may spend leaves less than what one may"
         left = await here.halted(30)
-        assert (left.stop_reason, left.cost_nanos, here.model.asked) == (
+        assert (left.stop_reason, left.cost_nanos, here.model.allowed) == (
             "budget_exceeded",
             20 * WORD_NANOS,
             [80, 50, 20],
@@ -281,17 +284,17 @@ async def test_a_call_asks_for_no_more_than_a_day_can_pay(at: str | None) -> Non
         last = (await here.events())[-1]
         assert last.data["whose"] == "all"
         assert "it paid for 20 of the 1000 tokens" in last.data["message"]
-        assert await here.told() == counted(20)
+        assert await here.streamed_text() == counted(20)
         assert not [event for event in await here.events("two") if event.type == "limit"], "nothing stopped that one"
         left = await here.halted(30, run_id="after")
-        assert (left.cost_nanos, len(here.model.asked)) == (0, 3)
+        assert (left.cost_nanos, len(here.model.allowed)) == (0, 3)
 
 
 async def test_a_day_that_cannot_pay_for_the_least_answer_refuses_it() -> None:
     async with scene(None, asking(), owner_daily_usd="0.001") as here:
         await here.halted(30)
         last = (await here.events())[-1]
-        assert (last.data["whose"], here.model.asked) == ("owner", [])
+        assert (last.data["whose"], here.model.allowed) == ("owner", [])
         assert "the call would hold $0.002" in last.data["message"], "the least that would have done"
         assert "momentary" not in last.data
 
@@ -317,7 +320,7 @@ async def test_a_call_waits_for_what_calls_of_another_run_hold_of_the_day(at: st
         go_on.set()
         assert (await here.host.wait("first")).output == counted(5)
         assert (await here.host.wait("r")).output == counted(5)
-        assert here.model.asked == [50, 50], "it had no less because of the other"
+        assert here.model.allowed == [50, 50], "it had no less because of the other"
 
 
 @pytest.mark.requirement("X-9")

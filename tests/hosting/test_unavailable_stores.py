@@ -11,13 +11,12 @@ from penstock.errors import LedgerUnavailable
 from penstock.hosting.durability import day_accounts
 from penstock.hosting.event_data import STATUS_OF
 from penstock.hosting.host import CancelResult, HostSettings, RunHost
-from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.records import ENDED
+from penstock.hosting.ports import ENDED, StoreUnavailable
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop, sim_run
 from penstock.testing.faulty import Fault, FaultKind, FaultyStores, ask_again, every_call
 from tests.hosting.graphs import Gate, Teller, executors, graph, host_with
-from tests.hosting.test_approvals import asked
+from tests.hosting.test_approvals import pending_approval
 from tests.hosting.test_control import with_model
 
 
@@ -28,7 +27,7 @@ async def behind(fault: Fault) -> tuple[MemoryStores, RunHost]:
     stores = MemoryStores(clock=loop.clock)
     await host_with(stores)
     faulty: Any = FaultyStores(stores, fault)
-    faulty.ledger = stores.ledger  # one that may block would be asked on a thread, of which a seed knows nothing
+    faulty.ledger = stores.ledger  # one that may block would be called on a thread, which a seed does not control
     settings = HostSettings(drain_s=0)
     return stores, RunHost(faulty, executors=executors(), settings=settings, worker="w", clock=loop.clock)
 
@@ -47,7 +46,7 @@ async def answered_run(fault: Fault) -> None:
     stores, host = await behind(fault)
     async with host:
         run = await ask_again(lambda: host.submit(owner="ann", graph_id="ask", run_id="r", input="it"))
-        approval = await ask_again(lambda: asked(host, run.id))
+        approval = await ask_again(lambda: pending_approval(host, run.id))
         await ask_again(lambda: host.answer(approval.id, "approved", by="bob"))
         left = await host.wait(run.id)
     assert (left.status, left.output) == ("completed", "it")
@@ -58,7 +57,7 @@ async def cancelled_run(fault: Fault) -> None:
     stores, host = await behind(fault)
     async with host:
         await ask_again(lambda: host.submit(owner="ann", graph_id="ask", run_id="r", input="it"))
-        await ask_again(lambda: asked(host, "r"))
+        await ask_again(lambda: pending_approval(host, "r"))
         assert await ask_again(lambda: host.cancel("r")) in (CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED)
         left = await host.wait("r")
     assert left.status == "cancelled"
@@ -79,7 +78,7 @@ async def parked_run(fault: Fault) -> None:
     stores, host = await behind(fault)
     async with host:
         await ask_again(lambda: host.submit(owner="ann", graph_id="ask", run_id="r", input="it"))
-        approval = await ask_again(lambda: asked(host, "r"))
+        approval = await ask_again(lambda: pending_approval(host, "r"))
     run = await stores.runs.get("r")
     assert run is not None
     assert run.status == "parked"
@@ -212,7 +211,7 @@ def _unable(*args: Any, **kwargs: Any) -> Any:
     raise LedgerUnavailable("the disk is full")
 
 
-def test_a_ledger_that_is_away_when_the_last_call_ends_is_told_its_cost_before_the_run_is_over() -> None:
+def test_a_ledger_that_is_away_when_the_last_call_ends_gets_its_cost_before_the_run_is_over() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
@@ -235,7 +234,7 @@ def test_a_ledger_that_is_away_when_the_last_call_ends_is_told_its_cost_before_t
     sim_run(main, seed=1)
 
 
-def test_what_a_ledger_could_not_be_told_in_time_is_unresolved_in_the_record() -> None:
+def test_a_cost_that_could_not_be_settled_in_time_is_unresolved_in_the_record() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
@@ -272,7 +271,7 @@ async def test_run_waits_while_its_event_buffer_is_full(monkeypatch: pytest.Monk
         gate.opened.set()
         for _ in range(1_000):
             await asyncio.sleep(0)
-        assert teller.told < 4_000
+        assert teller.emitted < 4_000
         away.is_away = False
         assert (await host.wait("r")).status == "completed"
     events = [event for event in await stores.events.read("r", limit=10_000) if event.type == "node.progress"]

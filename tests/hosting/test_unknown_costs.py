@@ -1,4 +1,4 @@
-"""A hosted run whose model has no price: its record and its events say of how many calls nobody can tell the cost."""
+"""A hosted run whose model has no price: its record and its events count the calls of unknown cost."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from penstock.agents.model import ModelRequest
 from penstock.agents.scripted import ScriptedModel
 from penstock.hosting.host import RunHost, RunLimits
-from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.ports import HostedEvent, RunRecord
 from penstock.hosting.retention import remove_ended, sweep_accounts
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.storage.memory import MemoryStores
 from penstock.testing import ManualClock
-from tests.hosting.graphs import SETTINGS, host_with, killed
+from tests.hosting.graphs import SETTINGS, host_with, killed, without_steps
 from tests.hosting.test_control import TWO_CALLS
 
 TOKENS = Usage.of(input_tokens=10, output_tokens=5)
@@ -33,19 +33,19 @@ async def hosting(stores: MemoryStores, model: ScriptedModel, **options: Any) ->
     return host
 
 
-async def told(host: RunHost, run_id: str) -> list[HostedEvent]:
+async def events_of(host: RunHost, run_id: str) -> list[HostedEvent]:
     return [event async for event in host.events(run_id)]
 
 
 def costs(events: list[HostedEvent]) -> list[Any]:
-    return [event.data["cost_usd"] for event in events if event.type == "call.ended"]
+    return [event.data["cost_usd"] for event in without_steps(events) if event.type == "call.ended"]
 
 
 @pytest.mark.parametrize("usage", [TOKENS, None])
 async def test_run_counts_its_calls_of_unknown_cost(usage: Usage | None) -> None:
     async with await hosting(MemoryStores(), echoing(usage)) as host:
         run = await host.submit(owner="ann", graph_id="two", input="hi", limits={"max_cost_usd": "0.5"})
-        left, events = await host.wait(run.id), await told(host, run.id)
+        left, events = await host.wait(run.id), await events_of(host, run.id)
         totals = host.stats()["totals"]
     assert (left.status, left.cost_nanos, left.unknown_costs) == ("completed", 0, 2)
     assert costs(events) == [None, None]
@@ -57,7 +57,7 @@ async def test_a_run_whose_costs_are_all_known_says_nothing_of_it() -> None:
     model = echoing(Usage.of(cost_usd="0.25"))
     async with await hosting(MemoryStores(), model) as host:
         run = await host.submit(owner="ann", graph_id="two", input="hi")
-        left, events = await host.wait(run.id), await told(host, run.id)
+        left, events = await host.wait(run.id), await events_of(host, run.id)
     assert (left.cost_nanos, left.unknown_costs) == (500_000_000, 0)
     assert costs(events) == [0.25, 0.25]
     assert "unknown_costs" not in events[-1].data
@@ -68,10 +68,11 @@ async def test_a_run_that_goes_on_counts_each_call_once() -> None:
         run = await host.submit(owner="ann", graph_id="two", input="hi", limits={"max_api_calls": 1})
         assert (await host.wait(run.id)).unknown_costs == 1
         await host.grant(run.id, RunLimits(max_api_calls=5), by="eve")
-        left, events = await host.wait(run.id), await told(host, run.id)
+        left, events = await host.wait(run.id), await events_of(host, run.id)
         totals = host.stats()["totals"]
     assert (left.status, left.unknown_costs, totals["unknown_costs"]) == ("completed", 2, 2)
-    ended = [event.data for event in events if event.type == "call.ended" and event.data["status"] == "success"]
+    calls = [event.data for event in without_steps(events) if event.type == "call.ended"]
+    ended = [call for call in calls if call["status"] == "success"]
     assert [(one["cost_usd"], one.get("replayed", False)) for one in ended] == [
         (None, False),
         (None, True),
@@ -79,7 +80,7 @@ async def test_a_run_that_goes_on_counts_each_call_once() -> None:
     ]
 
 
-async def test_a_fork_counts_what_it_calls_itself_and_a_replay_calls_nobody() -> None:
+async def test_a_fork_counts_its_own_calls_and_a_replay_makes_none() -> None:
     model = echoing()
     async with await hosting(MemoryStores(), model) as host:
         run = await host.submit(owner="ann", graph_id="two", input="hi")
@@ -92,12 +93,12 @@ async def test_a_fork_counts_what_it_calls_itself_and_a_replay_calls_nobody() ->
 
 
 async def test_what_a_dead_host_has_called_and_had_under_way_is_counted_once() -> None:
-    asked, clock, stores = asyncio.Event(), ManualClock(), MemoryStores()
+    requested, clock, stores = asyncio.Event(), ManualClock(), MemoryStores()
 
     def reply(request: ModelRequest) -> Any:
         text = request.messages[-1].text
-        if text.endswith("!") and not asked.is_set():
-            asked.set()
+        if text.endswith("!") and not requested.is_set():
+            requested.set()
             return asyncio.sleep(3_600)
         return f"{text}!"
 
@@ -105,11 +106,11 @@ async def test_what_a_dead_host_has_called_and_had_under_way_is_counted_once() -
     first = await hosting(stores, model, clock=clock)
     await first.start()
     run = await first.submit(owner="ann", graph_id="two", input="hi")
-    await asked.wait()
+    await requested.wait()
     await killed(first)
     clock.advance(SETTINGS.lease_s + 1)
     async with await hosting(stores, model, clock=clock) as second:
-        left, events = await second.wait(run.id), await told(second, run.id)
+        left, events = await second.wait(run.id), await events_of(second, run.id)
     assert (left.status, left.epoch, left.unknown_costs, model.calls) == ("completed", 2, 3, 3)
     assert events[-1].data["unknown_costs"] == 3
 
@@ -146,6 +147,6 @@ async def test_a_model_without_a_price_is_reported_in_the_events_of_the_run() ->
     async with await hosting(MemoryStores(), echoing(), prices=prices) as host:
         run = await host.submit(owner="ann", graph_id="two", input="hi", limits={"max_cost_usd": "0.5"})
         await host.wait(run.id)
-        (event,) = [event for event in await told(host, run.id) if event.type == "price.unknown"]
+        (event,) = [event for event in await events_of(host, run.id) if event.type == "price.unknown"]
     assert event.data["model"] == "scripted"
     assert event.data["message"].startswith("model 'scripted' has no known price, so its calls are not limited by cost")

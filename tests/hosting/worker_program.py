@@ -3,7 +3,7 @@
 It works on one run whose node says `entered` and goes on when the file `go` is there, and then says what it counted.
 """
 
-# ruff: noqa: ASYNC110, T201  (it is told what to do by a file, and looks for it)
+# ruff: noqa: ASYNC110, T201  (a file gives it orders, and it polls for that)
 
 from __future__ import annotations
 

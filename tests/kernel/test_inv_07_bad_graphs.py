@@ -24,8 +24,7 @@ from penstock.kernel.routing import RoutingFailed
 from penstock.kernel.validate import compile_graph, validate
 from penstock.kernel.values import ConversionFailed, DataValue
 from penstock.runtime.graphs.graph_runtime import FlowContext
-from penstock.runtime.graphs.node_events import NodeEvent
-from penstock.runtime.graphs.node_execution import run_flow
+from penstock.runtime.graphs.node_execution import NodeEvent, run_flow
 from tests.kernel.graphs import Stub
 from tests.soak import scaled
 
@@ -253,10 +252,10 @@ async def run_outcome(document: Any, chance: random.Random) -> str:
     context = FlowContext(services={"execution": {"entry_node_ids": entries}})
     started, ended = set[str](), set[str]()
     try:
-        async for told in run_flow(document, context, executors):
-            if isinstance(told, NodeEvent) and told.event_type in ("started", "completed", "error", "cancelled"):
-                assert told.node_id not in (started if told.event_type == "started" else ended)
-                (started if told.event_type == "started" else ended).add(told.node_id)
+        async for event in run_flow(document, context, executors):
+            if isinstance(event, NodeEvent) and event.event_type in ("started", "completed", "error", "cancelled"):
+                assert event.node_id not in (started if event.event_type == "started" else ended)
+                (started if event.event_type == "started" else ended).add(event.node_id)
     except GraphInvalid as invalid:
         found = list(invalid.problems)
         assert found == problems != []

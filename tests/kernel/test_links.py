@@ -1,4 +1,4 @@
-"""An artifact is made once, whoever asks, and only what really needs itself is a circle."""
+"""An artifact is made once for all that need it, and only what really needs itself is a circle."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_wait_that_failed_is_not_half_of_a_later_circle() -> None:
     table.ask(A, None)
     table.ask(B, A)
     table.failed(B)
-    assert table.ask(B, None) == "make", "a does without b; somebody else wants it now"
+    assert table.ask(B, None) == "make", "a does without b; another node wants it now"
     assert table.ask(A, B) == "wait", "and b may need a"
 
 
@@ -142,7 +142,7 @@ def test_a_long_line_of_artifacts_is_followed_without_recursion() -> None:
 
 
 class Maker:
-    """One artifact in the making: it asks for what it needs, one after the other, and waits where it is told to."""
+    """One artifact in the making: it asks for what it needs, one after the other, and waits where the table says so."""
 
     def __init__(self, key: Key, needs: list[Key]) -> None:
         self.key, self.left = key, list(needs)

@@ -338,7 +338,7 @@ def test_artifacts_that_need_each_other_are_named_where_they_are_followed() -> N
         flow("s", "a"), link("a", "b", "o", "x"), link("b", "a", "o", "x"), s="neither", a="both", b="both"
     )
     assert circle(each_other) == "b.o → a.o → b.o"
-    assert validate(each_other) == [], "without executors nobody says what is followed"
+    assert validate(each_other) == [], "without executors it is unknown which links are followed"
     assert validate(each_other, followers(say_so=False)) == [], "those that say nothing may not follow them"
     assert validate(each_other, followers(say_so=True), entries=["s"]) != []
 
@@ -367,9 +367,9 @@ def test_a_long_cycle_is_found_without_recursion_and_reported_in_short() -> None
     size = 20_000
     around = [link(f"n{at}", f"n{(at + 1) % size}", "o", "x") for at in range(size)]
     graph = typed(flow("s", "n0"), *around, s="neither", **{f"n{at}": "both" for at in range(size)})
-    said = circle(graph)
-    assert said.startswith("n19999.o → n19998.o → ")
-    assert "… 19990 more …" in said
+    message = circle(graph)
+    assert message.startswith("n19999.o → n19998.o → ")
+    assert "… 19990 more …" in message
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from penstock.nodes import executors, json_schemas
 from penstock.nodes.parts.condition import Condition
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.graph_runtime import FlowContext
-from penstock.runtime.graphs.node_events import NodeEvent
-from penstock.runtime.graphs.node_execution import run_flow
+from penstock.runtime.graphs.node_execution import NodeEvent, run_flow
 from penstock.runtime.graphs.validation import validate
 
 Json = dict[str, Any]

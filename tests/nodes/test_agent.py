@@ -26,8 +26,7 @@ from penstock.runtime.billing.usage import Usage
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.graph_plan import GraphPlan
 from penstock.runtime.graphs.graph_runtime import FlowContext
-from penstock.runtime.graphs.node_events import NodeEvent
-from penstock.runtime.graphs.node_execution import ExecutorMisbehaved, emit_flow, run_flow
+from penstock.runtime.graphs.node_execution import ExecutorMisbehaved, NodeEvent, emit_flow, run_flow
 from penstock.stops import TerminationReason
 from tests.nodes.graphs import Json, events_of, graph, node, output_of, problems, registry
 
@@ -396,7 +395,7 @@ def test_agents_that_are_tools_of_each_other_are_a_circle_that_is_named_before_t
 
 async def test_a_team_may_have_the_agent_that_asks_it_as_a_member() -> None:
     asks = script(call("t", task="ask yourself"), "done")
-    team = node("t", "team", mode="coordinate", model=script("nobody is needed"))
+    team = node("t", "team", mode="coordinate", model=script("no member is needed"))
     nodes = [node("in", "input"), node("a", "agent", model=asks), team]
     assert await output_of(graph(nodes, ["in > a"], ["t.tool > a.tools", "a.tool > t.members"]), "x") == "done"
 

@@ -209,7 +209,7 @@ async def test_outside_of_a_chat_it_takes_what_the_run_was_given(given: Any, new
     assert await output_of(document, given) == newest
 
 
-@pytest.mark.parametrize("wrong", ["x", [1], [{"role": "nobody", "content": ""}], [{"role": "user", "content": None}]])
+@pytest.mark.parametrize("wrong", ["x", [1], [{"role": "boss", "content": ""}], [{"role": "user", "content": None}]])
 async def test_messages_that_are_none_are_refused(wrong: Any) -> None:
     with pytest.raises(InvalidValue, match="messages"):
         await output_of(graph([node("start", "chat-start")]), {"messages": wrong})

@@ -40,7 +40,7 @@ TELL["edges"].append(
 
 
 class Deadly(InProcessMemory):
-    """Whoever remembers here dies: after it is kept, or before."""
+    """A memory whose writer dies, after the value is kept or before."""
 
     def __init__(self, kept: InProcessMemory, is_kept: bool) -> None:
         super().__init__()
@@ -144,6 +144,7 @@ def chat_answer(url: str, chat_id: str, content: str) -> Any:
         return server.get(f"/api/runs/{run_id}")["output"]
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.requirement("K-16")
 def test_memories_of_a_chat_are_recalled_after_the_server_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

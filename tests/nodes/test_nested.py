@@ -20,8 +20,7 @@ from penstock.nodes.parts import nested
 from penstock.nodes.parts.condition import ConditionFailed
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.graph_runtime import FlowContext
-from penstock.runtime.graphs.node_events import NodeEvent
-from penstock.runtime.graphs.node_execution import run_flow
+from penstock.runtime.graphs.node_execution import NodeEvent, run_flow
 from penstock.testing import explore
 from tests.nodes.graphs import Json, events_of, graph, node, output_of, problems, registry
 

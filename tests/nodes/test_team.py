@@ -64,7 +64,7 @@ async def test_a_routing_lead_hands_the_task_on_and_the_members_answer_is_the_te
 
 
 async def test_a_routing_lead_retries_after_an_error_and_answers_itself_without_a_call() -> None:
-    services = models(call("nobody", "?"), call("high", "h?"))
+    services = models(call("stranger", "?"), call("high", "h?"))
     assert await output_of(team(model="lead", mode="route"), "Tell me", services=services) == "high: h?"
     assert await output_of(team(model="lead", mode="route"), "Hello", services=models("Hello!")) == "Hello!"
 

@@ -28,6 +28,10 @@ class Shape:
     reports: bool = True
     """Whether its answers report the usage."""
     headers: dict[str, str] = field(default_factory=dict)
+    file: tuple[str, bytes] | None = None
+    """Name and content of a file: it is sent with the fields of the body as a multipart form."""
+    host: str = ""
+    """The host that is addressed, which is one of a provider; empty for that of the server."""
 
 
 SHAPES = {
@@ -64,3 +68,40 @@ SHAPES = {
     "ollama embed": Shape("/api/embed", {"model": MODEL, "input": "hello"}, has_output=False),
     "ollama embeddings": Shape("/api/embeddings", {"model": MODEL, "prompt": "hello"}, has_output=False, reports=False),
 }
+
+CHAT = {"model": MODEL, "messages": HELLO, "max_tokens": MAX}
+RESPONSES = {"model": MODEL, "input": "hello", "max_output_tokens": MAX}
+SOUND = ("file", b"\0" * 1_000)
+
+OFFICIAL = {
+    "chat": Shape("/v1/chat/completions", CHAT),
+    "chat stream": Shape("/v1/chat/completions", {**CHAT, "stream": True}, streams=True),
+    "responses": Shape("/v1/responses", RESPONSES),
+    "responses stream": Shape("/v1/responses", {**RESPONSES, "stream": True}, streams=True),
+    "messages": Shape("/v1/messages", CHAT),
+    "messages stream": Shape("/v1/messages", {**CHAT, "stream": True}, streams=True),
+}
+"""The APIs of OpenAI's and Anthropic's clients."""
+
+MEDIA = {
+    "images": Shape("/v1/images/generations", {"model": MODEL, "prompt": "a cat"}),
+    "image edit": Shape("/v1/images/edits", {"model": MODEL, "prompt": "more"}, file=("image", b"\0" * 1_000)),
+    "image variation": Shape("/v1/images/variations", {"model": MODEL}, file=("image", b"\0" * 1_000)),
+    "speech": Shape("/v1/audio/speech", {"model": "tts-1", "voice": "alloy", "input": "hello"}, reports=False),
+    "transcription": Shape("/v1/audio/transcriptions", {"model": MODEL}, file=SOUND),
+    "transcription stream": Shape(
+        "/v1/audio/transcriptions", {"model": MODEL, "stream": "true"}, streams=True, file=SOUND
+    ),
+    "translation": Shape("/v1/audio/translations", {"model": MODEL}, file=SOUND),
+}
+"""Pictures and sound."""
+
+UNPRICED = {
+    "openai batch": Shape("/v1/batches", {"input_file_id": "file-1"}, reports=False, host="api.openai.com"),
+    "anthropic batch": Shape("/v1/messages/batches", {"requests": []}, reports=False, host="api.anthropic.com"),
+}
+"""Paths of known providers that have no API of their own here: their cost is unknown."""
+
+UNSIGNED = {name: shape for name, shape in SHAPES.items() if not shape.headers}
+EVERY = {**OFFICIAL, **UNSIGNED, **MEDIA, **UNPRICED}
+"""One request of every kind that needs no signature."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 
 import anthropic
+import botocore.httpsession  # noqa: F401  # a program with boto3 has loaded it
 import httpx2
 import openai
 import pytest
@@ -55,3 +57,10 @@ def test_its_options_are_those_of_the_library() -> None:
     with contain() as run, contained_client(run, timeout=7, headers={"x-team": "blue"}) as http:
         assert isinstance(http, httpx2.Client)
         assert (http.timeout.read, http.headers["x-team"], http.follow_redirects) == (7, "blue", True)
+
+
+@pytest.mark.requirement("X-11")
+def test_a_client_can_be_made_where_botocore_is_loaded() -> None:
+    assert "botocore.httpsession" in sys.modules
+    with contain() as run, contained_client(run) as http:
+        assert isinstance(http, httpx2.Client)

@@ -1,4 +1,4 @@
-"""Hooks stay where they are, and count each call once, whoever else patches the same method."""
+"""Hooks stay where they are, and count each call once, also when others patch the same method."""
 
 from __future__ import annotations
 
@@ -362,3 +362,66 @@ def test_a_client_is_built_on_the_library_of_its_http_client(http_library: str) 
     client = ModuleType("client")
     client.DefaultAsyncHttpxClient = type("Default", (theirs,), {"__module__": "client._base"})  # type: ignore[attr-defined]
     assert built_on(client) == http_library
+
+
+INSTRUMENTED = """
+import asyncio, functools, http.client, aiohttp, httpcore2, httpx2
+from penstock import contain, contained
+from penstock.testing.provider import FakeProviderServer
+
+PLACES = [
+    (httpx2.HTTPTransport, "handle_request"),
+    (httpcore2.ConnectionPool, "handle_request"),
+    (http.client.HTTPConnection, "send"),
+    (aiohttp.ClientSession, "_request"),
+]
+seen = 0
+
+def instrument():
+    for owner, name in PLACES:
+        def wrapped(*args, _original=getattr(owner, name), **options):
+            global seen
+            seen += 1
+            return _original(*args, **options)
+        {wraps}
+        setattr(owner, name, wrapped)
+
+async def over_aiohttp(url, body):
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+        return await response.read()
+
+def over_http_client(server, body):
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
+    connection.request("POST", "/v1/chat/completions", __import__("json").dumps(body))
+    connection.getresponse().read()
+    connection.close()
+
+body = {{"model": "fake-1", "messages": [{{"role": "user", "content": "hi"}}], "max_tokens": 50}}
+with FakeProviderServer() as server:
+    url = server.url + "/v1/chat/completions"
+    instrument()
+    for round in range(1, 4):
+        with contain(prices=server.provider.prices) as run, contained(run), contained(run):
+            httpx2.Client(verify=False).post(url, json=body)
+            over_http_client(server, body)
+            asyncio.run(over_aiohttp(url, body))
+        instrument()
+        spent = run.balance.spent_nanos * round == server.invoice.total_nanos
+        print(run.balance.attempts, run.uncontained_requests, seen > 0, spent)
+"""
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("wraps", ["wrapped = functools.wraps(wrapped.__kwdefaults__['_original'])(wrapped)", "pass"])
+def test_real_libraries_that_are_instrumented_before_and_after_ours_count_each_request_once(wraps: str) -> None:
+    program = INSTRUMENTED.format(wraps=wraps)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "3 0 True True\n" * 3, done.stderr
+
+
+def test_a_method_without_the_parameter_that_is_needed_is_named(library: str, module: ModuleType) -> None:
+    patches = tuple(Patch(library, "Transport", "send", lambda original: original, needs) for needs in ("request", "x"))
+    [failure] = Hooks(patches, lambda _: None).install()
+    assert f"it has no {library}.Transport.send(x=…);" in str(failure)
+    module.Transport.send = lambda *args, **options: None  # as other tools wrap it: it takes whatever comes
+    assert Hooks(patches, lambda _: None).install() == []

@@ -26,7 +26,7 @@ from penstock.agents import (
 from penstock.agents.messages import Delta, ToolCall
 from penstock.providers.models import AnthropicModel, OpenAIModel, UnsupportedRequest, close_connections
 from penstock.testing.provider import Cut, Fail, FakeProviderServer, Garble, Hang, RefuseFree, Say, Truncate
-from penstock.testing.provider import ToolCall as Asked
+from penstock.testing.provider import ToolCall as RequestedTool
 from tests.providers.remote_models import Make, ask, chat, each_api, messages, responses, streamed_or_not, texts
 
 TEXT = "four score and seven years ago"
@@ -97,7 +97,7 @@ async def test_an_agent_calls_its_tools_and_answers(make: Make, streams: bool) -
         """Add two numbers."""
         return a + b
 
-    calls = (Asked("add", {"a": 2, "b": 3}), Asked("add", {"a": 20, "b": 30}))
+    calls = (RequestedTool("add", {"a": 2, "b": 3}), RequestedTool("add", {"a": 20, "b": 30}))
     deltas: list[Delta] = []
     async with FakeProviderServer(script=[Say("let me see", tool_calls=calls), "5 and 50"]) as server:
         async with contain(max_cost_usd=1, prices=server.provider.prices) as run:
@@ -121,7 +121,7 @@ async def test_arguments_that_are_not_json_are_returned_to_the_model_as_an_error
         """Add two numbers."""
         return a + b
 
-    wrong = Say(tool_calls=(Asked("add", '{"a": 2,'),))
+    wrong = Say(tool_calls=(RequestedTool("add", '{"a": 2,'),))
     deltas: list[Delta] = []
     async with FakeProviderServer(script=[wrong, "sorry"]) as server:
         async with contain() as run:
@@ -132,7 +132,7 @@ async def test_arguments_that_are_not_json_are_returned_to_the_model_as_an_error
 
 @each_api
 async def test_a_tool_call_without_arguments_has_none(make: Make) -> None:
-    script = [Say(tool_calls=(Asked("now", "", id="one"),))] * 2
+    script = [Say(tool_calls=(RequestedTool("now", "", id="one"),))] * 2
     async with FakeProviderServer(script=script) as server, contain() as run:
         for streams in (False, True):
             answer = await ask(make(server), run, streams)
@@ -276,7 +276,7 @@ async def test_a_cancel_closes_the_connection_and_keeps_what_came(make: Make, fa
 @each_api
 async def test_a_deadline_ends_a_stream_that_stalls(make: Make) -> None:
     async with FakeProviderServer(script=[Say(TEXT, then=Hang(2))]) as server:
-        async with contain(timeout_s=1) as run:
+        async with contain(timeout_s=1, prices=server.provider.prices) as run:
             result = await Agent(make(server), on_delta=lambda _: None).run("hi", run)
             assert isinstance(result.error, Halted)
             assert result.partial is None or TEXT[:8].startswith(result.partial)

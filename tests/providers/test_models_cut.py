@@ -15,7 +15,7 @@ from penstock.agents import Message, ModelRequest, Transcript, TruncatedResponse
 from penstock.providers.models.remote import RemoteModel
 from penstock.providers.reading.meter import Allowance, Meter
 from penstock.testing.provider import FakeProviderServer, Say
-from penstock.testing.provider import ToolCall as Asked
+from penstock.testing.provider import ToolCall as RequestedTool
 from tests.providers.remote_models import Make, each_api
 
 TEXT = "four score and “seven” years ago"
@@ -53,7 +53,7 @@ async def read(model: RemoteModel, sent: bytes) -> tuple[str, list[Any], bool]:
 @each_api
 @pytest.mark.parametrize("calls", [False, True], ids=["text", "tool call"])
 async def test_a_stream_cut_at_any_byte_is_truncated_and_what_came_is_kept(make: Make, calls: bool) -> None:
-    answer = Say(tool_calls=[Asked("search", {"for": "dams"})]) if calls else Say(TEXT)
+    answer = Say(tool_calls=[RequestedTool("search", {"for": "dams"})]) if calls else Say(TEXT)
     async with FakeProviderServer(script=[answer]) as server:
         model = make(server)
         sent = await asyncio.to_thread(whole_stream, server, model)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.agents import Media, Message, ModelRequest, ModelSettings, ToolCall, ToolResult, Transcript
+from penstock.agents import Media, Message, ModelRequest, ModelSettings, NamedTool, ToolCall, ToolResult, Transcript
 from penstock.agents.model import ModelResponse
+from penstock.agents.tools import ToolSpec
 from penstock.providers.models import UnsupportedRequest
 from penstock.providers.models.events import UnreadableEvent, events
 from penstock.providers.models.formats import Chat, Format, Messages, Responses
@@ -297,3 +298,60 @@ async def test_an_event_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("penstock.providers.models.events.MAX_EVENT_BYTES", 1_000)
     with pytest.raises(UnreadableEvent, match="more than 1000 bytes"):
         await _read([b"data: " + b"x" * 500] * 3)
+
+
+LOOK = ToolSpec("look", "Look.", {"type": "object"})
+
+
+def body_of(format: Format, **settings: Any) -> dict[str, Any]:
+    request = ModelRequest(Transcript([Message.user("x")]), [LOOK], ModelSettings(**settings), max_output_tokens=9)
+    return dict(format.body("m", request, streams=False))
+
+
+@pytest.mark.requirement("X-14")
+@pytest.mark.parametrize(
+    ("format", "settings", "fields"),
+    [
+        (Chat(), {"top_p": 0.5, "seed": 3}, {"top_p": 0.5, "seed": 3}),
+        (Chat("max_tokens"), {"presence_penalty": 1, "frequency_penalty": -1}, {"presence_penalty": 1}),
+        (Chat(), {"reasoning_effort": "low", "parallel_tool_calls": False}, {"parallel_tool_calls": False}),
+        (Chat(), {"tool_choice": "required"}, {"tool_choice": "required"}),
+        (
+            Chat(),
+            {"tool_choice": NamedTool("look")},
+            {"tool_choice": {"type": "function", "function": {"name": "look"}}},
+        ),
+        (Responses(), {"top_p": 0.5, "reasoning_effort": "low"}, {"top_p": 0.5, "reasoning": {"effort": "low"}}),
+        (Responses(), {"tool_choice": NamedTool("look")}, {"tool_choice": {"type": "function", "name": "look"}}),
+        (Responses(), {"tool_choice": "none", "parallel_tool_calls": True}, {"tool_choice": "none"}),
+        (Messages(), {"top_p": 0.5, "stop": ("a",)}, {"top_p": 0.5, "stop_sequences": ["a"]}),
+        (Messages(), {"tool_choice": "required"}, {"tool_choice": {"type": "any"}}),
+        (Messages(), {"tool_choice": NamedTool("look")}, {"tool_choice": {"type": "tool", "name": "look"}}),
+        (
+            Messages(),
+            {"parallel_tool_calls": False},
+            {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+        ),
+        (Messages(), {"tool_choice": "none", "parallel_tool_calls": False}, {"tool_choice": {"type": "none"}}),
+    ],
+)
+def test_settings_are_sent_in_the_fields_of_the_api(
+    format: Format, settings: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    body = body_of(format, **settings)
+    assert {name: body.get(name) for name in fields} == fields
+    assert format.applies >= settings.keys()
+
+
+@pytest.mark.requirement("X-14")
+@pytest.mark.parametrize("format", [Chat(), Responses(), Messages()])
+def test_settings_that_an_api_does_not_have_are_refused_before_anything_is_sent(format: Format) -> None:
+    values: dict[str, Any] = {
+        "seed": 1, "presence_penalty": 1, "frequency_penalty": 1, "reasoning_effort": "low", "stop": ("a",)
+    }  # fmt: skip
+    for name, value in values.items():
+        if name in format.applies:
+            body_of(format, **{name: value})
+        else:
+            with pytest.raises(UnsupportedRequest, match=name):
+                body_of(format, **{name: value})

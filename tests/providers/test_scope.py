@@ -95,7 +95,7 @@ def test_what_is_refused_never_leaves_and_is_not_tried_again(call: Call) -> None
         assert run.explain().count(f"■ {MODEL}") == 1
 
 
-def test_outside_of_the_block_requests_belong_to_nobody() -> None:
+def test_requests_outside_of_the_block_belong_to_no_run() -> None:
     with FakeProviderServer() as server, clients(server) as to, contain(max_cost_usd=0) as run:
         with contained(run):
             installed = httpx2.HTTPTransport.handle_request

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -373,13 +372,6 @@ def test_each_answer_to_each_prompt_is_held_for(body: dict[str, Any], answers: i
 
 
 # Requests of unknown cost.
-
-
-@pytest.fixture
-def at_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every host name be this machine."""
-    look_up = socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: look_up("127.0.0.1", *rest, **more))
 
 
 UNKNOWN = {

@@ -360,7 +360,7 @@ def test_a_response_that_is_closed_early_is_unresolved_and_its_connection_is_bro
     assert run.balance.unresolved_nanos >= server.invoice.total_nanos > 0
 
 
-# What nobody reads.
+# Responses that are never read.
 
 
 def test_the_hold_of_a_response_that_is_never_read_becomes_unresolved() -> None:

@@ -1,4 +1,4 @@
-"""A stop reaches a request wherever it is: the caller is told, the socket is closed, and the call has its end."""
+"""A stop reaches a request wherever it is: the caller gets an error, the socket is closed, and the call has its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 from penstock import BudgetExceededError, CancelledError, PriceBook, contain
 from penstock.providers import contained
 from penstock.runtime import worker
-from penstock.runtime.billing import prices
+from penstock.runtime.billing import price_table, prices
+from penstock.runtime.billing.price_table import PriceTable
 from penstock.testing.provider import FakeProviderServer, Hang, Say
 from tests.providers.sdk_calls import (
     ASYNC_CALLS,
@@ -57,7 +58,13 @@ def test_an_async_request_loads_the_table_of_prices_on_a_thread(
     call: AsyncCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
-    monkeypatch.setattr(prices, "_load_table", lambda: threads.append(threading.current_thread()))
+
+    def load() -> PriceTable:
+        threads.append(threading.current_thread())
+        return PriceTable()
+
+    monkeypatch.setattr(prices, "_table", None)
+    monkeypatch.setattr(price_table, "load_table", load)
 
     async def main(server: FakeProviderServer) -> None:
         async with async_clients(server) as to:

@@ -1,168 +1,260 @@
-"""Every HTTP library in every way that programs use it: the provider's invoice is at most the ceiling.
+"""Every HTTP library, in every way that programs use it, with every shape of request that it carries.
 
-What the ledger says is at least what the invoice says: nothing is spent that the run does not know of.
+The invoice of the provider is at most the ceiling and the ledger has all of it, or the run reports what it could not
+limit or price; and each request is counted once. A test is one library called in one way; it tries all shapes.
 """
 
 from __future__ import annotations
 
+import _thread
 import asyncio
+import contextvars
+import itertools
+import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, get_args
 
 import pytest
 
-from penstock import ExecutionContext, PenstockError, contain
-from penstock.providers import contained
+from penstock.providers.http.forms import FORMS, Api, form_of
 from penstock.testing.provider import FakeProviderServer
-from tests.providers.stack_calls import ASYNC, SHAPES, SYNC, AsyncSend, Body, Send
+from tests.providers.matrix import MANY, PAID, Cell, Tally, Trial, Verdict, address, provider
+from tests.providers.sdk_calls import outcome
+from tests.providers.shapes import EVERY, UNPRICED, UNSIGNED, Shape
+from tests.providers.stack_calls import ASYNC, SYNC, AsyncSend, Send, over_botocore
 
-pytestmark = pytest.mark.requirement("X-5", "X-11")
+pytestmark = [pytest.mark.requirement("X-5", "X-11"), pytest.mark.usefixtures("at_home")]
 
-PRICE = 0.05
-CEILING = 0.25
-MANY = 20
+Work = Callable[[], Any]
+AsyncWork = Callable[[], Awaitable[Any]]
 
-Work = Callable[[], object]
-Way = Callable[[Work], object]
-
-
-def once(work: Work) -> None:
-    work()
-
-
-def fan_out(work: Work) -> None:
-    threads = [threading.Thread(target=_refused, args=(work,)) for _ in range(MANY)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+WORKERS = 4
+BEDROCK = {name: shape for name, shape in UNSIGNED.items() if shape.path.startswith("/model/")}
+"""What botocore sends, with a signature of its own."""
 
 
-def thread_pool(work: Work) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(_refused, work) for _ in range(MANY)]:
-            done.result()
+# Ways to call a sync library.
 
 
-def _refused(work: Work) -> None:
-    """Do the work; a refusal is what limits are for."""
-    with suppress(PenstockError):
-        work()
+def once(trial: Trial, work: Work) -> None:
+    with trial.entered():
+        trial.outcomes.append(outcome(work))
 
 
-SYNC_WAYS: list[tuple[Way, bool]] = [
-    (once, False),
-    (once, True),
-    (fan_out, False),
-    (fan_out, True),
-    (thread_pool, True),
-]
-"""How sync work is done, and whether its answers are streams."""
+def fan_out(trial: Trial, work: Work) -> None:
+    def agent() -> None:
+        trial.outcomes.append(outcome(work))
 
-
-def sync_ways() -> Any:
-    return [
-        pytest.param(send, way, streams, id=f"{send.__name__}-{way.__name__}{'-stream' * streams}")
-        for send in SYNC
-        for way, streams in SYNC_WAYS
-    ]
-
-
-def request_to(server: FakeProviderServer, shape: str, streams: bool) -> tuple[str, Body]:
-    path, body = SHAPES[shape]
-    return server.url + path, {**body, "stream": streams}
-
-
-def check(server: FakeProviderServer, run: ExecutionContext) -> None:
-    """The invoice is at most the ceiling, and the ledger has all of it."""
-    billed, balance = server.invoice.total_usd, run.balance
-    assert 0 < billed <= CEILING
-    assert balance.spent_usd + balance.unresolved_usd >= billed
-    assert balance.held_nanos == 0
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("send", "way", "streams"), sync_ways())
-def test_a_sync_stack_spends_no_more_than_the_ceiling(send: Send, way: Way, streams: bool, shape: str) -> None:
-    with FakeProviderServer.flat(PRICE) as server:
-        url, body = request_to(server, shape, streams)
-        with contain(max_cost_usd=CEILING, prices=server.provider.prices) as run, contained(run):
-            way(lambda: send(url, body))
-        check(server, run)
-        assert run.balance.steps == len(server.requests)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("streams", [False, True], ids=["plain", "stream"])
-@pytest.mark.parametrize("count", [1, MANY])
-@pytest.mark.parametrize("send", ASYNC)
-async def test_an_async_stack_spends_no_more_than_the_ceiling(
-    send: AsyncSend, count: int, streams: bool, shape: str
-) -> None:
-    async with FakeProviderServer.flat(PRICE) as server:
-        url, body = request_to(server, shape, streams)
-        with contain(max_cost_usd=CEILING, prices=server.provider.prices) as run, contained(run):
-            outcomes = await asyncio.gather(*(send(url, body) for _ in range(count)), return_exceptions=True)
-        check(server, run)
-        assert all(isinstance(found, bytes | PenstockError) for found in outcomes)
-        assert run.balance.steps == len(server.requests)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("send", ASYNC)
-def test_an_async_stack_on_loops_of_a_thread_pool_spends_no_more_than_the_ceiling(send: AsyncSend, shape: str) -> None:
-    with FakeProviderServer.flat(PRICE) as server:
-        url, body = request_to(server, shape, streams=True)
-        with contain(max_cost_usd=CEILING, prices=server.provider.prices) as run, contained(run):
-            thread_pool(lambda: asyncio.run(send(url, body)))  # type: ignore[arg-type]  # each is a coroutine
-        check(server, run)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("send", SYNC)
-def test_a_thread_that_outlives_the_block_is_refused(send: Send, shape: str) -> None:
-    left = threading.Event()
-    outcomes: list[object] = []
-
-    def later() -> None:
-        left.wait()
-        try:
-            outcomes.append(send(url, body))
-        except PenstockError as error:
-            outcomes.append(error)
-
-    with FakeProviderServer.flat(PRICE) as server:
-        url, body = request_to(server, shape, streams=False)
-        with contain(max_cost_usd=CEILING, prices=server.provider.prices) as run, contained(run):
-            thread = threading.Thread(target=later)
+    with trial.entered():
+        threads = [threading.Thread(target=agent) for _ in range(MANY)]
+        for thread in threads:
             thread.start()
-            send(url, body)
-        left.set()
-        thread.join()
-        check(server, run)
-    assert [type(found).__name__ for found in outcomes] == ["RunEnded"]
-    assert len(server.requests) == 1
+        for thread in threads:
+            thread.join()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("send", ASYNC)
-async def test_a_task_that_outlives_the_block_is_refused(send: AsyncSend, shape: str) -> None:
-    async def later() -> bytes:
-        await left.wait()
-        return await send(url, body)
+def thread_pool(trial: Trial, work: Work) -> None:
+    with ThreadPoolExecutor(WORKERS) as pool:
+        everyone = threading.Barrier(WORKERS)
+        list(pool.map(lambda _: everyone.wait(), range(WORKERS)))  # its threads are older than the scope
+        with trial.entered():
+            items = [pool.submit(outcome, work) for _ in range(MANY)]
+            trial.outcomes += [item.result() for item in items]
 
-    left = asyncio.Event()
-    async with FakeProviderServer.flat(PRICE) as server:
-        url, body = request_to(server, shape, streams=False)
-        with contain(max_cost_usd=CEILING, prices=server.provider.prices) as run, contained(run):
-            task = asyncio.create_task(later())
-            await send(url, body)
-        left.set()
-        with pytest.raises(PenstockError) as refused:
-            await task
-        check(server, run)
-    assert type(refused.value).__name__ == "RunEnded"
-    assert len(server.requests) == 1
+
+def outlives(trial: Trial, work: Work) -> None:
+    """Call once after the block has ended, and once more after the run has."""
+    block_ended, answered, run_ended = threading.Event(), threading.Event(), threading.Event()
+
+    def agent() -> None:
+        block_ended.wait()
+        trial.outcomes.append(outcome(work))
+        answered.set()
+        run_ended.wait()
+        trial.outcomes.append(outcome(work))
+
+    thread = threading.Thread(target=agent)
+    with trial.run:
+        with trial.block():
+            thread.start()
+        block_ended.set()
+        answered.wait()
+    run_ended.set()
+    thread.join()
+
+
+def unreached(trial: Trial, work: Work) -> None:
+    """Call in a thread that cannot be followed."""
+    found: Future[Any] = Future()
+    with trial.entered(), trial.warned():
+        _thread.start_new_thread(lambda: found.set_result(outcome(work)), ())
+        trial.outcomes.append(found.result())
+
+
+# The same for an async library.
+
+
+async def settled(work: AsyncWork) -> Any:
+    """Return what the work returns or raises."""
+    [found] = await asyncio.gather(work(), return_exceptions=True)
+    return found
+
+
+async def once_async(trial: Trial, work: AsyncWork) -> None:
+    with trial.entered():
+        trial.outcomes.append(await settled(work))
+
+
+async def fan_out_async(trial: Trial, work: AsyncWork) -> None:
+    with trial.entered():
+        trial.outcomes += await asyncio.gather(*(work() for _ in range(MANY)), return_exceptions=True)
+
+
+async def outlives_async(trial: Trial, work: AsyncWork) -> None:
+    block_ended, answered, run_ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def agent() -> None:
+        await block_ended.wait()
+        trial.outcomes.append(await settled(work))
+        answered.set()
+        await run_ended.wait()
+        trial.outcomes.append(await settled(work))
+
+    with trial.run:
+        with trial.block():
+            task = asyncio.create_task(agent())
+        block_ended.set()
+        await answered.wait()
+    run_ended.set()
+    await task
+
+
+async def unreached_async(trial: Trial, work: AsyncWork) -> None:
+    with trial.entered(), trial.warned():
+        trial.outcomes.append(await asyncio.create_task(settled(work), context=contextvars.Context()))
+
+
+SYNC_WAYS: Mapping[str, Callable[[Trial, Work], None]] = MappingProxyType(
+    {
+        "once": once,
+        "fan-out": fan_out,
+        "thread pool": thread_pool,
+        "outlives": outlives,
+        "unreached": unreached,
+    }
+)
+ASYNC_WAYS: Mapping[str, Callable[[Trial, AsyncWork], Awaitable[None]]] = MappingProxyType(
+    {
+        "once": once_async,
+        "fan-out": fan_out_async,
+        "outlives": outlives_async,
+        "unreached": unreached_async,
+    }
+)
+PAID_CALLS_PASS = {"BudgetExceededError": MANY - PAID}
+REFUSALS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {"fan-out": PAID_CALLS_PASS, "thread pool": PAID_CALLS_PASS, "outlives": {"RunEnded": 1}}
+)
+"""The errors of each way that has some: under the ceiling five of twenty calls are paid for."""
+
+
+def name_of(send: Callable[..., Any]) -> str:
+    return send.__name__.removeprefix("over_")
+
+
+def carried_by(send: Callable[..., Any]) -> Mapping[str, Shape]:
+    return BEDROCK if send is over_botocore else EVERY
+
+
+TALLY = Tally()
+STACKS: list[Callable[..., Any]] = [*SYNC, over_botocore, *ASYNC]
+
+
+def checked(trial: Trial) -> Cell:
+    """Judge the cell, and compare its outcomes with what its way leads to."""
+    cell = trial.judged()
+    is_unpriced = cell.shape in UNPRICED  # what has no price passes the ceiling, and is reported
+    assert cell.verdict is (Verdict.REPORTED if is_unpriced or cell.way == "unreached" else Verdict.HELD), cell
+    refusals = {} if is_unpriced and cell.way != "outlives" else REFUSALS.get(cell.way, {})
+    assert not trial.foreign_errors, (cell, trial.foreign_errors)
+    assert trial.errors == refusals, (cell, trial.errors)
+    assert trial.answers == len(trial.outcomes) - sum(refusals.values()) == cell.requests, cell
+    assert trial.run.balance.held_nanos == 0, cell
+    assert cell.ledger_usd == (cell.invoice_usd if cell.verdict is Verdict.HELD else 0), cell
+    return cell
+
+
+@pytest.mark.parametrize("way", SYNC_WAYS)
+@pytest.mark.parametrize("send", [*SYNC, over_botocore], ids=name_of)
+def test_a_sync_stack_spends_nothing_silently(send: Send, way: str) -> None:
+    with provider() as server:
+        for name, shape in carried_by(send).items():
+            trial = Trial(server, name_of(send), way, name)
+            SYNC_WAYS[way](trial, partial(send, address(server, shape), shape.body, shape.file))
+            TALLY.add([checked(trial)])
+
+
+@pytest.mark.parametrize("way", ASYNC_WAYS)
+@pytest.mark.parametrize("send", ASYNC, ids=name_of)
+async def test_an_async_stack_spends_nothing_silently(send: AsyncSend, way: str) -> None:
+    async with provider() as server:
+        for name, shape in EVERY.items():
+            trial = Trial(server, name_of(send), way, name)
+            await ASYNC_WAYS[way](trial, partial(send, address(server, shape), shape.body, shape.file))
+            TALLY.add([checked(trial)])
+
+
+@pytest.mark.parametrize("send", ASYNC, ids=name_of)
+def test_an_async_stack_on_loops_of_a_thread_pool_spends_nothing_silently(send: AsyncSend) -> None:
+    def work(server: FakeProviderServer, shape: Shape) -> Any:
+        return asyncio.run(send(address(server, shape), shape.body, shape.file))  # type: ignore[arg-type]
+
+    with provider() as server:
+        for name, shape in EVERY.items():
+            trial = Trial(server, name_of(send), "thread pool", name)
+            thread_pool(trial, partial(work, server, shape))
+            TALLY.add([checked(trial)])
+
+
+def test_no_cell_of_the_matrix_is_left_out_and_none_is_silent() -> None:
+    cells = {
+        (name_of(send), way, shape) for send in STACKS for way, shape in itertools.product(SYNC_WAYS, carried_by(send))
+    }
+    if len({cell[:2] for cell in TALLY.cells}) < len({cell[:2] for cell in cells}):
+        pytest.skip(f"only a part of the matrix was run: {TALLY}")
+    sys.stdout.write(f"{TALLY}\n")  # shown by `pytest -rP`
+    assert TALLY.cells.keys() == cells
+    assert TALLY.count(Verdict.SILENT) == 0
+
+
+def test_every_api_that_is_recognised_is_in_the_matrix() -> None:
+    forms = [form_of("POST", shape.host, shape.path) for shape in EVERY.values()]
+    assert {form.api for form in forms if form is not None} == set(get_args(Api))
+    paths = [path for path, _ in FORMS if not any(shape.path.endswith(path) for shape in EVERY.values())]
+    assert paths == ["/agents/completions", "/fim/completions"]  # Mistral's, which are chats and completions
+
+
+HELD = Cell("s", "once", "chat", invoice_usd=0.25, ledger_usd=0.25, requests=5, counted=5, reported=0)
+
+
+@pytest.mark.parametrize(
+    ("cell", "verdict"),
+    [
+        (HELD, Verdict.HELD),
+        (replace(HELD, ledger_usd=0.30), Verdict.HELD),
+        (replace(HELD, invoice_usd=0.30, ledger_usd=0.30), Verdict.SILENT),
+        (replace(HELD, ledger_usd=0.20), Verdict.SILENT),
+        (replace(HELD, ledger_usd=0, reported=4), Verdict.SILENT),
+        (replace(HELD, ledger_usd=0, reported=5), Verdict.REPORTED),
+        (replace(HELD, counted=4), Verdict.SILENT),
+        (replace(HELD, counted=10), Verdict.SILENT),
+        (replace(HELD, invoice_usd=0, ledger_usd=0, requests=0, counted=0), Verdict.SILENT),
+    ],
+)
+def test_a_cell_is_silent_if_the_invoice_says_more_than_the_run(cell: Cell, verdict: Verdict) -> None:
+    assert cell.verdict is verdict

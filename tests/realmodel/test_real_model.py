@@ -43,9 +43,9 @@ async def test_a_stream_has_pieces_a_usage_and_a_cost(model_url: str) -> None:
 @pytest.mark.requirement("X-1")
 async def test_the_input_is_estimated_from_above(model_url: str) -> None:
     model = CompatibleModel(NAME, model_url, max_output_tokens=16)
-    said = [Message.system("Be brief."), Message.user("Wie heißt die Hauptstadt von 日本? 🏯 " * 5)]
+    messages = [Message.system("Be brief."), Message.user("Wie heißt die Hauptstadt von 日本? 🏯 " * 5)]
     async with contain(max_tokens=2_000) as run:
-        answer = await model.generate(run, said)
+        answer = await model.generate(run, messages)
         assert answer.usage is not None
         assert run.balance.tokens_in == answer.usage.input_tokens
     assert answer.usage.output_tokens <= 16
@@ -56,13 +56,13 @@ async def test_a_cancel_in_the_middle_keeps_what_came_and_frees_the_model(model_
     deltas: list[Delta] = []
     some = asyncio.Event()
 
-    def told(delta: Delta) -> None:
+    def on_delta(delta: Delta) -> None:
         deltas.append(delta)
         if len(deltas) == 5:
             some.set()
 
     async with contain(max_cost_usd=1, prices=PRICES) as run:
-        agent = Agent(model, "You are a storyteller.", on_delta=told)
+        agent = Agent(model, "You are a storyteller.", on_delta=on_delta)
         running = asyncio.create_task(agent.run("Tell me a long story.", run))
         await some.wait()
         run.abort("enough")

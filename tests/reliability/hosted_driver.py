@@ -21,8 +21,7 @@ from typing import Any
 from penstock.agents.model import ModelRequest, ModelResponse
 from penstock.chat.service import ChatService
 from penstock.hosting.host import HostSettings, RunHost, RunLimits
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.ports import Conflict, HostedEvent, RunRecord
 from penstock.runtime.billing.prices import Price, PriceBook, default_prices
 from penstock.runtime.durable.keys import idempotency_key
 from penstock.storage import Stores, open_stores

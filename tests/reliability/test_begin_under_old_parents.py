@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from penstock import ExecutionGraph
-
-
-def operations(work: Callable[[], object]) -> int:
-    """How many bytecode instructions `work` executes."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal count
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            count += 1
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count
+from tests.reliability.operations import operations
 
 
 def grown(calls: int, max_kept: int | None = None) -> tuple[ExecutionGraph, str, str]:

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from penstock.hosting.failpoints import POINTS as HOSTED_POINTS
-from penstock.runtime.durable.failpoints import POINTS
+from penstock.runtime.durable.failpoints import HOSTED_POINTS, POINTS
 from tests.reliability.fork_server import ForkServer
 from tests.reliability.killed_runs import KilledChat, event_violations
 from tests.storage.postgres import postgres_schemas, postgres_server  # noqa: F401

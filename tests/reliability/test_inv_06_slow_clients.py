@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.ports import HostedEvent, RunRecord
 from penstock.server.serve import ServerProcess, listen
 from penstock.server.settings import ServerSettings
 from tests.server.served import SECRETS, Served, eventually, parse_events, parts, running, served

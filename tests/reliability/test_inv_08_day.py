@@ -24,7 +24,7 @@ from penstock.cli.service.gc_tuning import freeze_heap, relaxed_gc
 from penstock.clock import utc_from_ns
 from penstock.hosting.event_data import STATUS_OF
 from penstock.hosting.host import HostSettings, RunHost
-from penstock.hosting.records import ENDED, RunRecord
+from penstock.hosting.ports import ENDED, RunRecord
 from penstock.runtime.billing.usage import Usage
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop, sim_run
@@ -167,7 +167,7 @@ class Day:
     async def _cancel(self, run_id: str) -> None:
         """Before it is there, while it is there, or after it has gone."""
         await asyncio.sleep(self.chance.choice([0, 0.001, self.chance.uniform(0, 6), self.chance.uniform(0, 60)]))
-        await self.host.cancel(run_id, reason="changed my mind", by="somebody")
+        await self.host.cancel(run_id, reason="changed my mind", by="ann")
 
     def _do(self, what: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(what)

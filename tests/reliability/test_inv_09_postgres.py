@@ -87,7 +87,7 @@ async def test_a_service_whose_database_server_has_a_full_disk(postgres_url: str
 
 
 def locked(url: str, is_locked: Callable[[str], bool]) -> AbstractAsyncContextManager[None]:
-    """Somebody keeps those tables for themselves."""
+    """Another connection holds those tables locked."""
 
     @asynccontextmanager
     async def keeping() -> AsyncIterator[None]:

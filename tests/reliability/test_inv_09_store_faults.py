@@ -1,5 +1,5 @@
-"""INV 9: whatever a store does wrong, and at whichever call: no model call leaves unrecorded, callers are told at once
-when to come back, and when the store is well again the same requests succeed, once.
+"""INV 9: whatever a store does wrong, and at whichever call: no model call leaves unrecorded, callers are answered at
+once when to come back, and when the store is well again the same requests succeed, once.
 
 First every call of a chat over HTTP in virtual time, with each kind of fault and with stores that stay away for a
 while; then real databases, hurt from outside.

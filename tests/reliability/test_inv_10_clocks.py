@@ -18,7 +18,7 @@ import pytest
 
 from penstock.clock import Clock
 from penstock.hosting.host import HostSettings
-from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.ports import HostedEvent, RunRecord
 from penstock.storage.memory import MemoryStores
 from penstock.storage.stores import open_stores
 from penstock.testing import SimLoop, sim_run

@@ -51,7 +51,7 @@ async def test_repeated_tool_calls_of_a_model_stop_at_the_step_limit() -> None:
     assert 1 < looks.most <= MAX_PARALLEL_TOOLS
 
 
-TURNS, MOST_EVENTS_OF_A_TURN = 50, 8
+TURNS, MOST_EVENTS_OF_A_TURN = 50, 12
 """What an agent may take; and of each turn the model's call and the refusal, a start and an end each, with room."""
 
 

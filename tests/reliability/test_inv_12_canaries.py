@@ -192,8 +192,10 @@ async def test_secrets_of_a_service_are_in_nothing_that_leaves_it_and_nothing_th
         assert leaks(content) == [], name
     for answer in [*ann.answers, *stranger.answers, *root.answers]:
         assert leaks(answer) == [], answer
-    asked_here = [record for record in caplog.records if record.getMessage().startswith(f"HTTP Request: GET {ann.url}")]
-    assert leaks("\n".join(_logged(record) for record in caplog.records if record not in asked_here)) == []
+    own_requests = [
+        record for record in caplog.records if record.getMessage().startswith(f"HTTP Request: GET {ann.url}")
+    ]
+    assert leaks("\n".join(_logged(record) for record in caplog.records if record not in own_requests)) == []
     assert leaks("".join(capfd.readouterr())) == []
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.hosting.event_data import STATUS_OF
 from penstock.hosting.host import CancelResult, HostSettings, RunHost
-from penstock.hosting.records import ENDED
+from penstock.hosting.ports import ENDED
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop, sim_run
 from tests.hosting.graphs import Sleeper, graph, host_with, killed

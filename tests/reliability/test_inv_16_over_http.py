@@ -1,7 +1,7 @@
 """INV 16 over HTTP: whenever a cancel comes, it is answered with what became of it, and never by a server error.
 
-Under a simulated loop, each seed is one story: a run that is submitted at some time, worked on by the server that was
-asked or by another one, which may die, and one to three cancels at any time, also before the run is there.
+Under a simulated loop, each seed is one story: a run that is submitted at some time, worked on by the server that
+took it or by another one, which may die, and one to three cancels at any time, also before the run is there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from penstock.chat.service import ChatService
 from penstock.hosting.host import RunHost
-from penstock.hosting.records import ENDED
+from penstock.hosting.ports import ENDED
 from penstock.server.app import create_app
 from penstock.server.settings import ServerSettings
 from penstock.storage.memory import MemoryStores

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import RunRecord
 from penstock.storage import open_stores
 from tests.storage.postgres import postgres_schemas, postgres_server
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.hosting.host import HostSettings, RunHost
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import RunRecord
 from penstock.storage import open_stores
 from tests.soak import scaled
 from tests.storage.postgres import postgres_schemas, postgres_server

@@ -1,7 +1,8 @@
 """INV 21: no request leaves its scope silently, whatever starts it and however long it lives; the invoice is the judge.
 
 A provider of 25 cents a call, a ceiling of 50 cents, and a program that fans out in every way Python has. The invoice
-is never above the ceiling and the ledger never below the invoice, or the requests outside are reported.
+is never above the ceiling and the ledger never below the invoice, or the requests outside are reported. Every HTTP
+library is tried in each of these ways; tests/providers/test_stacks_matrix.py tries them with every shape of request.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from penstock.providers import UncontainedRequest, contained_client
 from penstock.storage.memory import MemoryStores
 from penstock.testing.provider import FakeProviderServer
 from penstock.tracing.events import SafetyTrace
+from tests.providers.matrix import PAID, Tally, Trial, Verdict, provider
 from tests.providers.sdk_calls import Clients, achat, async_clients, chat, clients, messages, outcome
+from tests.providers.shapes import OFFICIAL, SHAPES
+from tests.providers.stack_calls import ASYNC, SYNC, over_botocore
 
 pytestmark = [pytest.mark.reliability, pytest.mark.requirement("X-11")]
 
@@ -183,6 +187,41 @@ def test_whatever_starts_the_work_the_ceiling_holds(fan_out: FanOut) -> None:
         assert sum(isinstance(found, BudgetExceededError) for found in outcomes) == len(outcomes) - 2
         assert server.invoice.total_usd == CEILING_USD
         assert_held(server, run)
+
+
+TALLY = Tally()
+STACKS: list[Callable[..., Any]] = [*SYNC, over_botocore, *ASYNC]
+
+
+def request_over(send: Callable[..., Any], server: FakeProviderServer) -> Work:
+    """One request over that library, as sync work."""
+    shape = SHAPES["converse"] if send is over_botocore else OFFICIAL["chat"]
+    if send in ASYNC:
+        return lambda: asyncio.run(send(server.url + shape.path, shape.body))
+    return lambda: send(server.url + shape.path, shape.body)
+
+
+@pytest.mark.parametrize("fan_out", FAN_OUTS)
+def test_whatever_starts_the_work_the_ceiling_holds_over_every_library(fan_out: FanOut) -> None:
+    with provider() as server, ThreadPoolExecutor(3) as pool:
+        pool.submit(int).result()  # its first thread is older than the scope
+        for send in STACKS:
+            trial, work = Trial(server, send.__name__, fan_out.__name__, "chat"), request_over(send, server)
+            with trial.entered():
+                trial.outcomes += fan_out(lambda work=work: outcome(work), pool)  # type: ignore[misc]
+            cell = trial.judged()
+            assert cell.verdict is Verdict.HELD, cell
+            assert (trial.answers, trial.foreign_errors) == (PAID, []), cell
+            TALLY.add([cell])
+
+
+def test_inv_21_no_library_in_any_way_to_start_work_is_silent() -> None:
+    cells = {(send.__name__, fan_out.__name__, "chat") for send in STACKS for fan_out in FAN_OUTS}
+    if len(TALLY.cells) < len(cells):
+        pytest.skip(f"only a part of the ways was run: {TALLY}")
+    sys.stdout.write(f"{TALLY}\n")  # shown by `pytest -rP`
+    assert TALLY.cells.keys() == cells
+    assert TALLY.count(Verdict.SILENT) == 0
 
 
 def test_a_thread_sees_the_context_and_the_call_of_its_starter() -> None:
@@ -369,7 +408,7 @@ def test_every_open_run_reports_them() -> None:
     with program() as (server, to), limited(server) as outer, limited(server) as inner:
         with contained(outer), contained(inner), pytest.warns(RuntimeWarning) as reported:
             assert bare_thread(lambda: chat(to))
-        assert chat(to)  # no block is open: nobody is told
+        assert chat(to)  # no block is open: nothing is reported
     assert (outer.uncontained_requests, inner.uncontained_requests, len(reported)) == (1, 1, 1)
 
 
@@ -456,7 +495,7 @@ def test_a_block_that_ends_normally_although_its_run_was_stopped_warns_once() ->
         assert "a block ended normally although the run was stopped (budget_exceeded: " in run.explain()
 
 
-def test_a_swallowed_stop_is_raised_at_the_end_of_the_block_where_that_was_asked_for() -> None:
+def test_a_swallowed_stop_is_raised_at_the_end_of_a_block_that_raises_stops() -> None:
     with (
         program() as (server, to),
         limited(server, max_cost_usd=0) as run,
@@ -509,7 +548,7 @@ def hiding(to: Clients) -> None:
 
 
 @pytest.mark.parametrize("framework", [wrapping, regrouping, hiding])
-def test_what_a_framework_made_of_the_stop_is_raised_as_the_stop_where_that_was_asked_for(
+def test_an_error_that_a_framework_made_of_a_stop_is_raised_as_the_stop_in_a_block_that_raises_stops(
     framework: Callable[[Clients], None],
 ) -> None:
     with program() as (server, to), limited(server, max_cost_usd=0) as run:

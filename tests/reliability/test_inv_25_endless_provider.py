@@ -335,9 +335,9 @@ async def test_a_client_of_the_callers_own_is_limited_too() -> None:
                 client._client.event_hooks["response"].append(own_hook)
                 model: Any = OpenAIModel if name == "openai" else AnthropicModel
                 for _ in range(2):  # hooks are added once, however many models there are
-                    asked = model(MODEL, client=client, max_output_tokens=PAID_TOKENS)
+                    bounded = model(MODEL, client=client, max_output_tokens=PAID_TOKENS)
                 run = contain(max_cost_usd=10, prices=server.provider.prices)
                 with pytest.raises(TruncatedResponse, match="200 tokens were paid for"):
-                    await remote_models.ask(asked, run, False)
+                    await remote_models.ask(bounded, run, False)
                 assert len(client._client.event_hooks["response"]) == 2
     assert hooks == [200, 200]

@@ -1,4 +1,4 @@
-"""A token is cancelled once, by anybody, from anywhere; whoever waits, works or asks below it learns it, and why."""
+"""A token is cancelled once, by anybody, from anywhere; all that waits or works below it learns it, and why."""
 
 from __future__ import annotations
 
@@ -626,10 +626,10 @@ def test_a_watched_task_whose_loop_was_closed_is_passed_over() -> None:
     task = loop.create_task(run.acall_tool(asyncio.Event().wait))
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
-    run.cancellation.add_callback(lambda: called.append("told"))
-    run.abort("nobody is there")
+    run.cancellation.add_callback(lambda: called.append("called"))
+    run.abort("the loop is gone")
     run.end()
-    assert called == ["told"]
+    assert called == ["called"]
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     task.get_coro().close()
 

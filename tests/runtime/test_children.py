@@ -75,7 +75,7 @@ def test_start_and_end_of_a_child_are_events_of_its_parent() -> None:
     assert (completed.child_name, completed.node_id) == ("compaction", "n000002")
     assert (completed.termination_reason, completed.duration_ms) == (TerminationReason.SUCCESS, 1_500)
     json.dumps([spawned.to_dict(), completed.to_dict()])
-    run.start_iteration()  # what was told stays as it was, whenever it is read
+    run.start_iteration()  # emitted events do not change, whenever they are read
     assert [one for one in run.events if one.seq in (spawned.seq, completed.seq)] == [spawned, completed]
 
 

@@ -1,4 +1,4 @@
-"""A run as whoever holds its handle sees it: what is refused and in which order, what is told, what is written down."""
+"""A run as its owner sees it: what is refused and in which order, which events are emitted, what is recorded."""
 
 from __future__ import annotations
 
@@ -96,27 +96,27 @@ def the_stop(ctx: ExecutionContext) -> SafetyEvent:
 
 
 class Deny:
-    """A hook that says no to everything, and counts how often it is asked."""
+    """A hook that says no to everything, and counts its calls."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.calls = 0
 
     def before_llm_call(self, ctx: ToolCallContext) -> Verdict:
-        self.asked += 1
+        self.calls += 1
         return Verdict.deny("not today")
 
     before_tool_call = before_llm_call
 
 
 class Watched(CircuitBreaker):
-    """A breaker that counts how often it is asked."""
+    """A breaker that counts its checks."""
 
     def __init__(self) -> None:
         super().__init__(failure_threshold=1)
-        self.asked = 0
+        self.checks = 0
 
     def check(self, context: PolicyContext | None = None) -> PolicyDecision:
-        self.asked += 1
+        self.checks += 1
         return super().check(context)
 
 
@@ -188,8 +188,8 @@ async def test_the_first_check_that_refuses_ends_the_checks(first: int, door: st
     assert (decision, case.ran) == (Decision.HALT, 0)
     name, reason = ORDER[first]
     assert case.ctx.get_snapshot().events[-1].event_type == reason
-    assert case.hook.asked == (1 if name == "shield" else 0)
-    assert case.breaker.asked == (1 if name == "breaker" else 0)
+    assert case.hook.calls == (1 if name == "shield" else 0)
+    assert case.breaker.checks == (1 if name == "breaker" else 0)
 
 
 @pytest.mark.requirement("C-5")
@@ -211,11 +211,11 @@ def test_an_unpriced_or_looping_call_is_refused_before_hooks_and_breaker_run() -
     strict.wrap_llm_call(nothing)
     in_circles = ExecutionContext(None, pipeline, breaker=breaker, divergence=DivergenceDetector(repeats=2, halts=True))
     in_circles.tool(len, "the same")
-    asked = breaker.asked
+    before = breaker.checks
     with pytest.raises(Halted) as refused:
         in_circles.tool(len, "the same")
     assert (the_stop(strict).event_type, refused.value.stop_reason) == ("price_unknown", "diverged")
-    assert (hook.asked, breaker.asked - asked) == (0, 0)
+    assert (hook.calls, breaker.checks - before) == (0, 0)
 
 
 @pytest.mark.requirement("C-5")
@@ -376,13 +376,13 @@ def test_every_stop_is_recorded_once_with_its_reason_and_its_figures(reason: str
 def test_every_stop_is_in_the_log_with_the_call_it_stopped(reason: str) -> None:
     stopped, figures = STOPS[reason]
     ctx = stopped()
-    *earlier, told = [event for event in ctx.history() if isinstance(event, LimitTrace)]
+    *earlier, limit = [event for event in ctx.history() if isinstance(event, LimitTrace)]
     assert [before.stop_reason for before in earlier] == BEFORE.get(reason, [])
-    assert (told.stop_reason, told.message) == (reason, ctx.get_snapshot().events[-1].reason)
-    facts = {"budget": told.budget, "unit": told.unit, "limit": told.limit, "used": told.used}
+    assert (limit.stop_reason, limit.message) == (reason, ctx.get_snapshot().events[-1].reason)
+    facts = {"budget": limit.budget, "unit": limit.unit, "limit": limit.limit, "used": limit.used}
     assert facts == {key: figures.get(key) for key in facts}
     if reason != "aborted":
-        assert ctx.graph.snapshot()["nodes"][told.node_id]["stop_reason"].startswith(f"{reason}: ") or (
+        assert ctx.graph.snapshot()["nodes"][limit.node_id]["stop_reason"].startswith(f"{reason}: ") or (
             reason == "provider_error"
         )
 
@@ -928,11 +928,11 @@ def test_a_thread_of_a_worker_knows_the_current_context_and_a_plain_thread_does_
 @pytest.mark.requirement("T-1")
 def test_one_context_goes_through_model_tool_hook_and_sub_agent_into_one_ledger_and_one_log() -> None:
     provider = FakeProvider(lambda _: Answer(input_tokens=1_000, output_tokens=100))
-    told: list[ToolCallContext] = []
+    contexts: list[ToolCallContext] = []
 
     class Listen:
         def before_llm_call(self, ctx: ToolCallContext) -> None:
-            told.append(ctx)
+            contexts.append(ctx)
 
     def model(ctx: ExecutionContext, prompt: str) -> Any:
         return ctx.llm(provider.complete, prompt, name=prompt, model="fake-1", cost_hint_usd=0.01)
@@ -952,7 +952,7 @@ def test_one_context_goes_through_model_tool_hook_and_sub_agent_into_one_ledger_
     with ExecutionContext(ExecutionConfig(1, None, None), pipeline, prices=PRICES) as ctx:
         loop(ctx)
     assert ctx.balance.spent_nanos == provider.invoice.total_nanos == 9_000_000
-    assert [(hook.tool_name, hook.chain_id) for hook in told] == [
+    assert [(hook.tool_name, hook.chain_id) for hook in contexts] == [
         ("what next?", ctx.run_id),
         ("look closer", ctx.run_id),
     ]
@@ -967,36 +967,37 @@ def test_one_context_goes_through_model_tool_hook_and_sub_agent_into_one_ledger_
 
 @pytest.mark.requirement("C-15")
 def test_every_hook_receives_the_owner_of_the_run() -> None:
-    told: dict[str, ToolCallContext] = {}
+    contexts: dict[str, ToolCallContext] = {}
 
     class Listen:
         def before_llm_call(self, ctx: ToolCallContext) -> None:
-            told["llm"] = ctx
+            contexts["llm"] = ctx
 
         def before_tool_call(self, ctx: ToolCallContext) -> None:
-            told["tool"] = ctx
+            contexts["tool"] = ctx
 
         def before_egress(self, ctx: ToolCallContext, url: str, method: str) -> None:
-            told["egress"] = ctx
+            contexts["egress"] = ctx
 
         def on_error(self, ctx: ToolCallContext, err: BaseException) -> None:
-            told["error"] = ctx
+            contexts["error"] = ctx
 
         def before_charge(self, ctx: ToolCallContext, cost_usd: float) -> None:
-            told["charge"] = ctx
+            contexts["charge"] = ctx
 
     hook = Listen()
     ctx = ExecutionContext(None, ShieldPipeline(hook, hook, hook, hook, hook), META)
     ctx.llm(nothing, name="ask", cost_hint_usd=0.25)
     ctx.tool(lambda: ctx.egress("https://example.org"), name="fetch")
     ctx.wrap_tool_call(fails)
-    assert told.keys() == {"llm", "tool", "egress", "error", "charge"}
-    for about in told.values():
+    assert contexts.keys() == {"llm", "tool", "egress", "error", "charge"}
+    for about in contexts.values():
         who = (about.request_id, about.chain_id, about.org_id, about.team, about.service, about.user_id)
         assert who == ("req-1", "chain-1", "acme", "search", "summariser", "user-42")
         assert about.tags == {"env": "prod"}
-    assert (told["llm"].tool_name, told["llm"].kind, told["llm"].model) == ("ask", "llm", "large-1")
-    assert (told["llm"].cost_usd, told["llm"].node_id, told["egress"].tool_name) == (0.25, "n000002", "fetch")
+    llm, egress = contexts["llm"], contexts["egress"]
+    assert (llm.tool_name, llm.kind, llm.model) == ("ask", "llm", "large-1")
+    assert (llm.cost_usd, llm.node_id, egress.tool_name) == (0.25, "n000002", "fetch")
 
 
 @pytest.mark.requirement("C-15")
@@ -1047,9 +1048,9 @@ def test_a_safety_event_of_the_callers_is_in_the_combined_log_in_its_place() -> 
     ctx.spawn_child("child").wrap_tool_call(nothing)
     assert ctx.get_snapshot().events[0] is own
     assert the_stops(ctx) == ["pii_found", "step_limit_exceeded"]
-    (told,) = [event for event in ctx.history() if event.kind == "safety"]
-    assert told.to_dict() | {"reason": "an address", "hook": "Scanner", "decision": "QUARANTINE"} == told.to_dict()
-    assert told.parent_id == "n000002"
+    (safety,) = [event for event in ctx.history() if event.kind == "safety"]
+    assert safety.to_dict() | {"reason": "an address", "hook": "Scanner", "decision": "QUARANTINE"} == safety.to_dict()
+    assert safety.parent_id == "n000002"
 
 
 @pytest.mark.requirement("C-13")
@@ -1080,14 +1081,14 @@ def test_a_call_that_ran_elsewhere_is_counted_with_what_it_cost() -> None:
         ModelCallTrace(name="ask", model="m-1", input_tokens=70, output_tokens=30, cost=0.20, duration_ms=1_500)
     )
     ctx.record_event(ToolCallTrace(name="search", cost=0.05, error=ValueError("nothing found")))
-    stats, figures, (asked, searched) = ctx.stats, ctx.balance, ctx.get_snapshot().nodes
+    stats, figures, (answered, searched) = ctx.stats, ctx.balance, ctx.get_snapshot().nodes
     assert (stats.total_cost, stats.total_input_tokens, stats.total_output_tokens) == (0.25, 70, 30)
     assert (stats.cost_by_model, stats.tool_calls_by_name, stats.failed_count) == ({"m-1": 0.20}, {"search": 1}, 1)
     assert (figures.spent_usd, figures.tokens_in, figures.tokens_out, figures.api_calls) == (0.25, 70, 30, 1)
-    assert (asked.status, asked.cost_usd, searched.status) == ("ok", 0.20, "error")
-    assert asked.end_ts is not None
-    assert (asked.end_ts - asked.start_ts).total_seconds() == 1.5
-    assert asked.end_ts.timestamp() == WALL_START_NS / 1e9 + 10
+    assert (answered.status, answered.cost_usd, searched.status) == ("ok", 0.20, "error")
+    assert answered.end_ts is not None
+    assert (answered.end_ts - answered.start_ts).total_seconds() == 1.5
+    assert answered.end_ts.timestamp() == WALL_START_NS / 1e9 + 10
     ended = [event for event in ctx.history() if isinstance(event, CallEnded)]
     assert [(event.name, event.error) for event in ended] == [("ask", None), ("search", "ValueError")]
 
@@ -1180,8 +1181,8 @@ def test_an_iteration_has_a_start_an_end_and_every_call_in_it_carries_its_number
         clock.advance(0.5)
         ctx.llm(nothing, name="ask")
         ctx.end_iteration(action)
-    told = [(event.kind, event.iteration) for event in ctx.events if event.iteration]
-    assert told == [
+    iterations = [(event.kind, event.iteration) for event in ctx.events if event.iteration]
+    assert iterations == [
         (kind, number)
         for number in (1, 2)
         for kind in ("iteration_started", "call_started", "call_ended", "iteration_ended")
@@ -1395,18 +1396,18 @@ def test_egress_hooks_run_and_their_denial_is_recorded() -> None:
 
 
 def test_a_question_about_egress_belongs_to_the_run_that_asks_it() -> None:
-    asked: list[ToolCallContext] = []
+    contexts: list[ToolCallContext] = []
 
     class Listen:
         def before_egress(self, ctx: ToolCallContext, url: str, method: str) -> Decision:
-            asked.append(ctx)
+            contexts.append(ctx)
             return Decision.HALT
 
     inner = ExecutionContext(pipeline=ShieldPipeline(egress=Listen()), name="inner")
     outer = ExecutionContext(name="outer")
     outer.tool(nothing)
     outer.tool(lambda: inner.egress("https://example.org"), name="of the outer run")
-    assert [(hook.chain_id, hook.tool_name) for hook in asked] == [(inner.run_id, "inner")]
+    assert [(hook.chain_id, hook.tool_name) for hook in contexts] == [(inner.run_id, "inner")]
     assert the_stop(inner).metadata["node_id"] == "n000001"
     assert outer.get_snapshot().events == []
 

@@ -139,13 +139,13 @@ ASYNC = ("awrap_llm_call", "awrap_tool_call", "acall_llm", "acall_tool", "allm",
 
 
 def ask(run: ExecutionContext, way: str, fn: Callable[[], Any]) -> tuple[Any, Decision | None]:
-    """What one way in gives for `fn`: the value and the decision, None for the one it does not tell."""
-    asked = getattr(run, way)(fn)
-    if asyncio.iscoroutine(asked):
-        asked = asyncio.run(asked)
-    if isinstance(asked, Outcome):
-        return asked.value, asked.decision
-    return (None, asked) if isinstance(asked, Decision) else (asked, None)
+    """What one way in gives for `fn`: the value and the decision, None for the one it does not give."""
+    result = getattr(run, way)(fn)
+    if asyncio.iscoroutine(result):
+        result = asyncio.run(result)
+    if isinstance(result, Outcome):
+        return result.value, result.decision
+    return (None, result) if isinstance(result, Decision) else (result, None)
 
 
 def shown(way: str, value: Any, decision: Decision) -> tuple[Any, Decision | None]:
@@ -362,8 +362,8 @@ def test_a_function_that_returns_after_the_deadline_without_ever_waiting_is_too_
         clock.advance(1)
         return "too late"
 
-    asked = getattr(run, way)(slow, QUARTER)
-    outcome = asyncio.run(asked) if asyncio.iscoroutine(asked) else asked
+    pending = getattr(run, way)(slow, QUARTER)
+    outcome = asyncio.run(pending) if asyncio.iscoroutine(pending) else pending
     assert (outcome.decision, outcome.value) == (Decision.HALT, None)
     assert statuses(run) == [("ask", "timeout")]
     assert money(run) == (0.25, 0, 0)
@@ -430,8 +430,8 @@ def test_calls_under_way_inside_an_abandoned_call_end_with_it_children_first() -
 # Abort.
 
 
-def told(run: ExecutionContext) -> tuple[list[str], list[str]]:
-    """The reasons that were given to whoever is responsible: as safety events, and in the log."""
+def reasons(run: ExecutionContext) -> tuple[list[str], list[str]]:
+    """The reasons of all stops: in the safety events, and in the log."""
     events = [event.reason for event in run.get_snapshot().events]
     return events, [event.message for event in run.history() if isinstance(event, LimitTrace)]
 
@@ -445,7 +445,7 @@ async def test_an_abort_is_recorded_once_and_in_the_record_of_every_call_it_stop
     assert await asyncio.gather(*under_way) == [Decision.HALT] * 3
     assert run.wrap_tool_call(print) is Decision.HALT
     assert await run.awrap_llm_call(print) is Decision.HALT
-    assert told(run) == (["enough"], ["enough"])
+    assert reasons(run) == (["enough"], ["enough"])
     stops = {node["stop_reason"] for node in run.graph.snapshot()["nodes"].values() if node["parent_id"]}
     assert stops == {"aborted: enough"}
     assert [status for _, status in statuses(run)] == ["aborted"] * 5
@@ -459,13 +459,13 @@ async def test_a_cancel_is_recorded_with_the_first_call_it_stops(given: bool) ->
     under_way = [asyncio.create_task(run.awrap_tool_call(lambda: asyncio.sleep(PATIENCE_S))) for _ in range(3)]
     await turns()
     (token if given else run.cancellation).cancel("stop here")
-    assert told(run) == ([], [])
+    assert reasons(run) == ([], [])
     assert await asyncio.gather(*under_way) == [Decision.HALT] * 3
     assert run.wrap_tool_call(print) is Decision.HALT
-    assert told(run) == (["stop here"], ["stop here"])
+    assert reasons(run) == (["stop here"], ["stop here"])
     assert run.get_snapshot().events[0].metadata["node_id"] == run.get_snapshot().nodes[0].node_id
     run.abort("and again")
-    assert told(run) == (["stop here"], ["stop here"])
+    assert reasons(run) == (["stop here"], ["stop here"])
     whole(run)
 
 
@@ -493,7 +493,7 @@ def test_two_aborts_with_the_same_message_are_recorded_separately() -> None:
         with run.spawn_child(name) as child:
             child.abort("enough")
             assert child.wrap_tool_call(print) is Decision.HALT
-    assert told(run) == (["enough", "enough"], ["enough", "enough"])
+    assert reasons(run) == (["enough", "enough"], ["enough", "enough"])
     whole(run)
 
 
@@ -506,7 +506,7 @@ def test_a_run_forgets_the_oldest_aborts_and_never_remembers_more_than_its_bound
     assert len(run._run.recorded_aborts) == MAX_RECORDED_ABORTS
     run.abort("enough of all")
     assert run.wrap_tool_call(print) is Decision.HALT
-    assert [reason for reason in told(run)[0] if reason != "enough"] == ["enough of all"]
+    assert [reason for reason in reasons(run)[0] if reason != "enough"] == ["enough of all"]
     whole(run)
 
 
@@ -592,8 +592,8 @@ def test_an_abort_from_inside_a_call_discards_its_value_and_counts_its_cost(way:
         run.abort("from inside")
         return Reported.of("value", cost_usd=0.10)
 
-    asked = getattr(run, way)(aborts, QUARTER)
-    outcome = asyncio.run(asked) if asyncio.iscoroutine(asked) else asked
+    pending = getattr(run, way)(aborts, QUARTER)
+    outcome = asyncio.run(pending) if asyncio.iscoroutine(pending) else pending
     assert (outcome.decision, outcome.value) == (Decision.HALT, None)
     assert money(run) == (0.10, 0, 0)
     assert run.balance.steps == 0
@@ -894,7 +894,7 @@ def test_an_outside_cancel_while_ours_is_taken_back_leaves_no_trace_of_ours() ->
 
 @pytest.mark.requirement("C-4")
 async def test_a_call_made_while_its_task_is_being_cancelled_is_stopped_by_us_alone() -> None:
-    """Cleaning up after somebody else's cancel may use the door, and a timeout in there is only that."""
+    """Cleaning up after a cancel from outside may use the door, and a timeout in there is only that."""
     run, cleaned = ExecutionContext(), list[Any]()
 
     async def body() -> None:
@@ -985,8 +985,8 @@ def test_a_call_that_keeps_failing_is_tried_once_and_then_as_often_as_allowed(wa
         tried.append(1)
         raise Boom
 
-    asked = getattr(run, way)(fails, WrapOptions("ask", retry_policy_override=retries))
-    outcome = asyncio.run(asked) if asyncio.iscoroutine(asked) else asked
+    pending = getattr(run, way)(fails, WrapOptions("ask", retry_policy_override=retries))
+    outcome = asyncio.run(pending) if asyncio.iscoroutine(pending) else pending
     assert (len(tried), outcome.decision) == (1 + retries, Decision.RETRY)
     nodes = [node for node in run.graph.snapshot()["nodes"].values() if node["parent_id"]]
     assert [node["metadata"].get("attempt", 1) for node in nodes] == list(range(1, 2 + retries))
@@ -1033,14 +1033,14 @@ def test_the_wait_a_provider_asks_for_is_kept_before_each_retry() -> None:
     async def main(loop: SimLoop) -> None:
         run = ExecutionContext(clock=loop.clock)
         provider = FakeProvider([RefuseFree(429, retry_after_s=20), RefuseFree(503, retry_after_s=40), Answer()])
-        asked_at: list[float] = []
+        called_at: list[float] = []
 
         async def ask_provider() -> Any:
-            asked_at.append(loop.time())
+            called_at.append(loop.time())
             return await provider.acomplete()
 
         await run.allm(ask_provider, retries=5)
-        assert asked_at == pytest.approx([0, 20, 60])
+        assert called_at == pytest.approx([0, 20, 60])
 
     simulated(main)
 
@@ -1139,9 +1139,9 @@ def test_a_failure_costs_nothing_its_bill_or_what_was_held(
         raise error
 
     run = ExecutionContext(ExecutionConfig(1, 10, None))
-    asked = getattr(run, way)(fails, QUARTER)
-    if asyncio.iscoroutine(asked):
-        asyncio.run(asked)
+    pending = getattr(run, way)(fails, QUARTER)
+    if asyncio.iscoroutine(pending):
+        asyncio.run(pending)
     assert money(run) == (spent, 0, unresolved)
     whole(run)
 
@@ -1157,8 +1157,8 @@ def test_a_usage_that_cannot_be_true_costs_the_hint_or_is_counted_as_unknown(way
     answer = {"model": "m", "usage": {"prompt_tokens": 5, "completion_tokens": 5, field: count}}
     run = ExecutionContext(ExecutionConfig(1, 10, None), prices=PriceBook(registered={"m": Price(3, 15)}))
     for options in (QUARTER, WrapOptions()):
-        asked = getattr(run, way)(lambda: answer, options)
-        outcome = asyncio.run(asked) if asyncio.iscoroutine(asked) else asked
+        pending = getattr(run, way)(lambda: answer, options)
+        outcome = asyncio.run(pending) if asyncio.iscoroutine(pending) else pending
         assert (outcome.decision, outcome.value) == (Decision.ALLOW, answer)
     assert money(run) == (0.25, 0, 0)
     assert (run.usage.tokens_used, run.get_snapshot().unknown_costs) == (0, 1)
@@ -1177,8 +1177,8 @@ def test_a_halt_is_free_alone_and_not_in_a_group_with_a_failure(
         raise ExceptionGroup("both", [halted, *beside]) if beside else halted
 
     run = ExecutionContext(ExecutionConfig(1, 10, None))
-    asked = getattr(run, way)(fails, QUARTER)
-    outcome = asyncio.run(asked) if asyncio.iscoroutine(asked) else asked
+    pending = getattr(run, way)(fails, QUARTER)
+    outcome = asyncio.run(pending) if asyncio.iscoroutine(pending) else pending
     assert (outcome.decision, outcome.call.stop) == (Decision.HALT, halted.stop)
     assert money(run) == (0, 0, unresolved)
     whole(run)
@@ -1354,15 +1354,15 @@ def test_a_charge_that_a_hook_refuses_is_counted_and_its_value_withheld(decision
 
 
 @pytest.mark.requirement("C-8", "C-4")
-@pytest.mark.parametrize("said", [Decision.DEGRADE, Decision.QUARANTINE, Decision.HALT])
-def test_an_aborted_call_is_halted_by_the_run_whatever_a_hook_decides_about_its_charge(said: Decision) -> None:
+@pytest.mark.parametrize("decision", [Decision.DEGRADE, Decision.QUARANTINE, Decision.HALT])
+def test_an_aborted_call_is_halted_by_the_run_whatever_a_hook_decides_about_its_charge(decision: Decision) -> None:
     class Says:
         def before_charge(self, ctx: Any, cost_usd: float) -> Decision:
-            return said
+            return decision
 
     run = ExecutionContext(pipeline=ShieldPipeline(budget=Says()))
     before = run.wrap_tool_call(lambda: None, QUARTER)
-    assert before is (Decision.ALLOW if said is Decision.DEGRADE else said)
+    assert before is (Decision.ALLOW if decision is Decision.DEGRADE else decision)
     outcome = run.call_tool(run.abort, QUARTER)
     assert (outcome.decision, outcome.value) == (Decision.HALT, None)
     assert outcome.call.stop is not None
@@ -1438,14 +1438,14 @@ def test_ctrl_c_inside_a_hook_is_raised_and_leaves_nothing_held(slot: str, kind:
 
 @pytest.mark.requirement("C-5", "C-8")
 def test_a_call_that_a_limit_refuses_asks_neither_hooks_nor_breaker() -> None:
-    asked: list[str] = []
+    called: list[str] = []
 
     class Noted:
         def before_llm_call(self, ctx: Any) -> None:
-            asked.append("hook")
+            called.append("hook")
 
         def before_charge(self, ctx: Any, cost_usd: float) -> None:
-            asked.append("charge")
+            called.append("charge")
 
     clock = ManualClock()
     breaker = CircuitBreaker(1, 1.0, clock=clock)
@@ -1454,7 +1454,7 @@ def test_a_call_that_a_limit_refuses_asks_neither_hooks_nor_breaker() -> None:
     hooks = ShieldPipeline(pre_dispatch=Noted(), budget=Noted())
     run = ExecutionContext(ExecutionConfig(0.10, None, None), pipeline=hooks, breaker=breaker)
     assert run.wrap_llm_call(lambda: None, QUARTER) is Decision.HALT
-    assert (asked, breaker.snapshot().probes_out) == ([], 0)
+    assert (called, breaker.snapshot().probes_out) == ([], 0)
 
 
 @pytest.mark.requirement("C-8", "C-10")
@@ -1491,16 +1491,16 @@ def test_a_call_in_degraded_form_is_one_also_when_it_is_tried_again() -> None:
 
 @pytest.mark.requirement("C-15")
 def test_hooks_receive_the_owner_and_the_hold_of_a_call() -> None:
-    told: list[Any] = []
+    contexts: list[Any] = []
 
     class Noted:
         def before_tool_call(self, ctx: Any) -> None:
-            told.append(ctx)
+            contexts.append(ctx)
 
     who = ChainMetadata("req-1", "chain-1", org_id="org", team="team", service="svc", user_id="u", tags={"k": "v"})
     run = ExecutionContext(pipeline=ShieldPipeline(tool_dispatch=Noted()), metadata=who)
     outcome = run.call_tool(lambda: None, QUARTER)
-    (ctx,) = told
+    (ctx,) = contexts
     assert (ctx.request_id, ctx.chain_id, ctx.org_id, ctx.team, ctx.service) == (
         "req-1",
         "chain-1",
@@ -1764,8 +1764,8 @@ def test_an_error_that_cannot_be_shown_is_recorded_all_the_same(way: str) -> Non
 
     run = ExecutionContext(ExecutionConfig(None, None, 1))
     for decision in (Decision.RETRY, Decision.HALT):
-        asked = getattr(run, way)(fails)
-        outcome = asyncio.run(asked) if asyncio.iscoroutine(asked) else asked
+        pending = getattr(run, way)(fails)
+        outcome = asyncio.run(pending) if asyncio.iscoroutine(pending) else pending
         assert outcome.decision is decision
     assert first_call(run)["error_class"] == "Mute"
     assert "__str__ raised RuntimeError" in run.explain()
@@ -2073,7 +2073,7 @@ def test_a_value_whose_attributes_raise_is_paid_all_the_same() -> None:
         def __getattr__(self, name: str) -> Any:
             return self[name]
 
-    said = Breaking(model="gpt-4o", usage={"prompt_tokens": 1_000, "completion_tokens": 500})
+    response = Breaking(model="gpt-4o", usage={"prompt_tokens": 1_000, "completion_tokens": 500})
     with contain(max_cost_usd=1) as run:
-        assert run.llm(lambda: said) is said
+        assert run.llm(lambda: response) is response
         assert run.balance.spent_nanos > 0

@@ -180,8 +180,8 @@ def test_a_child_has_a_termination_reason_and_its_run_continues(
             caught = error
         assert isinstance(caught, raised) if raised else caught is None
         assert child.termination_reason is reason
-        (told,) = [event for event in run.events if event.kind == "child_completed"]
-        assert (told.child_name, told.termination_reason) == ("child", reason)  # type: ignore[attr-defined]
+        (completed,) = [event for event in run.events if event.kind == "child_completed"]
+        assert (completed.child_name, completed.termination_reason) == ("child", reason)  # type: ignore[attr-defined]
         assert run.graph.snapshot()["nodes"]["n000002"]["status"] == STATUS.get(reason, "halt")
     assert run.termination_reason is TerminationReason.SUCCESS
     assert check_history(run.history()) == []
@@ -206,7 +206,7 @@ def test_leaving_while_work_runs_is_no_abort_but_cancels_the_work() -> None:
         assert go_on.wait(30)
         with suppress(CancelledError):
             ctx.check_cancelled()
-            pytest.fail("nobody told it to stop")
+            pytest.fail("it was not cancelled")
         ended.set()
 
     with ctx:
@@ -395,7 +395,7 @@ async def test_a_limit_that_stops_the_tasks_of_a_group_is_how_the_run_ended() ->
     assert ctx.termination_reason == "limit_exceeded"
 
 
-# Children that nobody completed.
+# Children that were never completed.
 
 
 @pytest.mark.requirement("T-4")

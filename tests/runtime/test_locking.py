@@ -51,7 +51,7 @@ def test_only_the_thread_that_has_the_lock_releases_it() -> None:
 
 
 class Contended:
-    """A lock that somebody else has: who waits for it is struck."""
+    """A lock that another thread holds: the thread that waits for it is interrupted."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self.lock = lock

@@ -178,21 +178,10 @@ async def test_a_call_under_way_when_the_usage_goes_to_another_run_is_settled_in
     assert second.usage is usage
 
 
-@pytest.mark.parametrize(
-    ("field", "usage"),
-    [
-        ("usage.tokens_used", ResourceUsage(tokens_used=-1)),
-        ("usage.steps_executed", ResourceUsage(steps_executed=1.5)),  # type: ignore[arg-type]
-        ("usage.api_calls", ResourceUsage(api_calls=True)),
-        ("usage.retries_used", ResourceUsage(retries_used="1")),  # type: ignore[arg-type]
-        ("usage.cost_dollars", ResourceUsage(cost_dollars=float("nan"))),
-        ("usage", {"tokens_used": 5}),
-    ],
-)
-def test_a_usage_that_cannot_be_started_from_is_refused_by_name(field: str, usage: Any) -> None:
+def test_a_usage_that_is_no_usage_is_refused_by_name() -> None:
     with pytest.raises(InvalidValue) as refused:
-        ExecutionContext(usage=usage)
-    assert refused.value.field == field
+        ExecutionContext(usage={"tokens_used": 5})  # type: ignore[arg-type]
+    assert refused.value.field == "usage"
 
 
 def test_a_usage_is_refused_beside_a_ledger_with_another_clock_and_of_a_part_of_a_run() -> None:

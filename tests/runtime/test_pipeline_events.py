@@ -30,14 +30,14 @@ CALL = ToolCallContext(request_id="direct")
 
 
 class Says:
-    """A hook of every slot that gives one answer, and keeps what it was told."""
+    """A hook of every slot that gives one answer, and keeps the contexts it was called with."""
 
     def __init__(self, answer: Decision) -> None:
         self.answer = answer
-        self.told: list[ToolCallContext] = []
+        self.contexts: list[ToolCallContext] = []
 
     def before_llm_call(self, ctx: ToolCallContext) -> Decision:
-        self.told.append(ctx)
+        self.contexts.append(ctx)
         return self.answer
 
     before_tool_call = before_llm_call
@@ -60,7 +60,7 @@ def kinds(events: list[SafetyEvent]) -> list[tuple[str, str, Decision]]:
     return [(event.hook, event.reason, event.decision) for event in events]
 
 
-ASKED: dict[str, Callable[[ExecutionContext], object]] = {
+CALLS: dict[str, Callable[[ExecutionContext], object]] = {
     "pre_dispatch": lambda run: run.wrap_llm_call(lambda: 1),
     "tool_dispatch": lambda run: run.wrap_tool_call(lambda: 1),
     "egress": lambda run: run.egress("https://x.example.org"),
@@ -71,11 +71,11 @@ ASKED: dict[str, Callable[[ExecutionContext], object]] = {
 
 @pytest.mark.requirement("C-19")
 @pytest.mark.parametrize("decision", [Decision.HALT, Decision.DEGRADE, Decision.RETRY, Decision.QUARANTINE])
-@pytest.mark.parametrize("slot", ASKED)
+@pytest.mark.parametrize("slot", CALLS)
 def test_every_event_of_a_wrapped_call_is_in_the_pipeline_and_in_the_run(slot: str, decision: Decision) -> None:
     pipeline = ShieldPipeline(**{slot: Says(decision)})
     run = ExecutionContext(pipeline=pipeline)
-    ASKED[slot](run)
+    CALLS[slot](run)
     (event,) = pipeline.get_events()
     assert (event.decision, event.metadata["slot"]) == (decision, slot)
     assert kinds(run.get_snapshot().events) == kinds([event])
@@ -97,7 +97,7 @@ def test_runs_that_share_a_pipeline_keep_their_own_events_and_the_pipeline_has_a
 
 
 @pytest.mark.requirement("C-19")
-@pytest.mark.parametrize("slot", ASKED)
+@pytest.mark.parametrize("slot", CALLS)
 def test_a_direct_hook_call_inside_a_run_writes_the_same_event_into_its_log(slot: str) -> None:
     pipeline = ShieldPipeline(**{slot: Says(Decision.HALT)})
     ask: dict[str, Callable[[], Decision]] = {
@@ -147,7 +147,7 @@ def test_the_charge_hook_knows_the_tokens() -> None:
     hook = Says(Decision.ALLOW)
     run = ExecutionContext(pipeline=ShieldPipeline(hook, budget=hook))
     run.llm(lambda: run.report(cost_usd=0.10, input_tokens=120, output_tokens=80))
-    assert [(told.tokens_in, told.tokens_out) for told in hook.told] == [(None, None), (120, 80)]
+    assert [(one.tokens_in, one.tokens_out) for one in hook.contexts] == [(None, None), (120, 80)]
 
 
 # provider_error where the caller loops.
@@ -242,15 +242,15 @@ def test_the_context_of_hooks_equals_a_constructed_one() -> None:
     hook = Says(Decision.ALLOW)
     run = ExecutionContext(pipeline=ShieldPipeline(hook), metadata=ChainMetadata("r", "c", team="t", tags={"a": "b"}))
     run.wrap_llm_call(lambda: 1, WrapOptions("ask", cost_estimate_hint=0.25, model="m"))
-    (told,) = hook.told
+    (received,) = hook.contexts
     made = ToolCallContext(
         "r", "ask", "llm", "m", 0.25, chain_id="c", node_id="n000002", team="t", tags={"a": "b"}, session_id=None
     )
-    assert told == made
-    assert (repr(told), asdict(told)) == (repr(made), asdict(made))
-    assert replace(told, endpoint="e") == replace(made, endpoint="e")
+    assert received == made
+    assert (repr(received), asdict(received)) == (repr(made), asdict(made))
+    assert replace(received, endpoint="e") == replace(made, endpoint="e")
     with pytest.raises(FrozenInstanceError):
-        told.tool_name = "another"  # type: ignore[misc]
+        received.tool_name = "another"  # type: ignore[misc]
 
 
 @pytest.mark.requirement("C-19")

@@ -1,4 +1,4 @@
-"""A worker finishes what it was given, whether or not somebody still waits for it, and is then used again."""
+"""A worker finishes its job, whether or not a caller still waits for it, and is then used again."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_worker_whose_late_report_fails_is_not_busy_for_ever() -> None:
     base, release = busy_workers(), threading.Event()
 
     def report(value: Any, error: BaseException | None) -> None:
-        raise RuntimeError("nobody wants it")
+        raise RuntimeError("the receiver is gone")
 
     job = Job(lambda: release.wait(PATIENCE_S), report)
     start(job)
@@ -233,7 +233,7 @@ def test_two_hundred_at_the_same_time_all_run_at_the_same_time() -> None:
 
 
 def test_context_variables_of_the_caller_are_seen_and_not_changed() -> None:
-    who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
+    who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="none")
     who.set("caller")
 
     def look_and_change() -> str:
@@ -440,3 +440,35 @@ def test_a_signal_that_a_worker_receives_is_handled_while_the_main_thread_waits_
             assert run.tool(raises_a_signal)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_functions_that_hang_for_ever_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = threading.Event()
+    monkeypatch.setitem(worker._limits, "abandoned", 2)
+    left = [worker.Job(opened.wait, lambda value, error: None, is_counted=True) for _ in range(2)]
+    for job in left:
+        worker.start(job)
+        assert job.leave()
+    assert worker.abandoned_jobs() == 2
+    refused = worker.Job(lambda: 1, lambda value, error: None, is_counted=True)
+    with pytest.raises(worker.TooManyAbandoned, match="2 functions"):
+        worker.start(refused)
+    assert not refused.leave()
+    own = worker.Job(lambda: 1, lambda value, error: None)
+    worker.start(own)  # one of ours, such as a request to the ledger
+    assert own.wait(10)
+    opened.set()
+    while worker.abandoned_jobs():
+        threading.Event().wait(0.001)
+    worker.start(again := worker.Job(lambda: 1, lambda value, error: None, is_counted=True))
+    assert again.wait(10)
+
+
+def test_a_call_that_is_not_started_because_others_hang_fails_and_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(worker._limits, "abandoned", 0)
+    run = ExecutionContext(settings=RunSettings(sync_calls="thread"))
+    with pytest.raises(worker.TooManyAbandoned):
+        run.tool(lambda: 1)
+    assert (run.balance.spent_usd, run.balance.held_usd) == (0, 0)
+    run.end()
+    assert check_history(run.history(), ledger=run.balance) == []

@@ -107,7 +107,7 @@ def test_each_kind_of_budget_stops_a_graph_of_model_calls_after_two_of_them(budg
 
         async def ask(ctx: ExecutionContext) -> str:
             await ctx.allm(provider.acomplete)
-            return "asked"
+            return "answered"
 
         graph = Graph("models")
         for at in range(6):
@@ -116,7 +116,7 @@ def test_each_kind_of_budget_stops_a_graph_of_model_calls_after_two_of_them(budg
         with pytest.raises(BudgetExceededError) as raised:
             await graph.execute(ctx)
         assert raised.value.stop_reason is reason
-        assert raised.value.partial == {"s0": "asked", "s1": "asked"}
+        assert raised.value.partial == {"s0": "answered", "s1": "answered"}
         completed = [line for line in provider.invoice.lines if line.outcome == "answered"]
         assert len(completed) == 2
 
@@ -351,7 +351,7 @@ async def test_a_step_is_limited_to_its_share_while_the_graph_has_more() -> None
 
     async def ask(ctx: ExecutionContext) -> str:
         await ctx.allm(provider.acomplete)
-        return "asked"
+        return "answered"
 
     def chain_of(count: int) -> Graph:
         graph = Graph(f"chain of {count}")

@@ -1,4 +1,4 @@
-"""The code examples of the design document on the execution graph, as written there but for the import line.
+"""The code examples of the design document on the execution graph, quoted as written there but for the import line.
 
 Where an example leaves something out (`...`), the test fills it in.
 """
@@ -7,30 +7,262 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Optional
 
 import pytest
 
-from penstock import ContextSnapshot, Decision, ExecutionConfig, ExecutionContext, ExecutionGraph, WrapOptions
+from penstock import (
+    ChainMetadata,
+    ContextSnapshot,
+    Decision,
+    ExecutionConfig,
+    ExecutionContext,
+    ExecutionGraph,
+    NodeRecord,
+    WrapOptions,
+)
 from penstock.testing import ManualClock
+from tests.scenarios.examples import run, takes_what_is_declared
 
 MS = 1_000_000
+
+GRAPH = """\
+class ExecutionGraph:
+    def __init__(self, chain_id: Optional[str] = None) -> None: ...
+"""
+CREATE_ROOT = """\
+root_id = graph.create_root(name="agent_run", metadata={"request_id": "req-001"})
+"""
+BEGIN_NODE = """\
+plan_id = graph.begin_node(
+    parent_id=root_id,
+    kind="llm",
+    name="plan_step",
+    model="claude-sonnet-4-6",
+)
+"""
+MARK_RUNNING = """\
+graph.mark_running(plan_id)
+"""
+MARK_SUCCESS = """\
+graph.mark_success(plan_id, cost_usd=0.0042, tokens_in=120, tokens_out=80)
+"""
+MARK_FAILURE = """\
+graph.mark_failure(plan_id, error_class="RateLimitError", stop_reason="429 from provider")
+"""
+MARK_HALT = """\
+graph.mark_halt(plan_id, stop_reason="cost ceiling exceeded")
+"""
+SNAPSHOT = """\
+snap = graph.snapshot()
+# snap["chain_id"]         -> str
+# snap["root_id"]          -> str | None
+# snap["nodes"]            -> dict[node_id, node_fields_dict]
+# snap["aggregates"]       -> dict with totals and max_depth
+# snap["snapshot_ts_ms"]   -> int (epoch ms when snapshot was taken)
+"""
+CONTEXT = """\
+from penstock import ExecutionGraph
+
+class ExecutionContext:
+    def __init__(self, config, pipeline=None, metadata=None, ...):
+        ...
+        self._graph = ExecutionGraph(chain_id=self._metadata.chain_id)
+        self._root_id = self._graph.create_root(
+            name="chain",
+            metadata={"request_id": self._metadata.request_id},
+        )
+
+    def _wrap(self, fn, kind, options):
+        opts = options or WrapOptions()
+
+        # Graph: begin node, link to last node or root.
+        with self._lock:
+            parent_id = self._nodes[-1].node_id if self._nodes else self._root_id
+        graph_node_id = self._graph.begin_node(
+            parent_id=parent_id,
+            kind=kind,
+            name=opts.operation_name or kind,
+            model=self._metadata.model,
+        )
+
+        halt_reason = self._check_limits()
+        if halt_reason is not None:
+            self._graph.mark_halt(graph_node_id, stop_reason=halt_reason)
+            return Decision.HALT
+
+        self._graph.mark_running(graph_node_id)
+
+        try:
+            fn()
+        except BaseException as exc:
+            self._graph.mark_failure(graph_node_id, error_class=type(exc).__name__)
+            return Decision.RETRY
+
+        self._graph.mark_success(graph_node_id, cost_usd=opts.cost_estimate_hint)
+        return Decision.ALLOW
+"""
+GET_SNAPSHOT = """\
+def get_snapshot(self):
+    snap = self._graph.snapshot()
+    return ContextSnapshot(
+        ...,
+        graph=snap,  # or store separately
+    )
+"""
+NORMAL_CHAIN = """\
+{
+  "chain_id": "chain-abc-123",
+  "root_id": "n000001",
+  "nodes": {
+    "n000001": {
+      "node_id": "n000001",
+      "parent_id": null,
+      "kind": "system",
+      "name": "agent_run",
+      "start_ts_ms": 1740000000000,
+      "end_ts_ms": null,
+      "status": "running",
+      "model": null,
+      "retries_used": 0,
+      "cost_usd": 0.0,
+      "tokens_in": null,
+      "tokens_out": null,
+      "stop_reason": null,
+      "error_class": null,
+      "metadata": {"request_id": "req-001"}
+    },
+    "n000002": {
+      "node_id": "n000002",
+      "parent_id": "n000001",
+      "kind": "llm",
+      "name": "plan_step",
+      "start_ts_ms": 1740000000050,
+      "end_ts_ms": 1740000001200,
+      "status": "success",
+      "model": "claude-sonnet-4-6",
+      "retries_used": 0,
+      "cost_usd": 0.0042,
+      "tokens_in": 120,
+      "tokens_out": 80,
+      "stop_reason": null,
+      "error_class": null,
+      "metadata": {}
+    },
+    "n000003": {
+      "node_id": "n000003",
+      "parent_id": "n000002",
+      "kind": "tool",
+      "name": "web_search",
+      "start_ts_ms": 1740000001250,
+      "end_ts_ms": 1740000002100,
+      "status": "success",
+      "model": null,
+      "retries_used": 0,
+      "cost_usd": 0.0,
+      "tokens_in": null,
+      "tokens_out": null,
+      "stop_reason": null,
+      "error_class": null,
+      "metadata": {"query": "VERONICA containment"}
+    }
+  },
+  "aggregates": {
+    "total_cost_usd": 0.0042,
+    "total_llm_calls": 1,
+    "total_tool_calls": 1,
+    "total_retries": 0,
+    "total_tokens_out": 820,
+    "max_depth": 2
+  },
+  "snapshot_ts_ms": 1740000002200
+}
+"""
+HALTED_CHAIN = """\
+{
+  "chain_id": "chain-xyz-456",
+  "root_id": "n000001",
+  "nodes": {
+    "n000001": {
+      "node_id": "n000001",
+      "parent_id": null,
+      "kind": "system",
+      "name": "agent_run",
+      "start_ts_ms": 1740000010000,
+      "end_ts_ms": null,
+      "status": "running",
+      "model": null,
+      "retries_used": 0,
+      "cost_usd": 0.0,
+      "tokens_in": null,
+      "tokens_out": null,
+      "stop_reason": null,
+      "error_class": null,
+      "metadata": {}
+    },
+    "n000002": {
+      "node_id": "n000002",
+      "parent_id": "n000001",
+      "kind": "llm",
+      "name": "step_1",
+      "start_ts_ms": 1740000010100,
+      "end_ts_ms": 1740000011500,
+      "status": "success",
+      "model": "claude-sonnet-4-6",
+      "retries_used": 0,
+      "cost_usd": 0.95,
+      "tokens_in": 5000,
+      "tokens_out": 3000,
+      "stop_reason": null,
+      "error_class": null,
+      "metadata": {}
+    },
+    "n000003": {
+      "node_id": "n000003",
+      "parent_id": "n000001",
+      "kind": "llm",
+      "name": "step_2",
+      "start_ts_ms": 1740000011600,
+      "end_ts_ms": 1740000011601,
+      "status": "halt",
+      "model": "claude-sonnet-4-6",
+      "retries_used": 0,
+      "cost_usd": 0.0,
+      "tokens_in": null,
+      "tokens_out": null,
+      "stop_reason": "cost ceiling exceeded",
+      "error_class": null,
+      "metadata": {}
+    }
+  },
+  "aggregates": {
+    "total_cost_usd": 0.95,
+    "total_llm_calls": 1,
+    "total_tool_calls": 0,
+    "total_retries": 0,
+    "total_tokens_out": 3000,
+    "max_depth": 1
+  },
+  "snapshot_ts_ms": 1740000011650
+}
+"""
 
 
 def started() -> tuple[ExecutionGraph, str, str]:
     """A graph with a root and one model call under it, made by the calls of the document's API section."""
-    graph = ExecutionGraph()
-    root_id = graph.create_root(name="agent_run", metadata={"request_id": "req-001"})
-    plan_id = graph.begin_node(
-        parent_id=root_id,
-        kind="llm",
-        name="plan_step",
-        model="claude-sonnet-4-6",
-    )
-    return graph, root_id, plan_id
+    names = run(CREATE_ROOT + BEGIN_NODE, graph=ExecutionGraph())
+    return names["graph"], names["root_id"], names["plan_id"]
 
 
 # Section 5, the API.
+
+
+@pytest.mark.requirement("G-1")
+def test_a_graph_is_made_as_declared() -> None:
+    declared = run(GRAPH, Optional=Optional)["ExecutionGraph"]
+    assert takes_what_is_declared(ExecutionGraph.__init__, declared.__init__)
+    assert ExecutionGraph().chain_id != ExecutionGraph(chain_id="chain-001").chain_id == "chain-001"
 
 
 @pytest.mark.requirement("G-2")
@@ -39,7 +271,7 @@ def test_create_root_gives_the_one_root() -> None:
     root = graph.snapshot()["nodes"][root_id]
     assert (root["kind"], root["parent_id"], root["metadata"]) == ("system", None, {"request_id": "req-001"})
     with pytest.raises(RuntimeError):
-        graph.create_root(name="agent_run", metadata={"request_id": "req-001"})
+        run(CREATE_ROOT, graph=graph)
 
 
 @pytest.mark.requirement("G-3")
@@ -57,10 +289,10 @@ def test_begin_node_creates_a_child_one_level_deeper() -> None:
 def test_mark_running_and_mark_success_are_idempotent_and_count_once() -> None:
     graph, _, plan_id = started()
     for _ in range(2):
-        graph.mark_running(plan_id)
+        run(MARK_RUNNING, graph=graph, plan_id=plan_id)
         assert graph.snapshot()["nodes"][plan_id]["status"] == "running"
     for _ in range(2):
-        graph.mark_success(plan_id, cost_usd=0.0042, tokens_in=120, tokens_out=80)
+        run(MARK_SUCCESS, graph=graph, plan_id=plan_id)
     graph.mark_running(plan_id)
     snap = graph.snapshot()
     plan = snap["nodes"][plan_id]
@@ -71,7 +303,7 @@ def test_mark_running_and_mark_success_are_idempotent_and_count_once() -> None:
 @pytest.mark.requirement("G-4")
 def test_mark_failure_is_allowed_before_mark_running() -> None:
     graph, _, plan_id = started()
-    graph.mark_failure(plan_id, error_class="RateLimitError", stop_reason="429 from provider")
+    run(MARK_FAILURE, graph=graph, plan_id=plan_id)
     graph.mark_success(plan_id, cost_usd=0.0042)
     plan = graph.snapshot()["nodes"][plan_id]
     assert (plan["status"], plan["error_class"], plan["stop_reason"]) == (
@@ -85,7 +317,7 @@ def test_mark_failure_is_allowed_before_mark_running() -> None:
 @pytest.mark.requirement("G-4")
 def test_mark_halt_records_a_stop_by_policy() -> None:
     graph, _, plan_id = started()
-    graph.mark_halt(plan_id, stop_reason="cost ceiling exceeded")
+    run(MARK_HALT, graph=graph, plan_id=plan_id)
     graph.mark_failure(plan_id, error_class="RateLimitError")
     plan = graph.snapshot()["nodes"][plan_id]
     assert (plan["status"], plan["stop_reason"], plan["error_class"]) == ("halt", "cost ceiling exceeded", None)
@@ -105,7 +337,7 @@ def test_increment_retries_is_added_to_the_total_when_the_node_ends() -> None:
 @pytest.mark.requirement("G-8")
 def test_snapshot_is_a_json_copy_of_the_whole_graph() -> None:
     graph, root_id, plan_id = started()
-    snap = graph.snapshot()
+    snap = run(SNAPSHOT, graph=graph)["snap"]
     assert isinstance(snap["chain_id"], str)
     assert snap["root_id"] == root_id
     assert list(snap["nodes"]) == [root_id, plan_id]
@@ -120,57 +352,40 @@ def test_snapshot_is_a_json_copy_of_the_whole_graph() -> None:
 
 # Section 6, a context of the user's own over the graph.
 
-
-class ChainContext:
-    """The integration pattern of the document, with `__init__`, the limits and the lock filled in."""
-
-    def __init__(self, max_steps: int) -> None:
-        self._max_steps = max_steps
-        self._steps = 0
+ELIDED = """\
+        self._config = config
+        self._metadata = metadata
         self._lock = threading.Lock()
-        self._nodes: list[Any] = []
-        self._graph = ExecutionGraph(chain_id="chain-001")
-        self._root_id = self._graph.create_root(
-            name="chain",
-            metadata={"request_id": "req-001"},
-        )
+        self._nodes = []
+        self._steps = 0
+"""
+"""What the document leaves out of `__init__`."""
 
-    def _check_limits(self) -> str | None:
-        return "step limit exceeded" if self._steps >= self._max_steps else None
 
-    def _wrap(self, fn: Any, kind: Any, options: WrapOptions | None = None) -> Decision:
-        opts = options or WrapOptions()
+def sketched_context() -> Any:
+    """The class of the document, with the limits that it calls and does not show."""
+    text = CONTEXT.replace("metadata=None, ...):", "metadata=None):").replace("        ...\n", ELIDED)
+    sketch = run(text, threading=threading, WrapOptions=WrapOptions, Decision=Decision)["ExecutionContext"]
 
-        with self._lock:
-            parent_id = self._nodes[-1].node_id if self._nodes else self._root_id
-        graph_node_id = self._graph.begin_node(
-            parent_id=parent_id,
-            kind=kind,
-            name=opts.operation_name or kind,
-            model="claude-sonnet-4-6",
-        )
+    class Limited(sketch):  # type: ignore[misc]
+        def _check_limits(self) -> str | None:
+            return "step limit exceeded" if self._steps >= self._config.max_steps else None
 
-        halt_reason = self._check_limits()
-        if halt_reason is not None:
-            self._graph.mark_halt(graph_node_id, stop_reason=halt_reason)
-            return Decision.HALT
+        def _wrap(self, fn: Any, kind: str, options: WrapOptions | None = None) -> Decision:
+            decision: Decision = super()._wrap(fn, kind, options)
+            self._steps += decision is Decision.ALLOW
+            return decision
 
-        self._graph.mark_running(graph_node_id)
+    return Limited
 
-        try:
-            fn()
-        except BaseException as exc:
-            self._graph.mark_failure(graph_node_id, error_class=type(exc).__name__)
-            return Decision.RETRY
 
-        self._graph.mark_success(graph_node_id, cost_usd=opts.cost_estimate_hint)
-        self._steps += 1
-        return Decision.ALLOW
+CONFIG = ExecutionConfig(max_cost_usd=1.0, max_steps=1, max_retries_total=3)
+META = ChainMetadata(request_id="req-001", chain_id="chain-001", model="claude-sonnet-4-6")
 
 
 @pytest.mark.requirement("G-4", "G-6")
 def test_the_integration_pattern_runs_over_the_graph() -> None:
-    ctx = ChainContext(max_steps=1)
+    ctx = sketched_context()(CONFIG, metadata=META)
     decisions = [
         ctx._wrap(lambda: 1 / 0, "tool"),
         ctx._wrap(lambda: "plan", "llm", WrapOptions(operation_name="plan_step", cost_estimate_hint=0.0042)),
@@ -179,10 +394,20 @@ def test_the_integration_pattern_runs_over_the_graph() -> None:
     assert decisions == [Decision.RETRY, Decision.ALLOW, Decision.HALT]
     snap = ctx._graph.snapshot()
     root, failed, planned, halted = snap["nodes"].values()
-    assert (snap["chain_id"], root["name"]) == ("chain-001", "chain")
+    assert (snap["chain_id"], root["name"], root["metadata"]) == ("chain-001", "chain", {"request_id": "req-001"})
     assert (failed["name"], failed["status"], failed["error_class"]) == ("tool", "fail", "ZeroDivisionError")
     assert (planned["name"], planned["status"], planned["cost_usd"]) == ("plan_step", "success", 0.0042)
     assert (halted["name"], halted["status"], halted["stop_reason"]) == ("llm", "halt", "step limit exceeded")
+    assert {one["model"] for one in (failed, planned, halted)} == {"claude-sonnet-4-6"}
+
+
+@pytest.mark.requirement("G-3")
+def test_the_integration_pattern_links_a_node_to_the_last_one() -> None:
+    ctx = sketched_context()(CONFIG, metadata=META)
+    ctx._nodes.append(SimpleNamespace(node_id=ctx._graph.begin_node(ctx._root_id, "llm", "plan_step")))
+    ctx._wrap(lambda: "page", "tool")
+    _, plan, fetched = ctx._graph.snapshot()["nodes"].values()
+    assert fetched["parent_id"] == plan["node_id"]
 
 
 @pytest.mark.requirement("G-10")
@@ -200,41 +425,29 @@ def test_the_context_of_the_library_records_the_same_nodes() -> None:
 
 
 def test_a_context_snapshot_carries_the_graph_snapshot() -> None:
-    ctx = ExecutionContext()
+    ctx = ExecutionContext(CONFIG, metadata=META)
     ctx.wrap_llm_call(lambda: "plan", WrapOptions(operation_name="plan_step"))
-    snap = ctx.graph.snapshot()
-    made = ContextSnapshot(
-        chain_id="chain-001",
-        request_id="req-001",
-        step_count=1,
-        cost_usd_accumulated=0.0,
-        retries_used=0,
-        aborted=False,
-        abort_reason=None,
-        elapsed_ms=1.0,
-        nodes=[],
-        events=[],
-        graph=snap,
-    )
-    assert made.graph == snap
-    taken = ctx.get_snapshot().graph
-    assert taken is not None
-    assert taken["nodes"] == snap["nodes"]
+    taken = ctx.get_snapshot()
+    names: dict[str, Any] = {"ContextSnapshot": ContextSnapshot, "taken": taken}
+    others = ", ".join(f"{name}=taken.{name}" for name in ContextSnapshot.__dataclass_fields__ if name != "graph")
+    get_snapshot = run(GET_SNAPSHOT.replace("...", others), **names)["get_snapshot"]
+    made = get_snapshot(SimpleNamespace(_graph=ctx.graph))
+    assert isinstance(made.nodes[0], NodeRecord)
+    assert made.graph["nodes"] == ctx.graph.snapshot()["nodes"]
+    assert taken.graph is not None
+    assert taken.graph["nodes"] == made.graph["nodes"]
 
 
 # Section 7, the two example snapshots.
 
-NODE = {
-    "model": None,
-    "retries_used": 0,
-    "cost_usd": 0.0,
-    "tokens_in": None,
-    "tokens_out": None,
-    "stop_reason": None,
-    "error_class": None,
-    "metadata": {},
-}
-"""The fields of a node with the values that most nodes of the examples have."""
+
+def is_as_printed(snap: dict[str, Any], printed: str) -> None:
+    """Everything that the document prints is in the snapshot, which also has its `seq` and more aggregates."""
+    expected = json.loads(printed)
+    aggregates = expected.pop("aggregates")
+    assert snap.pop("aggregates").items() >= aggregates.items()
+    assert snap.pop("seq") > 0
+    assert snap == expected
 
 
 @pytest.mark.requirement("G-1", "G-5", "G-6", "G-8")
@@ -257,56 +470,8 @@ def test_the_snapshot_of_a_normal_chain() -> None:
     clock.advance_ns(100 * MS)
     snap = json.loads(json.dumps(graph.snapshot()))
 
-    assert (snap["chain_id"], snap["root_id"], snap["snapshot_ts_ms"]) == ("chain-abc-123", "n000001", 1740000002200)
-    assert snap["nodes"] == {
-        "n000001": {
-            **NODE,
-            "node_id": "n000001",
-            "parent_id": None,
-            "kind": "system",
-            "name": "agent_run",
-            "start_ts_ms": 1740000000000,
-            "end_ts_ms": None,
-            "status": "running",
-            "metadata": {"request_id": "req-001"},
-        },
-        "n000002": {
-            **NODE,
-            "node_id": "n000002",
-            "parent_id": "n000001",
-            "kind": "llm",
-            "name": "plan_step",
-            "start_ts_ms": 1740000000050,
-            "end_ts_ms": 1740000001200,
-            "status": "success",
-            "model": "claude-sonnet-4-6",
-            "cost_usd": 0.0042,
-            "tokens_in": 120,
-            "tokens_out": 80,
-        },
-        "n000003": {
-            **NODE,
-            "node_id": "n000003",
-            "parent_id": "n000002",
-            "kind": "tool",
-            "name": "web_search",
-            "start_ts_ms": 1740000001250,
-            "end_ts_ms": 1740000002100,
-            "status": "success",
-            "metadata": {"query": "VERONICA containment"},
-        },
-    }
-    assert (
-        snap["aggregates"].items()
-        >= {
-            "total_cost_usd": 0.0042,
-            "total_llm_calls": 1,
-            "total_tool_calls": 1,
-            "total_retries": 0,
-            "total_tokens_out": 80,  # the document prints 820, which is not the sum of its nodes
-            "max_depth": 2,
-        }.items()
-    )
+    # The document prints 820, which is not the sum of its nodes (docs/decisions.md).
+    is_as_printed(snap, NORMAL_CHAIN.replace('"total_tokens_out": 820', '"total_tokens_out": 80'))
 
 
 @pytest.mark.requirement("G-1", "G-5", "G-6", "G-8")
@@ -326,53 +491,4 @@ def test_the_snapshot_of_a_halted_chain() -> None:
     clock.advance_ns(49 * MS)
     snap = json.loads(json.dumps(graph.snapshot()))
 
-    assert (snap["chain_id"], snap["root_id"], snap["snapshot_ts_ms"]) == ("chain-xyz-456", "n000001", 1740000011650)
-    assert snap["nodes"] == {
-        "n000001": {
-            **NODE,
-            "node_id": "n000001",
-            "parent_id": None,
-            "kind": "system",
-            "name": "agent_run",
-            "start_ts_ms": 1740000010000,
-            "end_ts_ms": None,
-            "status": "running",
-        },
-        "n000002": {
-            **NODE,
-            "node_id": "n000002",
-            "parent_id": "n000001",
-            "kind": "llm",
-            "name": "step_1",
-            "start_ts_ms": 1740000010100,
-            "end_ts_ms": 1740000011500,
-            "status": "success",
-            "model": "claude-sonnet-4-6",
-            "cost_usd": 0.95,
-            "tokens_in": 5000,
-            "tokens_out": 3000,
-        },
-        "n000003": {
-            **NODE,
-            "node_id": "n000003",
-            "parent_id": "n000001",
-            "kind": "llm",
-            "name": "step_2",
-            "start_ts_ms": 1740000011600,
-            "end_ts_ms": 1740000011601,
-            "status": "halt",
-            "model": "claude-sonnet-4-6",
-            "stop_reason": "cost ceiling exceeded",
-        },
-    }
-    assert (
-        snap["aggregates"].items()
-        >= {
-            "total_cost_usd": 0.95,
-            "total_llm_calls": 1,
-            "total_tool_calls": 0,
-            "total_retries": 0,
-            "total_tokens_out": 3000,
-            "max_depth": 1,
-        }.items()
-    )
+    is_as_printed(snap, HALTED_CHAIN)

@@ -1,10 +1,12 @@
-"""The code examples of the design document on containment, as written there but for the import lines."""
+"""The code examples of the design document on containment, quoted as written there but for the import lines."""
 
-# ruff: noqa: T201, B023
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
 
 import pytest
 
@@ -25,6 +27,176 @@ from penstock import (
     WrapOptions,
 )
 from penstock.testing import ManualClock
+from tests.scenarios.examples import run, takes_what_is_declared
+
+IMPORTS = """\
+from penstock.containment import ExecutionContext, ExecutionConfig
+from penstock.containment import ChainMetadata, WrapOptions, ContextSnapshot
+"""
+CHAIN_METADATA = """\
+@dataclass(frozen=True)
+class ChainMetadata:
+    request_id: str           # Unique ID for this specific request
+    chain_id: str             # Logical grouping ID (agent run, job, user action)
+    org_id: str               # Organisation identifier (for multi-tenant deployments)
+    team: str                 # Team or cost-centre name
+    service: str              # Service or agent name
+    user_id: str | None       # End-user ID, if known
+    model: str | None         # Primary model name (e.g. "gpt-4o"), if known
+    tags: dict[str, str]      # Arbitrary key/value labels (e.g. {"env": "prod"})
+"""
+EXECUTION_CONFIG = """\
+@dataclass(frozen=True)
+class ExecutionConfig:
+    max_cost_usd: float        # Chain-level USD spending ceiling (hard stop)
+    max_steps: int             # Maximum number of wrap calls before HALT
+    max_retries_total: int     # Chain-wide retry budget across all nodes
+    timeout_ms: int            # Wall-clock timeout in milliseconds (0 = disabled)
+"""
+WRAP_OPTIONS = """\
+@dataclass(frozen=True)
+class WrapOptions:
+    operation_name: str              # Human-readable label for this node (default: "")
+    cost_estimate_hint: float        # Estimated cost in USD; used for pre-flight check
+    timeout_ms: int | None           # Per-call timeout; overrides config.timeout_ms
+    retry_policy_override: int | None  # Max retries for this call only; overrides chain default
+"""
+EXECUTION_CONTEXT = """\
+class ExecutionContext:
+    def __init__(
+        self,
+        config: ExecutionConfig,
+        pipeline: ShieldPipeline | None = None,
+        metadata: ChainMetadata | None = None,
+    ) -> None: ...
+
+    # Context manager
+    def __enter__(self) -> ExecutionContext: ...
+    def __exit__(self, exc_type, exc_val, exc_tb) -> None: ...
+
+    def wrap_llm_call(
+        self,
+        fn: Callable[[], Any],
+        options: WrapOptions | None = None,
+    ) -> Decision: ...
+
+    def wrap_tool_call(
+        self,
+        fn: Callable[[], Any],
+        options: WrapOptions | None = None,
+    ) -> Decision: ...
+
+    def record_event(self, event: SafetyEvent) -> None: ...
+
+    def get_snapshot(self) -> ContextSnapshot: ...
+
+    def abort(self, reason: str) -> None: ...
+"""
+NODE_RECORD = """\
+@dataclass
+class NodeRecord:
+    node_id: str                        # UUID for this node
+    parent_id: str | None               # Parent node_id, or None at chain root
+    kind: Literal["llm", "tool"]        # Call type
+    operation_name: str                 # From WrapOptions.operation_name
+    start_ts: datetime                  # UTC timestamp when wrap was entered
+    end_ts: datetime | None             # UTC timestamp when wrap exited (None if in-flight)
+    status: Literal[                    # Terminal status
+        "ok",
+        "halted",
+        "aborted",
+        "timeout",
+        "error",
+    ]
+    cost_usd: float                     # Actual cost charged (0.0 if not known)
+    retries_used: int                   # Retries consumed by this node
+"""
+CONTEXT_SNAPSHOT = """\
+@dataclass(frozen=True)
+class ContextSnapshot:
+    chain_id: str
+    request_id: str
+    step_count: int
+    cost_usd_accumulated: float
+    retries_used: int
+    aborted: bool
+    abort_reason: str | None
+    elapsed_ms: float
+    nodes: list[NodeRecord]
+    events: list[SafetyEvent]
+"""
+EXAMPLE_1 = """\
+from penstock.containment import (
+    ExecutionContext,
+    ExecutionConfig,
+    ChainMetadata,
+    WrapOptions,
+)
+from penstock import ShieldPipeline
+from penstock import Decision
+
+config = ExecutionConfig(
+    max_cost_usd=0.50,
+    max_steps=10,
+    max_retries_total=3,
+    timeout_ms=15_000,
+)
+
+meta = ChainMetadata(
+    request_id="req-001",
+    chain_id="chain-001",
+    org_id="acme",
+    team="ml-platform",
+    service="summariser",
+    user_id="user-42",
+    model="gpt-4o",
+    tags={"env": "prod"},
+)
+
+pipeline = ShieldPipeline()  # configure hooks as needed
+
+with ExecutionContext(config=config, pipeline=pipeline, metadata=meta) as ctx:
+    decision = ctx.wrap_llm_call(
+        fn=lambda: call_llm(prompt="Summarise this document."),
+        options=WrapOptions(operation_name="summarise", cost_estimate_hint=0.02),
+    )
+    if decision != Decision.ALLOW:
+        print(f"Call blocked: {decision}")
+
+snap = ctx.get_snapshot()
+print(f"Total cost: ${snap.cost_usd_accumulated:.4f}, steps: {snap.step_count}")
+"""
+EXAMPLE_2 = """\
+from penstock.containment import ExecutionContext, ExecutionConfig, WrapOptions
+from penstock import Decision
+
+config = ExecutionConfig(
+    max_cost_usd=2.00,
+    max_steps=20,
+    max_retries_total=5,
+    timeout_ms=60_000,
+)
+
+ctx = ExecutionContext(config=config)
+
+try:
+    for step in range(100):  # Loop is bounded by ExecutionConfig, not the range
+        decision = ctx.wrap_llm_call(
+            fn=lambda: agent_step(step),
+            options=WrapOptions(operation_name=f"agent_step_{step}"),
+        )
+        if decision == Decision.HALT:
+            snap = ctx.get_snapshot()
+            print(
+                f"Chain halted at step {snap.step_count}: "
+                f"last event={snap.events[-1].event_type if snap.events else 'none'}"
+            )
+            break
+        process_result(step)
+finally:
+    snap = ctx.get_snapshot()
+    print(f"Final: steps={snap.step_count}, cost=${snap.cost_usd_accumulated:.4f}")
+"""
 
 
 def limited(max_steps: int | None = None, max_retries_total: int | None = None, **options: Any) -> ExecutionContext:
@@ -81,10 +253,9 @@ def test_the_results_before_a_forced_stop_are_kept() -> None:
 
 
 def test_the_import_path_of_the_document() -> None:
-    from penstock.containment import ChainMetadata, ContextSnapshot, ExecutionConfig, ExecutionContext, WrapOptions
-
-    for imported in (ExecutionContext, ExecutionConfig, ChainMetadata, WrapOptions, ContextSnapshot):
-        assert imported is getattr(penstock, imported.__name__)
+    imported = run(IMPORTS)
+    for name in ("ExecutionContext", "ExecutionConfig", "ChainMetadata", "WrapOptions", "ContextSnapshot"):
+        assert imported[name] is getattr(penstock, name)
 
 
 def fields_of(kind: Any) -> list[str]:
@@ -92,40 +263,52 @@ def fields_of(kind: Any) -> list[str]:
 
 
 DECLARED = {
-    ChainMetadata: ["request_id", "chain_id", "org_id", "team", "service", "user_id", "model", "tags"],
-    ExecutionConfig: ["max_cost_usd", "max_steps", "max_retries_total", "timeout_ms"],
-    WrapOptions: ["operation_name", "cost_estimate_hint", "timeout_ms", "retry_policy_override"],
-    NodeRecord: [
-        "node_id",
-        "parent_id",
-        "kind",
-        "operation_name",
-        "start_ts",
-        "end_ts",
-        "status",
-        "cost_usd",
-        "retries_used",
-    ],
-    ContextSnapshot: [
-        "chain_id",
-        "request_id",
-        "step_count",
-        "cost_usd_accumulated",
-        "retries_used",
-        "aborted",
-        "abort_reason",
-        "elapsed_ms",
-        "nodes",
-        "events",
-    ],
+    CHAIN_METADATA: ChainMetadata,
+    EXECUTION_CONFIG: ExecutionConfig,
+    WRAP_OPTIONS: WrapOptions,
+    NODE_RECORD: NodeRecord,
+    CONTEXT_SNAPSHOT: ContextSnapshot,
 }
-"""The fields of each dataclass of the document, in its order."""
+KNOWN = {
+    "dataclass": dataclass,
+    "datetime": datetime,
+    "Any": Any,
+    "Literal": Literal,
+    "Callable": Callable,
+    "Decision": Decision,
+    "ShieldPipeline": ShieldPipeline,
+    "SafetyEvent": SafetyEvent,
+}
+"""The names that the declarations of the document use and do not import."""
 
 
-@pytest.mark.parametrize("kind", DECLARED, ids=lambda kind: kind.__name__)
-def test_a_dataclass_begins_with_the_fields_of_the_document(kind: Any) -> None:
-    declared = DECLARED[kind]
-    assert fields_of(kind)[: len(declared)] == declared
+@pytest.mark.parametrize("text", DECLARED, ids=lambda text: DECLARED[text].__name__)
+def test_a_dataclass_begins_with_the_fields_of_the_document(text: str) -> None:
+    kind = DECLARED[text]
+    declared = run(text, **KNOWN, NodeRecord=NodeRecord)[kind.__name__]
+    names = fields_of(declared)
+    assert fields_of(kind)[: len(names)] == names
+    assert kind.__dataclass_params__.frozen >= declared.__dataclass_params__.frozen
+
+
+@pytest.mark.requirement("C-1", "C-8")
+def test_the_context_has_the_methods_of_the_document() -> None:
+    text = f"from __future__ import annotations\n{EXECUTION_CONTEXT}"  # its methods return the class itself
+    names = {**KNOWN, "ExecutionConfig": ExecutionConfig, "ChainMetadata": ChainMetadata, "WrapOptions": WrapOptions}
+    declared = run(text, **names)["ExecutionContext"]
+    methods = [name for name, value in vars(declared).items() if callable(value)]
+    assert methods == [
+        "__init__",
+        "__enter__",
+        "__exit__",
+        "wrap_llm_call",
+        "wrap_tool_call",
+        "record_event",
+        "get_snapshot",
+        "abort",
+    ]
+    for name in methods:
+        assert takes_what_is_declared(getattr(ExecutionContext, name), getattr(declared, name)), name
 
 
 @pytest.mark.requirement("C-7", "C-15")
@@ -139,7 +322,7 @@ def test_only_the_ids_of_chain_metadata_are_required_and_no_option_is() -> None:
             frozen.model = "gpt-4o"  # type: ignore[union-attr,misc]
 
 
-class Asked:
+class Recording:
     """A hook in every slot that records its calls and abstains."""
 
     def __init__(self) -> None:
@@ -160,7 +343,7 @@ class Asked:
 
 @pytest.mark.requirement("C-5", "C-6", "C-8")
 def test_a_wrapped_call_goes_through_the_steps_of_the_method_reference() -> None:
-    hook = Asked()
+    hook = Recording()
     pipeline = ShieldPipeline(pre_dispatch=hook, tool_dispatch=hook, retry=hook, budget=hook)
     breaker = CircuitBreaker(failure_threshold=2)
     ctx = limited(max_retries_total=5, pipeline=pipeline, breaker=breaker)
@@ -325,37 +508,7 @@ def test_example_1_single_request_chain(capsys: pytest.CaptureFixture[str]) -> N
     def call_llm(prompt: str) -> str:
         return f"summary of {prompt!r}"
 
-    config = ExecutionConfig(
-        max_cost_usd=0.50,
-        max_steps=10,
-        max_retries_total=3,
-        timeout_ms=15_000,
-    )
-
-    meta = ChainMetadata(
-        request_id="req-001",
-        chain_id="chain-001",
-        org_id="acme",
-        team="ml-platform",
-        service="summariser",
-        user_id="user-42",
-        model="gpt-4o",
-        tags={"env": "prod"},
-    )
-
-    pipeline = ShieldPipeline()  # configure hooks as needed
-
-    with ExecutionContext(config=config, pipeline=pipeline, metadata=meta) as ctx:
-        decision = ctx.wrap_llm_call(
-            fn=lambda: call_llm(prompt="Summarise this document."),
-            options=WrapOptions(operation_name="summarise", cost_estimate_hint=0.02),
-        )
-        if decision != Decision.ALLOW:
-            print(f"Call blocked: {decision}")
-
-    snap = ctx.get_snapshot()
-    print(f"Total cost: ${snap.cost_usd_accumulated:.4f}, steps: {snap.step_count}")
-
+    snap = run(EXAMPLE_1, call_llm=call_llm)["snap"]
     assert capsys.readouterr().out == "Total cost: $0.0200, steps: 1\n"
     assert (snap.chain_id, snap.request_id) == ("chain-001", "req-001")
 
@@ -364,40 +517,7 @@ def test_example_1_single_request_chain(capsys: pytest.CaptureFixture[str]) -> N
 def test_example_2_agent_loop_with_step_limit(capsys: pytest.CaptureFixture[str]) -> None:
     ran: list[int] = []
     processed: list[int] = []
-
-    def agent_step(step: int) -> None:
-        ran.append(step)
-
-    def process_result(step: int) -> None:
-        processed.append(step)
-
-    config = ExecutionConfig(
-        max_cost_usd=2.00,
-        max_steps=20,
-        max_retries_total=5,
-        timeout_ms=60_000,
-    )
-
-    ctx = ExecutionContext(config=config)
-
-    try:
-        for step in range(100):  # Loop is bounded by ExecutionConfig, not the range
-            decision = ctx.wrap_llm_call(
-                fn=lambda: agent_step(step),
-                options=WrapOptions(operation_name=f"agent_step_{step}"),
-            )
-            if decision == Decision.HALT:
-                snap = ctx.get_snapshot()
-                print(
-                    f"Chain halted at step {snap.step_count}: "
-                    f"last event={snap.events[-1].event_type if snap.events else 'none'}"
-                )
-                break
-            process_result(step)
-    finally:
-        snap = ctx.get_snapshot()
-        print(f"Final: steps={snap.step_count}, cost=${snap.cost_usd_accumulated:.4f}")
-
+    run(EXAMPLE_2, agent_step=ran.append, process_result=processed.append)
     assert capsys.readouterr().out == (
         "Chain halted at step 20: last event=step_limit_exceeded\nFinal: steps=20, cost=$0.0000\n"
     )

@@ -1,22 +1,27 @@
 """The code examples of the design document on the agent loop, translated from Go into Python line by line.
 
-A Go method becomes a Python method or property in snake case, an error that is returned becomes one that is raised,
-and `defer` becomes `finally`.
+A Go method becomes a Python method, an accessor a property, both in snake case; `context.Context` has no counterpart,
+since the context of the library is also what cancels; `defer` becomes `finally`. An example that returns a value and an
+error returns both here, except where the library raises the error.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
 import pytest
 
-import penstock
 from penstock import (
+    AfterExecutionEvent,
+    AfterIterationEvent,
     AgentLoop,
     AgentLoopResult,
+    BeforeExecutionEvent,
+    BeforeIterationEvent,
     ChildCompleteTrace,
     ChildSpawnTrace,
     CustomTrace,
@@ -30,6 +35,8 @@ from penstock import (
     Model,
     ModelCallTrace,
     ModelResponse,
+    Price,
+    PriceBook,
     TerminationReason,
     ToolCall,
     ToolCallTrace,
@@ -39,6 +46,7 @@ from penstock import (
 )
 from penstock.agents import (
     Conversation,
+    ExecutorResult,
     HookAbort,
     JsonFormat,
     MaxIterationsReached,
@@ -48,9 +56,41 @@ from penstock.agents import (
     Tools,
 )
 from penstock.export import trace_tree
+from penstock.runtime.ending import Outcome
 from penstock.testing import ManualClock
 
 # Core types: the context and its methods.
+
+CONTEXT_FIELDS = {
+    "data": None,
+    "iteration": 0,
+    "depth": 0,
+    "parent": None,
+    "children": (),
+    "name": "main",
+    "end_time": None,
+    "termination_reason": None,
+}
+"""The fields of `ExecutionContext` with their values in a new one; `events`, `stats` and `startTime` are filled."""
+STATS_FIELDS: dict[str, Any] = {
+    "total_input_tokens": 0,
+    "total_output_tokens": 0,
+    "total_cost": 0.0,
+    "input_tokens_by_model": {},
+    "output_tokens_by_model": {},
+    "cost_by_model": {},
+    "tool_call_count": 0,
+    "tool_calls_by_name": {},
+}
+
+
+@pytest.mark.requirement("T-1", "T-3", "T-13")
+def test_the_context_and_its_stats_have_the_fields_of_the_document() -> None:
+    ctx = ExecutionContext(name="main")
+    assert {name: getattr(ctx, name) for name in CONTEXT_FIELDS} == CONTEXT_FIELDS
+    assert {name: getattr(ctx.stats, name) for name in STATS_FIELDS} == STATS_FIELDS
+    assert isinstance(ctx.start_time, datetime)
+    assert all(isinstance(event, TraceEvent) for event in ctx.events)
 
 
 @pytest.mark.requirement("T-1", "T-2", "T-4")
@@ -61,6 +101,8 @@ def test_the_methods_of_the_context() -> None:
 
     ctx.start_iteration()
     assert ctx.iteration == 1
+    ctx.record_event(ToolCallTrace(tool_name="search"))
+    assert ctx.stats.tool_call_count == 1
     ctx.trace_custom("plan", {"steps": 3})
     ctx.end_iteration(LoopAction.CONTINUE)
     child = ctx.spawn_child("compaction", Conversation("Sum it up."))
@@ -75,6 +117,7 @@ def test_the_methods_of_the_context() -> None:
     own = [event for event in ctx.events if event.kind not in ("run_started", "call_started")]
     assert [type(event) for event in own] == [
         IterationStartTrace,
+        ToolCallTrace,
         CustomTrace,
         IterationEndTrace,
         ChildSpawnTrace,
@@ -157,6 +200,45 @@ async def test_a_loop_keeps_state_of_its_own_in_its_loop_data() -> None:
 
 # Trace events.
 
+WELL_KNOWN: list[tuple[type[TraceEvent], dict[str, Any]]] = [
+    (
+        ModelCallTrace,
+        {
+            "model": "claude-3",
+            "input_tokens": 1500,
+            "output_tokens": 200,
+            "cost": 0.02,
+            "duration_ms": 800.0,
+            "error": "TimeoutError",
+        },
+    ),
+    (
+        ToolCallTrace,
+        {"tool_name": "search", "input": {"query": "dam"}, "output": "60 m", "duration_ms": 500.0, "error": None},
+    ),
+    (IterationStartTrace, {}),
+    (IterationEndTrace, {"duration_ms": 900.0, "action": LoopAction.CONTINUE}),
+    (ChildSpawnTrace, {"child_name": "compaction"}),
+    (
+        ChildCompleteTrace,
+        {"child_name": "compaction", "termination_reason": TerminationReason.SUCCESS, "duration_ms": 900.0},
+    ),
+    (CustomTrace, {"name": "plan", "data": {"steps": 3}}),
+]
+"""Every trace type of the document with its fields."""
+
+
+@pytest.mark.requirement("T-2", "T-12")
+@pytest.mark.parametrize(("kind", "fields"), WELL_KNOWN, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_trace_type_has_the_fields_of_the_document_and_those_of_the_base(
+    kind: Callable[..., TraceEvent], fields: dict[str, Any]
+) -> None:
+    event = kind(**fields)
+    assert {name: getattr(event, name) for name in fields} == fields
+    assert isinstance(event, TraceEvent)
+    assert isinstance(event.timestamp, datetime)
+    assert (event.iteration, event.depth) == (0, 0)
+
 
 @pytest.mark.requirement("T-2")
 def test_an_event_of_the_users_own_is_filled_in() -> None:
@@ -175,8 +257,8 @@ def test_an_event_of_the_users_own_is_filled_in() -> None:
 # Framework integration: model, tools, formats, loop.
 
 
-class TracedModel:
-    """A model of the user's own that traces its calls, as the document's `modelImpl` does."""
+class ModelImpl:
+    """`modelImpl` of the document, which traces its calls."""
 
     def __init__(self, name: str, underlying: Any, clock: ManualClock) -> None:
         self.name = name
@@ -186,39 +268,46 @@ class TracedModel:
     def calculate_cost(self, usage: Usage) -> float:
         return usage.input_tokens * 1e-6
 
-    async def generate(self, context: ExecutionContext, messages: list[Message]) -> ModelResponse:
+    async def generate(
+        self,
+        exec_ctx: ExecutionContext,
+        messages: list[Message],
+    ) -> tuple[Any, Exception | None]:
         start = self.clock.monotonic_ns()
-        resp: ModelResponse = await self.underlying(messages)
+        resp, err = await self.underlying.generate(messages)
 
         # Automatic tracing - user doesn't think about this
-        assert resp.usage is not None
-        context.record_event(
+        exec_ctx.record_event(
             ModelCallTrace(
                 model=self.name,
                 input_tokens=resp.usage.input_tokens,
                 output_tokens=resp.usage.output_tokens,
                 cost=self.calculate_cost(resp.usage),
                 duration_ms=(self.clock.monotonic_ns() - start) / 1_000_000,
+                error=err and type(err).__name__,
             )
         )
 
-        return resp
+        return resp, err
 
 
 @pytest.mark.requirement("T-8")
-async def test_a_model_of_the_users_own_traces_its_calls() -> None:
+@pytest.mark.parametrize("err", [None, TimeoutError("late")], ids=["answered", "failed"])
+async def test_a_model_of_the_users_own_traces_its_calls(err: Exception | None) -> None:
     clock = ManualClock()
 
-    async def underlying(messages: list[Message]) -> ModelResponse:
-        clock.advance(0.8)
-        return ModelResponse("60 m", usage=Usage(1500, 200))
+    class Underlying:
+        async def generate(self, messages: list[Message]) -> tuple[ModelResponse, Exception | None]:
+            clock.advance(0.8)
+            return ModelResponse("60 m", usage=Usage(1500, 200)), err
 
     ctx = ExecutionContext(name="main", clock=clock)
-    resp = await TracedModel("claude-3", underlying, clock).generate(ctx, [Message.user("How high is it?")])
-    assert resp.text == "60 m"
+    model = ModelImpl("claude-3", Underlying(), clock)
+    resp, returned = await model.generate(ctx, [Message.user("How high is it?")])
+    assert (resp.text, returned) == ("60 m", err)
     (call,) = [event for event in ctx.events if isinstance(event, ModelCallTrace)]
     assert (call.model, call.input_tokens, call.output_tokens) == ("claude-3", 1500, 200)
-    assert (call.duration_ms, call.error) == (800.0, None)
+    assert (call.duration_ms, call.error) == (800.0, None if err is None else "TimeoutError")
     assert ctx.stats.total_cost == pytest.approx(0.0015)
 
 
@@ -280,10 +369,10 @@ async def test_a_hook_is_fired_with_the_context_and_the_event() -> None:
         if isinstance(
             event,
             (
-                penstock.BeforeExecutionEvent,
-                penstock.BeforeIterationEvent,
-                penstock.AfterIterationEvent,
-                penstock.AfterExecutionEvent,
+                BeforeExecutionEvent,
+                BeforeIterationEvent,
+                AfterIterationEvent,
+                AfterExecutionEvent,
             ),
         )
     ]
@@ -368,41 +457,61 @@ class CompactionLoop:
         return AgentLoopResult(LoopAction.TERMINATE, result=response.text)
 
 
+def new_compaction_loop_data(data: Any) -> Conversation:
+    return Conversation(f"Sum up {len(data.iterations)} iterations.")
+
+
+def extract_compacted_iterations(result: Any) -> list[Iteration]:
+    return [Iteration((Message.user(result.result),))]
+
+
 class ReActLoop:
-    """The loop of the document: one model call a turn, a search in the second, compaction in the third."""
+    """The loop of the document; what it leaves out is one model call an iteration, and a search in the second."""
 
     def __init__(self, model: Model, compaction_agent: CompactionLoop, tools: Tools) -> None:
         self.model = model
-        self.executor = Executor(compaction_agent)
+        self.executor = Executor(compaction_agent)  # an executor of the library is made for one agent
         self.tools = tools
 
-    async def next(self, context: ExecutionContext) -> AgentLoopResult:
-        response = await self.model.generate(context, [Message.user("Find the dam.")])
-        context.data.add(Iteration((Message.user(response.text),)))
-        if context.iteration == 2:
-            await self.tools.execute(context, ToolCall("c1", "search", {"query": "dam"}))
+    async def next(
+        self,
+        exec_ctx: ExecutionContext,
+    ) -> AgentLoopResult:
+        # ... normal iteration logic ...
+        response = await self.model.generate(exec_ctx, [Message.user("Find the dam.")])
+        exec_ctx.data.add(Iteration((Message.user(response.text),)))
+        if exec_ctx.iteration == 2:
+            await self.tools.execute(exec_ctx, ToolCall("c1", "search", {"query": "dam"}))
+        needs_compaction = exec_ctx.iteration == 3
 
-        if context.iteration == 3:  # needs compaction
-            try:
-                compacted_iterations = await self.run_compaction(context)
-            except Exception as err:
+        if needs_compaction:
+            compacted_iterations, err = await self.run_compaction(exec_ctx)
+            if err is not None:
                 return AgentLoopResult(action=LoopAction.TERMINATE, error=err)
-            context.data.set_iterations(compacted_iterations)
+            exec_ctx.data.set_iterations(compacted_iterations)
 
-        if context.iteration < 4:
+        # ... continue with iteration ...
+        if exec_ctx.iteration < 4:
             return AgentLoopResult(action=LoopAction.CONTINUE)
         return AgentLoopResult(action=LoopAction.TERMINATE, result=[response.text])
 
-    async def run_compaction(self, context: ExecutionContext) -> list[Iteration]:
+    async def run_compaction(
+        self,
+        exec_ctx: ExecutionContext,
+    ) -> tuple[Any, BaseException | None]:
         # Create child context - finally ensures complete_child is always called
-        child_data = Conversation("Sum it up.")
-        child_ctx = context.spawn_child("compaction", child_data)
+        child_data = new_compaction_loop_data(exec_ctx.data)
+        child_ctx = exec_ctx.spawn_child("compaction", child_data)
         try:
             # Run compaction agent with the child context
-            result = (await self.executor.execute(child_ctx)).unwrap()
-            return [Iteration((Message.user(result),))]
+            result = await self.executor.execute(child_ctx)
+            err = result.error
+            if err is not None:
+                return None, err
+
+            return extract_compacted_iterations(result), None
         finally:
-            context.complete_child(child_ctx)
+            exec_ctx.complete_child(child_ctx)
 
 
 class Timed(ScriptedModel):
@@ -417,41 +526,68 @@ def main_loop() -> tuple[ReActLoop, Conversation]:
     return ReActLoop(Timed("claude-3", 1500, 2000, 800, 1200), compaction, Tools([search])), Conversation("Find it.")
 
 
-@pytest.mark.requirement("T-4", "T-6", "T-7", "T-11")
-async def test_the_trace_tree_of_the_compaction_example() -> None:
-    loop, data = main_loop()
-    ctx = ExecutionContext(name="main", data=data, clock=ManualClock())
-    result = await Executor(loop).execute(ctx)
-    assert (result.result, result.error) == (["claude-3 1200"], None)
-    tree = [line.rstrip() for line in trace_tree(ctx).split("\n")]
-    drawn = """\
+TREE = """\
 ExecutionContext "main"
 ├── IterationStartTrace {iteration: 1}
-├── ModelCallTrace {model: "claude-3", tokens: 1500
+├── ModelCallTrace {model: "claude-3", tokens: 1500}
 ├── IterationEndTrace {iteration: 1, action: continue}
 ├── IterationStartTrace {iteration: 2}
-├── ModelCallTrace {model: "claude-3", tokens: 2000
-├── ToolCallTrace {tool: "search"
+├── ModelCallTrace {model: "claude-3", tokens: 2000}
+├── ToolCallTrace {tool: "search", duration: 500ms}
 ├── IterationEndTrace {iteration: 2, action: continue}
 ├── IterationStartTrace {iteration: 3}
-├── ModelCallTrace {model: "claude-3", tokens: 800
+├── ModelCallTrace {model: "claude-3", tokens: 800}
 ├── ChildSpawnTrace {name: "compaction"}
 │   └── ExecutionContext "compaction" (child)
 │       ├── IterationStartTrace {iteration: 1}
-│       ├── ModelCallTrace {model: "claude-3-haiku", tokens: 3000
+│       ├── ModelCallTrace {model: "claude-3-haiku", tokens: 3000}
 │       ├── IterationEndTrace {iteration: 1, action: continue}
 │       ├── IterationStartTrace {iteration: 2}
-│       ├── ModelCallTrace {model: "claude-3-haiku", tokens: 500
+│       ├── ModelCallTrace {model: "claude-3-haiku", tokens: 500}
 │       └── IterationEndTrace {iteration: 2, action: terminate}
 ├── ChildCompleteTrace {name: "compaction", reason: success}
 ├── IterationEndTrace {iteration: 3, action: continue}
 ├── IterationStartTrace {iteration: 4}
-├── ModelCallTrace {model: "claude-3", tokens: 1200
+├── ModelCallTrace {model: "claude-3", tokens: 1200}
 └── IterationEndTrace {iteration: 4, action: terminate}
-""".splitlines()
-    assert len(tree) > len(drawn)
-    for line, expected in zip(tree, drawn, strict=False):
-        assert line.startswith(expected)
+
+Stats (auto-aggregated, includes children):
+  TotalInputTokens: 7000
+  TotalOutputTokens: ...
+  InputTokensByModel: {"claude-3": 3500, "claude-3-haiku": 3500}
+  ToolCallCount: 1
+  ToolCallsByName: {"search": 1}
+"""
+PRICES = PriceBook(registered={"claude-3": Price(0, 0), "claude-3-haiku": Price(0, 0)}, use_genai_prices=False)
+"""Costs that are not 0 would be printed too."""
+
+
+@pytest.mark.requirement("T-4", "T-6", "T-7", "T-11")
+async def test_the_trace_tree_of_the_compaction_example_is_the_one_of_the_document() -> None:
+    """Its stats are not: the document's sums are not those of its own tree (docs/decisions.md)."""
+    loop, data = main_loop()
+    clock = ManualClock()
+
+    @tool(name="search")
+    async def search_for_a_while(query: str) -> str:
+        """Search the web."""
+        clock.advance(0.5)
+        return f"found {query}"
+
+    loop.tools = Tools([search_for_a_while])
+    ctx = ExecutionContext(name="main", data=data, clock=clock, prices=PRICES)
+    result = await Executor(loop).execute(ctx)
+    assert (result.result, result.error) == (["claude-3 1200"], None)
+    drawn, _, stats = TREE.partition("\n\n")
+    tree, _, ours = trace_tree(ctx).partition("\n\n")
+    assert tree == drawn
+    assert ours.split("\n")[0] == stats.split("\n")[0] == "Stats (auto-aggregated, includes children):"
+    assert {line.partition(":")[0] for line in stats.strip().split("\n")} <= {
+        line.partition(":")[0] for line in ours.split("\n")
+    }
+    for line in ("  ToolCallCount: 1", '  ToolCallsByName: {"search": 1}'):
+        assert line in stats.split("\n")
+        assert line in ours.split("\n")
 
 
 @pytest.mark.requirement("T-3", "T-7")
@@ -486,27 +622,137 @@ async def test_a_child_is_completed_also_when_its_agent_fails() -> None:
 # The executor.
 
 
-async def execute(loop: Any, data: Conversation) -> tuple[Any, ExecutionContext]:
-    """`Executor.Execute` of the document, over the library's context and without hooks."""
-    context = ExecutionContext(name="main", data=data)
-    while True:
-        context.start_iteration()
-        result = await loop.next(context)
-        context.end_iteration(result.action)
-        if result.action == LoopAction.TERMINATE:
-            break
-    return result.result, context
+class FiredHooks:
+    """`e.hooks` of the document: returns the error of the hook, or None; keeps what was fired."""
+
+    def __init__(self, fails_at: type | None = None) -> None:
+        self.fails_at = fails_at
+        self.fired: list[Any] = []
+
+    def fire(self, exec_ctx: ExecutionContext, event: Any) -> None:
+        self.fired.append(event)
+        if self.fails_at is not None and isinstance(event, self.fails_at):
+            raise HookAbort("enough")
+
+    async def returned(self, exec_ctx: ExecutionContext, event: Any) -> Exception | None:
+        try:
+            self.fire(exec_ctx, event)
+        except Exception as err:
+            return err
+        return None
 
 
-@pytest.mark.requirement("T-2", "T-6")
-async def test_the_executor_records_what_the_one_of_the_document_records() -> None:
+class DocumentExecutor:
+    """`Executor` of the document."""
+
+    def __init__(self, agent_loop: Any, hooks: FiredHooks) -> None:
+        self.agent_loop = agent_loop
+        self.hooks = hooks
+
+    async def execute(
+        self,
+        data: Any,
+    ) -> tuple[ExecutorResult | None, Exception | None]:
+        exec_ctx = ExecutionContext(name="main", data=data)
+
+        # Fire before execution hook
+        if (err := await self.hooks.returned(exec_ctx, BeforeExecutionEvent())) is not None:
+            return None, err
+
+        while True:
+            exec_ctx.start_iteration()
+
+            # Fire before iteration hook
+            if (
+                err := await self.hooks.returned(
+                    exec_ctx,
+                    BeforeIterationEvent(
+                        iteration=exec_ctx.iteration,
+                    ),
+                )
+            ) is not None:
+                exec_ctx.end_iteration(LoopAction.TERMINATE)
+                break
+
+            start = time.monotonic()
+            result = await self.agent_loop.next(exec_ctx)
+            duration = time.monotonic() - start
+
+            exec_ctx.end_iteration(result.action)
+
+            # Fire after iteration hook
+            if (
+                err := await self.hooks.returned(
+                    exec_ctx,
+                    AfterIterationEvent(
+                        iteration=exec_ctx.iteration,
+                        result=result,
+                        duration_ms=duration * 1000,
+                    ),
+                )
+            ) is not None:
+                break
+
+            if result.action == LoopAction.TERMINATE:
+                # The document does not show what sets `FinalResult` and `TerminationReason`.
+                exec_ctx._outcome = Outcome(result.result, result.error)
+                exec_ctx.end(result.error)
+                break
+
+            # Check max iterations, context cancellation, etc.
+
+        # Fire after execution hook
+        await self.hooks.returned(
+            exec_ctx,
+            AfterExecutionEvent(
+                result=exec_ctx.final_result,
+                termination_reason=exec_ctx.termination_reason or TerminationReason.HOOK_ABORT,
+                error=exec_ctx.error,
+            ),
+        )
+
+        return ExecutorResult(
+            result=exec_ctx.final_result,
+            context=exec_ctx,  # Full trace available here
+            error=exec_ctx.error,
+            termination_reason=exec_ctx.termination_reason or TerminationReason.HOOK_ABORT,
+        ), None
+
+
+@pytest.mark.requirement("T-2", "T-5", "T-6")
+@pytest.mark.parametrize("fails_at", [None, BeforeExecutionEvent, BeforeIterationEvent, AfterIterationEvent])
+async def test_the_executor_does_what_the_one_of_the_document_does(fails_at: type | None) -> None:
     loop, data = main_loop()
-    sketched, written = await execute(loop, data)
+    sketched = FiredHooks(fails_at)
+    theirs, err = await DocumentExecutor(loop, sketched).execute(data)
     loop, data = main_loop()
-    result = await Executor(loop).execute(ExecutionContext(name="main", data=data))
-    assert result.result == sketched == ["claude-3 1200"]
-    kinds = [[event.kind for event in context.events] for context in (written, result.context)]
-    assert kinds[0] == kinds[1]
+    hooks = FiredHooks(fails_at)
+    ours = await Executor(loop, hooks=[hooks]).execute(data)
+    if theirs is None:
+        # The document returns the error of a hook before the execution, and fires nothing more.
+        assert fails_at is BeforeExecutionEvent
+        assert (str(err), ours.termination_reason) == ("enough", TerminationReason.HOOK_ABORT)
+        assert [type(event) for event in hooks.fired] == [BeforeExecutionEvent, AfterExecutionEvent]
+        return
+    assert (ours.result, ours.termination_reason) == (theirs.result, theirs.termination_reason)
+    assert ours.result == (["claude-3 1200"] if fails_at is None else None)
+    assert [type(event) for event in hooks.fired] == [type(event) for event in sketched.fired]
+    assert loop_events(ours.context) == loop_events(theirs.context)
+
+
+LOOP_EVENTS = (
+    IterationStartTrace,
+    IterationEndTrace,
+    ChildSpawnTrace,
+    ChildCompleteTrace,
+    ModelCallTrace,
+    ToolCallTrace,
+)
+
+
+def loop_events(context: ExecutionContext) -> list[str]:
+    """The names of the events that the document knows."""
+    return [type(event).__name__ for event in context.events if isinstance(event, LOOP_EVENTS)]
 
 
 @pytest.mark.requirement("T-5")

@@ -20,7 +20,7 @@ from penstock.agents.messages import ToolCall
 from penstock.agents.model import ModelRequest
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import Tool
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import ChatMessage
 from penstock.chat.turn import ChatTurn
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry
@@ -28,8 +28,7 @@ from penstock.kernel.graph import GraphInvalid
 from penstock.nodes import NODE_TYPES
 from penstock.nodes.text import TextNode
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.graphs.node_events import NodeEvent
-from penstock.runtime.graphs.node_execution import run_flow
+from penstock.runtime.graphs.node_execution import NodeEvent, run_flow
 from penstock.runtime.watching.registry import CancelResult
 from penstock.storage.memory import MemoryStores
 from tests.chat.chats import ALONE, ANN, Chats, Histories, Slow, chatting, hosted
@@ -116,11 +115,11 @@ async def test_2_any_type_is_as_good_as_any_other() -> None:
     """What a node does is what its executor does, whatever the type is called."""
     for type in ("agent", "chat-start", "no-such-type"):
         executors = {type: TextNode()}
-        flow = run_flow(graph([node("a", type, text="said")]), ExecutionContext(), executors)
+        flow = run_flow(graph([node("a", type, text="given")]), ExecutionContext(), executors)
         events = [one async for one in flow]
         assert [one.event_type for one in events if isinstance(one, NodeEvent)] == ["started", "completed"]
         assert isinstance(events[-1], ExecutionResult)
-        assert events[-1].outputs["output"].value == "said"
+        assert events[-1].outputs["output"].value == "given"
 
 
 # 3. Multi-agent pipeline semantics are correct.
@@ -192,7 +191,7 @@ async def test_5_a_cancel_before_the_run_is_registered_is_applied_when_it_is() -
         assert await chats.host.cancel("early", reason="changed my mind") is CancelResult.REMEMBERED
         _, answer = await send(chats, "one", run_id="early")
         assert (answer.data["state"], answer.data["error"]) == ("partial", "changed my mind")
-    assert histories.asked == []
+    assert histories.requests == []
 
 
 @pytest.mark.requirement("K-13")
@@ -256,7 +255,7 @@ async def test_6_an_edge_without_a_channel_is_refused_wherever_it_comes_in(data:
 
 async def test_7_only_what_the_chat_leads_to_runs() -> None:
     """A node apart does not run, and a circle apart does not fail the chat."""
-    apart = [node("apart", "agent", model="nobody"), node("x", "output"), node("y", "output")]
+    apart = [node("apart", "agent", model="unknown"), node("x", "output"), node("y", "output")]
     document = graph([*ALONE["nodes"], *apart], ["start > A", "x > y", "y > x"])
     async with chatting(document, {"A": Histories().model}) as chats:
         turn, answer = await send(chats, "one")

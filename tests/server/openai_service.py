@@ -20,7 +20,7 @@ from penstock.agents.tools import tool
 from penstock.chat.service import ChatService
 from penstock.errors import Halted
 from penstock.hosting.host import HostSettings, RunHost
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import RunRecord
 from penstock.nodes import executors
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.billing.usage import Usage
@@ -46,7 +46,7 @@ def last(request: ModelRequest) -> str:
 
 
 def heard(request: ModelRequest) -> str:
-    """Everything the model was told, as it came."""
+    """Everything in the model's request, as it came."""
     return " | ".join(f"{message.role}: {message.text}" for message in request.messages)
 
 
@@ -55,8 +55,8 @@ def says_and_looks(_: ModelRequest) -> ModelResponse:
 
 
 def looks_first(request: ModelRequest) -> str | ToolCall:
-    is_asked = request.messages[len(request.messages) - 1].role == "user"
-    return ToolCall("c1", "look", {"at": "the ☀"}) if is_asked else "Bright."
+    is_first = request.messages[len(request.messages) - 1].role == "user"
+    return ToolCall("c1", "look", {"at": "the ☀"}) if is_first else "Bright."
 
 
 @tool
@@ -146,8 +146,8 @@ class Served:
         """The run, once it has ended."""
         return await self.host.wait(run_id)
 
-    async def nobody_reads(self) -> None:
-        """Once the server has noticed that every stream was left."""
+    async def no_open_streams(self) -> None:
+        """Wait until the server has noticed that every client disconnected."""
         while self.app.state.server.metrics.open_streams:  # noqa: ASYNC110  it is a figure
             await asyncio.sleep(0.01)
 
@@ -159,7 +159,7 @@ class Served:
 async def serving(settings: HostSettings | None = None, url: str = "memory:", **server: Any) -> AsyncIterator[Served]:
     async with (
         await open_stores(url) as stores,
-        _serving(stores, settings, ServerSettings(tokens=TOKENS, **server)) as it,
+        _serving(stores, settings, ServerSettings(tokens=TOKENS, **{"retry_grace_s": 0, **server})) as it,
     ):
         yield it
 

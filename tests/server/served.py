@@ -28,6 +28,7 @@ from penstock.server.app import create_app, state_of
 from penstock.server.auth import Token
 from penstock.server.serve import ServerProcess, listen
 from penstock.server.settings import ServerSettings
+from penstock.server.ui_files import NO_UI, UiFiles
 from penstock.storage.memory import MemoryStores
 
 SECRETS = {name: f"canary-{name}-0123456789abcdef" for name in ("ann", "bob", "vera", "root", "past")}
@@ -96,7 +97,7 @@ class Served:
     _clients: dict[str, httpx2.AsyncClient] = field(default_factory=dict)
 
     def client(self, name: str | None = None, **headers: str) -> httpx2.AsyncClient:
-        """One that asks as that user; without a name, as nobody in particular."""
+        """A client with that user's token; without a name, with none."""
         if name is not None:
             headers["Authorization"] = f"Bearer {SECRETS[name]}"
         transport = httpx2.ASGITransport(app=self.app)  # type: ignore[arg-type]
@@ -113,6 +114,7 @@ async def served(
     host_settings: HostSettings | None = None,
     clock: Clock = SYSTEM_CLOCK,
     prices: PriceBook | None = None,
+    ui: UiFiles = NO_UI,
     **services: Any,
 ) -> AsyncGenerator[Served, None]:
     """A server with tokens for ann and bob (users), vera (viewer), root (admin) and past (an admin's that is over),
@@ -125,7 +127,7 @@ async def served(
     quick = host_settings or HostSettings(tick_s=0.05, drain_s=0)
     async with RunHost(stores, executors=executors, services=services, settings=quick, prices=prices) as host:
         chats = ChatService(host, stores.chats)
-        yield Served(create_app(host, chats, stores, settings, clock=clock), host, chats, stores, gate)
+        yield Served(create_app(host, chats, stores, settings, clock=clock, ui=ui), host, chats, stores, gate)
 
 
 @asynccontextmanager
@@ -162,7 +164,7 @@ async def eventually(is_so: Callable[[], bool]) -> None:
 
 @dataclass
 class Wire:
-    """A client on a bare socket: it says exactly what it is told to, and reads only when asked."""
+    """A client on a bare socket: it sends exactly the given bytes, and reads only on demand."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -195,7 +197,7 @@ async def wire(address: tuple[str, int], limit: int = 2**16) -> AsyncGenerator[W
 
 
 async def happened(server: Served, run_id: str, type: str) -> Mapping[str, Any]:
-    """Wait until the run has told such an event; its data."""
+    """Wait until the run has emitted such an event; its data."""
     async with aclosing(server.host.events(run_id)) as events:
         async for event in events:
             if event.type == type:

@@ -70,8 +70,8 @@ async def test_a_run_is_cancelled_while_its_stream_is_open() -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/"])
 async def test_health_is_open_to_every_client(path: str) -> None:
-    async with served() as server, server.client() as nobody:
-        answer = await nobody.get(path)
+    async with served() as server, server.client() as anonymous:
+        answer = await anonymous.get(path)
         assert answer.status_code == 200, answer.text
 
 

@@ -9,11 +9,10 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI
 
 from penstock.containment.ledger import MemoryLedgerStore
-from penstock.errors import LedgerUnavailable
-from penstock.hosting.ports import StoreUnavailable
-from penstock.server.serve import HeaderTimeoutProtocol
+from penstock.errors import LedgerUnavailable, PenstockError
+from penstock.hosting.ports import StoreCorrupt, StoreUnavailable
+from penstock.server.connection import ClientConnection
 from penstock.server.settings import ServerSettings
-from penstock.storage.codec import StoreCorrupt
 from penstock.storage.memory import MemoryGraphStore
 from tests.server.served import CHAT, ECHO, SECRETS, TOKENS, listening, parts, served, wire
 
@@ -36,25 +35,51 @@ class Corrupt(MemoryGraphStore):
     save = head = list = get
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("GET", "/api/graphs/g", None),
-        ("POST", "/api/runs", {"graph_id": "g"}),
-        ("GET", "/v1/models", None),
-        ("POST", "/v1/responses", {"model": "g", "input": "x", "stream": True}),
-    ],
-)
-async def test_an_unexpected_error_of_our_own_is_logged_and_counted_as_a_fault(
+class Broken(MemoryGraphStore):
+    """A store with a fault of its own."""
+
+    async def get(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("canary-123456")
+
+    save = head = list = get
+
+
+REQUESTS = [
+    ("GET", "/api/graphs/g", None),
+    ("POST", "/api/runs", {"graph_id": "g"}),
+    ("GET", "/v1/models", None),
+    ("POST", "/v1/responses", {"model": "g", "input": "x", "stream": True}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), REQUESTS)
+async def test_an_unreadable_row_is_a_typed_error_without_its_content(
     method: str, path: str, body: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with served() as server, server.client("ann") as ann, server.client("root") as root:
         server.stores.graphs = Corrupt()
+        answer = await ann.request(method, path, json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "unreadable_row")
+        assert ("canary" in answer.text, "penstock doctor" in answer.text) == (False, True)
+        assert "the row 'canary-key' of table 'graphs' cannot be read" in caplog.text
+        assert "penstock_http_faults_total 0" in (await root.get("/metrics")).text
+
+
+@pytest.mark.parametrize(("method", "path", "body"), REQUESTS)
+async def test_an_unexpected_error_of_our_own_is_logged_and_counted_as_a_fault(
+    method: str, path: str, body: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served() as server, server.client("ann") as ann, server.client("root") as root:
+        server.stores.graphs = Broken()
         answer = await ann.request(method, path, json=body, headers={"X-Request-Id": "r-1"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
         assert "canary" not in answer.text
-        assert "request r-1 failed: StoreCorrupt at " in caplog.text
+        assert "request r-1 failed: AssertionError at " in caplog.text
         assert "penstock_http_faults_total 1" in (await root.get("/metrics")).text
+
+
+class LogBroken(PenstockError):
+    """An error that the server does not expect."""
 
 
 async def test_a_failing_stream_reports_the_error_and_the_log_has_the_location(
@@ -64,15 +89,19 @@ async def test_a_failing_stream_reports_the_error_and_the_log_has_the_location(
         await server.save("echo", ECHO)
         run = await server.host.submit(owner="ann", graph_id="echo", input="x")
         await server.host.wait(run.id)
-        server.stores.events.read = Corrupt().get  # type: ignore[method-assign]
+
+        async def fails(*_: Any, **__: Any) -> Any:
+            raise LogBroken("canary-123456")
+
+        server.stores.events.read = fails  # type: ignore[method-assign]
         text = (await ann.get(f"/api/runs/{run.id}/events")).text
         del server.stores.events.read  # type: ignore[attr-defined]
         assert ('"code":"internal"' in text, "canary" in text) == (True, False)
-        assert "a stream failed: StoreCorrupt at " in caplog.text
+        assert "a stream failed: LogBroken at " in caplog.text
 
 
 class Breaks:
-    """What works until a run is there, and does not from then on, so often; a run that is there is never asked for."""
+    """A store that works until a run exists, then fails so many times; the run itself is never looked up."""
 
     def __init__(self, real: Any, runs: Any, error: Exception, times: int) -> None:
         self._real, self._runs, self._error, self._left = real, runs, error, times
@@ -94,7 +123,10 @@ RESPONSE = ("responses", {"input": "hi"})
 @pytest.mark.parametrize("graph", ["chat", "echo"])
 @pytest.mark.parametrize(
     ("error", "status", "code"),
-    [(StoreUnavailable("gone"), 503, "store_unavailable"), (StoreCorrupt("runs", "k", "canary"), 500, "internal")],
+    [
+        (StoreUnavailable("gone"), 503, "store_unavailable"),
+        (StoreCorrupt("runs", "k", "canary"), 500, "internal"),
+    ],
 )
 async def test_the_sdk_does_not_repeat_a_request_whose_run_was_started(
     endpoint: str, content: dict[str, Any], graph: str, error: Exception, status: int, code: str
@@ -236,14 +268,14 @@ async def test_a_server_without_its_ledger_is_not_ready() -> None:
 async def test_a_client_that_does_not_finish_its_request_is_disconnected(
     sent_bytes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HeaderTimeoutProtocol, "headers_s", 0.01)
+    monkeypatch.setattr(ClientConnection, "headers_s", 0.01)
     async with served() as server, listening(server.app) as address, wire(address) as client:
         client.writer.write(sent_bytes)
         assert await client.reader.read() == b""
 
 
 async def test_the_second_request_of_a_connection_has_a_timeout_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HeaderTimeoutProtocol, "headers_s", 0.01)
+    monkeypatch.setattr(ClientConnection, "headers_s", 0.01)
     async with served() as server, listening(server.app) as address, wire(address) as client:
         client.send("GET", "/health")
         assert await client.status() == 200
@@ -253,7 +285,7 @@ async def test_the_second_request_of_a_connection_has_a_timeout_too(monkeypatch:
 
 
 async def test_a_request_in_progress_is_not_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HeaderTimeoutProtocol, "headers_s", 0.001)
+    monkeypatch.setattr(ClientConnection, "headers_s", 0.001)
     settings = ServerSettings(ready_timeout_s=0.2)
     async with served(settings) as server, listening(server.app) as address, wire(address) as client:
         server.stores.graphs = Silent()

@@ -80,7 +80,8 @@ class Asking:
 
 
 def state_of(case: Case) -> dict[str, Any]:
-    parts: dict[str, Any] = {"headers": {**(case.headers or {})}, "params": case.query or None}
+    query = {**(case.query or {}), "follow": "false"} if case.path == "/api/stream" else case.query  # it has no end
+    parts: dict[str, Any] = {"headers": {**(case.headers or {})}, "params": query or None}
     if case.body is not NOT_SET:
         is_raw = isinstance(case.body, bytes)
         parts["content"] = case.body if is_raw else json.dumps(case.body).encode()

@@ -29,7 +29,7 @@ __all__ = ["postgres_server", "postgres_url"]
 
 
 class AskingADatabase(Asking):
-    """The same, of a server that keeps what it is told."""
+    """The same, of a server that stores what it gets."""
 
     def __init__(self, runner: asyncio.Runner, url: str) -> None:
         super().__init__(runner)

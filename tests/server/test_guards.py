@@ -15,10 +15,17 @@ import httpx2
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.server.auth import Rules
-from penstock.server.bodies import LINGER_BYTES, LINGER_S, BodyGuard
+from penstock.server.auth import LOCAL, Rules, User
 from penstock.server.errors import ApiError
-from penstock.server.guards import AuthGuard, OriginGuard, RequestContextGuard
+from penstock.server.guards import (
+    LINGER_BYTES,
+    LINGER_S,
+    UNKNOWN_LINGER_BYTES,
+    AuthGuard,
+    BodyGuard,
+    OriginGuard,
+    RequestContextGuard,
+)
 from penstock.server.metrics import Metrics
 from penstock.server.settings import ServerSettings
 from penstock.testing import sim_run
@@ -301,7 +308,7 @@ class Sending:
         self.answered.append(message)
 
     def whole(self) -> bytes:
-        assert [message.get("more_body") for message in self.answered] == [None, True, False]
+        assert [bool(message.get("more_body")) for message in self.answered[-1:]] == [False]
         return b"".join(message.get("body", b"") for message in self.answered)
 
 
@@ -309,9 +316,11 @@ def more(size: int) -> dict[str, Any]:
     return {"type": "http.request", "body": b"x" * size, "more_body": True}
 
 
-def too_much(sending: Sending, *headers: tuple[bytes, bytes]) -> Any:
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": list(headers)}
-    return BodyGuard(fine, ServerSettings(max_body_bytes=10))(scope, sending.receive, sending.send)
+def too_much(sending: Sending, *headers: tuple[bytes, bytes], user: User | None = LOCAL) -> Any:
+    sent = headers or ((b"transfer-encoding", b"chunked"),)
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": list(sent), "state": {"user": user}}
+    guard = RequestContextGuard(BodyGuard(fine, ServerSettings(max_body_bytes=10)), Metrics())
+    return guard(scope, sending.receive, sending.send)
 
 
 async def test_a_client_that_never_stops_sending_is_answered_and_drained_up_to_a_limit() -> None:
@@ -321,6 +330,14 @@ async def test_a_client_that_never_stops_sending_is_answered_and_drained_up_to_a
         assert b"too_large" in endless.whole()
         assert endless.read_before_the_answer <= MIB
         assert LINGER_BYTES <= endless.read <= LINGER_BYTES + 2 * MIB
+
+
+async def test_a_client_without_a_valid_token_is_drained_up_to_a_far_lower_limit() -> None:
+    endless = Sending(more(MIB // 4) for _ in itertools.count())
+    await too_much(endless, user=None)
+    assert b"too_large" in endless.whole()
+    assert (b"connection", b"close") in [*endless.answered[0]["headers"]]
+    assert endless.read <= UNKNOWN_LINGER_BYTES + MIB
 
 
 def test_a_client_that_stops_midway_is_drained_only_briefly() -> None:
@@ -416,7 +433,7 @@ async def test_a_slow_body_times_out_and_a_disconnect_releases_its_buffer() -> N
         return next(incoming)
 
     async def send(message: Any) -> None:
-        raise AssertionError("nobody is there")
+        raise AssertionError("the client has disconnected")
 
     await guard({"type": "http", "method": "POST", "path": "/", "headers": []}, receive, send)
     assert guard._free_bytes == 1_000

@@ -1,4 +1,4 @@
-"""JSON from outside: what is refused, and where it is said to be."""
+"""JSON from outside: what is refused, and the location in the error."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.bodies import MAX_INTEGER, read_json
 from penstock.server.errors import ApiError
+from penstock.server.guards import MAX_INTEGER, read_json
 
 BOUNDS = {"max_depth": 64, "max_values": 1_000}
 

@@ -25,11 +25,11 @@ from penstock.nodes.loop import Loop
 from penstock.nodes.map import Map
 from penstock.nodes.memory import MemoryNode
 from penstock.nodes.parts import condition, template
-from penstock.nodes.parts.settings import MAX_TEXT
+from penstock.runtime.graphs.settings import MAX_TEXT
 from penstock.server import auth
 from penstock.server.auth import Token
-from penstock.server.bodies import read_json
 from penstock.server.errors import ApiError
+from penstock.server.guards import read_json
 from penstock.server.metrics import Metrics
 from penstock.server.openai.wire import request as bodies
 from penstock.server.openai.wire.request import ChatCompletionBody, ChatMessageBody, InputItem, ResponseBody
@@ -137,7 +137,7 @@ SIDES: dict[str, tuple[int, Callable[[int], Any]]] = {
     "a memory": (100_000, lambda n: encode_memory("s", "k", "x" * (n - len('""')))),
     "memories found": (100, lambda n: MemoryNode.settings.read({"limit": n})),
 }
-"""Others that wait, are cut or are told to a model: tests/hosting/test_host.py, tests/storage/test_memories.py and
+"""Others that wait, are truncated or go to a model: tests/hosting/test_host.py, tests/storage/test_memories.py and
 tests/agents/test_tool_calling.py."""
 
 

@@ -18,7 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from penstock.chat.service import ChatService
 from penstock.errors import InvalidValue
-from penstock.hosting.records import GraphRecord
+from penstock.hosting.ports import GraphRecord
 from penstock.server.auth import User
 from penstock.server.mcp import server_for
 from penstock.server.mcp.calls import LIMITS
@@ -193,7 +193,7 @@ async def test_requested_limits_hold() -> None:
         result = await client.call_tool("greedy", {"input": "x"}, meta={LIMITS: {"max_api_calls": 1}})  # type: ignore[arg-type]
         assert result.is_error
         assert "api_call_limit_exceeded" in text(result)
-        result = await client.call_tool("greedy", {"input": "x"}, meta={LIMITS: {"max_wishes": 3}})  # type: ignore[arg-type]
+        result = await client.call_tool("greedy", {"input": "x"}, meta={LIMITS: {"max_dreams": 3}})  # type: ignore[arg-type]
         assert "max_api_calls" in text(result)
         too_much = {"max_cost_usd": MAX_MONEY_USD + 1}
         result = await client.call_tool("greedy", {"input": "x"}, meta={LIMITS: too_much})  # type: ignore[arg-type]

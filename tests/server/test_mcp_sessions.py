@@ -1,4 +1,4 @@
-"""Sessions of MCP: how many there may be, which one gives way, and that nobody shuts the door on others."""
+"""Sessions of MCP: how many there may be, which one gives way, and that no user can lock out others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /v1 keeps: as much as is said, however often clients tell it again, and for as long as its runs are kept."""
+"""What /v1 stores: each message once, however often clients repeat the history, and for as long as runs are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from penstock.agents.scripted import ScriptedModel
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import ChatRecord
 from penstock.chat.service import ChatService
 from penstock.hosting.host import HostSettings, RunHost
@@ -40,7 +40,7 @@ def assistant(text: str) -> dict[str, Any]:
 
 
 async def complete(client: openai.AsyncOpenAI, messages: list[Any], model: str = "listener", **more: Any) -> str:
-    """Ask as clients do, with everything that was said before; the history has the answer afterwards."""
+    """Send a request as clients do, with the whole history; the history has the answer afterwards."""
     answer = await client.chat.completions.create(model=model, messages=messages, **more)
     text = str(answer.choices[0].message.content)
     messages.append(assistant(text))
@@ -191,7 +191,7 @@ async def test_a_named_run_is_found_after_its_conversation_continued() -> None:
         messages.append(user("Two"))
         named = {"penstock": {"run_id": "anna:two"}}
         await complete(client, [*messages], "parrot", extra_body=named)
-        await complete(client, [user("One")], "parrot")  # from now on this is where "One" was asked last
+        await complete(client, [user("One")], "parrot")  # from now on this is the latest place of "One"
         await complete(client, [*messages], "parrot", extra_body=named)
         assert len(await served.runs()) == 3
         for other in ([user("Two")], [user("Uno"), *messages[1:]], [*messages[:-1], user("Zwei")]):

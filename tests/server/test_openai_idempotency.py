@@ -202,15 +202,15 @@ async def test_concurrent_identical_continuations_are_stored_once(url: str) -> N
         async def say(served: Served) -> str:
             headers = {"Authorization": f"Bearer {ANNA}"}
             async with httpx2.AsyncClient(base_url=served.url, headers=headers) as client:
-                answer = await client.post("/api/chats/c/messages", json={"content": "Hi", "run_id": "said"})
+                answer = await client.post("/api/chats/c/messages", json={"content": "Hi", "run_id": "sent"})
                 assert answer.status_code == 200, answer.text
                 return str(answer.json()["run_id"])
 
         async with httpx2.AsyncClient(base_url=servers[0].url, headers={"Authorization": f"Bearer {ANNA}"}) as client:
             await client.post("/api/chats", json={"graph_id": "parrot", "chat_id": "c"})
         assert await at_once(servers, go_on) == {"resp_mine"}
-        assert await at_once(servers, say) == {"said"}
-        await servers[0].run("said")
+        assert await at_once(servers, say) == {"sent"}
+        await servers[0].run("sent")
         assert len(await servers[0].runs()) == 3
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a conversation that is told over /v1 are where they would be had it been held here turn by turn."""
+"""Pictures of a conversation that is sent over /v1 are where they would be had it been held here turn by turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def user(number: int, *pictures: int) -> dict[str, Any]:
 
 
 def shown_to(served: Served, model: str) -> Seen:
-    """What a model was asked last: who said what, with which pictures; not its answer, which is there by then."""
+    """The last request to a model, as roles, texts and pictures; without its answer, which is there by then."""
     request = served.models[model].last_request
     assert request is not None
     received = []

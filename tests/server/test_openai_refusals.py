@@ -1,4 +1,4 @@
-"""What /v1 does not do is said: which field, what it was, and what to do instead."""
+"""What /v1 does not support is refused: which field, its value, and what to do instead."""
 
 from __future__ import annotations
 
@@ -96,7 +96,12 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "penstock.limits.max_cost_usd",
         "at least",
     ),
-    (CHAT, {"messages": [*MESSAGES, {"role": "tool", "content": "3"}]}, "messages", "runs its own tools"),
+    (
+        CHAT,
+        {"messages": [*MESSAGES, {"role": "tool", "content": "3"}]},
+        "messages",
+        "or with the results of your tools",
+    ),
     (CHAT, {"messages": MESSAGES, "stream": "yes"}, "stream", "boolean"),
     (CHAT, {"messages": MESSAGES, "stream": 1}, "stream", "boolean"),
     (CHAT, {"messages": MESSAGES, "n": "1"}, "n", "integer"),
@@ -129,7 +134,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (RESPONSES, {"input": "x" * 1_000_001}, "input", "at most 1,000,000"),
     (RESPONSES, {"input": "x", "instructions": "x" * 1_000_001}, "instructions", "at most 1,000,000"),
     (RESPONSES, {"input": [{"role": "user", "content": ""}]}, "input.0.content", "text, a picture or a file"),
-    (RESPONSES, {"input": [*MESSAGES, CALL, OUTPUT]}, "input", "runs its own tools"),
+    (RESPONSES, {"input": [*MESSAGES, OUTPUT]}, "input.1.call_id", "follows the answer with that tool call"),
     (RESPONSES, {"input": [REASONING]}, "input", "at least one user message"),
     (
         RESPONSES,
@@ -197,9 +202,8 @@ async def test_a_tool_result_cannot_continue_a_response() -> None:
                 served, RESPONSES, {"model": "looker", "input": items, "previous_response_id": given.id}
             )
             error = answer.json()["error"]
-            assert (answer.status_code, error["param"]) == (400, "input")
-            assert "runs its own tools" in error["message"]
-            assert "the result of a tool" in error["message"]
+            assert (answer.status_code, error["param"]) == (400, "input.0.call_id")
+            assert "the graph's own tools are already done" in error["message"]
         again: Any = [item.model_dump() for item in given.output]
         later = await client.responses.create(model="looker", input=[*MESSAGES, *again, OUTPUT, *MESSAGES])  # type: ignore[list-item]
         assert later.output_text == "Bright."

@@ -16,13 +16,13 @@ from penstock.agents.model import Model, ModelRequest, ModelResponse
 from penstock.agents.tools import tool
 from penstock.chat.service import ChatService
 from penstock.hosting.host import HostSettings, RunHost
-from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import RunRecord, StoreUnavailable
 from penstock.nodes import executors
 from penstock.server.app import create_app
 from penstock.server.metrics import Metrics
 from penstock.server.openai.responses import _frames
-from penstock.server.openai.service import RunHandle, Service
+from penstock.server.openai.retries import Retries
+from penstock.server.openai.runs import RunHandle, Service
 from penstock.server.openai.wire.answer import AnswerBuilder, Piece
 from penstock.server.openai.wire.response import EchoedRequest, ResponseBuilder
 from penstock.server.settings import ServerSettings
@@ -126,7 +126,7 @@ async def scene(*answers: Saying) -> AsyncIterator[Scene]:
 
 
 async def heard_until(stream: Any, end: str) -> list[Any]:
-    """The events of a stream up to the one after which so much was said."""
+    """The events of a stream up to the one that completes this text."""
     seen: list[Any] = []
     emitted = ""
     async for event in stream:
@@ -249,7 +249,7 @@ class Away(RunHandle):
 @pytest.mark.parametrize(("after", "place"), [(None, 1), (0, 1), (7, 7)])
 async def test_a_stream_that_fails_before_its_start_position_keeps_that_position(after: int | None, place: int) -> None:
     settings = ServerSettings()
-    service = Service(Any, Any, Any, Any, Streams(settings, Metrics()))  # type: ignore[arg-type]
+    service = Service(Any, Any, Any, Any, Streams(settings, Metrics()), Retries(0), 1)  # type: ignore[arg-type]
     run = RunRecord("r", "anna", "teller", 1, created_ms=1)
     under_way = ResponseBuilder("r", 0, EchoedRequest("teller"))
     *_, last = [frame async for frame in _frames(Away(service, run, frozenset()), under_way, after)]

@@ -14,8 +14,7 @@ import pytest
 
 from penstock.chat.service import ChatService
 from penstock.hosting.host import RunHost
-from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.records import CancelRequest
+from penstock.hosting.ports import CancelRequest, StoreUnavailable
 from penstock.nodes import executors
 from penstock.server.app import create_app
 from penstock.server.readiness import FRESH_S, PROBE
@@ -28,7 +27,7 @@ from tests.server.served import served
 
 @asynccontextmanager
 async def serving(path: Path, clock: ManualClock | None = None) -> AsyncIterator[tuple[Stores, httpx2.AsyncClient]]:
-    """A server on a file; its host is not started, so that nobody else writes."""
+    """A server on a file; its host is not started, so that nothing else writes."""
     async with await open_stores(str(path)) as stores:
         host = RunHost(stores, executors=await asyncio.to_thread(executors))
         app = create_app(host, ChatService(host, stores.chats), stores, clock=clock or ManualClock())

@@ -88,7 +88,7 @@ async def test_running_runs_are_parked_at_shutdown_and_continue_at_the_next_star
                 if line == "event: node.started":
                     break
         first.send_signal(signal.SIGINT)
-        # Streams end, and nobody new is let in, while the run is waited for; a second interrupt parks it at once.
+        # Streams end, and no new client is let in, while the run is waited for; a second interrupt parks it at once.
         while True:
             try:
                 await client.get("/health")
@@ -105,7 +105,7 @@ async def test_running_runs_are_parked_at_shutdown_and_continue_at_the_next_star
         assert "closed" in await ended(second)
 
 
-# Whoever waits for a run when the server stops
+# Clients that wait for a run when the server stops
 
 
 Given = list[tuple[str, dict[str, Any]]]
@@ -113,14 +113,12 @@ MESSAGES = [{"role": "user", "content": "x"}]
 CALL = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "wait", "arguments": {"input": "x"}}}
 REQUESTS: Given = [
     ("/v1/chat/completions", {"model": "wait", "messages": MESSAGES}),
-    ("/v1/chat/completions", {"model": "approval", "messages": MESSAGES}),
     ("/v1/responses", {"model": "wait", "input": "x"}),
-    ("/v1/responses", {"model": "approval", "input": "x"}),
 ]
 
 
 async def under_way(client: httpx2.AsyncClient, number: int) -> list[dict[str, Any]]:
-    """So many runs, once they have all begun and those that ask have asked."""
+    """So many runs, once they have all begun, and those with a question wait for its answer."""
     while True:
         runs = (await client.get("/api/runs")).json()["runs"]
         states = ["waiting" if run["graph_id"] == "approval" else "running" for run in runs]
@@ -137,7 +135,7 @@ async def listens_no_more(client: httpx2.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-async def test_a_client_waiting_for_a_parked_run_is_told_where_to_find_it(tmp_path: Path, signals: int) -> None:
+async def test_a_client_waiting_for_a_parked_run_gets_the_address_to_find_it_at(tmp_path: Path, signals: int) -> None:
     drain_s = "0" if signals == 1 else "600"
     async with (
         process(str(tmp_path / "data.db"), "wait", drain_s) as (server, address),
@@ -224,7 +222,7 @@ async def test_a_cancelled_request_gets_503_unless_its_response_has_begun(
         await asyncio.Event().wait()
 
     async def receive() -> Message:
-        raise AssertionError("nobody reads the body")
+        raise AssertionError("the body is not to be read")
 
     async def send(message: Message) -> None:
         sent.append(message)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.ports import HostedEvent, RunRecord, StoreUnavailable
 from penstock.server.auth import User
 from penstock.server.errors import ApiError
 from penstock.server.metrics import Metrics
@@ -50,7 +49,7 @@ def test_an_invalid_event_type_is_omitted() -> None:
 
 
 async def log_of(*types: str, status: str = "completed", text: str = "") -> MemoryStores:
-    """A run that has told these events, and stands so."""
+    """A run that has emitted these events, and has this status."""
     stores = MemoryStores()
     await stores.runs.add(RunRecord("r", "ann", "g", 1))
     run = await stores.runs.claim("w", now_ms=0, lease_ms=1_000_000_000)
@@ -96,7 +95,7 @@ async def test_a_stream_waits_for_both_final_event_and_final_status() -> None:
         assert not ending.done()
         await stores.runs.update("r", 1, status="completed")
         assert await ending is None
-    assert await frames_of(await log_of("run.queued")) != []  # completed, and nobody ever says so
+    assert await frames_of(await log_of("run.queued")) != []  # completed, without an event that says so
 
 
 async def test_an_idle_stream_sends_comments() -> None:
@@ -287,7 +286,7 @@ async def test_nothing_is_started_for_a_stream_over_the_limit(path: str, body: A
 
 
 async def everything(server: Any) -> tuple[set[str], dict[str, int]]:
-    """All runs, and how much was said in each chat."""
+    """All runs, and the number of messages in each chat."""
     chats = await server.stores.chats.list()
     turn = {chat.id: len([*await server.chats.tree(chat.id)]) for chat in chats}
     return {run.id for run in await server.stores.runs.list()}, turn
@@ -391,7 +390,7 @@ async def test_a_position_ahead_of_the_log_is_refused_with_the_newest_position(s
 
 
 async def standing(server: Any, status: str) -> int:
-    """A run of ann's that stands so, worked on by nobody here; the seq of its newest event."""
+    """A run of ann's with this status, which no host works on; the seq of its newest event."""
     stores = server.stores
     await server.host.close()
     await stores.runs.add(RunRecord("r", "ann", "g", 1))

@@ -1,4 +1,4 @@
-"""A database that is away: clients are told what to do, and only the log says where it is."""
+"""A database that is away: clients get advice, and only the log names its location."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from penstock.agents.scripted import ScriptedModel
 from penstock.containment.breaker import CircuitBreaker
 from penstock.containment.ledger import MemoryLedgerStore
 from penstock.errors import Halted, LedgerUnavailable
-from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.records import HostedEvent
+from penstock.hosting.ports import HostedEvent, StoreUnavailable
 from penstock.server.auth import User
 from penstock.server.errors import api_error, public_text
 from penstock.server.mcp import server_for
@@ -43,7 +42,7 @@ SECRETS = ("/srv", "place.db", "keeper", "db.internal", ":5432")
 
 @pytest.fixture
 def logged() -> Iterator[list[str]]:
-    """What the log was told, with a filter that has let nothing pass yet."""
+    """The log's messages, with a filter that has let nothing pass yet."""
     with _listening() as words:
         yield words
 
@@ -108,7 +107,7 @@ class Away:
         return fail
 
 
-ASKED: list[tuple[str, str, str, Any]] = [
+REQUESTS: list[tuple[str, str, str, Any]] = [
     ("graphs", "GET", "/api/graphs/g", None),
     ("graphs", "GET", "/api/graphs", None),
     ("graphs", "PUT", "/api/graphs/g", {"document": ECHO}),
@@ -129,7 +128,7 @@ ASKED: list[tuple[str, str, str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("store", "method", "path", "body"), ASKED)
+@pytest.mark.parametrize(("store", "method", "path", "body"), REQUESTS)
 async def test_no_response_reveals_the_location_of_a_database(
     store: str, method: str, path: str, body: Any, logged: list[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""A model without a price, over HTTP: every place that tells of money tells of calls whose cost nobody can tell."""
+"""A model without a price, over HTTP: every place that shows money shows the calls of unknown cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
 @asynccontextmanager
 async def unpriced() -> AsyncIterator[Served]:
-    """A server whose models say how many tokens they used, and nobody knows what these cost."""
+    """A server whose models report tokens that have no price."""
     async with serving() as server:
         for model in server.models.values():
             model.usage = Usage(7, 3)
@@ -51,7 +51,8 @@ async def test_a_run_its_events_and_the_metrics_count_calls_of_unknown_cost() ->
         2,
     )
     assert [(one["cost_usd"], one["unknown_costs"]) for one in listed] == [(None, 2)]
-    assert [event["data"]["data"]["cost_usd"] for event in events if event["event"] == "call.ended"] == [None, None]
+    ended = [event["data"]["data"] for event in events if event["event"] == "call.ended"]
+    assert [call["cost_usd"] for call in ended if call["kind"] == "llm"] == [None, None]
     assert events[-1]["data"]["data"]["unknown_costs"] == 2
     (counted,) = metrics["penstock_runs_unknown_costs_total"].samples.values()
     assert counted == 2

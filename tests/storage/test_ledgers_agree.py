@@ -17,7 +17,7 @@ from tests.storage.ledger_postgres import dsn, ledger_database, postgres_server
 
 __all__ = ["dsn", "ledger_database", "postgres_server"]
 
-ACCOUNTS = ("run", "graph", "step", "sibling", "later", "nobody")
+ACCOUNTS = ("run", "graph", "step", "sibling", "later", "unknown")
 PARENTS = {"run": None, "graph": "run", "step": "graph", "sibling": "run", "later": None}
 Operation = Callable[[LedgerStore], object]
 

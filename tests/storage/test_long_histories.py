@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import ChatMessage
 from penstock.hosting.ports import Conflict
 from penstock.storage.rules import new_messages
 

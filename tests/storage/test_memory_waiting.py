@@ -1,4 +1,4 @@
-"""Whoever waits at a store in memory is woken the moment it happens, in every order, and leaves nothing behind."""
+"""A waiter at a store in memory is woken the moment it happens, in every order, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.hosting.records import ApprovalRecord, HostedEvent, RunRecord
+from penstock.hosting.ports import ApprovalRecord, HostedEvent, RunRecord
 from penstock.notify import Notifier, wait_until
 from penstock.storage.memory import MemoryStores
 from penstock.testing import explore, sim_run

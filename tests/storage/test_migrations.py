@@ -13,11 +13,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from penstock.chat import protocol
 from penstock.chat.ports import ChatRecord
+from penstock.chat.run_handler import writing
 from penstock.errors import InvalidValue
-from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.records import ApprovalRecord, CancelRequest, RunRecord
+from penstock.hosting.ports import ApprovalRecord, CancelRequest, RunRecord, StoreUnavailable
 from penstock.storage import migrate, migrations, newest_version, open_stores, schema_version
 from penstock.storage.postgres import database as postgres_database
 from penstock.storage.stores import sqlite_path
@@ -182,21 +181,21 @@ def test_runs_and_answers_of_version_5_have_their_grants_and_their_ends(url: str
         patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:5])
         assert asyncio.run(migrate(url)) == 5
     numbers = "0, NULL, NULL, NULL, 0, 0, NULL, NULL, 'null', 0, 0, 0, 0, 0"
-    for id in ("asked", "granted"):
+    for id in ("waited", "granted"):
         _execute(url, f"INSERT INTO runs VALUES ('{id}', 'ann', 'g', 1, '1', '{{}}', '{{}}', 'c', 'queued', {numbers})")
     for seq in (2, 3):
         _execute(url, f"INSERT INTO events VALUES ('granted', {seq}, 5, 'run.granted', '{{}}')")
     _execute(url, "INSERT INTO chats VALUES ('c', 'ann', '\"\"', 'g', 1, 2, '', '')")
     columns = "chat_id, id, parent_id, role, content, at_ms, data, is_in_view"
-    for id, run_id in (("a", "asked"), ("b", "never"), ("c", "ask")):
-        data = json.dumps(protocol.writing(run_id), separators=(",", ":"))
+    for id, run_id in (("a", "waited"), ("b", "never"), ("c", "ask")):
+        data = json.dumps(writing(run_id), separators=(",", ":"))
         _execute(url, f"INSERT INTO messages ({columns}) VALUES ('c', '{id}', '', 'assistant', '\"\"', 1, '{data}', 1)")
     assert asyncio.run(migrate(url)) == newest_version() > 5
 
     async def look() -> None:
         async with await open_stores(url) as stores:
             runs = {run.id: run.grants for run in await stores.runs.list()}
-            assert runs == {"asked": 0, "granted": 2}
+            assert runs == {"waited": 0, "granted": 2}
             messages = {one.id: one.data for one in (await stores.chats.messages("c"))[0]}
             assert {id: data["state"] for id, data in messages.items()} == {
                 "a": "writing",
@@ -265,7 +264,7 @@ def test_of_two_concurrent_upgrades_of_a_server_the_second_waits_and_finds_it_do
     monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, NEXT))
     monkeypatch.setattr(postgres_database, "LOCKED_S", 60)
 
-    async def both_while_somebody_reads() -> list[int]:
+    async def both_during_a_read() -> list[int]:
         reader = await asyncpg.connect(url)
         try:
             await reader.execute("BEGIN; LOCK TABLE runs IN ACCESS SHARE MODE")
@@ -276,7 +275,7 @@ def test_of_two_concurrent_upgrades_of_a_server_the_second_waits_and_finds_it_do
         finally:
             await reader.close()
 
-    assert asyncio.run(both_while_somebody_reads()) == [newest_version()] * 2
+    assert asyncio.run(both_during_a_read()) == [newest_version()] * 2
     _execute(url, "UPDATE runs SET colour = 'blue'")
     assert asyncio.run(_find(url)) == RUN
 

@@ -163,8 +163,8 @@ def test_errors_read_as_those_of_the_store_in_memory(store: PostgresLedgerStore)
         store.hold("k", "run", Amounts(11))
     with pytest.raises(LedgerError, match=r"^no hold 'x': it was refused, or never taken$"):
         store.release("x")
-    with pytest.raises(KeyError, match=r"no account 'nobody'; open it first"):
-        store.balance("nobody")
+    with pytest.raises(KeyError, match=r"no account 'unknown'; open it first"):
+        store.balance("unknown")
 
 
 def test_a_connection_that_is_lost_is_replaced_and_nothing_is_counted_twice(
@@ -342,7 +342,7 @@ def _once_made(store: PostgresLedgerStore) -> None:
 
 @contextmanager
 def locked(dsn: str) -> Iterator[None]:
-    """Somebody else has the account."""
+    """Another connection has the account locked."""
     import asyncio
 
     loop = asyncio.new_event_loop()
@@ -390,7 +390,8 @@ def test_an_operation_waits_for_the_disk_as_the_server_is_set_or_not_at_all(dsn:
     try:
         for fsync, setting in ((True, "local"), (False, "off")):
             with PostgresLedgerStore(dsn, timeout_s=PATIENCE_S, fsync=fsync) as store:
-                assert store._rows("SHOW synchronous_commit")[0]["synchronous_commit"] == setting
+                (row,) = store.ledger.run_blocking(store.ledger._rows("SHOW synchronous_commit"))
+                assert row["synchronous_commit"] == setting
     finally:
         run(dsn, f"ALTER DATABASE {name} SET synchronous_commit = off")
 
@@ -406,7 +407,7 @@ def test_a_closed_store_records_nothing_and_may_be_closed_again(dsn: str) -> Non
 
 
 def test_a_store_that_was_never_used_has_nothing_to_close() -> None:
-    PostgresLedgerStore("postgresql://nobody@127.0.0.1:1/none").close()
+    PostgresLedgerStore("postgresql://none@127.0.0.1:1/none").close()
 
 
 def test_an_unreachable_server_is_reported_without_the_password() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord
-from penstock.hosting.records import ApprovalRecord, CancelRequest, HostedEvent, RunRecord
+from penstock.hosting.ports import ApprovalRecord, CancelRequest, HostedEvent, RunRecord
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage import StoreCorrupt, Stores, open_stores
 
@@ -21,31 +21,21 @@ Ask = Callable[[Stores], Awaitable[Any]]
 
 CASES: list[tuple[str, str, str, Ask]] = [
     ("runs", "r", "status = 'lost'", lambda stores: stores.runs.get("r")),
-    ("runs", "r", "status = 'lost'", lambda stores: stores.runs.list()),
     ("runs", "r", "input = '{'", lambda stores: stores.runs.get("r")),
     ("runs", "r", "limits = '[]'", lambda stores: stores.runs.get("r")),
     ("runs", "r", "origin = '7'", lambda stores: stores.runs.end("r", "cancelled", now_ms=1)),
-    ("runs", "r", "error = '7'", lambda stores: stores.runs.claim("w", now_ms=1, lease_ms=1)),
     ("runs", "r", f"output = '{'[' * 100_000}'", lambda stores: stores.runs.get("r")),
     ("events", "r/1", "data = ''", lambda stores: stores.events.read("r")),
     ("events", "r/1", "data = 'null'", lambda stores: stores.events.read("r")),
     ("journal", "r/k", "value = 'NaN,'", lambda stores: stores.journal.load("r")),
     ("journal", "r/k", "kind = 'dream'", lambda stores: stores.journal.load("r")),
     ("graph_versions", "g/1", "document = '[]'", lambda stores: stores.graphs.get("g")),
-    ("graph_versions", "g/1", "name = '{}'", lambda stores: stores.graphs.list()),
-    ("graphs", "g", "newest = 5", lambda stores: stores.graphs.save("g", "ann", "G", {"a": 1}, now_ms=1)),
-    ("approvals", "a", "state = 'perhaps'", lambda stores: stores.approvals.wait("a", 0)),
-    ("approvals", "a", "question = '7'", lambda stores: stores.approvals.list()),
-    ("approvals", "a", "value = ''", lambda stores: stores.approvals.answer("a", "approved", by="b", now_ms=1)),
-    ("cancels", "r", "reason = '7'", lambda stores: stores.cancels.find({"r": "ann"}, now_ms=1)),
     ("chats", "c", "title = 'plain'", lambda stores: stores.chats.get("c")),
-    ("messages", "c/m", "role = 'nobody'", lambda stores: stores.chats.messages("c")),
+    ("messages", "c/m", "role = 'stranger'", lambda stores: stores.chats.messages("c")),
     ("messages", "c/m", "content = '7'", lambda stores: stores.chats.message("c", "m")),
     ("messages", "c/m", "data = '[]'", lambda stores: stores.chats.finish_message("c", "m", "", {}, now_ms=1)),
     ("attachments", "f", "name = 'plain'", lambda stores: stores.chats.attachment("f")),
     ("memories", "chat:c/k", "value = '{'", lambda stores: stores.memories.get("chat:c", "k")),
-    ("memories", "chat:c/k", "value = ''", lambda stores: stores.memories.search("chat:c", "")),
-    ("memories", "chat:c/k", "value = 'word'", lambda stores: stores.memories.search("chat:c", "word")),
 ]
 
 
@@ -63,6 +53,49 @@ async def test_the_error_for_a_corrupt_row_names_it(
         assert len(str(raised.value)) < 1_000
         await stores.runs.add(RunRecord("another", "ann", "g", 1))
         assert await stores.runs.get("another") is not None
+
+
+SKIPPED: list[tuple[str, str, str, Ask]] = [
+    ("runs", "r", "status = 'lost'", lambda stores: stores.runs.list()),
+    ("runs", "r", "error = '7'", lambda stores: stores.runs.claim("w", now_ms=1, lease_ms=1)),
+    ("graph_versions", "g/1", "name = '{}'", lambda stores: stores.graphs.list()),
+    ("graphs", "g", "newest = 5", lambda stores: stores.graphs.save("g", "ann", "G", {"a": 1}, now_ms=1)),
+    ("approvals", "a", "state = 'perhaps'", lambda stores: stores.approvals.wait("a", 0)),
+    ("approvals", "a", "question = '7'", lambda stores: stores.approvals.list()),
+    ("approvals", "a", "value = ''", lambda stores: stores.approvals.answer("a", "approved", by="b", now_ms=1)),
+    ("cancels", "r", "reason = '7'", lambda stores: stores.cancels.find({"r": "ann"}, now_ms=1)),
+    ("memories", "chat:c/k", "value = ''", lambda stores: stores.memories.search("chat:c", "")),
+    ("memories", "chat:c/k", "value = 'word'", lambda stores: stores.memories.search("chat:c", "word")),
+    ("chats", "c", "title = 'plain'", lambda stores: stores.chats.list()),
+]
+"""Readers of many rows, and what is safe without the row: they go on, and note it."""
+
+
+@pytest.mark.parametrize(("table", "key", "change", "ask"), SKIPPED)
+async def test_readers_of_many_rows_step_over_a_corrupt_one_and_note_it(
+    tmp_path: Path, table: str, key: str, change: str, ask: Ask
+) -> None:
+    path = tmp_path / "penstock.db"
+    async with await open_stores(str(path)) as stores:
+        await _fill(stores)
+        await _change(path, f"UPDATE {table} SET {change}")
+        await ask(stores)
+        if table != "graphs":  # saving the graph has repaired it
+            assert [(error.table, error.key) for error in stores.faults.rows] == [(table, key)]
+
+
+async def test_a_corrupt_run_is_failed_by_the_claim_and_shown_in_the_list(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.db"
+    async with await open_stores(str(path)) as stores:
+        await _fill(stores)
+        await stores.runs.add(RunRecord("fine", "ann", "g", 1, created_ms=5))
+        await _change(path, "UPDATE runs SET input = '{' WHERE id = 'r'")
+        claimed = await stores.runs.claim("w", now_ms=10, lease_ms=1_000)
+        assert claimed is not None
+        assert claimed.id == "fine"
+        shown = {run.id: run for run in await stores.runs.list()}["r"]
+        assert (shown.status, shown.ended_ms) == ("failed", 10)
+        assert str(shown.error).startswith("StoreCorrupt: the row 'r' of table 'runs' cannot be read")
 
 
 async def test_columns_refuse_values_of_another_type(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.hosting.ports import Fenced
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import Fenced, RunRecord
 from penstock.storage import Stores, open_stores
 from penstock.storage.port import Transaction
 from penstock.storage.postgres.database import DIALECT, PostgresDatabase

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import ChatRecord
 from penstock.containment.ledger import Amounts
 from penstock.containment.limits import Budget
-from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.records import ApprovalRecord, CancelRequest, RunRecord
+from penstock.hosting.ports import ApprovalRecord, CancelRequest, RunRecord, StoreUnavailable
 from penstock.storage import open_stores
 from penstock.testing import census
 

@@ -113,6 +113,28 @@ async def test_a_failing_job_rolls_back_only_its_own_changes(path: Path) -> None
         assert await database.read(notes) == ["gate", "a", "b", "c"]
 
 
+async def test_a_write_that_returns_undecodable_text_fails_no_job_that_shares_its_transaction(path: Path) -> None:
+    async def damage(transaction: Transaction) -> None:
+        await transaction.run("INSERT INTO notes (text) VALUES (CAST(x'ff' AS TEXT))")
+
+    async def edit(transaction: Transaction) -> str:
+        row = await transaction.row("UPDATE notes SET text = text || '!' WHERE id = 1 RETURNING text")
+        assert row is not None
+        return str(row[0])
+
+    async with opened(path) as database:
+        await database.write(damage)
+        gate = Gate()
+        before = asyncio.ensure_future(database.write(gate.body))
+        await gate.begun()
+        together = [asyncio.ensure_future(database.write(body)) for body in (adding("a"), edit, adding("b"))]
+        await asyncio.sleep(0)
+        gate.open()
+        await before
+        assert await asyncio.gather(*together) == [1, "\ufffd!", 1]
+        assert await database.read(notes) == ["\ufffd!", "gate", "a", "b"]
+
+
 async def test_a_job_cancelled_in_the_queue_is_not_run(path: Path) -> None:
     async with opened(path) as database:
         gate = Gate()

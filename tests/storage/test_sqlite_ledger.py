@@ -133,7 +133,7 @@ def test_an_inline_operation_runs_on_the_calling_thread(path: Path) -> None:
         assert stop.reason is StopReason.STEP_LIMIT_EXCEEDED
         assert [*other.held()] == ["k1"]
         with pytest.raises(KeyError):
-            store.try_inline(lambda: store.balance("nobody"))
+            store.try_inline(lambda: store.balance("unknown"))
 
 
 def test_an_inline_operation_does_not_wait_for_another_process(path: Path) -> None:
@@ -218,8 +218,8 @@ def test_errors_read_as_those_of_the_store_in_memory(path: Path) -> None:
             store.hold("k", "run", Amounts(11))
         with pytest.raises(LedgerError, match=r"^no hold 'x': it was refused, or never taken$"):
             store.release("x")
-        with pytest.raises(KeyError, match=r"no account 'nobody'; open it first"):
-            store.balance("nobody")
+        with pytest.raises(KeyError, match=r"no account 'unknown'; open it first"):
+            store.balance("unknown")
 
 
 def test_holds_that_a_dead_process_left_are_listed_and_can_be_ended(path: Path) -> None:

@@ -31,11 +31,11 @@ PATTERNED = {
 """Secrets by their look, wherever they stand."""
 
 GIVEN = "Hoover Dam 4nAry / 1936"
-"""A secret that looks like nothing, and is told."""
+"""A secret that has no known pattern, and is passed as `secrets=`."""
 
 
 def leaky_run(secret: str) -> ExecutionContext:
-    """A run with the secret wherever text of somebody's can get into one."""
+    """A run with the secret everywhere that a user's text can get into one."""
     metadata = ChainMetadata(
         request_id=f"request {secret}",
         chain_id=f"chain {secret}",
@@ -98,23 +98,23 @@ SECRETS = [*((secret, ()) for secret in PATTERNED.values()), (GIVEN, (GIVEN,))]
 
 
 @pytest.mark.reliability
-@pytest.mark.parametrize(("secret", "told"), SECRETS, ids=[*PATTERNED, "given"])
+@pytest.mark.parametrize(("secret", "secrets"), SECRETS, ids=[*PATTERNED, "given"])
 @pytest.mark.parametrize("form", [trace_tree, trace_json, trace_mermaid, trace_html], ids=lambda form: form.__name__)
 def test_a_planted_secret_is_in_no_form_of_a_trace(
-    form: Callable[..., str], secret: str, told: tuple[str, ...]
+    form: Callable[..., str], secret: str, secrets: tuple[str, ...]
 ) -> None:
-    text = form(leaky_run(secret), secrets=told)
+    text = form(leaky_run(secret), secrets=secrets)
     assert "4nAry" not in text
     assert "4NARY" not in text
     assert secret not in text
 
 
 @pytest.mark.reliability
-@pytest.mark.parametrize(("secret", "told"), SECRETS, ids=[*PATTERNED, "given"])
-def test_a_planted_secret_is_in_no_span(secret: str, told: tuple[str, ...], memory: Any) -> None:
+@pytest.mark.parametrize(("secret", "secrets"), SECRETS, ids=[*PATTERNED, "given"])
+def test_a_planted_secret_is_in_no_span(secret: str, secrets: tuple[str, ...], memory: Any) -> None:
     provider, exporter = memory
     run = leaky_run(secret)
-    export = export_to_otel(run, provider, content=True, secrets=told)
+    export = export_to_otel(run, provider, content=True, secrets=secrets)
     assert export.drain(30.0)
     export._subscription._thread.join(30.0)
     spans = exporter.get_finished_spans()

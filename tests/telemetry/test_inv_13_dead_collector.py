@@ -26,7 +26,7 @@ class Collector(ThreadingHTTPServer):
 
     def __init__(self, answers: bool) -> None:
         self.names: list[str] = []
-        self.asked = threading.Event()
+        self.requested = threading.Event()
         self.may_answer = threading.Event()
         if answers:
             self.may_answer.set()
@@ -42,7 +42,7 @@ class Take(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.asked.set()
+        self.server.requested.set()
         self.server.may_answer.wait(60)
         request = ExportTraceServiceRequest.FromString(body)
         for resource in request.resource_spans:
@@ -76,8 +76,8 @@ def collector(answers: bool) -> Iterator[Collector]:
 
 
 @contextmanager
-def nobody() -> Iterator[str]:
-    """An address where nobody listens, and nobody else can."""
+def closed_port() -> Iterator[str]:
+    """An address on which nothing listens, and nothing else can."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}/v1/traces"
@@ -104,7 +104,7 @@ def exported_run(
     return run, processor
 
 
-def told(run: ExecutionContext) -> list[tuple[int, str]]:
+def events_of(run: ExecutionContext) -> list[tuple[int, str]]:
     return [(event.seq, event.kind) for event in run.history()]
 
 
@@ -128,10 +128,10 @@ def test_a_collector_gets_every_span() -> None:
 @pytest.mark.reliability
 def test_run_is_the_same_without_a_collector() -> None:
     alone, _ = exported_run(None)
-    with nobody() as endpoint:
+    with closed_port() as endpoint:
         run, processor = exported_run(endpoint, shutdown_s=0.2)
         join(processor)
-    assert told(run) == told(alone)
+    assert events_of(run) == events_of(alone)
     assert check_history(run.history()) == []
     assert run.stats.total_cost == alone.stats.total_cost
     assert processor is not None
@@ -144,11 +144,11 @@ def test_with_a_collector_that_never_answers_the_run_is_the_same_and_the_end_doe
     alone, _ = exported_run(None)
     with collector(answers=False) as server:
         run, processor = exported_run(server.endpoint, shutdown_s=0.2)
-        assert server.asked.is_set()
+        assert server.requested.is_set()
         assert server.names == []
         assert processor is not None
         assert processor.exported == 0
         server.may_answer.set()
         join(processor)
-    assert told(run) == told(alone)
+    assert events_of(run) == events_of(alone)
     assert check_history(run.history()) == []

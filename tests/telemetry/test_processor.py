@@ -16,7 +16,7 @@ from penstock.telemetry.processor import BoundedSpanProcessor
 
 
 class Exporter(SpanExporter):
-    """Keeps the names of what it gets; waits, raises or refuses if told to."""
+    """Keeps the names of what it gets; waits, raises or refuses on demand."""
 
     def __init__(self, error: BaseException | None = None, result: SpanExportResult = SpanExportResult.SUCCESS) -> None:
         self.batches: list[list[str]] = []

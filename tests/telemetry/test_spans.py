@@ -132,8 +132,8 @@ def test_a_model_that_only_the_answer_names_names_the_span(exported: Exported) -
 
     run.llm(answer, name="ask")
     finish(run, export)
-    said = about(exported.named("chat gpt-9"))
-    assert (said["gen_ai.request.model"], said["gen_ai.provider.name"]) == ("gpt-9", "openai")
+    attributes = about(exported.named("chat gpt-9"))
+    assert (attributes["gen_ai.request.model"], attributes["gen_ai.provider.name"]) == ("gpt-9", "openai")
 
 
 def test_times_are_those_of_the_records(exported: Exported) -> None:
@@ -244,9 +244,9 @@ def test_refusal_has_the_limit_and_its_figures(exported: Exported) -> None:
     assert about(chat)["penstock.stop_reason"] == about(chat)["error.type"] == "budget_exceeded"
     root = exported.named("invoke_workflow main")
     (limit,) = [event for event in root.events if event.name == "penstock.limit_reached"]
-    said = dict(limit.attributes or {})
-    assert (said["penstock.call_id"], said["penstock.budget.unit"]) == ("n000002", "usd")
-    assert (said["penstock.budget.limit"], said["penstock.budget.asked"]) == (0.01, 1.0)
+    attributes = dict(limit.attributes or {})
+    assert (attributes["penstock.call_id"], attributes["penstock.budget.unit"]) == ("n000002", "usd")
+    assert (attributes["penstock.budget.limit"], attributes["penstock.budget.asked"]) == (0.01, 1.0)
     assert about(root)["penstock.budget.usd.limit"] == 0.01
     assert about(root)["penstock.budget.steps.used"] == 0
 
@@ -265,8 +265,8 @@ def test_abandoned_call_keeps_its_parent_and_its_late_bill_is_exported(exported:
     assert about(exported.named("chat m"))["penstock.abandoned"] is True
     assert exported.tree()["chat m"] == "invoke_agent agent"
     root = exported.named("invoke_workflow main")
-    (told,) = [event for event in root.events if event.name == "penstock.call_settled"]
-    assert dict(told.attributes or {})["penstock.cost.usd"] == 0.25
+    (settled,) = [event for event in root.events if event.name == "penstock.call_settled"]
+    assert dict(settled.attributes or {})["penstock.cost.usd"] == 0.25
     assert about(root)["penstock.cost.total_usd"] == 0.25
 
 
@@ -277,18 +277,18 @@ def test_data_of_custom_events_is_exported_only_with_content(exported: Exported,
     run.trace_custom("plan", {"goal": "dam", "api_key": "abc"})
     finish(run, export)
     (event,) = exported.named("invoke_workflow main").events
-    said = {"penstock.event.name": "plan"}
+    expected = {"penstock.event.name": "plan"}
     if content:
-        said["penstock.event.data"] = '{"goal": "dam", "api_key": "[redacted]"}'
-    assert dict(event.attributes or {}) == said
+        expected["penstock.event.data"] = '{"goal": "dam", "api_key": "[redacted]"}'
+    assert dict(event.attributes or {}) == expected
 
 
 def test_owner_of_the_run_is_an_attribute_of_its_span_only(exported: Exported) -> None:
     metadata = ChainMetadata(request_id="r1", chain_id="c1", team="grid", user_id="u1", tags={"tier": "gold"})
     run = ExecutionContext(metadata=metadata)
     finish(run, export_to_otel(run, exported.provider))
-    said = about(exported.named("invoke_workflow main"))
-    assert (said["penstock.team"], said["user.id"], said["penstock.tag.tier"]) == ("grid", "u1", "gold")
+    tags = about(exported.named("invoke_workflow main"))
+    assert (tags["penstock.team"], tags["user.id"], tags["penstock.tag.tier"]) == ("grid", "u1", "gold")
 
 
 def test_a_beginning_that_was_lost_does_not_lose_the_call(exported: Exported) -> None:
@@ -347,7 +347,7 @@ def test_what_is_no_context_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "said", "provider"),
+    ("model", "named", "provider"),
     [
         ("claude-3", None, "anthropic"),
         ("gpt-4o", None, "openai"),
@@ -358,8 +358,8 @@ def test_what_is_no_context_is_refused() -> None:
         ("claude-3", "aws.bedrock", "aws.bedrock"),
     ],
 )
-def test_provider_is_taken_from_metadata_or_the_model_name(model: str | None, said: str | None, provider: str) -> None:
-    assert provider_of(model, {} if said is None else {"provider": said}) == provider
+def test_provider_is_taken_from_metadata_or_the_model_name(model: str | None, named: str | None, provider: str) -> None:
+    assert provider_of(model, {} if named is None else {"provider": named}) == provider
 
 
 # Payloads.
@@ -387,17 +387,17 @@ async def test_recorded_payloads_have_the_names_of_the_conventions(exported: Exp
     searched = exported.named("execute_tool search").attributes
     assert json.loads(searched["gen_ai.tool.call.arguments"]) == {"query": "dams", "api_key": "[redacted]"}
     assert json.loads(searched["gen_ai.tool.call.result"]) == ["dams"]
-    asked, answered = [span.attributes for span in exported.spans if span.name == "chat scripted"]
-    assert json.loads(asked["gen_ai.input.messages"]) == [
+    first, second = [span.attributes for span in exported.spans if span.name == "chat scripted"]
+    assert json.loads(first["gen_ai.input.messages"]) == [
         {"role": "system", "parts": [{"type": "text", "content": "Be brief."}]},
         {"role": "user", "parts": [{"type": "text", "content": "go"}]},
     ]
     arguments = {"query": "dams", "api_key": "[redacted]"}
     called = {"type": "tool_call", "id": "c1", "name": "search", "arguments": arguments}
-    said = {"role": "assistant", "parts": [called], "finish_reason": "tool_calls"}
-    assert json.loads(asked["gen_ai.output.messages"]) == [said]
+    message = {"role": "assistant", "parts": [called], "finish_reason": "tool_calls"}
+    assert json.loads(first["gen_ai.output.messages"]) == [message]
     response = {"type": "tool_call_response", "id": "c1", "response": '["dams"]'}
-    assert json.loads(answered["gen_ai.input.messages"])[-1] == {"role": "tool", "parts": [response]}
+    assert json.loads(second["gen_ai.input.messages"])[-1] == {"role": "tool", "parts": [response]}
     raw = exported.named("chat gpt-raw").attributes
     assert (raw["penstock.call.input"], raw["penstock.call.output"]) == ("raw", "RAW")
 

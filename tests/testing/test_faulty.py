@@ -15,8 +15,7 @@ import pytest
 from penstock.containment.ledger import Amounts, MemoryLedgerStore
 from penstock.containment.limits import Limits
 from penstock.errors import InvalidValue, LedgerUnavailable
-from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.records import CancelRequest, HostedEvent, RunRecord
+from penstock.hosting.ports import CancelRequest, HostedEvent, RunRecord, StoreUnavailable
 from penstock.storage import SqliteLedgerStore
 from penstock.storage.memory import MemoryCancelStore, MemoryRunStore, MemoryStores
 from penstock.testing.faulty import FAULTS, Fault, FaultKind, FaultyStore, FaultyStores, ask_again, every_call
@@ -69,7 +68,7 @@ async def test_what_the_store_itself_raises_is_raised_and_counted() -> None:
     faulty = FaultyStore(MemoryRunStore(), "write-then-timeout", at=2)
     for _ in range(2):
         with pytest.raises(KeyError):
-            await faulty.requeue("nobody", 0)
+            await faulty.requeue("unknown", 0)
     assert (faulty.calls, faulty.hit) == (2, "requeue"), "there was no answer to lose"
 
 

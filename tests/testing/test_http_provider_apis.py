@@ -83,7 +83,7 @@ def test_gemini_streams_events_or_one_array() -> None:
     assert chunks[-1]["usageMetadata"]["candidatesTokenCount"] == 3
 
 
-def test_ollama_streams_lines_unless_told_not_to() -> None:
+def test_ollama_streams_lines_unless_streaming_is_turned_off() -> None:
     with FakeProviderServer(script=["one two three"]) as server:
         answer = httpx2.post(f"{server.url}/api/chat", json={"model": "fake-1", "messages": HELLO})
     *pieces, end = [json.loads(line) for line in answer.text.splitlines()]

@@ -583,7 +583,7 @@ def test_what_a_forgotten_task_raises_fails_the_run() -> None:
         raise LookupError("no listener")
 
     async def main() -> None:
-        asyncio.create_task(fail())  # noqa: RUF006 - forgetting it is the point
+        asyncio.create_task(fail())  # noqa: RUF006 - that no one keeps it is the point
         await asyncio.sleep(1)
 
     with pytest.raises(LookupError, match="no listener"):
@@ -803,7 +803,7 @@ def test_an_interrupt_or_exit_comes_out_with_its_seed(kind: type[BaseException])
 
 
 @pytest.mark.reliability
-def test_a_thousand_small_schedules_take_less_than_a_few_seconds() -> None:
-    began = time.monotonic()
+def test_a_thousand_small_schedules_take_less_than_a_few_seconds_of_one_core() -> None:
+    began = time.process_time()
     explore(lambda _: order_of(), schedules=1000)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5

@@ -45,8 +45,8 @@ def are_the_same(one: Any, other: Any) -> bool:
 
 def test_the_fifth_repetition_is_reported_and_no_other() -> None:
     detector = DivergenceDetector()
-    told = [names(calls(detector, ["https://a"])) for _ in range(40)]
-    assert told == [[]] * 4 + [["repeated"]] + [[]] * 35
+    reported = [names(calls(detector, ["https://a"])) for _ in range(40)]
+    assert reported == [[]] * 4 + [["repeated"]] + [[]] * 35
 
 
 def test_a_repetition_says_what_was_called_and_how_often() -> None:
@@ -98,8 +98,8 @@ def test_repetition_is_what_counting_the_window_says(history: list[str], repeats
 
 def test_four_alternations_are_reported_once() -> None:
     detector = DivergenceDetector(repeats=None)
-    told = [names(calls(detector, [one])) for one in "ab" * 10]
-    assert told == [[]] * 7 + [["alternating"]] + [[]] * 12
+    reported = [names(calls(detector, [one])) for one in "ab" * 10]
+    assert reported == [[]] * 7 + [["alternating"]] + [[]] * 12
 
 
 def test_an_alternation_names_both_calls() -> None:
@@ -136,14 +136,14 @@ def test_one_call_can_complete_both_shapes() -> None:
 @given(st.lists(st.sampled_from("abc"), max_size=60), st.integers(2, 4))
 def test_alternation_is_what_the_end_of_the_history_says(history: list[str], alternations: int) -> None:
     detector = DivergenceDetector(repeats=None, alternations=alternations)
-    told: set[frozenset[str]] = set()
+    reported: set[frozenset[str]] = set()
     for at, one in enumerate(history):
         end = history[max(0, at + 1 - 2 * alternations) : at + 1]
         pair = frozenset(end)
         takes_turns = len(end) == 2 * alternations and len(pair) == 2 and end == end[:2] * alternations
-        assert bool(calls(detector, [one])) == (takes_turns and pair not in told)
+        assert bool(calls(detector, [one])) == (takes_turns and pair not in reported)
         if takes_turns:
-            told.add(pair)
+            reported.add(pair)
 
 
 # Which calls are the same.
@@ -303,8 +303,8 @@ def spends(detector: DivergenceDetector, *entries: tuple[float, int, int]) -> li
 
 def test_spending_faster_than_the_rate_is_reported_once() -> None:
     detector = DivergenceDetector(spend_usd_per_minute="0.10")
-    told = spends(detector, *((at, 30_000_000, 0) for at in range(10)))
-    assert told == [[], [], [], ["spend_rate"], [], [], [], [], [], []]
+    reported = spends(detector, *((at, 30_000_000, 0) for at in range(10)))
+    assert reported == [[], [], [], ["spend_rate"], [], [], [], [], [], []]
 
 
 def test_the_rate_itself_may_be_reached() -> None:
@@ -341,13 +341,13 @@ def test_threads_may_report_in_any_order() -> None:
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 50)), max_size=60))
 def test_a_rate_is_what_adding_up_the_last_minute_says(steps: list[tuple[int, int]]) -> None:
     detector = DivergenceDetector(tokens_per_minute=100)
-    at_s, spent, told = 0, [], False
+    at_s, spent, reported = 0, [], False
     for wait_s, tokens in steps:
         at_s += wait_s
         spent.append((at_s, tokens))
         passed = sum(amount for when, amount in spent if when > at_s - 60) > 100
-        assert spends(detector, (at_s, 0, tokens)) == [["token_rate"] if passed and not told else []]
-        told = told or passed
+        assert spends(detector, (at_s, 0, tokens)) == [["token_rate"] if passed and not reported else []]
+        reported = reported or passed
 
 
 # Bounds.
@@ -433,26 +433,26 @@ def in_eight_threads(work: Callable[[], None]) -> None:
 
 def test_eight_threads_get_each_signature_once() -> None:
     detector = DivergenceDetector(repeats=8, alternations=None, window=8 * 12)
-    told: list[str] = []
+    reported: list[str] = []
 
     def work() -> None:
         for at in range(12):
-            told.extend(shape.signature for shape in detector.saw_call("tool", "f", (at,)))
+            reported.extend(shape.signature for shape in detector.saw_call("tool", "f", (at,)))
 
     in_eight_threads(work)
-    assert sorted(told) == sorted(f"tool f({at})" for at in range(12))
+    assert sorted(reported) == sorted(f"tool f({at})" for at in range(12))
 
 
 def test_nothing_that_eight_threads_spend_is_lost() -> None:
     detector = DivergenceDetector(tokens_per_minute=8 * 25 - 1)
-    told: list[str] = []
+    reported: list[str] = []
 
     def work() -> None:
         for _ in range(25):
-            told.extend(names(detector.saw_spend(0, 0, 1)))
+            reported.extend(names(detector.saw_spend(0, 0, 1)))
 
     in_eight_threads(work)
-    assert told == ["token_rate"]
+    assert reported == ["token_rate"]
 
 
 def test_showing_an_argument_may_use_the_detector_again() -> None:

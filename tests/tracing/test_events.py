@@ -63,12 +63,12 @@ def test_the_union_has_every_kind_of_event_there_is() -> None:
 @pytest.mark.parametrize("kind", [*UNION, Retrieved], ids=lambda kind: kind.__name__)
 def test_an_event_of_every_kind_is_frozen_and_turns_into_json(kind: type[TraceEvent]) -> None:
     event = kind(run_id="run", seq=3, at_ms=1, source="main", depth=1, iteration=2, parent_id="n000001")
-    told = event.to_dict()
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert told["kind"] == kind.kind
-    assert set(told) == {"kind"} | {one.name for one in fields(kind)}
+    fields_by_name = event.to_dict()
+    assert json.loads(json.dumps(fields_by_name, allow_nan=False)) == fields_by_name
+    assert fields_by_name["kind"] == kind.kind
+    assert set(fields_by_name) == {"kind"} | {one.name for one in fields(kind)}
     for name in ("run_id", "seq", "at_ms", "source", "depth", "iteration", "parent_id"):
-        assert told[name] == getattr(event, name)
+        assert fields_by_name[name] == getattr(event, name)
     with pytest.raises(FrozenInstanceError):
         event.seq = 4  # type: ignore[misc]
 
@@ -150,9 +150,11 @@ def test_a_start_event_has_what_began_and_where(clock: ManualClock) -> None:
 
 
 @pytest.mark.requirement("G-5")
-@pytest.mark.parametrize(("kind", "told_as"), [("llm", ModelCallTrace), ("tool", ToolCallTrace), ("system", CallEnded)])
+@pytest.mark.parametrize(
+    ("kind", "event_class"), [("llm", ModelCallTrace), ("tool", ToolCallTrace), ("system", CallEnded)]
+)
 def test_an_end_event_has_how_it_ended_and_what_it_cost(
-    kind: Any, told_as: type[CallEnded], clock: ManualClock
+    kind: Any, event_class: type[CallEnded], clock: ManualClock
 ) -> None:
     graph = ExecutionGraph("run", clock=clock)
     node = graph.begin_node(graph.create_root("agent"), kind, "work", model="m")
@@ -160,8 +162,8 @@ def test_an_end_event_has_how_it_ended_and_what_it_cost(
     clock.advance(0.25)
     graph.mark_failure(node, "TimeoutError", "slow", cost_usd="0.000000001", tokens_in=7)
     ended = graph.events()[-1]
-    assert type(ended) is told_as
-    assert ended == told_as(
+    assert type(ended) is event_class
+    assert ended == event_class(
         run_id="run",
         seq=3,
         at_ms=START_MS + 250,

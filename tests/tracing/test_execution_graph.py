@@ -621,8 +621,8 @@ def test_open_calls_are_listed_newest_first() -> None:
 
 def test_the_notify_callback_runs_after_every_entry() -> None:
     graph = ExecutionGraph("run")
-    told: list[int] = []
-    graph.notify = lambda: told.append(graph.seq)
+    notified: list[int] = []
+    graph.notify = lambda: notified.append(graph.seq)
     root = graph.create_root("root")
     call = graph.call(graph.begin_node(root, "llm", "ask"))
     graph.mark_halt(call.node_id)
@@ -630,7 +630,7 @@ def test_the_notify_callback_runs_after_every_entry() -> None:
         graph.settle_late(call, 0, 1, 0, 0)
         graph.append(CustomTrace(seq=graph.seq + 1))
     closing(graph)
-    assert told == [1, 2, 3, 4, 5, 6]
+    assert notified == [1, 2, 3, 4, 5, 6]
 
 
 # Snapshots.
@@ -1301,8 +1301,8 @@ def test_sums_stay_exact_while_threads_write_read_fold_and_trim() -> None:
 
     def read(_: int) -> None:
         for _ in range(150):
-            seen, told = everything(graph), graph.aggregates
-            if seen["cost"] > nanos(told["total_cost_usd"]) + nanos(told["halted_cost_usd"]):
+            seen, totals = everything(graph), graph.aggregates
+            if seen["cost"] > nanos(totals["total_cost_usd"]) + nanos(totals["halted_cost_usd"]):
                 wrong.append("a snapshot knew more than the totals afterwards")
 
     in_threads(8, lambda n: write(n) if n < 6 else read(n))

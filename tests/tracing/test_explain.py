@@ -65,8 +65,8 @@ def test_a_bill_that_came_late_is_shown_with_its_call(clock: ManualClock) -> Non
     graph.end(call, clock.monotonic_ns(), "halt", stop_reason="timeout", abandoned=True)
     assert explain(graph).splitlines()[1] == "└─ ■ ask  llm  0.0 ms  timeout  abandoned"
     graph.settle_late(call, clock.monotonic_ns(), 2_500_000, 10, 5)
-    told = "└─ ■ ask  llm  $0.0025  10→5 tokens  0.0 ms  timeout  abandoned, settled late"
-    assert explain(graph).splitlines()[1] == told
+    line = "└─ ■ ask  llm  $0.0025  10→5 tokens  0.0 ms  timeout  abandoned, settled late"
+    assert explain(graph).splitlines()[1] == line
 
 
 @pytest.mark.requirement("G-11")
@@ -162,7 +162,7 @@ def test_what_looks_like_a_secret_is_not_shown() -> None:
     call = graph.begin_node(graph.create_root("agent"), "tool", "https://joe:hunter2@host/")
     graph.mark_running(call)
     graph.mark_failure(call, "ValueError", "refused: Bearer abc.def.ghi")
-    told = explain(graph)
-    assert "hunter2" not in told
-    assert "abc.def" not in told
-    assert "refused: Bearer [redacted]" in told
+    text = explain(graph)
+    assert "hunter2" not in text
+    assert "abc.def" not in text
+    assert "refused: Bearer [redacted]" in text

@@ -1,4 +1,4 @@
-"""Whatever somebody put into it comes out as JSON, in bounded size, without an error."""
+"""Any value comes out as JSON, in bounded size, without an error."""
 
 from __future__ import annotations
 
@@ -216,8 +216,8 @@ def test_what_is_nested_too_deeply_is_named_not_followed() -> None:
 
 
 def test_a_container_with_too_many_parts_is_cut() -> None:
-    *shown, told = jsonable(range_list := list(range(MAX_PARTS * 3)))
-    assert (len(shown), told) == (MAX_PARTS - 1, f"… ({MAX_PARTS * 3} items)")
+    *shown, note = jsonable(range_list := list(range(MAX_PARTS * 3)))
+    assert (len(shown), note) == (MAX_PARTS - 1, f"… ({MAX_PARTS * 3} items)")
     assert jsonable(range_list)[:3] == [0, 1, 2]
     pairs = jsonable({str(n): n for n in range_list})
     assert (pairs.pop("…"), len(pairs)) == (f"({MAX_PARTS * 3} keys)", MAX_PARTS - 1)

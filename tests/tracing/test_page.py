@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock import ExecutionConfig, ExecutionContext, Halted
+from penstock import ExecutionConfig, ExecutionContext, Halted, WrapOptions
 from penstock.tracing.page import MAX_ROWS, SCRIPT, compact, embedded, trace_html
 from penstock.tracing.tree import trace_data
 
@@ -147,3 +147,13 @@ def test_page_is_bounded_and_counts_what_it_leaves_out() -> None:
     shown = compact(data)
     assert (len(shown["calls"]), len(shown["events"])) == (MAX_ROWS, MAX_ROWS)
     assert shown["left_out"] == [7, 3]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_a_notebook_shows_the_page_in_a_frame_that_it_cannot_leave(hostile: str) -> None:
+    with ExecutionContext() as run:
+        run.wrap_tool_call(lambda: None, WrapOptions(operation_name=hostile))
+    shown = run._repr_html_()
+    ((tag, attributes),) = Page(shown).elements
+    assert (tag, attributes["sandbox"]) == ("iframe", "allow-scripts")
+    assert Page(attributes["srcdoc"] or "").data == Page(trace_html(run)).data

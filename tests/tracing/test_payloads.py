@@ -155,8 +155,8 @@ def test_capturing_never_raises(value: object, mode: RecordPayloads) -> None:
 
 
 def test_newest_messages_are_recorded_where_not_all_fit() -> None:
-    said = [Message.user(f"{number}: " + "x" * 100) for number in range(10)]
-    recorded = capture(ModelRequest(Transcript(said), instructions="Be brief."), "full", 512)
+    messages = [Message.user(f"{number}: " + "x" * 100) for number in range(10)]
+    recorded = capture(ModelRequest(Transcript(messages), instructions="Be brief."), "full", 512)
     omitted, *kept = recorded
     assert omitted["truncated"] is True
     assert omitted["omitted_messages"] == 11 - len(kept)

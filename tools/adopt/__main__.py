@@ -1,4 +1,4 @@
-"""Drive every framework of `programs/` through the probes, and write what came out into docs/frameworks.md.
+"""Drive every framework of `programs/` through the probes, and write what came out into docs/existing-code.md.
 
     python -m tools.adopt [NAME …]
 
@@ -22,7 +22,7 @@ from tools.adopt.probes import Line
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "adopt"
-PAGE = ROOT / "docs" / "frameworks.md"
+PAGE = ROOT / "docs" / "existing-code.md"
 BEGIN, END = "<!-- adopt: begin -->", "<!-- adopt: end -->"
 MAX_PROGRAM_S = 420
 MAX_INSTALL_S = 900

@@ -21,6 +21,9 @@ COLUMNS = {"cancel_async": "cancel, async", "fanout": "fan-out", "subagents": "s
 """Headings of probes that differ from their names."""
 
 
+LAST_COLUMN = "at the ceiling the program gets"
+
+
 class Verdict(StrEnum):
     """What one line says about containment."""
 
@@ -50,7 +53,7 @@ def _allowed_s(probe: str) -> float:
 
 def table(results: Mapping[str, tuple[Iterable[Line], str]]) -> str:
     """Return the results as a Markdown table, one row per framework."""
-    headings = ["framework", *(COLUMNS.get(probe, probe) for probe in PROBES)]
+    headings = ["framework", *(COLUMNS.get(probe, probe) for probe in PROBES), LAST_COLUMN]
     rows = [_row(name, {line.probe: line for line in lines}, problem) for name, (lines, problem) in results.items()]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *rows))
 
@@ -58,7 +61,18 @@ def table(results: Mapping[str, tuple[Iterable[Line], str]]) -> str:
 def _row(name: str, lines: Mapping[str, Line], problem: str) -> list[str]:
     first = next(iter(lines.values()), None)
     heading = f"{name}: {problem}" if first is None else f"{first.framework} {first.version}"
-    return [heading, *(_cell(lines[probe]) if probe in lines else "–" for probe in PROBES)]
+    cells = [_cell(lines[probe]) if probe in lines else "–" for probe in PROBES]
+    return [heading, *cells, _stopped(lines.get("ceiling"))]
+
+
+def _stopped(line: Line | None) -> str:
+    """Return how the probe of the ceiling ended: what the program gets when nothing is left."""
+    if line is None:
+        return "–"
+    if line.outcome == "returned":
+        return "no error"
+    cause = line.note.partition(";")[0] if line.note.startswith("caused by") else ""
+    return ", ".join(filter(None, [line.outcome, cause]))
 
 
 def _cell(line: Line) -> str:

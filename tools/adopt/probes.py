@@ -37,7 +37,8 @@ LATENCY_S = 0.02
 ABORT_AFTER_S = 0.5
 TOOL_S = 6.0
 """Duration of a tool that its run's time limit has to stop."""
-TOOL_TIMEOUT_S = 1.0
+TOOL_TIMEOUT_S = 2.0
+"""Long enough for the first request of any framework on a busy machine: the tool has to have begun."""
 MAX_PROBE_S = 25.0
 QUIET_S = 0.5
 """Time without a request after which a probe is over."""
@@ -106,21 +107,30 @@ def use_tools(request: WireRequest) -> Say:
 
 
 def _declared(tool: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    function = tool.get("function", tool)
-    return [(function["name"], function.get("parameters") or {})] if "name" in function else []
+    """Return the name and the parameters of each function of a tool; Gemini has several in one."""
+    functions = tool.get("functionDeclarations") or [tool.get("function", tool)]
+    return [(function["name"], _parameters(function)) for function in functions if "name" in function]
+
+
+def _parameters(function: Mapping[str, Any]) -> Any:
+    """Return the schema of a function's parameters, under any of the names that Gemini's clients have for it."""
+    names = ("parameters", "parametersJsonSchema", "parameters_json_schema")
+    return next((function[name] for name in names if function.get(name)), {})
 
 
 def _filled(schema: Mapping[str, Any]) -> dict[str, Any]:
     values = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
     required = schema.get("required") or ()
     properties = schema.get("properties") or {}
-    return {name: values.get(properties.get(name, {}).get("type"), "dams") for name in required}
+    kinds = {name: str(properties.get(name, {}).get("type")).lower() for name in required}  # Gemini's are in capitals
+    return {name: values.get(kind, "dams") for name, kind in kinds.items()}
 
 
 def _has_result(request: WireRequest) -> bool:
-    said = request.fields.get("messages") or request.fields.get("input") or ()
+    said = request.fields.get("messages") or request.fields.get("input") or request.fields.get("contents") or ()
     items = [item for item in said if isinstance(item, dict)]
-    return any(
+    parts = [part for item in items if "parts" in item for part in item["parts"]]
+    return any("functionResponse" in part for part in parts) or any(
         item.get("role") in ("tool", "tool-response") or item.get("type") == "function_call_output" for item in items
     )
 
@@ -262,16 +272,18 @@ def _outcome(result: list[BaseException | None]) -> tuple[str, str]:
     return name, f"caused by {type(ours).__name__}" if ours else str(error)[:200]
 
 
-def _ours_in(error: BaseException | None) -> BaseException | None:
-    """Return our error among an error, its causes and its group."""
+def _ours_in(error: BaseException) -> BaseException | None:
+    """Return our error among an error, its causes and its groups, which may contain each other."""
+    todo: list[BaseException | None] = [error]
     seen: list[BaseException] = []
-    while error is not None and error not in seen:
-        if isinstance(error, Halted | CancelledError):
-            return error
-        seen.append(error)
-        if isinstance(error, BaseExceptionGroup):
-            found = [ours for part in error.exceptions if (ours := _ours_in(part)) is not None]
-            if found:
-                return found[0]
-        error = error.__cause__ or error.__context__
+    while todo:
+        found = todo.pop(0)
+        if found is None or found in seen:
+            continue
+        if isinstance(found, Halted | CancelledError):
+            return found
+        seen.append(found)
+        todo += [found.__cause__, found.__context__]
+        if isinstance(found, BaseExceptionGroup):
+            todo += found.exceptions
     return None

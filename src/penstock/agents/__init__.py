@@ -46,6 +46,7 @@ from penstock.agents.model import (
     ModelRequest,
     ModelResponse,
     ModelSettings,
+    NamedTool,
     TruncatedByBudget,
     TruncatedResponse,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "ModelRequest",
     "ModelResponse",
     "ModelSettings",
+    "NamedTool",
     "ReActFormat",
     "ReActLoop",
     "ScriptEnded",

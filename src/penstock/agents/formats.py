@@ -76,6 +76,25 @@ class JsonFormat:
             raise FormatError("JSON that follows the schema", problems_of(error)) from error
 
 
+class JsonTextFormat:
+    """JSON that follows a JSON Schema, as text: the answer itself without what a model may write around the JSON."""
+
+    __slots__ = ("_json", "instructions")
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._json = JsonFormat(schema)
+        self.instructions = self._json.instructions
+
+    def parse(self, text: str, context: ExecutionContext | None = None) -> str:
+        """Return the first JSON value in the text, as text: unchanged if there is nothing around it."""
+        value = self._json.parse(text, context)
+        try:
+            json.loads(text)
+        except ValueError:
+            return json.dumps(value, ensure_ascii=False)
+        return text
+
+
 class XmlFormat:
     """Text in tags: `<title>…</title><body>…</body>` becomes a dict by tag."""
 

@@ -46,6 +46,16 @@ BYTES_PER_TOKEN = 2
 
 
 @dataclass(frozen=True, slots=True)
+class NamedTool:
+    """A tool choice: the model must call this tool."""
+
+    name: str
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedTool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSettings:
     """Options of a model request; None leaves the choice to the model."""
 
@@ -56,6 +66,15 @@ class ModelSettings:
     """A JSON Schema for the answer, where the provider can enforce one."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Passed to the provider unchanged."""
+    top_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    reasoning_effort: str | None = None
+    tool_choice: ToolChoice | None = None
+    """Whether the model may, must or must not call a tool; has no effect on a request without tools."""
+    parallel_tool_calls: bool | None = None
+    """Whether one answer may call several tools; has no effect on a request without tools."""
 
 
 DEFAULT_SETTINGS = ModelSettings()
@@ -159,6 +178,8 @@ class Model:
     retries: int = 0
     """Maximum number of retries of a failed request, if nothing of its answer was streamed; each draws on the run's
     retry budget."""
+    applies: frozenset[str] = frozenset({"max_output_tokens"})
+    """Names of the fields of `ModelSettings` that have an effect. A server refuses requests that set others."""
 
     def __init__(self, name: str) -> None:
         self.name = name

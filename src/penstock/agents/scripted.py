@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
 from inspect import isawaitable
 from typing import Any
 
 from penstock.agents.messages import ToolCall
-from penstock.agents.model import Model, ModelRequest, ModelResponse
+from penstock.agents.model import Model, ModelRequest, ModelResponse, ModelSettings
 from penstock.errors import InvalidValue, PenstockError
 from penstock.runtime.billing.usage import Usage
 
@@ -27,6 +28,9 @@ class ScriptEnded(PenstockError):
 
 class ScriptedModel(Model):
     """A model whose replies are a list, or the results of a function of the request."""
+
+    applies = frozenset(field.name for field in fields(ModelSettings))
+    """All of them: the function gets the settings with the request, and a list is a choice of its own."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
 from penstock import checks
@@ -18,7 +18,7 @@ from penstock.agents.loop import (
     remember,
     transcript_of,
 )
-from penstock.agents.messages import Message
+from penstock.agents.messages import Message, ToolCall, ToolResult
 from penstock.agents.model import (
     DEFAULT_SETTINGS,
     Model,
@@ -42,6 +42,9 @@ MAX_FORMAT_RETRIES = 2
 
 class ToolCallingLoop:
     """Send a request, run the tool calls of the response, and repeat; a response without tool calls is the answer."""
+
+    runs_all_calls = True
+    """Whether `tools` runs every call; a subclass that runs some of them elsewhere overrides `run_calls`."""
 
     def __init__(
         self,
@@ -90,10 +93,10 @@ class ToolCallingLoop:
         # every later turn would pay for both.
         message = Message.assistant(response.text, calls[:MAX_CALLS_PER_TURN])
         try:
-            if len(calls) == 1:
+            if len(calls) == 1 and self.runs_all_calls:
                 turn: tuple[Message, ...] = (message, Message.tool(await execute_one(self.tools, context, calls[0])))
             else:
-                results = await execute_all(self.tools, context, calls, self.max_parallel_tools)
+                results = await self.run_calls(context, calls)
                 turn = (message, *map(Message.tool, results[:MAX_CALLS_PER_TURN]))
         except BaseException:
             # Only the history gets the calls: a conversation in use must have a result for every call.
@@ -101,6 +104,10 @@ class ToolCallingLoop:
             raise
         remember(data, turn)
         return CONTINUE
+
+    def run_calls(self, context: ExecutionContext, calls: Sequence[ToolCall]) -> Awaitable[Sequence[ToolResult]]:
+        """Run the calls of one turn; the results are in the order of the calls."""
+        return execute_all(self.tools, context, calls, self.max_parallel_tools)
 
     def _answer(
         self,

@@ -1,10 +1,9 @@
 """Conversations around graph runs.
 
-message        one message, as stored               document   conversations to JSON and back
-conversation   the tree of messages                 scope      which agents of a graph the user talks to
+conversation   messages, their tree and limits      document   conversations to JSON and back
+scope          which agents the user talks to       ports      the store interface
 service        the five entry points of a turn      turn       a turn in progress
-run_handler    runs that answer in a chat           protocol   run input and stored answers
-ports          the store interface                  limits     size limits and not-found errors
+run_handler    input and answer of chat runs
 
 Modules that need a host are imported on first use.
 """
@@ -15,19 +14,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.chat.conversation import (
+    AttachmentNotFound,
+    ChatLimitReached,
+    ChatMessage,
+    ChatNotFound,
     ConversationInvalid,
+    MessageNotFound,
     MessageTree,
     Place,
 )
 from penstock.chat.document import conversation_to_json, parse_conversation
-from penstock.chat.message import ChatMessage
 from penstock.chat.scope import ChatScope, services_for
 
 if TYPE_CHECKING:
-    from penstock.chat.limits import AttachmentNotFound as AttachmentNotFound
-    from penstock.chat.limits import ChatLimitReached as ChatLimitReached
-    from penstock.chat.limits import ChatNotFound as ChatNotFound
-    from penstock.chat.limits import MessageNotFound as MessageNotFound
     from penstock.chat.ports import Attachment as Attachment
     from penstock.chat.ports import ChatRecord as ChatRecord
     from penstock.chat.ports import ChatStore as ChatStore
@@ -36,14 +35,10 @@ if TYPE_CHECKING:
 
 LATER = {
     "Attachment": "ports",
-    "AttachmentNotFound": "limits",
-    "ChatLimitReached": "limits",
     "ChatRecord": "ports",
     "ChatService": "service",
     "ChatStore": "ports",
     "ChatTurn": "turn",
-    "ChatNotFound": "limits",
-    "MessageNotFound": "limits",
 }
 """The submodule of each name that is imported on first use."""
 

@@ -15,10 +15,10 @@ from typing import Any
 from penstock.chat.conversation import (
     MAX_MESSAGES,
     MAX_PROBLEMS,
+    ChatMessage,
     ConversationInvalid,
     MessageTree,
 )
-from penstock.chat.message import ChatMessage
 from penstock.errors import InvalidValue
 from penstock.kernel.graph import Problem, shown
 

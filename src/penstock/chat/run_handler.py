@@ -1,4 +1,8 @@
-"""The host's handler for runs that answer in a chat: their input when they start, the stored answer when they end.
+"""Runs that answer in a chat: their input when they start, the stored answer when they end.
+
+The input of a run is the messages on the path to its answer. The answer is the output of the graph as text; if the run
+failed or was stopped and has no output, it is the text that had been emitted by then. The functions that convert one to
+the other are pure; `ChatRunHandler`, the host's handler of these runs, reads and writes them.
 
 The origin of a run has the ids of its chat and its messages, but no content: the conversation is read when the run
 starts, on any worker, and the answer is written when the run has ended. Both may be repeated after a crash, with the
@@ -10,28 +14,158 @@ conversation than it started with, and a run that waits for an approval with a d
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from penstock.chat import protocol
-from penstock.chat.conversation import MessageTree
-from penstock.chat.limits import MessageNotFound
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import MAX_CHARACTERS, ChatMessage, MessageNotFound, MessageTree
 from penstock.chat.ports import ChatStore, ChatTransaction
+from penstock.chat.scope import CHAT_START_TYPES, services_for
 from penstock.clock import Clock
 from penstock.hosting.host_context import Prepared
-from penstock.hosting.ports import Conflict, EventStore, GraphStore
-from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.ports import Conflict, EventStore, GraphStore, HostedEvent, RunRecord, RunStatus, StoreCorrupt
 from penstock.kernel.document import parse_graph
+from penstock.kernel.graph import GraphSpec
+from penstock.money import known_usd
+from penstock.nodes.chat_start import as_messages
+from penstock.nodes.client_tools import SERVICE
 from penstock.runtime.graphs.graph_plan import aside
 
+State = Literal["writing", "complete", "partial", "failed", "halted"]
+
+STATES: Mapping[RunStatus, State] = {
+    "completed": "complete",
+    "cancelled": "partial",
+    "failed": "failed",
+    "halted": "halted",
+}
+"""The state of an answer by the final status of its run; until the run ends, the state is "writing"."""
+
+KIND = "chat"
+"""The kind of origin of runs that answer in a chat."""
+
+INPUT_TYPES = frozenset({"input"})
+"""Where a chat enters a graph that has no chat-start."""
+
+MAX_ERROR = 2_000
+CUT = "\n[cut]"
 PAGE = 1_000
 MAX_HISTORIES = 100
 OF_ANSWERS = ("text.delta", "run.started", "run.resumed")
 """The event types from which the text of an unfinished answer is rebuilt."""
 MAX_GRAPHS = 256
 logger = logging.getLogger("penstock.chat")
+
+
+def unfinished_answers(path: Iterable[ChatMessage]) -> list[str]:
+    """Return the ids of the answers on a path that are still being written, and so are empty."""
+    return [message.id for message in path if message.data.get("state") == "writing"]
+
+
+def history_of(path: Iterable[ChatMessage], skipped: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return the messages on a path in the form that models receive; empty answers are left out.
+
+    The ids in `skipped` are left out too: those answers were empty when the run was submitted and may have text by now.
+    """
+    messages: list[dict[str, Any]] = []
+    for message in path:
+        attached = message.data.get("attachments")
+        if (message.content or attached) and message.id not in skipped:
+            messages.append({"role": message.role, "content": message.content})
+            if attached:
+                messages[-1]["attachments"] = attached
+            if "tool_round" in message.data:
+                messages[-1]["tool_round"] = message.data["tool_round"]
+    return messages
+
+
+def replace_user_message(history: Sequence[Mapping[str, Any]], given: Any) -> list[dict[str, Any]]:
+    """Return the history with its last user message replaced by `given`, and nothing after it.
+
+    The attachments of that message stay. An object with `messages` replaces the whole history.
+    """
+    messages = [dict(one) for one in as_messages(given)]
+    if isinstance(given, Mapping) and "messages" in given:
+        return messages
+    user_indices = [at for at, one in enumerate(history) if one["role"] == "user"]
+    if not user_indices:
+        return [*map(dict, history), *messages]
+    return [*map(dict, history[: user_indices[-1]]), {**history[user_indices[-1]], **messages[0]}]
+
+
+def newest_text(history: Sequence[Mapping[str, Any]]) -> str:
+    """Return the content of the last user message; empty if there is none."""
+    return next((one["content"] for one in reversed(history) if one["role"] == "user"), "")
+
+
+def chat_services(graph: GraphSpec) -> dict[str, Any]:
+    """Return the services for a chat run of `graph`; InvalidValue if the graph has no node where a chat can enter."""
+    starts = [node.id for node in graph.nodes if node.type in CHAT_START_TYPES]
+    return services_for(graph, starts or [node.id for node in graph.nodes if node.type in INPUT_TYPES])
+
+
+def answer_text(output: Any) -> str:
+    """Render the output of a graph as an answer: text as is, several texts as paragraphs, anything else as JSON."""
+    if isinstance(output, Mapping) and output.keys() == {"output"}:
+        output = output["output"]
+    if output is None:
+        return ""
+    if isinstance(output, str):
+        return as_content(output)
+    if isinstance(output, Mapping) and output and all(isinstance(one, str) for one in output.values()):
+        return as_content("\n\n".join(output.values()))
+    return as_content(json.dumps(output, ensure_ascii=False, default=str))
+
+
+def as_content(text: str, most: int = MAX_CHARACTERS) -> str:
+    """Return text that a message accepts: halves of surrogate pairs are replaced, and long text is truncated."""
+    whole = text.encode("utf-8", "replace").decode()
+    return whole if len(whole) <= most else whole[: most - len(CUT)] + CUT
+
+
+def partial_text(events: Iterable[HostedEvent]) -> str:
+    """Return the text emitted of an unfinished answer: the deltas of the last node to emit text, since its last start.
+
+    A run that another worker takes over emits an unfinished answer from the beginning. If several agents inside the
+    node emitted text, the outermost one counts.
+    """
+    texts: dict[str, dict[str, list[str]]] = {}
+    is_stale = False
+    for event in events:
+        if event.type in ("run.started", "run.resumed"):
+            is_stale = True  # keep the earlier text until the resumed run emits new text
+        elif event.type == "text.delta" and event.data.get("text"):
+            if is_stale:
+                texts, is_stale = {}, False
+            node = texts.pop(str(event.data.get("node_id")), {})
+            node.setdefault(str(event.data.get("source")), []).append(str(event.data["text"]))
+            texts[str(event.data.get("node_id"))] = node
+    if not texts:
+        return ""
+    speakers = list(texts.values())[-1]
+    outermost = min(speakers, key=lambda source: source.count("/"))
+    return as_content("".join(speakers[outermost]))
+
+
+def writing(run_id: str) -> dict[str, Any]:
+    """Return the data of an answer that is being written."""
+    return {"state": "writing", "run_id": run_id, "cost_usd": 0.0, "attachments": []}
+
+
+def written(run: RunRecord) -> dict[str, Any]:
+    """Return the data of the answer of a run that has ended."""
+    cost_usd = known_usd(run.cost_nanos, run.unknown_costs)
+    data: dict[str, Any] = {"state": STATES[run.status], "run_id": run.id, "cost_usd": cost_usd, "attachments": []}
+    if run.unknown_costs:
+        data["unknown_costs"] = run.unknown_costs
+    if run.error and run.status != "completed":
+        data["error"] = as_content(run.error, MAX_ERROR)
+    if run.stop_reason and run.status != "completed":
+        data["stop_reason"] = run.stop_reason
+    return data
 
 
 class Stores(Protocol):
@@ -80,18 +214,19 @@ class ChatRunHandler:
         If a fork was given an input for a node where the chat enters, that input replaces the last user message.
         """
         path = self._histories.pop(run.id, None) or await self._before_answer(run)
-        history = protocol.history_of(path, frozenset(run.origin.get("untold") or ()))
+        history = history_of(path, frozenset(run.origin.get("untold") or ()))
         of_graph = await self._of_graph(run.graph_id, run.graph_version)
         for node_id, instead in (run.origin.get("inputs") or {}).items():
             if node_id in of_graph["chat_scope"].entry_node_ids:
-                history = protocol.replace_user_message(history, instead)
+                history = replace_user_message(history, instead)
         services: dict[str, Any] = {
             **of_graph,
             "chat_input": {"messages": history},
             "user_tools": list(run.origin.get("user_tools") or ()),
             "attachments": self._loader(run.owner),
+            SERVICE: run.input,
         }
-        return Prepared(protocol.newest_text(history), services)
+        return Prepared(newest_text(history), services)
 
     async def on_resume(self, run: RunRecord) -> None:
         """Raise RunChatNotFound if the chat no longer exists."""
@@ -105,7 +240,7 @@ class ChatRunHandler:
             return known
         record = await self._stores.graphs.get(graph_id, version)
         assert record is not None, "a run names a version that is there"
-        services = protocol.chat_services(await aside(record.document, parse_graph))
+        services = chat_services(await aside(record.document, parse_graph))
         if len(self._of_graphs) >= MAX_GRAPHS:
             self._of_graphs.clear()
         self._of_graphs[graph_id, version] = services
@@ -113,12 +248,12 @@ class ChatRunHandler:
 
     async def on_end(self, run: RunRecord, stores: ChatTransaction) -> None:
         """Write the result of the run into its answer; do nothing for a parked run, which continues later."""
-        if run.status not in protocol.STATES:
+        if run.status not in STATES:
             return
         chat_id, message_id = str(run.origin["chat_id"]), str(run.origin["message_id"])
         is_whole = run.status == "completed"
-        content = protocol.answer_text(run.output) if is_whole else await _partial(stores.events, run)
-        data = protocol.written(run)
+        content = answer_text(run.output) if is_whole else await _partial(stores.events, run)
+        data = written(run)
         try:
             await stores.chats.finish_message(chat_id, message_id, content, data, now_ms=self._now_ms())
         except KeyError:
@@ -167,10 +302,11 @@ async def _partial(events: EventStore, run: RunRecord) -> str:
     """Return the text that the run had emitted when it ended."""
     found: list[HostedEvent] = []
     after = 0
-    while page := await events.read(run.id, after, PAGE):
-        found.extend(event for event in page if event.type in OF_ANSWERS)
-        after = page[-1].seq
-    return protocol.partial_text(found)
+    with suppress(StoreCorrupt):  # what comes before an event that cannot be read is still an answer
+        while page := await events.read(run.id, after, PAGE):
+            found.extend(event for event in page if event.type in OF_ANSWERS)
+            after = page[-1].seq
+    return partial_text(found)
 
 
 async def load_tree(chats: ChatStore, chat_id: str) -> MessageTree:

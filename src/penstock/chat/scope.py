@@ -22,7 +22,8 @@ from penstock.kernel.document import parse_graph, parse_part
 from penstock.kernel.graph import GraphInvalid, GraphSpec, NodeSpec
 from penstock.runtime.graphs.graph_runtime import Services
 
-AGENT_TYPES = frozenset({"agent", "team"})
+AGENT_TYPES = frozenset({"agent", "program", "team"})
+"""Types of nodes that answer: a program answers whether it is an agent or a graph."""
 CHAT_START_TYPES = frozenset({"chat-start"})
 CONTAINER_TYPES = frozenset({"subgraph", "loop", "map"})
 """Types of nodes that run the graph in their data's `graph`."""
@@ -70,6 +71,11 @@ class ChatScope:
     def entry_agent_ids(self) -> frozenset[str]:
         """The agents of this graph with no agent upstream on any path that the run can take."""
         return frozenset(path[-1] for path in self._entry_agents if path[:-1] == self._path)
+
+    @property
+    def inner_entry_agents(self) -> frozenset[Path]:
+        """The paths of the entry agents inside containers of this graph."""
+        return frozenset(path for path in self._entry_agents if path[:-1] != self._path)
 
     def is_entry_agent(self, node_id: str) -> bool:
         """Whether the node is an agent that the user talks to, and so gets the conversation so far."""

@@ -18,9 +18,7 @@ from typing import Any
 
 from penstock import checks
 from penstock.agents.messages import Role
-from penstock.chat import protocol
-from penstock.chat.conversation import MessageTree, yield_every
-from penstock.chat.limits import (
+from penstock.chat.conversation import (
     MAX_ATTACHMENT_BYTES,
     MAX_ATTACHMENTS,
     MAX_CHARACTERS,
@@ -31,22 +29,32 @@ from penstock.chat.limits import (
     MAX_USER_TOOLS,
     AttachmentNotFound,
     ChatLimitReached,
+    ChatMessage,
     ChatNotFound,
     MessageNotFound,
+    MessageTree,
+    can_be_written,
     must_be_named,
     must_be_text,
     must_fit,
+    yield_every,
 )
-from penstock.chat.message import ChatMessage, can_be_written
 from penstock.chat.ports import Attachment, ChatRecord, ChatStore, ChatTransaction
-from penstock.chat.run_handler import ChatRunHandler, latest_answer, load_tree
+from penstock.chat.run_handler import (
+    KIND,
+    ChatRunHandler,
+    as_content,
+    latest_answer,
+    load_tree,
+    unfinished_answers,
+    writing,
+)
 from penstock.chat.turn import ChatTurn, Limits, NewMessage, TurnRequest, user_message_id, without_ids
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InvalidValue
 from penstock.hosting.host import RunHost
 from penstock.hosting.limits import RunLimits
-from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, Conflict, RunIdConflict, retry_unavailable
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, Conflict, RunIdConflict, RunRecord, retry_unavailable
 from penstock.ids import new_run_id
 
 Input = str | Sequence[Mapping[str, Any]]
@@ -106,8 +114,8 @@ class ChatService:
         self._chats = chats
         self._clock = clock
         self._new_id = new_id
-        self._handler = host.handlers[protocol.KIND] = ChatRunHandler(chats, host.stores, clock)
-        host.on_delete[protocol.KIND] = chats.remove_unused
+        self._handler = host.handlers[KIND] = ChatRunHandler(chats, host.stores, clock)
+        host.on_delete[KIND] = chats.remove_unused
 
     # Chats.
 
@@ -194,12 +202,13 @@ class ChatService:
         user_tools: Sequence[str] = (),
         version: int | None = None,
         about: Mapping[str, Any] | None = None,
+        client_request: Mapping[str, Any] | None = None,
     ) -> ChatTurn:
         """Add a user message at the end of the active path, or below `parent_id`, and start a run that answers it.
 
         If a turn is in progress at the end of the path, the message becomes its sibling, because its answer is not yet
         known. The newest version of the graph answers, unless `version` is given; `about` is stored in the origin of
-        the run, as JSON.
+        the run, as JSON. `client_request` is a `ClientRequest` as JSON: tools of the client, settings, a format.
         """
         chat = await self.get_chat(chat_id, owner=owner)
         new_message = await self._user_message(content, attachments, owner)
@@ -218,7 +227,7 @@ class ChatService:
 
         below = None if parent_id is None else lambda _: parent_id
         turn = self._turn_request(limits, run_id, user_tools, new_message, version=version, about=about, below=below)
-        return await self._answer(chat, prepare, turn)
+        return await self._answer(chat, prepare, replace(turn, client_request=client_request))
 
     async def stream_agent_chat(
         self,
@@ -237,20 +246,23 @@ class ChatService:
         parent_id: str | None = None,
         made_by: str = "",
         mark: str | None = None,
+        client_request: Mapping[str, Any] | None = None,
     ) -> ChatTurn:
         """Add messages in a new chat with a graph, and start a run that answers; `version` as for `stream_chat`.
 
         In an existing chat, the messages go below `parent_id`. A chat with `made_by` is removed with its runs.
         `attachments` belong to the last message; earlier messages have their own. With a `mark`, that key points to the
-        last message (`ChatStore.marked`).
+        last message (`ChatStore.marked`). A message with a `tool_round` is an earlier answer that called tools of the
+        client, with their results; it may be the last one. `client_request` as for `stream_chat`.
         """
         *before, last = messages = await self._conversation(input, attachments, owner)
         place = None if parent_id is None else lambda _: parent_id
         turn = self._turn_request(
             limits, run_id, user_tools, *messages, version=version, about=about, below=place, mark=mark
         )
+        turn = replace(turn, client_request=client_request)
         must_be_text("title", title, MAX_TITLE, "say it in fewer characters")
-        title = title or protocol.as_content(" ".join(last.content.split())[:TITLE_CHARACTERS])
+        title = title or as_content(" ".join(last.content.split())[:TITLE_CHARACTERS])
         id = chat_id or (f"c-{turn.digest}" if turn.is_named else None)
         chat = self._new_chat(owner, graph_id, title, id, made_by)
         there = None if id is None else await self._chats.get(id)
@@ -261,10 +273,10 @@ class ChatService:
             below, at_ms = None if parent_id is None else _must_have(tree, chat.id, parent_id).id, turn.at_ms
             for number, one in enumerate(before, 1):
                 await yield_every(number)
-                data = one.data if one.attached else None
+                data = one.data if one.attached or one.tool_round is not None else None
                 tree.append(turn.user_id(number), one.role, one.content, at_ms=at_ms, data=data, parent_id=below)
                 below = None
-            newest = tree.append(turn.user_id(), "user", last.content, at_ms=at_ms, data=last.data, parent_id=below)
+            newest = tree.append(turn.user_id(), last.role, last.content, at_ms=at_ms, data=last.data, parent_id=below)
             _add_answer(tree, turn)
             return newest
 
@@ -287,7 +299,7 @@ class ChatService:
             message = _must_have(tree, chat_id, message_id)
             if message.data.get("state") == "writing":
                 raise Conflict(f"message {message_id!r} is still being written: wait for its run, or cancel it")
-            tree.continue_from(message_id, turn.answer_id, "", at_ms=turn.at_ms, data=protocol.writing(turn.run_id))
+            tree.continue_from(message_id, turn.answer_id, "", at_ms=turn.at_ms, data=writing(turn.run_id))
 
         turn = self._turn_request(limits, run_id, user_tools, below=lambda _: message_id)
         return await self._answer(chat, prepare, turn)
@@ -307,7 +319,7 @@ class ChatService:
 
         async def prepare(tree: MessageTree, turn: TurnRequest) -> None:
             _must_have(tree, chat_id, message_id)
-            tree.retry(message_id, turn.answer_id, "", at_ms=turn.at_ms, data=protocol.writing(turn.run_id))
+            tree.retry(message_id, turn.answer_id, "", at_ms=turn.at_ms, data=writing(turn.run_id))
 
         turn = self._turn_request(limits, run_id, user_tools, below=_above(chat_id, message_id))
         return await self._answer(chat, prepare, turn)
@@ -353,7 +365,7 @@ class ChatService:
         path = tree.before(turn.answer_id)
         new = _Addition(chat, turn, [*islice(tree, before, None)], path, begins)
         message_id = None if message is None else message.id
-        return await self._submit(chat, turn, message_id, protocol.unfinished(path), new)
+        return await self._submit(chat, turn, message_id, unfinished_answers(path), new)
 
     async def _known_turn(self, chat: ChatRecord, turn: TurnRequest, tree: MessageTree) -> ChatTurn:
         """Return a turn whose messages already exist; Conflict unless they match the request."""
@@ -361,11 +373,12 @@ class ChatService:
         if known is None:  # the run was removed but its messages were not: run it again
             await self._must_be_in(tree, turn)
             message_id = turn.user_id() if turn.user_id() in tree else None
-            unfinished = protocol.unfinished(tree.before(turn.answer_id))
+            unfinished = unfinished_answers(tree.before(turn.answer_id))
             return await self._submit(chat, turn, message_id, unfinished)
         there = self._known(chat, known)
         tools = tuple(known.origin.get("user_tools") or ())
-        if turn.version not in (None, known.graph_version) or turn.user_tools != tools:
+        is_same = turn.user_tools == tools and turn.client_request == known.input
+        if turn.version not in (None, known.graph_version) or not is_same:
             raise turn.conflict()
         await self._must_be_in(tree, turn)
         self.must_be_within(known, turn.limits)
@@ -401,7 +414,7 @@ class ChatService:
         The answers in `unfinished` are not part of the run's history, even once they are finished.
         """
         origin: dict[str, Any] = {
-            "kind": protocol.KIND,
+            "kind": KIND,
             "chat_id": chat.id,
             "message_id": turn.answer_id,
             "user_message_id": user_message_id,
@@ -420,6 +433,7 @@ class ChatService:
                     owner=chat.owner,
                     graph_id=chat.graph_id,
                     version=turn.version,
+                    input=turn.client_request,
                     limits=turn.limits,
                     run_id=turn.run_id,
                     origin=origin,
@@ -439,7 +453,7 @@ class ChatService:
 
     def _known(self, chat: ChatRecord, run: RunRecord) -> ChatTurn:
         origin = run.origin
-        if (origin.get("kind"), origin.get("chat_id"), run.owner) != (protocol.KIND, chat.id, chat.owner):
+        if (origin.get("kind"), origin.get("chat_id"), run.owner) != (KIND, chat.id, chat.owner):
             raise Conflict(f"the id {run.id!r} is that of another run; give this one an id of its own")
         return ChatTurn(
             chat.id, run.id, origin.get("user_message_id"), origin["message_id"], run, self._host, self._answer_of
@@ -505,6 +519,8 @@ class ChatService:
             await yield_every(at)
             messages.append(await self._parse_message(one, f"messages[{at}]", owner))
         last = messages[-1]
+        if last.tool_round is not None:
+            return messages
         if last.role != "user":
             raise InvalidValue(f"messages[{len(input) - 1}].role", last.role, "user: the last message is answered")
         more = await self._attached("attachments", attachments, owner)
@@ -515,8 +531,8 @@ class ChatService:
         if not isinstance(one, Mapping) or one.get("role") not in ROLES:
             raise InvalidValue(where, one, f"an object with content and a role of {', '.join(ROLES)}")
         must_be_text(f"{where}.content", one.get("content"), MAX_CHARACTERS, LONG)
-        attached = one.get("attachments", ())
-        return NewMessage(one["role"], one["content"], await self._attached(f"{where}.attachments", attached, owner))
+        attached = await self._attached(f"{where}.attachments", one.get("attachments", ()), owner)
+        return NewMessage(one["role"], one["content"], attached, one.get("tool_round"))
 
     async def _user_message(self, content: str, attachments: Attached, owner: str) -> NewMessage:
         """Validate a user message and its attachments."""
@@ -571,7 +587,7 @@ def _checked_message(content: str, attached: Sequence[Attachment]) -> NewMessage
 
 
 def _add_answer(tree: MessageTree, turn: TurnRequest) -> None:
-    tree.append(turn.answer_id, "assistant", "", at_ms=turn.at_ms, data=protocol.writing(turn.run_id))
+    tree.append(turn.answer_id, "assistant", "", at_ms=turn.at_ms, data=writing(turn.run_id))
 
 
 def _must_be_with(chat: ChatRecord, wanted: ChatRecord) -> None:

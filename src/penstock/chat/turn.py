@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.agents.messages import Role
-from penstock.chat.conversation import MessageTree
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import ChatMessage, MessageTree
 from penstock.chat.ports import Attachment
 from penstock.checks import choice
 from penstock.hosting.limits import RunLimits
-from penstock.hosting.ports import Conflict, retry_unavailable
-from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.ports import Conflict, HostedEvent, RunRecord, retry_unavailable
 
 if TYPE_CHECKING:
     from penstock.hosting.host import RunHost
@@ -34,11 +32,15 @@ class NewMessage:
     content: str
     attached: Sequence[Attachment] | None = ()
     """None to keep the attachments of the message that it replaces."""
+    tool_round: Mapping[str, Any] | None = None
+    """The `text` and `calls` of an answer that called the client's tools, each with `id`, `name`, `arguments` and
+    `result`; `content` has them as text."""
 
     @property
     def data(self) -> dict[str, Any]:
         """The data stored with the message; attachments are referred to by id, never copied."""
-        return {"state": "complete", "attachments": [_reference(one) for one in self.attached or ()]}
+        data: dict[str, Any] = {"state": "complete", "attachments": [_reference(one) for one in self.attached or ()]}
+        return data if self.tool_round is None else {**data, "tool_round": dict(self.tool_round)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class TurnRequest:
     """Returns the parent id of the first message of the turn; None if the caller gave no position."""
     mark: str | None = None
     """A key that will point to the newest of the new messages."""
+    client_request: Mapping[str, Any] | None = None
+    """What the client wants of the agents that the user talks to, stored as the input of the run."""
 
     @property
     def answer_id(self) -> str:

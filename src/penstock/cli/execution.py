@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from types import FrameType
 from typing import Any, Literal
@@ -79,13 +79,14 @@ async def execute(
     services: Mapping[str, Any],
     max_parallel: int | None,
 ) -> Outcome:
-    """Run the graph and return its outcome; executors and services are for graphs that are not written in Python."""
+    """Run the graph and return its outcome; executors, and services but approvals, are for graphs in JSON."""
     results = NodeResults(dict.fromkeys(node.id for node in as_spec(graph).nodes))
     try:
         with _woken_by_signals():
             async with run:
                 if isinstance(graph, Graph):
-                    await _run_steps(graph, run, results)
+                    with _approving(graph, run, services):
+                        await _run_steps(graph, run, results)
                 else:
                     context = FlowContext(run_id=run.run_id, services=services, execution=run)
                     await _run_nodes(graph, context, executors, max_parallel or MAX_PARALLEL, results)
@@ -131,6 +132,15 @@ class NodeResults:
         }
         results = {node: self.results[node] for node in self.nodes if node in self.results}
         return Outcome(status, results, stop, error, others, tuple(self.skipped))
+
+
+def _approving(graph: Graph, run: ExecutionContext, services: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Let agents among the steps request approval of tool calls, if there is a service for it."""
+    if not services:
+        return nullcontext()
+    from penstock.nodes.program import inside_execution  # imports agents, which a Graph does not need
+
+    return inside_execution(FlowContext(graph.id, run_id=run.run_id, services=services, execution=run))
 
 
 async def _run_steps(graph: Graph, run: ExecutionContext, results: NodeResults) -> None:

@@ -55,6 +55,10 @@ class Failed(Refused):
     code = Exit.FAILED
 
 
+class NotFound(Failed):
+    """The server has nothing with this id that the user may see."""
+
+
 class Lost(Failed):
     """A server did not come back in time; the message says how to resume following the run."""
 

@@ -16,7 +16,7 @@ N = TypeVar("N", int, float)
 URL = "http://127.0.0.1:8642"
 
 Target = Annotated[
-    str, typer.Argument(metavar="FILE", help="Graph: file.json, file.py, file.py:name or package.module:name.")
+    str, typer.Argument(metavar="FILE", help="Graph or agent: file.json, file.py, file.py:name or package.module:name.")
 ]
 Executors = Annotated[
     list[str] | None,

@@ -34,17 +34,18 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
-    """Run a graph under limits.
+    """Run a graph or an agent under limits.
 
     Progress goes to standard error, results to standard output. Ctrl-C cancels the run and shows the results so far;
     press it again to exit immediately. There is no limit unless you set one; 0 allows nothing. Models, tools,
-    executors, prices and approvals apply to graphs in JSON. The built-in model "example" needs no key.
+    executors and prices apply to graphs in JSON. The built-in model "example" needs no key.
 
     Approval questions are shown at the terminal; without a terminal, answer them with --approve.
 
     \b
     Examples:
       penstock run story.py --input '"a dam in winter"' --max-cost 0.50
+      penstock run agent.py:agent --input hello --max-cost 0.10
       penstock run flow.json --executors nodes:registry --input @question.json --timeout 60
       penstock run agent.json --models my_models.py:models --input '"hello"' --max-cost 0.10
       echo '{"n": 3}' | penstock run package.flows:main --input - --json > result.json

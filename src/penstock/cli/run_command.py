@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from penstock.cli.execution import Outcome, document, execute, final_event, interruptible, result_lines
 from penstock.cli.exits import Refused
 from penstock.cli.graph import print_problems
-from penstock.cli.loading.graphs import Runnable, as_spec, load_graph, problems_of, refuse_node_options
+from penstock.cli.loading.graphs import Runnable, as_spec, has_agents, load_graph, problems_of, refuse_node_options
 from penstock.cli.loading.services import ServiceOptions, load_executors, load_services
 from penstock.cli.options import Approve
 from penstock.cli.render.events import ending
@@ -55,7 +55,7 @@ class RunArguments:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The graph, and what its nodes may use; a Graph in Python has its own executors and services."""
+    """The graph, and what its nodes may use; of these, a Graph in Python uses only the approvals."""
 
     graph: Runnable
     executors: ExecutorRegistry = field(default_factory=ExecutorRegistry)
@@ -128,10 +128,14 @@ def _load(arguments: RunArguments, max_parallel: int | None, screen: Screen, out
     graph = load_graph(arguments.target)
     if isinstance(graph, GraphSpec):
         return _load_nodes(graph, arguments, screen, out)
-    refuse_node_options(arguments.target, arguments.node_options())
+    options, approvals = arguments.node_options(), dict[str, Any]()
+    if has_agents(graph):  # their tools may need approval
+        options = [option for option in options if option != "--approve"]
+        approvals, _ = _approvals(arguments, screen, out)
+    refuse_node_options(arguments.target, options)
     graph.max_parallel = max_parallel or graph.max_parallel
     _check(graph, None)
-    return Loaded(graph)
+    return Loaded(graph, services=approvals)
 
 
 def _load_nodes(graph: GraphSpec, arguments: RunArguments, screen: Screen, out: TextIO | None) -> Loaded:
@@ -141,26 +145,33 @@ def _load_nodes(graph: GraphSpec, arguments: RunArguments, screen: Screen, out: 
     _check(graph, registry)
     loaded = load_services(arguments.services)
     memory = {"memory": InProcessMemory()}  # lasts only for this run
-    services = {**memory, **loaded.services, **_approvals(graph, registry, arguments, screen, out)}
+    services = {**memory, **loaded.services, **_node_approvals(graph, registry, arguments, screen, out)}
     return Loaded(graph, registry, services, loaded.prices)
 
 
-def _approvals(
-    graph: GraphSpec, registry: ExecutorRegistry, arguments: RunArguments, screen: Screen, out: TextIO | None
-) -> dict[str, Any]:
-    """Return the approvals service; Refused, before any cost, if the graph needs approval and cannot get it here."""
+def _approvals(arguments: RunArguments, screen: Screen, out: TextIO | None) -> tuple[dict[str, Any], str]:
+    """Return the approvals service; without one, why questions cannot be answered here."""
     from penstock.cli import approvals  # imports agents, which a Graph does not need
 
     if arguments.approve is not None:
-        return {"approvals": approvals.Questions(approvals.by_rule(arguments.approve, screen))}
-    why = approvals.no_terminal(out, arguments.as_json)
-    if not why:
-        return {"approvals": approvals.Questions(approvals.Terminal(screen, sys.stdin.fileno()).answer)}
-    if nodes := list(approvals.approval_nodes(graph, registry)):
+        return {"approvals": approvals.Questions(approvals.by_rule(arguments.approve, screen))}, ""
+    if why := approvals.no_terminal(out, arguments.as_json):
+        return {}, why
+    return {"approvals": approvals.Questions(approvals.Terminal(screen, sys.stdin.fileno()).answer)}, ""
+
+
+def _node_approvals(
+    graph: GraphSpec, registry: ExecutorRegistry, arguments: RunArguments, screen: Screen, out: TextIO | None
+) -> dict[str, Any]:
+    """Return the approvals service; Refused, before any cost, if the graph needs approval and cannot get it here."""
+    from penstock.cli.approvals import approval_nodes
+
+    services, why = _approvals(arguments, screen, out)
+    if why and (nodes := list(approval_nodes(graph, registry))):
         listed = ", ".join(map(shown, nodes[:10]))
         answers = "use --approve all to approve, or --approve none to reject"
         raise Refused(f"{arguments.target} needs approval at {listed}, and {why}; {answers}")
-    return {}
+    return services
 
 
 def _check(graph: Runnable, executors: ExecutorRegistry | None) -> None:

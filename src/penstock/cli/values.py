@@ -1,4 +1,4 @@
-"""Parses values of the command line: JSON (inline, `@file`, or `-` for standard input), numbers and ids."""
+"""Parses values of the command line: JSON (inline, `@file`, or `-` for standard input) or text, numbers and ids."""
 
 from __future__ import annotations
 
@@ -17,15 +17,38 @@ from penstock.money import is_decimal, to_nanos
 MAX_INPUT_BYTES = 64 * 1024 * 1024
 
 
+STARTS_JSON = ("{", "[", '"')
+"""Beginnings of an inline value that is meant as JSON, so that a mistake in it is reported."""
+NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
+"""Values that Python reads as JSON numbers, and that JSON does not have."""
+
+
 def read_input(given: str | None, option: str = "--input") -> Any:
-    """Return the value of an option; None if it was not given."""
+    """Return the value of an option; None if it was not given.
+
+    An inline value that is not JSON, and does not begin like an object, a list or a quoted string, is text.
+    """
     if given is None:
         return None
     if given == "-":
         return parse_json(_from_stdin(option), f"{option} -")
     if given.startswith("@"):
         return parse_json(read_bytes(Path(given[1:]), option), f"{option} {given}")
-    return parse_json(given, option, "; quote text as '\"text\"', or name a file as @file")
+    if _is_text(given):
+        return given
+    return parse_json(
+        given, option, "; to pass it as text, quote it as JSON, or put JSON into a file and name it @file"
+    )
+
+
+def _is_text(given: str) -> bool:
+    if given.lstrip().startswith(STARTS_JSON) or given.strip() in ("", *NOT_NUMBERS):
+        return False
+    try:
+        json.loads(given)
+    except ValueError:
+        return True
+    return False
 
 
 def read_bytes(path: Path, what: str) -> bytes:

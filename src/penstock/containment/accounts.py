@@ -689,6 +689,24 @@ class Balance:
     retries: int
     attempts: int
 
+    def __str__(self) -> str:
+        """Return the account in one line, for people: what is used of each limit."""
+        limits = self.limits
+        money = f"{format_usd(self.spent_nanos)} spent"
+        if self.held_nanos:
+            money += f", {format_usd(self.held_nanos)} held"
+        if self.unresolved_nanos:
+            money += f", {format_usd(self.unresolved_nanos)} unresolved"
+        most = "unlimited" if limits.cost_nanos == UNLIMITED else format_usd(limits.cost_nanos)
+        counts = (
+            ("steps", self.steps, limits.steps),
+            ("tokens", self.tokens_in + self.tokens_out, limits.tokens),
+            ("api calls", self.api_calls, limits.api_calls),
+            ("retries", self.retries, limits.retries),
+        )
+        parts = (f"{used} of {'unlimited' if limit == UNLIMITED else limit} {what}" for what, used, limit in counts)
+        return f"{self.name}: {money} of {most}; {', '.join(parts)}"
+
     @property
     def spent_usd(self) -> float:
         """What was really spent, in US dollars."""

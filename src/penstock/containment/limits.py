@@ -7,7 +7,7 @@ None is no limit; 0 is nothing; reaching a limit is fine, starting anything afte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,6 +42,13 @@ class Limits:
             min(self.retries, other.retries),
             min(self.time_ns, other.time_ns),
         )
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{one.name}={'unlimited' if (value := getattr(self, one.name)) == UNLIMITED else value}"
+            for one in fields(self)
+        )
+        return f"Limits({', '.join(shown)})"
 
     @property
     def time_s(self) -> float | None:
@@ -192,9 +199,14 @@ class ResourceUsage(_Counted):
     _start_monotonic: float | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self, clock: Clock) -> None:
+        if not callable(getattr(clock, "monotonic_ns", None)):
+            raise InvalidValue("clock", clock, "a Clock: an object with monotonic_ns() and time_ns()")
+        checks.instance("start_time", self.start_time, datetime)
         self._clock = clock
         if self._start_monotonic is None:
             self._start_monotonic = clock.monotonic_ns() / 1_000_000_000
+        else:
+            checks.number("_start_monotonic", self._start_monotonic)
 
     @property
     def time_elapsed_seconds(self) -> float:
@@ -224,8 +236,12 @@ class ResourceUsage(_Counted):
         def __setattr__(self, name: str, value: Any) -> None:
             if name in USAGE_FIGURES and self._counter is not None:
                 self._counter.set(name, value)
-            else:
-                object.__setattr__(self, name, value)
+                return
+            if name == "cost_dollars":
+                to_nanos(value, name)
+            elif name in USAGE_FIGURES:
+                checks.integer(name, value)
+            object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         figures = [getattr(self, name) for name in USAGE_FIGURES]

@@ -70,10 +70,12 @@ class ToolCallContext:
         for name in ("request_id", "tool_name", "kind", "chain_id", "node_id", "org_id", "team", "service"):
             checks.text(name, getattr(self, name))
         checks.number("cost_usd", self.cost_usd, minimum=0)
-        for name in ("session_id", "endpoint"):
+        for name in ("model", "user_id", "session_id", "endpoint"):
             text = getattr(self, name)
             if text is not None:
                 checks.text(name, text, none="unknown")
+        checks.labels("tags", self.tags)
+        checks.mapping("metadata", self.metadata, "values by name")
         for name in ("tokens_in", "tokens_out"):
             count = getattr(self, name)
             if count is not None:
@@ -92,6 +94,15 @@ class ChainMetadata:
     user_id: str | None = None
     model: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("request_id", "chain_id", "org_id", "team", "service"):
+            checks.text(name, getattr(self, name))
+        for name in ("user_id", "model"):
+            text = getattr(self, name)
+            if text is not None:
+                checks.text(name, text, none="unknown")
+        checks.labels("tags", self.tags)
 
     def to_dict(self) -> dict[str, Any]:
         """Who the run belongs to, as plain data."""

@@ -12,9 +12,9 @@ from penstock.errors import InvalidValue
 from penstock.flow.node import FunctionNode, type_of
 from penstock.flow.session import Session
 from penstock.flow.step import Step, StepGraph
+from penstock.kernel.frontier import Quorum
 from penstock.kernel.graph import MAX_NODES, MAX_PROBLEMS, GraphInvalid, Problem
 from penstock.kernel.plan import CycleFound, Plan, plan_columns, topological_order
-from penstock.kernel.settle import Quorum
 from penstock.policies import ErrorPolicy
 from penstock.runtime.call import CallSpec
 from penstock.runtime.context import ExecutionContext

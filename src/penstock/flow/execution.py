@@ -17,15 +17,14 @@ from penstock.errors import InvalidValue
 from penstock.flow.compiled import CompilableGraph
 from penstock.flow.step import StepEvent
 from penstock.flow.trace import ExecutionTrace
-from penstock.kernel.settle import frontier_for
-from penstock.runtime.call import Call, running_call
+from penstock.kernel.frontier import frontier_for
+from penstock.runtime.call import Call, blank, running_call
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.journal import must_be_json
 from penstock.runtime.graphs.execution import GraphExecution, stream_run
 from penstock.runtime.scheduling.listener import Listener
-from penstock.runtime.scheduling.scheduler import NodeCallbacks, Scheduler
-from penstock.runtime.scheduling.step import StepContext, blank, step_context
+from penstock.runtime.scheduling.scheduler import NodeCallbacks, Scheduler, StepContext, step_context
 from penstock.runtime.streams import STREAMS, first_pieces, turning
 from penstock.tracing.record import CallRecord
 

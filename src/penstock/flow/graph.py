@@ -32,10 +32,10 @@ from penstock.flow.step import (
     is_node,
     step_ids,
 )
+from penstock.kernel.frontier import Settle, as_settle
 from penstock.kernel.graph import EdgeSpec, GraphSpec, NodeSpec
 from penstock.kernel.plan import topological_order
 from penstock.kernel.render import to_mermaid, to_text
-from penstock.kernel.settle import Settle, as_settle
 from penstock.policies import ErrorPolicy
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.context import ExecutionContext

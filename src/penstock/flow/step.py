@@ -17,7 +17,7 @@ from penstock.containment.limits import Budget
 from penstock.errors import InvalidValue
 from penstock.flow.node import FunctionNode
 from penstock.flow.session import Session
-from penstock.kernel.settle import Settle
+from penstock.kernel.frontier import Settle
 from penstock.policies import ErrorPolicy
 from penstock.runtime.context import ExecutionContext
 from penstock.tracing.jsonable import jsonable
@@ -70,6 +70,7 @@ class Step:
         node_id: str | None = None,
     ) -> None:
         """`node_id` is the id of a node of the session, for a step without a node."""
+        checks.text("id", id)
         if node_id is None:
             if not is_node(node):
                 raise InvalidValue(_field("node", id), node, A_NODE)

@@ -7,10 +7,11 @@ its steps. The records are made anyway; what is shown here is computed from them
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime
+from types import TracebackType
 from typing import Any, Literal, TypeVar, get_args
 
 from penstock import checks
@@ -25,6 +26,8 @@ from penstock.tracing.record import CallRecord
 
 TraceStatus = Literal["running", "completed", "failed", "cancelled"]
 _STATUSES = get_args(TraceStatus)
+MAX_DEPTH = 10_000
+"""Maximum depth of a step in a trace, which `explain` indents by."""
 
 
 @dataclass(slots=True)
@@ -54,6 +57,22 @@ class StepTrace:
     depth: int = 0
     """How many graphs it is inside of, the outermost apart."""
 
+    def __post_init__(self) -> None:
+        for name in ("step_id", "node_id", "node_type", "status", "call_id"):
+            checks.text(name, getattr(self, name))
+        for name in ("error", "parent_step"):
+            text = getattr(self, name)
+            if text is not None:
+                checks.text(name, text, none="none")
+        for name in ("start_time", "end_time"):
+            checks.instance(name, getattr(self, name), datetime)
+        checks.number("duration_ms", self.duration_ms, minimum=0)
+        checks.integer("tokens_used", self.tokens_used, of="tokens")
+        checks.mapping("metadata", self.metadata, "values by name")
+        to_nanos(self.cost_usd, "cost_usd")
+        checks.integer("attempt", self.attempt)
+        checks.integer("depth", self.depth, maximum=MAX_DEPTH)
+
     def to_dict(self) -> dict[str, Any]:
         """The step as JSON data."""
         return {
@@ -79,7 +98,7 @@ class StepTrace:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> StepTrace:
         """The step that `to_dict` wrote; InvalidValue names what is missing, unknown or of another kind."""
-        return _read(cls, document, "step", _STEP_FIELDS)
+        return _read(cls, document, "step", _STEP_FIELDS, _STEP_REQUIRED)
 
 
 class _Section:
@@ -215,26 +234,9 @@ class ExecutionTrace(_Measured):
         self._tokens += step.tokens_used
         self._nanos += to_nanos(step.cost_usd)
 
-    @contextmanager
-    def during(self, context: ExecutionContext) -> Iterator[None]:
+    def during(self, context: ExecutionContext) -> AbstractContextManager[None]:
         """The status of the outermost graph is that of the trace; what its context uses meanwhile is the total."""
-        run = context._run
-        self._inside += 1
-        if self._inside == 1:
-            self._context, self._before = context, _used(context)
-        try:
-            yield
-        except BaseException as error:
-            if self._inside == 1:
-                self._end(run, _status_for(error), f"{type(error).__name__}: {error_text(error)}")
-            raise
-        else:
-            if self._inside == 1:
-                self._end(run, "completed", None)
-        finally:
-            self._inside -= 1
-            if self._inside == 0:
-                self._tokens, self._nanos, self._context = *self._figures(), None
+        return _During(self, context)
 
     def _end(self, run: Run, status: TraceStatus, error: str | None) -> None:
         self.status, self.error, self.end_time = status, error, run.wall_time()
@@ -273,13 +275,43 @@ class ExecutionTrace(_Measured):
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> ExecutionTrace:
         """The trace that `to_dict` wrote; InvalidValue names what is missing, unknown or of another kind."""
-        return _read(cls, document, "trace", _TRACE_FIELDS)
+        return _read(cls, document, "trace", _TRACE_FIELDS, _TRACE_REQUIRED)
 
     def __repr__(self) -> str:
         return f"<ExecutionTrace of {self.graph_id!r}: {self.status}, {len(self.steps)} step(s)>"
 
     def _repr_markdown_(self) -> str:
         return f"```\n{self.explain()}\n```"
+
+
+class _During:
+    """A graph that runs under a trace; no generator, because every traced execution pays for it."""
+
+    __slots__ = ("context", "trace")
+
+    def __init__(self, trace: ExecutionTrace, context: ExecutionContext) -> None:
+        self.trace = trace
+        self.context = context
+
+    def __enter__(self) -> None:
+        trace = self.trace
+        trace._inside += 1
+        if trace._inside == 1:
+            trace._context, trace._before = self.context, _used(self.context)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        trace = self.trace
+        try:
+            if trace._inside == 1:
+                run = self.context._run
+                if error is None:
+                    trace._end(run, "completed", None)
+                else:
+                    trace._end(run, _status_for(error), f"{type(error).__name__}: {error_text(error)}")
+        finally:
+            trace._inside -= 1
+            if trace._inside == 0:
+                trace._tokens, trace._nanos, trace._context = *trace._figures(), None
 
 
 def _used(context: ExecutionContext) -> tuple[int, int]:
@@ -448,7 +480,7 @@ def _status(value: Any) -> str:
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise _Unreadable
-    return [_read(StepTrace, step, f"steps[{at}]", _STEP_FIELDS) for at, step in enumerate(value)]
+    return [_read(StepTrace, step, f"steps[{at}]", _STEP_FIELDS, _STEP_REQUIRED) for at, step in enumerate(value)]
 
 
 _Field = tuple[str, Callable[[Any], Any]]
@@ -488,6 +520,10 @@ _TRACE_FIELDS: Mapping[str, _Field] = {
     "error": _MAYBE_TEXT,
 }
 
+_STEP_REQUIRED = tuple(one.name for one in fields(StepTrace) if one.default is one.default_factory is MISSING)
+_TRACE_REQUIRED = ("graph_id", "start_time")
+"""A new trace may leave its start out, and begins now; one that was written began when it says."""
+
 T = TypeVar("T")
 
 
@@ -498,14 +534,18 @@ def _value(path: str, value: Any, expected: str, read: Callable[[Any], Any]) -> 
         raise InvalidValue(path, value, expected) from None
 
 
-def _read(kind: type[T], document: object, path: str, known: Mapping[str, _Field]) -> T:
+def _read(kind: type[T], document: object, path: str, known: Mapping[str, _Field], required: Sequence[str]) -> T:
     """One of `kind` from its JSON data."""
     if not isinstance(document, Mapping):
         raise InvalidValue(path, document, "a JSON object, as to_dict() writes it")
     for name in document:
         if name not in known:
             raise InvalidValue(path, name, f"an object of the fields {', '.join(known)}")
-    for one in fields(kind):  # type: ignore[arg-type]
-        if one.default is MISSING and one.default_factory is MISSING and one.name not in document:
-            raise InvalidValue(path, sorted(document), f"an object with {one.name!r}")
-    return kind(**{name: _value(f"{path}.{name}", document[name], *known[name]) for name in document})
+    for name in required:
+        if name not in document:
+            raise InvalidValue(path, sorted(document), f"an object with {name!r}")
+    values = {name: _value(f"{path}.{name}", document[name], *known[name]) for name in document}
+    try:
+        return kind(**values)
+    except InvalidValue as invalid:
+        raise InvalidValue(f"{path}.{invalid.field}", invalid.value, invalid.expected) from None

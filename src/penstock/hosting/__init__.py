@@ -7,7 +7,7 @@ host         public operations              admission   queue and concurrency li
 control      cancel, resume, grant, fork    reader      following a run
 bills        unresolved bills               halts       advice for halted runs
 hosted_run   one claimed run                limits      limits of a run
-records      stored records                 ports       database ports
+ports        stores and their records       retention   removal of old data
 
 Modules are loaded on first use.
 """
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from penstock.hosting.limits import RunLimits as RunLimits
     from penstock.hosting.ports import Conflict as Conflict
     from penstock.hosting.ports import Fenced as Fenced
+    from penstock.hosting.ports import HostedEvent as HostedEvent
+    from penstock.hosting.ports import RunRecord as RunRecord
     from penstock.hosting.ports import StoreUnavailable as StoreUnavailable
-    from penstock.hosting.records import HostedEvent as HostedEvent
-    from penstock.hosting.records import RunRecord as RunRecord
 
 LATER = {
     "Conflict": "ports",
     "Fenced": "ports",
     "GraphArchived": "host",
     "HostSettings": "limits",
-    "HostedEvent": "records",
+    "HostedEvent": "ports",
     "Overloaded": "admission",
     "Prepared": "host_context",
     "RunHost": "host",
     "RunHandler": "host_context",
     "RunLimits": "limits",
-    "RunRecord": "records",
+    "RunRecord": "ports",
     "StoreUnavailable": "ports",
     "ApprovalNotFound": "control",
     "BillNotFound": "bills",

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 
 from penstock.errors import PenstockError
 from penstock.hosting.host_context import HostContext
-from penstock.hosting.ports import RunStore
-from penstock.hosting.records import CLAIMED, QUEUED, RunRecord
+from penstock.hosting.ports import CLAIMED, QUEUED, RunRecord, RunStore
 
 MAX_RETRY_AFTER_S = 60.0
 FIRST_GUESS_S = 1.0

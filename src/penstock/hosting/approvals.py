@@ -14,10 +14,9 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 from penstock.hosting.event_data import sanitize, to_json
-from penstock.hosting.failpoints import failpoint
-from penstock.hosting.ports import ApprovalStore, Conflict, Fenced, retry_unavailable
-from penstock.hosting.records import ApprovalRecord, RunRecord
+from penstock.hosting.ports import ApprovalRecord, ApprovalStore, Conflict, Fenced, RunRecord, retry_unavailable
 from penstock.nodes.approval import Answer, ApprovalRequest
+from penstock.runtime.durable import failpoints
 from penstock.tracing.record import CallRecord
 
 MAX_KEY = 800
@@ -98,11 +97,13 @@ class RunApprovals:
         except Fenced:
             self._asker.fence()
             raise
-        failpoint("approval.put")
+        if failpoints.hook is not None:
+            failpoints.hook("approval.put")
         if approval.state == "waiting":
             self.waiting[approval.id] = asyncio.get_running_loop().create_future()
             await self._asker.waits_for(approval)
-            failpoint("approval.waiting")
+            if failpoints.hook is not None:
+                failpoints.hook("approval.waiting")
         else:  # it was answered while no worker had the run, or its event may not have been emitted
             await self._asker.got(approval)
         return approval
@@ -121,7 +122,8 @@ class RunApprovals:
         answered = self._came[approval.id] = await waiting
         self.waiting.pop(approval.id, None)
         await self._asker.got(answered)
-        failpoint("approval.got")
+        if failpoints.hook is not None:
+            failpoints.hook("approval.got")
         return answered
 
     async def leave(self, approval: ApprovalRecord, *, goes_on: bool) -> None:

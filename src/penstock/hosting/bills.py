@@ -14,16 +14,25 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from penstock.containment.ledger import Amounts, LedgerStore
+from penstock.containment.ledger import Amounts
 from penstock.errors import LedgerError, LedgerUnavailable
 from penstock.hosting.control import append_event, found
-from penstock.hosting.durability import ask_ledger
 from penstock.hosting.event_data import BILL_RELEASED, BILL_RESOLVED, sanitize
 from penstock.hosting.host_context import HostContext
-from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, Conflict, Fenced, TransactionStores, retry_unavailable
-from penstock.hosting.records import ENDED, PARKED, HostedEvent, RunRecord
+from penstock.hosting.ports import (
+    ENDED,
+    INTERACTIVE_ATTEMPTS,
+    PARKED,
+    Conflict,
+    Fenced,
+    HostedEvent,
+    RunRecord,
+    TransactionStores,
+    retry_unavailable,
+)
 from penstock.ids import new_run_id
 from penstock.money import format_usd, to_nanos, to_usd
+from penstock.runtime.durable.async_ledger import AsyncLedger
 
 PAGE = 1_000
 MAX_ATTEMPTS = 10
@@ -125,12 +134,13 @@ class Bills:
         """Return what is held for unknown bills, by call id; of a run at rest, also what no worker has settled."""
         prefix = f"{run.id}/"
 
-        def look() -> dict[str, Amounts]:
-            ledger = self._context.stores.ledger
-            holds = {**ledger.unresolved(prefix), **(ledger.held(prefix) if run.status in RESTING else {})}
+        async def look() -> dict[str, Amounts]:
+            ledger = self._context.ledger
+            held = await ledger.held(prefix) if run.status in RESTING else {}
+            holds = {**await ledger.unresolved(prefix), **held}
             return {key.removeprefix(prefix): held for key, held in holds.items() if _holds_something(held)}
 
-        return await ask_ledger(self._context, look)
+        return await retry_unavailable(look, INTERACTIVE_ATTEMPTS)
 
     async def _history(self, run: RunRecord, call_ids: Collection[str]) -> _History:
         events, wanted = self._context.stores.events, {_place(call_id) for call_id in call_ids}
@@ -197,24 +207,19 @@ class Bills:
 
     async def _apply(self, run: RunRecord, resolutions: Mapping[str, HostedEvent]) -> None:
         """Apply stored resolutions to the ledger; without effect where they are applied already."""
-        ledger = self._context.stores.ledger
-
-        def apply() -> None:
-            for call_id, resolution in resolutions.items():
-                _settle(ledger, f"{run.id}/{call_id}", resolution)
-
-        if resolutions:
-            await ask_ledger(self._context, apply)
+        for call_id, resolution in resolutions.items():
+            settle = partial(_settle, self._context.ledger, f"{run.id}/{call_id}", resolution)
+            await retry_unavailable(settle, INTERACTIVE_ATTEMPTS)
 
 
-def _settle(ledger: LedgerStore, key: str, resolution: HostedEvent) -> None:
+async def _settle(ledger: AsyncLedger, key: str, resolution: HostedEvent) -> None:
     data = resolution.data
     try:
-        ledger.leave_unresolved(key)  # a worker that was lost has left it held
+        await ledger.leave_unresolved(key)  # a worker that was lost has left it held
         if resolution.type == BILL_RELEASED:
-            ledger.release(key)
+            await ledger.release(key)
         else:
-            ledger.settle(
+            await ledger.settle(
                 key, Amounts(to_nanos(data["cost_usd"]), data["tokens_in"], data["tokens_out"]), succeeded=False
             )
     except LedgerUnavailable:

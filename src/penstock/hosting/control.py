@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from typing import Any, Protocol
@@ -21,33 +22,32 @@ from typing import Any, Protocol
 from penstock.errors import PenstockError
 from penstock.hosting.durability import INHERITED, journal_without
 from penstock.hosting.event_data import BILL_RELEASED, BILL_RESOLVED, ENDINGS, STATUS_OF, sanitize, spent
-from penstock.hosting.failpoints import failpoint
 from penstock.hosting.forking import check_input, inputs_of, nodes_from, whole_input
 from penstock.hosting.halts import grant_refusal
 from penstock.hosting.host_context import HostContext
 from penstock.hosting.hosted_run import GraphVersionNotFound, HostedRun
 from penstock.hosting.limits import RunLimits
 from penstock.hosting.ports import (
+    CLAIMED,
+    ENDED,
     INTERACTIVE_ATTEMPTS,
+    PARKED,
+    UNTIL_ENDED,
+    CancelRequest,
     Conflict,
     EventStore,
     Fenced,
+    HostedEvent,
+    RunRecord,
+    RunStatus,
     RunStore,
+    StoreCorrupt,
     StoreUnavailable,
     TransactionStores,
     retry_unavailable,
 )
-from penstock.hosting.records import (
-    CLAIMED,
-    ENDED,
-    PARKED,
-    UNTIL_ENDED,
-    CancelRequest,
-    HostedEvent,
-    RunRecord,
-    RunStatus,
-)
 from penstock.ids import new_run_id
+from penstock.runtime.durable import failpoints
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.runtime.watching.registry import CancelResult
 from penstock.stops import StopReason
@@ -132,7 +132,8 @@ class Control:
                 request = replace(request, until_ms=UNTIL_ENDED)
             before = await cancels.find({run_id: request.owner if run is None else run.owner}, now_ms=now_ms)
             kept = await cancels.put(request)
-            failpoint("cancel.kept")
+            if failpoints.hook is not None:
+                failpoints.hook("cancel.kept")
             done = CancelResult.ALREADY_CANCELLED if before else CancelResult.CANCELLED
             return await self._apply(request, kept, owner, done)
         except StoreUnavailable:
@@ -186,9 +187,10 @@ class Control:
         """Drop cancel requests for ended or removed runs, left by hosts that did not get to drop them."""
         cancels, runs = self._context.stores.cancels, self._context.stores.runs
         for request in await cancels.lasting():
-            run = await runs.get(request.run_id)
-            if run is None or run.status in ENDED:
-                await cancels.drop(request.run_id, [request])
+            with suppress(StoreCorrupt):  # a run that cannot be read keeps its requests, and the others go on
+                run = await runs.get(request.run_id)
+                if run is None or run.status in ENDED:
+                    await cancels.drop(request.run_id, [request])
 
     async def end_unclaimed(self, run: RunRecord, reason: str) -> bool:
         """Cancel an unclaimed run; return False if a worker has claimed it, which then finds the cancel request."""
@@ -212,7 +214,8 @@ class Control:
             await retry_unavailable(lambda: context.stores.transaction(unit, inline=True), INTERACTIVE_ATTEMPTS)
         except (Conflict, Fenced):
             return False
-        failpoint("cancel.committed")
+        if failpoints.hook is not None:
+            failpoints.hook("cancel.committed")
         context.count_left(run, left)
         return True
 
@@ -281,7 +284,8 @@ class Control:
             raise Conflict(f"run {run.id!r} goes on already: another request was a moment ahead") from None
         except KeyError:  # it ended long ago, and has just been removed
             raise RunNotFound(run.id) from None
-        failpoint("grant.committed")
+        if failpoints.hook is not None:
+            failpoints.hook("grant.committed")
         self._wake()
         return queued
 
@@ -342,11 +346,13 @@ class Control:
         await self._context.check_resume(run)
         journal = await journal_without(self._context, run.id, without)
         await self.found(run.id)  # if it was removed meanwhile, the journal read may be incomplete
-        failpoint("fork.read")
+        if failpoints.hook is not None:
+            failpoints.hook("fork.read")
         origin = {**origin, "about": {INHERITED: len(journal)}}
         new_run = RunRecord(new_id, owner, run.graph_id, run.graph_version, run.input, run.limits, origin)
         fork = await self._submit(new_run, journal, not_compared=not_compared)
-        failpoint("fork.added")
+        if failpoints.hook is not None:
+            failpoints.hook("fork.added")
         return fork
 
     # Helpers.

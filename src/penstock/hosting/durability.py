@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
-from typing import TypeVar
 
 from penstock.clock import utc_from_ns
 from penstock.containment.accounts import Balance
-from penstock.containment.ledger import LedgerStore, WouldBlock
 from penstock.containment.limits import NO_LIMITS, Budget, Limits
 from penstock.errors import LedgerError, LedgerUnavailable
-from penstock.hosting.failpoints import failpoint
 from penstock.hosting.host_context import HostContext
 from penstock.hosting.limits import Ceilings, RunLimits, ceilings_of
-from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, Fenced, retry_unavailable
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, Fenced, RunRecord, retry_unavailable
 from penstock.money import Usd, to_usd
 from penstock.nodes.agent import AgentNode
 from penstock.nodes.llm_completion import LlmCompletion
-from penstock.runtime import worker
+from penstock.runtime.durable import failpoints
+from penstock.runtime.durable.async_ledger import AsyncLedger
 from penstock.runtime.durable.journal import Journal, shortened
 from penstock.runtime.durable.keys import display_id, entry_node, escaped
 from penstock.runtime.durable.ports import JournalEntry, JournalStore
-from penstock.runtime.durable.shared import SharedBudget, ignore
+from penstock.runtime.durable.shared import SharedBudget
 from penstock.runtime.graphs.graph_plan import GraphPlan
-
-T = TypeVar("T")
 
 ONLY_ASK = (AgentNode, LlmCompletion)
 RUNS, OWNERS, ALL, UNKNOWN = "run:", "user:", "all:", "unknown:"
@@ -97,13 +91,13 @@ async def paid(context: HostContext, run: RunRecord, is_leaving: Callable[[], bo
         return {}
     shared = _shared(context, run)
 
-    def look() -> tuple[Balance, int]:
-        shared.recover()
-        return context.stores.ledger.balance(shared.account), shared.unknown_costs()
+    async def look() -> tuple[Balance, int]:
+        await shared.arecover()
+        return await context.ledger.balance(shared.account), await shared.aunknown_costs()
 
     while True:
         try:
-            balance, unknown_costs = await ask_ledger(context, look)
+            balance, unknown_costs = await retry_unavailable(look, INTERACTIVE_ATTEMPTS)
             break
         except KeyError:  # its account was never opened
             return {}
@@ -181,11 +175,12 @@ async def durable_parts(context: HostContext, run: RunRecord, worked_ms: int, on
     ceilings = _ceilings(journal, run).after(worked_ms)
     if is_replay:
         return Durable(journal, None, ceilings)
-    await retry_unavailable(lambda: _blocking(context.stores.ledger, lambda: open_accounts(context, run), inline=True))
+    await retry_unavailable(lambda: open_accounts(context, run))
     shared = _shared(context, run)
     if run.epoch > 1:
-        await retry_unavailable(lambda: _blocking(context.stores.ledger, shared.recover))
-        failpoint("claim.adopted")
+        await retry_unavailable(shared.arecover)
+        if failpoints.hook is not None:
+            failpoints.hook("claim.adopted")
     return Durable(journal, shared, ceilings)
 
 
@@ -204,19 +199,19 @@ def _ceilings(journal: Journal, run: RunRecord) -> Ceilings:
     return ceilings_of(RunLimits.from_dict(run.limits).plus(inherited).to_dict())
 
 
-def open_accounts(context: HostContext, run: RunRecord) -> None:
+async def open_accounts(context: HostContext, run: RunRecord) -> None:
     """Open the run's account, below the daily accounts of the day on which it was submitted."""
-    ledger, name, limits = context.stores.ledger, RUNS + run.id, ceilings_of(run.limits).in_ledger
+    ledger, name, limits = context.ledger, RUNS + run.id, ceilings_of(run.limits).in_ledger
     try:
-        _open(ledger, name, limits, _open_day_accounts(context, run))
+        await _open(ledger, name, limits, await _open_day_accounts(context, run))
     except LedgerUnavailable:
         raise
     except (KeyError, LedgerError):  # a remembered account was removed, or moved by another host
         context.accounts.clear()
-        _open(ledger, name, limits, _open_day_accounts(context, run))
+        await _open(ledger, name, limits, await _open_day_accounts(context, run))
 
 
-def _open_day_accounts(context: HostContext, run: RunRecord) -> str | None:
+async def _open_day_accounts(context: HostContext, run: RunRecord) -> str | None:
     """Open the daily accounts of all owners and of the run's owner; return the name of the lower one.
 
     Without a budget, now or earlier, there is no account: all runs would contend for an account they share.
@@ -224,12 +219,12 @@ def _open_day_accounts(context: HostContext, run: RunRecord) -> str | None:
     budgets = context.settings.daily_usd, context.settings.owner_daily_usd
     parent: str | None = None
     for name, most in zip(day_accounts(run), budgets, strict=True):
-        if _is_day_open(context, name, most, parent):
+        if await _is_day_open(context, name, most, parent):
             parent = name
     return parent
 
 
-def _is_day_open(context: HostContext, name: str, most: Usd | None, parent: str | None) -> bool:
+async def _is_day_open(context: HostContext, name: str, most: Usd | None, parent: str | None) -> bool:
     """Open a daily account below `parent`, once; return whether it exists.
 
     An existing account stays, and the ledger knows its ceiling, whichever host sets it. A missing account is looked up
@@ -240,7 +235,7 @@ def _is_day_open(context: HostContext, name: str, most: Usd | None, parent: str 
     if place in context.accounts:
         return True
     limits = NO_LIMITS if most is None else Budget(max_cost_dollars=most).limits()
-    if not _open_day(context.stores.ledger, name, limits, parent):
+    if not await _open_day(context.ledger, name, limits, parent):
         return False
     if len(context.accounts) >= MAX_ACCOUNTS:
         context.accounts.clear()
@@ -248,33 +243,33 @@ def _is_day_open(context: HostContext, name: str, most: Usd | None, parent: str 
     return True
 
 
-def _open_day(ledger: LedgerStore, name: str, limits: Limits, parent: str | None) -> bool:
+async def _open_day(ledger: AsyncLedger, name: str, limits: Limits, parent: str | None) -> bool:
     """Open a daily account; without limits, keep an existing one as it is. Return whether the account exists.
 
     A host without a budget does not remove an existing one: it may be set on another host only.
     """
     if limits != NO_LIMITS:
-        _open(ledger, name, limits, parent)
+        await _open(ledger, name, limits, parent)
         return True
     try:
-        ledger.balance(name)
+        await ledger.balance(name)
     except KeyError:
         return False
     if parent is not None:
-        ledger.put_under(name, parent)
+        await ledger.put_under(name, parent)
     return True
 
 
-def _open(ledger: LedgerStore, account: str, limits: Limits, parent: str | None) -> None:
+async def _open(ledger: AsyncLedger, account: str, limits: Limits, parent: str | None) -> None:
     """Open an account; an existing one gets these limits, and all its usage counts toward its parent."""
     try:
-        ledger.open_account(account, limits, parent=parent)
+        await ledger.open_account(account, limits, parent=parent)
     except LedgerUnavailable:
         raise
     except LedgerError:  # it exists, and more was granted since or the settings have changed
-        ledger.grant(account, limits)
+        await ledger.grant(account, limits)
         if parent is not None:
-            ledger.put_under(account, parent)
+            await ledger.put_under(account, parent)
 
 
 def day_accounts(run: RunRecord) -> tuple[str, str]:
@@ -288,19 +283,6 @@ def day_of(at_ms: int) -> date:
     return utc_from_ns(at_ms * 1_000_000).date()
 
 
-async def _blocking(ledger: LedgerStore, ask: Callable[[], T], *, inline: bool = False) -> T:
-    """Call a ledger operation: on a thread if it may block, or inline, if the ledger can do it without waiting."""
-    if getattr(ledger, "is_immediate", False) is True:
-        return ask()
-    answer: T
-    if inline and (try_inline := getattr(ledger, "try_inline", None)) is not None:
-        with suppress(WouldBlock):
-            answer = try_inline(ask)
-            return answer
-    answer = await worker.LoopJob(ask, ignore).result()
-    return answer
-
-
 async def journal_without(context: HostContext, run_id: str, nodes: Collection[str]) -> list[JournalEntry]:
     """Return the journal of a run without the entries of these nodes, for a fork or replay.
 
@@ -312,12 +294,7 @@ async def journal_without(context: HostContext, run_id: str, nodes: Collection[s
     return [entry._replace(at_ms=-max(1, abs(entry.at_ms))) for entry in found]
 
 
-async def ask_ledger(context: HostContext, ask: Callable[[], T]) -> T:
-    """Call a ledger operation, with a few retries if the ledger is unavailable."""
-    return await retry_unavailable(lambda: _blocking(context.stores.ledger, ask), INTERACTIVE_ATTEMPTS)
-
-
 async def forget_accounts(context: HostContext, names: Collection[str]) -> None:
     """Remove accounts that are no longer needed; their usage still counts in their parents."""
     if names:
-        await ask_ledger(context, lambda: context.stores.ledger.forget(names))
+        await retry_unavailable(lambda: context.ledger.forget(names), INTERACTIVE_ATTEMPTS)

@@ -8,21 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.agents.model import TruncatedByBudget
+from penstock.containment.accounts import Taken
 from penstock.containment.safety import Decision
-from penstock.hosting.records import USAGE, RunRecord, RunStatus
+from penstock.hosting.ports import USAGE, RunRecord, RunStatus
 from penstock.kernel.executor import ExecutionResult
 from penstock.kernel.graph import DEFAULT_OUTPUT
 from penstock.kernel.values import DataValue, PartialValue
 from penstock.money import known_usd, to_usd
-from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent
+from penstock.nodes.program import CHANGED
+from penstock.runtime.graphs.node_execution import LIFECYCLE, NodeEvent
 from penstock.runtime.settlement import error_text
 from penstock.stops import Stop, StopReason
-from penstock.tracing.events import LimitTrace, SafetyTrace
+from penstock.tracing.events import CallWaiting, LimitTrace, SafetyTrace
 from penstock.tracing.jsonable import MAX_INT_BITS, jsonable
-from penstock.tracing.record import CallRecord
+from penstock.tracing.record import CallRecord, Settlement
 from penstock.tracing.redaction import Redaction
 
 EventPayload = tuple[str, dict[str, Any]]
@@ -32,6 +34,10 @@ MAX_DEPTH = 97
 """Maximum depth of a value: stores accept 100 levels, and an event adds up to three around a value."""
 MAX_ERROR = 10_000
 SHORT = 10_000
+PROGRAM_CHANGED = "program.changed"
+"""Type of the event that says which recorded results a changed program uses."""
+NODE_TYPE = "node_type"
+"""Key in the metadata of a call that executes a node."""
 REPORTED_ELSEWHERE = "approval_requested"
 """Node event for a question that `approval.requested` has reported already."""
 
@@ -115,6 +121,8 @@ def node_event(event: NodeEvent) -> EventPayload | None:
         return _delta_event(event)
     if what == REPORTED_ELSEWHERE:
         return None
+    if what == CHANGED:
+        return PROGRAM_CHANGED, {"node_id": event.node_id, **truncate(event.data)}
     about: dict[str, Any] = {"node_id": event.node_id, "node_type": event.node_type}
     if event.replayed:
         about["replayed"] = True
@@ -158,10 +166,56 @@ def truncated_text(event: NodeEvent) -> EventPayload | None:
     return "text.delta", {"node_id": event.node_id, "source": to_json(error.source), "text": to_json(error.text)}
 
 
-def limit_event(event: LimitTrace) -> EventPayload:
-    """Convert a limit that has stopped a call or a run."""
-    figures = {"budget": event.budget, "unit": event.unit, "limit": event.limit, "used": event.used}
-    return "limit", {"stop_reason": event.stop_reason, "message": redact(event.message), **truncate(figures)}
+class CallPlace(NamedTuple):
+    """Where a call belongs: the path of its node, such as `each/3/read`, and whether it was served from the journal."""
+
+    node_id: str | None = None
+    """Ids of the enclosing nodes, outermost first, each followed by a slash; None outside of any node."""
+    replayed: bool = False
+
+
+NOWHERE = CallPlace()
+Whose = Callable[[Stop], str | None]
+"""Names the owner of the limit behind a stop: `run`, `owner`, `all` or `node`; None if no limit is behind it."""
+
+
+def stop_figures(stop: Stop, whose: str | None) -> dict[str, Any]:
+    """Convert a stop of a call: its reason, whose budget refused, and the figures; null where there are none."""
+    return {
+        "reason": str(stop.reason),
+        "message": redact(stop.message),
+        "budget": to_json(stop.budget),
+        "whose": whose,
+        "unit": stop.unit,
+        "limit": to_json(stop.limit),
+        "used": to_json(stop.used),
+        "held": to_json(stop.held),
+        "asked": to_json(stop.asked),
+        "unresolved": to_json(stop.unresolved),
+        "momentary": stop.momentary,
+    }
+
+
+def limit_event(
+    event: LimitTrace, *, node_id: str | None = None, stop: Stop | None = None, whose: str | None = None, cause: bool
+) -> EventPayload:
+    """Convert a limit that has stopped a call or a run.
+
+    `cause` is False for a call that was stopped only because a call below it was: the same stop, reported again.
+    """
+    figures = {name: getattr(event, name) for name in ("budget", "unit", "limit", "used", "held", "asked")}
+    return "limit", {
+        "stop_reason": event.stop_reason,
+        "message": redact(event.message),
+        **truncate(figures),
+        "unresolved": None if stop is None else to_json(stop.unresolved),
+        "momentary": stop is not None and stop.momentary,
+        "whose": whose,
+        "call_id": event.node_id,
+        "name": to_json(event.name),
+        "node_id": node_id,
+        "cause": cause,
+    }
 
 
 def unpriced_event(event: SafetyTrace) -> EventPayload | None:
@@ -171,17 +225,31 @@ def unpriced_event(event: SafetyTrace) -> EventPayload | None:
     return "price.unknown", {"model": to_json(event.metadata.get("model")), "message": redact(event.reason)}
 
 
-def call_started(replayed: set[int], call: CallRecord) -> EventPayload:
-    """Convert the start of a model or tool call; a call served from the journal is added to `replayed`."""
-    if call.metadata and call.metadata.get("replayed"):
-        replayed.add(call.number)
-    return "call.started", _call_data(replayed, call)
+def call_started(place: CallPlace, call: CallRecord) -> EventPayload:
+    """Convert the start of a call; `held_usd` is there while the call runs and holds money."""
+    about = _call_data(place, call)
+    about |= _position(call)
+    held = call.owner
+    if isinstance(held, Taken) and held.state == "held" and held._held_cost:
+        about["held_usd"] = to_usd(held._held_cost)
+    return "call.started", about
 
 
-def call_ended(replayed: set[int], call: CallRecord) -> EventPayload:
-    """Convert the end of a model or tool call, and remove the call from `replayed`."""
-    about = _call_data(replayed, call)
-    replayed.discard(call.number)
+def call_waiting(place: CallPlace, event: CallWaiting, whose: Whose) -> EventPayload:
+    """Convert the start of a wait: the call asks for more than its budget has left beside what other calls hold."""
+    about: dict[str, Any] = {"call_id": event.node_id, "parent_id": event.parent_id, "kind": event.call_kind}
+    about |= {"name": to_json(event.name), "context": to_json(event.source)}
+    if place.node_id is not None:
+        about["node_id"] = place.node_id
+    figures = (event.budget, event.unit, event.limit, event.used, event.held, event.asked)
+    stop = Stop(StopReason.BUDGET_EXCEEDED, event.message, *figures, momentary=True)
+    about["stop"] = stop_figures(stop, whose(stop))
+    return "call.waiting", about
+
+
+def call_ended(place: CallPlace, call: CallRecord, whose: str | None, *, cause: bool) -> EventPayload:
+    """Convert the end of a call; of one that was stopped, with the stop, and whether this call is where it arose."""
+    about = _call_data(place, call)
     about["status"] = call.status
     about["cost_usd"] = None if call.cost_unknown else to_usd(call.cost)
     about["tokens_in"] = call.tokens_in or 0
@@ -191,16 +259,45 @@ def call_ended(replayed: set[int], call: CallRecord) -> EventPayload:
         about["finish_reason"] = call.finish_reason
     if call.stop_reason is not None:
         about["stop_reason"] = redact(call.stop_reason)
+    if call.error_class is not None:
+        about["error"] = to_json(call.error_class)
+    if call.retries:
+        about["retries_used"] = call.retries
+    if call.abandoned:
+        about["abandoned"] = True
+    if call.stop is not None:
+        about["stop"] = {**stop_figures(call.stop, whose), "cause": cause}
     return "call.ended", about
 
 
-def _call_data(replayed: set[int], call: CallRecord) -> dict[str, Any]:
+def call_settled(place: CallPlace, late: Settlement) -> EventPayload:
+    """Convert a bill that arrived after its call had ended; its figures are added to those of `call.ended`."""
+    figures = {"cost_usd": to_usd(late.cost), "tokens_in": late.tokens_in, "tokens_out": late.tokens_out}
+    return "call.settled", {"call_id": late.call.node_id, "node_id": place.node_id, **figures}
+
+
+def _call_data(place: CallPlace, call: CallRecord) -> dict[str, Any]:
     about: dict[str, Any] = {"call_id": call.node_id, "parent_id": call.parent_id, "kind": call.kind}
     about["name"] = to_json(call.name)
+    if place.node_id is not None:
+        about["node_id"] = place.node_id
     if call.model is not None:
         about["model"] = to_json(call.model)
-    if call.number in replayed:
+    if place.replayed:
         about["replayed"] = True
+    return about
+
+
+def _position(call: CallRecord) -> dict[str, Any]:
+    """Return the depth in the call tree and the path of contexts; the attempt and node type, if there are any."""
+    about: dict[str, Any] = {"depth": call.depth, "context": to_json(call.source.path)}
+    if call.iteration:
+        about["iteration"] = call.iteration
+    if call.metadata:
+        if type(attempt := call.metadata.get("attempt")) is int:
+            about["attempt"] = attempt
+        if call.kind == "system" and type(node_type := call.metadata.get(NODE_TYPE)) is str:
+            about["node_type"] = to_json(node_type)
     return about
 
 

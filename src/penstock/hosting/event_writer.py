@@ -12,9 +12,6 @@ has taken over the run; then nothing more is written, and the `on_fenced` callba
 
 The writer does not know its readers. Each write wakes the waiting readers, which read recent events from memory (never
 more than the store has) or from the store.
-
-`TraceForwarder` adds the entries of a run's trace to its events. It has no task: trace writers notify it, from any
-thread, and the event writer drains it before each write. When the buffer is full, entries stay in the trace.
 """
 
 from __future__ import annotations
@@ -23,21 +20,15 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import islice
-from threading import get_ident
 from typing import Any, Protocol, TypeVar
 
 from penstock.clock import Clock
 from penstock.errors import InvalidValue
-from penstock.hosting.event_data import EventPayload, call_ended, call_started, limit_event, sanitize, unpriced_event
-from penstock.hosting.failpoints import failpoint
-from penstock.hosting.ports import Conflict, Fenced, TransactionStores, retry_unavailable
-from penstock.hosting.records import HostedEvent
+from penstock.hosting.event_data import sanitize
+from penstock.hosting.ports import Conflict, Fenced, HostedEvent, TransactionStores, retry_unavailable
 from penstock.notify import Notifier
+from penstock.runtime.durable import failpoints
 from penstock.runtime.durable.journal import is_json
-from penstock.runtime.observers import wake_ups_of
-from penstock.tracing.events import LimitTrace, SafetyTrace
-from penstock.tracing.execution_graph import ExecutionGraph
-from penstock.tracing.record import CallRecord
 
 T = TypeVar("T")
 Unit = Callable[[Any], Coroutine[Any, Any, T]]
@@ -216,14 +207,16 @@ class EventWriter:
         try:
             while True:
                 try:
-                    failpoint("events.before_append")
+                    if failpoints.hook is not None:
+                        failpoints.hook("events.before_append")
                     result = await self._written_with(batch, transaction, finish, inline=inline)
                     break
                 except _NotStorable as refused:
                     batch = _storable(batch, refused.error)
         finally:
             self._writing = 0
-        failpoint("events.after_append")
+        if failpoints.hook is not None:
+            failpoints.hook("events.after_append")
         self.is_ended = True
         self.seq = last.seq
         self._buffer.append(last)
@@ -287,9 +280,11 @@ class EventWriter:
         """Store the batch and return it as stored; empty if another worker has claimed the run."""
         self._writing = len(batch)
         try:
-            failpoint("events.before_append")
+            if failpoints.hook is not None:
+                failpoints.hook("events.before_append")
             await retry_unavailable(lambda: self._store(self._run_id, self._epoch, batch))
-            failpoint("events.after_append")
+            if failpoints.hook is not None:
+                failpoints.hook("events.after_append")
         except InvalidValue as error:
             if any(event.data.keys() != {"lost"} for event in batch):
                 return await self._written(_storable(batch, error))
@@ -332,105 +327,3 @@ def _joined(last: HostedEvent, other: Mapping[str, Any]) -> HostedEvent | None:
         return None
     text = one["text"] + other["text"]
     return HostedEvent(last.seq, last.at_ms, last.type, {**one, "text": text}) if len(text) <= MAX_JOINED else None
-
-
-TRACE_BATCH = 256
-
-
-class TraceForwarder:
-    """Copies the trace of one run to one event writer; trace writers notify it by calling `release`."""
-
-    def __init__(self, graph: ExecutionGraph, log: EventWriter, clock_offset_ms: int = 0) -> None:
-        self._graph = graph
-        self._log = log
-        self._replayed: set[int] = set()
-        """Numbers of the open calls served from the journal; their events are marked `replayed`."""
-        self._clock_offset_ms = clock_offset_ms
-        """Event-log clock minus trace clock."""
-        self._loop = asyncio.get_running_loop()
-        self._thread = get_ident()
-        self._pending: deque[tuple[EventPayload, int]] = deque()
-        """Converted entries not yet appended, at most one batch, each with its time in milliseconds."""
-        self._next = 1
-        """The seq of the next trace entry to read."""
-        self._is_subscribed = False
-
-    def open(self) -> None:
-        """Start forwarding."""
-        self._log.source = self._on_writing
-        self._on_writing()
-        self._log.schedule()
-
-    def drain(self) -> None:
-        """Forward new trace entries until the event buffer is full."""
-        pending, log = self._pending, self._log
-        if self._is_subscribed and not pending:
-            return  # nothing new: a trace writer would have cleared the flag
-        count = TRACE_BATCH
-        while pending or count == TRACE_BATCH:  # a batch that is not full was the last one
-            if not pending:
-                count = self._read_on()
-            elif log.is_full:
-                return
-            else:
-                self._append(*pending.popleft())
-
-    def close(self) -> None:
-        """Forward the remaining entries, even if the buffer is full, and stop."""
-        self._log.source = None
-        with self._graph.lock:
-            wake_ups_of(self._graph).remove(self)
-        while not self._log.is_fenced and (self._pending or self._read_on()):
-            if self._pending:
-                self._append(*self._pending.popleft())
-        self._log.schedule()
-
-    def release(self) -> None:
-        """Schedule a drain after a trace write; called under the lock of the trace, from any thread."""
-        self._is_subscribed = False
-        if get_ident() == self._thread:
-            self._log.schedule()
-        else:
-            self._loop.call_soon_threadsafe(self._log.schedule)
-
-    def _on_writing(self) -> None:
-        """Forward new entries and subscribe to the next one; called by the event writer before each write."""
-        self.drain()
-        while not self._is_subscribed and not self._pending:
-            with self._graph.lock:
-                if self._next > self._graph.seq:
-                    wake_ups_of(self._graph).sleeping.append(self)
-                    self._is_subscribed = True
-                    return
-            self.drain()  # another thread has written meanwhile, before the subscription
-        if self._pending:  # the buffer was full
-            self._log.schedule()
-
-    def _read_on(self) -> int:
-        """Read and convert the next batch; return the number of trace entries read."""
-        graph = self._graph
-        with graph.lock:
-            at = max(self._next - graph._first_seq, 0)
-            first = graph._first_seq + at
-            entries = graph._log[at : at + TRACE_BATCH]
-        count = len(entries)
-        self._next = first + count
-        # Only model calls, tool calls, limits and models without a price are forwarded.
-        for seq, entry in enumerate(entries, first):
-            if type(entry) is CallRecord:
-                if entry.kind != "system":
-                    self._take(entry, seq)
-            elif isinstance(entry, LimitTrace):
-                self._pending.append((limit_event(entry), entry.at_ms))
-            elif isinstance(entry, SafetyTrace) and (payload := unpriced_event(entry)) is not None:
-                self._pending.append((payload, entry.at_ms))
-        return count
-
-    def _take(self, call: CallRecord, seq: int) -> None:
-        is_over = call.end_seq == seq
-        payload = call_ended(self._replayed, call) if is_over else call_started(self._replayed, call)
-        at_ns = (call.ended_ns if is_over else call.started_ns) + self._graph.wall_offset_ns
-        self._pending.append((payload, at_ns // 1_000_000))
-
-    def _append(self, payload: EventPayload, at_ms: int) -> None:
-        self._log.append(*payload, at_ms + self._clock_offset_ms)

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.errors import InvalidValue
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import RunRecord
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphSpec
-from penstock.kernel.values import DataValue
-from penstock.nodes.parts.settings import typed
+from penstock.kernel.values import DataValue, typed
 from penstock.runtime.graphs.graph_plan import GraphPlan
 from penstock.runtime.graphs.graph_runtime import FlowContext
 

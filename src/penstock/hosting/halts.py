@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from penstock.containment.accounts import Account, refusing
 from penstock.hosting.durability import RUNS, day_accounts
 from penstock.hosting.limits import RunLimits
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import RunRecord
 from penstock.money import format_usd, to_nanos, to_usd
 from penstock.stops import Stop, StopReason
 

@@ -18,45 +18,55 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from penstock import checks
 from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.containment.accounts import Balance
 from penstock.containment.ledger import Amounts
-from penstock.errors import LedgerUnavailable, PenstockError
+from penstock.errors import InvalidValue, LedgerUnavailable, PenstockError
 from penstock.hosting.admission import MAX_WAITING, Admission, CheckRoom, Overloaded
 from penstock.hosting.bills import BillNotFound, Bills, HostedBill
 from penstock.hosting.control import UNSET, ApprovalNotFound, Control, RunNotFound
-from penstock.hosting.failpoints import failpoint
+from penstock.hosting.day_budgets import stored_budgets, stored_usage
 from penstock.hosting.host_context import HostContext, Prepared, RunHandler, SteadyClock
 from penstock.hosting.hosted_run import HostedRun
 from penstock.hosting.limits import NO_CEILINGS, HostSettings, RunLimits
-from penstock.hosting.ports import AddedRun, Conflict, HostStores, RunIdConflict, StoreUnavailable, TransactionStores
-from penstock.hosting.reader import Reading
-from penstock.hosting.records import (
+from penstock.hosting.ports import (
     CLAIMED,
     PARKED,
     QUEUED,
     UNTIL_ENDED,
+    AddedRun,
     ApprovalRecord,
     ApprovalState,
     CancelRequest,
+    Conflict,
     GraphRecord,
     HostedEvent,
+    HostStores,
+    RunIdConflict,
     RunRecord,
+    StoreCorrupt,
+    StoreUnavailable,
+    TransactionStores,
 )
+from penstock.hosting.reader import Reading
 from penstock.hosting.retention import remove, remove_ended, sweep_accounts
 from penstock.ids import new_run_id
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.money import Usd, to_nanos
 from penstock.nodes.approval import as_edited
-from penstock.runtime.billing.prices import PriceBook
+from penstock.runtime.billing.prices import PriceBook, default_prices
 from penstock.runtime.bills import check_person
+from penstock.runtime.durable import failpoints
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.runtime.graphs.graph_runtime import as_services
 from penstock.runtime.run import open_hosts
 from penstock.runtime.watching.registry import CancelResult
+from penstock.runtime.worker import limit_abandoned
 
 __all__ = [
     "UNSET",
@@ -197,6 +207,10 @@ class RunHost:
         """The name of this host, unique among the hosts that share the stores."""
         return self._context.worker
 
+    def now_ms(self) -> int:
+        """Return the current time on the clock that stamps runs, events and approvals."""
+        return self._context.now_ms()
+
     @property
     def executors(self) -> ExecutorRegistry:
         """The executors of the node types in this host's graphs."""
@@ -218,6 +232,7 @@ class RunHost:
         if self._claiming is not None:
             return
         self._reading.is_closed, self._reading.is_working = False, True
+        limit_abandoned(self.settings.max_abandoned_threads)
         open_hosts.add(self)
         await self._once(self._tidy)
         self._is_closing = False
@@ -327,6 +342,26 @@ class RunHost:
         """
         return await self._control.grant(run_id, _as_limits(more), checks.text("by", by), within)
 
+    @property
+    def prices(self) -> PriceBook:
+        """Model prices that the runs of this host are charged at."""
+        return self._context.prices or default_prices()
+
+    async def live_usage(self, runs: Iterable[RunRecord]) -> Mapping[str, Balance]:
+        """Return the figures so far of those of the runs that are in progress, by id.
+
+        Figures of a run on this host are read from memory, those of others from the ledger. A run without an account,
+        such as a replay, has none; an unavailable ledger leaves those of others out.
+        """
+        claimed = [run for run in runs if run.status in CLAIMED]
+        here = {run.id: hosted.balance for run in claimed if (hosted := self._active.get(run.id)) is not None}
+        found = {run_id: balance for run_id, balance in here.items() if balance is not None}
+        return {**found, **await stored_usage(self._context, [run.id for run in claimed if run.id not in here])}
+
+    async def budgets(self, run: RunRecord) -> list[Mapping[str, Any]]:
+        """Return the run's own budget and the daily budgets above it from the ledger, as data of `budget` events."""
+        return [data for _, data in await stored_budgets(self._context, run)]
+
     async def bills(self, run_id: str) -> list[HostedBill]:
         """Return the calls of a run whose bill is unknown and whose hold stays taken, oldest first."""
         return await self._bills.unresolved(run_id)
@@ -384,10 +419,13 @@ class RunHost:
             )
         except KeyError:
             raise ApprovalNotFound(approval_id) from None
-        failpoint("approval.answered")
+        if failpoints.hook is not None:
+            failpoints.hook("approval.answered")
         hosted = self._active.get(approval.run_id)
         if hosted is not None:
             hosted.answered(approval)
+        if approval.state == "withdrawn":
+            raise Conflict(f"approval {approval_id!r} cannot be read, and was withdrawn: nobody can answer it")
         return approval
 
     def stats(self) -> dict[str, Any]:
@@ -433,7 +471,8 @@ class RunHost:
             if run_id in self._unsure:
                 await self._resolve(run_id)
             return added
-        failpoint("submit.added")
+        if failpoints.hook is not None:
+            failpoints.hook("submit.added")
         self._context.counted["submitted"] += 1
         if claimed is not None:
             await self._start(claimed, is_new=True)
@@ -501,7 +540,9 @@ class RunHost:
 
     async def _resolve(self, run_id: str) -> None:
         """Start a run whose admission was committed although the store's response was lost."""
-        run = await self.stores.runs.get(run_id)
+        run = None
+        with suppress(StoreCorrupt):  # its claim expires, and the next claim fails it
+            run = await self.stores.runs.get(run_id)
         self._unsure.discard(run_id)
         is_ours = run is not None and run.status in CLAIMED and (run.worker, run.epoch) == (self.worker, 1)
         if run is not None and is_ours and run_id not in self._active:
@@ -596,7 +637,8 @@ class RunHost:
         return count
 
     def _begin(self, run: RunRecord, *, is_new: bool = False) -> None:
-        failpoint("claim.taken")
+        if failpoints.hook is not None:
+            failpoints.hook("claim.taken")
         before = self._active.get(run.id)
         if before is not None:  # this host's own lease expired, and this host claimed the run again
             before.fence()
@@ -616,6 +658,8 @@ class RunHost:
             else:
                 self._context.count_left(hosted.run, left)
             self._admission.took((self._context.clock.monotonic_ns() - began_ns) / NANOS_PER_S)
+        except (InvalidValue, StoreCorrupt) as error:
+            await self._once(partial(self._fail_unreadable, hosted.run, error))
         except Exception:
             self._context.counted["host_failures"] += 1
             logger.exception("this host could not finish run %s", hosted.run.id)
@@ -626,6 +670,12 @@ class RunHost:
             hosted.gone.set()
             if self._has_left_some:  # there is room now for runs left in the queue
                 self._wake()
+
+    async def _fail_unreadable(self, run: RunRecord, error: InvalidValue | StoreCorrupt) -> None:
+        """Fail a run that cannot even be ended as usual: its row holds what cannot be read, or not be written back."""
+        corrupt = error if isinstance(error, StoreCorrupt) else StoreCorrupt("runs", run.id, str(error))
+        logger.error("run %s cannot be finished: %s", run.id, corrupt)
+        await self.stores.runs.fail_unreadable(run.id, corrupt, now_ms=self._context.now_ms(), epoch=run.epoch)
 
     async def _tick(self) -> None:
         self._wake()
@@ -656,8 +706,12 @@ class RunHost:
 
     async def _tidy(self) -> None:
         for run in await self.stores.runs.list(statuses=PARKED, limit=100):
-            with suppress(Conflict, RunNotFound):  # another host resumed it first
+            try:
                 await self._control.resume(run.id, statuses=PARKED)
+            except (Conflict, RunNotFound):
+                continue  # another host resumed it first
+            except StoreCorrupt as error:
+                await self.stores.runs.fail_unreadable(run.id, error, now_ms=self._context.now_ms())
         self._queued = await self.stores.runs.count(statuses=QUEUED)
         now_ns = self._context.clock.monotonic_ns()
         if now_ns >= self._next_remove_ns:

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from penstock.clock import Clock
 from penstock.hosting.forking import inputs_of
 from penstock.hosting.limits import HostSettings
-from penstock.hosting.ports import HostStores
-from penstock.hosting.records import ENDED, GraphRecord, RunRecord
+from penstock.hosting.ports import ENDED, GraphRecord, HostStores, RunRecord
 from penstock.ids import new_run_id
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.runtime.billing.prices import PriceBook
+from penstock.runtime.durable.async_ledger import AsyncLedger
 from penstock.runtime.graphs.graph_plan import GraphPlan
 
 MAX_GRAPHS = 256
@@ -89,6 +89,11 @@ class HostContext:
     """Distinguishes this host's holds in the ledger from those of any other host, even one with the same name."""
     prices: PriceBook | None = None
     """Model prices; None is the price book shared by the process."""
+
+    @property
+    def ledger(self) -> AsyncLedger:
+        """The ledger of the stores, for tasks."""
+        return AsyncLedger(self.stores.ledger)
 
     def graph_of(self, graph_id: str, version: int) -> GraphPlan | None:
         """Return the graph from the cache, or None; a version never changes."""

@@ -16,9 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import penstock.kernel.schema  # noqa: F401  # loads pydantic, here and not on the loop of the first run
+from penstock.containment.accounts import Balance
 from penstock.containment.safety import ChainMetadata
 from penstock.errors import CancelledError, Halted, PenstockError
 from penstock.hosting.approvals import RunApprovals, only_waits_for_answers
+from penstock.hosting.budgets import BudgetReporter
+from penstock.hosting.day_budgets import DayBudgetWatch, has_day_budget
 from penstock.hosting.durability import Durable, durable_parts, nodes_that_only_ask, paid, shortened_journal
 from penstock.hosting.event_data import (
     ENDINGS,
@@ -37,23 +40,36 @@ from penstock.hosting.event_data import (
     truncate,
     truncated_text,
 )
-from penstock.hosting.event_writer import MAX_INLINE_EVENTS, EventWriter, TraceForwarder
-from penstock.hosting.failpoints import failpoint
+from penstock.hosting.event_writer import MAX_INLINE_EVENTS, EventWriter
 from penstock.hosting.forking import plan_of
 from penstock.hosting.halts import limit_owner
 from penstock.hosting.host_context import HostContext, Prepared, RunHandler
-from penstock.hosting.ports import Conflict, Fenced, TransactionStores, retry_unavailable
-from penstock.hosting.records import ENDED, NO_DATA, ApprovalRecord, HostedEvent, RunRecord, RunStatus, is_short
+from penstock.hosting.ports import (
+    ENDED,
+    NO_DATA,
+    ApprovalRecord,
+    Conflict,
+    Fenced,
+    HostedEvent,
+    RunRecord,
+    RunStatus,
+    StoreCorrupt,
+    TransactionStores,
+    is_short,
+    retry_unavailable,
+)
+from penstock.hosting.trace_forwarder import TraceForwarder
 from penstock.money import to_nanos
+from penstock.nodes.client_tools import EXPECTS as CLIENT_TOOLS
 from penstock.runtime.call import running_call
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.context import ExecutionContext
+from penstock.runtime.durable import failpoints
 from penstock.runtime.durable.journal import Journal
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.runtime.graphs.graph_plan import GraphPlan
 from penstock.runtime.graphs.graph_runtime import FlowContext, entry_node_ids_in
-from penstock.runtime.graphs.node_events import NodeEvent
-from penstock.runtime.graphs.node_execution import emit_flow
+from penstock.runtime.graphs.node_execution import NodeEvent, emit_flow
 from penstock.runtime.run import RunSettings
 from penstock.runtime.watching.registry import CancelResult
 from penstock.stops import Stop, StopReason
@@ -146,6 +162,8 @@ class HostedRun:
         """The first node ended by a stop; the graph ends with it."""
         self._handler_error: Exception | None = None
         """What the run's handler raised in the transaction that ends the run."""
+        self._unreadable: StoreCorrupt | None = None
+        """Why the run's earlier events cannot be read; the run fails with it."""
         self._paid: Mapping[str, int] = {}
         """Costs from the ledger, where this process does not know all of them."""
 
@@ -180,6 +198,11 @@ class HostedRun:
             self.approvals.give(approval)
 
     @property
+    def balance(self) -> Balance | None:
+        """The figures of the run's own account; None before its graph starts, and after it has ended."""
+        return None if self._ran_in is None else self._ran_in.balance
+
+    @property
     def asks(self) -> list[str]:
         """Ids of the approvals that the run is waiting for."""
         return [] if self.approvals is None else list(self.approvals.waiting)
@@ -208,7 +231,12 @@ class HostedRun:
             assert self.log is not None
             return await self._worked_with(self.log)
         run = self.run
-        tail = await self._stored_events()
+        try:
+            tail = await self._stored_events()
+        except StoreCorrupt as error:  # what was done before is not known: the run ends, behind the events it has
+            self._unreadable = error
+            self.log = self._new_log(await retry_unavailable(lambda: self._context.stores.events.last_seq(run.id)))
+            return await self._worked_with(self.log)
         seq = tail[-1].seq if tail else 0
         if tail and tail[-1].type in STATUS_OF:
             # Version 0.1 stored the last event before the status: a worker that died in between left the rest.
@@ -253,6 +281,8 @@ class HostedRun:
         if not self._is_new:
             await self._look_for_cancel()
         try:
+            if self._unreadable is not None:
+                raise self._unreadable
             if self._lost_before >= MAX_CRASHES:
                 raise CrashLoop(self.run.id, self._lost_before)
             came_to = await self._ran()
@@ -281,7 +311,8 @@ class HostedRun:
         durable = await durable_parts(host, run, self._worked_ms, self.fence)
         self._journal = durable.journal
         context = self._execution_context(durable, prepared)
-        failpoint("start.before_event")
+        if failpoints.hook is not None:
+            failpoints.hook("start.before_event")
         self._began_ms = host.now_ms()
         log.emit(*self._beginning(durable))
         if run.epoch > 1:  # stored now, so that it counts if the run kills its worker again
@@ -290,7 +321,11 @@ class HostedRun:
             await log.flush()
         clock_offset_ms = round((host.steady.time_ns() - context._run.wall_time_ns(context._run.now())) / 1_000_000)
         self._trace = context.graph
-        self._forwarder = forwarder = TraceForwarder(context.graph, log, clock_offset_ms)
+        own, budgets = context._account, BudgetReporter(context, log.schedule)
+        days = self._day_budgets(budgets) if has_day_budget(host, run) else None
+        self._forwarder = forwarder = TraceForwarder(
+            context.graph, log, clock_offset_ms, whose=lambda stop: limit_owner(stop, run, own), budgets=budgets
+        )
         forwarder.open()
         chat_id, services = run.origin.get("chat_id"), self._services(durable, prepared)
         flow_context = FlowContext(None, chat_id, run.id, None, None, services, context)
@@ -306,6 +341,13 @@ class HostedRun:
             forwarder.close()
             context._children = None  # each of them refers back to this context
             await durable.settle(self._is_leaving)
+            if days is not None:
+                await days.close()
+
+    def _day_budgets(self, budgets: BudgetReporter) -> DayBudgetWatch:
+        days = DayBudgetWatch(self._context, self.run, lambda payload: self._emit(*payload))
+        budgets.on_report = days.notify
+        return days
 
     def _beginning(self, durable: Durable) -> EventPayload:
         epoch, lost = self.run.epoch, self._lost_before
@@ -398,7 +440,8 @@ class HostedRun:
         """Store the end in one transaction: remaining events, the handler's data, the journal and the status."""
         log = self.log
         assert log is not None
-        failpoint("end.decided")
+        if failpoints.hook is not None:
+            failpoints.hook("end.decided")
         short = {entry.key: entry for entry in await self._shortened_journal(outcome)}
         waiting = [] if self._journal is None else self._journal.waiting
         journal = [short.pop(entry.key, entry) for entry in waiting]  # in its short form already
@@ -425,7 +468,8 @@ class HostedRun:
             left = await end(None)
         if self._journal is not None:
             self._journal.stored(waiting)
-        failpoint("end.committed")
+        if failpoints.hook is not None:
+            failpoints.hook("end.committed")
         return left
 
     async def _shortened_journal(self, outcome: Outcome) -> Sequence[JournalEntry]:
@@ -492,7 +536,8 @@ class HostedRun:
         if is_over and (self.token.cancellation is not None or run.epoch > 1):
             await stores.cancels.drop(run.id)
         left = await stores.runs.update(run.id, run.epoch, status=outcome.status, **outcome.changes)
-        failpoint("end.before_commit")
+        if failpoints.hook is not None:
+            failpoints.hook("end.before_commit")
         return left
 
     # Node events.
@@ -556,6 +601,10 @@ class HostedRun:
 
     def _emit_waiting(self, approval_id: str) -> None:
         is_idle = self._only_waits()
+        if self._forwarder is not None:
+            self._forwarder.drain()
+            # A later report would follow the event, which has to be the last one of a worker lost while the run waits.
+            self._forwarder.report_budgets()
         self._emit("run.waiting", {"approval_id": approval_id, **({"idle": True} if is_idle else {})})
         if is_idle and self.log is not None:
             self._idle_seq = self.log.seq
@@ -611,14 +660,17 @@ def before_this_claim(run: RunRecord, last: HostedEvent | None) -> tuple[int, in
 
 def approval_data(approval: ApprovalRecord) -> dict[str, Any]:
     """Return an approval as JSON data."""
+    is_for_client = isinstance(approval.expects, Mapping) and CLIENT_TOOLS in approval.expects
     return {
         "id": approval.id,
         "run_id": approval.run_id,
         "node_id": approval.node_id,
         "question": approval.question,
-        "value": truncate(approval.value),
+        # The client's program gets its calls from the event, as they are; any other value is for people to read.
+        "value": approval.value if is_for_client else truncate(approval.value),
         "state": approval.state,
         "asked_ms": approval.asked_ms,
+        **({"kind": CLIENT_TOOLS} if is_for_client else {}),
     }
 
 

@@ -17,6 +17,7 @@ from penstock import checks
 from penstock.containment.limits import Budget, ExecutionConfig, Limits, seconds_to_ns
 from penstock.errors import InvalidValue
 from penstock.money import MAX_NANOS, NANOS_PER_USD, Usd, to_nanos
+from penstock.runtime.worker import MAX_ABANDONED
 
 MAX_COUNT = (1 << 53) - 1
 """Largest count that every language reads from JSON as the same number."""
@@ -161,7 +162,9 @@ def _as_text(nanos: int) -> str:
 
 # Settings of a host.
 
-WHOLE = frozenset({"max_running", "max_running_per_owner", "max_queued", "max_queued_per_owner"})
+WHOLE = frozenset(
+    {"max_running", "max_running_per_owner", "max_queued", "max_queued_per_owner", "max_abandoned_threads"}
+)
 USUAL_LIMITS = RunLimits(max_cost_usd="1", max_steps=1_000, timeout_s=3_600)
 NO_CEILINGS = RunLimits()
 POSITIVE = frozenset({"lease_s", "tick_s", "early_cancel_s"})
@@ -177,6 +180,9 @@ class HostSettings:
     max_queued: int = 1_000
     """Maximum number of queued runs, over all hosts."""
     max_queued_per_owner: int = 100
+    max_abandoned_threads: int = MAX_ABANDONED
+    """Maximum number of sync functions of the process that still run although they were cancelled or timed out; at the
+    limit, no further sync function is started, and its call fails with TooManyAbandoned."""
     lease_s: float = 15
     """Other hosts take over the runs of a host that has not renewed its leases for this long."""
     tick_s: float = 0.5

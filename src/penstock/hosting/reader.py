@@ -20,8 +20,7 @@ from penstock.hosting.event_data import LAST_EVENTS
 from penstock.hosting.event_writer import EventWriter
 from penstock.hosting.host_context import HostContext
 from penstock.hosting.hosted_run import HostedRun
-from penstock.hosting.ports import StoreUnavailable, retry_unavailable
-from penstock.hosting.records import ENDED, PARKED, HostedEvent, RunRecord
+from penstock.hosting.ports import ENDED, PARKED, HostedEvent, RunRecord, StoreUnavailable, retry_unavailable
 
 BATCH = 200
 POLL_INTERVAL_S = 1.0

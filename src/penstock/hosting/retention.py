@@ -17,13 +17,12 @@ from penstock.hosting.durability import (
     OWNERS,
     RUNS,
     UNKNOWN,
-    ask_ledger,
     day_accounts,
     day_of,
     forget_accounts,
 )
 from penstock.hosting.host_context import HostContext
-from penstock.hosting.records import CLAIMED, PARKED, QUEUED
+from penstock.hosting.ports import CLAIMED, INTERACTIVE_ATTEMPTS, PARKED, QUEUED, StoreCorrupt, retry_unavailable
 
 OF_RUNS = (RUNS, UNKNOWN)
 """Prefixes of the accounts of a single run, followed by its id."""
@@ -68,19 +67,26 @@ async def sweep_accounts(context: HostContext) -> None:
 
 async def _aged(context: HostContext) -> list[str]:
     """Return the names of all accounts older than the retention time."""
-    ledger, age_s = context.stores.ledger, min(context.settings.keep_days * DAY_S, LONGEST_S)
+    age_s = min(context.settings.keep_days * DAY_S, LONGEST_S)
     names: list[str] = []
 
-    def page() -> Sequence[str]:
-        return ledger.aged(age_s, after=names[-1] if names else None, limit=PAGE)
+    async def page() -> Sequence[str]:
+        return await context.ledger.aged(age_s, after=names[-1] if names else None, limit=PAGE)
 
-    while found := await ask_ledger(context, page):
+    while found := await retry_unavailable(page, INTERACTIVE_ATTEMPTS):
         names += found
     return names
 
 
 async def _without_run(context: HostContext, names: Sequence[str]) -> list[str]:
-    return [name for name in names if await context.stores.runs.get(name.partition(":")[2]) is None]
+    return [name for name in names if not await _exists(context, name.partition(":")[2])]
+
+
+async def _exists(context: HostContext, run_id: str) -> bool:
+    try:
+        return await context.stores.runs.get(run_id) is not None
+    except StoreCorrupt:
+        return True
 
 
 async def _wanted_days(context: HostContext) -> set[str]:

@@ -49,6 +49,20 @@ def type_of(value: Any) -> str:
     return ANY
 
 
+def typed(value: Any, finish_reason: str | None = None) -> DataValue:
+    """Return the value with its type; an incomplete one carries its finish reason."""
+    if finish_reason is not None:
+        return PartialValue(type_of(value), value, finish_reason)
+    return DataValue(type_of(value), value)
+
+
+def as_text(value: Any) -> str:
+    """Return the value as text: text unchanged, None as an empty string, anything else as JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
 class ConversionFailed(PenstockError):
     """A value could not become what the handle it arrived at takes."""
 

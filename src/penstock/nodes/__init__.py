@@ -5,6 +5,7 @@ models          agent, team, llm-completion, prompt-template
 ways            conditional, merge
 graphs inside   subgraph, map, loop
 tools           tool, toolset, mcp-server
+Python          program
 the world       http-request, approval, memory
 
 Names are imported on first use; pydantic, CEL and providers when a node first needs them.
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.nodes.approval import Approvals as Approvals
     from penstock.nodes.memory import Memory as Memory
     from penstock.nodes.memory import MemoryStore as MemoryStore
+    from penstock.nodes.program import Program as Program
 
 NODE_TYPES: Mapping[str, str] = {
     "agent": "penstock.nodes.agent:AgentNode",
@@ -39,6 +41,7 @@ NODE_TYPES: Mapping[str, str] = {
     "memory": "penstock.nodes.memory:MemoryNode",
     "merge": "penstock.nodes.merge:Merge",
     "output": "penstock.nodes.output:Output",
+    "program": "penstock.nodes.program:ProgramNode",
     "prompt-template": "penstock.nodes.prompt_template:PromptTemplate",
     "subgraph": "penstock.nodes.subgraph:Subgraph",
     "team": "penstock.nodes.team:TeamNode",
@@ -56,11 +59,13 @@ __all__ = [
     "Approvals",
     "Memory",
     "MemoryStore",
+    "Program",
     "executors",
     "json_schemas",
 ]
 
-OF_MEMORY = frozenset({"Memory", "MemoryStore"})
+MODULES: Mapping[str, str] = {"Memory": "memory", "MemoryStore": "memory", "Program": "program"}
+"""Modules of the names above; all others are in `approval`."""
 
 
 def executors() -> dict[str, Any]:
@@ -82,5 +87,5 @@ def _loaded(where: str) -> Any:
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return _loaded(f"penstock.nodes.{'memory' if name in OF_MEMORY else 'approval'}:{name}")
+        return _loaded(f"penstock.nodes.{MODULES.get(name, 'approval')}:{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,10 +15,19 @@ from typing import Annotated, Any
 from penstock.agents.agent import Agent
 from penstock.agents.execution import OnDelta
 from penstock.agents.executor import MAX_ITERATIONS
+from penstock.agents.formats import as_format
 from penstock.agents.tools import Tool
 from penstock.kernel.executor import Handle
-from penstock.kernel.values import DataValue
+from penstock.kernel.values import DataValue, typed
 from penstock.nodes.approval import approve_with
+from penstock.nodes.client_tools import (
+    ClientRequest,
+    ClientToolLoop,
+    ResultsOverdue,
+    client_output,
+    client_request,
+    without_client_calls,
+)
 from penstock.nodes.parts.chat import prompt_for, streamed, with_user_tools
 from penstock.nodes.parts.services import (
     MaxOutputTokens,
@@ -31,21 +40,9 @@ from penstock.nodes.parts.services import (
     runtime_of,
     tool_name,
 )
-from penstock.nodes.parts.settings import (
-    BudgetData,
-    Checked,
-    Data,
-    Flag,
-    Json,
-    Name,
-    Settings,
-    Sized,
-    Text,
-    Within,
-    typed,
-)
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.settings import BudgetData, Checked, Data, Flag, Json, Name, Settings, Sized, Text, Within
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +79,14 @@ class AgentNode(Checked[AgentData]):
     def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: FlowContext) -> Any:
         """Return the answer to the user or to the node's input; to the graph's input if no edge leads to it."""
         read = self.settings.read(data)
+        request = client_request(context)
 
         async def answering(place: ExecutionContext, on_delta: OnDelta | None) -> DataValue:
-            agent = await _agent(read, context, on_delta)
+            agent = await _agent(read, context, on_delta, request)
             prompt = await prompt_for(inputs, context)
             result = await agent.run(prompt.text, place, history=prompt.history)
+            if isinstance(result.error, ResultsOverdue) and request is not None and request.ends_with_calls:
+                return typed(client_output(result.error))
             return typed(result.output, result.finish_reason)
 
         return streamed(context.execution, answering) if read.stream else answering(context.execution, None)
@@ -98,19 +98,31 @@ class AgentNode(Checked[AgentData]):
         return agent.as_tool(tool_name(agent.name), read.description)
 
 
-async def _agent(data: AgentData, context: FlowContext, on_delta: OnDelta | None) -> Agent:
+async def _agent(
+    data: AgentData, context: FlowContext, on_delta: OnDelta | None, request: ClientRequest | None = None
+) -> Agent:
     node_id = str(context.node_id)
     linked = await runtime_of(context).resolve_links(node_id, "tools")
-    tools = combine_tools([*linked, *(offered_tool(name, context) for name in data.tools)])
+    own = combine_tools([*linked, *(offered_tool(name, context) for name in data.tools)])
+    model, tools = await model_for(data.model, context), with_user_tools(own, context)
+    settings, loop = model_settings(data.max_output_tokens, data.temperature), None
+    if request is not None:
+        output, instructions = as_format(data.output), data.instructions
+        loop = ClientToolLoop(
+            model, tools, request, context, instructions=instructions, output=output, settings=settings
+        )
+        # An answer with a format is emitted once it is checked: a stream cannot take back an attempt that failed.
+        on_delta = without_client_calls(loop, None if request.schema is not None else on_delta)
     return Agent(
-        await model_for(data.model, context),
+        model,
         data.instructions,
-        with_user_tools(tools, context),
+        tools,
         None if data.budget is None else data.budget.budget(),
         data.output,
         name=data.name or node_id,
         max_iterations=data.max_iterations,
-        settings=model_settings(data.max_output_tokens, data.temperature),
+        settings=settings,
         on_delta=on_delta,
         approve=approve_with(context),
+        loop=loop,
     )

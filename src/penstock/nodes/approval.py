@@ -21,13 +21,13 @@ from penstock.agents.schema import check
 from penstock.agents.tools import tool_to_approve
 from penstock.errors import InvalidValue, PenstockError
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
-from penstock.kernel.values import DataValue
+from penstock.kernel.values import DataValue, typed
 from penstock.nodes.parts.services import ServiceMissing
-from penstock.nodes.parts.settings import Checked, Data, Finding, Seconds, Settings, Text, typed
 from penstock.nodes.parts.template import Template, TemplateInvalid
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.graph_runtime import FlowContext
-from penstock.runtime.graphs.node_events import NodeEvent
+from penstock.runtime.graphs.node_execution import NodeEvent
+from penstock.runtime.graphs.settings import Checked, Data, Finding, Seconds, Settings, Text
 
 
 class ApprovalGone(PenstockError):
@@ -201,7 +201,7 @@ def as_edited(expects: Mapping[str, Any] | None, value: Any) -> Any:
     For a tool call, this is its arguments. An object with `tool` and `arguments`, as the question shows it, is also
     accepted.
     """
-    if expects is None:
+    if expects is None or "tool" not in expects:
         return value
     tool, parameters = expects["tool"], expects["parameters"]
     arguments = value["arguments"] if _is_as_shown(value, parameters) else value
@@ -287,7 +287,9 @@ class ApprovalNode(Checked[ApprovalData]):
         question = Template(read.question).render({"input": given.value})
         async with approvals.ask(str(context.run_id), str(context.node_id), question, given.value) as opened:
             yield NodeEvent.progress("approval_requested", opened.request.to_dict())
-            answer = await _wait_for_answer(opened, read.timeout_s)
+            answer = await answer_within(opened, read.timeout_s)
+            if answer is None:
+                answer = Answer(False, reason=f"not answered within {read.timeout_s:g} s")
         if answer.approved:
             yield ExecutionResult({"approved": typed(answer.value) if answer.edited else given})
         else:
@@ -295,8 +297,8 @@ class ApprovalNode(Checked[ApprovalData]):
             yield ExecutionResult({"rejected": DataValue("object", rejected)})
 
 
-async def _wait_for_answer(question: Question, timeout_s: float | None) -> Answer:
-    """Wait for the answer; the timeout counts from when the question was put, in this or an earlier process."""
+async def answer_within(question: Question, timeout_s: float | None) -> Answer | None:
+    """Wait for the answer; None if none came in time, which counts from when the question was put, in any process."""
     left_s = None if timeout_s is None else max(0.0, timeout_s - question.request.waited_s)
     try:
         async with asyncio.timeout(left_s) as limit:
@@ -304,4 +306,4 @@ async def _wait_for_answer(question: Question, timeout_s: float | None) -> Answe
     except TimeoutError:
         if not limit.expired():
             raise
-    return await question.at_last() or Answer(False, reason=f"not answered within {timeout_s:g} s")
+    return await question.at_last()

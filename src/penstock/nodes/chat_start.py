@@ -13,11 +13,11 @@ from typing import Any
 
 from penstock.errors import InvalidValue
 from penstock.kernel.executor import ExecutionResult, Handle
-from penstock.kernel.values import DataValue
+from penstock.kernel.values import DataValue, as_text
 from penstock.nodes.parts.chat import messages_in, newest
 from penstock.nodes.parts.services import runtime_of
-from penstock.nodes.parts.settings import Checked, Data, Flag, Settings, as_text
 from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.settings import Checked, Data, Flag, Settings
 
 ROLES = ("system", "user", "assistant")
 

@@ -10,7 +10,7 @@ from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
 from penstock.kernel.values import DataValue
 from penstock.nodes.parts import condition
 from penstock.nodes.parts.condition import Condition
-from penstock.nodes.parts.settings import Checked, Data, Finding, Settings, Text
+from penstock.runtime.graphs.settings import Checked, Data, Finding, Settings, Text
 
 NAMES = ("input",)
 """Names that a condition may use."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.kernel.executor import Handle
-from penstock.kernel.values import DataValue
-from penstock.nodes.parts.settings import Checked, Data, Settings, typed
+from penstock.kernel.values import DataValue, typed
+from penstock.runtime.graphs.settings import Checked, Data, Settings
 
 
 @dataclass(frozen=True, slots=True)

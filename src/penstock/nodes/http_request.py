@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 from penstock.errors import PenstockError
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
-from penstock.kernel.values import DataValue
+from penstock.kernel.values import DataValue, typed
 from penstock.nodes.parts.services import ServiceMissing, import_default
-from penstock.nodes.parts.settings import Checked, Data, Finding, Flag, Settings, Text, typed
 from penstock.nodes.parts.template import Template, TemplateFailed, TemplateInvalid
 from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.settings import Checked, Data, Finding, Flag, Settings, Text
 
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 SCHEMES = ("https://", "http://")

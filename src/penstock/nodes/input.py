@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.kernel.executor import Handle
-from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue
-from penstock.nodes.parts.settings import Checked, Data, Settings, ValueType, typed
+from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue, typed
 from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.settings import Checked, Data, Settings, ValueType
 
 
 @dataclass(frozen=True, slots=True)

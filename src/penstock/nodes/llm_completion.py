@@ -11,12 +11,12 @@ from penstock.agents.execution import OnDelta
 from penstock.agents.messages import Message, Transcript
 from penstock.agents.model import ModelRequest
 from penstock.kernel.executor import Handle
-from penstock.kernel.values import DataValue
+from penstock.kernel.values import DataValue, as_text, typed
 from penstock.nodes.parts.chat import streamed
 from penstock.nodes.parts.services import MaxOutputTokens, ModelData, Temperature, model_for, model_settings
-from penstock.nodes.parts.settings import Checked, Data, Flag, Settings, Text, as_text, typed
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.settings import Checked, Data, Flag, Settings, Text
 
 
 @dataclass(frozen=True, slots=True)

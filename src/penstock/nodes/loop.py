@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 
 from penstock.errors import PenstockError
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
-from penstock.kernel.values import DataValue
+from penstock.kernel.values import DataValue, typed
 from penstock.nodes.parts import condition, nested
 from penstock.nodes.parts.condition import Condition
 from penstock.nodes.parts.nested import GraphData
-from penstock.nodes.parts.settings import Checked, Data, Finding, Settings, Text, Within, typed
 from penstock.runtime.graphs.graph_runtime import FlowContext
-from penstock.runtime.graphs.node_events import NodeEvent
+from penstock.runtime.graphs.node_execution import NodeEvent
+from penstock.runtime.graphs.settings import Checked, Data, Finding, Settings, Text, Within
 
 MAX_ITERATIONS = 10_000
 NAMES = ("input", "output", "iteration")

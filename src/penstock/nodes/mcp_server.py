@@ -13,8 +13,8 @@ from typing import Annotated, Any
 from penstock.agents.tools import ToolChain
 from penstock.kernel.executor import Handle
 from penstock.nodes.parts.services import CombinedTools, NotOffered, ServiceMissing, combine_tools
-from penstock.nodes.parts.settings import Checked, Data, Name, Settings, Sized
 from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.settings import Checked, Data, Name, Settings, Sized
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from penstock.errors import PenstockError
 from penstock.kernel.executor import Handle
 from penstock.kernel.graph import shown
-from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue, type_of
-from penstock.nodes.parts.settings import Checked, Data, Settings, Text, typed
+from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue, type_of, typed
+from penstock.runtime.graphs.settings import Checked, Data, Settings, Text
 
 
 class MergeFailed(PenstockError):

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from penstock.kernel.executor import ExecutorRegistry, Handle
 from penstock.kernel.values import DataValue
-from penstock.nodes.parts.settings import Checked, Data, Finding, Json, Settings, Text
 from penstock.nodes.parts.template import Template, TemplateInvalid
+from penstock.runtime.graphs.settings import Checked, Data, Finding, Json, Settings, Text
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
 from penstock.kernel.values import DataValue
 from penstock.nodes.parts import nested
 from penstock.nodes.parts.nested import GraphData
-from penstock.nodes.parts.settings import Checked, Data, Finding, Settings
 from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.settings import Checked, Data, Finding, Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,13 @@ from penstock.agents.tool_calling import send, truncated_in
 from penstock.agents.tools import MAX_PARALLEL_TOOLS, Tool, ToolChain, execute_all
 from penstock.errors import InvalidValue, PenstockError
 from penstock.kernel.executor import ExecutorRegistry, Handle
-from penstock.kernel.values import DataValue
+from penstock.kernel.values import DataValue, typed
 from penstock.nodes.approval import approve_with
 from penstock.nodes.parts.chat import GO_ON, Prompt, messages_in, newest, prompt_for, streamed, with_user_tools
 from penstock.nodes.parts.services import ModelData, combine_tools, model_for, offered_tool, runtime_of, tool_name
-from penstock.nodes.parts.settings import (
+from penstock.runtime.context import ExecutionContext
+from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.settings import (
     BudgetData,
     Checked,
     Data,
@@ -42,10 +44,7 @@ from penstock.nodes.parts.settings import (
     Sized,
     Text,
     Within,
-    typed,
 )
-from penstock.runtime.context import ExecutionContext
-from penstock.runtime.graphs.graph_runtime import FlowContext
 
 Mode = Literal["coordinate", "route", "parallel"]
 

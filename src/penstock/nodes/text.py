@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.kernel.executor import Handle
 from penstock.kernel.values import DataValue
-from penstock.nodes.parts.settings import Checked, Data, Settings, Text
+from penstock.runtime.graphs.settings import Checked, Data, Settings, Text
 
 
 @dataclass(frozen=True, slots=True)

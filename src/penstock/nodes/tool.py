@@ -15,10 +15,21 @@ from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
 from penstock.nodes.parts import nested
 from penstock.nodes.parts.nested import GraphData
 from penstock.nodes.parts.services import offered_tool, tool_name
-from penstock.nodes.parts.settings import BudgetData, Checked, Data, Finding, Flag, Json, Name, Seconds, Settings, Text
 from penstock.runtime.call import running_call
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.settings import (
+    BudgetData,
+    Checked,
+    Data,
+    Finding,
+    Flag,
+    Json,
+    Name,
+    Seconds,
+    Settings,
+    Text,
+)
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 

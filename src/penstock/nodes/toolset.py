@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from penstock.kernel.executor import Handle
 from penstock.nodes.parts.services import flatten_tools, offered_tool, runtime_of
-from penstock.nodes.parts.settings import Checked, Data, Name, Settings, Sized
 from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.settings import Checked, Data, Name, Settings, Sized
 
 
 @dataclass(frozen=True, slots=True)

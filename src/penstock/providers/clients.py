@@ -78,7 +78,8 @@ def contained_async_client(
 
 def _library() -> Any:
     """Return the library of the official clients that are imported, or else the first that is installed."""
-    clients = [sys.modules[name] for name, _ in FAMILIES if sys.modules.get(name) is not None]
+    loaded = [sys.modules.get(name) for name, _ in FAMILIES]
+    clients = [client for client in loaded if hasattr(client, "DefaultAsyncHttpxClient")]  # botocore has none
     for name in (*map(built_on, clients), *installed("httpx2", "httpx")):
         return importlib.import_module(name)
     raise InvalidValue("httpx2", None, "installed; it comes with openai and anthropic")

@@ -44,12 +44,31 @@ def close_scope(terms: Terms) -> None:
         _open_scopes.set(scopes[:last] + scopes[last + 1 :])
 
 
-def terms_for(method: str, host: str, path: str, headers: Mapping[str, str]) -> Terms | None:
-    """Return the terms that apply to this request; None if it is sent as it is. Raises if it is refused."""
+def terms_for(
+    method: str, host: str, path: str, headers: Mapping[str, str], content: bytes | None = None
+) -> Terms | None:
+    """Return the terms that apply to this request; None if it is sent as it is. Raises if it is refused.
+
+    `content` is its body, where that is known: outside of any scope it tells model requests from others.
+    """
     scopes = _open_scopes.get()
     if scopes:
         return scopes[-1]
-    return uncontained.judge(method, host, path, headers) if uncontained.is_watching else None
+    return uncontained.judge(method, host, path, headers, content) if uncontained.is_watching else None
+
+
+def is_in_scope() -> bool:
+    """Whether requests belong to a scope here."""
+    return bool(_open_scopes.get())
+
+
+def pass_by(method: str, host: str, path: str, headers: Mapping[str, str]) -> None:
+    """Report a request that cannot be contained where it is made, if it is a model request; raise if it is refused."""
+    scopes = _open_scopes.get()
+    if not scopes:
+        uncontained.pass_by(method, host, path, headers)
+    elif (terms := scopes[-1]) is not None:
+        uncontained.pass_by(method, host, path, headers, terms.context._run)
 
 
 def may_apply(method: str) -> bool:

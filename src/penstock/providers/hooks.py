@@ -23,9 +23,9 @@ import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from inspect import iscoroutinefunction
+from inspect import iscoroutinefunction, signature
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 from penstock.errors import PenstockError
 from penstock.providers.importing import ImportWatcher, loaded
@@ -44,6 +44,21 @@ class Patch:
     method: str
     wrap: Callable[[Method], Method]
     """Returns the replacement of the original method."""
+    needs: str = ""
+    """Name of a parameter that the method must have."""
+
+    @property
+    def name(self) -> str:
+        """What the library must have, in full."""
+        needed = f"({self.needs}=…)" if self.needs else ""
+        return f"{self.module}.{self.owner}.{self.method}{needed}"
+
+    def fits(self, owner: object) -> TypeGuard[type]:
+        """Whether this is the class that is patched."""
+        # Its own method, and not an inherited one: that is a stub, or is patched at the class that has it.
+        if not isinstance(owner, type) or self.method not in vars(owner):
+            return False
+        return not self.needs or _takes(vars(owner)[self.method], self.needs)
 
 
 class HookFailed(PenstockError):
@@ -53,9 +68,8 @@ class HookFailed(PenstockError):
         self.patch = patch
         self.library = patch.module.partition(".")[0]
         self.version = _version(self.library)
-        missing = f"{patch.module}.{patch.owner}.{patch.method}"
         super().__init__(
-            f"requests of {self.library} {self.version} cannot be contained: it has no {missing};"
+            f"requests of {self.library} {self.version} cannot be contained: it has no {patch.name};"
             f" install another version of {self.library}"
         )
 
@@ -103,8 +117,7 @@ class Hooks:
         if module is None:
             return None
         owner = getattr(module, patch.owner, None)
-        # Its own, and not an inherited one: that is a stub, or is patched at the class that has it.
-        if not isinstance(owner, type) or patch.method not in vars(owner):
+        if not patch.fits(owner):
             return HookFailed(patch)
         with self._lock:
             self._methods.setdefault((owner, patch.method), _Patched(owner, patch.method)).ensure(patch.wrap)
@@ -172,6 +185,12 @@ class _Patched:
                     self._is_handled.reset(outside)
 
         return ours
+
+
+def _takes(method: Method, parameter: str) -> bool:
+    """Whether the method takes the parameter, by its name or with `**`, as the wrappers of other tools do."""
+    parameters = signature(method).parameters
+    return parameter in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def _version(library: str) -> str:

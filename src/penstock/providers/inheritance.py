@@ -1,30 +1,51 @@
-"""Threads and the work of executors belong to the scope in which they were started.
+"""Threads and the work of pools belong to the scope in which they were started.
 
-Context variables do not follow a `threading.Thread` or an item of a `ThreadPoolExecutor`, so a program that fans out
-would leave its scope without a word. `Thread.start` takes the scope of the starter into the thread, for its whole life;
-so does a `Timer`, and every subclass. `ThreadPoolExecutor.submit`, and with it `map` and `loop.run_in_executor`, takes
-the scope into the one item: the thread of the pool has none before and after, even if the item was what started it.
+Context variables do not follow a thread or an item of a pool, so a program that fans out would leave its scope without
+a word. Which run a request belongs to:
+
+- in a `threading.Thread`, a `Timer`, or a subclass: the run of the code that called `start()`, for the thread's life
+- in an item of a `ThreadPoolExecutor` (`submit`, `map`, `run_in_executor`, `asyncio.to_thread`): that of who submits it
+- in an item of a `multiprocessing.pool.ThreadPool`, which joblib's threads are (`apply`, `map`, `starmap`, `imap`, and
+  their callbacks): that of who submits it
+- in code that a thread runs in a context of its own (worker threads of anyio and asgiref, `copy_context().run`,
+  `Thread(context=…)`): that of this context, which may have another scope than the thread, or none
+- in a thread that takes work from a queue: the run of the code that started the thread, whoever put the work there
+- in a thread of `_thread.start_new_thread`, or one that is older than the block: none, and it is reported
+
+A pool's own threads have no scope before and after an item, even if the item was what started them. Who submits an item
+outside of any scope gets none inside.
+
+Nobody can see where an item of a queue comes from. A thread that takes it belongs to the run that started it: while
+that run is open it pays, and once it has ended, the requests are refused, also if another run is open by then. So work
+may be charged to the wrong run, but never to none. The other rule, to give such threads no scope, would let every
+worker loop of a program spend without a limit for a report; and what makes a loop a worker's cannot be seen either.
+A program that shares such a thread between runs puts `contextvars.copy_context()` into the queue with each item and
+runs the item with it.
 
 Taken along are the open scopes, the running call and the entered contexts, and nothing else. Copying the whole context
 would change what the program itself sees: its own variables, its decimal precision, its tracing spans would suddenly
 be those of the code that started the thread.
-
-A thread that was started with `_thread.start_new_thread`, and a pool of another library that was there before the
-scope, have no scope; `uncontained` reports their requests.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from penstock.providers.current import NO_SCOPE, Captured, captured
 from penstock.providers.hooks import Method, Patch
 
+_END = object()
+
 
 def _start(original: Method) -> Method:
     def start(thread: Any) -> None:
         scope = captured()
-        if scope is None:
+        # From Python 3.14 on a thread may be given a context, which says by itself what belongs to it.
+        if scope is None or getattr(thread, "_context", None) is not None:
             original(thread)
             return
         run = thread.run
@@ -62,7 +83,91 @@ def _submit(original: Method) -> Method:
     return submit
 
 
+# Pools of multiprocessing: those of threads, and not those of processes.
+
+
+def _init(original: Method) -> Method:
+    def __init__(
+        pool: Any, processes: int | None = None, initializer: Method | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        scope = _scope_for(pool)
+        if scope is None:
+            original(pool, processes, initializer, *args, **kwargs)
+        else:  # without a scope: its threads will run the items of others too
+            NO_SCOPE.run(original, pool, processes, _within(scope, initializer), *args, **kwargs)
+
+    return __init__
+
+
+def _apply_async(original: Method) -> Method:
+    def apply_async(
+        pool: Any,
+        func: Method,
+        args: Iterable[Any] = (),
+        kwds: Mapping[str, Any] = MappingProxyType({}),
+        callback: Method | None = None,
+        error_callback: Method | None = None,
+    ) -> Any:
+        scope = _scope_for(pool)
+        if scope is None:
+            return original(pool, func, args, kwds, callback, error_callback)
+        callbacks = _within(scope, callback), _within(scope, error_callback)
+        return original(pool, scope.run, (func, *args), kwds, *callbacks)
+
+    return apply_async
+
+
+def _map_async(original: Method) -> Method:
+    def _map_async(
+        pool: Any,
+        func: Method,
+        iterable: Any,
+        mapper: Method,
+        chunksize: int | None = None,
+        callback: Method | None = None,
+        error_callback: Method | None = None,
+    ) -> Any:
+        scope = _scope_for(pool)
+        if scope is not None:
+            func = partial(scope.run, func)
+            callback, error_callback = _within(scope, callback), _within(scope, error_callback)
+        return original(pool, func, iterable, mapper, chunksize, callback, error_callback)
+
+    return _map_async
+
+
+def _imap(original: Method) -> Method:
+    def imap(pool: Any, func: Method, iterable: Iterable[Any], chunksize: int = 1) -> Any:
+        scope = _scope_for(pool)
+        if scope is None:
+            return original(pool, func, iterable, chunksize)
+        return original(pool, partial(scope.run, func), _iterated(scope, iterable), chunksize)
+
+    return imap
+
+
+def _scope_for(pool: Any) -> Captured | None:
+    """Return the scope of an item that is submitted here; None outside of any, and for processes."""
+    return captured() if isinstance(pool, sys.modules["multiprocessing.pool"].ThreadPool) else None
+
+
+def _within(scope: Captured, callback: Method | None) -> Method | None:
+    return None if callback is None else partial(scope.run, callback)
+
+
+def _iterated(scope: Captured, iterable: Iterable[Any]) -> Iterator[Any]:
+    """Iterate in the scope: a pool takes the arguments of `imap` one by one, in a thread of its own."""
+    items = scope.run(iter, iterable)
+    while (item := scope.run(next, items, _END)) is not _END:
+        yield item
+
+
 THREADS = (
     Patch("threading", "Thread", "start", _start),
     Patch("concurrent.futures.thread", "ThreadPoolExecutor", "submit", _submit),
+    Patch("multiprocessing.pool", "Pool", "__init__", _init),
+    Patch("multiprocessing.pool", "Pool", "apply_async", _apply_async),
+    Patch("multiprocessing.pool", "Pool", "_map_async", _map_async),
+    Patch("multiprocessing.pool", "Pool", "imap", _imap),
+    Patch("multiprocessing.pool", "Pool", "imap_unordered", _imap),
 )

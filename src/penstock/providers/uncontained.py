@@ -19,14 +19,20 @@ from collections.abc import Mapping
 from penstock.errors import PenstockError
 from penstock.providers.http.exchange import Terms
 from penstock.providers.http.forms import form_of
-from penstock.providers.http.request import COMMON_PATHS
+from penstock.providers.http.request import COMMON_PATHS, parse_request
 from penstock.providers.reading.families import in_the_families
 from penstock.runtime.run import Run, open_hosts
 
+NO_RUN = "belongs to no run"
+AROUND = "is sent around the libraries that are contained"
 WHAT_TO_DO = "make it inside `with contained(run):`, in a thread started there, or through contained_client(run)"
+ADVICE = {NO_RUN: WHAT_TO_DO, AROUND: "send it with a transport of httpx2 or httpx, or with another HTTP library"}
 
 is_watching = False
 """Whether a scope is open in this process, or was when it was forked."""
+
+_DEFAULT_TYPES = ("form-urlencoded", "octet-stream", "text/plain")
+"""Content types that libraries give to a body of which they know nothing."""
 
 _lock = threading.RLock()  # the garbage collector may close a block in the middle of any of this
 _open: dict[Run, list[Terms]] = {}
@@ -38,12 +44,10 @@ _parents: dict[Run, set[str]] = {}
 class UncontainedRequest(PenstockError):
     """A model request that belongs to no run was refused, because a strict run is open."""
 
-    def __init__(self, host: str, run_id: str) -> None:
+    def __init__(self, host: str, run_id: str, why: str = NO_RUN) -> None:
         self.host = host
         self.run_id = run_id
-        super().__init__(
-            f"the model request to {host} belongs to no run, and the open run {run_id} is strict: {WHAT_TO_DO}"
-        )
+        super().__init__(f"the model request to {host} {why}, and the open run {run_id} is strict: {ADVICE[why]}")
 
 
 def opened(terms: Terms) -> None:
@@ -73,47 +77,68 @@ def open_terms() -> list[Terms]:
         return [scopes[-1] for run, scopes in _open.items() if not run.graph.closed]
 
 
-def judge(method: str, host: str, path: str, headers: Mapping[str, str]) -> Terms | None:
-    """Return the terms of the run that adopts the request; None if it is sent as it is. Raises if it is refused."""
-    if not _is_model_request(method, host, path, headers):
+def judge(method: str, host: str, path: str, headers: Mapping[str, str], content: bytes | None = None) -> Terms | None:
+    """Return the terms of the run that adopts the request; None if it is sent as it is. Raises if it is refused.
+
+    `content` is its body, where that is known.
+    """
+    if not _is_model_request(method, host, path, headers, content):
         return None
     terms = open_terms()
     runs = [each.context._run for each in terms]
     if len(runs) == 1 and runs[0].settings.adopt and not open_hosts:
         return terms[0]
-    for run in runs or _parents:
-        if run.settings.strict:
-            raise in_the_families(UncontainedRequest(host, run.id))
-    if runs:
-        _report(host, runs)
-    else:
-        _report_forked(host)
+    _refuse_or_report(host, runs, NO_RUN)
     return None
 
 
-def _is_model_request(method: str, host: str, path: str, headers: Mapping[str, str]) -> bool:
-    """Whether this is a model request, as far as its headers show: other APIs have such paths too."""
+def pass_by(method: str, host: str, path: str, headers: Mapping[str, str], own: Run | None = None) -> None:
+    """Report a request that cannot be contained where it is made; raise if it is refused.
+
+    `own` is the run to which it would belong.
+    """
+    if _is_model_request(method, host, path, headers):
+        others = [run for terms in open_terms() if (run := terms.context._run) is not own]
+        _refuse_or_report(host, others if own is None else [own, *others], AROUND)
+
+
+def _refuse_or_report(host: str, runs: list[Run], why: str) -> None:
+    for run in runs or _parents:
+        if run.settings.strict:
+            raise in_the_families(UncontainedRequest(host, run.id, why))
+    if runs:
+        _report(host, runs, why)
+    else:
+        _report_forked(host)
+
+
+def _is_model_request(
+    method: str, host: str, path: str, headers: Mapping[str, str], content: bytes | None = None
+) -> bool:
+    """Whether this is a model request, as far as its headers and its body show: other APIs have such paths too."""
     form = form_of(method, host, path, headers)
-    if form is None:
-        return False
+    if form is None or form.is_provider:
+        return form is not None
+    if content is not None:
+        return parse_request(form, headers, content) is not None
     content_type = headers.get("content-type", "json")
-    if "form-urlencoded" in content_type:  # urllib calls everything that
-        return form.is_provider or form.api not in COMMON_PATHS
-    return form.is_provider or "json" in content_type or "multipart" in content_type
+    if any(default in content_type for default in _DEFAULT_TYPES):
+        return form.api not in COMMON_PATHS
+    return "json" in content_type or "multipart" in content_type
 
 
 def report_if_model(method: str, host: str, path: str) -> None:
     """Report a request that went around the hooks to the runs with open scopes, if it is a model request."""
     runs = [terms.context._run for terms in open_terms()]
     if runs and form_of(method, host, path) is not None:
-        _report(host, runs)
+        _report(host, runs, AROUND)
 
 
-def _report(host: str, runs: list[Run]) -> None:
+def _report(host: str, runs: list[Run], why: str) -> None:
     new = [run.id for run in runs if run.record_uncontained(host)]
     if new:
-        facts = f"a model request to {host} belongs to no run and is not limited, while {', '.join(new)} is open"
-        warnings.warn(f"{facts}: {WHAT_TO_DO}", RuntimeWarning, stacklevel=2)
+        facts = f"a model request to {host} {why} and is not limited, while {', '.join(new)} is open"
+        warnings.warn(f"{facts}: {ADVICE[why]}", RuntimeWarning, stacklevel=2)
 
 
 def _report_forked(host: str) -> None:

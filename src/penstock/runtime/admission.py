@@ -22,7 +22,7 @@ from penstock.stops import LIMIT_REASONS, Stop, StopReason
 from penstock.tracing.events import DivergenceTrace
 from penstock.tracing.lifecycle import CallKind
 from penstock.tracing.payloads import Payload
-from penstock.tracing.record import OPEN, keep_payload
+from penstock.tracing.record import OPEN, keep_payload, mark_stopped
 
 
 def admit(
@@ -109,13 +109,7 @@ def admit(
         if call.waiter is None:
             refuse(call, refused)
         return False
-    if (
-        now_ns >= token.deadline_ns
-        or cancelled is not None
-        or run.guarded
-        or (hold_nanos is None and run.demands_price)
-        or (args and run.reads_args)
-    ):
+    if now_ns >= token.deadline_ns or cancelled is not None or run.checks_calls or (args and run.reads_args):
         return _check_further(call, args, attempt)
     return True
 
@@ -242,6 +236,7 @@ def refuse(call: Call, stop: Stop, decision: Decision = Decision.HALT, hook: str
             run.first_call = None  # it never ran: the next one is the first
         if run.queues:
             run.room.changed(now_ns)
+        mark_stopped(record, stop)
         run.graph.end(record, now_ns, "halt", stop_reason=str(stop))
         record.owner = None
         failure = None

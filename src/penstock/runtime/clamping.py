@@ -44,9 +44,12 @@ def clamp(context: Handle, model: str, input_tokens: int, wanted_output: int, fl
 
     If not even `floor` fits, return the worst case with `floor`: admission refuses it, and names the limit.
     """
+    tokens = input_tokens + wanted_output
+    if context._token.cancellation is not None:
+        # Admission refuses the call. The cancel may have ended the wait for the table of prices: a look-up would block.
+        return Worst(None, tokens, wanted_output)
     account = context._account
     cost = context._run.prices.worst_case_nanos(model, input_tokens, wanted_output)
-    tokens = input_tokens + wanted_output
     if accounts.fits_alone(account, cost or 0, tokens):
         return Worst(cost, tokens, wanted_output)
     left = accounts.cost_left(account), accounts.tokens_left(account)

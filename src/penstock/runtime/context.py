@@ -159,7 +159,10 @@ class ExecutionContext(Calls):
         checks.optional("pipeline", pipeline, ShieldPipeline)
         checks.optional("metadata", metadata, ChainMetadata)
         checks.text("name", name)
-        checks.optional("upstream", upstream, Mapping)
+        if upstream is not None:
+            checks.mapping("upstream", upstream, "results by step")
+        if trace is not None and not callable(getattr(trace, "add_step", None)):
+            raise InvalidValue("trace", trace, "an ExecutionTrace, or None for no trace")
         checks.optional("budget", budget, Budget)
         checks.optional("usage", usage, ResourceUsage)
         checks.optional("cancellation", cancellation, CancellationToken)
@@ -600,6 +603,12 @@ class ExecutionContext(Calls):
         """Render the call tree: what ran, what it cost, what was refused and why."""
         return "\n".join((explain(self._run.graph), ending.totals(self), *ending.remarks(self._run)))
 
+    def _repr_html_(self) -> str:
+        """Return the run as a notebook shows it: limits, call tree, timeline, costs and events."""
+        from penstock.tracing.page import trace_frame  # reads files that only a page needs
+
+        return trace_frame(self)
+
     # Beginning and end.
 
     def __enter__(self) -> ExecutionContext:
@@ -609,7 +618,7 @@ class ExecutionContext(Calls):
         return self
 
     def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
     ) -> None:
         entered = entered_contexts.get()
         if self in entered:  # fixtures and generators may leave it in a context where it was not entered
@@ -617,19 +626,19 @@ class ExecutionContext(Calls):
             entered_contexts.set(entered[:last] + entered[last + 1 :])
         with self._run.lock:
             self._inside -= 1
-            self._error = self._error or exc
+            self._error = self._error or exc_val
             if self._inside:
                 return
-            exc, self._error = self._error, None
-        self.end(exc)
+            error, self._error = self._error, None
+        self.end(error)
 
     async def __aenter__(self) -> ExecutionContext:
         return self.__enter__()
 
     async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
     ) -> None:
-        self.__exit__(exc_type, exc, traceback)
+        self.__exit__(exc_type, exc_val, exc_tb)
 
     def end(self, error: BaseException | None = None) -> None:
         """End this context; `error` is what ended it, if anything. Idempotent.

@@ -15,7 +15,7 @@ from penstock.runtime.settlement import leave_running
 from penstock.stops import LIMIT_REASONS, Stop, StopReason, TerminationReason
 from penstock.tracing.events import ChildCompleteTrace, RunCompleted
 from penstock.tracing.lifecycle import Status
-from penstock.tracing.record import OPEN, CallRecord
+from penstock.tracing.record import OPEN, CallRecord, mark_stopped
 
 if TYPE_CHECKING:
     from penstock.runtime.context import ExecutionContext
@@ -98,6 +98,7 @@ def end_child(child: ExecutionContext, reason: TerminationReason | None) -> None
         below = [call for call in run.graph.open_calls() if call is not record and call.is_under(record)]
         if below:
             _abandon(child, below, now_ns, f"{child.name!r} ended while the call was running")
+        mark_stopped(record, stop)
         run.graph.end(record, now_ns, STATUS_OF[reason], stop_reason=str(stop) if stop else None)
         _tell_parent(child, reason, now_ns)
     _stop_leftovers(child, below)
@@ -117,6 +118,7 @@ def end_run(context: ExecutionContext, error: BaseException | None) -> None:
         if below:
             _abandon(context, below, now_ns, "the run ended while the call was running")
         error_class = type(error).__name__ if error is not None else None
+        mark_stopped(root, stop)
         run.graph.end(root, now_ns, STATUS_OF[reason], stop_reason=str(stop) if stop else None, error_class=error_class)
         where = run.where(context._source, None, now_ns)
         run.graph.close(RunCompleted(termination_reason=reason, error=error_class, **where))

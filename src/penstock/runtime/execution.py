@@ -42,7 +42,6 @@ from penstock.runtime.admission import admit, await_room, wait_for_room
 from penstock.runtime.billing.usage import WITHOUT_USAGE, retry_after_s
 from penstock.runtime.call import RETRY, Call, CallSpec, Work, blank, interruption, running_call, stop_of
 from penstock.runtime.cancellation import CancellationToken, drain_cancel, translate_cancel
-from penstock.runtime.durable.shared import SharedBudget
 from penstock.runtime.handle import Handle
 from penstock.runtime.remote_holds import Shrink
 from penstock.runtime.settlement import (
@@ -83,7 +82,8 @@ class AttemptHooks(Protocol):
 def run_sync(context: Handle, spec: CallSpec, fn: Work, args: tuple[Any, ...] = (), retries: int = 0) -> Call:
     """Run `fn(*args)` as a recorded, contained call; retry up to `retries` times while it fails."""
     attempt = 1
-    shared = context._run.shared
+    run = context._run
+    shared = None if spec.kind == "system" else run.shared
     timeout_s = spec.timeout_s
     outer = context._token
     parent_call = running_call.get()
@@ -93,15 +93,37 @@ def run_sync(context: Handle, spec: CallSpec, fn: Work, args: tuple[Any, ...] = 
         token = outer if timeout_s is None else outer.child(spec.name, deadline_s=timeout_s)
         call = blank(Call)
         try:
-            if admit(call, context, spec, token, args, attempt, "sync") or wait_for_room(call):
+            if (admit(call, context, spec, token, args, attempt, "sync") or wait_for_room(call)) and (
+                shared is None or remote_holds.hold(shared, call)
+            ):
                 work = fn if call.degraded is None or spec.degraded is None else spec.degraded
-                if shared is None or spec.kind == "system":
-                    _execute_sync(call, work, args, parent_call)
+                mode = run.settings.sync_calls
+                call.began = True
+                running_call.set(call)
+                # On a worker if the caller may have to be released before the function has returned.
+                if mode == "thread" or (
+                    mode == "auto" and (token.deadline_ns < UNLIMITED or run.external_token or worker.others_alive())
+                ):
+                    _execute_on_worker(call, work, args)
                 else:
-                    _execute_shared(shared, call, work, args, parent_call)
+                    try:
+                        value = work(*args) if args else work()  # unpacking an empty tuple takes time
+                        if type(value) is GeneratorType:
+                            value = _drain(call, value)
+                    except BaseException as error:
+                        fail(call, error)
+                    else:
+                        if type(value) in ASYNC:
+                            _refuse_async(call, work, value)
+                        succeed(call, value)
+                running_call.set(parent_call)
+                if shared is not None:
+                    remote_holds.end(shared, call)
         except BaseException as error:
             if running_call.get() is call:
                 running_call.set(parent_call)
+            if shared is not None and getattr(call, "began", False):
+                remote_holds.leave(shared, call)
             end_interrupted(call, error)
             raise
         if call.decision is not RETRY or attempt > retries:
@@ -110,44 +132,6 @@ def run_sync(context: Handle, spec: CallSpec, fn: Work, args: tuple[Any, ...] = 
         if pause_s:
             outer.wait_sync(pause_s)
         attempt += 1
-
-
-def _execute_shared(shared: SharedBudget, call: Call, fn: Work, args: tuple[Any, ...], outer: Call | None) -> None:
-    """Execute the call if the shared budget admits it as well."""
-    if not remote_holds.hold(shared, call):
-        return
-    try:
-        _execute_sync(call, fn, args, outer)
-    except BaseException:
-        remote_holds.leave(shared, call)
-        raise
-    remote_holds.end(shared, call)
-
-
-def _execute_sync(call: Call, fn: Work, args: tuple[Any, ...], outer: Call | None) -> None:
-    run = call.context._run
-    mode = run.settings.sync_calls
-    try:
-        call.began = True
-        running_call.set(call)
-        # On a worker if the caller may have to be released before the function has returned.
-        if mode == "thread" or (
-            mode == "auto" and (call.token.deadline_ns < UNLIMITED or run.external_token or worker.others_alive())
-        ):
-            _execute_on_worker(call, fn, args)
-        else:
-            try:
-                value = fn(*args) if args else fn()  # most have none, and unpacking an empty tuple takes time
-                if type(value) is GeneratorType:
-                    value = _drain(call, value)
-            except BaseException as error:
-                fail(call, error)
-            else:
-                if type(value) in ASYNC:
-                    _refuse_async(call, fn, value)
-                succeed(call, value)
-    finally:
-        running_call.set(outer)
 
 
 def _execute_on_worker(call: Call, fn: Work, args: tuple[Any, ...]) -> None:
@@ -161,12 +145,12 @@ def _execute_on_worker(call: Call, fn: Work, args: tuple[Any, ...]) -> None:
         _finish_late(call, value, error)
 
     token = call.token
-    job = worker.Job(work, finish_late)
+    job = worker.Job(work, finish_late, is_counted=True)
     remove = token.add_callback(job.wake)
     try:
         try:
             worker.start(job)
-        except RuntimeError as error:  # no thread is available
+        except RuntimeError as error:  # no thread is available, or too many hang
             end_failed(call, error, never_ran=True)
             return
         finished = job.wait(token.seconds_left())
@@ -262,7 +246,7 @@ async def attempt_async(
     """
     run = context._run
     prices = run.prices
-    if prices.is_pending and spec.kind == "llm" and spec.hold_nanos is None and run.demands_price:
+    if run.demands_price and prices.is_pending and spec.kind == "llm" and spec.hold_nanos is None:
         await load_prices(context, spec.model or run.worst_case["llm"].model)
     token = context._token if spec.timeout_s is None else context._token.child(spec.name, deadline_s=spec.timeout_s)
     call = blank(Call)
@@ -289,7 +273,8 @@ async def attempt_async(
             if on_worker:
                 # A caller with hooks refuses coroutines itself, or has them awaited here.
                 work = (lambda: fn(*args)) if hooks is not None else (lambda: _without_coroutine(fn(*args)))
-                job = worker.LoopJob(work, lambda value, error: _end_late(call, value, error, hooks))
+                late = partial(_end_late, call, hooks=hooks)
+                job = worker.LoopJob(work, late, is_counted=True)
                 value = await job.result()
             else:
                 value = fn(*args) if args else fn()
@@ -305,7 +290,9 @@ async def attempt_async(
             if job is not None and not is_left and type(job.value) is CoroutineType:
                 job.value.close()  # the stop came between the function's return and the await of what it returned
             try:
-                if is_left:
+                if isinstance(cause, worker.TooManyAbandoned):
+                    end_failed(call, cause, never_ran=True)
+                elif is_left:
                     _leave_behind(call, cause, hooks)
                 elif hooks is None or not _settle_timeout(call, hooks):
                     fail(call, cause)

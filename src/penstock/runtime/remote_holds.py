@@ -1,8 +1,8 @@
 """Hold amounts for calls at a budget that several processes share, and report there how each call ended.
 
-Stores block, so they are called on a worker, outside the run's lock, unless they can answer inline. A caller that is
-stopped during a store request does not wait for it: the worker receives the answer and gives back what was taken,
-because the call never ran.
+A store request is made outside the run's lock: inline if the store can answer without waiting, otherwise by a task of
+the caller's loop or, for a caller that blocks, on a worker. A caller that is stopped during a request does not wait for
+it: the task or the worker receives the answer and gives back what was taken, because the call never ran.
 
 A call that only the holds of others keep out waits at the store. Its hold in the run's own ledger is withdrawn
 meanwhile, and taken again, with all checks, once the store has admitted it. A cancel or a deadline ends the wait.
@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import _thread
 import asyncio
-from collections.abc import Callable, Generator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import cast
+from typing import Any
 
 from penstock.containment import accounts
 from penstock.containment.ledger import Amounts, WouldBlock
@@ -28,7 +29,8 @@ from penstock.runtime import worker
 from penstock.runtime.admission import refuse
 from penstock.runtime.call import Call, interruption, stop_of
 from penstock.runtime.cancellation import drain_cancel, translate_cancel
-from penstock.runtime.durable.shared import SharedBudget, ignore, key_of, note_end
+from penstock.runtime.durable.async_ledger import blocking, ignore
+from penstock.runtime.durable.shared import SharedBudget, key_of, note_end
 from penstock.runtime.run import Run
 from penstock.runtime.waiting import ON_A_LOOP, holds_above, record_wait
 from penstock.stops import Stop, StopReason
@@ -59,8 +61,8 @@ def bind(shared: SharedBudget, run: Run, source: Source) -> None:
 
 Answer = Stop | Waiting | None
 """A store's answer to a call: refused, not yet, or held."""
-Ask = Callable[[], Answer]
-"""One request to a store; it may block."""
+Ask = Callable[[], Coroutine[Any, Any, Answer]]
+"""One request to a store."""
 
 
 class _Left(Exception):
@@ -71,8 +73,8 @@ class _Left(Exception):
         self.stop = stop
 
 
-class _HoldRequest:
-    """One call's hold request to the store."""
+class _HoldRequest(ABC):
+    """One call's hold request to the store; a subclass knows how its caller waits."""
 
     __slots__ = ("_ends_ns", "call", "job", "key", "may_wait", "shared", "shrink")
 
@@ -83,13 +85,25 @@ class _HoldRequest:
         self.may_wait = may_wait
         self.key = key_of(shared, call)
         self.job: worker.Job | None = None
-        """The request that a worker makes now."""
+        """The request that a worker or a task makes now."""
         self._ends_ns: int | None = None
         """When the call stops waiting, on the run's clock; None until it has to wait."""
 
-    def ask(self) -> Answer:
+    @abstractmethod
+    async def answer(self, ask: Ask) -> Answer:
+        """Return the store's answer; the caller may be stopped before it comes."""
+
+    @abstractmethod
+    async def pause(self, seconds: float) -> None:
+        """Wait until `wake` or a cancel, or so long."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """End a pause; called on any thread."""
+
+    async def ask(self) -> Answer:
         call = self.call
-        return self.shared.take(
+        return await self.shared.take(
             self.key,
             self._amounts(),
             call.attempt > 1,
@@ -98,11 +112,11 @@ class _HoldRequest:
             under=None if call.parent_call is None else _key_above(self.shared, call),
         )
 
-    def renew(self) -> Answer:
+    async def renew(self) -> Answer:
         try:
-            return self.shared.renew(self.key)
+            return await self.shared.renew(self.key)
         except LedgerError:  # the ticket has expired: this process was held up for longer than its lease
-            return self.ask()
+            return await self.ask()
 
     def seconds_to_wait(self) -> float:
         """Return how long the call may still wait: as long as the run's settings allow, and until its deadline."""
@@ -135,7 +149,8 @@ class _HoldRequest:
         self.shared.give_back(self.key)
         self.shared.flush_soon()
 
-    def answered(self, answer: Answer) -> bool:
+    def is_admitted(self, answer: Answer) -> bool:
+        """Return whether the final answer admits the call; otherwise refuse the call."""
         if answer is None:
             return True
         assert isinstance(answer, Stop), "a call that waits has no answer yet"
@@ -196,32 +211,32 @@ class _OwnRoom(Waiter):
         self.notify()
 
 
-def _rounds(request: _HoldRequest, wake: Callable[[], None]) -> Generator[Ask | float, Answer, Answer]:
-    """Wait at the store: yield each request to make and the seconds to pause, and return the final answer.
+async def _wait(request: _HoldRequest) -> Answer:
+    """Wait at the store, and return the final answer.
 
-    A pause ends early when `wake` is called. If the run's own ledger has no room any more when the store admits the
+    If the run's own ledger has no room any more when the store admits the
     call, the store's hold is given back, and the call waits for both again. A call that may do with less asks the store
     again when it is refused after all.
     """
     call, shared = request.call, request.shared
     answer: Answer = None
-    remove = shared.store.on_change(request.key, wake)
+    remove = shared.store.on_change(request.key, request.wake)
     own: _OwnRoom | None = None
     since_ns: int | None = None
     try:
         while True:
             _wait_began(call)
             # The first renewal comes without a pause: the ticket may have changed before `on_change`.
-            while isinstance(answer := (yield request.renew), Waiting):
+            while isinstance(answer := await request.answer(request.renew), Waiting):
                 if since_ns is None:
                     since_ns = _show_wait(call, answer.stop)
                 if not request.seconds_to_wait():
                     return _waited_too_long(request, answer.stop)
-                yield min(shared.store.poll_s, request.seconds_to_wait())
+                await request.pause(min(shared.store.poll_s, request.seconds_to_wait()))
                 _check_running(call)
             if isinstance(answer, Stop) and request.shrink is None:
                 return answer
-            own = _wait_ended(call, wake)
+            own = _wait_ended(call, request.wake)
             if own.is_decided and own.stop is None and answer is None:
                 return None
             if answer is None:  # there is no room here any more: what the store holds is of no use meanwhile
@@ -230,11 +245,11 @@ def _rounds(request: _HoldRequest, wake: Callable[[], None]) -> Generator[Ask | 
                 if not request.seconds_to_wait():
                     stop = accounts.refusal(own.account, own.cost, own.tokens, own.api_calls, call.context._run.now())
                     return _waited_too_long(request, stop)
-                yield request.seconds_to_wait()
+                await request.pause(request.seconds_to_wait())
                 _check_running(call)
             if own.stop is not None:
                 return own.stop
-            if not isinstance(answer := (yield request.ask), Waiting):
+            if not isinstance(answer := await request.answer(request.ask), Waiting):
                 return answer
     finally:
         remove()
@@ -307,84 +322,108 @@ def _waited_too_long(request: _HoldRequest, stop: Stop) -> Stop:
     return replace(stop, message=f"{stop.message}; waited {waited_s:g} s for other calls to end")
 
 
+class _BlockingRequest(_HoldRequest):
+    """A request whose caller blocks its thread."""
+
+    __slots__ = ("_woken",)
+
+    def __init__(self, shared: SharedBudget, call: Call) -> None:
+        # Not on the thread of an event loop, which may have to run the calls that it would wait for.
+        super().__init__(shared, call, None, may_wait=asyncio._get_running_loop() is None)
+        self._woken = _thread.allocate_lock()
+        self._woken.acquire()
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # it is awake already
+            self._woken.release()
+
+    async def pause(self, seconds: float) -> None:
+        self._woken.acquire(timeout=seconds)
+
+    async def answer(self, ask: Ask) -> Answer:
+        """Return the store's answer; _Left if the caller is stopped before it comes."""
+        try:
+            return self.inline(ask)
+        except WouldBlock:
+            pass
+        token = self.call.token
+        self.job = job = worker.Job(lambda: blocking(ask()), self.give_back)
+        remove = token.add_callback(job.wake)
+        try:
+            worker.start(job)
+            finished = job.wait(token.seconds_left())
+        except RuntimeError as error:  # no thread is available
+            self.job = None
+            return self.shared.unavailable(error)
+        finally:
+            remove()
+        if not finished:
+            token.is_cancelled  # noqa: B018  notices the deadline
+            raise _Left(stop_of(token))
+        if job.error is not None:
+            raise job.error
+        self.job = None
+        answer: Answer = job.value
+        return answer
+
+
 def hold(shared: SharedBudget, call: Call) -> bool:
     """Hold at the store what the call holds locally; if the store refuses, refuse the call and return False.
 
-    A call that only the holds of others keep out waits for them; but not on the thread of an event loop, which may
-    have to run the calls that it would wait for.
+    A call that only the holds of others keep out waits for them, but not on the thread of an event loop.
     """
-    may_wait = asyncio._get_running_loop() is None
-    request = _HoldRequest(shared, call, None, may_wait)
+    request, remove = _BlockingRequest(shared, call), None
     try:
-        answer = _answer(request, request.ask)
+        answer = blocking(request.answer(request.ask))
         if isinstance(answer, Waiting):
-            answer = _wait(request)
+            remove = call.token.add_callback(request.wake)
+            answer = blocking(_wait(request))
     except _Left as stopped:
         request.left(stopped.stop)
         return False
-    return request.answered(answer)
-
-
-def _wait(request: _HoldRequest) -> Answer:
-    woken = _thread.allocate_lock()
-    woken.acquire()
-
-    def wake() -> None:
-        with suppress(RuntimeError):  # it is awake already
-            woken.release()
-
-    rounds = _rounds(request, wake)
-    remove = request.call.token.add_callback(wake)
-    answer: Answer = None
-    try:
-        step = next(rounds)
-        while True:
-            if callable(step):
-                answer = _answer(request, step)
-            else:
-                woken.acquire(timeout=step)
-            step = rounds.send(answer)
-    except StopIteration as ended:
-        return cast("Answer", ended.value)
-    except _Left:
-        raise
     except BaseException as error:
         request.left(interruption(error))
         raise
     finally:
-        remove()
-        rounds.close()
+        if remove is not None:
+            remove()
+    return request.is_admitted(answer)
 
 
-def _answer(request: _HoldRequest, ask: Ask) -> Answer:
-    """Return the store's answer; _Left if the caller is stopped before it comes."""
-    try:
-        return request.inline(ask)
-    except WouldBlock:
-        pass
-    token = request.call.token
-    request.job = job = worker.Job(ask, request.give_back)
-    remove = token.add_callback(job.wake)
-    try:
-        worker.start(job)
-        finished = job.wait(token.seconds_left())
-    except RuntimeError as error:  # no thread is available
-        request.job = None
-        return request.shared.unavailable(error)
-    except BaseException as error:
-        request.left(interruption(error))
-        raise
-    finally:
-        remove()
-    if not finished:
-        token.is_cancelled  # noqa: B018  notices the deadline
-        raise _Left(stop_of(token))
-    if job.error is not None:
-        request.left(interruption(job.error))
-        raise job.error
-    request.job = None
-    answer: Answer = job.value
-    return answer
+class _TaskRequest(_HoldRequest):
+    """A request that a task waits for."""
+
+    __slots__ = ("_loop", "_woken")
+
+    def __init__(self, shared: SharedBudget, call: Call, shrink: Shrink | None) -> None:
+        super().__init__(shared, call, shrink, may_wait=True)
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed, so no task waits
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def pause(self, seconds: float) -> None:
+        timer = self._loop.call_later(seconds, self._woken.set)
+        try:
+            await self._woken.wait()
+        finally:
+            timer.cancel()
+        self._woken.clear()
+
+    async def answer(self, ask: Ask) -> Answer:
+        try:
+            return self.inline(ask)
+        except WouldBlock:
+            return await self.answer_later(ask)
+
+    async def answer_later(self, ask: Ask) -> Answer:
+        """Return the store's answer, which something else waits for as well."""
+        self.job = job = self.shared.ledger.job(ask, self.give_back)
+        answer: Answer = await job.result()
+        self.job = None
+        return answer
 
 
 async def ahold(shared: SharedBudget, call: Call, shrink: Shrink | None = None) -> bool:
@@ -393,7 +432,7 @@ async def ahold(shared: SharedBudget, call: Call, shrink: Shrink | None = None) 
     A call that only the holds of others keep out waits for them. If the store refuses it for good, `shrink` returns the
     smaller amounts with which the call can proceed.
     """
-    request, token = _HoldRequest(shared, call, shrink, True), call.token
+    request, token = _TaskRequest(shared, call, shrink), call.token
     answer: Answer = None
     is_answered = True
     try:
@@ -401,7 +440,7 @@ async def ahold(shared: SharedBudget, call: Call, shrink: Shrink | None = None) 
     except WouldBlock:
         is_answered = False
     if is_answered and not isinstance(answer, Waiting):
-        return request.answered(answer)
+        return request.is_admitted(answer)
     task = asyncio.current_task()
     assert task is not None
     requested = task.cancelling()
@@ -409,10 +448,10 @@ async def ahold(shared: SharedBudget, call: Call, shrink: Shrink | None = None) 
     try:
         token.check()
         if not is_answered:
-            answer = await _aanswer(request, request.ask)
+            answer = await request.answer_later(request.ask)
         if isinstance(answer, Waiting):
-            answer = await _await(request)
-        request.answered(answer)
+            answer = await _wait(request)
+        request.is_admitted(answer)
     except RuntimeError as error:  # no thread is available
         request.give_back()
         _refuse(call, shared.unavailable(error))
@@ -428,46 +467,6 @@ async def ahold(shared: SharedBudget, call: Call, shrink: Shrink | None = None) 
         if watching and token.unwatch(task) is not None:
             await drain_cancel(task, requested)
     return call.stop is None
-
-
-async def _await(request: _HoldRequest) -> Answer:
-    loop = asyncio.get_running_loop()
-    woken = asyncio.Event()
-
-    def wake() -> None:
-        with suppress(RuntimeError):  # the loop is closed, so no task waits
-            loop.call_soon_threadsafe(woken.set)
-
-    rounds = _rounds(request, wake)
-    answer: Answer = None
-    try:
-        step = next(rounds)
-        while True:
-            if callable(step):
-                try:
-                    answer = request.inline(step)
-                except WouldBlock:
-                    answer = await _aanswer(request, step)
-            else:
-                timer = loop.call_later(step, woken.set)
-                try:
-                    await woken.wait()
-                finally:
-                    timer.cancel()
-                woken.clear()
-            step = rounds.send(answer)
-    except StopIteration as ended:
-        return cast("Answer", ended.value)
-    finally:
-        rounds.close()
-
-
-async def _aanswer(request: _HoldRequest, ask: Ask) -> Answer:
-    """Return the store's answer, from a worker."""
-    request.job = job = worker.LoopJob(ask, request.give_back)
-    answer: Answer = await job.result()
-    request.job = None
-    return answer
 
 
 def _reject(call: Call, stop: Stop, hook: str = "ExecutionContext") -> None:
@@ -493,7 +492,7 @@ def end(shared: SharedBudget, call: Call) -> None:
     if not shared.waiting:
         return
     try:
-        shared.try_inline(shared.flush)  # whatever cannot be recorded now is reported with the next act
+        shared.try_inline(shared.aflush)  # whatever cannot be recorded now is reported with the next act
         return
     except WouldBlock:
         pass
@@ -514,11 +513,11 @@ async def aend(shared: SharedBudget, call: Call) -> None:
     if not shared.waiting:
         return
     try:
-        shared.try_inline(shared.flush)  # whatever cannot be recorded now is reported with the next act
+        shared.try_inline(shared.aflush)  # whatever cannot be recorded now is reported with the next act
         return
     except WouldBlock:
         pass
-    job = worker.LoopJob(shared.flush, ignore)
+    job = shared.ledger.job(shared.aflush, ignore)
     remove = call.token.add_callback(job.wake)
     try:
         await job.result()

@@ -3,20 +3,16 @@
 A replayed entry cannot be refused, since it happened: no limit and no hook is checked. A store that counts for several
 processes has counted it already, so nothing is reported to it again. Entries recorded inside a place that is replayed
 as a whole (the model calls of a node) are added to the tree below it, each with its cost.
-
-`SharedState` is the state that nodes share, if it is a dict of JSON: changed keys are recorded with the node that
-completes next, and set again when that node is replayed.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.containment import accounts
 from penstock.runtime.call import Call, running_call
-from penstock.runtime.durable.journal import COST_UNKNOWN, Journal, NotRecordable, must_be_json
+from penstock.runtime.durable.journal import COST_UNKNOWN, Journal
 from penstock.runtime.durable.ports import EntryKind, JournalEntry
 from penstock.runtime.handle import Handle
 from penstock.tracing.lifecycle import CallKind, Status
@@ -62,7 +58,7 @@ def replay(
     with run.lock:
         record = _write(context, _parent(context), entry, name, now_ns, about, below, payload)
         for inner in below:
-            if _is_failure(inner.key):
+            if is_failure(inner.key):
                 _draw_retry(context, record)
         if run.results is not None:
             run.results.append((record, value))
@@ -89,13 +85,14 @@ def replay_failure(
         for inner in below:
             if inner.kind in KINDS:
                 _write(context, record, inner, _name(inner), now_ns, None, ())
-            elif _is_failure(inner.key):
+            elif is_failure(inner.key):
                 _draw_retry(context, record)
         run.graph.end(record, now_ns, "fail", stop_reason=error["message"], error_class=error["error"])
     journal.replayed += len(below)
 
 
-def _is_failure(key: str) -> bool:
+def is_failure(key: str) -> bool:
+    """Return whether the entry with this key records a failed attempt."""
     return key.rpartition("/")[2].startswith(f"{FAILED}:")
 
 
@@ -194,78 +191,3 @@ def paid(context: Handle, value: Any) -> None:
         if call.billed_below is None:
             call.billed_below = []
         call.billed_below.append(value)
-
-
-class SharedState:
-    """The state that the nodes of a run share, with the part of it that is recorded in the journal."""
-
-    __slots__ = ("_set_by", "_version", "_written", "state")
-
-    def __init__(self, journal: Journal, state: dict[str, Any]) -> None:
-        self.state = state
-        self._version = max((_version(entry) for entry in journal), default=0)
-        """Number of the latest change: changes may be written in another order than they were made."""
-        self._written: dict[str, str] = {key: _text(key, item) for key, item in state.items()}
-        """Each key's value as recorded in the journal."""
-        self._set_by: dict[str, int] = {}
-        """Number of the change each key was restored from."""
-
-    @classmethod
-    def of(cls, journal: Journal, state: object) -> SharedState | None:
-        """Return the tracking of a state; None if the state is not a dict, in which case none of it is recorded."""
-        if not isinstance(state, dict):
-            return None
-        known = journal.states.get(id(state))
-        if known is None:
-            known = journal.states[id(state)] = cls(journal, state)
-        assert isinstance(known, SharedState)
-        return known
-
-    def changes(self) -> dict[str, Any] | None:
-        """Return what has changed since the last entry, as JSON; None if nothing has."""
-        state, written = self.state, self._written
-        if not state and not written:
-            return None
-        now = {key: _text(key, item) for key, item in state.items()}
-        changed = {key: json.loads(text) for key, text in now.items() if written.get(key) != text}
-        removed = [key for key in written if key not in now]
-        self._written = now
-        if not changed and not removed:
-            return None
-        self._version += 1
-        return {"version": self._version, "set": changed, "removed": removed}
-
-    def restore(self, entries: Sequence[JournalEntry]) -> None:
-        """Set what changed with these entries, unless a newer value is already set."""
-        for entry in entries:
-            if version := _version(entry):
-                changes = entry.value["state"]
-                for key in changes["removed"]:
-                    self._restore(key, version, None)
-                for key, item in changes["set"].items():
-                    self._restore(key, version, _text(key, item))
-
-    def _restore(self, key: str, version: int, text: str | None) -> None:
-        if self._set_by.get(key, 0) > version:
-            return
-        self._set_by[key] = version
-        if text is None:
-            self.state.pop(key, None)
-            self._written.pop(key, None)
-        else:
-            self.state[key] = json.loads(text)
-            self._written[key] = text
-
-
-def _version(entry: JournalEntry) -> int:
-    """Return the number of the state change recorded with a node or a failed attempt; 0 if the state did not change."""
-    may_have = isinstance(entry.value, dict) and (entry.kind == "node" or _is_failure(entry.key))
-    changes = entry.value.get("state") if may_have else None
-    return int(changes["version"]) if changes else 0
-
-
-def _text(key: object, value: Any) -> str:
-    if not isinstance(key, str):
-        raise NotRecordable("the state of the run", f"a key of type {type(key).__name__}")
-    must_be_json(f"state[{key!r}]", value)
-    return json.dumps(value, sort_keys=True)

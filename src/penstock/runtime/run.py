@@ -213,6 +213,8 @@ class Run:
     __slots__ = (
         "bills",
         "breaker",
+        "checks_calls",
+        "checks_results",
         "clock",
         "demands_price",
         "divergence",
@@ -306,6 +308,10 @@ class Run:
             self.worst_case = {**NOTHING_LEARNED, "llm": WorstCase(1, metadata.model, is_unknown=True)}
         self.demands_price = settings.strict or self.prices.unknown == "refuse"
         """Whether a call without a hint may be refused for its price."""
+        self.checks_calls = self.guarded or self.demands_price
+        """Whether anything but limits decides on a call before it runs."""
+        self.checks_results = pipeline is not None or self.payloads is not None
+        """Whether the result of a call is judged by a hook or recorded."""
         self.unknown_costs = 0
         """Number of model calls of unknown cost."""
         self.unpriced: tuple[str, ...] = ()

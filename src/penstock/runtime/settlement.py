@@ -34,13 +34,16 @@ from penstock.tracing.events import DivergenceTrace
 from penstock.tracing.lifecycle import Status
 from penstock.tracing.payloads import Payload
 from penstock.tracing.record import (
+    NO_EXTRAS,
     NOT_WHOLE,
+    ONLY_COST_UNKNOWN,
     OPEN,
     CallRecord,
     count_retry,
     keep_payload,
     mark_cost_unknown,
     mark_not_whole,
+    mark_stopped,
 )
 
 OPEN_HOLDS = ("held", "unresolved")
@@ -72,15 +75,13 @@ def succeed(call: Call, value: Any) -> None:
             finish_reason = _truncation_reason(value)
     elif not call.hinted and record.kind == "llm":
         known = False
-    payload = None
-    if run.payloads is not None and record.kind != "system":
+    payload = denied = stop = None
+    if run.checks_results and run.payloads is not None and record.kind != "system":
         payload = Payload(record.payload and record.payload.input, run.payloads.capture(value))
     token, now_ns = call.token, run.now()
-    stop = None
     if token.cancellation is not None or (now_ns >= token.deadline_ns and token.is_cancelled):
         stop = token.stop
-    denied = None
-    if run.pipeline is not None and run.pipeline.has(Slot.BUDGET):
+    if run.checks_results and run.pipeline is not None and run.pipeline.has(Slot.BUDGET):
         try:
             denied = _judge_charge(run.pipeline, call, cost, tokens_in, tokens_out)
         except BaseException as error:
@@ -99,7 +100,12 @@ def succeed(call: Call, value: Any) -> None:
         if is_open:
             accounts.settle(call, cost, tokens_in, tokens_out, stop is None)
         if known is call.unknown:
-            _note_unknown(call, not known)
+            if known or run.shared is not None or record.extras is not NO_EXTRAS:
+                _note_unknown(call, not known)
+            else:  # `_note_unknown`, inlined: where no price is known, every call comes here
+                run.unknown_costs += 1
+                call.unknown = True
+                record.extras = ONLY_COST_UNKNOWN
         used = cost or tokens_in or tokens_out
         if used and (tokens_in + tokens_out > call._held_tokens or (cost > call._held_cost and not call.hinted)):
             run.learn(record.kind, 0 if call.hinted else cost, tokens_in + tokens_out)
@@ -117,6 +123,7 @@ def succeed(call: Call, value: Any) -> None:
                 else:
                     run.keep_result(record, value)
         else:
+            mark_stopped(record, stop)
             ended = run.graph.end(record, now_ns, "halt", cost, tokens_in or None, tokens_out or None, str(stop))
             if ended and call.stream is not None:
                 run.keep_incomplete(record, call.stream())
@@ -204,6 +211,7 @@ def end_interrupted(call: Call, error: BaseException) -> None:
             return
         if record is not None:
             call.decision, call.stop = Decision.HALT, stop
+            mark_stopped(record, stop)
             run.graph.end(record, now_ns, "halt", stop_reason=str(stop), error_class=type(error).__name__)
             record.owner = None
         _let_others_go(call, now_ns)
@@ -322,7 +330,7 @@ def _end_stopped(call: Call, stop: Stop, error: BaseException, free: bool) -> No
     """End a call that was stopped while it ran."""
     run = call.context._run
     call.decision, call.stop, call.error = Decision.HALT, stop, error
-    ended = settle_and_end(call, "halt", _failure_bill(call, error), free, str(stop), error)
+    ended = settle_and_end(call, "halt", _failure_bill(call, error), free, str(stop), error, stop)
     if run.breaker is not None:
         run.breaker.record_abandoned(call.permit)
     if ended:
@@ -385,7 +393,13 @@ def _has_no_bill(error: BaseException) -> bool:
 
 
 def settle_and_end(
-    call: Call, status: Status, bill: tuple[int, int, int, bool] | None, free: bool, message: str, error: BaseException
+    call: Call,
+    status: Status,
+    bill: tuple[int, int, int, bool] | None,
+    free: bool,
+    message: str,
+    error: BaseException,
+    stop: Stop | None = None,
 ) -> bool:
     """Settle at the bill, or at nothing if the call was free, else leave the hold unresolved; and end the record.
 
@@ -410,6 +424,7 @@ def settle_and_end(
         if unknown is not call.unknown:
             _note_unknown(call, unknown)
         failed = type(error).__name__
+        mark_stopped(record, stop)
         ended = run.graph.end(record, now_ns, status, cost, tokens_in or None, tokens_out or None, message, failed)
         if ended and call.stream is not None and (status == "halt" or isinstance(error, StepTimeout)):
             run.keep_incomplete(record, call.stream())
@@ -459,7 +474,7 @@ def _note_unknown(call: Call, unknown: bool) -> None:
         note_unknown(run.shared, call)
 
 
-def leave_running(run: Run, record: CallRecord, now_ns: int, why: str) -> None:
+def leave_running(run: Run, record: CallRecord, now_ns: int, why: str, stop: Stop | None = None) -> None:
     """End the record of a call whose function still runs, and leave its hold unresolved. The caller holds the lock."""
     call = record.owner if isinstance(record.owner, Call) else None
     if call is not None and call.waiter is not None:
@@ -467,6 +482,7 @@ def leave_running(run: Run, record: CallRecord, now_ns: int, why: str) -> None:
     held = call if call is not None and call.state == "held" else None
     if held is not None and held.is_unpriced:
         _note_unknown(held, True)
+    mark_stopped(record, stop)
     run.graph.end(record, now_ns, "halt", stop_reason=why, abandoned=True)
     if call is not None and call.stream is not None:
         run.keep_incomplete(record, call.stream())
@@ -491,7 +507,7 @@ def abandon(call: Call, stop: Stop) -> bool:
             return False
         below = [one for one in run.graph.open_calls() if one is record or one.is_under(record)]
         for one in below:
-            leave_running(run, one, now_ns, str(stop))
+            leave_running(run, one, now_ns, str(stop), stop)
     if run.shared is not None:
         run.shared.flush_soon()
     if run.breaker is not None:

@@ -2,7 +2,8 @@
 
 A sync function cannot be interrupted; it can only be abandoned. So if a caller may have to be released early (a
 deadline, a cancel), the function runs on a worker and the caller waits for whichever comes first. An abandoned worker
-finishes its job, passes the late result to `on_late`, and is then reused.
+finishes its job, passes the late result to `on_late`, and is then reused. Functions that hang for ever would take a
+thread each, so their number is bounded: while too many abandoned functions still run, no further one is started.
 
 Workers are daemon threads: a function that never returns does not keep the interpreter alive. One is created when none
 is idle, so nested calls can never wait for each other, and it ends after a while without work.
@@ -21,11 +22,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from penstock.errors import PenstockError
+
 IDLE_SECONDS = 5.0
 SLICE_S = 0.5
 
+MAX_ABANDONED = 200
+"""Default maximum number of abandoned functions that still run in this process; see `limit_abandoned`."""
+
+_limits = {"abandoned": MAX_ABANDONED}
+_abandoned: set[Job] = set()
+"""Jobs that their callers have left and whose functions still run; each change is one atomic operation."""
 _idle: list[_Worker] = []
 _busy: set[_Worker] = set()
+_tasks: set[asyncio.Task[None]] = set()
+"""Keeps the tasks of jobs alive: a loop has only weak references to them."""
 _numbers = itertools.count(1)
 
 
@@ -39,13 +50,38 @@ def busy_workers() -> int:
     return len(_busy)
 
 
+class TooManyAbandoned(PenstockError, RuntimeError):
+    """A sync function was not started, because too many that were cancelled or timed out still run in this process."""
+
+    def __init__(self, running: int) -> None:
+        self.running = running
+        super().__init__(
+            f"{running} functions that were cancelled or timed out still run in threads of this process, and no more "
+            "are started; make them async, or give what they wait for a timeout of its own"
+        )
+
+
+def limit_abandoned(maximum: int) -> None:
+    """Set how many abandoned functions of this process may still run before no further function is started."""
+    _limits["abandoned"] = maximum
+
+
+def abandoned_jobs() -> int:
+    """Return the number of abandoned functions that still run."""
+    return len(_abandoned)
+
+
 class Job:
     """One function on a worker: finished by the worker, or abandoned by its caller, whichever comes first."""
 
-    __slots__ = ("_claim", "_wake", "abandoned", "context", "error", "fn", "on_late", "value")
+    __slots__ = ("_claim", "_wake", "abandoned", "context", "error", "fn", "is_counted", "on_late", "value")
 
-    def __init__(self, fn: Callable[[], Any], on_late: Callable[[Any, BaseException | None], None]) -> None:
+    def __init__(
+        self, fn: Callable[[], Any], on_late: Callable[[Any, BaseException | None], None], *, is_counted: bool = False
+    ) -> None:
+        """With `is_counted`, for functions of users: it is refused while too many of those hang, and may be one."""
         self.fn = fn
+        self.is_counted = is_counted
         self.context = contextvars.copy_context()
         self.on_late = on_late
         self.value: Any = None
@@ -62,10 +98,16 @@ class Job:
             self.value = self.context.run(self.fn)
         except BaseException as error:
             self.error = error
+        self._pass_on()
+
+    def _pass_on(self) -> None:
         if self._claim.acquire(blocking=False):
             self.wake()
         else:
-            self.on_late(self.value, self.error)
+            try:
+                self.on_late(self.value, self.error)
+            finally:
+                _abandoned.discard(self)
 
     def wait(self, seconds: float | None) -> bool:
         """Wait, in the caller's thread; return True if the function has finished, False if it was abandoned."""
@@ -80,8 +122,18 @@ class Job:
 
     def leave(self) -> bool:
         """Abandon the job; return True if the function has not finished, so that its result goes to `on_late`."""
-        self.abandoned = self.abandoned or self._claim.acquire(blocking=False)
+        if not self.abandoned:
+            if self.is_counted:
+                # Before the claim is taken: the worker discards the job after it has failed to take the claim.
+                _abandoned.add(self)
+            self.abandoned = self._claim.acquire(blocking=False)
+            if not self.abandoned:
+                _abandoned.discard(self)
         return self.abandoned
+
+    def not_started(self) -> None:
+        """Take the claim of a job that no worker has: it cannot be abandoned."""
+        self._claim.acquire(blocking=False)
 
     def wake(self) -> None:
         """Wake the caller; may be called from any thread, any number of times."""
@@ -95,18 +147,23 @@ class LoopJob(Job):
 
     __slots__ = ("_done", "_loop")
 
-    def __init__(self, fn: Callable[[], Any], on_late: Callable[[Any, BaseException | None], None]) -> None:
-        super().__init__(fn, on_late)
+    def __init__(
+        self, fn: Callable[[], Any], on_late: Callable[[Any, BaseException | None], None], *, is_counted: bool = False
+    ) -> None:
+        super().__init__(fn, on_late, is_counted=is_counted)
         self._loop = asyncio.get_running_loop()
         self._done = self._loop.create_future()
 
     async def result(self) -> Any:
         """Start the job, wait for it, and return its value or raise its error."""
-        start(self)
+        self._start()
         await self._done
         if self.error is not None:
             raise self.error
         return self.value
+
+    def _start(self) -> None:
+        start(self)
 
     def wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
@@ -117,12 +174,40 @@ class LoopJob(Job):
             self._done.set_result(None)
 
 
+class TaskJob(LoopJob):
+    """A coroutine on a task of its own, which its caller may abandon as one abandons a function on a worker."""
+
+    __slots__ = ()
+
+    def _start(self) -> None:
+        task = self._loop.create_task(self._run())
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+
+    async def _run(self) -> None:
+        try:
+            self.value = await self.fn()
+        except BaseException as error:  # also if the loop ends: the caller or `on_late` receives it
+            self.error = error
+        self._pass_on()
+
+
 def start(job: Job) -> None:
-    """Run the job on an idle worker, or on a new one."""
+    """Run the job on an idle worker, or on a new one.
+
+    A job that is counted raises TooManyAbandoned while too many others hang; RuntimeError if no thread can be started.
+    """
+    if job.is_counted and len(_abandoned) >= _limits["abandoned"]:
+        job.not_started()
+        raise TooManyAbandoned(len(_abandoned))
     try:
         worker = _idle.pop()
     except IndexError:
-        worker = _Worker()
+        try:
+            worker = _Worker()
+        except RuntimeError:
+            job.not_started()
+            raise
     worker.give(job)
 
 
@@ -165,6 +250,7 @@ class _Worker:
 def _forget_workers() -> None:
     _idle.clear()
     _busy.clear()
+    _abandoned.clear()
 
 
 # Threads do not survive a fork; the list of them does.

@@ -2,10 +2,10 @@
 
 serve     the process: listen, drain, park          settings   the operator's settings
 app       composition of the ASGI app               auth       users, tokens and the access table
-guards    middleware that runs before the routes    bodies     the guard that receives and checks bodies
+guards    middleware that runs before the routes    errors     every failure as a status and a code
 routes/   REST, one file per resource               openai/    the /v1 routes
 mcp/      graphs as tools                           sse        streaming responses, a run's events as a stream
-errors    every failure as a status and a code      examples/  a model without a key, graphs to start with
+examples/ a model without a key, graphs to start with   ui_files   the built web UI
 
 Names are imported on first use, so that settings can be read without FastAPI.
 """
@@ -20,10 +20,17 @@ if TYPE_CHECKING:
     from penstock.server.auth import User as User
     from penstock.server.serve import serve as serve
     from penstock.server.settings import ServerSettings as ServerSettings
+    from penstock.server.ui_files import load_ui as load_ui
 
-WHERE = {"create_app": "app", "User": "auth", "serve": "serve", "ServerSettings": "settings"}
+WHERE = {
+    "create_app": "app",
+    "User": "auth",
+    "serve": "serve",
+    "ServerSettings": "settings",
+    "load_ui": "ui_files",
+}
 
-__all__ = ["ServerSettings", "User", "create_app", "serve"]
+__all__ = ["ServerSettings", "User", "create_app", "load_ui", "serve"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,33 +5,38 @@ This module only wires parts together; it makes no decisions of its own.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import Route
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.routing import BaseRoute, Route
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
-from penstock.server.bodies import BodyGuard
 from penstock.server.errors import on_error
 from penstock.server.graph_check import GraphChecker
-from penstock.server.guards import AuthGuard, ConcurrencyGuard, OriginGuard, RequestContextGuard
+from penstock.server.guards import AuthGuard, BodyGuard, ClientGuard, ConcurrencyGuard, OriginGuard, RequestContextGuard
 from penstock.server.mcp import create_mcp
 from penstock.server.metrics import Metrics
+from penstock.server.openai.retries import Retries
 from penstock.server.openai.router import create_openai_router
+from penstock.server.openai.runs import RunHandle
 from penstock.server.openapi import DescribedApp
 from penstock.server.readiness import Readiness
-from penstock.server.routes import approvals, graphs, meta, runs
+from penstock.server.routes import approvals, graphs, meta, run_views, runs, stream
 from penstock.server.routes import chats as conversations
 from penstock.server.schemas import ErrorShown
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import Streams
 from penstock.server.state import ServerState
+from penstock.server.ui_files import NO_UI, UiFiles
 
 if TYPE_CHECKING:
     from penstock.chat.service import ChatService
@@ -39,8 +44,11 @@ if TYPE_CHECKING:
     from penstock.storage import Stores
 
 TITLE = "Penstock"
+MIN_COMPRESSED = 1_024
+"""Smallest response in bytes that is compressed, for clients that accept gzip; event streams never are."""
 DESCRIPTION = "An agent-graph runtime whose limits hold."
 ERROR = {"model": ErrorShown, "description": "An error: a code, a message and, if known, the path of the bad value"}
+RESPONSES: dict[int | str, dict[str, Any]] = {"4XX": ERROR, "5XX": ERROR}
 
 
 def create_app(
@@ -50,13 +58,17 @@ def create_app(
     settings: ServerSettings | None = None,
     *,
     clock: Clock = SYSTEM_CLOCK,
+    ui: UiFiles = NO_UI,
 ) -> FastAPI:
-    """Build the whole server as one ASGI app; the caller starts and closes the host."""
+    """Build the whole server as one ASGI app; the caller starts and closes the host.
+
+    `ui` is the web UI to serve at `/`, as `load_ui()` returns it; without one there is a start page.
+    """
     settings = settings or ServerSettings()
     metrics = Metrics()
     checker = GraphChecker(host.executors, host.services)
     streams, readiness = Streams(settings, metrics), Readiness(stores, settings.ready_timeout_s, clock)
-    state = ServerState(host, chats, stores, checker, settings, metrics, streams, readiness, clock)
+    state = ServerState(host, chats, stores, checker, settings, metrics, streams, readiness, clock, ui)
     app = DescribedApp(
         title=TITLE,
         description=DESCRIPTION,
@@ -64,27 +76,42 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        responses={"4XX": ERROR, "5XX": ERROR},
+        servers=[{"url": settings.root_path}] if settings.root_path else None,
+        responses=RESPONSES,
         exception_handlers=dict.fromkeys((PenstockError, RequestValidationError, HTTPException), on_error),
         middleware=[
+            Middleware(ClientGuard, settings=settings),
             Middleware(RequestContextGuard, metrics=metrics, clock=clock),
             Middleware(ConcurrencyGuard, settings=settings),
             Middleware(OriginGuard, settings=settings),
             Middleware(AuthGuard, settings=settings, clock=clock),
             Middleware(BodyGuard, settings=settings),
+            Middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED, compresslevel=5),
         ],
         lifespan=_lifespan,
     )
     app.needs_tokens = bool(settings.tokens)
     app.state.server = state
     # Routes are tried in this order: models are called far more often than anything else.
-    app.include_router(create_openai_router(host, chats, stores, checker, streams=state.streams))
-    for routes in (meta, graphs, runs, approvals, conversations):
-        app.include_router(routes.router)
+    retries: Retries[RunHandle] = Retries(settings.retry_grace_s)
+    app.state.retries = retries
+    app.include_router(
+        create_openai_router(host, chats, stores, checker, settings=settings, streams=state.streams, retries=retries)
+    )
+    app.router.routes.extend(_rest_routes())
     mcp = create_mcp(host, chats, stores, checker, settings=settings, streams=state.streams)
     app.router.routes.append(Route("/mcp", mcp, include_in_schema=False))
     app.state.contexts = (mcp,)  # context managers entered at startup and exited at shutdown
     return app
+
+
+@cache
+def _rest_routes() -> list[BaseRoute]:
+    """The REST routes, which FastAPI resolves at their first request: once here, and not 50 ms for each app."""
+    router = APIRouter(responses=RESPONSES)
+    for routes in (meta, graphs, runs, run_views, stream, approvals, conversations):
+        router.include_router(routes.router)
+    return router.routes
 
 
 @asynccontextmanager
@@ -92,8 +119,13 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     async with AsyncExitStack() as stack:
         for context in app.state.contexts:
             await stack.enter_async_context(context)
-        yield
-        state_of(app).streams.close()
+        watching = asyncio.create_task(state_of(app).readiness.watch_rows(), name="penstock watches rows")
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.wait((watching,))
+            state_of(app).streams.close()
 
 
 def state_of(app: FastAPI) -> ServerState:

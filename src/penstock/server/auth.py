@@ -153,7 +153,7 @@ def _token(number: int, name: str, role: str, secret: str, until_ns: int | None)
         raise TokensInvalid(number, f"the secret must be {MIN_SECRET} to {MAX_SECRET} printable characters, no spaces")
     if secret.startswith(UNTIL):  # the secret is missing from the line: a date is not a secret
         raise TokensInvalid(number, f"the secret is missing before {UNTIL}, or begins with it")
-    return Token(User(name, role), _digest(secret.encode()), until_ns)
+    return Token(User(name, role), digest_of(secret.encode()), until_ns)
 
 
 def _until_ns(number: int, text: str) -> int:
@@ -193,7 +193,8 @@ def spenders(tokens: Iterable[Token], now_ns: int) -> set[str]:
     return {token.user.name for token in tokens if token.user.may("user") and not token.has_expired(now_ns)}
 
 
-def _digest(secret: bytes) -> bytes:
+def digest_of(secret: bytes) -> bytes:
+    """Return the SHA-256 of a secret."""
     return hashlib.sha256(secret).digest()
 
 
@@ -203,12 +204,11 @@ def secret_in(authorization: bytes) -> bytes | None:
     return secret.strip() or None if scheme.lower() == b"bearer" else None
 
 
-def token_of(tokens: Iterable[Token], secret: bytes) -> Token | None:
-    """Find the token of that secret, expired or not; compares all tokens, so that timing does not reveal which."""
-    presented = _digest(secret)
+def token_of(tokens: Iterable[Token], digest: bytes) -> Token | None:
+    """Find the token of a secret by its digest, expired or not; compares all, so that timing does not reveal which."""
     found: Token | None = None
     for token in tokens:
-        if hmac.compare_digest(token.digest, presented):
+        if hmac.compare_digest(token.digest, digest):
             found = token
     return found
 
@@ -224,12 +224,16 @@ WRITE: Mapping[str, Access] = {"POST": "user"}
 
 ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/": {"GET": "open"},
+    "/assets/{name}": {"GET": "open"},
     "/health": {"GET": "open", "HEAD": "open"},
     "/ready": {"GET": "open", "HEAD": "open"},
     "/metrics": {"GET": "admin"},
+    "/docs": {"GET": "open"},
     "/api/openapi.json": READ,
     "/api/me": READ,
     "/api/node-types": READ,
+    "/api/models": READ,
+    "/api/tools": READ,
     "/api/graphs": {"GET": "viewer", "POST": "user"},
     "/api/graphs/validate": WRITE,
     "/api/graphs/{graph_id}": {"GET": "viewer", "PUT": "user", "DELETE": "user"},
@@ -238,6 +242,9 @@ ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/api/runs/{run_id}": READ,
     "/api/runs/{run_id}/events": READ,
     "/api/runs/{run_id}/export": READ,
+    "/api/runs/{run_id}/tree": READ,
+    "/api/runs/{run_id}/budgets": READ,
+    "/api/runs/{run_id}/diff/{other_id}": READ,
     "/api/runs/{run_id}/cancel": WRITE,
     "/api/runs/{run_id}/resume": WRITE,
     "/api/runs/{run_id}/grant": WRITE,
@@ -246,6 +253,7 @@ ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/api/runs/{run_id}/bills/release": WRITE,
     "/api/runs/{run_id}/fork": WRITE,
     "/api/runs/{run_id}/replay": WRITE,
+    "/api/stream": READ,
     "/api/approvals": READ,
     "/api/approvals/{approval_id}": READ,
     "/api/approvals/{approval_id}/approve": WRITE,
@@ -264,6 +272,7 @@ ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/v1/models": READ,
     "/v1/models/{model_id}": READ,
     "/v1/chat/completions": WRITE,
+    "/v1/embeddings": WRITE,
     "/v1/responses": WRITE,
     "/v1/responses/{response_id}": {"GET": "viewer", "DELETE": "user"},
     "/v1/responses/{response_id}/cancel": WRITE,

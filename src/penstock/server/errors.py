@@ -6,6 +6,7 @@ the log says where it was raised. Under /v1 the same facts are returned in the s
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import traceback
@@ -18,24 +19,28 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from penstock.chat.conversation import ConversationInvalid
-from penstock.chat.limits import AttachmentNotFound, ChatNotFound, MessageNotFound
+from penstock.chat.conversation import AttachmentNotFound, ChatNotFound, ConversationInvalid, MessageNotFound
 from penstock.errors import Halted, InvalidValue, PenstockError, RunEnded
 from penstock.hosting.admission import Overloaded
 from penstock.hosting.control import ApprovalNotFound, RunNotFound
 from penstock.hosting.host import GraphArchived, GraphNotFound
-from penstock.hosting.ports import Conflict, Fenced
+from penstock.hosting.ports import Conflict, Fenced, StoreCorrupt
 from penstock.ids import AN_ID, ID
 from penstock.kernel.graph import GraphInvalid, Problem
 from penstock.server import unavailable
 from penstock.tracing.redaction import redact
 
+LOG = logging.getLogger("penstock.server")
 RETRY_AFTER_S = 2
 MAX_DETAILS = 50
 MAX_MESSAGE = 1_000
 
+UNREADABLE = "unreadable_row"
+"""Code of the error for a stored row that cannot be decoded."""
+
 STATUS: Mapping[type[Exception], tuple[int, str]] = {
     **{kind: (503, code) for kind, code in unavailable.CODES.items()},
+    StoreCorrupt: (500, UNREADABLE),
     Overloaded: (429, "overloaded"),
     GraphNotFound: (404, "not_found"),
     RunNotFound: (404, "not_found"),
@@ -134,6 +139,12 @@ def _known(error: BaseException, status: int, code: str) -> ApiError:
 
 def public_text(error: BaseException) -> str:
     """Return the error's message, truncated, without apparent secrets or the location of a database."""
+    if isinstance(error, StoreCorrupt):
+        LOG.error("%s", error)
+        return (
+            f"a stored row of the table {error.table} cannot be read, so this cannot be shown; nothing else is "
+            "affected. The operator of this server finds the row with penstock doctor, in /ready and in the log"
+        )
     if (code := unavailable.log_outage(error)) is not None:
         return unavailable.MESSAGES[code]
     text = str(redact(str(error)[: MAX_MESSAGE * 2]))
@@ -212,7 +223,7 @@ def fault_location(error: BaseException) -> str:
 async def on_error(request: Request, error: Exception) -> JSONResponse:
     """Answer an error that a route raised; an unexpected one is raised again, to be logged and answered with 500."""
     known = api_error(error)
-    if known.status == 500:
+    if known.status == 500 and known.code != UNREADABLE:
         raise error
     if isinstance(error, InvalidValue | GraphInvalid | ConversationInvalid):
         known.path = _place_in(request, error)

@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.chat.protocol import chat_services
+from penstock.chat.run_handler import chat_services
 from penstock.chat.scope import CHAT_START_TYPES
 from penstock.errors import InvalidValue
-from penstock.hosting.records import GraphRecord
+from penstock.hosting.ports import GraphRecord
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphInvalid, GraphSpec, Problem, shown
-from penstock.nodes.parts.services import named_models
-from penstock.nodes.parts.settings import Finding
+from penstock.nodes.parts.services import names_in
+from penstock.nodes.program import SERVICE as PROGRAMS
+from penstock.nodes.program import ProgramNotServed
 from penstock.runtime.graphs.graph_plan import aside
+from penstock.runtime.graphs.settings import Finding
 from penstock.runtime.graphs.validation import compile_graph
 
 if TYPE_CHECKING:
@@ -43,14 +45,17 @@ EMPTY = "empty"
 """Problem code of a graph without a node that runs."""
 UNKNOWN_MODEL = "unknown_model"
 """Problem code of a model that a node names and the services do not offer."""
+UNKNOWN_PROGRAM = "unknown_program"
+"""Problem code of a Python program that a node names and this server was not started with."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The cacheable result of a check: the problems, and the models that must be offered, with their paths."""
+    """The cacheable result of a check: the problems, and the models and programs that must be offered, with paths."""
 
     problems: tuple[Problem, ...]
     models: tuple[Finding, ...] = ()
+    programs: tuple[Finding, ...] = ()
 
 
 class GraphChecker:
@@ -61,6 +66,11 @@ class GraphChecker:
         self._services = services
         self._cache: dict[tuple[str, bool], CheckResult] = {}
         self._type_count = len(executors)
+
+    @property
+    def models(self) -> Mapping[str, Any]:
+        """The models that the services offer by name."""
+        return self._offered("models")
 
     async def problems(self, graph: GraphRecord, *, in_chat: bool = False) -> Sequence[Problem]:
         """Return all problems that prevent the graph from running; cached by digest."""
@@ -73,11 +83,11 @@ class GraphChecker:
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
             self._cache[graph.digest, in_chat] = found
-        return self._with_models(found)
+        return self._with_services(found)
 
     async def problems_in(self, document: Mapping[str, Any], *, in_chat: bool = False) -> Sequence[Problem]:
         """Return all problems that prevent a document from running; a large one is checked on a thread."""
-        return self._with_models(await self._check(document, in_chat))
+        return self._with_services(await self._check(document, in_chat))
 
     async def must_run(self, graph: GraphRecord, *, in_chat: bool = False) -> GraphRecord:
         """Return the graph; raises GraphInvalid with all its problems if it cannot run."""
@@ -97,17 +107,21 @@ class GraphChecker:
         result = await aside(document, lambda graph: _check(graph, self._executors, in_chat))
         if not any(":" in name for _, name in result.models):  # none is a provider's: nothing to import
             return result
-        return CheckResult(result.problems, await asyncio.to_thread(_without_providers, result.models))
+        return replace(result, models=await asyncio.to_thread(_without_providers, result.models))
 
-    def _with_models(self, result: CheckResult) -> tuple[Problem, ...]:
-        if not result.models:
+    def _with_services(self, result: CheckResult) -> tuple[Problem, ...]:
+        if not result.models and not result.programs:
             return result.problems
-        offered = self._services.get("models")
-        models = offered if isinstance(offered, Mapping) else {}
+        models, programs = self.models, self._offered(PROGRAMS)
         return (
             *result.problems,
             *(_unknown_model(path, name, models) for path, name in result.models if name not in models),
+            *(_unknown_program(path, name, programs) for path, name in result.programs if name not in programs),
         )
+
+    def _offered(self, service: str) -> Mapping[str, Any]:
+        offered = self._services.get(service)
+        return offered if isinstance(offered, Mapping) else {}
 
 
 def is_conversational(graph: GraphRecord) -> bool:
@@ -130,7 +144,7 @@ async def all_graphs(graphs: GraphStore) -> list[GraphRecord]:
 
 
 def problems_in(document: Mapping[str, Any], executors: ExecutorRegistry) -> tuple[Problem, ...]:
-    """Return all problems that prevent a document from running, except models that are not offered."""
+    """Return all problems that prevent a document from running, except models and programs that are not offered."""
     return _check(document, executors, False).problems
 
 
@@ -144,7 +158,8 @@ def _check(document: Mapping[str, Any], executors: ExecutorRegistry, in_chat: bo
     except InvalidValue as error:
         return CheckResult((*_compile_problems(graph, executors, None), Problem(NO_CHAT, "$.nodes", str(error))))
     problems = _compile_problems(graph, executors, entries)
-    return CheckResult(problems, tuple(named_models(graph, executors)))
+    models, programs = names_in(graph, executors, "model"), names_in(graph, executors, "program")
+    return CheckResult(problems, tuple(models), tuple(programs))
 
 
 def _compile_problems(
@@ -172,3 +187,7 @@ def _unknown_model(path: str, name: str, offered: Mapping[str, Any]) -> Problem:
     names = ", ".join(sorted(map(str, offered))[:MAX_NAMED]) or "none"
     detail = f"there is no model {shown(name)}; use one of: {names}; or a provider's, such as openai:gpt-4o"
     return Problem(UNKNOWN_MODEL, path, detail)
+
+
+def _unknown_program(path: str, name: str, served: Mapping[str, Any]) -> Problem:
+    return Problem(UNKNOWN_PROGRAM, path, str(ProgramNotServed(name, served)))

@@ -1,27 +1,44 @@
 """Middleware that each request passes before it reaches a route, in this order.
 
+ClientGuard           the client's address and scheme behind trusted proxies; the path without the server's prefix
 RequestContextGuard   request id, security headers, metrics; an unexpected error becomes a plain 500
 ConcurrencyGuard      number of concurrent requests
 OriginGuard           Host, Origin, header sizes
 AuthGuard             the user, and whether their role is sufficient for the route
-BodyGuard             size, time, type, JSON: in `bodies`
+BodyGuard             size, time and type of the body, and strict parsing of its JSON
 
 Plain ASGI, each around the next. None of them knows what the routes do.
+
+**Bodies.** A body, chunked or not, is received completely before the route is called, within limits of size, time and
+total memory. All bodies are JSON except those of RAW. Compressed bodies are rejected: a small one may expand without
+bound. Many clients send the whole body before they read the response, and a client that is still sending when the
+connection is closed never sees it. So a request that is answered before its body has arrived, such as a refused one, is
+answered at once with `Connection: close`; then what comes is read on briefly and discarded, and the connection closed.
+
+**JSON** is checked before any other code reads it. What a parser accepts and later code cannot handle is rejected, with
+its path: text that is not UTF-8, unpaired surrogates, NUL, NaN and infinities, integers beyond 64 bits, duplicate keys,
+nesting that leads to a RecursionError, and an excessive number of values.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import math
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import new_run_id
-from penstock.server.auth import LOCAL, Rules, Token, format_time, secret_in, token_of
+from penstock.server.auth import LOCAL, Rules, Token, digest_of, format_time, secret_in, token_of
+from penstock.server.clients import TokenThrottle, client_behind, is_in, network_of
 from penstock.server.errors import RETRY_AFTER_S, ApiError, api_error, fault_location, not_found, send_error
 from penstock.server.metrics import Metrics
 from penstock.server.settings import ServerSettings, is_loopback
@@ -47,11 +64,56 @@ OWN_SITES = frozenset({b"same-origin", b"none"})
 """Values of Sec-Fetch-Site for requests from the server's own pages or the address bar."""
 ANONYMOUS = Token(LOCAL, b"")
 """The token of every request on a server without tokens."""
+RAW: Mapping[str, str] = {"/api/attachments": "max_attachment_bytes"}
+"""Routes that accept any bytes, with the setting that limits their size."""
+THREAD_MIN_BYTES = 64 * 1024
+"""Bodies of at least this size are checked on a thread."""
+LINGER_BYTES = 32 * 1024 * 1024
+LINGER_S = 2.0
+"""How much, and for how long, an unread body of a known user is read on before the connection is closed."""
+UNKNOWN_LINGER_BYTES = 1024 * 1024
+"""The same for a client without a valid token."""
+NO_BODY = frozenset({b"0"})
+MAX_INTEGER = 2**63 - 1
+
+Place = tuple[Any, Any] | None
+"""The path of a value: the path of its container, and its key there; rendered only for an error."""
 
 
 def headers_named(scope: Scope, name: bytes) -> list[bytes]:
     """Return every value of a header, as sent."""
     return [value for key, value in scope["headers"] if key == name]
+
+
+class ClientGuard:
+    """Replaces what a proxy changes: the client's address, the scheme, and the prefix of the path."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._networks = settings.proxy_networks
+        self._prefix = settings.root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            self._remove_prefix(scope)
+            client = scope.get("client")
+            if self._networks and client and is_in(client[0], self._networks):
+                self._read_forwarded(scope, client[0])
+        await self._app(scope, receive, send)
+
+    def _remove_prefix(self, scope: Scope) -> None:
+        path = scope["path"]
+        if self._prefix and (path == self._prefix or path.startswith(f"{self._prefix}/")):
+            scope["path"] = path[len(self._prefix) :] or "/"
+            raw_path = scope.get("raw_path") or path.encode("latin-1", "replace")
+            scope["raw_path"] = raw_path[len(self._prefix) :] or b"/"
+
+    def _read_forwarded(self, scope: Scope, peer: str) -> None:
+        forwarded = b",".join(headers_named(scope, b"x-forwarded-for")).decode("latin-1").split(",")
+        scope["client"] = (client_behind(peer, forwarded, self._networks), 0)
+        schemes = headers_named(scope, b"x-forwarded-proto")
+        if schemes and schemes[-1].strip().lower() in (b"http", b"https"):
+            scope["scheme"] = schemes[-1].strip().lower().decode()
 
 
 class RequestContextGuard:
@@ -73,7 +135,9 @@ class RequestContextGuard:
         if scope["type"] != "http":
             await self._handle_other(scope, receive, send)
             return
-        sender = _ResponseSender(self._id_of(scope), send)
+        body = _UnreadBody(scope, receive)
+        receive = body.receive
+        sender = _ResponseSender(self._id_of(scope), send, body)
         scope.setdefault("state", {})["request_id"] = sender.id
         started_ns = self._clock.monotonic_ns()
         try:
@@ -117,15 +181,20 @@ class ResponseTruncated(RuntimeError):
 class _ResponseSender:
     """Sends one response with the added headers; `status` is 0 until the response begins."""
 
-    def __init__(self, id: str, send: Send) -> None:
+    def __init__(self, id: str, send: Send, body: _UnreadBody) -> None:
         self.id = id
         self.status = 0
         self._send = send
+        self._body = body
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message = {**message, "headers": self._with_defaults(list(message.get("headers", ())))}
+        elif self._body.is_pending and not message.get("more_body", False):
+            await self._send({**message, "more_body": True})
+            await self._body.drain()
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._send(message)
 
     def _with_defaults(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -134,19 +203,58 @@ class _ResponseSender:
         if b"cache-control" not in own:
             headers.append((b"cache-control", b"no-store"))
         headers.append((b"x-request-id", self.id.encode()))
+        if self._body.is_pending and b"connection" not in own:
+            headers.append((b"connection", b"close"))
         return headers
+
+
+class _UnreadBody:
+    """The body of a request, as far as it was announced and has not been received."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._scope = scope
+        self._receive = receive
+        lengths = headers_named(scope, b"content-length")
+        self.is_pending = not NO_BODY.issuperset(lengths) or bool(headers_named(scope, b"transfer-encoding"))
+        """Whether more of the body may come."""
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if not message.get("more_body", False):
+            self.is_pending = False
+        return message
+
+    async def drain(self) -> None:
+        """Read on and discard, within bounds, so that the client gets to read the response before the end."""
+        is_known = self._scope.get("state", {}).get("user") is not None
+        left = LINGER_BYTES if is_known else UNKNOWN_LINGER_BYTES
+        if headers_named(self._scope, b"expect") or self._announced() > left:
+            return  # it awaits `100 Continue` before it sends anything, or would send too much
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while self.is_pending and left > 0:
+                    message = await self.receive()
+                    left -= len(message.get("body", b""))
+
+    def _announced(self) -> float:
+        lengths = headers_named(self._scope, b"content-length")
+        is_number = all(length.isdigit() and len(length) <= 20 for length in lengths)
+        return max(map(int, lengths), default=0) if is_number else math.inf
 
 
 class ConcurrencyGuard:
     """Passes requests on up to the limit, and refuses the others with 503, as JSON and with Retry-After.
 
-    Uvicorn has a connection limit of its own, above this one, whose refusals have neither.
+    Requests of one client address have a limit of their own, so that no client can take all places. Uvicorn has a
+    connection limit, above this one, whose refusals have neither.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._max_requests = settings.max_requests
+        self._max_per_client = settings.max_connections_per_client
         self._active = 0
+        self._by_client: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] == ALWAYS_ANSWERED:
@@ -155,15 +263,28 @@ class ConcurrencyGuard:
             message = f"the server is at its limit of {self._max_requests} concurrent requests; retry in a moment"
             error = ApiError(503, message, code="overloaded", retry_after_s=RETRY_AFTER_S)
             await send_error(error, scope, receive, send)
+        elif self._by_client[client := network_of(_client_address(scope))] >= self._max_per_client:
+            message = f"this address has {self._max_per_client} concurrent requests already; retry in a moment"
+            error = ApiError(503, message, code="overloaded", retry_after_s=RETRY_AFTER_S)
+            await send_error(error, scope, receive, send)
         else:
-            await self._count(scope, receive, send)
+            await self._count(client, scope, receive, send)
 
-    async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _count(self, client: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._active += 1
+        self._by_client[client] += 1
         try:
             await self._app(scope, receive, send)
         finally:
             self._active -= 1
+            self._by_client[client] -= 1
+            if not self._by_client[client]:
+                del self._by_client[client]
+
+
+def _client_address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""
 
 
 class OriginGuard:
@@ -262,6 +383,7 @@ class AuthGuard:
         self._check_interval_s = settings.heartbeat_s
         self._rules = rules or Rules()
         self._clock = clock
+        self._throttle = TokenThrottle(settings.max_failed_tokens_per_minute)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -282,9 +404,15 @@ class AuthGuard:
 
     def _authorize(self, scope: Scope) -> None:
         secret = _presented_secret(scope)
-        token = self._token(scope, secret)
-        is_valid = token is not None and not token.has_expired(self._clock.time_ns())
         found = self._rules.find(scope["path"])
+        is_open = found is not None and found[1].get(scope["method"]) == "open"
+        try:
+            token = self._token(scope, secret)
+        except ApiError:
+            if not is_open:
+                raise
+            token = None  # an open route answers a throttled client as it answers a stranger
+        is_valid = token is not None and not token.has_expired(self._clock.time_ns())
         state = scope.setdefault("state", {})
         state["user"] = token.user if token is not None and is_valid else None
         state["until_ns"] = token.until_ns if token is not None and is_valid else None
@@ -308,9 +436,23 @@ class AuthGuard:
 
     def _token(self, scope: Scope, secret: bytes | None) -> Token | None:
         if self._tokens:
-            return None if secret is None else token_of(self._tokens, secret)
+            return None if secret is None else self._compared(_client_address(scope), secret)
         client = scope.get("client")
         return ANONYMOUS if client and is_loopback(client[0]) else None
+
+    def _compared(self, address: str, secret: bytes) -> Token | None:
+        """Return the token of the secret, None if it is unknown; raises ApiError (429) after too many unknown ones."""
+        now_ns, digest = self._clock.monotonic_ns(), digest_of(secret)
+        wait_s = self._throttle.wait_s(address, digest, now_ns)
+        if wait_s > 0:
+            message = "too many unknown tokens came from this address; retry later"
+            raise ApiError(429, message, code="too_many_tokens", retry_after_s=wait_s)
+        token = token_of(self._tokens, digest)
+        if token is None:
+            self._throttle.fail(address, now_ns)
+        else:
+            self._throttle.accept(address, digest)
+        return token
 
 
 def _presented_secret(scope: Scope) -> bytes | None:
@@ -374,3 +516,236 @@ class _TokenLifetime:
         """Complete a response that the app left unfinished because of the disconnect reported here."""
         if self._has_expired and self._is_responding:
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class TooLarge(ApiError):
+    """A body exceeds its size limit."""
+
+    def __init__(self, limit: int) -> None:
+        message = f"the body is larger than {limit} bytes, the limit of this route"
+        super().__init__(413, message, headers={"Connection": "close"})
+
+
+class BodyGuard:
+    """Receives and checks bodies before the app is called."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._free_bytes = settings.max_buffered_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in {"GET", "HEAD", "OPTIONS"}:
+            await self._app(scope, receive, send)
+            return
+        body = _Body(self)
+        try:
+            await self._receive(body, scope, receive)
+        except ClientDisconnect:
+            body.release()
+            return
+        except ApiError as error:
+            body.release()
+            await send_error(error, scope, receive, send)
+            return
+        try:
+            await self._app(scope, body.replay_before(receive), send)
+        finally:
+            body.release()
+
+    async def _receive(self, body: _Body, scope: Scope, receive: Receive) -> None:
+        setting = RAW.get(scope["path"])
+        limit: int = getattr(self._settings, setting or "max_body_bytes")
+        _check_headers(scope, limit)
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                await body.read(receive, limit)
+        except TimeoutError:
+            message = f"the body did not arrive within {self._settings.body_timeout_s:g} s"
+            raise ApiError(408, message, headers={"Connection": "close"}) from None
+        if body.content and setting is None:
+            _check_type(scope)
+            await self._check_json(bytes(body.content))
+
+    async def _check_json(self, raw: bytes) -> None:
+        bounds = {"max_depth": self._settings.max_json_depth, "max_values": self._settings.max_json_values}
+        if len(raw) < THREAD_MIN_BYTES:
+            read_json(raw, **bounds)
+        else:
+            await asyncio.to_thread(read_json, raw, **bounds)
+
+    def reserve(self, size: int) -> None:
+        """Reserve buffer space; raises ApiError (503) if all bodies together exceed the limit."""
+        if size > self._free_bytes:
+            raise ApiError(
+                503,
+                "too many request bodies are being received at once; retry in a moment",
+                code="overloaded",
+                retry_after_s=1,
+            )
+        self._free_bytes -= size
+
+    def release(self, size: int) -> None:
+        """Release reserved buffer space."""
+        self._free_bytes += size
+
+
+class _Body:
+    """One body, as far as it has been received."""
+
+    def __init__(self, guard: BodyGuard) -> None:
+        self.content = bytearray()
+        self._guard = guard
+        self._reserved = 0
+        self._is_replayed = False
+
+    async def read(self, receive: Receive, limit: int) -> None:
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            piece = message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(self.content) + len(piece) > limit:
+                raise TooLarge(limit)
+            self._guard.reserve(len(piece))
+            self._reserved += len(piece)
+            self.content += piece
+
+    def release(self) -> None:
+        self._guard.release(self._reserved)
+        self._reserved = 0
+
+    def replay_before(self, receive: Receive) -> Receive:
+        """Return a `receive` that gives the body as one message, and then later messages, such as a disconnect."""
+
+        async def replay() -> Message:
+            if self._is_replayed:
+                return await receive()
+            self._is_replayed = True
+            content = bytes(self.content)
+            self.content = bytearray()
+            self.release()
+            return {"type": "http.request", "body": content, "more_body": False}
+
+        return replay
+
+
+def _check_headers(scope: Scope, limit: int) -> None:
+    if any(value.lower() != b"identity" for value in headers_named(scope, b"content-encoding")):
+        raise ApiError(415, "send the body uncompressed, without a Content-Encoding")
+    for length in headers_named(scope, b"content-length"):
+        if not length.isdigit() or len(length) > 20 or int(length) > limit:
+            raise TooLarge(limit)
+
+
+def _check_type(scope: Scope) -> None:
+    types = headers_named(scope, b"content-type")
+    kind, _, parameters = types[0].partition(b";") if len(types) == 1 else (b"", b"", b"")
+    charset = parameters.strip().lower().replace(b'"', b"")
+    is_json = kind.strip().lower() == b"application/json" and charset in {b"", b"charset=utf-8"}
+    if not is_json:
+        raise ApiError(415, "send JSON with Content-Type: application/json")
+
+
+def read_json(raw: bytes, *, max_depth: int, max_values: int) -> Any:
+    """Parse `raw`; raises ApiError with the problem and its path."""
+    value = _parse(raw, max_depth)
+    _check_value(value, max_depth, max_values, has_escapes=b"\\u" in raw)
+    return value
+
+
+def _parse(raw: bytes, max_depth: int) -> Any:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _invalid(400, "bad_text", f"byte {error.start} is not UTF-8") from None
+    try:
+        return json.loads(text, parse_constant=_reject_constant, object_pairs_hook=_object)
+    except RecursionError:
+        raise _too_deep(max_depth, None) from None
+    except json.JSONDecodeError as error:
+        raise _invalid(400, "bad_json", f"invalid JSON: {error.msg} at character {error.pos}") from None
+    except ValueError:  # from int(): more digits than Python converts
+        raise _invalid(422, "bad_number", "an integer has too many digits") from None
+
+
+def _reject_constant(name: str) -> Any:
+    raise _invalid(422, "bad_number", f"{name} is not a JSON number")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((duplicate, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise _invalid(422, "duplicate_key", f"the key {ascii(duplicate)[:80]} occurs twice in one object")
+    return found
+
+
+def _check_value(value: Any, max_depth: int, max_values: int, *, has_escapes: bool) -> None:
+    """Check every value; strings only if the text has escapes, without which none can be invalid."""
+    todo: list[tuple[Any, Place, int]] = [(value, None, 0)]
+    left = max_values
+    while todo:
+        item, place, depth = todo.pop()
+        left -= 1
+        if left < 0:
+            raise _invalid(422, "too_large", f"the body has more than {max_values} values")
+        if isinstance(item, str):
+            if has_escapes:
+                _check_text(item, place)
+        elif isinstance(item, (dict, list)):
+            if depth >= max_depth:
+                raise _too_deep(max_depth, place)
+            todo.extend((child, (place, key), depth + 1) for key, child in _children(item, place, has_escapes))
+        elif isinstance(item, (int, float)):
+            _check_number(item, place)
+
+
+def _children(container: dict[str, Any] | list[Any], place: Place, has_escapes: bool) -> Iterator[tuple[Any, Any]]:
+    if isinstance(container, list):
+        return enumerate(container)
+    if has_escapes:
+        for key in container:
+            _check_text(key, place)
+    return iter(container.items())
+
+
+def _check_text(text: str, place: Place) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise _invalid(422, "bad_text", "a string contains an unpaired surrogate", place) from None
+    if "\0" in text:
+        raise _invalid(422, "bad_text", "a string contains a NUL character", place)
+
+
+def _check_number(number: float, place: Place) -> None:
+    if isinstance(number, int) and abs(number) > MAX_INTEGER:
+        raise _invalid(422, "bad_number", f"an integer has more than {MAX_INTEGER.bit_length() + 1} bits", place)
+    if not math.isfinite(number):
+        raise _invalid(422, "bad_number", "a number is too large", place)
+
+
+def _too_deep(max_depth: int, place: Place) -> ApiError:
+    return _invalid(422, "too_deep", f"values are nested deeper than {max_depth} levels", place)
+
+
+def _invalid(status: int, code: str, message: str, place: Place = None) -> ApiError:
+    path = _path(place)
+    return ApiError(status, f"{path}: {message}", code=code, path=path)
+
+
+def _path(place: Place) -> str:
+    steps: list[str] = []
+    while place is not None:
+        place, key = place
+        steps.append(
+            f"[{key}]" if isinstance(key, int) else f".{key[:80]}" if key.isidentifier() else f"[{_quoted(key)}]"
+        )
+    return "$" + "".join(reversed(steps))[:500]
+
+
+def _quoted(key: str) -> str:
+    return json.dumps(key[:80])  # escapes characters that cannot be encoded

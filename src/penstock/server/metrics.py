@@ -61,6 +61,7 @@ HOST_HELP: Mapping[str, str] = {
     "waiting": "Runs on this host that wait for a person",
     "queued": "Runs waiting for a slot",
     "runs": "Runs in the store, by status",
+    "unreadable_rows": "Stored rows that cannot be decoded, by table",
 }
 """Help texts of the host's gauges."""
 

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from penstock.server.auth import ACCESS
+from penstock.server.event_schemas import event_components
 
 TOKEN = "token"
 """Name of the security scheme in the description."""
@@ -30,6 +31,8 @@ class DescribedApp(FastAPI):
 
 
 def _complete(description: dict[str, Any], needed: list[dict[str, list[str]]]) -> None:
+    for name, schema in event_components().items():
+        description["components"]["schemas"].setdefault(name, schema)
     description["components"]["securitySchemes"] = {TOKEN: SCHEME}
     for path, operations in description["paths"].items():
         for method, operation in operations.items():

@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.clock import Clock
-from penstock.containment.ledger import LedgerStore
 from penstock.containment.limits import Limits
 from penstock.errors import PenstockError
-from penstock.hosting.records import CancelRequest
+from penstock.hosting.ports import CancelRequest
+from penstock.runtime.durable.async_ledger import AsyncLedger
 from penstock.server.errors import ApiError
 from penstock.server.unavailable import log_outage
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 FRESH_S = 1.0
 """How long the outcome of the last write is reused."""
+ROWS_INTERVAL_S = 3_600.0
+"""Interval between complete checks of the stored rows; the first is at startup."""
+ROWS_PAUSE_S = 0.05
+"""Pause after each page of such a check."""
 PROBE = "/ready"
 """A name that no run, user or account can have."""
 
@@ -52,10 +56,18 @@ class Readiness:
             message = "a store or the ledger is unavailable or cannot be written"
             raise ApiError(503, message, code="store_unavailable", retry_after_s=2)
 
+    async def watch_rows(self) -> None:
+        """Check now and then, until cancelled, that every stored row can be decoded; the result is in the faults."""
+        while True:
+            with suppress(PenstockError):
+                await self._stores.check_rows(pause_s=ROWS_PAUSE_S)
+            await asyncio.sleep(ROWS_INTERVAL_S)
+
     async def _read(self) -> None:
         await self._stores.runs.get(PROBE)
         await self._stores.graphs.get(PROBE)
-        await asyncio.to_thread(_read_ledger, self._stores.ledger)
+        with suppress(KeyError):  # a missing account is a successful read
+            await AsyncLedger(self._stores.ledger).balance(PROBE)
 
     async def _check_writable(self) -> bool:
         async with self._writing:
@@ -72,15 +84,6 @@ class Readiness:
     async def _write(self) -> None:
         now_ms = self._clock.time_ns() // 1_000_000
         await self._stores.cancels.put(CancelRequest(PROBE, "", PROBE, now_ms, now_ms - 1))
-        await asyncio.to_thread(_write_ledger, self._stores.ledger)
-
-
-def _read_ledger(ledger: LedgerStore) -> None:
-    """Read from the ledger; raises LedgerUnavailable. A missing account is a successful read."""
-    with suppress(KeyError):
-        ledger.balance(PROBE)
-
-
-def _write_ledger(ledger: LedgerStore) -> None:
-    ledger.open_account(PROBE, Limits())
-    ledger.forget([PROBE])
+        ledger = AsyncLedger(self._stores.ledger)
+        await ledger.open_account(PROBE, Limits())
+        await ledger.forget([PROBE])

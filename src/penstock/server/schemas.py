@@ -12,24 +12,37 @@ from decimal import Decimal
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from penstock.chat.limits import MAX_ATTACHMENTS, MAX_CHARACTERS, MAX_USER_TOOLS
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import MAX_ATTACHMENTS, MAX_CHARACTERS, MAX_USER_TOOLS, ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord
+from penstock.containment.accounts import Balance
 from penstock.errors import InvalidValue
 from penstock.hosting.bills import HostedBill
+from penstock.hosting.budgets import Level
+from penstock.hosting.durability import RUNS
 from penstock.hosting.halts import Step, Whose, advice
 from penstock.hosting.limits import MAX_COUNT, RunLimits
-from penstock.hosting.records import ApprovalRecord, ApprovalState, GraphRecord, RunRecord, RunStatus
+from penstock.hosting.ports import ApprovalRecord, ApprovalState, GraphRecord, RunRecord, RunStatus
 from penstock.ids import ID
 from penstock.kernel.graph import Problem
 from penstock.money import known_usd, to_nanos, to_usd
+from penstock.nodes.program import is_program
 from penstock.runtime.graphs.document_schema import DOCUMENT
 from penstock.server.errors import problem_details
+from penstock.server.graph_check import is_conversational
 from penstock.server.unavailable import public_error, public_message
+from penstock.stops import StopReason
 
 AN_ID = f"^{ID.pattern}$"
 MEDIA_TYPE = r"^[a-z0-9][a-z0-9!#$&^_.+-]{0,126}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}$"
@@ -182,14 +195,25 @@ class GraphSummary(Shown):
 
 
 class GraphListed(GraphSummary):
-    """A graph in a list; `valid` says whether it can run, which is false for a draft."""
+    """A graph in a list: whether it can run, which a draft cannot, whether it is made for chats, and its source.
+
+    The source is `program` for a graph or agent in Python that the server was started with: it follows its code, and
+    cannot be changed over the API. Any other graph is a `document`.
+    """
 
     valid: bool
+    chat: bool
+    source: Literal["document", "program"]
 
     @classmethod
     def of(cls, record: GraphRecord, problems: Sequence[Problem]) -> GraphListed:
         """Convert a record to its list entry."""
-        return cls(**GraphSummary.model_validate(record).model_dump(), valid=not problems)
+        return cls(
+            **GraphSummary.model_validate(record).model_dump(),
+            valid=not problems,
+            chat=is_conversational(record),
+            source="program" if is_program(record.document) else "document",
+        )
 
 
 class GraphShown(GraphListed):
@@ -299,6 +323,29 @@ class Fork(Body):
     run_id: Id | None = None
 
 
+class LiveUsage(Shown):
+    """What a run in progress has used so far, and what its calls hold."""
+
+    spent_usd: float
+    held_usd: float
+    unresolved_usd: float
+    tokens: int
+    api_calls: int
+    steps: int | None = Field(description="Null where the run is executed by another server")
+
+    @classmethod
+    def of(cls, balance: Balance) -> LiveUsage:
+        """Convert the figures of a run's account."""
+        return cls(
+            spent_usd=balance.spent_usd,
+            held_usd=balance.held_usd,
+            unresolved_usd=balance.unresolved_usd,
+            tokens=balance.tokens_in + balance.tokens_out,
+            api_calls=balance.api_calls,
+            steps=None if balance.name.startswith(RUNS) else balance.steps,
+        )
+
+
 class RunSummary(Shown):
     """A run without its input and output."""
 
@@ -323,11 +370,15 @@ class RunSummary(Shown):
     unknown_costs: int = Field(description="Number of calls that were billed at an unknown cost")
     tokens_in: int
     tokens_out: int
+    live: LiveUsage | None = Field(
+        default=None, description="Figures so far of a run in progress, whose other figures are recorded at its end"
+    )
 
     @classmethod
-    def of(cls, run: RunRecord) -> RunSummary:
+    def of(cls, run: RunRecord, live: Balance | None = None) -> RunSummary:
         """Convert a record to its list entry, without `origin.about`, which is long and only part of a single run."""
-        return cls(**{**_run_fields(run), "origin": {key: one for key, one in run.origin.items() if key != "about"}})
+        origin = {key: one for key, one in run.origin.items() if key != "about"}
+        return cls(**{**_run_fields(run), "origin": origin, "live": None if live is None else LiveUsage.of(live)})
 
 
 class Halt(Shown):
@@ -363,11 +414,12 @@ class RunShown(RunSummary):
     advice: list[AdviceShown]
 
     @classmethod
-    def whole(cls, run: RunRecord, last_seq: int) -> RunShown:
+    def whole(cls, run: RunRecord, last_seq: int, live: Balance | None = None) -> RunShown:
         """Convert a record, with its input, output and halt."""
         halted_by = None if run.halt is None else Halt.model_validate(run.halt)
         return cls(
             **_run_fields(run),
+            live=None if live is None else LiveUsage.of(live),
             input=run.input,
             output=run.output,
             last_seq=last_seq,
@@ -386,6 +438,103 @@ def _run_fields(run: RunRecord) -> dict[str, Any]:
         "cost_usd": known_usd(run.cost_nanos, run.unknown_costs),
         "unresolved_usd": to_usd(run.unresolved_nanos),
     }
+
+
+class UnitShown(Shown):
+    """Figures of a budget in one unit; `limit` and `left` are null if it is unlimited."""
+
+    unit: Literal["usd", "steps", "tokens", "api calls", "retries"]
+    spent: float
+    held: float
+    unresolved: float
+    waiting: float = Field(description="What calls of this run that wait have asked for")
+    limit: float | None
+    left: float | None
+
+
+class BudgetShown(Shown):
+    """A budget: the run's own, that of a node in it, or the daily budget of its owner or of all owners."""
+
+    budget: str
+    level: Level
+    node_id: str | None = Field(description="Path of the node the budget belongs to, such as `each/3/read`")
+    units: list[UnitShown]
+
+
+class BudgetList(Shown):
+    """The budgets of a run, as of the event `last_seq`."""
+
+    budgets: list[BudgetShown]
+    last_seq: int
+
+
+class StopShown(Shown):
+    """Why a call was stopped: whose budget refused, what was asked for and what was held; null where unknown."""
+
+    reason: StopReason
+    message: str
+    budget: str | None
+    whose: Whose | None
+    unit: str | None
+    limit: float | None
+    used: float | None
+    held: float | None
+    asked: float | None
+    unresolved: float | None
+    momentary: bool
+    cause: bool = Field(default=True, description="Whether the stop arose at this call, and not at one below it")
+
+
+class TreeColumns(Shown):
+    """One list per fact, with one value per call; -1 stands for none. Texts are indexes into `strings`."""
+
+    call: list[int] = Field(description="Number of the call: 7 is the call `n000007`")
+    parent: list[int] = Field(description="Row of the call that made it")
+    kind: list[int] = Field(description="Index into `kinds`")
+    name: list[int]
+    node: list[int] = Field(description="Path of its node")
+    node_type: list[int] = Field(description="Type of the node, if the call executes one")
+    model: list[int]
+    start_ms: list[int] = Field(description="Relative to `base_ms`")
+    end_ms: list[int] = Field(description="Relative to `base_ms`; -1 while it runs")
+    status: list[int] = Field(description="Index into `statuses`")
+    cost_nanos: list[int] = Field(description="Nano-dollars, without the calls below it")
+    tokens_in: list[int]
+    tokens_out: list[int]
+    attempt: list[int]
+    stop: list[int] = Field(description="Index into `stops`")
+    flags: list[int] = Field(description="Sum of 1: from the journal, 2: abandoned, 4: cost unknown, 8: waited")
+
+
+class RunTree(Shown):
+    """The call tree of a run in the order in which its calls began, as of the event `last_seq`."""
+
+    run_id: str
+    status: RunStatus
+    epoch: int
+    last_seq: int
+    base_ms: int
+    calls: int = Field(description="Number of calls; more than there are rows if the tree is `truncated`")
+    truncated: bool
+    kinds: list[str]
+    statuses: list[str]
+    strings: list[str]
+    stops: list[StopShown]
+    columns: TreeColumns
+
+
+class Difference(Shown):
+    """One difference of two runs: a field, or `node` and the id of a node, and its value in each."""
+
+    what: str
+    one: Any
+    other: Any
+
+
+class RunDiff(Shown):
+    """The differences of two runs; empty if there are none."""
+
+    differences: list[Difference]
 
 
 class RunPage(Shown):
@@ -407,7 +556,10 @@ class EventShown(Shown):
 class EventPage(Shown):
     """A page of events in order; `status` is the run's status after they were read."""
 
-    events: list[EventShown]
+    events: Annotated[
+        list[EventShown],
+        WithJsonSchema({"type": "array", "title": "Events", "items": {"$ref": "#/components/schemas/RunEvent"}}),
+    ]
     last_seq: int
     status: RunStatus
 
@@ -594,6 +746,26 @@ class NodeTypes(Shown):
     node_types: list[NodeTypeShown]
 
 
+class ModelShown(Shown):
+    """A model that graphs on this server can name, and whether its price is known."""
+
+    id: str
+    model: str
+    priced: bool
+
+
+class OfferedModels(Shown):
+    """The models of this server, by id."""
+
+    models: list[ModelShown]
+
+
+class ToolList(Shown):
+    """The ids of the tools that graphs on this server can name."""
+
+    tools: list[str]
+
+
 class Me(Shown):
     """The authenticated user."""
 
@@ -608,10 +780,22 @@ class Health(Shown):
     status: Literal["ok"]
 
 
-class Readiness(Shown):
-    """The stores can be read and written."""
+class UnreadableRow(Shown):
+    """A stored row that cannot be decoded: its table, its key and the reason."""
 
-    status: Literal["ready"]
+    table: str
+    key: str
+    why: str
+
+
+class Readiness(Shown):
+    """The stores can be read and written; `degraded` if some rows cannot be decoded, which affects only those."""
+
+    status: Literal["ready", "degraded"]
+    unreadable: dict[str, int] = Field(default_factory=dict)
+    """Number of unreadable rows, by table."""
+    rows: list[UnreadableRow] | None = None
+    """The unreadable rows, at most 50; only for admins."""
 
 
 class ErrorFacts(Shown):

@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.chat.service import ChatService
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import InvalidValue
 from penstock.hosting.host import HostSettings, RunHost
-from penstock.hosting.records import ENDED, RunStatus
+from penstock.hosting.ports import ENDED, RunStatus
 from penstock.runtime.billing.prices import PriceBook, default_prices
 from penstock.server.app import create_app, state_of
+from penstock.server.connection import ConnectionLimit, bounded
 from penstock.server.errors import ApiError, send_error
 from penstock.server.settings import ServerSettings
+from penstock.server.ui_files import load_ui
 from penstock.storage import open_stores
 from penstock.tracing.redaction import redact
 
@@ -41,8 +42,6 @@ CLOSING_S = 5
 """Grace period for open responses after all runs have ended or are parked."""
 IMMEDIATE_CLOSING_S = 1
 """The same grace period after a second interrupt."""
-HEADERS_S = 15.0
-"""How long a client may take to send a request's head."""
 MAX_CONNECTIONS = 2_000
 IN_MEMORY = "memory:"
 UNFINISHED: tuple[RunStatus, ...] = ("queued", "running", "waiting", "parked")
@@ -73,7 +72,8 @@ async def serve(
         async with await open_stores(url) as stores:
             host_settings = host_settings or HostSettings()
             host = RunHost(stores, executors=executors, services=services, settings=host_settings, prices=prices)
-            app = create_app(host, ChatService(host, stores.chats), stores, settings)
+            ui = await asyncio.to_thread(load_ui)
+            app = create_app(host, ChatService(host, stores.chats), stores, settings, ui=ui)
             server = ServerProcess(app, host, report, is_persistent=stores.url != IN_MEMORY)
             await (prices or default_prices()).aload()  # at startup, so that the first model call does not wait for it
             with server.handling_signals():
@@ -189,7 +189,7 @@ class ServerProcess(uvicorn.Server):
         is_persistent: bool = True,
         **given: Any,
     ) -> None:
-        super().__init__(configured(ShutdownResponder(app), **given))
+        super().__init__(configured(ShutdownResponder(app), state_of(app).settings, **given))
         self._host = host
         self._report = report
         self._is_persistent = is_persistent
@@ -300,34 +300,10 @@ def _closed() -> ApiError:
     return ApiError(503, message, headers={"x-should-retry": "false"})
 
 
-class HeaderTimeoutProtocol(H11Protocol):
-    """HTTP/1.1 with a timeout for a request's head."""
-
-    headers_s = HEADERS_S
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start checking the connection periodically until it is lost."""
-        super().connection_made(transport)
-        self._timer = self.loop.call_later(self.headers_s, self._check_head, None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop checking the connection."""
-        self._timer.cancel()
-        super().connection_lost(exc)
-
-    def _check_head(self, before: object) -> None:
-        """Close the connection if it has been waiting for the same head since the last check."""
-        cycle: Any = self.cycle
-        is_idle = self.timeout_keep_alive_task is not None  # then uvicorn's keep-alive timeout applies
-        waits_for_head = not is_idle and (cycle is None or cycle.response_complete)
-        if waits_for_head and (cycle is None or cycle is before):
-            self.transport.close()
-            return
-        self._timer = self.loop.call_later(self.headers_s, self._check_head, cycle if waits_for_head else None)
-
-
-def configured(app: ASGIApp, **given: Any) -> uvicorn.Config:
-    """Return the uvicorn configuration: proxy headers are not trusted, and no Server header is sent."""
+def configured(app: ASGIApp, settings: ServerSettings | None = None, **given: Any) -> uvicorn.Config:
+    """Return the uvicorn configuration: `ClientGuard` reads proxy headers, and no Server header is sent."""
+    settings = settings or ServerSettings()
+    limit = ConnectionLimit(settings.max_connections_per_client, settings.proxy_networks)
     bounds = {"limit_concurrency": MAX_CONNECTIONS, "timeout_keep_alive": 15, "timeout_graceful_shutdown": CLOSING_S}
     quiet = {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}
-    return uvicorn.Config(app, http=HeaderTimeoutProtocol, ws="none", lifespan="on", **{**bounds, **quiet, **given})
+    return uvicorn.Config(app, http=bounded(limit), ws="none", lifespan="on", **{**bounds, **quiet, **given})

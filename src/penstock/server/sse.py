@@ -24,10 +24,9 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.errors import PenstockError
 from penstock.hosting.event_data import LAST_EVENTS
-from penstock.hosting.ports import EventStore, RunStore
-from penstock.hosting.records import ENDED, HostedEvent, RunRecord
+from penstock.hosting.ports import ENDED, EventStore, HostedEvent, RunRecord, RunStore
 from penstock.server.auth import User
-from penstock.server.errors import ApiError, api_error, fault_location
+from penstock.server.errors import UNREADABLE, ApiError, api_error, fault_location
 from penstock.server.metrics import Metrics
 from penstock.server.settings import ServerSettings
 from penstock.server.unavailable import public
@@ -318,7 +317,7 @@ class EventStream(Response):
         except PenstockError as error:
             # The status is already sent; report the error as an event without an id, which keeps the client's position.
             known = api_error(error)
-            if known.status == 500:
+            if known.status == 500 and known.code != UNREADABLE:
                 LOG.error("a stream failed: %s", fault_location(error))
             await send(_body(framed({"code": known.code, "message": str(known)}, event="error")))
 

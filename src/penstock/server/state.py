@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Path, Query
 from starlette.requests import Request
 
 from penstock.clock import Clock
+from penstock.hosting.ports import StoreCorrupt
 from penstock.server.auth import User
 from penstock.server.errors import ApiError, not_found
 from penstock.server.graph_check import GraphChecker
@@ -19,6 +20,8 @@ from penstock.server.readiness import Readiness
 from penstock.server.schemas import AN_ID
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import Streams
+from penstock.server.trees import TreeCache
+from penstock.server.ui_files import UiFiles
 
 if TYPE_CHECKING:
     from penstock.chat.service import ChatService
@@ -42,6 +45,8 @@ class ServerState:
     streams: Streams
     readiness: Readiness
     clock: Clock
+    ui: UiFiles
+    trees: TreeCache = field(default_factory=TreeCache)
 
     async def must_run(
         self, graph_id: str, version: int | None = None, *, run_id: str | None = None, in_chat: bool = False
@@ -102,8 +107,12 @@ def readable(what: str, record: Any, user: User) -> Any:
     return record
 
 
-def check_cursor(what: str, record: Any, user: User) -> None:
-    """Raise 422 unless the record that a page continues after exists and is readable; the page would be empty."""
+async def check_cursor(what: str, reading: Awaitable[Any], user: User) -> None:
+    """Raise 422 unless the record that a page continues after exists and is the user's; the page would be empty."""
+    try:
+        record = await reading
+    except StoreCorrupt:  # it is shown at the end of the previous page, and the next one comes after it
+        return
     if record is None or not user.may_see(record.owner):
         message = f"there is no such {what} to continue after; send the `next` of the previous page, or omit it"
         raise ApiError(422, message, path="query.before")

@@ -15,8 +15,7 @@ from typing import Any
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import LedgerUnavailable
-from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.records import HostedEvent
+from penstock.hosting.ports import HostedEvent, StoreUnavailable
 from penstock.stops import StopReason
 
 QUIET_S = 60.0
@@ -74,14 +73,24 @@ def log_outage(error: BaseException) -> str | None:
 def public(event: HostedEvent) -> HostedEvent:
     """Return the event without details that clients may not see."""
     data = event.data
+    stop = data.get("stop") if isinstance(data.get("stop"), Mapping) else None
     code = _code(data.get("stop_reason"), data.get("error"), data.get("message"))
+    if code is None and stop is not None:
+        code = _code(stop.get("reason"), None, stop.get("message"))
     if code is None:
         return event
     if code == _CIRCUIT:
-        return event._replace(data={name: _without_address(value) for name, value in data.items()})
+        about = {name: _without_address(value) for name, value in data.items()}
+        if stop is not None:
+            about["stop"] = {name: _without_address(value) for name, value in stop.items()}
+        return event._replace(data=about)
     about = {**data, "message": MESSAGES[code]} if "message" in data else {**data}
     if str(about.get("stop_reason")).startswith(_LEDGER):
         about["stop_reason"] = _LEDGER
+    elif event.type.startswith("call.") and "stop_reason" in about:  # of a call it is the whole sentence
+        about["stop_reason"] = MESSAGES[code]
+    if stop is not None:
+        about["stop"] = {**stop, "message": MESSAGES[code]}
     return event._replace(data=about)
 
 

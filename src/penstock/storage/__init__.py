@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.storage.codec import StoreCorrupt
+    from penstock.hosting.ports import StoreCorrupt
     from penstock.storage.postgres.ledger import PostgresLedgerStore
     from penstock.storage.sqlite.ledger import SqliteLedgerStore
     from penstock.storage.stores import Stores, migrate, newest_version, open_stores, schema_version
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HOME = {
     "PostgresLedgerStore": "penstock.storage.postgres.ledger",
     "SqliteLedgerStore": "penstock.storage.sqlite.ledger",
-    "StoreCorrupt": "penstock.storage.codec",
+    "StoreCorrupt": "penstock.hosting.ports",
     "Stores": "penstock.storage.stores",
     "migrate": "penstock.storage.stores",
     "newest_version": "penstock.storage.stores",

@@ -21,31 +21,26 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from penstock import checks
-from penstock.errors import InvalidValue, PenstockError
+from penstock.errors import InvalidValue
+from penstock.hosting.ports import StoreCorrupt
 from penstock.tracing.jsonable import LEAVES
 
 MAX_NUMBER = 2**63 - 1
 MIN_NUMBER = -MAX_NUMBER
 MAX_NAME = 1_000
 """Maximum length of a name in bytes: longer than any id, and two fit into a PostgreSQL index entry of 2,700 bytes."""
+MAX_SHOWN = 200
+"""Maximum length of the text that is shown in place of one that cannot be read."""
 NO_MATCH = " " * (MAX_NAME + 1)
 """A value longer than any valid name, so a lookup of it finds nothing."""
 MAX_DEPTH = 100
 """Maximum nesting depth of values: low enough to decode any stored value, however much of the stack is in use."""
 
+UNREADABLE = "(unreadable: "
+"""Start of the text that is shown in place of one that cannot be read."""
+UNDECODABLE = "\ufffd"
+"""Stands for bytes that are not UTF-8; nothing encoded here contains it, because JSON is stored in ASCII."""
 TOO_DEEP = f"more than {MAX_DEPTH} levels"
-
-
-class StoreCorrupt(PenstockError):
-    """A row cannot be decoded: `table` and `key` identify it, `why` gives the reason."""
-
-    def __init__(self, table: str, key: str, why: str) -> None:
-        self.table = table
-        self.key = key
-        self.why = why
-        super().__init__(
-            f"the row {key!r} of table {table!r} cannot be read: {why}; restore it from a backup, or remove it"
-        )
 
 
 def name(field: str, value: object) -> str:
@@ -137,12 +132,14 @@ def decode_document(table: str, key: str, encoded: str) -> Any:
     """Decode a value that `encode_document` encoded."""
     try:
         value, end = _scan(encoded, 0)
-        if end == len(encoded):
+        if end == len(encoded) and encoded.isascii():
             return value
     except (StopIteration, TypeError, ValueError, RecursionError):
         pass
     try:
-        return json.loads(encoded)  # surrounding whitespace, or not JSON: then this raises the reason
+        if UNDECODABLE in encoded:
+            raise ValueError("bytes that are not UTF-8")
+        return _decoder.decode(encoded)  # surrounding whitespace, or not JSON: then this raises the reason
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreCorrupt(table, key, f"it is not JSON ({error})") from None
 
@@ -153,6 +150,11 @@ def decode_object(table: str, key: str, encoded: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise StoreCorrupt(table, key, f"{type(value).__name__} where an object should be")
     return value
+
+
+def decode_optional_object(table: str, key: str, encoded: str) -> dict[str, Any] | None:
+    """Decode an object or null that `encode_document` encoded."""
+    return None if encoded == "null" else decode_object(table, key, encoded)
 
 
 def decode_text(table: str, key: str, encoded: str) -> str:
@@ -171,8 +173,13 @@ def decode_optional_text(table: str, key: str, encoded: str | None) -> str | Non
 def decode_one_of(table: str, key: str, known: Collection[str], encoded: str) -> Any:
     """Return `encoded` if it is in `known`; raise StoreCorrupt otherwise."""
     if encoded not in known:
-        raise StoreCorrupt(table, key, f"{encoded!r} is none of {', '.join(known)}")
+        raise StoreCorrupt(table, key, f"{encoded[:80]!r} is none of {', '.join(known)}")
     return encoded
+
+
+def unreadable(error: StoreCorrupt) -> str:
+    """Return the text to show in place of one that cannot be read."""
+    return f"{UNREADABLE}{error.why})"[:MAX_SHOWN]
 
 
 def _size(value: str) -> float:
@@ -187,6 +194,17 @@ def _plain(value: object) -> dict[Any, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} is not a value of JSON")
+
+
+def _refuse_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError("a number is too large")
+    return number
 
 
 def _writer() -> Callable[[object], str]:
@@ -204,7 +222,8 @@ def _writer() -> Callable[[object], str]:
 
 
 _write = _writer()
-_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+_decoder = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+_scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # type: ignore[attr-defined]
 
 
 def _check_inside(value: object, levels: int) -> None:

@@ -25,6 +25,7 @@ from penstock.containment.ledger import (
 )
 from penstock.containment.limits import Limits
 from penstock.containment.tickets import Queue, Ticket, UnderWay, Waiting
+from penstock.errors import InvalidValue
 from penstock.stops import Stop, StopReason
 
 CEILINGS = ("cost_nanos", "steps", "tokens", "api_calls", "retries", "time_ns")
@@ -81,7 +82,8 @@ class StoredQueue(Queue):
         ticket_rows: Sequence[Mapping[str, Any]],
         hold_rows: Iterable[Mapping[str, Any]],
     ) -> None:
-        """`ticket_rows` say in `is_expired` which have expired."""
+        """`ticket_rows` say in `is_expired` which have expired; tickets with impossible amounts are left out."""
+        ticket_rows = [row for row in ticket_rows if _has_amounts(row)]
         self.accounts = accounts_of(account_rows, now)
         self._ids = {account: id for id, account in self.accounts.items()}
         self.asks = {row["key"]: amounts_of(row) for row in ticket_rows}
@@ -139,10 +141,19 @@ def stop_text(stop: Stop | None) -> str:
     return json.dumps(asdict(stop))
 
 
+UNREADABLE_STOP = Stop(StopReason.LEDGER_UNAVAILABLE, "the stored reason why this call waits cannot be read")
+
+
 def stop_of(text: str) -> Stop:
-    """Return the stop in a JSON text."""
-    fields = json.loads(text)
-    return Stop(**{**fields, "reason": StopReason(fields["reason"])})
+    """Return the stop in a JSON text; a general one if it cannot be read.
+
+    All tickets of a queue are read together: an unreadable one must not keep the others waiting.
+    """
+    try:
+        fields = json.loads(text)
+        return Stop(**{**fields, "reason": StopReason(fields["reason"])})
+    except (TypeError, KeyError, ValueError, RecursionError):
+        return UNREADABLE_STOP
 
 
 def names_of_aged(rows: Iterable[Mapping[str, Any]], age_ns: int, now: Moment) -> list[str]:
@@ -170,6 +181,13 @@ def fits_columns(ask: Amounts) -> bool:
 def limits_of(row: Mapping[str, Any]) -> Limits:
     """Return the ceilings in an account row."""
     return Limits(**{name: row[f"max_{name}"] for name in CEILINGS})
+
+
+def _has_amounts(row: Mapping[str, Any]) -> bool:
+    try:
+        return fits_columns(amounts_of(row))
+    except InvalidValue:
+        return False
 
 
 def amounts_of(hold: Mapping[str, Any]) -> Amounts:

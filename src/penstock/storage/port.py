@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from penstock.storage.faults import RowFaults
+
 T = TypeVar("T")
 
 Value = str | int | bytes | None
@@ -59,6 +61,9 @@ Unit = Callable[[Any], Coroutine[Any, Any, T]]
 
 class Database(Protocol):
     """Runs transactions, each committed completely or not at all; StoreUnavailable means that one was not committed."""
+
+    faults: RowFaults
+    """Rows that could not be decoded: those that stores skip, and those for which a body raised StoreCorrupt."""
 
     async def write(self, body: TransactionBody[T], *, inline: bool = False) -> T:
         """Run the body in a transaction, and return its result once the transaction is committed.
@@ -114,6 +119,28 @@ def drive(body: Coroutine[Any, Any, T]) -> T:
         if awaited is not None:
             body.close()
             raise RuntimeError("a transaction awaited something that is not one of its stores")
+
+
+@dataclass(frozen=True, slots=True)
+class TableCheck:
+    """How to check that every row of a table can be decoded."""
+
+    table: str
+    columns: str
+    """The columns that `decode` receives, in its order."""
+    keys: tuple[str, ...]
+    """Columns of a unique key, by which the rows are read page by page."""
+    first: tuple[Value, ...]
+    """A value of the key that comes before every row's."""
+    decode: Callable[[Row], object]
+    """Raises StoreCorrupt for a row that cannot be decoded."""
+
+    @property
+    def select(self) -> str:
+        """The statement for the page after the values of a key."""
+        keys = ", ".join(self.keys)
+        after = f"({keys}) > ({placeholders(len(self.keys))})"
+        return f"SELECT {keys}, {self.columns} FROM {self.table} WHERE {after} ORDER BY {keys} LIMIT ?"
 
 
 INLINE_MAX_ROWS = 32

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 from penstock import checks
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import Attachment
 from penstock.errors import InvalidValue
-from penstock.hosting.ports import Conflict, RunIdConflict
-from penstock.hosting.records import ENDED, PARKED, TRANSITIONS, USAGE, RunRecord, RunStatus
+from penstock.hosting.ports import ENDED, PARKED, TRANSITIONS, USAGE, Conflict, RunIdConflict, RunRecord, RunStatus
 from penstock.nodes import memory
 from penstock.storage import codec
 
@@ -27,6 +27,13 @@ SUBMITTED_FIELDS = ("owner", "graph_id", "graph_version", "input", "limits", "or
 
 
 # Runs.
+
+_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
+
+
+def lower_ascii(text: str) -> str:
+    """Return text with its ASCII letters in lower case, as all databases do it."""
+    return text.translate(_LOWER)
 
 
 def check_transition(run: RunRecord, status: RunStatus) -> None:

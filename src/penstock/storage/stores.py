@@ -11,7 +11,7 @@ of their transaction bodies runs in that transaction instead of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,10 +25,19 @@ from penstock.chat.ports import ChatStore
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.ledger import LedgerStore
 from penstock.errors import InvalidValue, LedgerUnavailable
-from penstock.hosting.ports import ApprovalStore, CancelStore, EventStore, GraphStore, RunStore, StoreUnavailable
+from penstock.hosting.ports import (
+    ApprovalStore,
+    CancelStore,
+    EventStore,
+    GraphStore,
+    RunStore,
+    StoreCorrupt,
+    StoreUnavailable,
+)
 from penstock.nodes.memory import MemoryStore
 from penstock.runtime.durable.ports import JournalStore
 from penstock.storage import versions
+from penstock.storage.faults import RowFaults
 from penstock.storage.memory import MemoryStores
 from penstock.storage.port import Database, T, Transaction, TransactionBody, Unit
 from penstock.storage.sql.approvals import SqlApprovalStore
@@ -37,6 +46,7 @@ from penstock.storage.sql.events import SqlEventStore, SqlJournalStore
 from penstock.storage.sql.graphs import SqlGraphStore
 from penstock.storage.sql.memories import SqlMemoryStore
 from penstock.storage.sql.runs import SqlCancelStore, SqlRunStore
+from penstock.storage.sql.scan import unreadable_rows
 from penstock.storage.sqlite import file
 from penstock.storage.sqlite.ledger import SCHEMA as LEDGER_SCHEMA
 from penstock.storage.sqlite.ledger import SqliteLedgerStore
@@ -72,7 +82,10 @@ class Stores:
     chats: ChatStore
     memories: MemoryStore
     ledger: LedgerStore
+    faults: RowFaults
+    """Rows that could not be decoded, as far as they were noticed."""
     _transact: Transact = field(repr=False)
+    _scan: Callable[[float], Awaitable[Sequence[StoreCorrupt]]] = field(repr=False)
     _closing: AsyncExitStack = field(default_factory=AsyncExitStack, repr=False)
 
     async def transaction(self, unit: Unit[T], *, inline: bool = False) -> T:
@@ -83,6 +96,14 @@ class Stores:
         `Database.write`.
         """
         return await self._transact(unit, inline=inline)
+
+    async def check_rows(self, *, pause_s: float = 0.0) -> Sequence[StoreCorrupt]:
+        """Decode every row of every table, and return those that cannot be decoded; `faults` has the same afterwards.
+
+        Pauses for `pause_s` after each 100 rows.
+        """
+        self.faults.replace(await self._scan(pause_s))
+        return self.faults.rows
 
     async def close(self) -> None:
         """Finish pending operations and release all resources; idempotent."""
@@ -186,6 +207,12 @@ async def check_ledger(url: str) -> None:
     await versions.check_sqlite(ledger, LEDGER_SCHEMA)
 
 
+async def check_rows(url: str) -> Sequence[StoreCorrupt]:
+    """Decode every row of a database that exists, and return those that cannot be decoded."""
+    async with await open_stores(url) as stores:
+        return await stores.check_rows()
+
+
 def _open_memory(clock: Clock) -> Stores:
     memory = MemoryStores(clock=clock)
     return Stores(
@@ -199,7 +226,9 @@ def _open_memory(clock: Clock) -> Stores:
         memory.chats,
         memory.memories,
         memory.ledger,
+        memory.faults,
         memory.transaction,
+        memory.scan,
     )
 
 
@@ -275,7 +304,9 @@ def _sql_stores(database: Database, url: str, ledger: LedgerStore, closing: Asyn
         SqlChatStore(database),
         SqlMemoryStore(database),
         ledger,
+        database.faults,
         partial(_transact, database),
+        partial(unreadable_rows, database),
         closing,
     )
 
@@ -283,10 +314,11 @@ def _sql_stores(database: Database, url: str, ledger: LedgerStore, closing: Asyn
 class _JoinedDatabase:
     """A `Database` whose transaction bodies run in an open transaction."""
 
-    __slots__ = ("_transaction",)
+    __slots__ = ("_transaction", "faults")
 
-    def __init__(self, transaction: Transaction) -> None:
+    def __init__(self, transaction: Transaction, faults: RowFaults) -> None:
         self._transaction = transaction
+        self.faults = faults
 
     async def write(self, body: TransactionBody[T], *, inline: bool = False) -> T:
         return await body(self._transaction)
@@ -312,8 +344,8 @@ class _TransactionStores:
 
     __slots__ = ("approvals", "cancels", "chats", "events", "graphs", "journal", "runs")
 
-    def __init__(self, transaction: Transaction) -> None:
-        database: Database = _JoinedDatabase(transaction)
+    def __init__(self, transaction: Transaction, faults: RowFaults) -> None:
+        database: Database = _JoinedDatabase(transaction, faults)
         self.runs = SqlRunStore(database)
         self.events = SqlEventStore(database)
         self.graphs = SqlGraphStore(database)
@@ -325,4 +357,6 @@ class _TransactionStores:
 
 async def _transact(database: Database, unit: Unit[T], *, inline: bool = False) -> T:
     """Run the unit with the stores of one transaction, and commit it; roll back if the unit raises."""
-    return await database.write(lambda transaction: unit(_TransactionStores(transaction)), inline=inline)
+    return await database.write(
+        lambda transaction: unit(_TransactionStores(transaction, database.faults)), inline=inline
+    )

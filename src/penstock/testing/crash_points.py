@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from penstock.errors import InvalidValue
-from penstock.hosting.failpoints import POINTS as HOSTED_POINTS
 from penstock.runtime.durable import failpoints
-from penstock.runtime.durable.failpoints import POINTS
+from penstock.runtime.durable.failpoints import HOSTED_POINTS, POINTS
 
 VARIABLE = "PENSTOCK_CRASH_AT"
 

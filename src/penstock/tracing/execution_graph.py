@@ -205,7 +205,7 @@ class ExecutionGraph:
         abandoned: bool = False,
     ) -> bool:
         """Write that a call has ended; False, and nothing is written, if it had already. The caller holds the lock."""
-        open_calls, log, ended, max_kept = self._open, self._log, self._ended, self.max_kept
+        open_calls, log = self._open, self._log
         number = call.number
         if number not in open_calls:
             return False
@@ -216,6 +216,7 @@ class ExecutionGraph:
         call.tokens_out = tokens_out
         if stop_reason is not None or error_class is not None or abandoned:
             call.extras = call.extras._replace(stop_reason=stop_reason, error_class=error_class, abandoned=abandoned)
+        ended, max_kept = self._ended, self.max_kept
         end_seq = self._first_seq + len(log)
         try:
             call.end_seq = end_seq
@@ -230,7 +231,7 @@ class ExecutionGraph:
                 ended.append(call)
             open_calls.pop(number, None)
             raise
-        if max_kept is not None and len(ended) + len(self._open) > max_kept:
+        if max_kept is not None and self._last_number > max_kept and len(ended) + len(open_calls) > max_kept:
             self._fold_oldest(max_kept)
             self._trim_excess(max_kept)
         if self.notify is not None:

@@ -136,5 +136,12 @@ def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def trace_frame(of: Traced) -> str:
+    """Return the page in a frame, for notebooks: nothing of it reaches the page around it."""
+    page = html.escape(trace_html(of))
+    style = "width:100%;height:32rem;border:1px solid #8884;border-radius:6px"
+    return f'<iframe title="Penstock run" sandbox="allow-scripts" srcdoc="{page}" style="{style}"></iframe>'
+
+
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from penstock.ids import call_id
+from penstock.stops import Stop
 from penstock.tracing.lifecycle import CallKind, Status
 from penstock.tracing.payloads import Payload
 
@@ -54,6 +55,7 @@ class CallExtras(NamedTuple):
     cost_unknown: bool = False
     finish_reason: str | None = None
     payload: Payload | None = None
+    stop: Stop | None = None
 
 
 NO_EXTRAS = CallExtras()
@@ -135,6 +137,11 @@ class CallRecord:
     def stop_reason(self) -> str | None:
         """Why it was stopped, or the message of its error."""
         return self.extras.stop_reason
+
+    @property
+    def stop(self) -> Stop | None:
+        """The stop behind `stop_reason`, with its figures; None if no stop ended the call, or its figures are gone."""
+        return self.extras.stop
 
     @property
     def error_class(self) -> str | None:
@@ -255,6 +262,13 @@ def mark_cost_unknown(call: CallRecord) -> None:
 def mark_waiting(call: CallRecord, waits: bool) -> None:
     """Record that an open call waits for other calls to end, or no more. The caller holds the lock of its run."""
     call.extras = call.extras._replace(waiting=waits)
+
+
+def mark_stopped(call: CallRecord, stop: Stop | None) -> None:
+    """Record the stop that is about to end the call; without one, or if it has ended, nothing. The caller holds the
+    lock of its run."""
+    if stop is not None and call.end_seq == OPEN:
+        call.extras = call.extras._replace(stop=stop)
 
 
 def mark_not_whole(call: CallRecord, finish_reason: str) -> None:

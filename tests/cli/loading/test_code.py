@@ -34,7 +34,7 @@ def test_a_file_finds_its_neighbours_and_may_have_the_name_of_a_module() -> None
 
 
 @pytest.mark.parametrize(
-    ("module", "attribute", "said"),
+    ("module", "attribute", "expected"),
     [
         ("nowhere.py", "graph", "there is no file 'nowhere.py'"),
         ("folder.py", "graph", "folder.py is not a file"),
@@ -46,17 +46,17 @@ def test_a_file_finds_its_neighbours_and_may_have_the_name_of_a_module() -> None
         ("small.py", "here.deeper", "small.py has no attribute 'here.deeper'"),
     ],
 )
-def test_what_is_not_there_is_refused(module: str, attribute: str, said: str) -> None:
+def test_what_is_not_there_is_refused(module: str, attribute: str, expected: str) -> None:
     write("small.py", "here = 1")
     Path("folder.py").mkdir()
     with pytest.raises(Refused) as refused:
         load_attribute(module, attribute)
-    assert said in str(refused.value)
+    assert expected in str(refused.value)
     assert refused.value.code == 64
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("\n1 / 0", "ZeroDivisionError: division by zero (broken.py, line 2)"),
         (
@@ -71,11 +71,11 @@ def test_what_is_not_there_is_refused(module: str, attribute: str, said: str) ->
     ],
 )
 @pytest.mark.parametrize("name", ["broken.py", "broken"])
-def test_import_error_is_reported_in_one_line_with_its_location(text: str, said: str, name: str) -> None:
+def test_import_error_is_reported_in_one_line_with_its_location(text: str, expected: str, name: str) -> None:
     write("broken.py", text)
     with pytest.raises(Broken) as broken:
         load_module(name)
-    assert said in str(broken.value)
+    assert expected in str(broken.value)
     assert str(broken.value).startswith(f"{name} cannot be imported: ")
     assert "\n" not in str(broken.value)
     assert broken.value.code == 2
@@ -91,14 +91,14 @@ async def _async() -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "expected"),
     [
         (lambda x: x, "here is a function that needs arguments"),
         (_async, "here is an async function"),
     ],
 )
-def test_a_function_that_cannot_be_called_is_refused(function: object, said: str) -> None:
-    with pytest.raises(Refused, match=said):
+def test_a_function_that_cannot_be_called_is_refused(function: object, expected: str) -> None:
+    with pytest.raises(Refused, match=expected):
         resolve(function, "here")
 
 

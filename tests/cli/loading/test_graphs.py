@@ -34,18 +34,18 @@ def test_a_graph_in_python(text: str, target: str, found: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "target", "said"),
+    ("text", "target", "expected"),
     [
-        ("", "flows.py", "flows.py has no Graph; add one called 'graph', or name a function that returns one"),
+        ("", "flows.py", "flows.py has no Graph and no Agent; add one called 'graph' or 'agent'"),
         ("a = Graph('a')\nb = Graph('b')", "flows.py", "several graphs; name one: flows.py:a, flows.py:b"),
-        ("graph = 7", "flows.py", "flows.py:graph is of type int; it must be a Graph, a GraphSpec or a function"),
+        ("graph = 7", "flows.py", "flows.py:graph is of type int; it must be a Graph, an Agent, a GraphSpec or a"),
         (
             "def graph(): return None",
             "flows.py",
             "what flows.py:graph returned is of type NoneType",
         ),
         ("", "flows:Graph", "flows:Graph is a class; it must be a Graph"),
-        ("", "flows.py:nope", "flows.py has no attribute 'nope'; it has: Graph, GraphSpec"),
+        ("", "flows.py:nope", "flows.py has no attribute 'nope'; its graphs and agents are: none"),
         ("", "nowhere", "there is no file 'nowhere'; a graph in a module is named package.module:name"),
         ("", "nowhere.json", "FILE: there is no file 'nowhere.json'"),
         ("", ".", "FILE: '.' is a directory; name a file in it"),
@@ -54,11 +54,11 @@ def test_a_graph_in_python(text: str, target: str, found: str) -> None:
         ("", ":", "there is no file ':'"),
     ],
 )
-def test_invalid_target_is_refused_with_advice(text: str, target: str, said: str) -> None:
+def test_invalid_target_is_refused_with_advice(text: str, target: str, expected: str) -> None:
     Path("flows.py").write_text(IMPORTS + text)
     with pytest.raises(Refused) as refused:
         load_graph(target)
-    assert said in str(refused.value)
+    assert expected in str(refused.value)
 
 
 @pytest.mark.parametrize(

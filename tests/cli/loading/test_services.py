@@ -81,7 +81,7 @@ def test_broken_executor_is_an_error_only_if_its_type_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("named", "expected"),
     [
         (["nodes"], "--executors takes module:attribute or file.py:attribute, not 'nodes'"),
         (["nodes:nothing"], "--executors nodes:nothing is of type object; it must be an ExecutorRegistry or a mapping"),
@@ -90,7 +90,7 @@ def test_broken_executor_is_an_error_only_if_its_type_is_used() -> None:
         (["nodes:missing"], "nodes has no attribute 'missing'"),
     ],
 )
-def test_what_is_no_set_of_executors_is_refused(named: list[str], said: str) -> None:
+def test_what_is_no_set_of_executors_is_refused(named: list[str], expected: str) -> None:
     with pytest.raises(Refused) as refused:
         load_executors(named, TEXT)
-    assert said in str(refused.value)
+    assert expected in str(refused.value)

@@ -1,6 +1,6 @@
 """A server for commands to talk to: real stores in memory, a real socket, a loop on a thread of its own.
 
-And what stands between: a proxy that cuts connections, and a terminal that somebody types into.
+And what stands between: a proxy that cuts connections, and a terminal with a user who types.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ class Live:
         return self.do(self.host.wait(run_id)).status
 
     def until(self, run_id: str, kind: str) -> Mapping[str, Any]:
-        """Wait until the run has told such an event; its data."""
+        """Wait until the run has emitted such an event; its data."""
 
-        async def told() -> Mapping[str, Any]:
+        async def found() -> Mapping[str, Any]:
             async for event in self.host.events(run_id):
                 if event.type == kind:
                     return event.data
             raise AssertionError(f"the run ended without {kind}")
 
-        return self.do(told())
+        return self.do(found())
 
 
 @dataclass
@@ -184,7 +184,7 @@ def cutting(url: str, after_bytes: Sequence[int]) -> Iterator[str]:
 
 
 class Terminal:
-    """A program on a terminal of its own, and somebody who types."""
+    """A program on a terminal of its own, and a user who types."""
 
     CONTROLLING = (
         "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"

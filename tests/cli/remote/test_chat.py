@@ -104,9 +104,9 @@ def test_a_chat_that_is_gone_on_with_has_its_graph(penstock: Penstock) -> None:
 
 
 def test_a_graph_or_a_chat_that_is_not_there_is_one_sentence(live: Live, penstock: Penstock) -> None:
-    ended = penstock("chat", "nobody", "-m", "hello", "--url", live.url)
+    ended = penstock("chat", "unknown", "-m", "hello", "--url", live.url)
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err == "penstock: there is no graph 'nobody'; the server has: assistant, pipeline, publish\n"
+    assert ended.err == "penstock: there is no graph 'unknown'; the server has: assistant, pipeline, publish\n"
     ended = penstock("chat", "--chat", "nothing", "-m", "hello", "--url", live.url)
     assert (ended.code, ended.err) == (2, "penstock: there is no such chat\n")
     with serving(graphs={}) as empty:
@@ -210,7 +210,7 @@ def test_agents_that_take_turns_are_distinguished_by_their_nodes_or_by_their_own
 def test_question_without_a_terminal_exits_with_4(live: Live, arguments: list[str]) -> None:
     ended = subprocess.run(
         [*PENSTOCK, "chat", *arguments, "--url", live.url],
-        input="spring\nand this is not said any more\n",
+        input="spring\nand this is not sent any more\n",
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -221,8 +221,8 @@ def test_question_without_a_terminal_exits_with_4(live: Live, arguments: list[st
     assert "? Publish this? You said: “spring”" in ended.stdout
     assert "standard input is not a terminal; the run waits on the server" in ended.stderr
     assert f"answer it with: penstock runs answer {run.id} yes --url {live.url} (or no)" in ended.stderr
-    (asked,) = live.do(live.stores.approvals.list())
-    live.do(live.host.answer(asked.id, "approved", by="local"))
+    (approval,) = live.do(live.stores.approvals.list())
+    live.do(live.host.answer(approval.id, "approved", by="local"))
     assert live.ended(run.id) == "completed"
 
 
@@ -237,8 +237,8 @@ def test_waiting_chat_is_not_followed_without_a_terminal(live: Live, penstock: P
 def test_a_question_that_was_answered_before_is_not_put_again(live: Live, penstock: Penstock) -> None:
     with Terminal("chat", "publish", "-m", "spring", "--url", live.url) as first:
         first.until("approve? [y/n] ")
-        (asked,) = live.do(live.stores.approvals.list())
-        live.do(live.host.answer(asked.id, "approved", by="somebody else"))
+        (approval,) = live.do(live.stores.approvals.list())
+        live.do(live.host.answer(approval.id, "approved", by="bob"))
         first.type("n\n")
         first.until("Published: ")  # what was answered first counts
         assert first.end() == 0
@@ -246,18 +246,18 @@ def test_a_question_that_was_answered_before_is_not_put_again(live: Live, pensto
 
 
 def test_lines_from_a_pipe_are_a_conversation(live: Live, penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = "count to 3\n\n/retry\n/edit count to 4\n/continue\n/nonsense\n/edit\n/help\n/quit now\nnot said\n"
+    lines = "count to 3\n\n/retry\n/edit count to 4\n/continue\n/nonsense\n/edit\n/help\n/quit now\nnot sent\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     ended = penstock("chat", "assistant", "--url", live.url)
     assert (ended.code, ended.err) == (0, "")
-    said = [line for line in ended.out.splitlines() if not line.startswith((" ", "/"))]
-    assert said[:3] == ["1, 2, 3.", "1, 2, 3.", "1, 2, 3, 4."]
-    assert "there is no more to it." in said[3]
-    assert "there is no command /nonsense" in said
-    assert "there is no command /quit" not in said
-    assert "not said" not in ended.out
+    printed = [line for line in ended.out.splitlines() if not line.startswith((" ", "/"))]
+    assert printed[:3] == ["1, 2, 3.", "1, 2, 3.", "1, 2, 3, 4."]
+    assert "there is no more to it." in printed[3]
+    assert "there is no command /nonsense" in printed
+    assert "there is no command /quit" not in printed
+    assert "not sent" not in ended.out
     assert "/edit needs the new text" in ended.out
-    assert said[-1].startswith("Continue this chat with: penstock chat --chat ")
+    assert printed[-1].startswith("Continue this chat with: penstock chat --chat ")
 
 
 def test_ctrl_c_ends_a_conversation_from_a_pipe(
@@ -327,8 +327,8 @@ def test_on_a_terminal_the_answering_graph_is_named(live: Live, penstock: Pensto
 def test_on_a_terminal_ctrl_c_at_the_prompt_clears_the_line_and_leaves_when_it_comes_twice(live: Live) -> None:
     with Terminal("chat", "assistant", "--url", live.url, NO_COLOR="1") as terminal:
         terminal.until("you › ")
-        terminal.type("this is not said")
-        terminal.until("this is not said")
+        terminal.type("this is not sent")
+        terminal.until("this is not sent")
         terminal.interrupt()
         terminal.until("press Ctrl-D, or Ctrl-C again, to exit.")
         terminal.until("you › ")
@@ -422,8 +422,8 @@ def test_on_a_terminal_an_invalid_verdict_is_prompted_for_again(live: Live, keys
         for word in ("", "maybe", "count to 3", "yes, but later", ""):
             terminal.type(f"{word}\n")
             terminal.until("that is not an answer; yes or no? ")
-        (asked,) = live.do(live.stores.approvals.list())
-        assert asked.state == "waiting"
+        (approval,) = live.do(live.stores.approvals.list())
+        assert approval.state == "waiting"
         terminal.type(keys)
         terminal.until(outcome)
         assert terminal.end() == 0
@@ -450,8 +450,8 @@ def test_on_a_terminal_ctrl_d_leaves_a_question_to_others_and_a_message_with_4(l
         assert terminal.end() == 4
     (run,) = live.do(live.stores.runs.list())
     assert run.status == "waiting"
-    (asked,) = live.do(live.stores.approvals.list())
-    live.do(live.host.answer(asked.id, "approved", by="local"))
+    (approval,) = live.do(live.stores.approvals.list())
+    live.do(live.host.answer(approval.id, "approved", by="local"))
     assert live.ended(run.id) == "completed"
 
 

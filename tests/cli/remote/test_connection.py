@@ -89,7 +89,7 @@ EVENTS, RUN = "/api/runs/r/events", "/api/runs/r"
 CLOSING = (503, '{"error": {"message": "the server is closing; ask again"}}')
 
 
-def told(*events: tuple[str, int]) -> tuple[int, str]:
+def event_stream(*events: tuple[str, int]) -> tuple[int, str]:
     return 200, "".join(f'id: {seq}\nevent: {kind}\ndata: {{"data": {{}}}}\n\n' for kind, seq in events)
 
 
@@ -111,7 +111,7 @@ def answering(**answers: list[tuple[int, str]]) -> Iterator[Connection]:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long was waited, one time after the other; nobody waits."""
+    """The length of each wait, one after the other; none is real."""
     waited: list[float] = []
     monkeypatch.setattr(connection.time, "sleep", waited.append)
     return waited
@@ -120,34 +120,42 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_run_that_ended_between_two_connections_is_followed_to_its_end(pauses: list[float]) -> None:
     first, rest = [("run.started", 1), ("run.parked", 2)], [("run.resumed", 3), ("run.completed", 4)]
     ended = (200, '{"status": "completed", "last_seq": 4}')
-    with answering(events=[told(*first), told(*rest), (204, "")], run=[ended]) as server:
+    with answering(events=[event_stream(*first), event_stream(*rest), (204, "")], run=[ended]) as server:
         assert [(event.type, event.seq) for event in server.events("r")] == [*first, *rest]
         assert list(server.events("r", after=4)) == []
 
 
 def test_restarting_server_is_waited_for_and_reported_once(pauses: list[float]) -> None:
-    said: list[str] = []
+    notices: list[str] = []
     away = [CLOSING] * (len(PAUSES_S) - 1)
-    with answering(events=[told(("run.started", 1)), *away, told(("run.completed", 2))], run=[CLOSING]) as server:
-        events = [event.seq for event in server.events("r", notice=said.append)]
+    with answering(
+        events=[event_stream(("run.started", 1)), *away, event_stream(("run.completed", 2))], run=[CLOSING]
+    ) as server:
+        events = [event.seq for event in server.events("r", notice=notices.append)]
         url = server.url
     assert events == [1, 2]
     assert tuple(pauses) == PAUSES_S
     assert sum(pauses) > 60
     assert sorted(pauses) == pauses
-    assert said == [f"no events from {url}: the server is closing; ask again; retrying for 60 s"]
+    assert notices == [f"no events from {url}: the server is closing; ask again; retrying for 60 s"]
 
 
 def test_whatever_comes_renews_the_patience(pauses: list[float]) -> None:
     away = [CLOSING] * (len(PAUSES_S) - 1)
-    pieces = [told(("node.started", 1)), *away, told(("node.started", 2)), *away, told(("run.completed", 3))]
+    pieces = [
+        event_stream(("node.started", 1)),
+        *away,
+        event_stream(("node.started", 2)),
+        *away,
+        event_stream(("run.completed", 3)),
+    ]
     with answering(events=pieces, run=[CLOSING]) as server:
         assert [event.seq for event in server.events("r", notice=lambda _: None)] == [1, 2, 3]
     assert tuple(pauses) == PAUSES_S * 2
 
 
 def test_a_server_that_does_not_come_back_is_lost_with_what_takes_it_up_again(pauses: list[float]) -> None:
-    with answering(events=[told(("run.started", 1)), CLOSING], run=[CLOSING]) as server:
+    with answering(events=[event_stream(("run.started", 1)), CLOSING], run=[CLOSING]) as server:
         with pytest.raises(Lost) as lost:
             list(server.events("r", notice=lambda _: None))
         again = f"penstock runs tail r --after 1 --url {server.url}"
@@ -181,14 +189,14 @@ def test_a_server_that_goes_after_a_stream_without_news_is_waited_for_too(pauses
 def test_unready_server_is_reported_once_per_outage(
     pauses: list[float],
 ) -> None:
-    said: list[str] = []
+    notices: list[str] = []
     locked = (503, '{"error": {"message": "a store cannot be written to"}}')
     ready = [locked, locked, (200, "{}"), locked, (200, "{}")]
-    beats = told(("run.started", 1))[1] + ":\n\n" * 5 + told(("run.completed", 2))[1]
+    beats = event_stream(("run.started", 1))[1] + ":\n\n" * 5 + event_stream(("run.completed", 2))[1]
     with answering(events=[(200, beats)], ready=ready) as server:
-        assert [event.seq for event in server.events("r", notice=said.append)] == [1, 2]
+        assert [event.seq for event in server.events("r", notice=notices.append)] == [1, 2]
         url = server.url
-    assert said == [f"no events from {url}: a store cannot be written to; events continue when that is fixed"] * 2
+    assert notices == [f"no events from {url}: a store cannot be written to; events continue when that is fixed"] * 2
 
 
 def test_retry_delay_is_reported_once(pauses: list[float]) -> None:

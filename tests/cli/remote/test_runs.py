@@ -16,6 +16,7 @@ import pytest
 from penstock.cli import values
 from penstock.cli.remote.render import used_by
 from penstock.cli.render.text import dollars
+from penstock.ids import new_run_id
 from penstock.server import schemas
 from penstock.server.auth import Token
 from penstock.server.examples import example_graphs
@@ -51,7 +52,7 @@ def test_a_run_is_started_followed_listed_and_shown(live: Live, runs: Any) -> No
     spoken = next(line for line in lines if "text.delta" in line)
     assert spoken.endswith(" or tell me how far to count.")  # in one line, however many pieces it came in
     assert sum("text.delta" in line for line in lines) == 2
-    assert any("✓ llm example · $0.0000" in line for line in lines)
+    assert any("✓ llm " in line and "example · $0.0000" in line for line in lines)
     assert "run.completed" in lines[-1]
     assert lines[-1].endswith(" tokens")
 
@@ -60,7 +61,8 @@ def test_a_run_is_started_followed_listed_and_shown(live: Live, runs: Any) -> No
     assert listed[1].split()[:3] == [run_id, "completed", "pipeline@1"]
 
     shown = runs("show", run_id).out
-    assert shown.startswith(f"{run_id}  completed\ngraph    pipeline, version 1\nowner    local\n")
+    assert shown.startswith(f"{run_id}  completed\ngraph    pipeline, version 1\nnodes    ")
+    assert "\nowner    local\n" in shown
     assert " of $0.5\n" in shown
     assert "output   You said:" in shown
 
@@ -113,7 +115,47 @@ def test_a_server_that_is_gone_is_one_sentence(penstock: Penstock) -> None:
 
 @pytest.mark.parametrize("command", ["show", "tail", "resume", "replay", "export"])
 def test_a_run_that_is_not_there_is_one_sentence(runs: Any, command: str) -> None:
-    assert runs(command, "nothing") == Ended(2, "", "penstock: there is no such run\n")
+    missing = "there is no such run; none of the newest runs begins or ends with 'nothing'"
+    assert runs(command, "nothing") == Ended(2, "", f"penstock: {missing}\n")
+
+
+@pytest.mark.parametrize("command", ["show", "tail", "resume", "replay", "export", "cancel"])
+def test_a_whole_id_of_no_run_is_refused(runs: Any, command: str) -> None:
+    ended = runs(command, new_run_id())
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("penstock: there is no such run")
+
+
+def test_a_run_is_named_by_the_part_of_its_id_that_no_other_run_has(live: Live, runs: Any) -> None:
+    first, second = live.start("pipeline", "hello"), live.start("pipeline", "hello")
+    live.ended(first), live.ended(second)
+    assert runs("show", first[-12:]).out.startswith(f"{first}  completed")
+    assert runs("diff", first[-12:], second[-12:]).code == 0
+    ambiguous = runs("show", first[:4])
+    assert (ambiguous.code, ambiguous.out) == (2, "")
+    assert f"'{first[:4]}' is a part of 2 ids, name more of one: " in ambiguous.err
+    assert first in ambiguous.err
+
+
+def test_an_id_that_a_user_chose_is_not_taken_for_a_part_of_another(live: Live, runs: Any) -> None:
+    for run_id in ("night", "night-2"):
+        live.do(live.host.submit(owner="local", graph_id="pipeline", input="hello", run_id=run_id))
+        live.ended(run_id)
+    assert runs("show", "night").out.startswith("night  completed")
+
+
+def test_show_lists_the_nodes_that_a_fork_can_begin_at(live: Live, runs: Any) -> None:
+    run_id = live.start("pipeline", "hello")
+    live.ended(run_id)
+    (line,) = [line for line in runs("show", run_id).out.splitlines() if line.startswith("nodes")]
+    nodes = line.removeprefix("nodes").strip().split(", ")
+    assert runs("fork", run_id, "--at", nodes[-1]).code == 0
+
+
+def test_text_is_an_input_without_quotes(live: Live, runs: Any) -> None:
+    run_id = runs("start", "pipeline", "--input", "a dam in winter").out.partition(":")[0]
+    live.ended(run_id)
+    assert live.do(live.host.get(run_id)).input == "a dam in winter"
 
 
 def test_empty_list_of_runs_is_reported(live: Live, runs: Any) -> None:
@@ -130,7 +172,10 @@ def test_a_state_that_does_not_exist_is_a_wrong_command_line(runs: Any) -> None:
 
 def test_a_cancel_that_comes_before_its_run_is_remembered(live: Live, runs: Any) -> None:
     answer = "will be cancelled when it is submitted, or when its server answers"
-    assert runs("cancel", "early").out == f"early: {answer}\n"
+    refused = runs("cancel", "early")
+    assert refused.code == 2
+    assert refused.err.endswith("; to cancel a run before it is submitted, use --ahead\n")
+    assert runs("cancel", "early", "--ahead").out == f"early: {answer}\n"
     live.do(live.host.submit(owner="local", graph_id="pipeline", input="hello", run_id="early"))
     assert runs("tail", "early").code == 130
 
@@ -188,7 +233,7 @@ def test_a_run_is_forked_replayed_exported_and_compared(live: Live, runs: Any) -
     live.ended(run_id)
     forked = runs("fork", run_id, "--at", "writer", "--input", '"shorter"').out.partition(":")[0]
     assert runs("tail", forked).code == 0
-    assert runs("fork", run_id, "--at", "nobody").code == 2
+    assert runs("fork", run_id, "--at", "unknown").code == 2
     replayed = runs("replay", run_id).out.partition(":")[0]
     replay = runs("tail", replayed)
     assert replay.code == 0
@@ -206,7 +251,7 @@ def test_a_run_is_forked_replayed_exported_and_compared(live: Live, runs: Any) -
 
 
 @pytest.mark.parametrize(
-    ("said", "published"),
+    ("reply", "published"),
     [
         (["yes"], "Published: You said: “spring”"),
         (["no", "--reason", "not before Monday"], "Not published: not before Monday"),
@@ -214,7 +259,7 @@ def test_a_run_is_forked_replayed_exported_and_compared(live: Live, runs: Any) -
     ],
     ids=["yes", "no", "edit"],
 )
-def test_what_a_run_asks_is_shown_and_answered(live: Live, runs: Any, said: list[str], published: str) -> None:
+def test_what_a_run_asks_is_shown_and_answered(live: Live, runs: Any, reply: list[str], published: str) -> None:
     run_id = live.start("publish", "spring")
     live.until(run_id, "run.waiting")
     shown = runs("show", run_id).out
@@ -223,7 +268,7 @@ def test_what_a_run_asks_is_shown_and_answered(live: Live, runs: Any, said: list
     assert "\n         value:\n           You said: “spring”" in shown
     assert f"→ approve with: penstock runs answer {run_id} yes --url {live.url}" in shown
     assert json.loads(runs("show", run_id, "--json").out)["asked"][0]["value"].startswith("You said: “spring”")
-    answered = runs("answer", run_id, *said)
+    answered = runs("answer", run_id, *reply)
     assert answered.code == 0
     assert answered.out.startswith(f"{run_id}: ")
     assert published in runs("tail", run_id).out
@@ -351,7 +396,7 @@ def test_text_that_looks_like_line_ends_or_steers_terminals_is_one_harmless_line
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["start", "pipeline", "--max-steps", "1_0"], "'--max-steps': '1_0' is not a whole number;"),
         (["start", "pipeline", "--timeout", "١"], "'--timeout': '١' is not a number;"),
@@ -366,10 +411,10 @@ def test_text_that_looks_like_line_ends_or_steers_terminals_is_one_harmless_line
     ],
     ids=" ".join,
 )
-def test_invalid_number_is_refused_without_a_request(penstock: Penstock, arguments: list[str], said: str) -> None:
+def test_invalid_number_is_refused_without_a_request(penstock: Penstock, arguments: list[str], expected: str) -> None:
     ended = penstock("runs", *arguments, "--url", "http://127.0.0.1:9")
     assert (ended.code, ended.out, ended.err.count("\n")) == (64, "", 1)
-    assert said in ended.err
+    assert expected in ended.err
 
 
 @pytest.mark.parametrize("wrong", ["a/b", "", "ü", "-x", "\udcff", "x" * 101])
@@ -393,16 +438,16 @@ def test_ids_are_what_servers_take_for_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "expected"),
     [
-        ("not json", "--edit is not JSON: "),
+        ("[not json", "--edit is not JSON: "),
         ("@nowhere.json", "--edit: there is no file 'nowhere.json'"),
         ("-", "--edit - is not JSON: "),
     ],
 )
 def test_what_is_to_go_on_instead_is_called_edit_where_it_is_wrong(
-    edit: str, said: str, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+    edit: str, expected: str, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"not json")))
     ended = penstock("runs", "answer", "R", "yes", "--edit", edit)
-    assert (ended.code, said in ended.err) == (64, True), ended.err
+    assert (ended.code, expected in ended.err) == (64, True), ended.err

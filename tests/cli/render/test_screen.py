@@ -108,7 +108,7 @@ def test_a_picture_makes_room_and_comes_back_below(terminal: Terminal) -> None:
     after = terminal.getvalue().removeprefix(before)
     assert before.endswith("\x1b[2K\x1b[1A\x1b[2K"), "what was drawn is gone"
     assert after.index("a question") < after.index("one")
-    assert "\x1b[1A" not in after[: after.index("one")], "and it is not drawn over what was said meanwhile"
+    assert "\x1b[1A" not in after[: after.index("one")], "and it is not drawn over what was printed meanwhile"
     assert after.rindex("\x1b[?25h") > after.rindex("\x1b[?25l")
     with Screen(io.StringIO()).still():
         pass

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.service.db import without_password
-from penstock.hosting.records import RunRecord
+from penstock.hosting.ports import RunRecord
 from penstock.storage import migrations, newest_version, open_stores
 from tests.cli.conftest import Ended, Penstock
 
 URL = "sqlite:///kept.db"
 NEWEST = newest_version()
-SOMEBODY = 65_534
+OTHER_USER = 65_534
 
 
 def work_on_a_run() -> None:
@@ -74,16 +74,16 @@ def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as made:
         os.chmod(made, 0o755)
         if os.geteuid() == 0:
-            os.chown(made, SOMEBODY, SOMEBODY)
+            os.chown(made, OTHER_USER, OTHER_USER)
         yield Path(made)
 
 
 @contextmanager
-def by_somebody() -> Iterator[None]:
-    """Root may write anything: whoever runs as root is somebody else for a while."""
+def as_other_user() -> Iterator[None]:
+    """Root may write anything: tests that run as root become another user for a while."""
     is_root = os.geteuid() == 0
     if is_root:
-        os.seteuid(SOMEBODY)
+        os.seteuid(OTHER_USER)
     try:
         yield
     finally:
@@ -96,19 +96,19 @@ def test_unwritable_database_is_reported_by_every_command_and_leaves_no_files(
     penstock: Penstock, folder: Path, name: str
 ) -> None:
     url = f"sqlite:///{folder}/kept.db"
-    with by_somebody():
+    with as_other_user():
         assert penstock("db", "upgrade", "--db", url).code == 0
         (folder / "kept.db.ledger").touch()
         (folder / name).touch()
         (folder / name).chmod(0o555 if name == "" else 0o444)
         before = {one.name: one.stat().st_mode for one in folder.iterdir()}
-        said = f"{folder / name} cannot be written; let this user write there, "
+        expected = f"{folder / name} cannot be written; let this user write there, "
         for command in (["db", "status"], ["db", "upgrade"], ["doctor", "--json", "--url", "http://127.0.0.1:9"]):
             ended = penstock(*command, "--db", url)
             printed = ended.out.replace('",\n    "advice": "', "; ") + ended.err
-            assert (ended.code, said in printed) == (2, True), command
+            assert (ended.code, expected in printed) == (2, True), command
         ended = penstock("serve", "--port", "0", "--db", url)
-        assert (ended.code, ended.out, said in ended.err) == (2, "", True)
+        assert (ended.code, ended.out, expected in ended.err) == (2, "", True)
         assert {one.name: one.stat().st_mode for one in folder.iterdir()} == before
         (folder / name).chmod(0o755 if name == "" else 0o644)
         assert penstock("db", "status", "--db", url).code == 0
@@ -120,9 +120,9 @@ def test_unusable_ledger_is_reported_by_every_command(penstock: Penstock, direct
     ledger = directory / "kept.db.ledger"
     if wrong == "garbage":
         ledger.write_bytes(b"no ledger" * 1_000)
-        said = "file is not a database (SQLITE_NOTADB); name another file, or restore it from a backup"
+        expected = "file is not a database (SQLITE_NOTADB); name another file, or restore it from a backup"
     else:
-        pragma, said = {
+        pragma, expected = {
             "newer": ("user_version = 99", "its tables are of version 99, and this Penstock knows version "),
             "theirs": ("application_id = 99", "it is a database of something else"),
         }[wrong]
@@ -131,7 +131,7 @@ def test_unusable_ledger_is_reported_by_every_command(penstock: Penstock, direct
     before = ledger.read_bytes()
     for command in ("db status", "db upgrade", "doctor --url http://127.0.0.1:9", "serve --port 0"):
         ended = penstock(*command.split(), "--db", URL)
-        assert (ended.code, said in ended.out + ended.err) == (2, True), command
+        assert (ended.code, expected in ended.out + ended.err) == (2, True), command
         assert str(ledger) in ended.out + ended.err
     assert ledger.read_bytes() == before
 

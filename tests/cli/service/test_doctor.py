@@ -22,7 +22,7 @@ from tests.cli.conftest import Penstock
 from tests.cli.remote.live import Live, serving
 from tests.cli.service.test_db import work_on_a_run
 
-NOBODY = "http://127.0.0.1:9"
+CLOSED_PORT = "http://127.0.0.1:9"
 URL = "sqlite:///kept.db"
 
 
@@ -32,7 +32,7 @@ def live() -> Iterator[Live]:
         yield server
 
 
-def found(name: str, db: str | None = None, url: str = NOBODY) -> Finding:
+def found(name: str, db: str | None = None, url: str = CLOSED_PORT) -> Finding:
     return next(one for one in check(db, url) if one.name == name)
 
 
@@ -46,7 +46,7 @@ def test_doctor_exits_with_0_if_nothing_is_broken(penstock: Penstock, live: Live
 
 
 def test_json_has_the_same_findings(penstock: Penstock) -> None:
-    read = json.loads(penstock("doctor", "--json", "--url", NOBODY).out)
+    read = json.loads(penstock("doctor", "--json", "--url", CLOSED_PORT).out)
     assert {one["state"] for one in read} <= {"ok", "missing", "broken"}
     assert set(read[0]) == {"name", "state", "found", "advice"}
 
@@ -58,7 +58,7 @@ def test_doctor_shows_whether_a_key_is_set_and_never_its_value(
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     assert found("OPENAI_API_KEY") == Finding("OPENAI_API_KEY", "ok", "set")
     assert found("ANTHROPIC_API_KEY").state == "missing"
-    ended = penstock("doctor", "--url", NOBODY)
+    ended = penstock("doctor", "--url", CLOSED_PORT)
     assert "sk-canary" not in ended.out + ended.err
 
 
@@ -81,7 +81,7 @@ def test_a_part_that_is_not_installed_is_missing_with_the_command_that_installs_
 def test_a_sqlite_that_is_too_old_is_broken(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
     assert found("sqlite").state == "broken"
-    assert penstock("doctor", "--url", NOBODY).code == 2
+    assert penstock("doctor", "--url", CLOSED_PORT).code == 2
 
 
 def test_a_node_type_that_cannot_be_loaded_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_where_no_database_could_be_made_is_broken(penstock: Penstock, directory
     assert found("database", "sqlite:////nonexistent/x.db") == Finding(
         "database", "broken", "there is no folder /nonexistent", "make it, or name another file"
     )
-    assert penstock("doctor", "--db", "sqlite:////nonexistent/x.db", "--url", NOBODY).code == 2
+    assert penstock("doctor", "--db", "sqlite:////nonexistent/x.db", "--url", CLOSED_PORT).code == 2
     (directory / "text").write_text("x")
     assert found("database", "text/x.db").state == "broken"
 
@@ -162,7 +162,7 @@ def test_tokens_that_are_named_and_not_there_are_broken(
     penstock: Penstock, directory: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     (directory / "none").write_text(text)
-    ended = penstock("doctor", "--tokens", "none", "--url", NOBODY)
+    ended = penstock("doctor", "--tokens", "none", "--url", CLOSED_PORT)
     assert (ended.code, "✗ tokens             there is no token in 'none': add" in ended.out) == (2, True)
     assert "canary" not in ended.out
     monkeypatch.setenv("PENSTOCK_TOKENS", text)
@@ -170,7 +170,7 @@ def test_tokens_that_are_named_and_not_there_are_broken(
 
 
 def about_tokens(file: str | None, clock: ManualClock) -> Finding:
-    return next(one for one in check(None, NOBODY, file, clock=clock) if one.name == "tokens")
+    return next(one for one in check(None, CLOSED_PORT, file, clock=clock) if one.name == "tokens")
 
 
 def test_tokens_that_are_over_or_soon_will_be_are_named_and_nothing_else_of_them(directory: Path) -> None:
@@ -196,7 +196,7 @@ def test_tokens_that_last_are_well_and_ones_of_which_none_is_good_are_broken(
     assert found("tokens") == Finding("tokens", "ok", "1, none expires within 7 days")
     monkeypatch.delenv("PENSTOCK_TOKENS")
     (directory / "old").write_text("ann:user:canary-of-ann-01 until=2020-01-01\n")
-    ended = penstock("doctor", "--tokens", "old", "--url", NOBODY)
+    ended = penstock("doctor", "--tokens", "old", "--url", CLOSED_PORT)
     assert (ended.code, "✗ tokens             expired: ann  → " in ended.out) == (2, True)
     assert "canary" not in ended.out + ended.err
     (directory / "odd").write_text("ann:user:canary-of-ann-01 until=2020-02-30\n")
@@ -209,20 +209,20 @@ def test_tokens_that_last_are_well_and_ones_of_which_none_is_good_are_broken(
 
 def about_spending(*tokens: str, has_ceiling: bool = False) -> list[Finding]:
     Path("tokens").write_text("\n".join(tokens))
-    found = check(None, NOBODY, "tokens", has_ceiling=has_ceiling, clock=ManualClock())
+    found = check(None, CLOSED_PORT, "tokens", has_ceiling=has_ceiling, clock=ManualClock())
     return [one for one in found if one.name == "spending"]
 
 
 def test_several_users_without_a_ceiling_are_reported_and_one_is_not(directory: Path) -> None:
     ann, bob = "ann:user:canary-of-ann-01", "bob:admin:canary-of-bob-01"
     ends, looks = "eve:user:canary-of-eve-01 until=2020-01-01", "vera:viewer:canary-of-vera-01"
-    said, advice = "each of 2 users may start runs without a cost ceiling", "set --cost-ceiling or --user-daily for"
+    problem, advice = "each of 2 users may start runs without a cost ceiling", "set --cost-ceiling or --user-daily for"
     (finding,) = about_spending(ann, bob, ends, looks)
-    assert (finding.state, finding.found) == ("missing", said)
+    assert (finding.state, finding.found) == ("missing", problem)
     assert finding.advice.startswith(advice)
     assert about_spending(ann, "ann:user:canary-of-ann-02", ends, looks) == []
     assert about_spending(ann, bob, has_ceiling=True) == []
-    assert about_spending("") == about_spending("ann:user") == [], "that is said of the tokens"
+    assert about_spending("") == about_spending("ann:user") == [], "that is a finding about tokens"
 
 
 @pytest.mark.parametrize("ceiling", ["cost-ceiling", "user-daily"])
@@ -230,16 +230,16 @@ def test_a_ceiling_that_serve_is_given_is_given_to_doctor_too(
     penstock: Penstock, directory: Path, monkeypatch: pytest.MonkeyPatch, ceiling: str
 ) -> None:
     (directory / "tokens").write_text("ann:user:canary-of-ann-01\nbob:user:canary-of-bob-01\n")
-    bare = penstock("doctor", "--tokens", "tokens", "--url", NOBODY)
+    bare = penstock("doctor", "--tokens", "tokens", "--url", CLOSED_PORT)
     assert "· spending           each of 2 users may" in bare.out
-    assert "spending" not in penstock("doctor", "--tokens", "tokens", "--url", NOBODY, f"--{ceiling}", "5").out
+    assert "spending" not in penstock("doctor", "--tokens", "tokens", "--url", CLOSED_PORT, f"--{ceiling}", "5").out
     monkeypatch.setenv(f"PENSTOCK_{ceiling.upper().replace('-', '_')}", "5")
-    assert "spending" not in penstock("doctor", "--tokens", "tokens", "--url", NOBODY).out
+    assert "spending" not in penstock("doctor", "--tokens", "tokens", "--url", CLOSED_PORT).out
 
 
 def test_a_server_that_does_not_answer_is_missing_and_an_address_that_is_none_is_broken(live: Live) -> None:
     assert found("running server", url=live.url) == Finding("running server", "ok", f"answers at {live.url}")
-    assert found("running server", url=NOBODY).state == "missing"
+    assert found("running server", url=CLOSED_PORT).state == "missing"
     assert found("running server", url="nonsense").state == "broken"
 
 

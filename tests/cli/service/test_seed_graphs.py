@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.loading.graphs import GraphFile
+from penstock.cli.loading.served import GraphFile
 from penstock.cli.service.seed_graphs import OWNER, SavedGraphs, save_example_graphs, save_graph_files
 from penstock.hosting.host import RunHost
 from penstock.nodes import executors
@@ -93,8 +93,8 @@ async def test_graph_is_updated_from_its_file_and_the_change_is_reported() -> No
     await put(stores, "flow", OTHER, name="My own")
     kept = await save_graph_files(host_on(stores), [file])
     assert await versions(stores, "flow") == [ECHO, OTHER, ECHO]
-    said = "  updated       flow.json: flow is now version 3; it differs from version 2, which stays available"
-    assert kept.notes == [said]
+    note = "  updated       flow.json: flow is now version 3; it differs from version 2, which stays available"
+    assert kept.notes == [note]
     newest = await stores.graphs.get("flow")
     assert newest is not None
     assert newest.name == "My own", "a file says nothing of names"
@@ -118,6 +118,6 @@ async def test_missing_models_of_a_graph_are_reported(are_examples: bool) -> Non
         kept = await save_example_graphs(host_on(stores), examples())
     else:
         kept = await save_graph_files(host_on(stores), [GraphFile("fl\x1bow", STRANGE, "flow.json", "flow")])
-    (said,) = kept.notes
-    assert said.startswith("  cannot run    " + ("assistant" if are_examples else "fl\ufffdow"))
-    assert "there is no model 'gpt-9'; use one of: example;" in said
+    (note,) = kept.notes
+    assert note.startswith("  cannot run    " + ("assistant" if are_examples else "fl\ufffdow"))
+    assert "there is no model 'gpt-9'; use one of: example;" in note

@@ -104,7 +104,7 @@ def started(url: str, content: str, graph: str = "assistant") -> str:
         for event in server.events(run_id):
             if event.type == "text.delta":
                 return run_id
-    raise AssertionError("the run said nothing")
+    raise AssertionError("the run emitted no text")
 
 
 def test_server_greets_answers_and_stops_gracefully() -> None:
@@ -115,7 +115,7 @@ def test_server_greets_answers_and_stops_gracefully() -> None:
         with urllib.request.urlopen(f"{server.url}/health") as answer:
             assert json.load(answer) == {"status": "ok"}
         with urllib.request.urlopen(f"{server.url}/") as answer:
-            assert f"penstock chat assistant --url {server.url}" in answer.read().decode()
+            assert "<title>Penstock</title>" in answer.read().decode()
         assert server.stop(signal.SIGTERM) == (0, "")
 
 
@@ -165,9 +165,9 @@ def test_an_example_that_was_saved_is_not_reverted_by_the_next_start_and_a_file_
 
 def test_a_graph_in_which_nothing_runs_is_refused(directory: Path, refused: Any) -> None:
     (directory / "flow.json").write_text('{"nodes": [], "edges": []}')
-    code, said = refused("flow.json")
+    code, message = refused("flow.json")
     assert code == 2
-    assert "the graph has no node that runs" in said
+    assert "the graph has no node that runs" in message
 
 
 def test_running_runs_are_parked_at_shutdown_and_resumed_by_the_next_server(
@@ -210,7 +210,7 @@ def test_answer_of_a_killed_server_is_resumed_after_restart(directory: Path, pen
         assert "run.resumed" in tail.out
         shown = json.loads(penstock("runs", "show", run_id, "--json", "--url", server.url).out)
         assert (shown["status"], shown["epoch"]) == ("completed", 2)
-        assert shown["unresolved_usd"] > 0  # nobody knows what the provider asks for the call that was cut off
+        assert shown["unresolved_usd"] > 0  # the provider's price for the call that was cut off is unknown
         assert server.stop(signal.SIGTERM) == (0, "")
 
 
@@ -261,17 +261,17 @@ def test_prices_of_ones_own_are_what_is_paid(directory: Path, penstock: Penstock
 
 
 def test_an_address_that_others_can_reach_needs_tokens(refused: Any) -> None:
-    code, said = refused("--host", "0.0.0.0", "--port", "0")
-    assert (code, said.count("\n")) == (64, 1)
-    assert said.endswith("not '0.0.0.0'; name the users who may connect from elsewhere with --tokens\n")
+    code, message = refused("--host", "0.0.0.0", "--port", "0")
+    assert (code, message.count("\n")) == (64, 1)
+    assert message.endswith("not '0.0.0.0'; name the users who may connect from elsewhere with --tokens\n")
 
 
 def test_a_port_that_is_taken_is_one_sentence(refused: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        code, said = refused("--port", str(taken.getsockname()[1]), "--db", "memory:")
-    assert (code, said.count("\n")) == (64, 1)
-    assert "the port is already in use" in said
-    assert said.endswith("; use --port to choose another port, or 0 for any free one\n")
+        code, message = refused("--port", str(taken.getsockname()[1]), "--db", "memory:")
+    assert (code, message.count("\n")) == (64, 1)
+    assert "the port is already in use" in message
+    assert message.endswith("; use --port to choose another port, or 0 for any free one\n")
 
 
 def test_expired_tokens_are_listed_at_start_and_refused(directory: Path, penstock: Penstock) -> None:
@@ -326,11 +326,11 @@ def test_several_users_without_a_ceiling_are_warned_about(directory: Path) -> No
 def test_empty_tokens_file_lets_no_client_in(
     directory: Path, refused: Any, monkeypatch: pytest.MonkeyPatch, name: str, text: str, where: str
 ) -> None:
-    (directory / "none.txt").write_text("# nobody yet\n")
+    (directory / "none.txt").write_text("# no users yet\n")
     monkeypatch.setenv(name, text)
-    code, said = refused("--port", "0", "--db", "memory:")
-    assert (code, said.count("\n")) == (2, 1)
-    assert said.startswith(f"penstock: there is no token in {where}: add lines of name:role:secret")
+    code, message = refused("--port", "0", "--db", "memory:")
+    assert (code, message.count("\n")) == (2, 1)
+    assert message.startswith(f"penstock: there is no token in {where}: add lines of name:role:secret")
 
 
 def test_unknown_token_is_reported(directory: Path, penstock: Penstock) -> None:
@@ -349,29 +349,30 @@ def test_valid_tokens_are_not_mentioned_at_start(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "expected"),
     [
         ('{"id": "x", "nodes": [{"id": "a", "type": "nope"}], "edges": []}', "unknown_type  $.nodes[0].type"),
         ('{"id": "x", "nodes": 3}', "$.nodes"),
         ('{"id":', "bad_json  $"),
     ],
 )
-def test_invalid_graph_is_reported_with_its_file(directory: Path, refused: Any, document: str, said: str) -> None:
+def test_invalid_graph_is_reported_with_its_file(directory: Path, refused: Any, document: str, expected: str) -> None:
     (directory / "mine.json").write_text(document)
-    code, told = refused("mine.json", "--port", "0", "--db", "memory:")
+    code, message = refused("mine.json", "--port", "0", "--db", "memory:")
     assert code == 2
-    assert said in told
-    assert told.splitlines()[-1].startswith("penstock: mine.json is not a valid graph: ")
+    assert expected in message
+    assert message.splitlines()[-1].startswith("penstock: mine.json is not a valid graph: ")
 
 
-def test_two_graphs_of_one_name_are_refused(directory: Path, refused: Any) -> None:
+def test_second_of_two_graphs_of_one_name_is_not_served(directory: Path) -> None:
     document = json.dumps(example_graphs()["assistant"])
     for name in ("a.json", "b.json"):
         (directory / name).write_text(document)
-    assert refused(".") == (
-        64,
-        "penstock: b.json and a.json both have a graph called 'assistant'; rename one\n",
-    )
+    with served(".", "--db", "memory:") as server:
+        assert "graphs        assistant\n" in server.greeting
+        why = "b.json and a.json both have a graph called 'assistant'; rename one"
+        assert f"  not served    {why}\n" in server.greeting
+        assert server.stop(signal.SIGTERM) == (0, "")
 
 
 def test_graphs_without_an_id_are_called_as_their_files_are(directory: Path) -> None:
@@ -432,9 +433,9 @@ def test_unknown_host_names_are_refused_with_advice(directory: Path) -> None:
     for names in ([], ["--allow-host", "penstock.example", "--allow-host", "other.example"]):
         with served("--db", "memory:", "--host", "0.0.0.0", "--tokens", "tokens", *names) as server:
             port = server.url.rpartition(":")[2]
-            asked = urllib.request.Request(f"http://127.0.0.1:{port}/health", headers={"Host": "Other.example"})
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/health", headers={"Host": "Other.example"})
             try:
-                with urllib.request.urlopen(asked) as answer:
+                with urllib.request.urlopen(request) as answer:
                     known[bool(names)] = (answer.status, "")
             except urllib.error.HTTPError as error:
                 known[bool(names)] = (error.code, json.load(error)["error"]["message"])
@@ -458,20 +459,20 @@ def test_shutdown_reports_running_runs(directory: Path, db: str, becomes: str, r
         started(server.url, "count to 1000")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.stdout is not None
-        told = server.process.stdout.readline()
+        line = server.process.stdout.readline()
         under_way = "stopping: 1 run in progress, with up to 1000 s to end"
-        assert told == f"{under_way}; press Ctrl-C again to {becomes} running runs immediately\n"
+        assert line == f"{under_way}; press Ctrl-C again to {becomes} running runs immediately\n"
         assert server.rest() == f"stopped: {rest}\n"
 
 
 def test_a_database_that_cannot_be_used_is_one_sentence(directory: Path, refused: Any) -> None:
     (directory / "text.db").write_text("no database at all, but a text that goes on for a while\n" * 20)
     for file, expected in (("text.db", "not a database"), ("no/such/folder/x.db", "make it, or name another file")):
-        code, said = refused("--port", "0", "--db", f"sqlite:///{file}")
-        assert (code, said.count("\n")) == (2, 1)
-        assert expected in said
-    code, said = refused("--port", "0", "--db", "mysql://here")
-    assert (code, said.count("\n")) == (64, 1)
+        code, message = refused("--port", "0", "--db", f"sqlite:///{file}")
+        assert (code, message.count("\n")) == (2, 1)
+        assert expected in message
+    code, message = refused("--port", "0", "--db", "mysql://here")
+    assert (code, message.count("\n")) == (64, 1)
 
 
 def test_a_database_of_a_newer_penstock_is_left_alone(directory: Path, penstock: Penstock, refused: Any) -> None:
@@ -479,9 +480,9 @@ def test_a_database_of_a_newer_penstock_is_left_alone(directory: Path, penstock:
     with closing(sqlite3.connect("newer.db")) as newer:
         newer.execute("PRAGMA user_version = 99")
     before = (directory / "newer.db").read_bytes()
-    code, said = refused("--port", "0", "--db", "sqlite:///newer.db")
-    assert (code, said.count("\n")) == (2, 1)
-    assert "version 99" in said
+    code, message = refused("--port", "0", "--db", "sqlite:///newer.db")
+    assert (code, message.count("\n")) == (2, 1)
+    assert "version 99" in message
     assert (directory / "newer.db").read_bytes() == before
 
 
@@ -499,7 +500,7 @@ def test_a_database_of_a_newer_penstock_is_left_alone(directory: Path, penstock:
         (["--user-daily", "NaN"], 64, "(env var: 'PENSTOCK_USER_DAILY'): it must be a number of US dollars"),
         (["nothing.json"], 64, "there is no file 'nothing.json'"),
         (["empty"], 64, "there is no .json file in 'empty'"),
-        (["story.py"], 64, "story.py: a graph in Python cannot be served, because its steps are functions"),
+        (["story.py"], 64, "story.py:graph is of type NoneType; it must be a Graph, an Agent,"),
         (
             ["--allow-host", "http://x"],
             64,
@@ -521,10 +522,10 @@ def test_what_cannot_be_used_is_refused_before_anything_is_served(
     (directory / "none.txt").write_text("# ann:user:canary-of-ann-01\n\n")
     (directory / "empty").mkdir()
     (directory / "story.py").write_text("graph = None\n")
-    ended, said = refused("--port", "0", "--db", "memory:", *arguments)
-    assert (ended, said.count("\n")) == (code, 1)
-    assert expected in said
-    assert "short\n" not in said
+    ended, message = refused("--port", "0", "--db", "memory:", *arguments)
+    assert (ended, message.count("\n")) == (code, 1)
+    assert expected in message
+    assert "short\n" not in message
 
 
 def test_mcp_at_a_terminal_explains_what_it_waits_for() -> None:
@@ -535,7 +536,7 @@ def test_mcp_at_a_terminal_explains_what_it_waits_for() -> None:
 
 
 def test_mcp_on_standard_input_offers_the_graphs_as_tools() -> None:
-    asked: list[dict[str, Any]] = [
+    requests: list[dict[str, Any]] = [
         {
             "jsonrpc": "2.0",
             "id": 1,
@@ -555,7 +556,7 @@ def test_mcp_on_standard_input_offers_the_graphs_as_tools() -> None:
     with process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write("".join(json.dumps(one) + "\n" for one in asked))
+        process.stdin.write("".join(json.dumps(one) + "\n" for one in requests))
         process.stdin.flush()
         answers = [json.loads(process.stdout.readline()) for _ in range(2)]
         _, err = process.communicate()
@@ -573,9 +574,9 @@ def test_a_tail_outlives_the_server_it_began_at(directory: Path) -> None:
         assert server.stop(signal.SIGTERM) == (0, "")
     (directory / "slow.py").write_text(QUICK)
     with tail, served(*options, "--port", url.rpartition(":")[2]) as server:
-        told = [json.loads(line) for line in [first, *tail.stdout]]
+        events = [json.loads(line) for line in [first, *tail.stdout]]
         assert tail.wait() == 0
         assert server.stop(signal.SIGTERM) == (0, "")
-    assert [one["seq"] for one in told] == list(range(1, len(told) + 1))
-    assert told[-1]["type"] == "run.completed"
-    assert "run.parked" in {one["type"] for one in told}
+    assert [one["seq"] for one in events] == list(range(1, len(events) + 1))
+    assert events[-1]["type"] == "run.completed"
+    assert "run.parked" in {one["type"] for one in events}

@@ -51,7 +51,7 @@ KNOWN = {
     "cut at the cap": Say(TEXT * 10),
     "overstated": Say(TEXT, usage=(5_000, 5_000)),
 }
-UNTOLD = {
+UNRELIABLE_USAGE = {
     "says nothing of its usage": Say(TEXT, usage="absent"),
     "says it was free": Say(TEXT, usage="zero"),
     "says what cannot be": Say(TEXT, usage=(10**15, 10**15)),
@@ -81,7 +81,7 @@ def test_an_answer_costs_what_its_usage_report_says(call: Call, fate: Say) -> No
 
 @pytest.mark.requirement("X-1", "X-5")
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("fate", UNTOLD.values(), ids=UNTOLD)
+@pytest.mark.parametrize("fate", UNRELIABLE_USAGE.values(), ids=UNRELIABLE_USAGE)
 def test_an_answer_without_usage_costs_what_was_held_for_it(call: Call, fate: Fate) -> None:
     with FakeProviderServer(script=[fate]) as server, clients(server) as to, limits(server, max_cost_usd=1) as run:
         assert call(to).startswith("hello")
@@ -181,11 +181,11 @@ def test_a_client_that_asks_for_the_usage_of_a_stream_gets_it_and_others_see_no_
 
     with FakeProviderServer(script=lambda _: "hello") as server, clients(server) as to, limits(server) as run:
         plain = chunks()
-        asked = chunks(stream_options={"include_usage": True})
+        with_usage = chunks(stream_options={"include_usage": True})
     assert [request.body["stream_options"] for request in server.requests] == [{"include_usage": True}] * 2
     assert all(chunk.choices for chunk in plain)
-    assert asked[-1].choices == []
-    assert asked[-1].usage.total_tokens > 0
+    assert with_usage[-1].choices == []
+    assert with_usage[-1].usage.total_tokens > 0
     assert run.balance.spent_nanos == server.invoice.total_nanos
 
 
@@ -305,7 +305,7 @@ def test_the_breaker_counts_the_providers_failures() -> None:
 @pytest.mark.requirement("X-5")
 @pytest.mark.parametrize("call", ASYNC_CALLS)
 async def test_a_storm_of_faults_leaves_the_ledger_at_or_above_the_invoice(call: AsyncCall) -> None:
-    fates = [*KNOWN.values(), *UNTOLD.values(), *BROKEN.values(), *FREE.values(), "fine", "fine"]
+    fates = [*KNOWN.values(), *UNRELIABLE_USAGE.values(), *BROKEN.values(), *FREE.values(), "fine", "fine"]
     async with (
         FakeProviderServer(script=lambda request: fates[request.number % len(fates)]) as server,
         async_clients(server, max_retries=0) as to,

@@ -1,4 +1,4 @@
-"""The table of prices is loaded off the event loop, before the first call that needs it."""
+"""The table of prices is loaded in another process, off the event loop, before the first call that needs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import pytest
 from penstock import Agent, ExecutionContext, FunctionNode, Graph, Halted, Price, PriceBook, contain
 from penstock.agents import ScriptedModel
 from penstock.agents.model import ModelResponse
+from penstock.runtime.billing import price_table
 from penstock.runtime.billing import prices as prices_module
+from penstock.runtime.billing.price_table import PriceTable
 from penstock.runtime.billing.usage import Usage
 from penstock.testing import sim_run
 
@@ -23,22 +25,19 @@ ANSWER = ModelResponse("yes", usage=Usage(1_000, 10, model="gpt-4o"))
 
 FRESH = """
 import asyncio, json, sys, threading
-from importlib.abc import MetaPathFinder
 
 turns = threading.Semaphore(0)
 loaded_on = []
 
-class Slow(MetaPathFinder):
-    # Lets genai_prices be imported only after the event loop has turned ten times meanwhile.
-    def find_spec(self, name, path, target=None):
-        if name == "genai_prices":
-            loaded_on.append(threading.current_thread() is threading.main_thread())
-            if not loaded_on[-1]:
-                for _ in range(10):
-                    assert turns.acquire(timeout=30), "the event loop stands still"
-        return None
+def started(event, args):
+    # Lets the process that exports the table start only after the event loop has turned ten times meanwhile.
+    if event == "subprocess.Popen":
+        loaded_on.append(threading.current_thread() is threading.main_thread())
+        if not loaded_on[-1]:
+            for _ in range(10):
+                assert turns.acquire(timeout=30), "the event loop stands still"
 
-sys.meta_path.insert(0, Slow())
+sys.addaudithook(started)
 from penstock import *
 from penstock.agents import ScriptedModel
 from penstock.agents.model import ModelResponse
@@ -60,9 +59,9 @@ async def main():
 
 {work}
 
-assert "genai_prices" not in sys.modules
 cost = asyncio.run(main())
-print(json.dumps({{"on_main": loaded_on, "cost": cost}}))
+imported = [name for name in sys.modules if name.startswith("genai_prices")]
+print(json.dumps({{"on_main": loaded_on, "cost": cost, "imported": imported}}))
 """
 
 AGENT = """
@@ -110,12 +109,14 @@ STEP_WITH_A_POLICY = STEP.replace('"ask").execute', '"ask", error_policy=ErrorPo
     [AGENT, AGENT_STEP, WRAPPED, REFUSING, STEP, STEP_WITH_A_POLICY],
     ids=["agent", "agent step", "wrapped call", "refusing prices", "step", "step with a policy"],
 )
-def test_the_event_loop_turns_while_the_first_priced_call_loads_the_table(work: str) -> None:
+def test_the_first_priced_call_loads_the_table_in_another_process_while_the_event_loop_turns(work: str) -> None:
+    """An import on a thread would hold the interpreter lock for up to a second: nothing of it is imported here."""
     code = FRESH.format(work=textwrap.dedent(work))
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
     result: dict[str, Any] = json.loads(shown.stdout)
     assert result["on_main"] == [False]
+    assert result["imported"] == []
     assert result["cost"] == pytest.approx(0.0026)
 
 
@@ -125,12 +126,14 @@ class Loader:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.threads: list[threading.Thread] = []
         self.began, self.may_end = threading.Event(), threading.Event()
-        monkeypatch.setattr(prices_module, "_load_table", self.load)
+        monkeypatch.setattr(prices_module, "_table", None)
+        monkeypatch.setattr(price_table, "load_table", self.load)
 
-    def load(self) -> None:
+    def load(self) -> PriceTable:
         self.threads.append(threading.current_thread())
         self.began.set()
         assert self.may_end.wait(30)
+        return PriceTable()
 
 
 async def test_tasks_that_need_the_table_at_the_same_time_wait_for_one_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +161,7 @@ async def test_an_abort_ends_the_wait_for_the_table(monkeypatch: pytest.MonkeyPa
     assert run.stats.total_cost == 0
 
 
-def test_a_loop_without_threads_loads_the_table_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_without_threads_waits_for_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     loader, book = Loader(monkeypatch), PriceBook()
     loader.may_end.set()
     sim_run(book.aload, seed=1)
@@ -200,11 +203,11 @@ async def test_calls_that_need_no_price_do_not_load_the_table(monkeypatch: pytes
 async def test_a_call_that_is_refused_for_its_price_needs_the_table_too() -> None:
     with contain(prices=PriceBook(unknown="refuse")) as run:
         with pytest.raises(Halted, match="no price is known"):
-            await run.allm(lambda: asyncio.sleep(0), model="nobody-knows-this")
+            await run.allm(lambda: asyncio.sleep(0), model="unknown-model")
         assert await run.allm(lambda: asyncio.sleep(0, "free"), cost_hint_usd=0) == "free"
 
 
-def test_a_look_up_without_an_event_loop_loads_the_table_in_place() -> None:
+def test_a_look_up_without_an_event_loop_waits_for_the_table() -> None:
     book = PriceBook()
     assert book.is_priced("gpt-4o")
     assert not book.is_pending

@@ -20,6 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidValue
+from penstock.runtime.billing import price_export
+from penstock.runtime.billing import prices as prices_module
+from penstock.runtime.billing.price_table import PriceTable
 from penstock.runtime.billing.prices import Cost, Price, PriceBook, default_prices
 from penstock.runtime.billing.usage import Usage
 
@@ -180,10 +183,10 @@ def test_a_registered_price_comes_before_genai_prices() -> None:
 
 
 def test_the_model_in_the_response_takes_precedence_over_the_requested_one() -> None:
-    prices = book(registered={"asked": Price(1, 1), "answered": Price(2, 2)})
-    assert prices.cost(Usage(1, model="answered"), "asked").nanos == 2000
-    assert prices.cost(Usage(1, model="not listed"), "asked").nanos == 1000
-    assert prices.cost(Usage(1), "asked").nanos == 1000
+    prices = book(registered={"requested": Price(1, 1), "answered": Price(2, 2)})
+    assert prices.cost(Usage(1, model="answered"), "requested").nanos == 2000
+    assert prices.cost(Usage(1, model="not listed"), "requested").nanos == 1000
+    assert prices.cost(Usage(1), "requested").nanos == 1000
 
 
 def test_a_price_registered_for_the_requested_name_applies_to_a_dated_answer() -> None:
@@ -202,7 +205,7 @@ def test_a_price_registered_for_the_requested_name_applies_to_a_dated_answer() -
     ids=lambda case: case.get("unknown") if isinstance(case, dict) else None,
 )
 @pytest.mark.parametrize("make", [book, PriceBook])
-@pytest.mark.parametrize("model", ["nobody-knows-this", "a/b/nobody", "", None, "m" * 10_000])
+@pytest.mark.parametrize("model", ["unknown-model", "a/b/unknown", "", None, "m" * 10_000])
 def test_an_unknown_price_is_refused_assumed_or_counted_as_unknown(
     make: Callable[..., PriceBook], model: str | None, settings: Any, expected: Cost, priced: bool, worst: int | None
 ) -> None:
@@ -278,8 +281,8 @@ def theirs(usage: Usage, model: str, provider: str | None = None, at: datetime |
         cache_read_tokens=usage.cached_input_tokens,
         cache_write_tokens=usage.cache_write_tokens,
     )
-    asked = genai_prices.calc_price(counted, model, provider_id=provider, genai_request_timestamp=at)
-    return int((asked.total_price * 10**9).to_integral_value(ROUND_CEILING))
+    calculated = genai_prices.calc_price(counted, model, provider_id=provider, genai_request_timestamp=at)
+    return int((calculated.total_price * 10**9).to_integral_value(ROUND_CEILING))
 
 
 SIZES = [
@@ -337,7 +340,7 @@ def test_the_first_part_of_a_name_is_the_provider() -> None:
 
 @pytest.mark.parametrize(("hour", "nanos"), [(12, 270), (20, 135)])
 def test_a_price_that_depends_on_the_hour_is_the_one_of_the_hour(hour: int, nanos: int) -> None:
-    """A model that is cheaper at night is asked for its price at every call, not once."""
+    """The price of a model that is cheaper at night is looked up at every call, not once."""
     at = datetime(2025, 6, 1, hour, tzinfo=UTC)
     clock = FixedClock(at.replace(hour=12))
     prices = PriceBook(clock=clock)
@@ -369,37 +372,37 @@ def test_every_price_of_genai_prices_is_the_same_here_or_is_not_used() -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The models that genai-prices was asked for."""
+def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models that were looked up in the table of genai-prices."""
     names: list[str] = []
-    calculate = genai_prices.calc_price
+    find = PriceTable.find
 
-    def calc_price(usage: Any, model_ref: str, **options: Any) -> Any:
-        names.append(model_ref)
-        return calculate(usage, model_ref, **options)
+    def spy(table: PriceTable, model: str, provider_id: str | None = None) -> Any:
+        names.append(model)
+        return find(table, model, provider_id)
 
-    monkeypatch.setattr(genai_prices, "calc_price", calc_price)
+    monkeypatch.setattr(PriceTable, "find", spy)
     return names
 
 
-def test_a_model_is_looked_up_once_whether_it_is_found_or_not(asked: list[str]) -> None:
+def test_a_model_is_looked_up_once_whether_it_is_found_or_not(looked_up: list[str]) -> None:
     prices = PriceBook()
     for _ in range(3):
         prices.cost(Usage(1, model="gpt-4o"))
-        prices.cost(Usage(1, model="nobody-knows-this"))
+        prices.cost(Usage(1, model="unknown-model"))
         prices.is_priced("gpt-4o")
-    assert asked == ["gpt-4o", "nobody-knows-this"]
+    assert looked_up == ["gpt-4o", "unknown-model"]
 
 
-def test_only_so_many_look_ups_are_kept(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_look_ups_are_kept(looked_up: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.runtime.billing.prices.KEPT_LOOK_UPS", 10)
     prices = PriceBook()
     for number in range(30):
-        prices.price_of(f"nobody-{number}")
-    asked.clear()
+        prices.price_of(f"unknown-{number}")
+    looked_up.clear()
     for number in (29, 0):
-        prices.price_of(f"nobody-{number}")
-    assert asked == ["nobody-0"]
+        prices.price_of(f"unknown-{number}")
+    assert looked_up == ["unknown-0"]
 
 
 @pytest.mark.requirement("X-2")
@@ -413,6 +416,7 @@ def test_a_price_that_genai_prices_would_calculate_otherwise_is_not_used(monkeyp
 
     assert PriceBook().price_of("gemini-2.5-pro") is not None
     monkeypatch.setattr(genai_prices.types.ModelPrice, "calc_price", dearer_above_the_threshold)
+    monkeypatch.setattr(prices_module, "_table", PriceTable.read(price_export.lines()))
     assert PriceBook().price_of("gemini-2.5-pro") is None
     assert PriceBook().cost(Usage(1, model="gemini-2.5-pro")) == Cost(0, False, "unknown")
 
@@ -420,6 +424,7 @@ def test_a_price_that_genai_prices_would_calculate_otherwise_is_not_used(monkeyp
 @pytest.mark.requirement("X-2")
 def test_without_genai_prices_every_price_that_is_not_registered_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices", None)
+    monkeypatch.setattr(prices_module, "_table", None)
     prices = PriceBook(registered={"m": OURS})
     assert not prices.available
     assert prices.cost(Usage(1, model="gpt-4o")) == Cost(0, False, "unknown")
@@ -432,13 +437,13 @@ def test_a_price_book_reports_whether_genai_prices_is_available(settings: Any, a
     assert PriceBook(**settings).available is available
 
 
-def test_genai_prices_is_imported_at_the_first_look_up_and_not_before() -> None:
+def test_genai_prices_is_never_imported_here() -> None:
     code = (
         "import sys; from penstock.runtime.billing.prices import Price, Usage, default_prices\n"
         "prices = default_prices(); prices.register('m', Price(1, 1)); prices.cost(Usage(1, model='m'))\n"
+        "assert 'penstock.runtime.billing.price_table' not in sys.modules\n"
+        "assert prices.available and prices.cost(Usage(1, model='gpt-4o')).source == 'genai-prices'\n"
         "assert 'genai_prices' not in sys.modules\n"
-        "prices.cost(Usage(1, model='gpt-4o'))\n"
-        "assert 'genai_prices' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

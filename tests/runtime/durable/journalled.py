@@ -68,7 +68,7 @@ class Log:
 
 
 class Thinker(Model):
-    """Two turns of all its tools, then an answer; what it says follows from what it was asked alone."""
+    """Two turns of all its tools, then an answer; its answer depends on the request alone."""
 
     def __init__(self, log: Log, wait: Wait = at_once) -> None:
         super().__init__("thinker")
@@ -86,8 +86,8 @@ class Thinker(Model):
                 for one in request.tools
             )
             return ModelResponse("", calls, usage, "tool_calls", "thinker")
-        said = " ".join(message.text for message in request.messages if message.role != "assistant")
-        return ModelResponse(f"<{said}>", (), usage, "stop", "thinker")
+        text = " ".join(message.text for message in request.messages if message.role != "assistant")
+        return ModelResponse(f"<{text}>", (), usage, "stop", "thinker")
 
 
 def tools(log: Log, wait: Wait = at_once) -> dict[str, Tool]:
@@ -144,11 +144,11 @@ def context_for(journal: Journal | None, input: Any = "go", **options: Any) -> E
 async def run(
     store: JsonJournals, document: Json, log: Log, *, run_id: str = "r", replay_only: bool = False, **options: Any
 ) -> tuple[Any, Any, ExecutionContext, Journal]:
-    """One pass over a graph: what it came to, what was told, where it ran, and its journal."""
+    """One pass over a graph: its outputs, events, context and journal."""
     journal = await Journal.open(store, run_id, replay_only=replay_only)
     more, wait = options.pop("more", None), options.pop("wait", at_once)
     context = context_for(journal, **options)
     services = {"models": {"thinker": Thinker(log, wait)}, "tools": tools(log, wait)}
-    told, result = await events_of(document, run=context, services=services, more=more)
+    events, result = await events_of(document, run=context, services=services, more=more)
     context.end()
-    return {handle: value.value for handle, value in result.outputs.items()}, told, context, journal
+    return {handle: value.value for handle, value in result.outputs.items()}, events, context, journal

@@ -49,9 +49,9 @@ async def one_process(store: JsonJournals, given: Json, flaky: Flaky, log: Log) 
         ExecutionConfig(None, None, 9), input="go", prices=PRICES, journal=await Journal.open(store, "r")
     )
     services = {"models": {"thinker": Thinker(log)}}
-    told, result = await events_of(given, run=context, services=services, more={"flaky": flaky})
+    events, result = await events_of(given, run=context, services=services, more={"flaky": flaky})
     context.end()
-    return {name: one.value for name, one in result.outputs.items()}, told, context
+    return {name: one.value for name, one in result.outputs.items()}, events, context
 
 
 @contextmanager
@@ -89,7 +89,7 @@ async def test_a_crash_anywhere_repeats_no_attempt_that_was_recorded(policy: Jso
     flaky, log = Flaky(failures), Log()
     value, _, undisturbed = await one_process(JsonJournals(), given, flaky, log)
     assert value == {"output": output}
-    attempts, asked = flaky.ran, len(log)
+    attempts, requests = flaky.ran, len(log)
     for point in await points_of(given, failures):
         store, flaky, log = JsonJournals(), Flaky(failures), Log()
         with crash_at(point):
@@ -102,9 +102,9 @@ async def test_a_crash_anywhere_repeats_no_attempt_that_was_recorded(policy: Jso
         assert value == {"output": output}, point
         assert flaky.ran == (len(failed) if is_done else attempts), point
         assert before <= attempts, point
-        assert len(log) <= asked + 1, point  # the answer that was under way
+        assert len(log) <= requests + 1, point  # the answer that was under way
         assert resumed.get_snapshot().retries_used == undisturbed.get_snapshot().retries_used, point
-        assert resumed.balance.spent_nanos == asked * COST, point
+        assert resumed.balance.spent_nanos == requests * COST, point
 
 
 @pytest.mark.requirement("P-E5")
@@ -114,8 +114,8 @@ async def test_a_resumed_run_shows_earlier_attempts_and_continues_with_the_next(
     with crash_at("value.after_append:1"):
         await one_process(store, given, flaky, Log())
     assert store.keys_of()[-1] == "n/failed:1"
-    _, told, context = await one_process(store, given, flaky, Log())
-    assert [one.data["attempt"] for one in told if one.event_type == "retry"] == [2]
+    _, events, context = await one_process(store, given, flaky, Log())
+    assert [one.data["attempt"] for one in events if one.event_type == "retry"] == [2]
     attempts = [call for call in context.graph.calls()[1] if call.name == "n"]
     assert [(call.status, (call.metadata or {}).get("attempt", 1)) for call in attempts] == [
         ("fail", 1),
@@ -131,10 +131,10 @@ async def test_a_found_fallback_counts_the_retries_that_came_before_it() -> None
     store, flaky = JsonJournals(), Flaky(9)
     given = document(on_error="fallback", fallback_value="none", retry_count=3)
     _, _, first = await one_process(store, given, flaky, Log())
-    value, told, again = await one_process(store, given, flaky, Log())
+    value, events, again = await one_process(store, given, flaky, Log())
     assert (value, flaky.ran) == ({"output": "none"}, 4)
-    assert [one.event_type for one in told] == ["started", "completed"]
-    assert all(one.replayed for one in told)
+    assert [one.event_type for one in events] == ["started", "completed"]
+    assert all(one.replayed for one in events)
     assert again.get_snapshot().retries_used == first.get_snapshot().retries_used == 4
 
 

@@ -106,15 +106,15 @@ PURE_ONLY = graph([node("new", "text", text="I am new"), node("end", "output")],
 
 async def test_a_replayed_node_emits_started_and_completed_and_is_marked_replayed() -> None:
     store = JsonJournals()
-    _, told, _, _ = await run(store, MANY_PARTS, Log())
+    _, events, _, _ = await run(store, MANY_PARTS, Log())
     _, again, _, _ = await run(store, MANY_PARTS, Log())
-    assert not any(event.replayed for event in told)
+    assert not any(event.replayed for event in events)
     assert {event.node_id for event in again if not event.replayed} == PURE
     nodes = {event.node_id for event in again}
     for one in nodes:
         assert [event.event_type for event in again if event.node_id == one] == ["started", "completed"]
     assert next(event for event in again if event.node_id == "left").to_dict()["replayed"] is True
-    assert "replayed" not in told[0].to_dict()
+    assert "replayed" not in events[0].to_dict()
 
 
 async def test_a_node_that_gives_the_same_each_time_is_computed_again_and_not_recorded() -> None:
@@ -122,8 +122,8 @@ async def test_a_node_that_gives_the_same_each_time_is_computed_again_and_not_re
     await run(store, MANY_PARTS, Log())
     assert PURE.isdisjoint(store.keys_of("r"))
     context = ExecutionContext(journal=await Journal.open(store, "r", replay_only=True))
-    async with context, aclosing(run_flow(PURE_ONLY, context, registry())) as told:
-        *_, result = [event async for event in told]
+    async with context, aclosing(run_flow(PURE_ONLY, context, registry())) as stream:
+        *_, result = [event async for event in stream]
     assert isinstance(result, ExecutionResult)
     assert result.outputs["output"].value == "I am new"
 
@@ -142,9 +142,9 @@ async def test_a_way_that_was_not_taken_is_not_taken_again() -> None:
     )
     more = {"act": Given(act), "none": Given(lambda data, inputs, context: None)}
     for _ in range(2):
-        came_to, told, *_ = await run(store, document, Log(), more=more)
+        came_to, events, *_ = await run(store, document, Log(), more=more)
         assert came_to == {"a.output": "a"}
-        assert {event.node_id for event in told if event.event_type == "skipped"} == {"b", "c"}
+        assert {event.node_id for event in events if event.event_type == "skipped"} == {"b", "c"}
     assert ran.lines == ["r/a"]
 
 
@@ -274,29 +274,29 @@ async def test_a_truncated_answer_is_paid_and_requested_again_when_the_budget_is
 
 
 async def test_a_truncated_answer_that_is_requested_again_does_not_take_another_entry() -> None:
-    store, asked = JsonJournals(), Log()
+    store, log = JsonJournals(), Log()
 
     def answer(request: Any) -> ModelResponse:
-        asked.ran()
-        said, most = request.messages[-1].content, request.max_output_tokens
-        is_whole = said == "short" or most >= 100
-        usage = Usage(10, min(most, 100) if said == "long" else 1, model="thinker")
-        return ModelResponse(f"to {said}", usage=usage, finish_reason="stop" if is_whole else "length")
+        log.ran()
+        prompt, most = request.messages[-1].content, request.max_output_tokens
+        is_whole = prompt == "short" or most >= 100
+        usage = Usage(10, min(most, 100) if prompt == "long" else 1, model="thinker")
+        return ModelResponse(f"to {prompt}", usage=usage, finish_reason="stop" if is_whole else "length")
 
     async def ask(long_usd: float) -> list[str]:
         texts, thinker = [], ScriptedModel(answer, name="thinker")
         with context_for(await Journal.open(store, "r")) as context:
-            for said, most in (("long", long_usd), ("short", 1.0)):
-                with context.spawn_child(said, budget=Budget(max_cost_dollars=most)) as child:
+            for prompt, most in (("long", long_usd), ("short", 1.0)):
+                with context.spawn_child(prompt, budget=Budget(max_cost_dollars=most)) as child:
                     try:
-                        texts.append((await thinker.generate(child, [Message.user(said)])).text)
+                        texts.append((await thinker.generate(child, [Message.user(prompt)])).text)
                     except TruncatedByBudget as cut:
                         texts.append(f"{cut.text}, cut")
         return texts
 
     assert await ask(0.0005) == ["to long, cut", "to short"]
     assert await ask(1.0) == ["to long", "to short"]
-    assert len(asked) == 3, "what was answered is not asked for again"
+    assert len(log) == 3, "a recorded answer is not requested again"
 
 
 async def test_a_value_that_is_not_whole_is_found_as_one_and_so_is_the_call_that_gave_it() -> None:
@@ -326,7 +326,7 @@ async def test_a_replayed_tool_failure_is_the_one_the_model_received_and_is_not_
         raise ValueError("no")
 
     async def once() -> Any:
-        model = ScriptedModel(lambda asked: ToolCall("c", "broken", {}) if len(asked.messages) == 1 else "gave up")
+        model = ScriptedModel(lambda request: ToolCall("c", "broken", {}) if len(request.messages) == 1 else "gave up")
         with context_for(await Journal.open(store, "r")) as context:
             return (await Agent(model, tools=[broken]).run("go", context)).messages
 
@@ -343,7 +343,7 @@ async def test_a_tool_may_return_a_value_that_is_not_json_as_the_model_receives_
         return {1, 2}
 
     async def once() -> Any:
-        model = ScriptedModel(lambda asked: ToolCall("c", "odd", {}) if len(asked.messages) == 1 else "done")
+        model = ScriptedModel(lambda request: ToolCall("c", "odd", {}) if len(request.messages) == 1 else "done")
         with context_for(await Journal.open(store, "r")) as context:
             return (await Agent(model, tools=[odd]).run("go", context)).messages
 
@@ -385,7 +385,7 @@ async def test_a_lone_half_of_a_surrogate_pair_and_a_huge_number_come_back() -> 
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "problem"),
     [
         (object(), "a value of type object"),
         (float("nan"), "nan, for which JSON has no number"),
@@ -396,12 +396,12 @@ async def test_a_lone_half_of_a_surrogate_pair_and_a_huge_number_come_back() -> 
         (1 << 5_000, "a whole number of 5001 bits"),
     ],
 )
-async def test_a_value_that_is_not_json_fails_the_node_and_names_it_and_its_handle(value: Any, told: str) -> None:
+async def test_a_value_that_is_not_json_fails_the_node_and_names_it_and_its_handle(value: Any, problem: str) -> None:
     store = JsonJournals()
     odd = Given(lambda data, inputs, context: ExecutionResult({"left": DataValue("any", value)}))
     with pytest.raises(NotRecordable, match="node 'n', handle 'left' cannot be written to the journal") as failed:
         await run(store, graph([node("n", "odd")]), Log(), more={"odd": odd})
-    assert told in str(failed.value)
+    assert problem in str(failed.value)
     assert store.keys_of() == []
     without, result = await events_of(graph([node("n", "odd")]), more={"odd": odd})
     assert without[-1].event_type == "completed"
@@ -434,7 +434,7 @@ for _ in range(journal_module.MAX_DEPTH):
         ([1.0, float("inf")], "inf, for which JSON has no number"),
         ({"a": float("nan")}, "nan, for which JSON has no number"),
         ({"a": {"b": (1,)}}, "a value of type tuple, which would come back as a list"),
-        ({"a": b"", 1: "b"}, "a value of type bytes"),  # the first that is wrong is told, be it a key or a value
+        ({"a": b"", 1: "b"}, "a value of type bytes"),  # the first problem is reported, be it a key or a value
         ({1: b""}, "a key of type int"),
         ({"a": 1, None: 2}, "a key of type NoneType"),
         ({True: 1}, "a key of type bool"),
@@ -767,10 +767,10 @@ async def test_a_fork_has_what_was_before_and_runs_the_rest() -> None:
     given = await fork_journal(store, "r", "fork", without=lambda entry: entry_node(entry.key) in behind)
     assert {entry_node(entry.key) for entry in given}.isdisjoint(behind)
     ran = Log()
-    again, told, *_ = await run(store, MANY_PARTS, ran, run_id="fork")
+    again, events, *_ = await run(store, MANY_PARTS, ran, run_id="fork")
     assert again == came_to
     assert {line.split("/")[1] for line in ran.lines} == {"left"}
-    assert {event.node_id for event in told if not event.replayed} == behind | PURE
+    assert {event.node_id for event in events if not event.replayed} == behind | PURE
     assert await fork_journal(store, "r", "fork2") == await store.load("r")
     assert len(await run_keys(store, "r")) == len(await run_keys(store, "fork"))
 
@@ -782,7 +782,7 @@ async def run_keys(store: JsonJournals, run_id: str) -> set[str]:
 async def test_a_run_is_not_forked_onto_itself_and_one_of_nothing_has_nothing() -> None:
     with pytest.raises(InvalidValue, match="another run"):
         await fork_journal(JsonJournals(), "r", "r")
-    assert await fork_journal(JsonJournals(), "nobody", "r") == []
+    assert await fork_journal(JsonJournals(), "unknown", "r") == []
 
 
 # When the store cannot.
@@ -825,11 +825,11 @@ class Slow(JsonJournals):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = asyncio.Event()
+        self.appended = asyncio.Event()
 
     async def append(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
         await super().append(run_id, entries, epoch=epoch)
-        self.asked.set()
+        self.appended.set()
         await asyncio.Event().wait()
 
 
@@ -844,7 +844,7 @@ async def test_a_cancel_reaches_a_run_that_waits_for_its_store() -> None:
         await events_of(document, run=context, services=services)
 
     task = asyncio.create_task(once())
-    await store.asked.wait()
+    await store.appended.wait()
     context.abort("enough")
     with pytest.raises(CancelledError):
         await task

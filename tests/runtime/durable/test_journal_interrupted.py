@@ -16,8 +16,7 @@ from penstock.kernel.executor import ExecutionResult
 from penstock.runtime.durable.journal import Journal
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.runtime.graphs.graph_runtime import FlowContext
-from penstock.runtime.graphs.node_events import TERMINAL, NodeEvent
-from penstock.runtime.graphs.node_execution import run_flow
+from penstock.runtime.graphs.node_execution import TERMINAL, NodeEvent, run_flow
 from penstock.testing import SimLoop, check_history, sim_run
 from tests.nodes.graphs import Json, registry
 from tests.runtime.durable.journalled import MANY_PARTS, JsonJournals, Log, Thinker, context_for, tools
@@ -48,7 +47,7 @@ async def passed(store: Unhurried, document: Json, log: Log, stop_after_s: float
     context = context_for(await Journal.open(store, "r"), clock=loop.clock)
     services = {"models": {"thinker": Thinker(log, wait)}, "tools": tools(log, wait)}
     flow = FlowContext(run_id="r", services=services, execution=context)
-    told: list[NodeEvent] = []
+    events: list[NodeEvent] = []
     came_to: list[Any] = []
 
     async def once() -> None:
@@ -57,7 +56,7 @@ async def passed(store: Unhurried, document: Json, log: Log, stop_after_s: float
                 if isinstance(one, ExecutionResult):
                     came_to.append({handle: value.value for handle, value in one.outputs.items()})
                 else:
-                    told.append(one)
+                    events.append(one)
 
     task = asyncio.create_task(once())
     if stop_after_s is not None:
@@ -67,8 +66,8 @@ async def passed(store: Unhurried, document: Json, log: Log, stop_after_s: float
         await task
     context.end()
     assert check_history(context.history(), ledger=context.balance) == []
-    started = Counter(event.node_id for event in told if event.event_type == "started")
-    ended = Counter(event.node_id for event in told if event.event_type in TERMINAL)
+    started = Counter(event.node_id for event in events if event.event_type == "started")
+    ended = Counter(event.node_id for event in events if event.event_type in TERMINAL)
     assert set(started.values()) <= {1}
     assert set(ended.values()) <= {1}
     if how == "abort":  # a task that is cancelled reads no more

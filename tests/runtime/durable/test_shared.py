@@ -21,6 +21,7 @@ from penstock.runtime.billing.usage import Reported
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable import shared as shared_budget
+from penstock.runtime.durable.async_ledger import blocking
 from penstock.runtime.durable.shared import MAX_INLINE_ACTS, SharedBudget
 from penstock.stops import StopReason
 from penstock.tracing.events import CallEnded, SafetyTrace
@@ -29,7 +30,7 @@ USD = 1_000_000_000
 
 
 class Store:
-    """A store in memory that can be told to fail, to lose its answer, or to make whoever asks wait."""
+    """A store in memory that fails, loses its answer or makes its callers wait on demand."""
 
     def __init__(self, **limits: int) -> None:
         self.inner = MemoryLedgerStore()
@@ -115,12 +116,12 @@ async def test_an_async_call_is_held_and_settled_at_the_store_too() -> None:
 
 
 class Prompt(Store):
-    """A store that says itself whether whoever cannot wait may ask it."""
+    """A store that decides itself whether it may be called inline."""
 
     def __init__(self, **limits: int) -> None:
         super().__init__(**limits)
         self.is_free = True
-        self.asked_by: list[str] = []
+        self.held_by: list[str] = []
 
     def try_inline(self, ask: Callable[[], Any]) -> Any:
         if not self.is_free:
@@ -128,7 +129,7 @@ class Prompt(Store):
         return ask()
 
     def hold(self, *args: Any, **options: Any) -> Any:
-        self.asked_by.append(threading.current_thread().name.partition("-worker")[0])
+        self.held_by.append(threading.current_thread().name.partition("-worker")[0])
         return self.inner.hold(*args, **options)
 
 
@@ -152,7 +153,7 @@ def test_an_immediate_store_is_called_in_the_callers_thread(is_async: bool) -> N
             store.is_free = is_free
             assert ask(run, is_async) == "text"
     here = threading.current_thread().name
-    assert store.asked_by == [here, "penstock", here]
+    assert store.held_by == [here, "penstock", here]
     assert store.figures == (3 * USD // 2, 0, 0)
 
 
@@ -179,10 +180,10 @@ def test_an_inline_request_does_not_wait_for_a_flush_in_another_thread() -> None
         flushing = pool.submit(shared.flush)
         assert store.reached.wait(60)
         with pytest.raises(WouldBlock):
-            shared.try_inline(shared.flush)
+            shared.try_inline(shared.aflush)
         gate.set()
         assert flushing.result(60) == 0
-    assert shared.try_inline(shared.flush) == 0
+    assert shared.try_inline(shared.aflush) == 0
 
 
 def test_a_retry_not_drawn_at_the_store_is_not_drawn_when_the_request_is_repeated() -> None:
@@ -199,7 +200,7 @@ def test_a_retry_not_drawn_at_the_store_is_not_drawn_when_the_request_is_repeate
     assert shared.flush() == 0, "the store had none to draw"
     with pytest.raises(WouldBlock):
         shared.try_inline(lambda: shared.take("run/1/b", Amounts(1), True))
-    stop = shared.take("run/1/b", Amounts(1), True)
+    stop = blocking(shared.take("run/1/b", Amounts(1), True))
     assert stop is not None
     assert stop.reason is StopReason.RETRY_BUDGET_EXCEEDED
 
@@ -226,9 +227,9 @@ def test_an_inline_request_does_not_flush_a_long_queue() -> None:
     for number in range(MAX_INLINE_ACTS + 1):
         shared.charged(f"k{number}", Amounts(1))
     with pytest.raises(WouldBlock):
-        shared.try_inline(shared.flush)
+        shared.try_inline(shared.aflush)
     assert shared.flush() == 0
-    assert shared.try_inline(shared.flush) == 0
+    assert shared.try_inline(shared.aflush) == 0
 
 
 async def test_tools_are_charged_at_the_store_and_steps_are_not() -> None:
@@ -244,8 +245,8 @@ async def test_tools_are_charged_at_the_store_and_steps_are_not() -> None:
 async def test_runs_that_share_an_account_have_one_budget() -> None:
     store = Store(cost_nanos=3 * USD)
     runs = [ExecutionContext(shared_budget=shared_with(store, f"run/{number}")) for number in range(5)]
-    asked = [run.acall_llm(lambda: "text", _hinted(1)) for run in runs]
-    outcomes = await asyncio.gather(*asked)
+    calls = [run.acall_llm(lambda: "text", _hinted(1)) for run in runs]
+    outcomes = await asyncio.gather(*calls)
     assert sum(outcome.call.stop is None for outcome in outcomes) == 3
     assert store.figures == (3 * USD, 0, 0)
 
@@ -466,7 +467,7 @@ async def test_the_reported_cost_of_a_graph_step_is_charged() -> None:
         await until(lambda: store.figures == (USD // 2, 0, 0))
 
 
-# Cancelled while the store is asked.
+# Cancelled during a call of the store.
 
 
 async def test_a_cancel_frees_a_caller_who_waits_for_the_store_and_what_was_taken_is_given_back() -> None:
@@ -547,7 +548,7 @@ async def test_a_cancel_while_the_end_is_reported_does_not_wait_for_the_store() 
         await until(lambda: store.figures == (USD, 0, 0))
 
 
-# What could not be told.
+# Ends that could not be recorded.
 
 
 @pytest.mark.parametrize("loses_answers", [False, True], ids=["not recorded", "recorded, and the answer lost"])
@@ -561,10 +562,12 @@ def test_an_end_that_cannot_be_reported_waits_and_the_run_continues(is_async: bo
             assert (asyncio.run(run.allm(_text, cost_hint_usd=1)) if is_async else run.llm(str, cost_hint_usd=1)) == ""
         assert shared.waiting == 3
         if not loses_answers:
-            assert store.figures == (0, 3 * USD, 0), "what is not told stays held, which is the careful side"
-        told = [event for event in run.history() if isinstance(event, SafetyTrace)]
-        assert [(one.event_type, one.hook) for one in told] == [("ledger_unavailable", "SharedBudget")], "told once"
-        assert "'team' could not record how 'run/1/n000002' ended" in told[0].reason
+            assert store.figures == (0, 3 * USD, 0), "an end that is not recorded stays held, which is the careful side"
+        safety = [event for event in run.history() if isinstance(event, SafetyTrace)]
+        assert [(one.event_type, one.hook) for one in safety] == [("ledger_unavailable", "SharedBudget")], (
+            "emitted once"
+        )
+        assert "'team' could not record how 'run/1/n000002' ended" in safety[0].reason
         store.fails.clear()
         run.llm(str, cost_hint_usd=1)
         assert (shared.waiting, store.figures) == (0, (4 * USD, 0, 0))
@@ -614,8 +617,8 @@ def test_a_hold_that_was_ended_elsewhere_keeps_that_end() -> None:
     shared = shared_with(store)
     with ExecutionContext(shared_budget=shared) as run:
         run.llm(lambda: [store.inner.release(key) for key in store.inner.held()], cost_hint_usd=1)
-        told = [event for event in run.history() if isinstance(event, SafetyTrace)]
-    assert "a hold that is released cannot become settled" in told[0].reason
+        safety = [event for event in run.history() if isinstance(event, SafetyTrace)]
+    assert "a hold that is released cannot become settled" in safety[0].reason
     assert (shared.waiting, store.figures) == (0, (0, 0, 0))
 
 

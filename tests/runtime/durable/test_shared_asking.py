@@ -1,4 +1,4 @@
-"""What a shared budget knows of questions that the store has not answered, or whose answers nobody waits for."""
+"""What a shared budget knows of requests that the store has not answered, or whose answers are not awaited."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from penstock.containment.ledger import Amounts, MemoryLedgerStore, WouldBlock
 from penstock.containment.limits import Limits
 from penstock.errors import KeyTaken, LedgerUnavailable
 from penstock.runtime.context import ExecutionContext
+from penstock.runtime.durable.async_ledger import blocking
 from penstock.runtime.durable.shared import SharedBudget
 
 CENT = Amounts(10_000_000)
@@ -50,7 +51,7 @@ def shared_at(store: Store) -> SharedBudget:
 @pytest.mark.parametrize("end", ["settled", "released", "withdrawn", "unresolved"])
 def test_a_call_is_among_those_that_ask_until_it_is_known_how_it_ended(store: Store, end: str) -> None:
     shared = shared_at(store)
-    assert shared.take("r/1/a", CENT, False) is None
+    assert blocking(shared.take("r/1/a", CENT, False)) is None
     assert shared.asking == 1
     getattr(shared, end)("r/1/a", *((Amounts(), True) if end == "settled" else ()))
     assert (shared.asking, shared.waiting) == (0, 1)
@@ -58,29 +59,29 @@ def test_a_call_is_among_those_that_ask_until_it_is_known_how_it_ended(store: St
 
 def test_a_call_that_was_refused_asks_no_more(store: Store) -> None:
     shared = shared_at(store)
-    assert shared.take("r/1/a", Amounts(2 * CENT.cost_nanos), False) is not None
+    assert blocking(shared.take("r/1/a", Amounts(2 * CENT.cost_nanos), False)) is not None
     assert (shared.asking, shared.waiting) == (0, 0)
 
 
 @pytest.mark.parametrize(("raises", "waiting"), [(LedgerUnavailable("away"), 1), (KeyTaken("r/1/a", "another"), 0)])
 def test_a_call_that_could_not_be_recorded_asks_no_more(store: Store, raises: Exception, waiting: int) -> None:
     shared, store.raises = shared_at(store), raises
-    assert shared.take("r/1/a", CENT, False) is not None
+    assert blocking(shared.take("r/1/a", CENT, False)) is not None
     assert (shared.asking, shared.waiting) == (0, waiting)
 
 
 def test_a_call_that_would_block_is_requested_again_on_a_worker(store: Store) -> None:
     shared, store.raises = shared_at(store), WouldBlock()
     with pytest.raises(WouldBlock):
-        shared.take("r/1/a", CENT, False)
+        blocking(shared.take("r/1/a", CENT, False))
     assert (shared.asking, shared.waiting) == (0, 0)
 
 
 def test_once_the_run_is_over_nothing_more_is_taken_and_what_was_taken_can_still_be_settled(store: Store) -> None:
     shared = shared_at(store)
-    assert shared.take("r/1/a", Amounts(1), False) is None
+    assert blocking(shared.take("r/1/a", Amounts(1), False)) is None
     shared.close()
-    stop = shared.take("r/1/b", Amounts(1), False)
+    stop = blocking(shared.take("r/1/b", Amounts(1), False))
     assert stop is not None
     assert "its run is over" in stop.message
     shared.settled("r/1/a", CENT, True)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.requirement("X-1")
 PRICES = PriceBook(registered={"scripted": Price(0, 1_000)}, use_genai_prices=False)
 TOKEN = 1_000_000
 """What a token of output costs."""
-ASKED = [Message.user("Go on.")]
+MESSAGES = [Message.user("Go on.")]
 
 
 class Sparing(ScriptedModel):
@@ -47,9 +47,9 @@ def saying(tokens: int, seen: list[int] | None = None) -> Sparing:
     def answer(request: ModelRequest) -> ModelResponse:
         if seen is not None:
             seen.append(request.max_output_tokens)
-        said = min(tokens, request.max_output_tokens)
-        finish: Any = "stop" if said == tokens else "length"
-        return ModelResponse("x" * said, usage=Usage(0, said, model="scripted"), finish_reason=finish)
+        output = min(tokens, request.max_output_tokens)
+        finish: Any = "stop" if output == tokens else "length"
+        return ModelResponse("x" * output, usage=Usage(0, output, model="scripted"), finish_reason=finish)
 
     return Sparing(answer)
 
@@ -81,7 +81,7 @@ async def test_it_asks_for_what_is_left_there_and_holds_the_same_here(limits: di
         return ModelResponse("x", usage=Usage(0, 5, model="scripted"))
 
     run = run_at(store)
-    assert (await Sparing(answer).generate(run, ASKED)).text == "x"
+    assert (await Sparing(answer).generate(run, MESSAGES)).text == "x"
     assert held == [(most * TOKEN, most * TOKEN, most, most)]
     for left in (run.balance, store.balance("team"), store.balance("all")):
         assert (left.spent_nanos, left.held_nanos, left.tokens_held) == (5 * TOKEN, 0, 0)
@@ -93,7 +93,7 @@ async def test_it_asks_for_what_is_left_there_and_holds_the_same_here(limits: di
 async def test_the_account_with_the_least_left_limits_the_output() -> None:
     store, seen = ledger(cost_nanos=50 * TOKEN), list[int]()
     store.grant("all", Limits(cost_nanos=20 * TOKEN))
-    await saying(5, seen).generate(run_at(store), ASKED)
+    await saying(5, seen).generate(run_at(store), MESSAGES)
     assert seen == [20]
 
 
@@ -112,7 +112,7 @@ async def test_a_budget_that_cannot_pay_for_the_smallest_answer_refuses_it_and_h
     store, seen = ledger(cost_nanos=3 * TOKEN), list[int]()
     run = run_at(store)
     with pytest.raises(BudgetExceededError, match=r"of 'team'; the call would hold \$0.004"):
-        await saying(1, seen).generate(run, ASKED)
+        await saying(1, seen).generate(run, MESSAGES)
     assert (seen, run.balance.held_nanos, store.balance("team").held_nanos) == ([], 0, 0)
     assert run.stop is not None
 
@@ -120,18 +120,18 @@ async def test_a_budget_that_cannot_pay_for_the_smallest_answer_refuses_it_and_h
 @pytest.mark.parametrize("limits", [{"steps": 0}, {"api_calls": 0}, {"retries": 0}, {"cost_nanos": 0}])
 async def test_a_call_that_less_output_does_not_help_is_refused_immediately(limits: dict[str, int]) -> None:
     store = ledger(**limits)
-    asked = 0
+    holds = 0
     hold = store.hold
 
     def counting(*args: Any, **options: Any) -> Any:
-        nonlocal asked
-        asked += 1
+        nonlocal holds
+        holds += 1
         return hold(*args, **options)
 
     store.hold = counting  # type: ignore[method-assign]
     with pytest.raises(BudgetExceededError):
-        await saying(1).generate(run_at(store), ASKED)
-    assert asked == 1
+        await saying(1).generate(run_at(store), MESSAGES)
+    assert holds == 1
 
 
 async def test_a_request_that_is_sent_again_still_fits() -> None:
@@ -146,7 +146,7 @@ async def test_a_request_that_is_sent_again_still_fits() -> None:
     model = Sparing(answer)
     model.retries = 1
     run = run_at(store)
-    assert (await model.generate(run, ASKED)).text == "x"
+    assert (await model.generate(run, MESSAGES)).text == "x"
     assert tries == [30, 30]
     assert (run.balance.held_nanos, store.balance("team").held_nanos) == (0, 0)
 
@@ -156,7 +156,7 @@ async def test_a_caller_that_leaves_during_a_hold_request_leaves_nothing_held() 
     store.gates["hold"] = gate = threading.Event()
     token = CancellationToken()
     run = run_at(store, cancellation=token)
-    asking = asyncio.ensure_future(saying(5).generate(run, ASKED))
+    asking = asyncio.ensure_future(saying(5).generate(run, MESSAGES))
     await asyncio.to_thread(store.reached.wait, 60)
     token.cancel("enough")
     with pytest.raises(CancelledError):
@@ -175,9 +175,9 @@ def test_concurrent_callers_together_never_overspend_the_budget() -> None:
         async def one(number: int) -> None:
             async def answer(request: ModelRequest) -> ModelResponse:
                 await asyncio.sleep(0)
-                said = min(number * 7, request.max_output_tokens)
-                finish: Any = "stop" if said == number * 7 else "length"
-                return ModelResponse("x", usage=Usage(0, said, model="scripted"), finish_reason=finish)
+                output = min(number * 7, request.max_output_tokens)
+                finish: Any = "stop" if output == number * 7 else "length"
+                return ModelResponse("x", usage=Usage(0, output, model="scripted"), finish_reason=finish)
 
             run = run_at(store, number)
             await Agent(Sparing(answer)).run("go", run)

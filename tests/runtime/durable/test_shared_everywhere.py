@@ -45,8 +45,8 @@ def figures(of: Any) -> tuple[int, int, int]:
     return now.spent_nanos, now.held_nanos, now.unresolved_nanos
 
 
-async def told(shared: SharedBudget, run: ExecutionContext, store: LedgerStore) -> None:
-    """Wait until the store has been told everything, and compare."""
+async def flushed(shared: SharedBudget, run: ExecutionContext, store: LedgerStore) -> None:
+    """Wait until everything is flushed to the store, and compare."""
     for _ in range(20_000):
         if not await shared.aflush() and figures(store) == figures(run):
             break
@@ -103,7 +103,7 @@ def test_a_contained_client_pays_from_the_shared_budget(streams: bool) -> None:
         with pytest.raises(BudgetExceededError) as refused:
             client.chat.completions.create(**ASK, stream=streams)
         assert refused.value.owner == "team"
-        asyncio.run(told(shared, run, store))
+        asyncio.run(flushed(shared, run, store))
     assert server.invoice.total_usd == 1.0
     assert figures(store) == (USD, 0, 0)
 
@@ -123,7 +123,7 @@ async def test_a_contained_async_client_pays_from_the_shared_budget(streams: boo
                         assert [chunk async for chunk in answer]
 
                 outcomes = await asyncio.gather(*(ask() for _ in range(8)), return_exceptions=True)
-            await told(shared, run, store)
+            await flushed(shared, run, store)
     assert server.invoice.total_usd == 1.0
     assert sum(isinstance(found, BudgetExceededError) for found in outcomes) == 4
 
@@ -138,7 +138,7 @@ async def test_a_stream_abandoned_in_the_middle_is_unresolved_at_the_store() -> 
                 answer = await client.chat.completions.create(**ASK, stream=True)
                 await anext(aiter(answer))
                 await answer.close()
-            await told(shared, run, store)
+            await flushed(shared, run, store)
     assert figures(store)[2] > 0
 
 
@@ -179,7 +179,7 @@ async def test_a_tool_on_a_worker_pays_and_one_that_is_left_behind_settles_late(
             if not figures(run)[2]:
                 break
             await asyncio.sleep(0.001)
-        await told(shared, run, store)
+        await flushed(shared, run, store)
     assert figures(store) == (3 * USD // 2, 0, 0)
 
 
@@ -219,7 +219,7 @@ async def test_whichever_act_fails_the_store_and_the_run_come_to_the_same_figure
             for _ in range(4):
                 await run.acall_llm(provider.answer, _options(retries=1))
             run.call_tool(lambda: 7, _options())
-            await told(shared, run, inner)
+            await flushed(shared, run, inner)
 
     assert await every_call(scenario, kind) >= 12
 

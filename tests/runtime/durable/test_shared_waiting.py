@@ -102,10 +102,10 @@ def test_all_threads_complete_whose_worst_cases_do_not_fit_together(store: Ledge
 async def test_a_call_that_waits_at_a_store_is_shown_as_waiting(store: LedgerStore) -> None:
     outside = await asyncio.to_thread(Occupied, store)
     run = run_on(store, budget=Budget(max_cost_dollars=1))
-    asked = asyncio.ensure_future(run.allm(cheap, name="ask", cost_hint_usd=1))
+    calling = asyncio.ensure_future(run.allm(cheap, name="ask", cost_hint_usd=1))
     await eventually(lambda: "waits for other calls to end" in run.explain())
     await asyncio.to_thread(outside.let_go)
-    await asked
+    await calling
     (waiting,) = [event for event in run.history() if isinstance(event, CallWaiting)]
     assert (waiting.name, waiting.budget, waiting.asked) == ("ask", "team", 1.0)
     assert "waits" not in run.explain()
@@ -116,13 +116,13 @@ async def test_a_call_that_waits_at_a_store_is_shown_as_waiting(store: LedgerSto
 async def test_a_call_that_waits_holds_nothing_in_its_own_run(store: LedgerStore) -> None:
     outside = await asyncio.to_thread(Occupied, store)
     run = run_on(store, budget=Budget(max_cost_dollars=1, max_steps=1))
-    asked = asyncio.ensure_future(run.allm(cheap, cost_hint_usd=1))
+    calling = asyncio.ensure_future(run.allm(cheap, cost_hint_usd=1))
     await eventually(lambda: bool(store.queued()))
     await eventually(lambda: run.balance.held_nanos == 0)
     assert (run.balance.steps_open, run.balance.attempts) == (0, 0)
     assert set(await asyncio.to_thread(store.held)) == {"outside"}
     await asyncio.to_thread(outside.let_go)
-    assert await asked == "text"
+    assert await calling == "text"
     assert (run.balance.spent_nanos, run.balance.steps) == (USD // 100, 1)
 
 
@@ -236,23 +236,23 @@ async def test_a_call_that_is_admitted_waits_for_room_in_its_own_run_as_well(sto
 
 async def test_a_call_whose_ticket_has_expired_asks_again(store: LedgerStore) -> None:
     outside = await asyncio.to_thread(Occupied, store)
-    asked = asyncio.ensure_future(run_on(store).allm(cheap, cost_hint_usd=1))
+    calling = asyncio.ensure_future(run_on(store).allm(cheap, cost_hint_usd=1))
     await eventually(lambda: bool(store.queued()))
     (key,) = await asyncio.to_thread(store.queued)
     (await asyncio.to_thread(store.leave_queue, key))
     await eventually(lambda: key in store.queued())
     await asyncio.to_thread(outside.let_go)
-    assert await asked == "text"
+    assert await calling == "text"
 
 
 async def test_the_end_of_a_run_ends_the_wait_of_its_calls(store: LedgerStore) -> None:
     await asyncio.to_thread(Occupied, store)
     run = run_on(store)
-    asked = asyncio.ensure_future(run.allm(anever, cost_hint_usd=1))
+    calling = asyncio.ensure_future(run.allm(anever, cost_hint_usd=1))
     await eventually(lambda: bool(store.queued()))
     run.end()
     with pytest.raises((CancelledError, Halted)):
-        await asked
+        await calling
     await eventually(lambda: not store.queued())
 
 
@@ -261,11 +261,11 @@ async def test_a_store_that_fails_while_a_call_waits_refuses_it_and_the_ticket_i
     await asyncio.to_thread(Occupied, store.inner)
     store.poll_s = 0.01
     run = run_on(store)
-    asked = asyncio.ensure_future(run.allm(anever, cost_hint_usd=1))
+    calling = asyncio.ensure_future(run.allm(anever, cost_hint_usd=1))
     await eventually(lambda: bool(store.inner.queued()))
     store.fails["renew"] = LedgerUnavailable("gone")
     with pytest.raises(Halted) as refused:
-        await asked
+        await calling
     assert refused.value.stop.reason is StopReason.LEDGER_UNAVAILABLE
     await eventually(lambda: not store.inner.queued())
     run.end()
@@ -286,21 +286,21 @@ async def test_a_model_call_waits_for_its_whole_output_instead_of_having_less_be
     store, seen = ledger(cost_nanos=150 * TOKEN), list[int]()
     outside = store.hold("outside", "team", Amounts(cost_nanos=100 * TOKEN))
     assert outside is None
-    asked = asyncio.ensure_future(saying(5, seen).generate(run_at(store), [Message.user("Go on.")]))
+    calling = asyncio.ensure_future(saying(5, seen).generate(run_at(store), [Message.user("Go on.")]))
     await eventually(lambda: bool(store.queued()))
     assert seen == []
     store.release("outside")
-    await asked
+    await calling
     assert seen == [100]
 
 
 async def test_a_model_call_has_less_output_only_for_what_others_spend() -> None:
     store, seen = ledger(cost_nanos=150 * TOKEN), list[int]()
     store.hold("outside", "team", Amounts(cost_nanos=100 * TOKEN))
-    asked = asyncio.ensure_future(saying(5, seen).generate(run_at(store), [Message.user("Go on.")]))
+    calling = asyncio.ensure_future(saying(5, seen).generate(run_at(store), [Message.user("Go on.")]))
     await eventually(lambda: bool(store.queued()))
     store.settle("outside", Amounts(cost_nanos=90 * TOKEN))
-    await asked
+    await calling
     assert seen == [60]
 
 
@@ -310,10 +310,10 @@ async def test_a_model_call_that_has_to_have_less_output_has_no_less_because_of_
     store, seen = ledger(**{unit: 150 * size}), list[int]()
     store.charge("spent", "team", Amounts(**{kind: 60 * size}))
     store.hold("outside", "team", Amounts(**{kind: 50 * size}))
-    asked = asyncio.ensure_future(saying(5, seen).generate(run_at(store), [Message.user("Go on.")]))
+    calling = asyncio.ensure_future(saying(5, seen).generate(run_at(store), [Message.user("Go on.")]))
     await eventually(lambda: bool(store.queued()))
     store.release("outside")
-    await asked
+    await calling
     assert seen == [90]
 
 

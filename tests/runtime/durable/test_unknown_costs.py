@@ -1,4 +1,4 @@
-"""Calls whose cost nobody can tell: counted once, by whichever process comes to know of them."""
+"""Calls of unknown cost: counted once, by whichever process learns of them."""
 
 from __future__ import annotations
 

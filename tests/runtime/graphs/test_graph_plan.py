@@ -18,8 +18,7 @@ from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs import graph_plan
 from penstock.runtime.graphs.graph_plan import GraphPlan
 from penstock.runtime.graphs.graph_runtime import FlowContext, GraphRuntime
-from penstock.runtime.graphs.node_events import NodeEvent
-from penstock.runtime.graphs.node_execution import emit_flow
+from penstock.runtime.graphs.node_execution import NodeEvent, emit_flow
 from penstock.testing import sim_run
 
 
@@ -38,15 +37,15 @@ class Looked:
 
 
 class Heard:
-    """An audience that remembers."""
+    """A subscriber that remembers its events."""
 
     is_behind = False
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.events: list[str] = []
 
     def emit(self, event: NodeEvent) -> None:
-        self.told.append(f"{event.node_id} {event.event_type}")
+        self.events.append(f"{event.node_id} {event.event_type}")
 
     async def make_room(self) -> None: ...
 
@@ -62,15 +61,15 @@ async def ran(plan: GraphPlan, **services: Any) -> tuple[list[str], ExecutionRes
     heard = Heard()
     async with ExecutionContext() as context:
         flow = FlowContext(run_id="r", services=services, execution=context)
-        return heard.told, await emit_flow(plan, flow, heard)
+        return heard.events, await emit_flow(plan, flow, heard)
 
 
 async def test_a_graph_that_runs_often_is_looked_at_once() -> None:
     looked = Looked()
     plan = planned(looked)
     for _ in range(3):
-        told, result = await ran(plan)
-        assert told == ["a started", "a completed", "b started", "b completed"]
+        events, result = await ran(plan)
+        assert events == ["a started", "a completed", "b started", "b completed"]
         assert result.outputs["output"].value == "b"
     assert looked.times == 2, "each node"
 
@@ -83,7 +82,7 @@ async def test_each_way_to_begin_is_planned_by_itself(monkeypatch: pytest.Monkey
         assert len((await ran(plan))[0]) == 4
 
 
-@pytest.mark.parametrize("entries", [["nobody"], [{}], [None]])
+@pytest.mark.parametrize("entries", [["unknown"], [{}], [None]])
 async def test_a_beginning_that_is_no_node_is_refused_each_time(entries: list[Any]) -> None:
     plan = planned(Looked())
     for _ in range(2):

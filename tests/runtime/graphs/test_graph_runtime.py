@@ -304,7 +304,7 @@ async def links_schedule(seed: int) -> None:
         got = await asyncio.gather(*asking, return_exceptions=True)
         for outcome, times in zip(got, cancels, strict=True):
             assert isinstance(outcome, tuple | ValueError) or (times and isinstance(outcome, asyncio.CancelledError))
-        assert not any(alive.values()), "nothing is being made that nobody waits for"
+        assert not any(alive.values()), "nothing is being made without a waiter"
         assert len(asyncio.all_tasks()) == 1
     assert run.balance.held_nanos == run.balance.steps_open == 0
     assert check_history(run.history(), ledger=run.balance) == []
@@ -369,8 +369,8 @@ def test_an_installed_executor_that_several_threads_ask_for_at_once_is_loaded_on
     registry, another = ExecutorRegistry.from_entry_points(), threading.Event()
     load, loads = EntryPoint.load, []
 
-    class Told:
-        """The registry's lock, which tells of who finds it taken."""
+    class Reporting:
+        """The registry's lock, which reports when it is found taken."""
 
         def __init__(self, lock: Any) -> None:
             self._lock = lock
@@ -390,7 +390,7 @@ def test_an_installed_executor_that_several_threads_ask_for_at_once_is_loaded_on
         assert another.wait(60)
         return load(point)
 
-    registry._loading = Told(registry._loading)  # type: ignore[assignment]
+    registry._loading = Reporting(registry._loading)  # type: ignore[assignment]
     monkeypatch.setattr(EntryPoint, "load", loaded)
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: registry["kind"], range(4)))

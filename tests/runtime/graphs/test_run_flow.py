@@ -1,4 +1,4 @@
-"""Running a graph as an editor writes it: what executors may answer, what is told, what stops it, what comes back."""
+"""Running a graph as an editor writes it: what executors may return, its events, what stops it, what comes back."""
 
 from __future__ import annotations
 
@@ -38,8 +38,15 @@ from penstock.kernel.graph import EdgeSpec, GraphSpec, NodeSpec
 from penstock.kernel.routing import RoutingFailed
 from penstock.kernel.values import ConversionFailed, DataValue
 from penstock.runtime.graphs.graph_runtime import FlowContext, GraphRuntime
-from penstock.runtime.graphs.node_events import LIFECYCLE, TERMINAL, NodeEvent
-from penstock.runtime.graphs.node_execution import ExecutorMisbehaved, NodeExecution, QuorumMissed, run_flow
+from penstock.runtime.graphs.node_execution import (
+    LIFECYCLE,
+    TERMINAL,
+    ExecutorMisbehaved,
+    NodeEvent,
+    NodeExecution,
+    QuorumMissed,
+    run_flow,
+)
 from penstock.runtime.scheduling.listener import Listener
 from penstock.testing import SimLoop, check_history, explore, sim_run
 from tests.kernel.graphs import flow, link
@@ -87,21 +94,21 @@ async def collect(
     spec: Any, context: Any, executors: Any = None, **options: Any
 ) -> tuple[list[NodeEvent], ExecutionResult]:
     events: list[NodeEvent] = []
-    async with aclosing(run_flow(spec, context, executors, **options)) as told:
-        async for one in told:
+    async with aclosing(run_flow(spec, context, executors, **options)) as stream:
+        async for one in stream:
             if isinstance(one, ExecutionResult):
                 return events, one
             events.append(one)
     raise AssertionError("the run gave no result")
 
 
-async def told_until_it_raised(
+async def collect_until_raised(
     error: type[BaseException], spec: Any, context: Any, executors: Any, **options: Any
 ) -> tuple[list[NodeEvent], BaseException]:
     events: list[NodeEvent] = []
     with pytest.raises(error) as caught:
-        async with aclosing(run_flow(spec, context, executors, **options)) as told:
-            async for one in told:
+        async with aclosing(run_flow(spec, context, executors, **options)) as stream:
+            async for one in stream:
                 assert isinstance(one, NodeEvent)
                 events.append(one)
     return events, caught.value
@@ -247,8 +254,8 @@ async def test_a_runtime_runs_once_at_a_time() -> None:
         await gate.wait()
 
     runtime = GraphRuntime(graph(a="wait"), run_id="r", executors={"wait": Runs(wait)})
-    async with aclosing(run_flow(runtime, FlowContext())) as told:
-        await anext(told)
+    async with aclosing(run_flow(runtime, FlowContext())) as stream:
+        await anext(stream)
         with pytest.raises(InvalidValue, match="not running already"):
             await collect(runtime, FlowContext())
     gate.set()
@@ -378,7 +385,7 @@ MISBEHAVIOURS: list[tuple[Any, str]] = [
 async def test_an_executor_that_misbehaves_is_an_error_that_names_the_node(execute: Any, what: str) -> None:
     executor = Runs(execute, outputs=[Handle("output"), Handle("part", channel="link")])
     with ExecutionContext() as run:
-        events, error = await told_until_it_raised(ExecutorMisbehaved, graph(a="t"), run, {"t": executor})
+        events, error = await collect_until_raised(ExecutorMisbehaved, graph(a="t"), run, {"t": executor})
     assert isinstance(error, ExecutorMisbehaved)
     assert what in str(error)
     assert (error.node_id, error.node_type) == ("a", "t")
@@ -390,7 +397,7 @@ async def test_an_executor_that_misbehaves_is_an_error_that_names_the_node(execu
 @pytest.mark.parametrize("execute", [awaited, streamed])
 async def test_an_executor_that_blocks_is_no_async_one(execute: Any) -> None:
     with ExecutionContext() as run:
-        _, error = await told_until_it_raised(
+        _, error = await collect_until_raised(
             ExecutorMisbehaved, graph(a="t"), run, {"t": Runs(execute, blocking=True)}
         )
     assert "is blocking and returned something async" in str(error)
@@ -406,7 +413,7 @@ async def test_a_stream_is_closed_when_its_node_fails() -> None:
             closed.append(True)
 
     with ExecutionContext() as run:
-        await told_until_it_raised(ExecutorMisbehaved, graph(a="t"), run, {"t": Runs(stream)})
+        await collect_until_raised(ExecutorMisbehaved, graph(a="t"), run, {"t": Runs(stream)})
     assert closed == [True]
 
 
@@ -460,12 +467,12 @@ async def test_a_slow_reader_holds_back_a_stream_but_no_lifecycle() -> None:
             yield NodeEvent.progress("tick")
 
     with ExecutionContext() as run:
-        async with aclosing(run_flow(graph(a="stream", b="say"), run, {"stream": Runs(stream), **SAY})) as told:
-            await anext(told)
+        async with aclosing(run_flow(graph(a="stream", b="say"), run, {"stream": Runs(stream), **SAY})) as events:
+            await anext(events)
             for _ in range(100):
                 await asyncio.sleep(0)
             assert 900 < given < 1_100
-            rest = [one async for one in told]
+            rest = [one async for one in events]
     assert len(rest) == 3 + 10_000 + 1
 
 
@@ -528,7 +535,7 @@ async def test_only_the_branch_that_was_given_a_value_runs(
 @pytest.mark.requirement("K-7")
 async def test_two_values_for_a_handle_that_takes_one_are_an_error_of_the_node_that_names_both() -> None:
     context = FlowContext(state={"chosen": ["yes", "no"]})
-    events, error = await told_until_it_raised(RoutingFailed, BRANCHING, context, {**SAY, "choose": Runs(choose)})
+    events, error = await collect_until_raised(RoutingFailed, BRANCHING, context, {**SAY, "choose": Runs(choose)})
     assert "yes.output and no.output gave one each" in str(error)
     assert "end started" in short(events)
     assert "end error" in short(events)
@@ -566,7 +573,7 @@ async def test_a_conversion_that_fails_is_an_error_of_the_node_with_its_path() -
         "take": Runs(lambda *_: ran.append(1), inputs=[Handle("input", "number")]),
     }
     with ExecutionContext() as run:
-        events, error = await told_until_it_raised(
+        events, error = await collect_until_raised(
             ConversionFailed, graph(flow("a", "b"), a="give", b="take"), run, executors
         )
         calls = run.graph.snapshot()["nodes"].values()
@@ -583,7 +590,7 @@ async def test_a_required_input_that_did_not_come_is_an_error_of_the_node() -> N
         "take": Runs(lambda *_: None, inputs=[Handle("x"), Handle("y", required=True)]),
     }
     spec = graph(flow("a", "b", "yes", "x"), flow("a", "b", "no", "y"), a="choose", b="take")
-    _, error = await told_until_it_raised(RoutingFailed, spec, FlowContext(state={"chosen": ["yes"]}), executors)
+    _, error = await collect_until_raised(RoutingFailed, spec, FlowContext(state={"chosen": ["yes"]}), executors)
     assert str(error) == "b.y: a value is required here, and none came"
 
 
@@ -613,7 +620,7 @@ async def test_a_cycle_among_what_would_run_is_named_before_anything_runs() -> N
     spec = graph(flow("a", "x"), flow("x", "y"), flow("y", "x"), a="say", x="say", y="say")
     executors = {"say": Runs(lambda *_: ran.append("x"))}
     context = FlowContext(services={"execution": {"entry_node_ids": ["a"]}})
-    _, error = await told_until_it_raised(GraphInvalid, spec, context, executors)
+    _, error = await collect_until_raised(GraphInvalid, spec, context, executors)
     assert "the nodes wait for each other: x → y → x" in str(error)
     assert ran == []
 
@@ -621,7 +628,7 @@ async def test_a_cycle_among_what_would_run_is_named_before_anything_runs() -> N
 @pytest.mark.requirement("K-6")
 async def test_an_entry_that_is_not_there_is_a_problem_of_the_graph() -> None:
     context = FlowContext(services={"execution": {"entry_node_ids": ["nowhere"]}})
-    _, error = await told_until_it_raised(GraphInvalid, chain("ab"), context, SAY)
+    _, error = await collect_until_raised(GraphInvalid, chain("ab"), context, SAY)
     assert "unknown_entry" in str(error)
 
 
@@ -683,7 +690,7 @@ async def test_an_artifact_that_fails_draws_on_the_retry_budget_once() -> None:
 
     with ExecutionContext(ExecutionConfig(None, None, 5)) as run:
         spec = graph(link("p", "a", target_handle="parts"), a="use", p="part")
-        events, error = await told_until_it_raised(ValueError, spec, run, {"use": Runs(use), "part": Part()})
+        events, error = await collect_until_raised(ValueError, spec, run, {"use": Runs(use), "part": Part()})
         assert run.balance.retries == 1
     assert short(events) == ["a started", "a error"]
     assert any("'a'" in note for note in error.__notes__)
@@ -708,7 +715,7 @@ async def test_a_failure_stops_the_others_and_is_raised_after_every_terminal_eve
     spec = graph(flow("a", "c"), a="forever", b="fail", c="say")
     executors = {**SAY, "forever": Runs(forever), "fail": Runs(fail_later)}
     with ExecutionContext() as run:
-        events, error = await told_until_it_raised(ValueError, spec, run, executors)
+        events, error = await collect_until_raised(ValueError, spec, run, executors)
     assert short(events) == ["a started", "b started", "b error", "a cancelled"]
     assert error.__notes__ == ["in step 'b' of graph 'graph'"]
     assert run.termination_reason is not None
@@ -740,7 +747,7 @@ async def test_a_quorum_that_the_branches_taken_cannot_reach_is_an_error() -> No
     spec = graph(flow("a", "b", "yes"), flow("a", "c", "no"), a="choose", b="say", c="say")
     executors = {**SAY, "choose": Runs(choose)}
     context = FlowContext(state={"chosen": ["yes"]})
-    _, error = await told_until_it_raised(QuorumMissed, spec, context, executors, settle=quorum(2))
+    _, error = await collect_until_raised(QuorumMissed, spec, context, executors, settle=quorum(2))
     assert "quorum(2)" in str(error)
 
 
@@ -748,7 +755,7 @@ async def test_a_quorum_that_the_branches_taken_cannot_reach_is_an_error() -> No
 @pytest.mark.parametrize("blocking", [False, True])
 async def test_a_limit_stops_the_run_and_the_node_it_refused_is_skipped(blocking: bool) -> None:
     with ExecutionContext(ExecutionConfig(None, 2, None)) as run:
-        events, error = await told_until_it_raised(
+        events, error = await collect_until_raised(
             BudgetExceededError, chain("abcd"), run, {"say": Runs(path, blocking=blocking)}
         )
     assert short(events) == ["a started", "a completed", "b started", "b completed", "c skipped"]
@@ -764,7 +771,7 @@ async def test_an_abort_cancels_what_runs() -> None:
         await asyncio.Event().wait()
 
     with ExecutionContext() as run:
-        events, error = await told_until_it_raised(
+        events, error = await collect_until_raised(
             CancelledError, graph(flow("a", "b"), a="abort", b="say"), run, {**SAY, "abort": Runs(abort)}
         )
     assert short(events) == ["a started", "a cancelled"]
@@ -794,7 +801,7 @@ async def test_what_ends_the_program_passes_through_with_everything_ended(
 
     executor = Runs(quit_later if kind == "async" else quit_now, blocking=kind == "blocking")
     with ExecutionContext() as run:
-        events, caught = await told_until_it_raised(
+        events, caught = await collect_until_raised(
             error, graph(a="forever", b="quit"), run, {"forever": Runs(forever), "quit": executor}
         )
     assert str(caught) == "now"
@@ -816,9 +823,9 @@ async def test_leaving_in_the_middle_cancels_the_run_and_waits_until_nothing_is_
             raise
 
     with ExecutionContext() as run:
-        async with aclosing(run_flow(graph(a="t", b="t"), run, {"t": Runs(forever)})) as told:
-            await anext(told)
-            await anext(told)
+        async with aclosing(run_flow(graph(a="t", b="t"), run, {"t": Runs(forever)})) as stream:
+            await anext(stream)
+            await anext(stream)
         assert len(ended) == 2
         assert "the reader of the stream has left" in str(ended[0])
         assert run.cancellation.cause is None
@@ -836,9 +843,9 @@ async def test_a_run_of_its_own_is_ended_however_it_is_left() -> None:
 
     executors = {"look": Runs(look)}
     await collect(graph(a="look"), FlowContext(), executors)
-    await told_until_it_raised(ValueError, graph(f="look"), FlowContext(), executors)
-    async with aclosing(run_flow(graph(c="look"), FlowContext(), executors)) as told:
-        await anext(told)
+    await collect_until_raised(ValueError, graph(f="look"), FlowContext(), executors)
+    async with aclosing(run_flow(graph(c="look"), FlowContext(), executors)) as stream:
+        await anext(stream)
         await asyncio.sleep(0)
     assert [str(one.termination_reason) for one in seen] == ["success", "error", "context_canceled"]
 
@@ -880,10 +887,10 @@ async def test_as_many_nodes_run_at_once_as_allowed() -> None:
 
 async def test_an_event_is_json_whatever_is_in_it() -> None:
     event = NodeEvent("a", "t", "completed", "r", {"output": DataValue("any", {1, 2}), "x": object})
-    told = json.loads(json.dumps(event.to_dict()))
-    assert told["data"]["output"] == {"type": "any", "value": [1, 2]}
-    assert list(told) == ["node_id", "node_type", "event_type", "run_id", "data", "timestamp"]
-    assert told["timestamp"].endswith("+00:00")
+    document = json.loads(json.dumps(event.to_dict()))
+    assert document["data"]["output"] == {"type": "any", "value": [1, 2]}
+    assert list(document) == ["node_id", "node_type", "event_type", "run_id", "data", "timestamp"]
+    assert document["timestamp"].endswith("+00:00")
     assert NodeEvent("a", "t", "error", "r", ValueError("boom")).to_dict()["data"] == {
         "error": "ValueError",
         "message": "boom",
@@ -1045,8 +1052,8 @@ async def one_schedule(seed: int) -> None:
     spec = GraphSpec(tuple(nodes), tuple(edges))
 
     async def consume() -> None:
-        async with aclosing(run_flow(spec, run, executors, **options)) as told:
-            async for one in told:
+        async with aclosing(run_flow(spec, run, executors, **options)) as stream:
+            async for one in stream:
                 if isinstance(one, ExecutionResult):
                     results.append(one)
                     continue
@@ -1120,8 +1127,8 @@ async def test_an_abort_at_any_event_leaves_every_blocking_node_with_one_end(abo
     events: list[NodeEvent] = []
     with ExecutionContext() as run:
         try:
-            async with aclosing(run_flow(spec, run, {"work": Runs(work, blocking=True)})) as told:
-                async for one in told:
+            async with aclosing(run_flow(spec, run, {"work": Runs(work, blocking=True)})) as stream:
+                async for one in stream:
                     if isinstance(one, NodeEvent):
                         events.append(one)
                     if len(events) == abort_after:

@@ -39,8 +39,8 @@ class Look:
 
 async def looked(services: Any, graph: Any = TWO, more: Mapping[str, Any] | None = None) -> dict[str, Services]:
     look = Look()
-    told = [one async for one in run_flow(graph, FlowContext(services=services), {"look": look, **(more or {})})]
-    assert isinstance(told[-1], ExecutionResult)
+    emitted = [one async for one in run_flow(graph, FlowContext(services=services), {"look": look, **(more or {})})]
+    assert isinstance(emitted[-1], ExecutionResult)
     return look.seen
 
 

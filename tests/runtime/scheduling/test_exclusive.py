@@ -27,6 +27,7 @@ from penstock.runtime.scheduling.exclusive import Holder, Turn, turn_of
 from penstock.stops import Stop, StopReason
 from penstock.testing import ManualClock, SimDeadlock, SimLoop, explore, sim_run
 from penstock.testing.contracts.threads import at_once
+from tests.soak import scaled
 
 LONG_S = 3_600.0
 PATIENCE_S = 30.0
@@ -70,7 +71,7 @@ def runs_without_suspending(work: Coroutine[Any, Any, None]) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def nobody_left_in_the_books() -> Iterator[None]:
+def no_entry_left_in_the_books() -> Iterator[None]:
     yield
     assert exclusive._books._under == {}
     assert not exclusive._books._changes
@@ -888,8 +889,8 @@ def test_a_circle_between_two_threads_is_refused_in_one_of_them() -> None:
 # Any order.
 
 
-async def live(room: Room, other: Room, name: str, chance: random.Random, said: list[str]) -> None:
-    """Visit two rooms a few times, one after the other, and leave whenever told to."""
+async def live(room: Room, other: Room, name: str, chance: random.Random, outcomes: list[str]) -> None:
+    """Visit two rooms a few times, one after the other, and leave whenever cancelled."""
     loop = asyncio.get_running_loop()
     for number in range(3):
         token = CancellationToken()
@@ -900,40 +901,42 @@ async def live(room: Room, other: Room, name: str, chance: random.Random, said: 
             try:
                 async with at.visit(Holder(f"{name} {number}"), token, chance.choice([0, 1, 2, LONG_S])):
                     await asyncio.sleep(chance.choice([0, 0, 1, 2]))
-                said.append("in")
+                outcomes.append("in")
             except CancelledError:
-                said.append("cancelled")
+                outcomes.append("cancelled")
             except DeadlockError as error:
-                said.append("too late" if error.waited_s is not None else f"a circle that cannot be: {error}")
+                outcomes.append("too late" if error.waited_s is not None else f"a circle that cannot be: {error}")
         task = asyncio.current_task()
         assert task is not None
         assert task.cancelling() == 0
 
 
+@pytest.mark.reliability
 def test_in_any_order_of_visits_cancels_and_timeouts_no_two_meet_and_no_turn_is_lost() -> None:
     seen: set[str] = set()
 
     async def schedule(seed: int) -> None:
-        chance, said = random.Random(seed), list[str]()
+        chance, outcomes = random.Random(seed), list[str]()
         a, b = Room("a"), Room("b")
         users = [
-            asyncio.ensure_future(live(*pair, name, chance, said))
+            asyncio.ensure_future(live(*pair, name, chance, outcomes))
             for pair, name in (((a, b), "left"), ((b, a), "right"), ((a, b), "third"))
         ]
         loop = asyncio.get_running_loop()
-        if chance.random() < 0.3:  # somebody from outside ends a user altogether
+        if chance.random() < 0.3:  # a user is cancelled from outside altogether
             loop.call_later(chance.choice([0, 1, 2, 3]), users[2].cancel)
         results = await asyncio.gather(*users, return_exceptions=True)
         assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results), results
         assert (a.inside, b.inside) == (None, None)
         assert await is_free(a.turn)
         assert await is_free(b.turn)
-        seen.update(said)
+        seen.update(outcomes)
 
-    explore(schedule, schedules=3_000)
+    explore(schedule, schedules=scaled(750, soak=3_000))
     assert seen == {"in", "cancelled", "too late"}
 
 
+@pytest.mark.reliability
 def test_in_any_order_a_holder_that_takes_a_second_turn_gets_both_or_is_refused_immediately() -> None:
     async def schedule(seed: int) -> int:
         chance, refusals = random.Random(seed), list[DeadlockError]()
@@ -961,7 +964,7 @@ def test_in_any_order_a_holder_that_takes_a_second_turn_gets_both_or_is_refused_
         assert all(error.waited_s is None for error in refusals)
         return len(refusals)
 
-    counts = explore(schedule, schedules=1_000)
+    counts = explore(schedule, schedules=scaled(250, soak=1_000))
     assert {0, 1, 2} <= set(counts)
 
 

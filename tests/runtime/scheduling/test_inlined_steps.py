@@ -102,7 +102,7 @@ CASES: dict[str, Step] = {
     "a coroutine": value,
     "an awaitable": lambda ctx: Ready(),
     "a value with its cost": lambda ctx: Reported(7, Usage(10, 5, cost_nanos=1_000_000)),
-    "a value with usage of no known price": lambda ctx: Reported(7, Usage(10, 5, model="nobody-knows")),
+    "a value with usage of no known price": lambda ctx: Reported(7, Usage(10, 5, model="unknown-model")),
     "usage reported meanwhile": reports,
     "a call inside": calls,
     "the value of a call inside": passes_on,

@@ -1,4 +1,4 @@
-"""Whoever watches a run gets it in order and in full, or a count of what is missing; the run does not notice."""
+"""An observer gets a run's events in order and in full, or a count of the missing ones; the run is not affected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever reads a run on an event loop gets every event once and in order, or is told how many are missing."""
+"""A subscriber on an event loop gets every event of a run once and in order, or the number that are missing."""
 
 from __future__ import annotations
 

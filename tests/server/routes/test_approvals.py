@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.hosting.records import ApprovalRecord
+from penstock.hosting.ports import ApprovalRecord
 from tests.server.served import Served, served
 
 

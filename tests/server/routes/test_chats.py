@@ -1,4 +1,4 @@
-"""Chats over HTTP: said, said again, answered again, brought into view; and what is attached."""
+"""Chats over HTTP: messages, edits, retries, switches; and attachments."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ async def test_an_archived_graph_starts_no_run_through_any_route() -> None:
         assert [one.id for one in await server.stores.chats.list()] == ["old"]
         assert len(await server.chats.tree("old")) == 2
         again = (await ann.post(about, json={"content": "x", "run_id": "r"})).json()
-        assert again["message_id"] == turn["message_id"], "what was asked for before is there"
+        assert again["message_id"] == turn["message_id"], "the turn from before is returned"
         assert (await ann.post("/api/chats", json={"graph_id": "chatty", "chat_id": "old"})).status_code == 201
         await ann.put("/api/graphs/chatty", json={"document": CHAT})
         assert (await ann.post(about, json={"content": "x"})).status_code == 200
@@ -267,7 +267,7 @@ async def test_a_model_may_be_added_later_or_be_a_providers_or_a_script() -> Non
             ({"script": ["hm"]}, True),
             ("openai:", False),
             ("openai-compatible:http://127.0.0.1:1/v1:m", False),
-            ("nobody:m", False),
+            ("unknown:m", False),
             ("модель", False),
         ):
             document = {"nodes": [node("a", "agent", model=model)], "edges": []}
@@ -279,3 +279,13 @@ async def test_custom_executors_may_use_any_model_name() -> None:
     async with served() as server, server.client("ann") as ann:
         document = {"nodes": [node("a", "echo", model="T", graph={"nodes": 3})], "edges": []}
         assert (await ann.put("/api/graphs/g", json={"document": document})).json()["valid"] is True
+
+
+async def test_a_list_says_which_graphs_are_made_for_chats() -> None:
+    start = {"id": "start", "type": "chat-start", "data": {}}
+    async with served() as server, server.client("ann") as ann:
+        for id, nodes in {"plain": [], "talks": [start]}.items():
+            assert (await ann.put(f"/api/graphs/{id}", json={"document": {"nodes": nodes, "edges": []}})).is_success
+        listed = (await ann.get("/api/graphs")).json()["graphs"]
+        assert {one["id"]: one["chat"] for one in listed}.items() >= {"plain": False, "talks": True}.items()
+        assert (await ann.get("/api/graphs/talks")).json()["chat"] is True

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.hosting.host import HostSettings
 from penstock.hosting.limits import RunLimits
-from penstock.hosting.records import HostedEvent, RunRecord
+from penstock.hosting.ports import HostedEvent, RunRecord
 from penstock.server.auth import Token
 from penstock.server.routes.runs import EXPORT_PAGE
 from penstock.server.settings import ServerSettings

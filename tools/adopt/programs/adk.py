@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from google.adk.agents import LlmAgent
+from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.models import Gemini
 from google.adk.runners import InMemoryRunner
 from google.adk.tools.agent_tool import AgentTool
@@ -21,8 +22,8 @@ def agent(site: Site, name: str = "writer", **options: Any) -> LlmAgent:
     return LlmAgent(name=name, model=Gemini(model="gemini-2.5-flash", base_url=site.url), **options)
 
 
-async def ask(root: LlmAgent) -> None:
-    await InMemoryRunner(root, app_name="adopt").run_debug("hello", quiet=True)
+async def ask(root: LlmAgent, **options: Any) -> None:
+    await InMemoryRunner(root, app_name="adopt").run_debug("hello", quiet=True, **options)
 
 
 def slow(query: str) -> str:
@@ -41,6 +42,11 @@ def threads(site: Site) -> None:
 
 async def fanout(site: Site) -> None:
     await asyncio.gather(*(single(site) for _ in range(REPEATS)))
+
+
+async def streaming(site: Site) -> None:
+    for _ in range(REPEATS):
+        await ask(agent(site), run_config=RunConfig(streaming_mode=StreamingMode.SSE))
 
 
 async def subagents(site: Site) -> None:
@@ -68,6 +74,7 @@ drive(
     single=single,
     threads=threads,
     fanout=fanout,
+    streaming=streaming,
     subagents=subagents,
     ceiling=ceiling,
     tool=with_tool,

@@ -9,7 +9,11 @@ from typing import Any
 import dspy
 
 from penstock.adapters import contained_tools
+from penstock.testing.provider import Say
 from tools.adopt.probes import REPEATS, THREADS, TOOL_S, Site, drive
+
+ANSWER = "[[ ## answer ## ]]\ndams\n\n[[ ## completed ## ]]"
+"""As DSPy's own format has it."""
 
 
 def model(site: Site) -> Any:
@@ -49,6 +53,15 @@ async def fanout(site: Site) -> None:
     await asyncio.gather(*(ask.acall("hello") for _ in range(REPEATS)))
 
 
+async def streaming(site: Site) -> None:
+    with dspy.context(lm=model(site)):
+        listener = dspy.streaming.StreamListener(signature_field_name="answer", allow_reuse=True)
+        ask = dspy.streamify(dspy.Predict("question -> answer"), stream_listeners=[listener])
+        for _ in range(REPEATS):
+            async for _ in ask(question="hello"):
+                pass
+
+
 def ceiling(site: Site) -> None:
     ask = model(site)
     for _ in range(REPEATS):
@@ -72,10 +85,12 @@ async def cancel_async(site: Site) -> None:
 drive(
     "DSPy",
     "dspy",
+    script=lambda _: Say(ANSWER),
     single=single,
     embeddings=embeddings,
     threads=threads,
     fanout=fanout,
+    streaming=streaming,
     ceiling=ceiling,
     tool=with_tool,
     cancel=cancel,

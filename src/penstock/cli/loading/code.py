@@ -6,12 +6,14 @@ objects are for.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,12 +28,19 @@ STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 def load_attribute(module: str, attribute: str) -> Any:
     """Return an attribute of a module or a `.py` file; it may be a path such as `flows.main`."""
-    found: Any = load_module(module)
+    return attribute_of(load_module(module), module, attribute)
+
+
+def attribute_of(owner: ModuleType, module: str, attribute: str, known: Callable[[Any], str] | None = None) -> Any:
+    """Return an attribute of a loaded module; `known` describes what there is instead of a missing one."""
+    found: Any = owner
     for name in attribute.split("."):
         try:
             found = getattr(found, name)
         except AttributeError:
-            raise Refused(f"{module} has no attribute {attribute!r}; it has: {_public(found)}") from None
+            close = difflib.get_close_matches(name, _names(found), 1)
+            guess = f"; did you mean {close[0]!r}?" if close else ";"
+            raise Refused(f"{module} has no attribute {attribute!r}{guess} {(known or _public)(found)}") from None
         except Exception as error:
             raise Broken(f"{module}:{attribute} cannot be read: {describe_error(error)}") from error
     return found
@@ -83,11 +92,12 @@ def describe_error(error: BaseException) -> str:
 def _place(error: BaseException) -> str | None:
     if isinstance(error, SyntaxError):
         return None  # its message has the location
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_user_code(frame.filename)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_code(frame.filename)]
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else None
 
 
-def _is_user_code(filename: str) -> bool:
+def is_user_code(filename: str) -> bool:
+    """Whether a source file is neither ours, nor an installed package's, nor Python's."""
     return "site-packages" not in filename and not filename.startswith((OURS, "<frozen", STANDARD_LIBRARY))
 
 
@@ -95,8 +105,7 @@ def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise Refused(f"there is no file {shown(str(path))}" if not path.exists() else f"{path} is not a file")
     _search_first(str(path.resolve().parent))
-    # A unique module name: a file may be called json.py.
-    name = f"_penstock_run_{path.stem}"
+    name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None
     assert spec.loader is not None
@@ -110,15 +119,28 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
+def _module_name(path: Path) -> str:
+    """Return a unique module name: a file may be called json.py, and two folders may have a file of the same name."""
+    name, file, number = f"_penstock_run_{path.stem}", str(path.resolve()), 1
+    while getattr(sys.modules.get(name), "__file__", file) != file:
+        number += 1
+        name = f"_penstock_run_{path.stem}_{number}"
+    return name
+
+
 def _search_first(directory: str) -> None:
     if directory not in sys.path:
         sys.path.insert(0, directory)
 
 
 def _public(owner: object) -> str:
-    names = [name for name in dir(owner) if not name.startswith("_")]
+    names = _names(owner)
     listed = ", ".join(names[:10]) or "none"
-    return listed if len(names) <= 10 else f"{listed}, and {len(names) - 10} more"
+    return f"it has: {listed}" if len(names) <= 10 else f"it has: {listed}, and {len(names) - 10} more"
+
+
+def _names(owner: object) -> list[str]:
+    return [name for name in dir(owner) if not name.startswith("_")]
 
 
 def _needs_arguments(function: Any) -> bool:

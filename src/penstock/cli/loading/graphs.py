@@ -1,48 +1,97 @@
-"""Loads graphs: the one that a command operates on, from a JSON file or Python code, and the JSON files of a server.
+"""Loads the graph or agent that a command operates on, from a JSON file or Python code.
 
 flow.json                 a graph in JSON; its id is `flow` if it has none
-flow.py, flow.py:name     a Graph, a GraphSpec or a function that returns one; without a name, the one called
-                          `graph`, or the only one in the module
+flow.py, flow.py:name     a Graph, an Agent, a GraphSpec or a function that returns one; without a name, the one called
+                          `graph` or `agent`, or the only one in the module
 package.module:name       the same in a module
+
+To run, an agent becomes a graph with the agent as its only step.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli.exits import Refused
-from penstock.cli.loading.code import load_attribute, load_module, resolve
+from penstock.cli.loading.code import attribute_of, load_module, resolve
 from penstock.cli.values import read_bytes
 from penstock.flow import compiled
 from penstock.flow.graph import Graph
-from penstock.ids import AN_ID, ID
 from penstock.kernel.document import graph_to_json, parse_graph
 from penstock.kernel.executor import ExecutorRegistry
-from penstock.kernel.graph import GraphInvalid, GraphSpec, Problem, shown
+from penstock.kernel.graph import GraphSpec, Problem, shown
 from penstock.runtime.graphs.validation import validate
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from penstock.agents.agent import Agent
+
 Runnable = Graph | GraphSpec
-USUAL_NAME = "graph"
+USUAL_NAMES = ("graph", "agent")
 UNNAMED = GraphSpec().id
 """Default id of a graph without a name."""
 
 
 def load_graph(target: str) -> Runnable:
-    """Load the graph; GraphInvalid has the problems if it is not well formed."""
+    """Load the graph, or the agent as a graph; GraphInvalid has the problems if it is not well formed."""
     path = Path(target)
-    if target.endswith(".py"):
-        return _graph_in(load_module(target), target)
-    module, colon, attribute = target.rpartition(":")
-    if colon and module and attribute and not path.exists():
-        return _as_graph(load_attribute(module, attribute), target)
+    if is_code(target):
+        found = load_program(target, load_module)
+        return _around(found) if is_agent(found) else found
     if not path.exists() and not path.suffix and "/" not in target:
         raise Refused(f"there is no file {shown(target)}; a graph in a module is named package.module:name")
     return read_graph(path, "FILE")
+
+
+def is_code(target: str) -> bool:
+    """Whether a target names Python code, and not a file or directory of graphs in JSON."""
+    module, _, attribute = target.rpartition(":")
+    return target.endswith(".py") or bool(module and attribute and not Path(target).exists())
+
+
+def module_in(target: str) -> str:
+    """Return the module or file of a target that names Python code."""
+    return target if target.endswith(".py") else target.rpartition(":")[0]
+
+
+def load_program(target: str, load: Callable[[str], ModuleType]) -> Graph | GraphSpec | Agent:
+    """Return the graph or agent that a target names in Python code; `load` imports its module."""
+    module = load(module_in(target))
+    if target.endswith(".py"):
+        return _usual_one(module, target)
+    where, _, attribute = target.rpartition(":")
+    return _as_program(attribute_of(module, where, attribute, _known), target)
+
+
+def is_agent(value: object) -> TypeIs[Agent]:
+    """Whether a value is an Agent; agents are imported only by programs that have one."""
+    agents = sys.modules.get("penstock.agents.agent")
+    return agents is not None and isinstance(value, agents.Agent)
+
+
+def has_agents(graph: Graph) -> bool:
+    """Whether a step of the graph, or of a graph inside it, is an agent."""
+    seen, todo = {id(graph)}, [graph]
+    while todo:
+        for step in todo.pop()._steps.values():
+            if is_agent(step.node):
+                return True
+            if isinstance(step.node, Graph) and id(step.node) not in seen:
+                seen.add(id(step.node))
+                todo.append(step.node)
+    return False
+
+
+def _around(agent: Agent) -> Graph:
+    graph = Graph(agent.name)
+    graph.step(agent, agent.name)
+    return graph
 
 
 def read_graph(path: Path, what: str) -> GraphSpec:
@@ -71,80 +120,32 @@ def refuse_node_options(target: str, options: Sequence[str]) -> None:
         raise Refused(f"{', '.join(options)} can only be used with a graph in JSON: {why}")
 
 
-def _graph_in(module: ModuleType, target: str) -> Runnable:
-    if hasattr(module, USUAL_NAME):
-        return _as_graph(getattr(module, USUAL_NAME), f"{target}:{USUAL_NAME}")
-    found = {name: value for name, value in vars(module).items() if isinstance(value, Graph | GraphSpec)}
+def _usual_one(module: ModuleType, target: str) -> Graph | GraphSpec | Agent:
+    for name in USUAL_NAMES:
+        if hasattr(module, name):
+            return _as_program(getattr(module, name), f"{target}:{name}")
+    found = _programs_in(module)
     if len(found) == 1:
         return next(iter(found.values()))
     if found:
         raise Refused(f"{target} has several graphs; name one: {', '.join(f'{target}:{name}' for name in found)}")
-    raise Refused(f"{target} has no Graph; add one called {USUAL_NAME!r}, or name a function that returns one")
+    raise Refused(f"{target} has no Graph and no Agent; add one called {USUAL_NAMES[0]!r} or {USUAL_NAMES[1]!r}")
 
 
-def _as_graph(value: Any, where: str) -> Runnable:
+def _as_program(value: Any, where: str) -> Graph | GraphSpec | Agent:
     found = resolve(value, where)
-    if isinstance(found, Graph | GraphSpec):
+    if isinstance(found, Graph | GraphSpec) or is_agent(found):
         return found
     got = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"
     gave = f"what {where} returned is {got}" if found is not value else f"{where} is {got}"
-    raise Refused(f"{gave}; it must be a Graph, a GraphSpec or a function that returns one")
+    raise Refused(f"{gave}; it must be a Graph, an Agent, a GraphSpec or a function that returns one")
 
 
-# The graph files of a server.
+def _programs_in(owner: object) -> dict[str, Graph | GraphSpec | Agent]:
+    everything = getattr(owner, "__dict__", {}).items()
+    return {name: value for name, value in everything if isinstance(value, Graph | GraphSpec) or is_agent(value)}
 
 
-@dataclass(frozen=True, slots=True)
-class GraphFile:
-    """A graph document read from a file."""
-
-    id: str
-    document: Mapping[str, Any]
-    where: str
-    name: str
-    """Display name."""
-
-
-class InvalidGraphFile(Exception):
-    """A file does not contain a valid graph; has the file and all its problems."""
-
-    def __init__(self, where: str, problems: Sequence[Problem]) -> None:
-        self.where = where
-        self.problems = problems
-        super().__init__(where)
-
-
-def load_documents(paths: Iterable[str]) -> list[GraphFile]:
-    """Load the graphs in these files and in the `.json` files of these directories; ids must be unique."""
-    found: dict[str, GraphFile] = {}
-    for path in _files(paths):
-        graph = _read_file(path)
-        if ID.fullmatch(graph.id) is None:
-            advice = 'rename the file, or give the graph another "id"'
-            raise Refused(f"{path}: {shown(graph.id)} is not a valid graph id; {advice}: {AN_ID}")
-        if graph.id in found:
-            raise Refused(f"{path} and {found[graph.id].where} both have a graph called {graph.id!r}; rename one")
-        found[graph.id] = GraphFile(graph.id, graph_to_json(graph), str(path), graph.id)
-    return list(found.values())
-
-
-def _read_file(path: Path) -> GraphSpec:
-    if path.suffix == ".py" and path.is_file():
-        why = "its steps are functions of its own process"
-        raise Refused(f"{path}: a graph in Python cannot be served, because {why}; serve a graph in JSON")
-    try:
-        return read_graph(path, "GRAPHS")
-    except GraphInvalid as invalid:
-        raise InvalidGraphFile(str(path), invalid.problems) from None
-
-
-def _files(paths: Iterable[str]) -> Iterator[Path]:
-    for given in paths:
-        path = Path(given)
-        if not path.is_dir():
-            yield path
-            continue
-        inside = sorted(path.glob("*.json"))
-        if not inside:
-            raise Refused(f"there is no .json file in {given!r}")
-        yield from inside
+def _known(owner: object) -> str:
+    """Describe which graphs and agents a module has."""
+    return f"its graphs and agents are: {', '.join(_programs_in(owner)) or 'none'}"

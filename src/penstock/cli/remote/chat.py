@@ -17,6 +17,7 @@ import typer
 
 from penstock.cli.exits import Exit, Failed, Refused, Waiting
 from penstock.cli.options import URL, Token, Url, dollars
+from penstock.cli.remote.completions import complete_graph
 from penstock.cli.remote.render import advice_for, replacement, value_lines
 from penstock.cli.render.events import EXITS, FINAL, RunEvent
 from penstock.cli.render.renderers import Answer
@@ -43,7 +44,12 @@ HELP = """\
 
 def chat(
     graph: Annotated[
-        str | None, typer.Argument(metavar="GRAPH", help="Id of the graph that answers; default: the first one.")
+        str | None,
+        typer.Argument(
+            metavar="GRAPH",
+            help="Id of the graph that answers; default: the first one that can chat.",
+            autocompletion=complete_graph,
+        ),
     ] = None,
     chat_id: Annotated[str | None, typer.Option("--chat", metavar="ID", help="Chat to continue.")] = None,
     message: Annotated[
@@ -353,12 +359,13 @@ def _graph(server: Any, named: str | None, chat_id: str | None) -> str | None:
     """Return the id of the graph that answers; None for an existing chat, which has its own."""
     if chat_id is not None:
         return None
-    ids = [str(graph["id"]) for graph in server.get("/api/graphs")["graphs"]]
-    if named is None and not ids:
+    graphs = server.get("/api/graphs")["graphs"]
+    if named is None and not graphs:
         raise Refused("the server has no graphs; start it with: penstock serve FILE.json")
-    if named is not None and named not in ids:
+    if named is not None and named not in [graph["id"] for graph in graphs]:
         server.check_graph(named)
-    return named or ids[0]
+    able = [str(graph["id"]) for graph in graphs if graph["valid"] and graph["chat"]]
+    return named or next(iter(able), str(graphs[0]["id"]) if graphs else None)
 
 
 def _bill(data: Mapping[str, Any], run_id: str) -> Line:

@@ -17,10 +17,11 @@ from urllib.parse import quote, urlsplit
 
 import httpx2
 
-from penstock.cli.exits import Failed, Lost, Refused
+from penstock.cli.exits import Failed, Lost, NotFound, Refused
 from penstock.cli.options import URL
 from penstock.cli.render.events import FINAL, RunEvent
 from penstock.cli.render.screen import print_error, printable
+from penstock.ids import new_run_id
 
 CONNECT_S = 5.0
 ANSWER_S = 60.0
@@ -46,7 +47,7 @@ NOTHING_MORE = 204
 class Connection:
     """A connection to one server as one user; a context manager."""
 
-    def __init__(self, url: str = URL, token: str | None = None) -> None:
+    def __init__(self, url: str = URL, token: str | None = None, *, timeout_s: float = ANSWER_S) -> None:
         self.url = _checked(url)
         self.at = _at(self.url)
         """`--url` option to append to suggested commands; empty if they would use this server anyway."""
@@ -56,7 +57,7 @@ class Connection:
         self._client = httpx2.Client(
             base_url=self.url,
             headers=headers,
-            timeout=httpx2.Timeout(ANSWER_S, connect=CONNECT_S),
+            timeout=httpx2.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
             follow_redirects=False,
             trust_env=False,  # a private server is not behind the web proxy of the environment
         )
@@ -81,6 +82,27 @@ class Connection:
         content = json.dumps({} if body is None else body).encode("ascii")
         headers = {"content-type": "application/json"}
         return self._request("POST", path, ATTEMPTS if idempotent else 1, content=content, headers=headers)
+
+    def find_run(self, given: str) -> str:
+        """Return the id of the run that `given` names: its id, or a part of its id that no other run has.
+
+        A part is the beginning or the end of the id; the newest runs that you may see are searched. Raises Failed if
+        there is no such run, or if there are several.
+        """
+        if len(given) == len(new_run_id()):
+            return given
+        try:
+            self.get(f"/api/runs/{escaped(given)}")
+        except NotFound as missing:
+            newest = (str(run["id"]) for run in self.get("/api/runs", limit=PAGE)["runs"])
+            found = [id for id in newest if id.startswith(given) or id.endswith(given)]
+            if not found:
+                raise NotFound(f"{missing}; none of the newest runs begins or ends with {given!r}") from None
+            if len(found) > 1:
+                listed = ", ".join(found[:MAX_LISTED])
+                raise Failed(f"{given!r} is a part of {len(found)} ids, name more of one: {listed}") from None
+            return found[0]
+        return given
 
     def events(
         self,
@@ -238,7 +260,7 @@ class Connection:
             return Failed(f"{message}; try again in {wait_s} s" if wait_s and "try again" not in message else message)
         if response.status_code in (502, 503, 504):
             return _Unavailable(message)
-        return Failed(message)
+        return NotFound(message) if response.status_code == 404 else Failed(message)
 
 
 class Retries:

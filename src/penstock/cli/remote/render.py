@@ -13,6 +13,7 @@ from penstock.cli.render.events import EXITS, MAX_QUESTION, STATUS_COLOURS
 from penstock.cli.render.screen import Line, printable
 from penstock.cli.render.text import cost, counted, dollars, short, spent, titled
 from penstock.clock import utc_from_ns
+from penstock.hosting.run_diff import COMPARED, field_differences, node_differences, node_ends
 from penstock.money import known_usd, to_nanos
 
 ADVICE = {
@@ -41,6 +42,8 @@ GRANTS = {
     "timeout": "--timeout SECONDS",
 }
 """Options of `runs grant` for a run halted by its own limit, by stop reason."""
+MAX_NODES = 30
+"""Maximum number of node ids shown for a run."""
 DAILY = {"owner": "--user-daily", "all": "--daily"}
 """Server options that raise the daily budget, by its scope."""
 
@@ -105,19 +108,26 @@ def about(
     run: Mapping[str, Any],
     questions: Sequence[Mapping[str, Any]] = (),
     so_far: Mapping[str, Any] | None = None,
+    nodes: Sequence[str] = (),
+    changes: Iterable[Mapping[str, Any]] = (),
     *,
     at: str = "",
 ) -> Iterator[Line]:
-    """Yield lines about a run: status, usage and limits, why it stopped, open questions, and what to do about it."""
+    """Yield lines about a run: status, nodes, usage, why it stopped, open questions, and what to do about it."""
     usage, yet = (run, "") if so_far is None else (so_far, " so far")
     yield [(f"{run['id']}  ", "bold"), (run["status"], STATUS_COLOURS.get(run["status"], ""))]
     yield [(f"graph    {run['graph_id']}, version {run['graph_version']}", "")]
+    if nodes:
+        more = f" and {len(nodes) - MAX_NODES} more" if len(nodes) > MAX_NODES else ""
+        yield [(f"nodes    {printable(', '.join(nodes[:MAX_NODES]))}{more}", "")]
     yield [(f"owner    {printable(str(run.get('owner', '')))}", "")]
     yield [(f"took     {took(run)}", "")]
     yield [(f"cost     {spent(usage, yet + _of(run, 'max_cost_usd', '$'))}{_unresolved(run)}", "")]
     if unknown := _unknown(usage):
         yield [(f"warning  the cost of {counted(unknown, 'call')} is unknown and not limited", "yellow")]
     yield [(f"tokens   {usage['tokens_in']:,} in, {usage['tokens_out']:,} out{yet}{_of(run, 'max_tokens')}", "")]
+    for change in changes:
+        yield from _change_lines(change)
     if run.get("stop_reason"):
         yield [(f"stopped  {run['stop_reason']}: {printable(str(run.get('error') or ''))}", "red")]
     elif run.get("error"):
@@ -129,6 +139,18 @@ def about(
         yield from ([(f"         {line}", "yellow")] for line in value_lines(question, at))
     if advice := advice_for(run, at, questions):
         yield [(f"→ {advice}", "cyan")]
+
+
+def _change_lines(change: Mapping[str, Any]) -> Iterator[Line]:
+    """Yield which recorded results a program used that had changed since the run was submitted."""
+    yield [(f"program  {printable(str(change.get('message', '')))}", "yellow")]
+    for title, name in (("used", "reused"), ("run again", "again"), ("not used", "ignored")):
+        listed = change.get(name) or ()
+        for one in listed[:MAX_NODES]:
+            text = f"{one['name']}: {one['why']}" if isinstance(one, Mapping) else str(one)
+            yield [(f"           {title:<9}  {printable(text)}", "yellow")]
+        if len(listed) > MAX_NODES:
+            yield [(f"           {title:<9}  and {len(listed) - MAX_NODES} more", "yellow")]
 
 
 def value_lines(question: Mapping[str, Any], at: str = "") -> list[str]:
@@ -218,27 +240,12 @@ def took(run: Mapping[str, Any]) -> str:
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield the differences between two exported runs: name, and the value in each."""
-    compared = ("graph_id", "graph_version", "input", "limits", "status", "stop_reason", "error", "cost", "output")
-    for field in compared:
-        left, right = ((cost(run) if field == "cost" else run.get(field)) for run in (first["run"], second["run"]))
-        if left != right:
-            yield field, left, right
-    nodes, other_nodes = _nodes(first["events"]), _nodes(second["events"])
-    for node in dict.fromkeys([*nodes, *other_nodes]):
-        if nodes.get(node) != other_nodes.get(node):
-            yield f"node {node}", nodes.get(node, "did not run"), other_nodes.get(node, "did not run")
-
-
-def _nodes(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the final event of each node, by node id."""
-    ends = {"node.completed", "node.error", "node.cancelled", "node.skipped"}
-    hidden = ("node_id", "node_type", "replayed")  # a replayed result is not a different result
-    return {
-        event["data"]["node_id"]: {"became": event["type"].removeprefix("node.")}
-        | {name: value for name, value in event["data"].items() if name not in hidden}
-        for event in events
-        if event["type"] in ends
-    }
+    left, right = ({**run["run"], "cost": cost(run["run"])} for run in (first, second))
+    yield from field_differences(left, right, [*("cost" if name == "cost_usd" else name for name in COMPARED)])
+    nodes, other_nodes = (
+        node_ends((event["type"], event["data"]) for event in run["events"]) for run in (first, second)
+    )
+    yield from node_differences(nodes, other_nodes)
 
 
 def _cost(run: Mapping[str, Any]) -> str:

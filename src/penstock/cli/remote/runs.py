@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.exits import Exit, Failed, Refused
+from penstock.cli.exits import Exit, Failed, NotFound, Refused
 from penstock.cli.options import URL, AsJson, Token, Url, dollars, numeric
+from penstock.cli.remote.completions import complete_graph, complete_run
 from penstock.cli.remote.render import (
     about,
     advice_for,
@@ -66,10 +67,16 @@ class BillAction(StrEnum):
     RELEASE = "release"
 
 
-RunId = Annotated[str, typer.Argument(parser=identifier, metavar="RUN", help="Id of the run.")]
-GraphId = Annotated[str, typer.Argument(parser=identifier, metavar="GRAPH", help="Id of the graph.")]
+RUN_HELP = "Id of the run, or a part of it that no other run has."
+RunId = Annotated[str, typer.Argument(parser=identifier, metavar="RUN", help=RUN_HELP, autocompletion=complete_run)]
+GraphId = Annotated[
+    str, typer.Argument(parser=identifier, metavar="GRAPH", help="Id of the graph.", autocompletion=complete_graph)
+]
 Input = Annotated[
-    str | None, typer.Option(metavar="JSON|@FILE|-", help="Input of the run: JSON, @file, or - for standard input.")
+    str | None,
+    typer.Option(
+        metavar="TEXT|JSON|@FILE|-", help="Input of the run: text, JSON, @file.json, or - for JSON from standard input."
+    ),
 ]
 Cost = Annotated[str | None, dollars("Cost limit in US dollars.")]
 Steps = Annotated[int | None, numeric(whole_number, "N", "Maximum number of successful steps and calls.")]
@@ -91,14 +98,14 @@ def runs(context: typer.Context) -> int:
 
     \b
     Examples:
-      penstock runs start pipeline --input '"a dam in winter"'
+      penstock runs start pipeline --input 'a dam in winter'
       penstock runs ls --status running
       penstock runs tail RUN
       penstock runs cancel RUN
       penstock runs grant RUN --max-cost 0.50
       penstock runs bills RUN
       penstock runs answer RUN yes
-      penstock runs fork RUN --at writer --input '"shorter, please"'
+      penstock runs fork RUN --at writer --input 'shorter, please'
       penstock runs diff RUN OTHER
 
     \b
@@ -130,7 +137,7 @@ def start(
 
     \b
     Examples:
-      penstock runs start pipeline --input '"a dam in winter"' --max-cost 0.50
+      penstock runs start pipeline --input 'a dam in winter' --max-cost 0.50
 
     \b
     Exit codes:
@@ -201,6 +208,7 @@ def show(run_id: RunId, url: Url = URL, token: Token = None, as_json: AsJson = F
       0 ok, whatever its status   2 no such run, or no server   64 wrong command line
     """
     with _server(url, token) as server:
+        run_id = server.find_run(run_id)
         run = server.get(f"/api/runs/{_escaped(run_id)}")
         so_far = (
             None
@@ -208,9 +216,12 @@ def show(run_id: RunId, url: Url = URL, token: Token = None, as_json: AsJson = F
             else used_by(event.data for event in server.log(run_id) if event.type == "call.ended")
         )
         questions = _questions(server, run_id) if run["status"] == "waiting" else []
+        document = {} if as_json else _document(server, run)
+        changes = _program_changes(server, run_id) if document.get("source") == "program" else []
     if as_json:
         return _print_json(run if so_far is None else {**run, "so_far": so_far, "asked": questions})
-    _show(*about(run, questions, so_far, at=server.at))
+    nodes = [str(node["id"]) for node in document.get("nodes", ())]
+    _show(*about(run, questions, so_far, nodes, changes, at=server.at))
     return Exit.OK
 
 
@@ -243,6 +254,7 @@ def tail(
     status = ""
     log = EventLog(Screen(sys.stdout), everything)
     with _server(url, token) as server:
+        run_id = server.find_run(run_id)
         _check_place(server, run_id, after)
         for event in server.events(run_id, after, wanted=lambda: not reader_is_gone(sys.stdout), notice=log.notice):
             status = event.status
@@ -259,22 +271,26 @@ def tail(
 def cancel(
     run_id: RunId,
     reason: Annotated[str, typer.Option(help="Reason, stored with the run.")] = "cancelled",
+    ahead: Annotated[
+        bool, typer.Option("--ahead", help="Cancel a run that is not submitted yet, as soon as it is.")
+    ] = False,
     url: Url = URL,
     token: Token = None,
 ) -> int:
     """Cancel a run.
 
-    A run that does not exist yet is cancelled when it is submitted.
-
     \b
     Examples:
       penstock runs cancel RUN --reason 'wrong question'
+      penstock runs cancel nightly-7 --ahead
 
     \b
     Exit codes:
-      0 cancelled, or already ended   2 the server refused or failed   64 wrong command line
+      0 cancelled, or already ended   2 no such run, or the server refused or failed   64 wrong command line
     """
     with _server(url, token) as server:
+        if not ahead:
+            run_id = _existing(server, run_id)
         response = server.post(f"/api/runs/{_escaped(run_id)}/cancel", {"reason": reason})
     print_text(f"{run_id}: {CANCELLED[response['result']]}")
     return Exit.OK
@@ -329,7 +345,10 @@ def grant(
 @app.command()
 def bills(
     run_id: Annotated[
-        str | None, typer.Argument(parser=identifier, metavar="RUN", help="Id of the run; without it, list runs.")
+        str | None,
+        typer.Argument(
+            parser=identifier, metavar="RUN", help="Id of the run; without it, list runs.", autocompletion=complete_run
+        ),
     ] = None,
     action: Annotated[
         BillAction | None,
@@ -370,6 +389,7 @@ def bills(
     with _server(url, token) as server:
         if run_id is None:
             return _list_unresolved(server, as_json)
+        run_id = server.find_run(run_id)
         if action is None or call is None:
             return _list_bills(server, run_id, as_json)
         body = {"call_id": call, **({} if cost is None else {"cost_usd": cost}), **({} if by is None else {"by": by})}
@@ -426,7 +446,7 @@ def answer(
     \b
     Examples:
       penstock runs answer RUN yes
-      penstock runs answer RUN yes --edit '"Closed on Monday."'
+      penstock runs answer RUN yes --edit 'Closed on Monday.'
       penstock runs answer RUN no --reason 'not before Monday'
 
     \b
@@ -440,6 +460,7 @@ def answer(
         body["answer"] = read_input(edit, "--edit")
     action = "reject" if verdict is Verdict.NO else "approve" if edit is None else "edit"
     with _server(url, token) as server:
+        run_id = server.find_run(run_id)
         server.get(f"/api/runs/{_escaped(run_id)}")
         questions = _questions(server, run_id)
         if not questions:
@@ -467,7 +488,7 @@ def fork(
     \b
     Examples:
       penstock runs fork RUN --at writer
-      penstock runs fork RUN --at writer --input '"shorter, please"'
+      penstock runs fork RUN --at writer --input 'shorter, please'
 
     \b
     Exit codes:
@@ -507,13 +528,18 @@ def export(run_id: RunId, url: Url = URL, token: Token = None) -> int:
       0 ok   2 no such run, or no server   64 wrong command line
     """
     with _server(url, token) as server:
-        return _print_json(server.export(run_id))
+        return _print_json(server.export(server.find_run(run_id)))
 
 
 @app.command()
 def diff(
     run_id: RunId,
-    other: Annotated[str, typer.Argument(parser=identifier, metavar="OTHER", help="Id of the run to compare with.")],
+    other: Annotated[
+        str,
+        typer.Argument(
+            parser=identifier, metavar="OTHER", help="Id of the run to compare with.", autocompletion=complete_run
+        ),
+    ],
     url: Url = URL,
     token: Token = None,
     as_json: AsJson = False,
@@ -531,6 +557,7 @@ def diff(
       0 ok, also if they differ   2 no such run, or no server   64 wrong command line
     """
     with _server(url, token) as server:
+        run_id, other = server.find_run(run_id), server.find_run(other)
         found = list(differences(server.export(run_id), server.export(other)))
     if as_json:
         return _print_json([{"what": what, "one": left, "other": right} for what, left, right in found])
@@ -568,12 +595,38 @@ def _limits(
 
 def _post(url: str, token: str | None, run_id: str, action: str, body: dict[str, Any]) -> int:
     with _server(url, token) as server:
-        return _print_run(server.post(f"/api/runs/{_escaped(run_id)}/{action}", body), server.at)
+        path = f"/api/runs/{_escaped(server.find_run(run_id))}/{action}"
+        return _print_run(server.post(path, body), server.at)
 
 
 def _print_run(run: dict[str, Any], at: str) -> int:
     print_text(f"{run['id']}: {run['status']}; follow it with: penstock runs tail {run['id']}{at}")
     return Exit.OK
+
+
+def _existing(server: Any, run_id: str) -> str:
+    """Return the id of a run that exists; Failed otherwise, with how to cancel one ahead of its submission."""
+    try:
+        found: str = server.find_run(run_id)
+        server.get(f"/api/runs/{_escaped(found)}")
+    except NotFound as missing:
+        raise NotFound(f"{missing}; to cancel a run before it is submitted, use --ahead") from None
+    return found
+
+
+def _document(server: Any, run: dict[str, Any]) -> dict[str, Any]:
+    """Return the document of a run's graph; empty if the graph is gone."""
+    try:
+        graph = server.get(f"/api/graphs/{_escaped(run['graph_id'])}", version=run["graph_version"])
+    except Failed:
+        return {}
+    return dict(graph["document"])
+
+
+def _program_changes(server: Any, run_id: str) -> list[dict[str, Any]]:
+    """Return what became of recorded results when the program of a run had changed, each different report once."""
+    found = [dict(event.data) for event in server.log(run_id) if event.type == "program.changed"]
+    return [data for at, data in enumerate(found) if data not in found[:at]]
 
 
 def _questions(server: Any, run_id: str) -> list[dict[str, Any]]:

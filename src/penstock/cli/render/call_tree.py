@@ -113,7 +113,7 @@ class Calls:
         return None
 
     def _begin(self, data: Mapping[str, Any]) -> None:
-        call = ShownCall(data["name"], data["kind"], model=data.get("model"), attempt=data.get("attempt", ""))
+        call = ShownCall(data["name"], data["kind"], model=data.get("model"), attempt=_attempt(data))
         self._open[data["call_id"]] = call
         if data["parent_id"] is None:
             self.root = call
@@ -193,6 +193,12 @@ def describe_call(data: Mapping[str, Any], call: ShownCall | None) -> str:
         "from the journal" if data.get("replayed") else "",
     )
     return " · ".join(part for part in parts if part)
+
+
+def _attempt(data: Mapping[str, Any]) -> str:
+    """Return the number of an attempt as text, which a local run has already; empty for the first."""
+    attempt = data.get("attempt", "")
+    return f"attempt {attempt}" if isinstance(attempt, int) else str(attempt)
 
 
 # Drawing.

@@ -14,7 +14,7 @@ from penstock.cli.render.events import RunEvent, ending, event_line, lead, reaso
 from penstock.cli.render.screen import Line, Screen, print_error, printable, write
 from penstock.cli.render.text import multiline
 
-QUIET = frozenset({"call.started", "node.progress"})
+QUIET = frozenset({"call.started", "call.waiting", "call.settled", "node.progress", "budget"})
 """Event types that have no line in a log unless every event is shown."""
 ON_ONE_LINE = str.maketrans("\r\n\t", "   ")
 
@@ -56,6 +56,8 @@ class EventLog(_StreamedText):
         line = self._line(event)
         if event.type == "limit" and reason(event.data) == self._stop and not self._everything:
             return
+        if _is_step(event) and not self._everything:
+            return
         if event.type == "text.delta" and not self._everything:
             self._add_text(event)
         elif event.type in ("call.ended", "limit") and self._speaker is not None:
@@ -82,7 +84,8 @@ class EventLog(_StreamedText):
         call = self._calls.add(event)
         if event.type != "call.ended":
             return event_line(event)
-        self._stop = "" if call is None else call.why
+        if self._everything or not _is_step(event):  # the limit that stopped a step is printed, as its call is not
+            self._stop = "" if call is None else call.why
         return event_line(event, describe_call(event.data, call))
 
     def _add_text(self, event: RunEvent) -> None:
@@ -97,6 +100,11 @@ class EventLog(_StreamedText):
 def _is_root(event: RunEvent) -> bool:
     """Whether the event is about the call of the whole run, whose end is rendered with its results."""
     return event.type == "call.ended" and event.data["parent_id"] is None
+
+
+def _is_step(event: RunEvent) -> bool:
+    """Whether the event is about a step of a run on a server, whose nodes have events of their own."""
+    return event.type == "call.ended" and event.data["kind"] == "system" and "duration_ms" in event.data
 
 
 Speaker = tuple[str, str]

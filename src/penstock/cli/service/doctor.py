@@ -184,6 +184,7 @@ def _prices() -> Finding:
 def _database(url: str | None) -> Finding:
     from penstock.storage.stores import (
         check_ledger,
+        check_rows,
         hindrance,
         newest_version,
         schema_version,
@@ -205,6 +206,9 @@ def _database(url: str | None) -> Finding:
     if found == 0:
         return Finding("database", "missing", "no tables yet", "penstock serve creates them")
     asyncio.run(check_ledger(url))
+    if rows := asyncio.run(check_rows(url)):
+        first = f"{len(rows)} unreadable rows; the first is {rows[0].key!r} of table {rows[0].table!r}: {rows[0].why}"
+        return Finding("database", "broken", first, "restore these rows from a backup, or remove them")
     if path is not None:
         return _disk(path, found)
     return Finding("database", "ok", f"version {found}")

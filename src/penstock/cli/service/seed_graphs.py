@@ -11,12 +11,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from penstock.cli.loading.graphs import GraphFile
+from penstock.cli.loading.served import GraphFile
 from penstock.cli.render.screen import printable
 from penstock.clock import SYSTEM_CLOCK
 from penstock.hosting.host import RunHost
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import GraphRecord
+from penstock.hosting.ports import Conflict, GraphRecord, newest_to_replace
 from penstock.server.examples import SHIPPED
 from penstock.server.graph_check import UNKNOWN_MODEL, GraphChecker, is_conversational
 
@@ -55,7 +54,7 @@ async def save_graph_files(host: RunHost, files: Iterable[GraphFile]) -> SavedGr
     """Save every graph as it is in its file."""
     saved = SavedGraphs()
     for file in files:
-        known = await host.stores.graphs.get(file.id)
+        known = await newest_to_replace(host.stores.graphs, file.id)
         record = await _save(host, file, known)
         if record.is_archived:
             await host.stores.graphs.archive(file.id, is_archived=False)
@@ -68,7 +67,7 @@ async def save_example_graphs(host: RunHost, files: Iterable[GraphFile]) -> Save
     """Save every example that is missing or unchanged since it was saved."""
     saved = SavedGraphs()
     for file in files:
-        record = await host.stores.graphs.get(file.id)
+        record = await newest_to_replace(host.stores.graphs, file.id)
         if record is None or _is_untouched(record):
             with suppress(Conflict):  # a concurrent save takes precedence
                 record = await _save(host, file, record, expected=0 if record is None else record.version)

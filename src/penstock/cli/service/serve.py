@@ -29,7 +29,11 @@ DEFAULT_DATABASE = "sqlite:///penstock.db"
 
 Graphs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="GRAPHS", help="Graph files, or directories with graph files; default: example graphs."),
+    typer.Argument(
+        metavar="GRAPHS",
+        help="Graphs in JSON (files or directories), and graphs and agents in Python (app.py:graph, agent.py:agent, "
+        "package.module:name); default: example graphs.",
+    ),
 ]
 
 
@@ -45,6 +49,17 @@ def serve(
             metavar="NAME",
             help="Host name by which clients reach the server, such as penstock.example. Repeatable.",
         ),
+    ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CIDR",
+            help="Address or network of a proxy in front, whose X-Forwarded-For is believed. Repeatable.",
+        ),
+    ] = None,
+    root_path: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Path under which a proxy offers the server, such as /penstock."),
     ] = None,
     db: Database = None,
     tokens: TokensFile = None,
@@ -81,35 +96,46 @@ def serve(
     drain: Annotated[
         float, numeric(number, "SECONDS", "Time for running runs to end when the server stops.", minimum=0)
     ] = 10,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Load graphs and programs again when their files change.")
+    ] = False,
 ) -> int:
-    """Serve graphs over HTTP: REST, the OpenAI API, MCP, and a page that explains how to use them.
+    """Serve graphs and agents over HTTP: REST, the OpenAI API, MCP, and a page that explains how to use them.
 
     Without tokens, the server listens on this machine only, and all local users may do everything. Runs survive a
     restart or crash of the server if the database does. Ctrl-C waits for running runs to end, then parks the rest;
     press Ctrl-C again to park running runs immediately.
 
+    A graph or program that cannot be served is reported, and the others are served.
+
     \b
     Examples:
       penstock serve
+      penstock serve app.py:graph agent.py:agent graphs/ --reload
       penstock serve graphs/ --db sqlite:///penstock.db --models my_models.py:models
       penstock serve --prices my_prices.py:prices --unknown-prices refuse --daily 20 --user-daily 2
       penstock serve --host 0.0.0.0 --allow-host penstock.example --tokens tokens.txt --cost-ceiling 5
+      penstock serve --allow-host penstock.example --trusted-proxy 10.0.0.0/8 --root-path /penstock
       penstock serve --db postgresql://localhost/penstock
 
     \b
     Exit codes:
-      0 stopped   2 a graph is not valid, or the database or the tokens cannot be used
-      64 wrong command line, or the address cannot be used
+      0 stopped   2 no graph is valid, or the database or the tokens cannot be used
+      64 wrong command line, no graph is found, or the address cannot be used
     """
     from penstock.cli.loading.services import ServiceOptions
     from penstock.cli.service.serve_command import ServeArguments, serve_graphs
 
+    if reload and not graphs:
+        raise Refused("--reload needs graphs or programs to watch, such as: penstock serve app.py:graph --reload")
     return serve_graphs(
         ServeArguments(
             graphs=tuple(graphs or ()),
             host=host,
             port=port,
             allow_host=tuple(allow_host or ()),
+            trusted_proxy=tuple(trusted_proxy or ()),
+            root_path=root_path,
             db=db or DEFAULT_DATABASE,
             tokens=tokens,
             services=ServiceOptions(models, tools, prices, unknown_prices),
@@ -127,6 +153,7 @@ def serve(
             keep_days=keep_days,
             lease_s=lease,
             drain_s=drain,
+            reload=reload,
         )
     )
 
@@ -142,13 +169,13 @@ def mcp(
     max_cost: MaxCost = "1",
     cost_ceiling: CostCeiling = None,
 ) -> int:
-    """Serve graphs as tools of an MCP server on standard input and output.
+    """Serve graphs and agents as tools of an MCP server on standard input and output.
 
     Runs are kept in memory unless you set --db.
 
     \b
     Examples:
-      penstock mcp graphs/
+      penstock mcp graphs/ agent.py:agent
       penstock mcp graphs/ --db sqlite:///penstock.db --models my_models.py:models
 
     \b

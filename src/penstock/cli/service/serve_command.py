@@ -7,7 +7,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from typing import Any
 from penstock.chat.service import ChatService
 from penstock.cli.exits import Exit, Failed, Refused
 from penstock.cli.graph import print_problems
-from penstock.cli.loading.graphs import GraphFile, InvalidGraphFile, load_documents
+from penstock.cli.loading.served import GraphFile, NotServed, Served, load_served
 from penstock.cli.loading.services import NodeServices, ServiceOptions, load_executors, load_services
 from penstock.cli.options import URL, UnknownPrices
-from penstock.cli.render.screen import print_text, printable, write
+from penstock.cli.render.screen import print_error, print_text, printable, write
 from penstock.cli.service.gc_tuning import freeze_heap, relaxed_gc
+from penstock.cli.service.reloading import Reloader
 from penstock.cli.service.seed_graphs import SavedGraphs, save_example_graphs, save_graph_files
 from penstock.cli.values import read_bytes
 from penstock.clock import SYSTEM_CLOCK
@@ -28,7 +30,8 @@ from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.limits import RunLimits
 from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorRegistry
-from penstock.kernel.graph import GraphSpec
+from penstock.kernel.graph import GraphSpec, Problem
+from penstock.nodes.program import SERVICE as PROGRAMS
 from penstock.server.auth import names_of, spenders
 from penstock.server.examples import EXAMPLES, example_graphs
 from penstock.server.graph_check import problems_in
@@ -39,6 +42,8 @@ from penstock.storage import Stores, open_stores
 ADVICE = {
     "address": "; use --port to choose another port, or 0 for any free one",
     "allowed_hosts": "; set them with --allow-host or PENSTOCK_ALLOWED_HOSTS",
+    "root_path": "; set it with --root-path or PENSTOCK_ROOT_PATH",
+    "trusted_proxies": "; set them with --trusted-proxy or PENSTOCK_TRUSTED_PROXIES",
     "host": "; name the users who may connect from elsewhere with --tokens",
     "url": "; set it with --db",
 }
@@ -62,6 +67,8 @@ class ServeArguments:
     host: str | None = None
     port: int | None = None
     allow_host: tuple[str, ...] = ()
+    trusted_proxy: tuple[str, ...] = ()
+    root_path: str | None = None
     tokens: str | None = None
     max_running: int = 64
     max_running_per_user: int = 8
@@ -70,14 +77,15 @@ class ServeArguments:
     keep_days: float = 30
     lease_s: float = 15
     drain_s: float = 10
+    reload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """The graphs to serve, and what their nodes may use."""
 
-    files: list[GraphFile]
-    seed: Callable[[RunHost, list[GraphFile]], Awaitable[SavedGraphs]]
+    served: Served
+    seed: Callable[[RunHost, Sequence[GraphFile]], Awaitable[SavedGraphs]]
     executors: ExecutorRegistry
     nodes: NodeServices
     saved: SavedGraphs = field(default_factory=SavedGraphs)
@@ -90,7 +98,8 @@ class Loaded:
 
     async def save(self, host: RunHost) -> None:
         """Save the graphs in the host's store."""
-        saved = await self.seed(host, self.files)
+        saved = await self.seed(host, list(self.served.files.values()))
+        self.saved.notes.extend(f"  not served    {printable(str(refused))}" for refused in self.served.refused)
         self.saved.ids.extend(saved.ids)
         self.saved.notes.extend(saved.notes)
         self.saved.unable.update(saved.unable)
@@ -108,16 +117,14 @@ def serve_tools(arguments: ServeArguments) -> int:
 
 
 def _serve(arguments: ServeArguments, transport: Callable[[ServeArguments, Loaded], Coroutine[Any, Any, None]]) -> int:
-    try:
-        files = _graph_files(arguments)
-    except InvalidGraphFile as invalid:
-        return print_problems(invalid.where, invalid.problems, sys.stderr)
-    executors = load_executors(arguments.executors, _all_nodes(files))
-    for file in files:
-        if problems := problems_in(file.document, executors):
-            return print_problems(file.where, problems, sys.stderr)
-    seed = save_graph_files if arguments.graphs else save_example_graphs
-    loaded = Loaded(files, seed, executors, load_services(arguments.services))
+    served = load_served(arguments.graphs) if arguments.graphs else _examples()
+    executors = load_executors(arguments.executors, _all_nodes(served.files.values()))
+    served.remove_invalid(lambda document: problems_in(document, executors))
+    if not served.files:
+        return _nothing_to_serve(served.refused)
+    nodes = load_services(arguments.services)
+    nodes = NodeServices({**nodes.services, PROGRAMS: served.programs}, nodes.prices)
+    loaded = Loaded(served, save_graph_files if arguments.graphs else save_example_graphs, executors, nodes)
     try:
         with relaxed_gc():
             asyncio.run(transport(arguments, loaded))
@@ -128,19 +135,45 @@ def _serve(arguments: ServeArguments, transport: Callable[[ServeArguments, Loade
     return Exit.OK
 
 
+def _nothing_to_serve(refused: Sequence[NotServed]) -> int:
+    """Print why no graph can be served, and return the exit code for the first reason."""
+    for one in refused:
+        if one.problems:
+            print_problems(one.where, one.problems, sys.stderr)
+        else:
+            print_error(one.why)
+    return refused[0].code
+
+
 async def _serve_http(arguments: ServeArguments, loaded: Loaded) -> None:
     settings = _settings(arguments)
-    await serve(
-        settings,
-        url=arguments.db,
-        host_settings=_host_settings(arguments),
-        executors=loaded.executors,
-        services=loaded.nodes.services,
-        prices=loaded.nodes.prices,
-        prepare=loaded.begin,
-        report=print_text,
-        announce=lambda greeting: print_text("\n".join(_greeting(greeting, arguments, loaded, settings))),
-    )
+    async with AsyncExitStack() as stack:
+        prepare = [loaded.begin]
+        if arguments.reload:
+            prepare.append((await stack.enter_async_context(_reloader(arguments, loaded))).start)
+
+        async def prepared(host: RunHost) -> None:
+            for step in prepare:
+                await step(host)
+
+        await serve(
+            settings,
+            url=arguments.db,
+            host_settings=_host_settings(arguments),
+            executors=loaded.executors,
+            services=loaded.nodes.services,
+            prices=loaded.nodes.prices,
+            prepare=prepared,
+            report=print_text,
+            announce=lambda greeting: print_text("\n".join(_greeting(greeting, arguments, loaded, settings))),
+        )
+
+
+def _reloader(arguments: ServeArguments, loaded: Loaded) -> Reloader:
+    def check(document: Mapping[str, Any]) -> Sequence[Problem]:
+        return problems_in(document, loaded.executors)
+
+    return Reloader(arguments.graphs, loaded.served.programs, check, print_text)
 
 
 async def _serve_stdio(arguments: ServeArguments, loaded: Loaded) -> None:
@@ -171,13 +204,12 @@ def _host(stores: Stores, arguments: ServeArguments, loaded: Loaded) -> RunHost:
     )
 
 
-def _graph_files(arguments: ServeArguments) -> list[GraphFile]:
-    if arguments.graphs:
-        return load_documents(arguments.graphs)
-    return [GraphFile(id, document, f"example {id}", EXAMPLES[id]) for id, document in example_graphs().items()]
+def _examples() -> Served:
+    examples = example_graphs().items()
+    return Served({id: GraphFile(id, document, f"example {id}", EXAMPLES[id]) for id, document in examples})
 
 
-def _all_nodes(files: list[GraphFile]) -> GraphSpec:
+def _all_nodes(files: Iterable[GraphFile]) -> GraphSpec:
     """Return a graph with the nodes of all graphs, to find out which node types are used."""
     nodes = tuple(node for file in files for node in parse_graph(file.document).nodes)
     return GraphSpec(id="all", nodes=nodes, edges=())
@@ -190,6 +222,11 @@ def _settings(arguments: ServeArguments) -> ServerSettings:
         environ["PENSTOCK_TOKENS_FILE"] = arguments.tokens
     if arguments.allow_host:
         environ["PENSTOCK_ALLOWED_HOSTS"] = ",".join((environ.get("PENSTOCK_ALLOWED_HOSTS", ""), *arguments.allow_host))
+    if arguments.trusted_proxy:
+        proxies = (environ.get("PENSTOCK_TRUSTED_PROXIES", ""), *arguments.trusted_proxy)
+        environ["PENSTOCK_TRUSTED_PROXIES"] = ",".join(proxies)
+    if arguments.root_path is not None:
+        environ["PENSTOCK_ROOT_PATH"] = arguments.root_path
     options = {"host": arguments.host, "port": arguments.port}
     return ServerSettings.from_env(environ, **{name: value for name, value in options.items() if value is not None})
 

@@ -1,1 +1,1 @@
-"""Shared parts of node types: reading their data, templates, conditions, nested graphs, models, tools."""
+"""Shared parts of node types: templates, conditions, nested graphs, models, tools."""

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.agents.execution import OnDelta
-from penstock.agents.messages import ContentPart, Delta, Media, Message, TextDelta
+from penstock.agents.messages import ContentPart, Delta, Media, Message, TextDelta, ToolCall, ToolResult
 from penstock.agents.tools import ToolChain, as_tool
-from penstock.kernel.values import DataValue
+from penstock.kernel.values import DataValue, as_text
 from penstock.nodes.parts.services import CombinedTools, combine_tools, flatten_tools, offered_tool
-from penstock.nodes.parts.settings import as_text
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.graph_runtime import FlowContext
-from penstock.runtime.graphs.node_events import EmitProgress, ProgressStream
+from penstock.runtime.graphs.node_execution import EmitProgress, ProgressStream
 
 Answering = Callable[[ExecutionContext, OnDelta], Awaitable[DataValue]]
 """Requests an answer in a context, emits its pieces, and returns it."""
@@ -58,7 +57,8 @@ async def prompt_for(inputs: Mapping[str, DataValue], context: FlowContext) -> P
     history = await _for_model(messages, context)
     if given is not None and given != messages and given != newest(messages):
         return Prompt(as_text(given), history)  # an upstream node changed the message: pass both
-    return Prompt(GO_ON if messages[-1]["role"] == "assistant" else "", history)
+    is_own = messages[-1]["role"] == "assistant" and "tool_round" not in messages[-1]
+    return Prompt(GO_ON if is_own else "", history)
 
 
 def messages_in(context: FlowContext) -> list[Mapping[str, Any]]:
@@ -105,6 +105,9 @@ async def _for_model(messages: Sequence[Mapping[str, Any]], context: FlowContext
     left = MAX_ATTACHED_BYTES
     converted: list[Message] = []
     for message in reversed(messages):
+        if (tool_round := message.get("tool_round")) is not None:
+            converted += reversed(_tool_round(tool_round))
+            continue
         parts: list[ContentPart] = []
         for attached in message.get("attachments") or ():
             content = None
@@ -115,6 +118,13 @@ async def _for_model(messages: Sequence[Mapping[str, Any]], context: FlowContext
         text = str(message["content"])
         converted.append(Message(message["role"], [*([text] if text else []), *parts] if parts else text))
     return converted[::-1]
+
+
+def _tool_round(given: Mapping[str, Any]) -> list[Message]:
+    """Return an earlier answer with its tool calls, and their results."""
+    calls = [ToolCall(call["id"], call["name"], call["arguments"]) for call in given["calls"]]
+    results = [ToolResult(call["id"], call["name"], call["result"]) for call in given["calls"]]
+    return [Message.assistant(given["text"], calls), *map(Message.tool, results)]
 
 
 def _is_readable(media_type: str) -> bool:
@@ -136,12 +146,13 @@ def streamed(place: ExecutionContext, answering: Answering) -> ProgressStream:
     """Return the answer, with its pieces emitted as `delta` events."""
 
     def work(place: ExecutionContext, emit: EmitProgress) -> Awaitable[DataValue]:
-        return answering(place, lambda delta: emit("delta", _delta_event(delta)))
+        return answering(place, lambda delta: emit("delta", delta_event(delta)))
 
     return ProgressStream(place, work)
 
 
-def _delta_event(delta: Delta) -> dict[str, object]:
+def delta_event(delta: Delta) -> dict[str, object]:
+    """Return a piece of an answer as the data of a `delta` event."""
     if isinstance(delta, TextDelta):
         return {"text": delta.text, "source": delta.source}
     call = {"id": delta.call.id, "name": delta.call.name, "arguments": delta.call.arguments}

@@ -17,15 +17,14 @@ from typing import Annotated, Any
 from penstock.kernel.document import parse_graph, parse_part
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry
 from penstock.kernel.graph import DEFAULT_OUTPUT, GraphInvalid, Problem
-from penstock.kernel.values import DataValue
+from penstock.kernel.values import DataValue, typed
 from penstock.nodes.parts.services import runtime_of
-from penstock.nodes.parts.settings import EXACT, Finding, typed
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.keys import enter_scope
 from penstock.runtime.graphs.graph_plan import GraphPlan
 from penstock.runtime.graphs.graph_runtime import FlowContext
-from penstock.runtime.graphs.node_events import LIFECYCLE, NodeEvent
-from penstock.runtime.graphs.node_execution import run_flow
+from penstock.runtime.graphs.node_execution import LIFECYCLE, NodeEvent, run_flow
+from penstock.runtime.graphs.settings import EXACT, Finding
 from penstock.runtime.graphs.validation import validate
 
 GraphData = Annotated[dict[str, Any], EXACT]

@@ -27,9 +27,9 @@ from penstock.errors import InvalidValue, PenstockError
 from penstock.kernel.document import parse_part
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphInvalid, GraphSpec
-from penstock.nodes.parts.settings import Checked, Data, Finding, Json, Name, Sized, Text, Within
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.graph_runtime import FlowContext, GraphRuntime
+from penstock.runtime.graphs.settings import Checked, Data, Finding, Json, Name, Sized, Text, Within
 
 T = TypeVar("T")
 
@@ -115,9 +115,13 @@ class ModelUnknown(PenstockError):
 
 async def model_for(data: ModelData, context: FlowContext) -> Model:
     """Return the model that the data selects."""
+    return await model_among(data, service_mapping(context, "models"))
+
+
+async def model_among(data: ModelData, offered: Mapping[str, Any]) -> Model:
+    """Return the model that the data selects: a script, one of those that are offered by name, or a provider's."""
     if isinstance(data, ScriptData):
         return ScriptedModel([_reply(reply, str(at)) for at, reply in enumerate(data.script)])
-    offered = service_mapping(context, "models")
     if data in offered:
         found = offered[data]
     else:
@@ -127,25 +131,26 @@ async def model_for(data: ModelData, context: FlowContext) -> Model:
     return found
 
 
-def named_models(graph: GraphSpec, executors: ExecutorRegistry, at: str = "$") -> Iterator[Finding]:
-    """Yield the path and name of each model that nodes use, nested graphs included; invalid data is skipped.
+def names_in(graph: GraphSpec, executors: ExecutorRegistry, setting: str, at: str = "$") -> Iterator[Finding]:
+    """Yield the path and name of each model or program that nodes use, nested graphs included.
 
-    Relies on the setting names shared by all node types here: `model` for a model, `graph` for a nested graph.
+    Relies on the setting names shared by all node types here: `model` and `program`, and `graph` for a nested graph.
+    Invalid data is skipped.
     """
-    naming = [(number, node) for number, node in enumerate(graph.nodes) if "model" in node.data or "graph" in node.data]
+    naming = [(number, node) for number, node in enumerate(graph.nodes) if setting in node.data or "graph" in node.data]
     by_type = {type: executors[type] for type in {node.type for _, node in naming} if type in executors}
     for number, node in naming:
         executor = by_type.get(node.type)
         read = executor.settings.read_or_none(node.data) if isinstance(executor, Checked) else None
         place = f"{at}.nodes[{number}].data"
-        if isinstance(name := getattr(read, "model", None), str):
-            yield f"{place}.model", name
+        if isinstance(name := getattr(read, setting, None), str):
+            yield f"{place}.{setting}", name
         if isinstance(inside := getattr(read, "graph", None), dict):
             try:
                 nested = parse_part(inside)
             except GraphInvalid:
                 continue
-            yield from named_models(nested, executors, f"{place}.graph")
+            yield from names_in(nested, executors, setting, f"{place}.graph")
 
 
 def model_settings(max_output_tokens: int | None, temperature: float | None) -> ModelSettings:

@@ -39,7 +39,7 @@ class Form:
 
     api: Api
     marks: tuple[str, ...] = ()
-    """A body with one of these fields is of this form."""
+    """A body with one of these fields is of this form; "a+b" are two fields that it must have together."""
     caps: tuple[str, ...] = ()
     """Fields that limit the output, nested ones with dots."""
     output: Output = "text"
@@ -61,7 +61,7 @@ class Form:
 
 
 _CHAT = Form("chat", ("messages",), ("max_completion_tokens", "max_tokens"))
-_MESSAGES = Form("messages", ("max_tokens",), ("max_tokens",))
+_MESSAGES = Form("messages", ("max_tokens", "model+messages"), ("max_tokens",))
 _COMPLETIONS = Form("completions", ("prompt",), ("max_tokens",))
 _OLLAMA = Form("ollama", ("model",), ("options.num_predict",))
 _TRANSCRIPTIONS = Form("transcriptions", ("model",), output="unknown")

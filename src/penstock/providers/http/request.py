@@ -139,7 +139,7 @@ def parse_request(form: Form, headers: Mapping[str, str], content: bytes) -> Mod
         return _unknown(form, headers, content) if _may_cost(form, fields) else None
     if body is None and form.api not in COMMON_PATHS and _may_be_json(headers, content):
         return _unknown(form, headers, content)
-    if body is None or not any(mark in body for mark in form.marks):
+    if body is None or not any(body.keys() >= set(mark.split("+")) for mark in form.marks):
         return _unknown(form, headers, content) if form.is_provider else None
     form = _of_vendor(form, body)
     caps = [cap for name in form.caps if _is_count(cap := _at(body, name))]

@@ -85,6 +85,7 @@ class RemoteModel(Model):
         checks.integer("retries", retries)
         super().__init__(name)
         self.format = format
+        self.applies = format.applies
         self._library = library
         self.max_output_tokens = max_output_tokens
         self.floor = floor

@@ -1,12 +1,17 @@
 """aiohttp, and every transport on top of it: those of httpx_aiohttp and LiteLLM, and google-genai.
 
-This module never imports it. `ClientSession._request` is wrapped: all requests pass there, with their redirects, of
-which only the last one has an answer that is billed. A client middleware that tries again does so inside of it: its
-attempts are one call.
+This module never imports it. A client middleware of ours is put below those of the program, next to the connection:
+`ClientSession._request` is wrapped to add it. So every request that leaves passes there, with what the middlewares of
+the program made of it. A middleware that sends twice, such as one that retries or hedges, makes two calls. A redirect
+that keeps the body is followed under the same call: its first answer is free, and the last one is billed.
+
+What is sent is a copy of the request with the admitted body. A middleware that tries again does so with the original:
+its output is clamped anew, to what is left then.
 
 The response has another `content`: a reader of the same class that gets its bytes from the original one, through the
 exchange, whenever a caller has to wait for more. So all ways of reading work, and the original reader still decides
-when the connection goes back to the pool.
+when the connection goes back to the pool. `ResponseHandler.set_response_params` is wrapped so that the bytes come as
+the provider sent them: a body that is compressed is decompressed here, in bounded pieces.
 """
 
 from __future__ import annotations
@@ -14,109 +19,111 @@ from __future__ import annotations
 import asyncio
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import cached_property, lru_cache, partial
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from copy import copy
+from functools import lru_cache, partial
 from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.providers.current import may_apply, terms_for
 from penstock.providers.hooks import Method, Patch
-from penstock.providers.http.exchange import Exchange, Terms, admit
-from penstock.providers.http.forms import Form, form_of
-from penstock.providers.http.request import ModelRequest, is_signed, parse_request
+from penstock.providers.http.exchange import Exchange, admit
+from penstock.providers.http.forms import form_of
+from penstock.providers.http.request import is_signed, parse_request
 from penstock.providers.reading.bodies import ERROR_BYTES, Capped, Sink, decoded
 from penstock.providers.reading.families import in_the_families
 from penstock.providers.stacks.flight import abandon, fail, reached
 from penstock.providers.stacks.gathering import Gathered
-from penstock.providers.uncontained import report_if_model
 from penstock.runtime.cancellation import call_on
 from penstock.runtime.execution import load_prices
 
-_REPLACED = ("content-length", "transfer-encoding")
+Handler = Callable[[Any], Awaitable[Any]]
+"""What sends a request, below a middleware."""
+
+_KEEP_BODY = (307, 308)
+"""Statuses of redirects that are followed with the same method and body."""
 _UNCONNECTED = frozenset({"ClientConnectorError", "ConnectionTimeoutError", "ClientHttpProxyError"})
 """Class names of errors of connections that never opened."""
+_is_raw: ContextVar[bool] = ContextVar("penstock_aiohttp_raw", default=False)
+"""Whether the response to what is sent here must not be decompressed by aiohttp."""
 
 
-class Outgoing(Mapping[str, str]):
-    """A request as a session is asked to send it; as a mapping, its headers."""
+class Innermost:
+    """The middleware next to the connection, for one request of a session with its redirects."""
 
-    def __init__(self, session: Any, method: str, url: Any, options: dict[str, Any]) -> None:
-        self.method = method.upper()
-        self.host: str = url.host or ""
-        self.path: str = url.path
-        self.options = options
-        """Keyword arguments of `ClientSession._request`."""
-        self._session = session
+    def __init__(self, follows: bool) -> None:
+        self._follows = follows
+        """Whether the session follows redirects."""
+        self._redirected: tuple[Exchange, bytes, int] | None = None
+        """The call that was answered with a redirect and is not settled yet, its body as the client sent it, and the
+        status of the redirect."""
 
-    @cached_property
-    def headers(self) -> MutableMapping[str, str]:
-        """The headers, with those of the session."""
-        headers: MutableMapping[str, str] = self._session._prepare_headers(self.options.get("headers"))
-        return headers
+    async def __call__(self, request: Any, handler: Handler) -> Any:
+        """Send the request, as a contained call if it is a model request."""
+        if self._redirected is None and not may_apply(request.method):
+            return await handler(request)
+        exchange = await self._admitted(request)
+        if exchange is None:
+            return await handler(request)
+        try:
+            response = await reached(exchange.token, partial(_sent, handler, _rewritten(request, exchange)))
+        except BaseException as error:
+            _mark_bill(error)
+            fail(exchange, error)
+        if self._follows and response.status in _KEEP_BODY:
+            self._redirected = exchange, exchange.request.content, response.status
+            _limit(response)
+        else:
+            _observe(exchange, response)
+        return response
 
-    def __getitem__(self, name: str) -> str:
-        return self.headers[name]
+    async def _admitted(self, request: Any) -> Exchange | None:
+        """Return the call that the request belongs to; None if it is no model request."""
+        redirected, self._redirected = self._redirected, None
+        if redirected is not None:
+            exchange, content, status = redirected
+            if request.method == "POST" and await _content(request) == content:
+                return exchange
+            exchange.refused_by(status)
+        host, path = request.url.host or "", request.url.path
+        terms = terms_for(request.method, host, path, request.headers, _known_content(request))
+        form = None if terms is None else form_of(request.method, host, path, request.headers)
+        if terms is None or form is None:
+            return None
+        model_request = parse_request(form, request.headers, await _content(request))
+        if model_request is None:
+            return None
+        if terms.context._run.prices.is_pending:
+            await load_prices(terms.context, model_request.model)
+        exchange = admit(terms, model_request, "async")
+        await exchange.ahold()
+        return exchange
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.headers
+    def end(self) -> None:
+        """Settle a redirect that was not followed."""
+        redirected, self._redirected = self._redirected, None
+        if redirected is not None:
+            redirected[0].refused_by(redirected[2])
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.headers)
 
-    def __len__(self) -> int:
-        return len(self.headers)
+async def _content(request: Any) -> bytes:
+    """Return the body; one that can be read only once is replaced by its bytes."""
+    payload = request.body
+    if isinstance(payload, bytes):  # there is none
+        return payload
+    written = _Written()
+    await payload.write(written)
+    content = bytes(written.gathered.data)
+    if not isinstance(payload, sys.modules["aiohttp.payload"].BytesPayload):
+        await request.update_body(content)
+    return content
 
-    async def content(self) -> bytes:
-        """Return the body; one that can be read only once is replaced by its bytes."""
-        json, data = self.options.get("json"), self.options.get("data")
-        if json is not None:
-            return self._serialized(json)
-        if data is None:
-            return b""
-        if isinstance(data, bytes | bytearray | memoryview):
-            return bytes(data)
-        if isinstance(data, str):
-            return data.encode()
-        payload = _payload_of(data)
-        written = _Written()
-        await payload.write(written)
-        for name, value in payload.headers.items():
-            self.headers.setdefault(name, value)
-        content = bytes(written.gathered.data)
-        self.options = {**self.options, "data": content, "headers": self._without_length()}
-        return content
 
-    def _serialized(self, json: Any) -> bytes:
-        """Return the JSON as the session writes it; newer versions have a function for bytes too."""
-        as_bytes = getattr(self._session, "_json_serialize_bytes", None)
-        if as_bytes is not None:
-            return bytes(as_bytes(json))
-        text: str = self._session._json_serialize(json)
-        return text.encode()
-
-    def _without_length(self) -> MutableMapping[str, str]:
-        for name in _REPLACED:
-            self.headers.pop(name, None)
-        return self.headers
-
-    def rewritten(self, exchange: Exchange) -> dict[str, Any]:
-        """Return the options to send: with the admitted body, and accepting only uncompressed responses.
-
-        Nothing of a signed request is changed, since the signature covers its headers too.
-        """
-        headers = self.headers if is_signed(self) else self._without_length()
-        if not is_signed(self):
-            headers["accept-encoding"] = "identity"
-        if self.options.get("json") is not None:
-            headers.setdefault("content-type", "application/json")
-        return {
-            **self.options,
-            "json": None,
-            "data": exchange.body(self.host),
-            "headers": headers,
-            "auto_decompress": False,  # a body that is compressed all the same is decompressed here, in bounded pieces
-            "raise_for_status": False,
-        }
+def _known_content(request: Any) -> bytes | None:
+    """Return the body if it is there as bytes."""
+    value = getattr(request.body, "_value", None)
+    return value if isinstance(value, bytes) else None
 
 
 class _Written:
@@ -129,44 +136,32 @@ class _Written:
         self.gathered.add(chunk)
 
 
-def _payload_of(data: Any) -> Any:
-    """Return the payload that aiohttp makes of this body."""
-    payloads, forms = sys.modules["aiohttp.payload"], sys.modules["aiohttp.formdata"]
-    body = data() if isinstance(data, forms.FormData) else data
+def _rewritten(request: Any, exchange: Exchange) -> Any:
+    """Return the request to send: with the admitted body, and accepting only uncompressed responses.
+
+    Nothing of a signed request is changed, since the signature covers its headers too.
+    """
+    if is_signed(request.headers):
+        return request
+    sent = copy(request)
+    sent.headers = request.headers.copy()
+    for name in ("content-length", "transfer-encoding"):
+        sent.headers.popall(name, None)
+    sent.headers["accept-encoding"] = "identity"
+    if not sent.compress:  # aiohttp compresses in chunks, and the length is not known before
+        sent.chunked = None
+    sent.update_body_from_data(exchange.body(request.url.host or ""))
+    sent.update_transfer_encoding()
+    return sent
+
+
+async def _sent(handler: Handler, request: Any) -> Any:
+    """Send the request; the bytes of the response come as the provider sent them."""
+    before = _is_raw.set(True)
     try:
-        return payloads.PAYLOAD_REGISTRY.get(body, disposition=None)
-    except payloads.LookupError:
-        return forms.FormData(body)()
-
-
-async def send(terms: Terms, outgoing: Outgoing, original: Callable[..., Any]) -> Any:
-    """Send the request, as a contained call if it is a model request."""
-    form = form_of(outgoing.method, outgoing.host, outgoing.path, outgoing)
-    request = None if form is None else await _model_request(form, outgoing)
-    if request is None:
-        response = await original(**outgoing.options)
-        if response.history:  # only the first address was looked at, and the last one may be a model's
-            report_if_model(outgoing.method, response.url.host or "", response.url.path)
-        return response
-    if terms.context._run.prices.is_pending:
-        await load_prices(terms.context, request.model)
-    exchange = admit(terms, request, "async")
-    await exchange.ahold()
-    try:
-        options = outgoing.rewritten(exchange)
-        response = await reached(exchange.token, lambda: original(**options))
-    except BaseException as error:
-        _mark_bill(error)
-        fail(exchange, error)
-    _observe(exchange, response)
-    await _check_status(response, outgoing)
-    return response
-
-
-async def _model_request(form: Form, outgoing: Outgoing) -> ModelRequest | None:
-    if outgoing.options.get("json") is not None and outgoing.options.get("data") is not None:
-        return None  # refused by aiohttp
-    return parse_request(form, outgoing, await outgoing.content())
+        return await handler(request)
+    finally:
+        _is_raw.reset(before)
 
 
 def _mark_bill(error: BaseException) -> None:
@@ -179,24 +174,12 @@ def _mark_bill(error: BaseException) -> None:
         error.penstock_free = not names.isdisjoint(_UNCONNECTED)  # type: ignore[attr-defined]
 
 
-async def _check_status(response: Any, outgoing: Outgoing) -> None:
-    """Raise for an error status if the caller or the session wants that; after the exchange has seen it."""
-    wanted = outgoing.options.get("raise_for_status")
-    if wanted is None:
-        wanted = outgoing._session._raise_for_status
-    if callable(wanted):
-        await wanted(response)
-    elif wanted:
-        response.raise_for_status()
-
-
 def _observe(exchange: Exchange, response: Any) -> None:
     """Let the exchange read the body; that of a non-success response is limited in size alone."""
     headers = response.headers
     coding = headers.get("content-encoding", "")
     if response.status >= 300:
-        response.content = _reader_class()(response, decoded(Capped(ERROR_BYTES), coding), None)
-        _drop_headers(response, bool(coding))
+        _limit(response)
         try:
             exchange.refused_by(response.status)
         except BaseException:
@@ -207,6 +190,13 @@ def _observe(exchange: Exchange, response: Any) -> None:
     sink = exchange.opened(headers.get("content-type", ""), coding, cut, headers)
     response.content = _reader_class()(response, sink, exchange)
     _drop_headers(response, bool(coding) or exchange.request.adds_usage)
+
+
+def _limit(response: Any) -> None:
+    """Limit the size of a body that is no answer."""
+    coding = response.headers.get("content-encoding", "")
+    response.content = _reader_class()(response, decoded(Capped(ERROR_BYTES), coding), None)
+    _drop_headers(response, bool(coding))
 
 
 def _drop_headers(response: Any, is_resized: bool) -> None:
@@ -313,21 +303,27 @@ def _reader_class() -> Any:
 
 def _request(original: Method) -> Method:
     async def _request(session: Any, method: str, str_or_url: Any, **options: Any) -> Any:
-        if not may_apply(method.upper()):
-            return await original(session, method, str_or_url, **options)
+        given: Sequence[Any] | None = options.pop("middlewares", None)
+        innermost = Innermost(options.get("allow_redirects", True))
+        middlewares = (*(session._middlewares if given is None else given), innermost)
         try:
-            url = session._build_url(str_or_url)
-        except Exception:  # no address: aiohttp raises its own error
-            return await original(session, method, str_or_url, **options)
-        if not isinstance(options.get("headers"), Mapping | None):
-            options["headers"] = list(options["headers"])  # it may be an iterator, and is read here too
-        outgoing = Outgoing(session, method, url, options)
-        terms = terms_for(outgoing.method, outgoing.host, outgoing.path, outgoing)
-        if terms is None:
-            return await original(session, method, str_or_url, **options)
-        return await send(terms, outgoing, partial(original, session, method, str_or_url))
+            return await original(session, method, str_or_url, middlewares=middlewares, **options)
+        finally:
+            innermost.end()
 
     return _request
 
 
-PATCHES = (Patch("aiohttp.client", "ClientSession", "_request", _request),)
+def _set_response_params(original: Method) -> Method:
+    def set_response_params(protocol: Any, **params: Any) -> None:
+        if _is_raw.get():
+            params["auto_decompress"] = False
+        original(protocol, **params)
+
+    return set_response_params
+
+
+PATCHES = (
+    Patch("aiohttp.client", "ClientSession", "_request", _request, needs="middlewares"),
+    Patch("aiohttp.client_proto", "ResponseHandler", "set_response_params", _set_response_params),
+)

@@ -24,11 +24,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.errors import PenstockError
-from penstock.providers.current import may_apply, terms_for
+from penstock.providers.current import is_in_scope, may_apply, terms_for
 from penstock.providers.hooks import Method, Patch
 from penstock.providers.http.exchange import Exchange, Terms, admit
 from penstock.providers.http.forms import Form, form_of
-from penstock.providers.http.request import is_signed, parse_request
+from penstock.providers.http.request import COMMON_PATHS, is_signed, parse_request
 from penstock.providers.reading.bodies import ERROR_BYTES, Capped, Sink, decoded
 from penstock.providers.reading.families import in_the_families
 from penstock.providers.stacks.flight import abandon, fail, shut_down, waited
@@ -126,10 +126,16 @@ class Outgoing:
         server = str(connection._tunnel_host or connection.host)
         self._head = head = Head(self._method, self._target, server, bytes(self._gathered.data[:end]))
         self._body_begin = end + len(_END_OF_HEAD)
-        self._terms = terms_for(head.method, head.host, head.path, head)
-        if self._terms is not None:
-            self._form = form_of(head.method, head.host, head.path, head)
+        self._form = form = form_of(head.method, head.host, head.path, head)
+        if form is not None and not self._is_doubtful(form):
+            self._terms = terms_for(head.method, head.host, head.path, head)
+            if self._terms is None:
+                self._form = None
         return head
+
+    def _is_doubtful(self, form: Form) -> bool:
+        """Whether only the body shows if this is a model request, outside of any scope."""
+        return form.api in COMMON_PATHS and not form.is_provider and not is_in_scope()
 
     def _is_complete(self, head: Head) -> bool:
         if "transfer-encoding" in head:
@@ -145,15 +151,16 @@ class Outgoing:
 
         A library that asks for the response to half a request gets there too.
         """
-        head, terms, form = self._head, self._terms, self._form
+        head, form = self._head, self._form
         if head is None:  # a subclass writes to the socket itself
             del connection.__dict__[OUTGOING]
             report_if_model(self._method, str(connection.host), self._target)
-        if head is None or terms is None or form is None:
+        if head is None or form is None:
             return
         content = _unchunked(self._body()) if "transfer-encoding" in head else self._body()
+        terms = self._terms or terms_for(head.method, head.host, head.path, head, content)
         request = None if content is None else parse_request(form, head, content)
-        if request is None:
+        if request is None or terms is None:
             self._pass(connection, send)
             return
         del connection.__dict__[OUTGOING]  # what connecting sends, such as the request for a tunnel, passes

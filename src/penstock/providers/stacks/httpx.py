@@ -1,7 +1,12 @@
 """httpx2 and httpx: send their requests as contained model calls.
 
 This module never imports either. `send` and `asend` wrap the transport that talks to the network, so that every
-attempt of a client passes through them. Their transports over aiohttp are contained by the stack of aiohttp.
+attempt of a client passes through them: those of an `Auth` that sends twice, and of a transport around this one. Their
+transports over aiohttp are contained by the stack of aiohttp.
+
+A transport with a pool of its own, and a program that uses httpcore itself, go around that transport. Their requests
+come to the pools of httpcore and httpcore2, without having passed here: they are not contained, so they are reported,
+and refused if the run is strict.
 
 Between two reads of a response nothing waits; a cancel shuts the socket down, and the next read raises.
 """
@@ -10,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.providers.current import terms_for
+from penstock.providers.current import may_apply, pass_by, terms_for
 from penstock.providers.hooks import Patch
 from penstock.providers.http.exchange import Exchange, Terms, admit
 from penstock.providers.http.forms import Form, form_of
@@ -27,6 +33,9 @@ MARK = "penstock.exchange"
 """Key of the exchange in a request's extensions, used to find the request's socket."""
 
 _END = object()
+
+_is_seen: ContextVar[bool] = ContextVar("penstock_httpx_seen", default=False)
+"""Whether what is sent here has passed a transport that is wrapped."""
 
 
 def send(terms: Terms, original: Callable[[Any, Any], Any], transport: Any, request: Any) -> Any:
@@ -66,7 +75,11 @@ async def asend(terms: Terms, original: Callable[[Any, Any], Awaitable[Any]], tr
 
 
 def _form(request: Any) -> Form | None:
-    return form_of(request.method, request.url.host, request.url.path, request.headers)
+    return form_of(*_address(request))
+
+
+def _address(request: Any) -> tuple[str, str, str, Any]:
+    return request.method, request.url.host, request.url.path, request.headers
 
 
 def _rewritten(request: Any, exchange: Exchange) -> Any:
@@ -232,25 +245,62 @@ def _wire(stream: Any) -> Any:
 
 def _sync(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def handle_request(transport: Any, request: Any) -> Any:
-        terms = terms_for(request.method, request.url.host, request.url.path, request.headers)
-        return original(transport, request) if terms is None else send(terms, original, transport, request)
+        terms = terms_for(*_address(request), getattr(request, "_content", None))
+        before = _is_seen.set(True)
+        try:
+            return original(transport, request) if terms is None else send(terms, original, transport, request)
+        finally:
+            _is_seen.reset(before)
 
     return handle_request
 
 
 def _async(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     async def handle_async_request(transport: Any, request: Any) -> Any:
-        terms = terms_for(request.method, request.url.host, request.url.path, request.headers)
-        if terms is None:
-            return await original(transport, request)
-        return await asend(terms, original, transport, request)
+        terms = terms_for(*_address(request), getattr(request, "_content", None))
+        before = _is_seen.set(True)
+        try:
+            if terms is None:
+                return await original(transport, request)
+            return await asend(terms, original, transport, request)
+        finally:
+            _is_seen.reset(before)
 
     return handle_async_request
 
 
-PATCHES = (
-    Patch("httpx2", "HTTPTransport", "handle_request", _sync),
-    Patch("httpx2", "AsyncHTTPTransport", "handle_async_request", _async),
-    Patch("httpx", "HTTPTransport", "handle_request", _sync),
-    Patch("httpx", "AsyncHTTPTransport", "handle_async_request", _async),
+def _pool_sync(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def handle_request(pool: Any, request: Any) -> Any:
+        _check_seen(request)
+        return original(pool, request)
+
+    return handle_request
+
+
+def _pool_async(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    async def handle_async_request(pool: Any, request: Any) -> Any:
+        _check_seen(request)
+        return await original(pool, request)
+
+    return handle_async_request
+
+
+def _check_seen(request: Any) -> None:
+    """Report a model request that went around the transport, or refuse it."""
+    # The request of a sync call is sent by a worker, in a context of its own: it has the mark.
+    if _is_seen.get() or MARK in request.extensions or not may_apply(method := request.method.decode("latin-1")):
+        return
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers}
+    pass_by(method, request.url.host.decode("latin-1"), request.url.target.decode("latin-1"), headers)
+
+
+PATCHES = tuple(
+    patch
+    for library, core in (("httpx2", "httpcore2"), ("httpx", "httpcore"))
+    for patch in (
+        Patch(library, "HTTPTransport", "handle_request", _sync),
+        Patch(library, "AsyncHTTPTransport", "handle_async_request", _async),
+        Patch(core, "ConnectionPool", "handle_request", _pool_sync),
+        Patch(core, "AsyncConnectionPool", "handle_async_request", _pool_async),
+    )
 )

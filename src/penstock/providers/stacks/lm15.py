@@ -206,7 +206,7 @@ def _contained(request: Any) -> tuple[Terms, Outgoing, ModelRequest] | None:
     if not may_apply(request.method.upper()):
         return None
     outgoing = Outgoing(request)
-    terms = terms_for(*outgoing.address)
+    terms = terms_for(*outgoing.address, request.body)
     model_request = None if terms is None else outgoing.model_request()
     return None if terms is None or model_request is None else (terms, outgoing, model_request)
 

@@ -29,6 +29,28 @@ POINTS = (
     "fork.before_append",
     "fork.after_append",
 )
-"""Failpoints of journals and shared budgets; packages with others list them in their own modules."""
+"""Failpoints of journals and shared budgets."""
+
+HOSTED_POINTS = (
+    "submit.added",
+    "claim.taken",
+    "claim.adopted",
+    "start.before_event",
+    "events.before_append",
+    "events.after_append",
+    "approval.put",
+    "approval.waiting",
+    "approval.answered",
+    "approval.got",
+    "end.decided",
+    "end.before_commit",
+    "end.committed",
+    "grant.committed",
+    "fork.read",
+    "fork.added",
+    "cancel.kept",
+    "cancel.committed",
+)
+"""Failpoints that a host adds, in the order in which a run passes them; the last are for grants, forks and cancels."""
 
 hook: Callable[[str], None] | None = None

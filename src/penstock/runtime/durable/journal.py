@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from inspect import isawaitable
 from math import isfinite
 from typing import Any
@@ -86,6 +86,7 @@ class Journal:
         "epoch",
         "may_wait",
         "recorded",
+        "renamed",
         "replay_only",
         "replayed",
         "root",
@@ -115,6 +116,8 @@ class Journal:
         self.replayed = 0
         """Number of entries found and therefore not run again."""
         self.root = Scope(object(), run_id)
+        self.renamed: dict[str, Mapping[str, str]] = {}
+        """Names under which nodes are recorded, if not under their own: by the path of their graph, then by node id."""
         self.states: dict[int, Any] = {}
         """Tracking of the states that nodes of this run share, by identity of the state."""
         self._store = store

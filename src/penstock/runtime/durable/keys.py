@@ -152,7 +152,7 @@ def entry_node(key: str) -> str | None:
         first = others.partition("/")[0]
     if not first or ":" in first or "#" in first:
         return None
-    return _unescaped(first.partition("~")[0])
+    return unescaped(first.partition("~")[0])
 
 
 def root_node_key(key: str) -> str:
@@ -165,7 +165,7 @@ def root_node_key(key: str) -> str:
 
 def display_id(node_id: str) -> str:
     """Return the name `entry_node` gives a node: its id, unless that is very long."""
-    return _unescaped(escaped(node_id))
+    return unescaped(escaped(node_id))
 
 
 @lru_cache(maxsize=4_096)
@@ -179,7 +179,8 @@ def _quoted(name: str) -> str:
     return quote(name, safe=PLAIN, errors="surrogatepass").replace("~", "%7E") or "%"
 
 
-def _unescaped(part: str) -> str:
+def unescaped(part: str) -> str:
+    """Return the name that `escaped` made a part of a key from; a long one is shortened."""
     return "" if part == "%" else unquote(part, errors="surrogatepass")
 
 

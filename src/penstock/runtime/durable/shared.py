@@ -11,15 +11,18 @@ known whether a hold was recorded, it is withdrawn later, if it exists.
 A call that only the holds of others keep out may wait at the store with a ticket (`take`, then `renew` until the answer
 is another one). It holds nothing meanwhile. What to do between two requests is up to the caller.
 
-Blocks, as stores do, and knows neither calls nor loops; `remote_holds` connects it to admission.
+Its operations at the store are coroutines over an `AsyncLedger`: tasks await them, threads run them with `blocking`.
+Knows no calls; `remote_holds` connects it to admission.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
 
 from penstock import checks
@@ -29,6 +32,8 @@ from penstock.containment.tickets import Waiting
 from penstock.errors import InvalidValue, KeyTaken, LedgerError, LedgerUnavailable
 from penstock.runtime import worker
 from penstock.runtime.durable import failpoints
+from penstock.runtime.durable.async_ledger import AsyncLedger, blocking, ignore, mode
+from penstock.runtime.locking import unlock
 from penstock.stops import LIMIT_REASONS, Stop, StopReason
 from penstock.tracing.record import OPEN, CallRecord
 
@@ -46,7 +51,10 @@ LEASE_S = 10.0
 GRACE_S = 10.0
 """How much later than the call itself the store ends its wait, for a call that cannot any more."""
 MAX_INLINE_ACTS = 8
-"""Maximum number of waiting acts reported inline; more would block the event loop."""
+"""Maximum number of waiting acts reported on the event loop before other tasks run; more would block it."""
+
+Do = Callable[[AsyncLedger], Awaitable[object]]
+"""What an act does at the store."""
 
 
 class _HoldOptions(TypedDict, total=False):
@@ -70,7 +78,7 @@ class Act(NamedTuple):
     """An act not yet reported to the store."""
 
     key: str
-    do: Callable[[LedgerStore], object]
+    do: Do
 
 
 class HeldCall(Protocol):
@@ -87,6 +95,54 @@ class HeldCall(Protocol):
     @property
     def is_unpriced(self) -> bool:
         """Whether it may be billed although nothing is held for it."""
+
+
+class _Turn:
+    """Whose turn it is to report acts: a thread's, which has `lock` meanwhile, or that of a task of any event loop.
+
+    Threads wait for each other, and tasks for whoever has the turn. A thread does not wait for a task, whose loop may
+    be the one that it keeps: a sync call on an event loop waits for its worker.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        """Reentrant, because a signal handler may report acts in the middle of a report."""
+        self.task: object | None = None
+        """What a task that has the turn passed to `take`; set and read under the lock."""
+        self._starting = threading.Lock()
+        """So that `lock` is found taken only while a thread has the turn."""
+        self._wakes: deque[Callable[[], object]] = deque()
+
+    async def take(self, task: object) -> None:
+        """Wait for the turn, as a task."""
+        loop = asyncio.get_running_loop()
+        while not self._try_take(task):
+            woken = asyncio.Event()
+            self._wakes.append(partial(loop.call_soon_threadsafe, woken.set))
+            if self._try_take(task):  # the turn ended before it could wake this task
+                return
+            await woken.wait()
+
+    def _try_take(self, task: object) -> bool:
+        with self._starting:
+            try:  # a signal handler may raise as soon as the lock is acquired
+                if self.task is None and self.lock.acquire(blocking=False):
+                    self.task = task
+            finally:
+                unlock(self.lock)
+        return self.task is task
+
+    def give(self, task: object) -> None:
+        """End the turn of a task, if it has it."""
+        if self.task is task:
+            self.task = None
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake the tasks that wait, after the turn has ended."""
+        while self._wakes:
+            with suppress(IndexError, RuntimeError):  # another one has woken it, or its loop is closed
+                self._wakes.popleft()()
 
 
 class SharedBudget:
@@ -106,10 +162,7 @@ class SharedBudget:
         if not all(prefix.rpartition("/")):
             raise InvalidValue("prefix", prefix, "the run's id, a slash, and a name unique to this claim")
         self.store = store
-        self.blocks = getattr(store, "is_immediate", False) is not True
-        """Whether a request may take long enough to need a worker: true, unless the store declares otherwise."""
-        self._try_inline: Callable[[Callable[[], Any]], Any] | None = getattr(store, "try_inline", None)
-        """The store's method for callers that cannot wait, if it has one."""
+        self.ledger = AsyncLedger(store)
         self.account = account
         self.unknown_account = unknown
         """Account that counts each call of unknown cost as an api call, and as a token too once the cost becomes known;
@@ -120,8 +173,8 @@ class SharedBudget:
         """Called when the store cannot be updated: once when that begins, and each time an act is given up."""
         self._lock = threading.Lock()
         """Guards the in-memory state; no blocking operation runs under it."""
-        self._turn = threading.RLock()
-        """Held while waiting acts are reported to the store: in order, one at a time."""
+        self._turn = _Turn()
+        """Taken while waiting acts are reported to the store: in order, one at a time."""
         self._waiting: deque[Act] = deque()
         self._open: set[str] = set()
         self._asking: set[str] = set()
@@ -159,58 +212,57 @@ class SharedBudget:
         return f"{self.prefix}/{node_id}{UNPRICED if is_counted else ''}"
 
     def recover(self) -> tuple[str, ...]:
+        """Run `arecover` on this thread, which it blocks."""
+        return blocking(self.arecover())
+
+    async def arecover(self) -> tuple[str, ...]:
         """Mark holds left by earlier claims of this run as unresolved, as their bills are unknown; return their keys.
 
         A claim that is still at work loses nothing by this: what it held stays taken, and can still be settled. Calls
         among them without a known price are counted as of unknown cost. Calls that still wait leave the queue.
         """
-        for key in self._left_behind(self.store.queued):
-            _try_each(key, self.store.leave_queue)
-        left = self._left_behind(self.store.held)
+        ledger = self.ledger
+        for key in self._left_behind(await ledger.queued(f"{self.run_id}/")):
+            await _try_each(key, ledger.leave_queue)
+        left = self._left_behind(await ledger.held(f"{self.run_id}/"))
         for key in left:
             if key.endswith(UNPRICED):
-                self._count_unknown(self.store, key)
-            try:
-                self.store.leave_unresolved(key)
-            except LedgerUnavailable:
-                raise
-            except LedgerError:  # it has ended since `held` was read
-                continue
+                await self._count_unknown(ledger, key)
+            await _try_each(key, ledger.leave_unresolved)  # unless it has ended since `held` was read
         return left
 
-    def _left_behind(self, listed: Callable[[str], Mapping[str, Amounts]]) -> tuple[str, ...]:
+    def _left_behind(self, listed: Mapping[str, Amounts]) -> tuple[str, ...]:
         """Return the listed keys of earlier claims of this run."""
-        return tuple(key for key in listed(f"{self.run_id}/") if not key.startswith(f"{self.prefix}/"))
+        return tuple(key for key in listed if not key.startswith(f"{self.prefix}/"))
 
     @property
     def run_id(self) -> str:
         """The id of the run, which all of its claims share."""
         return self.prefix.rpartition("/")[0]
 
-    async def arecover(self) -> tuple[str, ...]:
-        """Run `recover` on a worker."""
-        keys: tuple[str, ...] = await worker.LoopJob(self.recover, ignore).result()
-        return keys
-
-    def try_inline(self, ask: Callable[[], T]) -> T:
+    def try_inline(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `ask` if it need not wait for the store; raise WouldBlock if it must."""
-        if not self.blocks:
-            return ask()
-        if self._try_inline is None or self.waiting > MAX_INLINE_ACTS or not self._turn.acquire(blocking=False):
+        if self.ledger.is_immediate:
+            return blocking(ask())
+        inline = self.ledger.try_inline
+        if inline is None or self.waiting > MAX_INLINE_ACTS or not self._turn.lock.acquire(blocking=False):
             raise WouldBlock
         answers: list[T] = []
         try:
-            with suppress(Exception):  # the blocking request that follows reports the error
-                self._try_inline(lambda: answers.append(ask()))
+            if self._turn.task is not None:
+                raise WouldBlock
+            with suppress(Exception):  # the request that follows, which may wait, reports the error
+                inline(lambda: answers.append(blocking(ask())))
         finally:
-            self._turn.release()
+            self._turn.lock.release()
+            self._turn.wake()
         if not answers:
             raise WouldBlock
         return answers[0]
 
     # Before a call.
 
-    def take(
+    async def take(
         self,
         key: str,
         ask: Amounts,
@@ -232,19 +284,19 @@ class SharedBudget:
             self._asking.add(key)
         options: _HoldOptions = {"under": under} if under is not None else {}
         try:
-            return self._hold_or_refuse(_Request(key, ask, shrink, max_wait_s, options), retried)
+            return await self._hold_or_refuse(_Request(key, ask, shrink, max_wait_s, options), retried)
         finally:
             self._stop_asking(key)
 
-    def _hold_or_refuse(self, request: _Request, retried: bool) -> Stop | Waiting | None:
-        self.flush()
+    async def _hold_or_refuse(self, request: _Request, retried: bool) -> Stop | Waiting | None:
+        await self.aflush()
         if failpoints.hook is not None:
             failpoints.hook("hold.before")
         key = request.key
         is_drawn = self._queued[key] if key in self._queued else retried and self._is_drawn()
         request.options["retry_drawn"] = is_drawn
         try:
-            answer = self._held(request)
+            answer = await self._held(request)
         except WouldBlock:  # the request is repeated, and its retry is not drawn then either
             if retried and not is_drawn and key not in self._queued:
                 self._was_not_drawn()
@@ -253,15 +305,15 @@ class SharedBudget:
             return self._in_doubt(key, error)
         return self._answered(key, answer, is_drawn)
 
-    def _held(self, request: _Request) -> Stop | Waiting | None:
+    async def _held(self, request: _Request) -> Stop | Waiting | None:
         key, ask, shrink, max_wait_s, options = request
         answer: Stop | Waiting | None = None
         for _ in range(MAX_HOLD_REQUESTS):
-            answer = self.store.hold(key, self.account, ask, **options)
+            answer = await self.ledger.hold(key, self.account, ask, **options)
             if answer is not None and answer.momentary and max_wait_s is not None:
                 longest_s = min(max_wait_s + GRACE_S, checks.MAX_SECONDS)
                 ticket = TicketRequest(self.run_id, self.owner, LEASE_S, longest_s)
-                answer = self.store.join_queue(key, self.account, ask, ticket, **options)
+                answer = await self.ledger.join_queue(key, self.account, ask, ticket, **options)
             if not isinstance(answer, Stop):
                 break
             with self._lock:
@@ -272,7 +324,7 @@ class SharedBudget:
             ask = smaller
         return answer
 
-    def renew(self, key: str) -> Stop | Waiting | None:
+    async def renew(self, key: str) -> Stop | Waiting | None:
         """Return the store's answer to a call that waits; any failure refuses. LedgerError if its ticket has expired.
 
         A call whose ticket has expired may `take` again.
@@ -280,9 +332,9 @@ class SharedBudget:
         if self._is_over:
             self.leave_queue(key)
             return self._over()
-        self.flush()
+        await self.aflush()
         try:
-            answer = self.store.renew(key)
+            answer = await self.ledger.renew(key)
         except WouldBlock:
             raise
         except BaseException as error:
@@ -372,11 +424,11 @@ class SharedBudget:
 
     def settled(self, key: str, actual: Amounts, succeeded: bool) -> None:
         """Queue the actual usage of the call."""
-        self._end(key, lambda store: store.settle(key, actual, succeeded=succeeded))
+        self._end(key, lambda ledger: ledger.settle(key, actual, succeeded=succeeded))
 
     def released(self, key: str) -> None:
         """Queue the release of a call that failed and cost nothing."""
-        self._end(key, lambda store: store.release(key))
+        self._end(key, lambda ledger: ledger.release(key))
 
     def withdrawn(self, key: str) -> None:
         """Queue the withdrawal of a call that never ran."""
@@ -385,47 +437,51 @@ class SharedBudget:
     def unresolved(self, key: str) -> None:
         """Queue that the call is over and its bill unknown; it may still be settled."""
         if self.is_open(key):
-            self._later(key, lambda store: store.leave_unresolved(key))
+            self._later(key, lambda ledger: ledger.leave_unresolved(key))
 
     def charged(self, key: str, actual: Amounts) -> None:
         """Queue spending for which nothing was held."""
-        self._later(key, lambda store: store.charge(key, self.account, actual))
+        self._later(key, lambda ledger: ledger.charge(key, self.account, actual))
 
     def unknown(self, key: str) -> None:
         """Queue that the cost of the call under that key is unknown."""
         if self.unknown_account is not None:
-            self._later(key, lambda store: self._count_unknown(store, key))
+            self._later(key, lambda ledger: self._count_unknown(ledger, key))
 
     def known(self, key: str) -> None:
         """Queue that the cost of that call has become known after all."""
         account = self.unknown_account
         if account is not None:
-            self._later(key, lambda store: store.charge(f"{key}/known", account, Amounts(tokens_in=1)))
+            self._later(key, lambda ledger: ledger.charge(f"{key}/known", account, Amounts(tokens_in=1)))
 
     def unknown_costs(self) -> int:
+        """Run `aunknown_costs` on this thread, which it blocks."""
+        return blocking(self.aunknown_costs())
+
+    async def aunknown_costs(self) -> int:
         """Return the number of calls of unknown cost that the store knows of, over all claims."""
         try:
-            balance = self.store.balance(self.unknown_account or "")
+            balance = await self.ledger.balance(self.unknown_account or "")
         except KeyError:  # no call has needed the account yet
             return 0
         return balance.api_calls - balance.tokens_in
 
-    def _count_unknown(self, store: LedgerStore, key: str) -> None:
+    async def _count_unknown(self, ledger: AsyncLedger, key: str) -> None:
         account = self.unknown_account
         if account is not None:
-            store.open_account(account, Limits())
-            store.charge(f"{key}/unknown", account, Amounts(api_calls=1))
+            await ledger.open_account(account, Limits())
+            await ledger.charge(f"{key}/unknown", account, Amounts(api_calls=1))
 
     def retry_drawn(self, key: str) -> None:
         """Queue that the call under that key has failed and drawn a retry of the run."""
 
-        def draw(store: LedgerStore) -> None:
-            if not store.draw_retry(self.account, key):
+        async def draw(ledger: AsyncLedger) -> None:
+            if not await ledger.draw_retry(self.account, key):
                 self._was_not_drawn()
 
         self._later(key, draw)
 
-    def _end(self, key: str, do: Callable[[LedgerStore], object]) -> None:
+    def _end(self, key: str, do: Do) -> None:
         """Queue the final act of what was taken under that key; no effect if nothing is taken or its end is queued."""
         with self._lock:
             if key in self._open:
@@ -433,7 +489,7 @@ class SharedBudget:
                 self._waiting.append(Act(key, do))
                 self._asking.discard(key)
 
-    def _later(self, key: str, do: Callable[[LedgerStore], object]) -> None:
+    def _later(self, key: str, do: Do) -> None:
         with self._lock:
             self._waiting.append(Act(key, do))
             self._asking.discard(key)
@@ -441,22 +497,50 @@ class SharedBudget:
     # Reporting to the store.
 
     def flush(self) -> int:
-        """Report waiting acts to the store, as far as possible; return how many still wait."""
-        with self._turn:
-            while self._waiting and self._report(self._waiting[0]):
-                pass
-        return self.waiting
+        """Run `aflush` on this thread, which it blocks."""
+        return blocking(self.aflush())
 
     async def aflush(self) -> int:
-        """Run `flush`, inline if possible, otherwise on a worker."""
-        with suppress(WouldBlock):
-            return self.try_inline(self.flush)
-        left: int = await worker.LoopJob(self.flush, ignore).result()
-        return left
+        """Report waiting acts to the store, as far as possible; return how many still wait."""
+        is_available = True
+        while self._waiting and is_available:
+            is_available = await (self._flush_as_thread() if mode.may_block else self._flush_as_task())
+        return self.waiting
+
+    async def _flush_as_thread(self) -> bool:
+        try:
+            with self._turn.lock:
+                # A task that has the turn reports these acts too: it looks for more after the end of its turn.
+                return self._turn.task is None and await self._report_all()
+        finally:
+            self._turn.wake()
+
+    async def _flush_as_task(self) -> bool:
+        task = object()
+        try:
+            await self._turn.take(task)
+            is_available = await self._report_all()
+        except BaseException:  # the task was cancelled, and threads rely on it to report their acts
+            self._turn.give(task)
+            self.flush_soon()
+            raise
+        self._turn.give(task)
+        return is_available
+
+    async def _report_all(self) -> bool:
+        """Report the waiting acts; return False if the store cannot record one of them."""
+        reported = 0
+        while self._waiting:
+            if not await self._report(self._waiting[0]):
+                return False
+            reported += 1
+            if reported % MAX_INLINE_ACTS == 0 and not mode.may_block:
+                await asyncio.sleep(0)  # the store may have answered all of them inline
+        return True
 
     def flush_soon(self) -> None:
         """Start a worker that reports waiting acts to the store, without waiting for it."""
-        if not self.blocks:
+        if self.ledger.is_immediate:
             self.flush()
             return
         with self._lock:
@@ -472,12 +556,12 @@ class SharedBudget:
         self._is_flush_scheduled = False
         self.flush()
 
-    def _report(self, act: Act) -> bool:
+    async def _report(self, act: Act) -> bool:
         """Do the oldest waiting act; return False if the store cannot record it now."""
         if failpoints.hook is not None:
             failpoints.hook("settle.before")
         try:
-            act.do(self.store)
+            await act.do(self.ledger)
         except LedgerUnavailable as error:
             return self._stays(act, error)
         except (LedgerError, KeyError) as error:
@@ -518,21 +602,21 @@ class SharedBudget:
         return f"<SharedBudget {self.account!r} as {self.prefix!r}>"
 
 
-def _never_ran(key: str, *, may_wait: bool = True) -> Callable[[LedgerStore], object]:
+def _never_ran(key: str, *, may_wait: bool = True) -> Do:
     """Return an act that gives back what the key holds, if it holds something, and its ticket, if it has one."""
 
-    def give_back(store: LedgerStore) -> None:
+    def give_back(ledger: AsyncLedger) -> Awaitable[None]:
         # A hold that was recovered meanwhile can be released; one that was never recorded has nothing to give back.
-        _try_each(key, *([store.leave_queue] if may_wait else []), store.withdraw, store.release)
+        return _try_each(key, *([ledger.leave_queue] if may_wait else []), ledger.withdraw, ledger.release)
 
     return give_back
 
 
-def _try_each(key: str, *ends: Callable[[str], None]) -> None:
+async def _try_each(key: str, *ends: Callable[[str], Awaitable[None]]) -> None:
     """Do the first of these that the store accepts for the key."""
     for end in ends:
         try:
-            return end(key)
+            return await end(key)
         except LedgerUnavailable:
             raise
         except LedgerError:
@@ -551,10 +635,6 @@ def budget_behind(stop: Stop) -> Budget:
         return Budget(max_time_seconds=limit)
     counted = {"steps": "max_steps", "tokens": "max_tokens", "api calls": "max_api_calls"}.get(stop.unit or "")
     return Budget() if counted is None else Budget(**{counted: int(limit)})
-
-
-def ignore(value: object, error: BaseException | None) -> None:
-    """Discard the result of a job whose caller has left."""
 
 
 # Reports of calls.

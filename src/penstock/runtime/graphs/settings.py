@@ -1,4 +1,4 @@
-"""Read the `data` of a node: a frozen dataclass per node type, validated before the graph runs.
+"""The settings of node types: the `data` of a node as a frozen dataclass, validated before the graph runs.
 
 `error_policy` and `budget` belong to the runtime (`node_options`) and are not settings of a type that runs.
 
@@ -15,10 +15,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from penstock.containment.limits import Budget
 from penstock.errors import PenstockError
+from penstock.kernel.executor import ExecutorRegistry
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -66,6 +67,19 @@ class Sized:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         return {**handler(source), "strict": True, "min_length": self.least, "max_length": self.most}
+
+
+ValueType = Literal["any", "text", "number", "boolean", "object", "list"]
+
+MAX_TEXT = 100_000
+MAX_NAME = 200
+
+Name = Annotated[str, Sized(1, MAX_NAME)]
+Text = Annotated[str, Sized(0, MAX_TEXT)]
+Flag = Annotated[bool, EXACT]
+Seconds = Annotated[float, Within(0.001, 86_400)]
+Json = Annotated[dict[str, Any], EXACT]
+"""A JSON object."""
 
 
 class Data:
@@ -186,6 +200,25 @@ class Settings(Generic[D]):
 
     def _names(self) -> list[str]:
         return [field.name for field in fields(self._shape)]  # type: ignore[arg-type]  # each is a dataclass
+
+
+class Checked(Generic[D]):
+    """An executor whose data is read by `settings`, and checked before the graph runs."""
+
+    settings: Settings[D]
+
+    def check(self, data: Mapping[str, Any], executors: ExecutorRegistry) -> list[Finding]:
+        """Return all problems of the data; `executors` are used to check nested graphs."""
+        read, findings = self.settings._looked_at(data)
+        return findings if read is None else list(self.look(read, executors))
+
+    def look(self, data: D, executors: ExecutorRegistry) -> Iterable[Finding]:
+        """Return the problems of data that has the right shape."""
+        return ()
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of the data."""
+        return self.settings.schema()
 
 
 def _steps_in(data: Any, where: tuple[str | int, ...], is_there: bool) -> list[str | int]:

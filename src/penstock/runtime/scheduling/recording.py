@@ -2,10 +2,14 @@
 
 Used by the scheduler, which checks for each ready node whether it is recorded, reports when a node starts, and hands
 over its result. The code that runs the graph defines what a node returns and how it is encoded as JSON.
+
+`SharedState` is the state that nodes share, if it is a dict of JSON: changed keys are recorded with the node that
+completes next, and set again when that node is replayed.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,10 +17,10 @@ from penstock.runtime.billing.usage import Reported
 from penstock.runtime.call import CallSpec
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable import failpoints
-from penstock.runtime.durable.journal import Journal
+from penstock.runtime.durable.journal import Journal, NotRecordable, must_be_json
 from penstock.runtime.durable.keys import Scope, current_scope
 from penstock.runtime.durable.ports import JournalEntry
-from penstock.runtime.replay import FAILED, SharedState, replay, replay_failure
+from penstock.runtime.replay import FAILED, is_failure, replay, replay_failure
 from penstock.tracing.record import CallRecord
 
 Write = Callable[[int, Any], Any]
@@ -28,7 +32,19 @@ Read = Callable[[int, Any], Any]
 class RecordedNodes:
     """The journal of a graph's nodes, by their numbers in its plan."""
 
-    __slots__ = ("_calls", "_journal", "_keys", "_names", "_pure", "_read", "_state", "_write", "place", "replayed")
+    __slots__ = (
+        "_calls",
+        "_journal",
+        "_keys",
+        "_names",
+        "_pure",
+        "_read",
+        "_recorded_as",
+        "_state",
+        "_write",
+        "place",
+        "replayed",
+    )
 
     def __init__(
         self,
@@ -52,6 +68,9 @@ class RecordedNodes:
         self._state = SharedState.of(journal, state)
         self.place: Scope = journal.scope().graph()
         """The graph's place in the run."""
+        renamed = journal.renamed.get(self.place.path)
+        self._recorded_as = names if renamed is None else [renamed.get(name, name) for name in names]
+        """The names of the nodes in the journal."""
         self.replayed: set[int] = set()
         """Nodes that were replayed."""
 
@@ -84,7 +103,7 @@ class RecordedNodes:
         if node not in self._pure:
             self._journal.find(key)
         current_scope.set(
-            Scope(place.run, place.run_id, key) if attempt == 1 else place.node(self._names[node], attempt)
+            Scope(place.run, place.run_id, key) if attempt == 1 else place.node(self._recorded_as[node], attempt)
         )
         if failpoints.hook is not None:
             failpoints.hook("node.started")
@@ -103,7 +122,7 @@ class RecordedNodes:
         while failed < most and (entry := self._journal.peek(self._failure_key(node, failed + 1))) is not None:
             failed += 1
             error = {name: entry.value[name] for name in ("error", "message")}
-            key = self._key(node) if failed == 1 else self.place.node_path(self._names[node], failed)
+            key = self._key(node) if failed == 1 else self.place.node_path(self._recorded_as[node], failed)
             below = [one for one in self._journal.under(key) if one.key.startswith(f"{key}/")]
             if self._state is not None:
                 self._state.restore(below)
@@ -111,7 +130,7 @@ class RecordedNodes:
         return failed, error
 
     def _failure_key(self, node: int, attempt: int) -> str:
-        return self.place.node(self._names[node], attempt).child(FAILED, attempt).path
+        return self.place.node(self._recorded_as[node], attempt).child(FAILED, attempt).path
 
     async def record(self, node: int, value: Any) -> None:
         """Record the node's result; when this returns, it survives the process."""
@@ -127,5 +146,80 @@ class RecordedNodes:
     def _key(self, node: int) -> str:
         key = self._keys.get(node)
         if key is None:
-            key = self._keys[node] = self.place.node_path(self._names[node])
+            key = self._keys[node] = self.place.node_path(self._recorded_as[node])
         return key
+
+
+class SharedState:
+    """The state that the nodes of a run share, with the part of it that is recorded in the journal."""
+
+    __slots__ = ("_set_by", "_version", "_written", "state")
+
+    def __init__(self, journal: Journal, state: dict[str, Any]) -> None:
+        self.state = state
+        self._version = max((_version(entry) for entry in journal), default=0)
+        """Number of the latest change: changes may be written in another order than they were made."""
+        self._written: dict[str, str] = {key: _text(key, item) for key, item in state.items()}
+        """Each key's value as recorded in the journal."""
+        self._set_by: dict[str, int] = {}
+        """Number of the change each key was restored from."""
+
+    @classmethod
+    def of(cls, journal: Journal, state: object) -> SharedState | None:
+        """Return the tracking of a state; None if the state is not a dict, in which case none of it is recorded."""
+        if not isinstance(state, dict):
+            return None
+        known = journal.states.get(id(state))
+        if known is None:
+            known = journal.states[id(state)] = cls(journal, state)
+        assert isinstance(known, SharedState)
+        return known
+
+    def changes(self) -> dict[str, Any] | None:
+        """Return what has changed since the last entry, as JSON; None if nothing has."""
+        state, written = self.state, self._written
+        if not state and not written:
+            return None
+        now = {key: _text(key, item) for key, item in state.items()}
+        changed = {key: json.loads(text) for key, text in now.items() if written.get(key) != text}
+        removed = [key for key in written if key not in now]
+        self._written = now
+        if not changed and not removed:
+            return None
+        self._version += 1
+        return {"version": self._version, "set": changed, "removed": removed}
+
+    def restore(self, entries: Sequence[JournalEntry]) -> None:
+        """Set what changed with these entries, unless a newer value is already set."""
+        for entry in entries:
+            if version := _version(entry):
+                changes = entry.value["state"]
+                for key in changes["removed"]:
+                    self._restore(key, version, None)
+                for key, item in changes["set"].items():
+                    self._restore(key, version, _text(key, item))
+
+    def _restore(self, key: str, version: int, text: str | None) -> None:
+        if self._set_by.get(key, 0) > version:
+            return
+        self._set_by[key] = version
+        if text is None:
+            self.state.pop(key, None)
+            self._written.pop(key, None)
+        else:
+            self.state[key] = json.loads(text)
+            self._written[key] = text
+
+
+def _version(entry: JournalEntry) -> int:
+    """Return the number of the state change recorded with a node or a failed attempt; 0 if the state did not change."""
+    may_have = isinstance(entry.value, dict) and (entry.kind == "node" or is_failure(entry.key))
+    changes = entry.value.get("state") if may_have else None
+    return int(changes["version"]) if changes else 0
+
+
+def _text(key: object, value: Any) -> str:
+    if not isinstance(key, str):
+        raise NotRecordable("the state of the run", f"a key of type {type(key).__name__}")
+    must_be_json(f"state[{key!r}]", value)
+    return json.dumps(value, sort_keys=True)

@@ -36,8 +36,7 @@ from typing import Any, Literal
 
 from penstock.containment.limits import NO_LIMITS
 from penstock.errors import CancelledError, Halted, PenstockError, StepTimeout
-from penstock.kernel.frontier import Frontier
-from penstock.kernel.settle import Race
+from penstock.kernel.frontier import Frontier, Race
 from penstock.runtime.admission import admit, await_room
 from penstock.runtime.billing.usage import WITHOUT_USAGE, Reported
 from penstock.runtime.call import Call, CallSpec, blank, running_call, stop_of, stopped
@@ -48,7 +47,6 @@ from penstock.runtime.durable.ports import JournalEntry
 from penstock.runtime.execution import pause, record_value
 from penstock.runtime.scheduling.recording import RecordedNodes
 from penstock.runtime.scheduling.recovery import NotifyRecovery, StepOptions, Work, run_with_options
-from penstock.runtime.scheduling.step import step_context
 from penstock.runtime.settlement import end_interrupted, fail, load_prices_for, succeed
 from penstock.runtime.streams import Output
 from penstock.stops import Stop, StopReason
@@ -747,3 +745,39 @@ def _warn_of_blocking(step: str, graph: str, for_ns: int) -> None:
         RuntimeWarning,
         stacklevel=2,
     )
+
+
+class StepContext(ExecutionContext):
+    """The context of a graph's run, with the input and the upstream results of one step.
+
+    Every step gets its own, so creating one has to be cheap: the attributes that calls need are copied, the step's
+    input and the source of its upstream results are set, and every other attribute is looked up in the context of the
+    graph.
+    """
+
+    __slots__ = ("_of",)
+
+    _of: ExecutionContext
+
+    @property
+    def _origin(self) -> ExecutionContext:
+        return self._of._origin
+
+    def __getattr__(self, name: str) -> Any:
+        # Called only for attributes that were not copied; `_of` itself is always set.
+        return getattr(self._of, name)
+
+
+def step_context(place: ExecutionContext, input: Any, upstream: Mapping[str, Any]) -> StepContext:
+    """Return a context at `place` for one step."""
+    context = blank(StepContext)
+    context._of = place
+    context._run = place._run
+    context._account = place._account
+    context._token = place._token
+    context._base = place._base
+    context._source = place._source
+    context.input = input
+    context._upstream = None
+    context._upstream_source = upstream
+    return context

@@ -16,7 +16,7 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
 from penstock.errors import PenstockError
-from penstock.hosting.records import GraphRecord, RunRecord
+from penstock.hosting.ports import GraphRecord, RunRecord
 from penstock.server.auth import User
 from penstock.server.errors import api_error, fault_location, public_text
 from penstock.server.graph_check import GraphChecker, all_graphs, is_conversational

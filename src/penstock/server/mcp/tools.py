@@ -9,9 +9,9 @@ from typing import Any
 
 import mcp_types as types
 
-from penstock.chat.protocol import answer_text
+from penstock.chat.run_handler import answer_text
 from penstock.errors import InvalidValue
-from penstock.hosting.records import ENDED, GraphRecord, HostedEvent, RunRecord
+from penstock.hosting.ports import ENDED, GraphRecord, HostedEvent, RunRecord
 from penstock.money import known_usd
 from penstock.server.graph_check import is_conversational
 from penstock.server.unavailable import public_error

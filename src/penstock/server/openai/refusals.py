@@ -21,10 +21,12 @@ from penstock.errors import PenstockError
 from penstock.hosting.halts import RAISED_BY
 from penstock.kernel.graph import GraphInvalid
 from penstock.money import format_usd, to_nanos
+from penstock.nodes.client_tools import ToolNameTaken
 from penstock.nodes.parts.services import ModelUnknown
 from penstock.server.errors import RETRY_AFTER_S, ApiError, api_error, fault_location, param_of
 from penstock.server.openai.wire.answer import Ended
 from penstock.server.openai.wire.chunks import run_facts
+from penstock.server.openai.wire.options import UnsupportedParameter
 from penstock.server.openai.wire.request import ImageUrl
 from penstock.server.openai.wire.response import response_id
 from penstock.server.sse import ClientDisconnected, ServerShutdown
@@ -108,6 +110,8 @@ def refusal_of(error: Exception) -> Refused | None:
         return error
     if isinstance(error, RequestValidationError):
         return _of_validation(error.errors())
+    if isinstance(error, UnsupportedParameter):
+        return Refused(400, str(error), param=error.param, code="unsupported_parameter")
     known = api_error(error)
     if known.status == 500:
         return None
@@ -224,7 +228,7 @@ def _status_of(ended: Ended) -> tuple[int, str]:
         return 409, "cancelled"
     if ended.is_limit:
         return 429 if ended.is_momentary else 402, str(ended.reason)
-    if ended.reason == ModelUnknown.__name__:  # the graph is at fault, not the server
+    if ended.reason in (ModelUnknown.__name__, ToolNameTaken.__name__):  # the graph or the request is at fault
         return 400, ended.reason
     return (503 if ended.status == "halted" else 500), ended.reason or ended.status
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -11,13 +11,24 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.hosting.records import ENDED, RunRecord
+from penstock.hosting.ports import ENDED, RunRecord
 from penstock.server.auth import User
 from penstock.server.openai.refusals import Refused, encode_json, naming_run, parked_error, stream_error
-from penstock.server.openai.run_start import continue_from, remove_unused_chat, start
-from penstock.server.openai.service import RunHandle, RunRequest, Service, events_so_far, open_stream
+from penstock.server.openai.retries import Entry, is_retry, request_key, run_id_from
+from penstock.server.openai.runs import (
+    RunHandle,
+    RunRequest,
+    Service,
+    continue_from,
+    events_so_far,
+    open_stream,
+    remove_unused_chat,
+    rounds_of,
+    start,
+)
 from penstock.server.openai.wire.answer import AnswerBuilder, fold
-from penstock.server.openai.wire.request import ResponseBody, check_supported, response_turns
+from penstock.server.openai.wire.options import Options, read_options
+from penstock.server.openai.wire.request import ResponseBody, Turn, check_supported, response_turns
 from penstock.server.openai.wire.response import STATUSES, EchoedRequest, ResponseBuilder, run_id_of
 from penstock.server.sse import (
     CLIENT_CLOSED_REQUEST,
@@ -36,8 +47,8 @@ CANCEL_S = 5.0
 async def respond(service: Service, user: User, body: ResponseBody, request: Request) -> Response:
     """Run the graph on the input, and respond as the model of that name."""
     if body.stream:
-        return await open_stream(service, user, lambda: _stream(service, user, body))
-    handle = await _start(service, user, body)
+        return await open_stream(service, user, lambda: _stream(service, user, body, request))
+    handle, entry = await _start(service, user, body, request)
     response = _builder(handle, body)
     try:
         with naming_run(handle.run.id):
@@ -46,31 +57,33 @@ async def respond(service: Service, user: User, body: ResponseBody, request: Req
                 return _json(await _current(service, run, handle.answering, response))
             await cancel_on_disconnect(request.receive, _complete(handle, response))
     except ClientDisconnected:
-        await handle.on_disconnect(user, body.penstock)()
+        await handle.on_disconnect(user, body.penstock, entry)()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
+    finally:
+        entry.delivered()
     if response.ended is not None and response.ended.status == "parked":
         raise parked_error(response.ended, handle.run.id)
     return _json(response)
 
 
-async def _stream(service: Service, user: User, body: ResponseBody) -> EventStream:
-    handle = await _start(service, user, body)
-    on_disconnect = None if body.background else handle.on_disconnect(user, body.penstock)
-    frames = _frames(handle, _builder(handle, body))
+async def _stream(service: Service, user: User, body: ResponseBody, request: Request) -> EventStream:
+    handle, entry = await _start(service, user, body, request)
+    on_disconnect = None if body.background else handle.on_disconnect(user, body.penstock, entry)
+    frames = _delivering(_frames(handle, _builder(handle, body)), entry)
     return EventStream(frames, service.streams, user, on_disconnect=on_disconnect, reports_shutdown=True)
 
 
 async def retrieve(service: Service, user: User, response_id: str, after: int | None, *, stream: bool) -> Response:
     """Return a response in its current state, or its stream of events after number `after`."""
-    run = await _run_of(service, user, response_id, "response_id")
+    run, rounds = await _run_of(service, user, response_id, "response_id")
     graph = await service.version_of(run)
     answering = graph.answering if graph is not None else frozenset()
-    response = ResponseBuilder(run.id, run.created_ms // 1000, _stored_request(run))
+    response = ResponseBuilder(run.id, run.created_ms // 1000, _stored_request(run), rounds=rounds)
     if stream:
         if after is not None:
-            await _check_exists(service, run, answering, after)
+            await _check_exists(service, run, answering, after, rounds)
         with service.streams.place(user.name):
-            frames = _frames(RunHandle(service, run, answering), response, after)
+            frames = _frames(RunHandle(service, run, answering, rounds=rounds), response, after)
             # A disconnect from a retrieved stream does not affect the run.
             return EventStream(frames, service.streams, user, reports_shutdown=True)
     return _json(await _current(service, run, answering, response))
@@ -78,7 +91,7 @@ async def retrieve(service: Service, user: User, response_id: str, after: int | 
 
 async def cancel(service: Service, user: User, response_id: str) -> Response:
     """Cancel the run of a response, and return the response; a response that has ended is returned unchanged."""
-    run = await _run_of(service, user, response_id, "response_id")
+    run, _ = await _run_of(service, user, response_id, "response_id")
     if run.status not in ENDED:
         await service.host.cancel(run.id, reason="cancelled over /v1/responses", by=user.name)
         await _until_ended(service, run.id)
@@ -87,7 +100,7 @@ async def cancel(service: Service, user: User, response_id: str) -> Response:
 
 async def delete(service: Service, user: User, response_id: str) -> None:
     """Remove a response that has ended, with its run, and with its chat if no other run uses it."""
-    run = await _run_of(service, user, response_id, "response_id")
+    run, _ = await _run_of(service, user, response_id, "response_id")
     await service.host.remove(run.id)
     await remove_unused_chat(service, run)
 
@@ -101,29 +114,58 @@ async def _until_ended(service: Service, run_id: str) -> None:
         pass
 
 
-async def _start(service: Service, user: User, body: ResponseBody) -> RunHandle:
+async def _start(
+    service: Service, user: User, body: ResponseBody, request: Request
+) -> tuple[RunHandle, Entry[RunHandle]]:
     check_supported(body)
-    turns, previous_id = response_turns(body), body.previous_response_id
-    graph = await service.graph_of(body.model, body.penstock.run_id)
+    turns, options = response_turns(body), read_options(body)
+    key = request_key(user, "responses", body)
+    handle = service.retries.take_up(key, is_retry=is_retry(request))
+    if handle is None:
+        handle = await _start_run(service, user, body, turns, options, run_id_from(user, request.headers))
+    return handle, service.retries.add(key, handle)
+
+
+async def _start_run(
+    service: Service,
+    user: User,
+    body: ResponseBody,
+    turns: Sequence[Turn],
+    options: Options,
+    idempotent_id: str | None,
+) -> RunHandle:
+    previous_id = body.previous_response_id
+    graph = await service.graph_of(body.model, body.penstock.run_id or idempotent_id)
     about = _echoed(body, uses_history=previous_id is not None or graph.is_conversational).to_store()
-    request = RunRequest(service, user, graph, turns, body, about)
+    client = await service.client_request(graph, options)
+    request = RunRequest(service, user, graph, turns, body, about, idempotent_id, client)
     if previous_id is None:
         return await start(request)
-    before = await _run_of(service, user, previous_id, "previous_response_id")
+    before, _ = await _run_of(service, user, previous_id, "previous_response_id")
     return await continue_from(request, before, previous_id)
 
 
-async def _run_of(service: Service, user: User, response_id: str, param: str) -> RunRecord:
-    run_id = run_id_of(response_id)
+async def _delivering(frames: AsyncGenerator[bytes, None], entry: Entry[RunHandle]) -> AsyncGenerator[bytes, None]:
+    """Yield the frames; after the last one, the client has its answer."""
+    async with aclosing(frames):
+        async for content in frames:
+            yield content
+    entry.delivered()
+
+
+async def _run_of(service: Service, user: User, response_id: str, param: str) -> tuple[RunRecord, int]:
+    """Return the run of a response, and how often its client had returned results of its tools before."""
+    run_id, rounds = run_id_of(response_id) or (None, 0)
     run = None if run_id is None else await service.host.get(run_id)
-    if run is None or not user.may_see(run.owner):
+    is_there = run is not None and (not rounds or rounds <= await rounds_of(service, run.id))
+    if run is None or not user.may_see(run.owner) or not is_there:
         raise Refused(404, f"there is no response {response_id!r}", param=param, code="not_found")
-    return run
+    return run, rounds
 
 
 async def _complete(handle: RunHandle, response: ResponseBuilder) -> None:
     """Wait for the end of the run, and add everything it emits to the response."""
-    async with aclosing(handle.pieces(AnswerBuilder(handle.answering))) as pieces:
+    async with aclosing(handle.pieces_until_idle(AnswerBuilder(handle.answering))) as pieces:
         async for piece in pieces:
             for _ in response.events(piece):
                 pass
@@ -133,20 +175,20 @@ async def _current(
     service: Service, run: RunRecord, answering: frozenset[str], response: ResponseBuilder
 ) -> ResponseBuilder:
     """Bring a new response to the current state of its run."""
-    pieces, answer = fold(await events_so_far(service, run.id), answering)
+    pieces, answer = fold(await events_so_far(service, run.id), answering, response.rounds)
     for piece in pieces:
         for _ in response.events(piece):
             pass
-    if answer.ended is None:
+    if answer.ended is None and response.calls is None:
         response.status = STATUSES[run.status]
     if run.status != "waiting":
         response.waiting = None
     return response
 
 
-async def _check_exists(service: Service, run: RunRecord, answering: frozenset[str], after: int) -> None:
+async def _check_exists(service: Service, run: RunRecord, answering: frozenset[str], after: int, rounds: int) -> None:
     """Raise Refused if `after` is past the newest event: a stream from there would be empty, even without an end."""
-    so_far = ResponseBuilder(run.id, 0, _stored_request(run))
+    so_far = ResponseBuilder(run.id, 0, _stored_request(run), rounds=rounds)
     for _ in so_far.opening():
         pass
     emitted = (await _current(service, run, answering, so_far)).emitted
@@ -185,11 +227,12 @@ def _is_wanted(event: Mapping[str, Any], after: int | None) -> bool:
 def _builder(handle: RunHandle, body: ResponseBody) -> ResponseBuilder:
     metadata = _stored_request(handle.run).metadata  # an existing run keeps its own metadata
     echoed = replace(_echoed(body, uses_history=handle.uses_history), metadata=metadata)
-    return ResponseBuilder(handle.run.id, handle.created, echoed)
+    return ResponseBuilder(handle.run.id, handle.created, echoed, rounds=handle.rounds)
 
 
 def _echoed(body: ResponseBody, *, uses_history: bool) -> EchoedRequest:
     ignored = body.ignored(uses_history=uses_history)
+    form = body.text.format if body.text else None
     return EchoedRequest(
         body.model,
         None if "instructions" in ignored else body.instructions,
@@ -201,6 +244,10 @@ def _echoed(body: ResponseBody, *, uses_history: bool) -> EchoedRequest:
         body.max_output_tokens,
         body.user,
         ignored,
+        body.tools or (),
+        body.tool_choice or "auto",
+        body.parallel_tool_calls is not False,
+        None if form is None else form.model_dump(mode="json", by_alias=True, exclude_none=True),
     )
 
 

@@ -18,8 +18,8 @@ from penstock.server.auth import User, current_user
 from penstock.server.graph_check import GraphChecker
 from penstock.server.openai import responses
 from penstock.server.openai.refusals import Refused, encode_json, failure_of, naming_run, refusal_of, stream_error
-from penstock.server.openai.run_start import start
-from penstock.server.openai.service import RunHandle, RunRequest, Service, model_object, open_stream
+from penstock.server.openai.retries import Entry, Retries, is_retry, request_key, run_id_from
+from penstock.server.openai.runs import RunHandle, RunRequest, Service, model_object, open_stream, start
 from penstock.server.openai.wire.answer import AnswerBuilder, Ended
 from penstock.server.openai.wire.chunks import Completion
 from penstock.server.openai.wire.described import (
@@ -31,7 +31,9 @@ from penstock.server.openai.wire.described import (
     ResponseAnswer,
     ResponseDeleted,
 )
+from penstock.server.openai.wire.options import read_options
 from penstock.server.openai.wire.request import ChatCompletionBody, ResponseBody, check_supported, completion_turns
+from penstock.server.settings import ServerSettings
 from penstock.server.sse import (
     CLIENT_CLOSED_REQUEST,
     HEARTBEAT,
@@ -49,6 +51,10 @@ if TYPE_CHECKING:
     from penstock.storage import Stores
 
 DONE = b"data: [DONE]\n\n"
+NO_EMBEDDINGS = (
+    "this server has no model that makes embeddings: its models are graphs, and no node type makes them; "
+    "send the request to your provider"
+)
 ERROR = {"model": ErrorAnswer, "description": "An error, in OpenAI's format"}
 ERRORS: dict[int | str, dict[str, Any]] = {"4XX": ERROR, "5XX": ERROR}
 
@@ -85,14 +91,18 @@ def create_openai_router(
     graphs: GraphChecker,
     *,
     streams: Streams,
+    settings: ServerSettings,
+    retries: Retries[RunHandle] | None = None,
     user_of: Callable[[Request], User] = current_user,
 ) -> APIRouter:
     """Create the routes under /v1."""
-    service = Service(host, chats, stores, graphs, streams)
+    retries = Retries[RunHandle](settings.retry_grace_s) if retries is None else retries
+    service = Service(host, chats, stores, graphs, streams, retries, settings.client_tools_wait_s)
     router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute, responses=ERRORS)
     _add_models(router, service)
     _add_chat_completions(router, service, user_of)
     _add_responses(router, service, user_of)
+    _add_embeddings(router)
     return router
 
 
@@ -115,6 +125,13 @@ def _add_chat_completions(router: APIRouter, service: Service, user_of: Callable
     async def create_chat_completion(body: ChatCompletionBody, request: Request) -> Response:
         """Run a graph on a conversation; with `stream`, the answer is streamed."""
         return await _complete(service, user_of(request), body, request)
+
+
+def _add_embeddings(router: APIRouter) -> None:
+    @router.post("/embeddings")
+    async def create_embeddings() -> Response:
+        """Refuse embeddings: no model of this server makes them."""
+        raise Refused(404, NO_EMBEDDINGS, param="model", code="model_not_found")
 
 
 def _add_responses(router: APIRouter, service: Service, user_of: Callable[[Request], User]) -> None:
@@ -145,40 +162,50 @@ def _add_responses(router: APIRouter, service: Service, user_of: Callable[[Reque
 async def _complete(service: Service, user: User, body: ChatCompletionBody, request: Request) -> Response:
     """Run the graph on the conversation, and respond as the model of that name."""
     if body.stream:
-        return await open_stream(service, user, lambda: _stream(service, user, body))
-    handle = await _start(service, user, body)
+        return await open_stream(service, user, lambda: _stream(service, user, body, request))
+    handle, entry = await _start(service, user, body, request)
     try:
         with naming_run(handle.run.id):
-            answer = await cancel_on_disconnect(request.receive, handle.result())
+            answer, end = await cancel_on_disconnect(request.receive, handle.result())
     except ClientDisconnected:
-        await handle.on_disconnect(user, body.penstock)()
+        await handle.on_disconnect(user, body.penstock, entry)()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    if failure := _failure(answer.ended, answer, handle):
+    finally:
+        entry.delivered()
+    if failure := _failure(end, answer, handle):
         raise failure
-    return _json(_completion(handle, body).whole(answer))
+    return _json(_completion(handle, body).whole(answer.text, end))
 
 
-async def _start(service: Service, user: User, body: ChatCompletionBody) -> RunHandle:
+async def _start(
+    service: Service, user: User, body: ChatCompletionBody, request: Request
+) -> tuple[RunHandle, Entry[RunHandle]]:
     check_supported(body)
-    turns = completion_turns(body)
-    graph = await service.graph_of(body.model, body.penstock.run_id)
-    return await start(RunRequest(service, user, graph, turns, body))
+    turns, options = completion_turns(body), read_options(body)
+    key = request_key(user, "chat/completions", body)
+    handle = service.retries.take_up(key, is_retry=is_retry(request))
+    if handle is None:
+        idempotent_id = run_id_from(user, request.headers)
+        graph = await service.graph_of(body.model, body.penstock.run_id or idempotent_id)
+        client = await service.client_request(graph, options)
+        handle = await start(RunRequest(service, user, graph, turns, body, None, idempotent_id, client))
+    return handle, service.retries.add(key, handle)
 
 
-async def _stream(service: Service, user: User, body: ChatCompletionBody) -> EventStream:
-    handle = await _start(service, user, body)
-    frames = _frames(handle, _completion(handle, body))
-    on_disconnect = handle.on_disconnect(user, body.penstock)
+async def _stream(service: Service, user: User, body: ChatCompletionBody, request: Request) -> EventStream:
+    handle, entry = await _start(service, user, body, request)
+    frames = _frames(handle, _completion(handle, body), entry)
+    on_disconnect = handle.on_disconnect(user, body.penstock, entry)
     return EventStream(frames, service.streams, user, on_disconnect=on_disconnect, reports_shutdown=True)
 
 
 def _completion(handle: RunHandle, body: ChatCompletionBody) -> Completion:
     include_usage = body.stream_options is not None and body.stream_options.include_usage
     ignored = body.ignored(uses_history=handle.uses_history)
-    return Completion(handle.run.id, body.model, handle.created, ignored, include_usage, body.metadata)
+    return Completion(handle.run.id, body.model, handle.created, ignored, include_usage, body.metadata, handle.rounds)
 
 
-async def _frames(handle: RunHandle, completion: Completion) -> AsyncGenerator[bytes, None]:
+async def _frames(handle: RunHandle, completion: Completion, entry: Entry[RunHandle]) -> AsyncGenerator[bytes, None]:
     answer = AnswerBuilder(handle.answering)
     yield framed(completion.opening())
     try:
@@ -193,6 +220,7 @@ async def _frames(handle: RunHandle, completion: Completion) -> AsyncGenerator[b
                         yield framed(chunk)
     except Exception as error:  # the status is already sent, so every error is reported in the stream
         yield framed(stream_error(error, handle.run.id).to_dict())
+    entry.delivered()
     yield DONE
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from penstock.hosting.records import ApprovalState
+from penstock.hosting.ports import ApprovalState
 from penstock.server.auth import User
 from penstock.server.schemas import ApprovalPage, ApprovalShown, Edit, Verdict
 from penstock.server.state import (
@@ -38,7 +38,7 @@ async def list_approvals(
     """List approvals of your own runs, oldest first; only waiting ones unless `state` is given."""
     approvals = service.stores.approvals
     if before is not None:
-        check_cursor("approval", await approvals.get(before), user)
+        await check_cursor("approval", approvals.get(before), user)
     found = await approvals.list(
         run_id=run_id, owner=owner_filter(user, owner), states=state or ("waiting",), before=before, limit=limit + 1
     )

@@ -101,7 +101,7 @@ async def list_chats(
 ) -> ChatPage:
     """List your own chats, most recently used first."""
     if before is not None:
-        check_cursor("chat", await service.stores.chats.get(before), user)
+        await check_cursor("chat", service.stores.chats.get(before), user)
     found = await service.stores.chats.list(owner=owner_filter(user, owner), before=before, limit=limit + 1)
     shown = [ChatShown.of(chat) for chat in found[:limit]]
     return ChatPage(chats=shown, next=shown[-1].id if len(found) > limit else None)

@@ -8,8 +8,10 @@ from typing import Any
 
 from fastapi import APIRouter, Query
 
-from penstock.hosting.records import GraphRecord
+from penstock.hosting.ports import GraphRecord, newest_to_replace
 from penstock.kernel.document import parse_graph
+from penstock.nodes.program import SERVICE as PROGRAMS
+from penstock.nodes.program import is_program, program_name
 from penstock.server.auth import User, reserved
 from penstock.server.errors import ApiError, not_found, problem_details
 from penstock.server.schemas import (
@@ -47,7 +49,8 @@ async def create_graph(body: NewGraph, service: Service, user: CurrentUser) -> G
             422, f"a graph cannot have the id {body.id}: /api/graphs/{body.id} is another route", path="$.id"
         )
     document = await asyncio.to_thread(_parsed, body.document)
-    existing = await service.stores.graphs.get(body.id)
+    existing = await newest_to_replace(service.stores.graphs, body.id)
+    _must_not_be_served(service, existing)
     expected = 0 if existing is None or existing.document != document else None
     return await _shown(service, await _save(service, body.id, user.name, body.name, document, expected))
 
@@ -78,7 +81,8 @@ async def put_graph(graph_id: PathId, body: GraphVersion, service: Service, user
     Drafts are saved too: `valid` says whether the graph can run, and `problems` what prevents it.
     """
     document = await asyncio.to_thread(_parsed, body.document)
-    record = await service.stores.graphs.get(graph_id)
+    record = await newest_to_replace(service.stores.graphs, graph_id)
+    _must_not_be_served(service, record)
     owner = user.name if record is None else _changeable(record, user).owner
     name = body.name or (graph_id if record is None else record.name)
     return await _shown(service, await _save(service, graph_id, owner, name, document, body.expected_version))
@@ -90,10 +94,11 @@ async def archive_graph(graph_id: PathId, service: Service, user: CurrentUser) -
 
     Its versions can still be read; its existing runs continue, and can be resumed and forked.
     """
-    record = await service.stores.graphs.get(graph_id)
+    record = await newest_to_replace(service.stores.graphs, graph_id)
     if record is None:
         raise not_found("graph")
     _changeable(record, user)
+    _must_not_be_served(service, record)
     await service.stores.graphs.archive(graph_id)
 
 
@@ -129,7 +134,18 @@ def _changeable(record: GraphRecord, user: User) -> GraphRecord:
     return record
 
 
+def _must_not_be_served(service: ServerState, record: GraphRecord | None) -> None:
+    """Raise 409 for the graph of a program that this server serves: it follows its code."""
+    name = None if record is None else program_name(record.document)
+    if record is not None and name is not None and name in (service.host.services.get(PROGRAMS) or {}):
+        advice = "change its code, or save a graph under another id"
+        raise ApiError(409, f"graph {record.id} is a Python program and cannot be changed here; {advice}")
+
+
 def _parsed(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document if it is well formed; it need not be runnable, since drafts are allowed."""
     parse_graph(document)
+    if is_program(document):
+        advice = "remove it; a `program` node may run a program that the server was started with"
+        raise ApiError(422, f"only the server saves graphs with the source `program`; {advice}", path="$.source")
     return document

@@ -1,8 +1,10 @@
-"""The server itself: health, metrics, the API's description and the start page."""
+"""The server itself: health, metrics, the API's description, the web UI and the start page that stands in for it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping
 from html import escape
 from typing import Any, get_args
 
@@ -10,17 +12,31 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.records import RunStatus
+from penstock.hosting.ports import RunStatus, StoreUnavailable
 from penstock.runtime.graphs.document_schema import data_schema
-from penstock.server.auth import format_time
+from penstock.server.api_page import api_page
+from penstock.server.auth import User, format_time
+from penstock.server.errors import not_found
 from penstock.server.metrics import CONTENT_TYPE
-from penstock.server.schemas import HandleShown, Health, Me, NodeTypes, NodeTypeShown, Readiness
+from penstock.server.schemas import (
+    HandleShown,
+    Health,
+    Me,
+    ModelShown,
+    NodeTypes,
+    NodeTypeShown,
+    OfferedModels,
+    Readiness,
+    ToolList,
+    UnreadableRow,
+)
 from penstock.server.state import KNOWN_QUERY, CurrentUser, ServerState, Service
+from penstock.server.ui_files import ASSET_CACHING, PAGE_CACHING, UiFile
 
 router = APIRouter(tags=["server"], dependencies=[KNOWN_QUERY])
 
 SHOWN_GRAPHS = 50
+MAX_ROWS_SHOWN = 50
 
 
 @router.head("/health")
@@ -32,16 +48,28 @@ async def health() -> Health:
 
 @router.head("/ready")
 @router.get("/ready")
-async def ready(service: Service) -> Readiness:
-    """Check that the stores can be read and written, so that the server can work; 503 if not."""
+async def ready(request: Request, service: Service) -> Readiness:
+    """Check that the stores can be read and written, so that the server can work; 503 if not.
+
+    `degraded` means that the server works, but some stored rows cannot be read; admins are shown which.
+    """
     await service.readiness.check()
-    return Readiness(status="ready")
+    faults = service.stores.faults.rows
+    if not faults:
+        return Readiness(status="ready")
+    user: User | None = request.state.user
+    shown = [UnreadableRow(table=row.table, key=row.key, why=row.why) for row in faults[:MAX_ROWS_SHOWN]]
+    is_admin = user is not None and user.is_admin
+    return Readiness(
+        status="degraded", unreadable=Counter(row.table for row in faults), rows=shown if is_admin else None
+    )
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(service: Service) -> Response:
     """Return the server's metrics in Prometheus text format."""
-    figures = {**service.host.stats(), "runs": await _runs_by_status(service)}
+    unreadable = Counter(row.table for row in service.stores.faults.rows)
+    figures = {**service.host.stats(), "runs": await _runs_by_status(service), "unreadable_rows": unreadable}
     return Response(service.metrics.text(figures), headers={"Content-Type": CONTENT_TYPE})
 
 
@@ -58,6 +86,21 @@ async def node_types(service: Service) -> NodeTypes:
     return NodeTypes(node_types=await asyncio.to_thread(_node_types, service))
 
 
+@router.get("/api/models")
+async def models(service: Service) -> OfferedModels:
+    """List the models that graphs on this server can name, and whether each has a price; never keys."""
+    offered = service.host.services.get("models")
+    found = offered if isinstance(offered, Mapping) else {}
+    return OfferedModels(models=await asyncio.to_thread(_models, service, found))
+
+
+@router.get("/api/tools")
+async def tools(service: Service) -> ToolList:
+    """List the tools that graphs on this server can name."""
+    offered = service.host.services.get("tools")
+    return ToolList(tools=sorted(map(str, offered)) if isinstance(offered, Mapping) else [])
+
+
 @router.get("/api/openapi.json")
 async def openapi(request: Request) -> dict[str, Any]:
     """Return the OpenAPI description of this API."""
@@ -65,17 +108,40 @@ async def openapi(request: Request) -> dict[str, Any]:
     return schema
 
 
+@router.get("/docs", response_class=HTMLResponse)
+async def documentation(request: Request) -> HTMLResponse:
+    """Return the documentation of this API as a page."""
+    return HTMLResponse(await asyncio.to_thread(api_page, request.app.openapi()))
+
+
 @router.get("/", response_class=HTMLResponse)
-async def first_page(request: Request, service: Service) -> HTMLResponse:
-    """Return the start page: how to use the server; graphs are listed only for authenticated users."""
+async def first_page(request: Request, service: Service) -> Response:
+    """Return the web UI; if it is not built, a start page that lists graphs for authenticated users."""
+    if service.ui.page is not None:
+        return _ui_response(service.ui.page, request, PAGE_CACHING)
     user = request.state.user
     graphs = [] if user is None else await service.stores.graphs.list(limit=SHOWN_GRAPHS)
     names = [(graph.id, graph.name) for graph in graphs]
-    address = f"http://{request.headers['host']}"
-    return HTMLResponse(page(address, names, needs_token=bool(service.settings.tokens)))
+    root_path = service.settings.root_path
+    address = f"{request.url.scheme}://{request.headers['host']}{root_path}"
+    return HTMLResponse(page(address, names, needs_token=bool(service.settings.tokens), root_path=root_path))
 
 
-def page(address: str, graphs: list[tuple[str, str]], *, needs_token: bool) -> str:
+@router.get("/assets/{name}", response_class=Response, include_in_schema=False)
+async def asset(name: str, request: Request, service: Service) -> Response:
+    """Return a file of the web UI; its name changes with its content, so that browsers may keep it."""
+    found = service.ui.assets.get(name)
+    if found is None:
+        raise not_found("file")
+    return _ui_response(found, request, ASSET_CACHING)
+
+
+def _ui_response(file: UiFile, request: Request, caching: str) -> Response:
+    content, headers = file.response(request.headers.get("accept-encoding", ""), caching)
+    return Response(content, headers=headers)
+
+
+def page(address: str, graphs: list[tuple[str, str]], *, needs_token: bool, root_path: str = "") -> str:
     """Render the start page as self-contained HTML: no scripts, no external resources."""
     rows = "".join(
         f"<tr><td><code>{escape(id)}</code></td><td>{escape(name) if name != id else ''}</td></tr>"
@@ -85,7 +151,10 @@ def page(address: str, graphs: list[tuple[str, str]], *, needs_token: bool) -> s
     return PAGE.format(
         graphs=listed,
         address=escape(address),
-        token=" -H 'Authorization: Bearer $PENSTOCK_TOKEN'" if needs_token else "",
+        root_path=escape(root_path),
+        token=' -H "Authorization: Bearer $PENSTOCK_TOKEN"' if needs_token else "",
+        with_token="PENSTOCK_TOKEN=… " if needs_token else "",
+        imports="import os\n\n" if needs_token else "",
         graph=escape(graphs[0][0]) if graphs else "GRAPH",
         key='os.environ["PENSTOCK_TOKEN"]' if needs_token else '"none"',
     )
@@ -103,24 +172,29 @@ table{{border-collapse:collapse}}td{{padding:.2rem 1.2rem .2rem 0;vertical-align
 </style></head>
 <body><h1>Penstock is running</h1>
 <p>An agent-graph runtime whose limits hold, at <code>{address}</code>.</p>
+<p>The web UI is not part of this installation. In a clone of the repository, build it with <code>make ui</code>,
+then restart the server.</p>
 <h2>Talk to a graph</h2>
 <p>In a terminal; the cost is printed after each answer:</p>
-<pre>penstock chat {graph} --url {address}</pre>
+<pre>{with_token}penstock chat {graph} --url {address}</pre>
 <p>With curl; events are streamed as they happen:</p>
 <pre>curl -N{token} -H 'Content-Type: application/json' \\
   -d '{{"content": "count to 10"}}' \\
   '{address}/api/agents/{graph}/chat?stream=true'</pre>
 <p>With any OpenAI client; each graph is a model:</p>
-<pre>client = OpenAI(base_url="{address}/v1", api_key={key})
+<pre>{imports}from openai import OpenAI
+
+client = OpenAI(base_url="{address}/v1", api_key={key})
 client.chat.completions.create(
     model="{graph}", messages=[{{"role": "user", "content": "count to 10"}}])</pre>
 <h2>Watch runs</h2>
-<pre>penstock runs ls --url {address}
-penstock runs tail RUN --url {address}</pre>
+<pre>{with_token}penstock runs ls --url {address}
+{with_token}penstock runs tail RUN --url {address}</pre>
 <h2>Graphs</h2>{graphs}
 <h2>Endpoints</h2>
 <table>
-<tr><td><code>/api</code></td><td>graphs, runs, chats, approvals (<a href="/api/openapi.json">OpenAPI</a>)</td></tr>
+<tr><td><code>/api</code></td><td>graphs, runs, chats, approvals: <a href="{root_path}/docs">documentation</a>,
+<a href="{root_path}/api/openapi.json">OpenAPI</a></td></tr>
 <tr><td><code>/v1</code></td><td>OpenAI-compatible API: models, chat completions, responses</td></tr>
 <tr><td><code>/mcp</code></td><td>MCP: each graph is a tool</td></tr>
 <tr><td><code>/health</code></td><td>whether the process runs; <code>/ready</code>: whether its stores work</td></tr>
@@ -134,6 +208,12 @@ async def _runs_by_status(service: ServerState) -> dict[str, int]:
         return {status: await service.stores.runs.count(statuses=(status,)) for status in get_args(RunStatus)}
     except StoreUnavailable:
         return {}
+
+
+def _models(service: ServerState, offered: Mapping[str, Any]) -> list[ModelShown]:
+    names = {str(id): str(getattr(model, "name", id)) for id, model in offered.items()}
+    prices = service.host.prices
+    return [ModelShown(id=id, model=name, priced=prices.is_priced(name)) for id, name in sorted(names.items())]
 
 
 def _node_types(service: ServerState) -> list[NodeTypeShown]:

@@ -13,11 +13,12 @@ from starlette.responses import JSONResponse, Response
 from penstock.errors import InvalidValue, PenstockError
 from penstock.hosting.control import UNSET
 from penstock.hosting.limits import NO_CEILINGS
-from penstock.hosting.records import RunRecord, RunStatus
-from penstock.money import to_usd
+from penstock.hosting.ports import RunFilter, RunOrder, RunRecord, RunStatus
+from penstock.money import to_nanos, to_usd
 from penstock.server.auth import LOCAL, User
 from penstock.server.errors import ApiError, api_error, not_found
 from penstock.server.schemas import (
+    MAX_MONEY_USD,
     BillList,
     BillShown,
     Cancel,
@@ -48,6 +49,7 @@ from penstock.server.state import (
     owner_filter,
     readable,
 )
+from penstock.stops import StopReason
 
 router = APIRouter(prefix="/api/runs", tags=["runs"], dependencies=[KNOWN_QUERY])
 
@@ -71,10 +73,24 @@ async def list_runs(
     owner: QueryId = None,
     before: QueryId = None,
     limit: PageSize = 50,
+    since: Annotated[int | None, Query(ge=0, le=MAX_SEQ, description="Submitted at this time, in ms, or later")] = None,
+    until: Annotated[int | None, Query(ge=0, le=MAX_SEQ, description="Submitted before this time, in ms")] = None,
+    stop_reason: Annotated[StopReason | None, Query(description="Why the run was halted or cancelled")] = None,
+    min_cost_usd: Annotated[float | None, Query(ge=0, le=MAX_MONEY_USD, description="Recorded cost")] = None,
+    q: Annotated[
+        str | None,
+        Query(max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$", description="Part of the run's or graph's id"),
+    ] = None,
+    sort: Annotated[RunOrder, Query(description="Newest or most expensive first")] = "created",
 ) -> RunPage:
-    """List your own runs, newest first; admins see all runs."""
+    """List your own runs, newest first; admins see all runs.
+
+    Runs in progress have `live` figures: what they have spent, and what their calls hold.
+    """
     if before is not None:
-        check_cursor("run", await service.stores.runs.get(before), user)
+        await check_cursor("run", service.stores.runs.get(before), user)
+    cost_nanos = None if min_cost_usd is None else to_nanos(min_cost_usd)
+    reason = None if stop_reason is None else str(stop_reason)
     found = await service.stores.runs.list(
         owner=owner_filter(user, owner),
         statuses=status or (),
@@ -82,8 +98,11 @@ async def list_runs(
         chat_id=chat_id,
         before=before,
         limit=limit + 1,
+        matching=RunFilter(since, until, reason, cost_nanos, q),
+        order=sort,
     )
-    shown = [RunSummary.of(run) for run in found[:limit]]
+    live = await service.host.live_usage(found[:limit])
+    shown = [RunSummary.of(run, live.get(run.id)) for run in found[:limit]]
     return RunPage(runs=shown, next=shown[-1].id if len(found) > limit else None)
 
 
@@ -296,7 +315,8 @@ async def _check_event_exists(service: ServerState, run: RunRecord, place: int, 
 
 
 async def _shown(service: ServerState, run: RunRecord) -> RunShown:
-    return RunShown.whole(run, await service.stores.events.last_seq(run.id))
+    live = await service.host.live_usage([run])
+    return RunShown.whole(run, await service.stores.events.last_seq(run.id), live.get(run.id))
 
 
 async def _page(service: ServerState, run: RunRecord, after: int, limit: int) -> JSONResponse:

@@ -6,10 +6,13 @@ Used by one event loop at a time; nothing survives the process. The databases pa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.ledger import MemoryLedgerStore
+from penstock.hosting.ports import StoreCorrupt
+from penstock.storage.faults import RowFaults
 from penstock.storage.memory.approvals import MemoryApprovalStore
 from penstock.storage.memory.chats import MemoryChatStore
 from penstock.storage.memory.events import MemoryEventStore, MemoryJournalStore
@@ -48,10 +51,19 @@ class MemoryStores:
         self.chats = MemoryChatStore(self.runs)
         self.memories = InProcessMemory(self.runs, self.chats)
         self.ledger = MemoryLedgerStore(clock=clock)
+        self.faults = RowFaults()
 
     async def transaction(self, unit: Unit[T], *, inline: bool = False) -> T:
         with self._undo.transaction():
             return drive(unit(self))
+
+    async def scan(self, pause_s: float) -> Sequence[StoreCorrupt]:
+        """Return no row: nothing in memory is decoded."""
+        return ()
+
+    async def check_rows(self, *, pause_s: float = 0.0) -> Sequence[StoreCorrupt]:
+        """Return no row: nothing in memory is decoded."""
+        return await self.scan(pause_s)
 
     async def close(self) -> None:
         """Do nothing: there are no resources to release."""

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock import checks
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import ApprovalRecord, ApprovalState
+from penstock.hosting.ports import ApprovalRecord, ApprovalState, Conflict
 from penstock.notify import Notifier, wait_until
 from penstock.storage import codec
 from penstock.storage.memory.record_codec import RecordCodec

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord, Marked
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import CLAIMED, PARKED, QUEUED, RunStatus
+from penstock.hosting.ports import CLAIMED, PARKED, QUEUED, Conflict, RunStatus
 from penstock.storage import codec
 from penstock.storage.memory.record_codec import RecordCodec
 from penstock.storage.memory.runs import MemoryRunStore

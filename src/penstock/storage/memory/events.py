@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from penstock.hosting.records import HostedEvent
+from penstock.hosting.ports import HostedEvent
 from penstock.notify import Notifier, wait_until
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage import codec

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import GraphHead, GraphRecord
+from penstock.hosting.ports import Conflict, GraphHead, GraphRecord
 from penstock.storage import codec
 from penstock.storage.memory.record_codec import RecordCodec
 from penstock.storage.memory.undo import UndoLog

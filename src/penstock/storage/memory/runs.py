@@ -8,16 +8,22 @@ from itertools import chain, islice
 from typing import Any
 
 from penstock import checks
-from penstock.hosting.ports import AddedRun, Conflict, Fenced
-from penstock.hosting.records import (
+from penstock.hosting.ports import (
     CLAIMED,
     ENDED,
+    NO_FILTER,
     TRANSITIONS,
     UNTIL_ENDED,
     USAGE,
+    AddedRun,
     CancelRequest,
+    Conflict,
+    Fenced,
+    RunFilter,
+    RunOrder,
     RunRecord,
     RunStatus,
+    StoreCorrupt,
 )
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage import codec
@@ -30,6 +36,7 @@ from penstock.storage.rules import (
     check_transition,
     check_was,
     checked_usage,
+    lower_ascii,
 )
 
 RUN = RecordCodec(
@@ -122,14 +129,18 @@ class MemoryRunStore:
         chat_id: str | None = None,
         before: str | None = None,
         limit: int = 50,
+        matching: RunFilter = NO_FILTER,
+        order: RunOrder = "created",
     ) -> Sequence[RunRecord]:
         codec.limit(limit)
+        rank: Callable[[RunRecord], Any] = _cost if order == "cost" else _age
         listed = (
             run
-            for run in sorted(self._matching(owner, statuses), key=_age, reverse=True)
+            for run in sorted(self._matching(owner, statuses), key=rank, reverse=True)
             if (graph_id is None or run.graph_id == graph_id)
             and (chat_id is None or RUN.decode(run).chat_id == chat_id)
-            and self._is_before(run, before)
+            and _matches(run, matching)
+            and self._is_before(run, before, rank)
         )
         return [RUN.decode(run) for run in islice(listed, limit)]
 
@@ -153,6 +164,14 @@ class MemoryRunStore:
                 started_ms=started_ms,
             )
         )
+
+    async def fail_unreadable(self, run_id: str, error: StoreCorrupt, *, now_ms: int, epoch: int | None = None) -> None:
+        run = self._runs.get(run_id)
+        if run is None or run.status in ENDED or (run.status in CLAIMED and run.epoch != epoch):
+            return
+        ended_ms = now_ms if run.ended_ms is None else run.ended_ms
+        failed = run._replace(status="failed", error=f"{type(error).__name__}: {error}", ended_ms=ended_ms)
+        self._store(failed._replace(worker=None, lease_until_ms=0))
 
     async def renew(self, worker: str, run_ids: Collection[str], *, now_ms: int, lease_ms: int) -> Collection[str]:
         until_ms = codec.number("lease_until_ms", now_ms + lease_ms)
@@ -267,15 +286,30 @@ class MemoryRunStore:
     def _in(self, statuses: Collection[RunStatus]) -> Iterable[RunRecord]:
         return chain.from_iterable([self._by_status[status].values() for status in statuses])
 
-    def _is_before(self, run: RunRecord, before: str | None) -> bool:
+    def _is_before(self, run: RunRecord, before: str | None, rank: Callable[[RunRecord], Any]) -> bool:
         if before is None:
             return True
         last = self._runs.get(before)
-        return last is not None and _age(run) < _age(last)
+        return last is not None and bool(rank(run) < rank(last))
 
 
 def _age(run: RunRecord) -> tuple[int, str]:
     return run.created_ms, run.id
+
+
+def _cost(run: RunRecord) -> tuple[int, int, str]:
+    return run.cost_nanos, *_age(run)
+
+
+def _matches(run: RunRecord, wanted: RunFilter) -> bool:
+    text = None if wanted.text is None else lower_ascii(wanted.text)
+    return (
+        (wanted.since_ms is None or run.created_ms >= wanted.since_ms)
+        and (wanted.until_ms is None or run.created_ms < wanted.until_ms)
+        and (wanted.stop_reason is None or run.stop_reason == wanted.stop_reason)
+        and (wanted.min_cost_nanos is None or run.cost_nanos >= wanted.min_cost_nanos)
+        and (text is None or text in lower_ascii(run.id) or text in lower_ascii(run.graph_id))
+    )
 
 
 def _is_free(run: RunRecord, now_ms: int) -> bool:

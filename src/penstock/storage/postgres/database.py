@@ -25,8 +25,9 @@ from urllib.parse import urlsplit
 import asyncpg  # type: ignore[import-untyped]
 
 from penstock.errors import InvalidValue
-from penstock.hosting.ports import StoreUnavailable
+from penstock.hosting.ports import StoreCorrupt, StoreUnavailable
 from penstock.notify import Notifier
+from penstock.storage.faults import RowFaults
 from penstock.storage.port import Dialect, Row, T, TransactionBody, Value
 
 DIALECT = Dialect("postgresql", " FOR UPDATE", " FOR SHARE", " FOR UPDATE SKIP LOCKED")
@@ -124,6 +125,7 @@ class PostgresDatabase:
     def __init__(self, url: str, pool: Any, timeout_s: float) -> None:
         self.where = without_password(url)
         """The URL without a password."""
+        self.faults = RowFaults()
         self._url = url
         self._pool = pool
         self._timeout_s = timeout_s
@@ -168,6 +170,9 @@ class PostgresDatabase:
             stage = _Stage()
             try:
                 return await self._write_once(body, stage)
+            except StoreCorrupt as error:
+                self.faults.note(error)
+                raise
             except ERRORS as error:
                 may_repeat = isinstance(error, RETRYABLE) or (
                     isinstance(error, CONNECTION_LOST) and not stage.is_committing
@@ -185,6 +190,9 @@ class PostgresDatabase:
                     result = await body(PostgresTransaction(connection))
                     await connection.execute("COMMIT")
                     return result
+            except StoreCorrupt as error:
+                self.faults.note(error)
+                raise
             except ERRORS as error:
                 may_repeat = isinstance(error, (*RETRYABLE, *CONNECTION_LOST))
                 if not may_repeat or attempt == MAX_ATTEMPTS or self._is_closed:

@@ -1,10 +1,12 @@
 """Budgets in a PostgreSQL database, shared by every machine that reaches it.
 
 Each operation is one statement, a call of one of the functions in `ledger_schema`; while calls wait in the tree of its
-account, it is a transaction that also admits the next ones. The port blocks and the driver is async, so the driver runs
-on its own event loop; callers are threads, and there are at most as many concurrent operations as connections.
+account, it is a transaction that also admits the next ones. `PostgresLedger` is async: a statement runs on the event
+loop of its caller, which has its own connections, as many as there may be concurrent operations. Callers that block use
+`PostgresLedgerStore`, which runs the same operations on the ledger's own loop, in a thread. Transactions of several
+statements run there too, since a caller that blocks its loop in the middle of one would keep its locks.
 
-Calls that wait are woken by notifications, which one more connection receives from the first wait on.
+Calls that wait are woken by notifications, which one more connection receives there from the first wait on.
 
 When a connection is lost, the answer is lost, but the operation may have been recorded. Operations have keys, and are
 repeated once on a new connection; drawing a retry without a key is not repeated.
@@ -20,7 +22,8 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -51,6 +54,8 @@ from penstock.containment.limits import Limits, seconds_to_ns
 from penstock.containment.tickets import Ticket, Waiting, no_ticket
 from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
 from penstock.notify import Wakeups
+from penstock.runtime.durable.async_ledger import BlockingLedger
+from penstock.runtime.durable.loop_thread import LoopThread, run_on
 from penstock.stops import Stop
 from penstock.storage.ledger_rows import (
     CEILINGS,
@@ -68,7 +73,6 @@ from penstock.storage.ledger_rows import (
     waiting_of,
 )
 from penstock.storage.postgres import ledger_schema as schema
-from penstock.storage.postgres.loop_thread import LoopThread
 
 LOCK_NUMBER = int.from_bytes(b"Penstock")
 """Number of the advisory lock held while the tables are created."""
@@ -86,6 +90,8 @@ MAX_ATTEMPTS = 4
 """Maximum number of attempts of an operation."""
 LOCKED_S = 1.5
 """Longest time an operation waits for a lock."""
+CANCELLED_S = 1.0
+"""Longest time a cancelled operation waits for the server to end it."""
 RECONNECT_S = 1.0
 """Pause before the connection for notifications is made again."""
 SERVER_SHARE = 0.75
@@ -95,81 +101,82 @@ Row = Mapping[str, Any]
 T = TypeVar("T")
 
 
-class PostgresLedgerStore:
-    """A `LedgerStore` in a PostgreSQL database, for budgets that several machines share.
-
-    Threads may share it, and a forked child may go on using it. It connects at its first operation, and creates its
-    tables (`penstock_ledger_…`) if they do not exist. An operation that takes longer than `timeout_s` fails. Without
-    `fsync` no operation waits for the server's disk: if its machine fails, the latest operations are lost. With it, the
-    server's own setting applies.
-    """
+class PostgresLedger:
+    """The operations of a `LedgerStore` in a PostgreSQL database, as coroutines for any event loop."""
 
     poll_s = 1.0
     """Calls that wait are woken by notifications; a lost one is found by polling."""
 
-    def __init__(
-        self,
-        dsn: str,
-        *,
-        clock: Clock = SYSTEM_CLOCK,
-        timeout_s: float = 5.0,
-        max_connections: int = 4,
-        fsync: bool = True,
-    ) -> None:
+    def __init__(self, dsn: str, clock: Clock, timeout_s: float, max_connections: int, fsync: bool) -> None:
         self._where = _location(dsn)
-        self._dsn = dsn
+        self.dsn = dsn
         self._clock = clock
         self._boot = boot_id()
-        self._timeout_s = seconds_to_ns(timeout_s, "timeout_s") / 1e9
-        self._max_connections = checks.integer("max_connections", max_connections, minimum=1)
-        server_timeout_s = self._timeout_s * SERVER_SHARE
-        self._settings = {
+        self.timeout_s = seconds_to_ns(timeout_s, "timeout_s") / 1e9
+        self.max_connections = checks.integer("max_connections", max_connections, minimum=1)
+        server_timeout_s = self.timeout_s * SERVER_SHARE
+        self.settings = {
             "application_name": "penstock ledger",
             "statement_timeout": str(max(1, round(server_timeout_s * 1_000))),
             "lock_timeout": str(max(1, round(min(LOCKED_S, server_timeout_s) * 1_000))),
             **({} if fsync else {"synchronous_commit": "off"}),
         }
+        self.is_made = False
+        """Whether the tables were there: tables that are gone later are never created again."""
         self._is_closed = False
         self._lock = threading.Lock()
-        self._connections: _Connections | None = None
+        self._connections: dict[asyncio.AbstractEventLoop, _Connections] = {}
+        self._thread: LoopThread | None = None
+        self._is_listening = False
         self._wakeups = Wakeups()
-        _STORES.add(self)
+        _LEDGERS.add(self)
 
     def close(self) -> None:
-        """Close the connections; every later operation raises LedgerUnavailable. Closing is idempotent."""
+        """Close all connections; every later operation raises LedgerUnavailable. Closing is idempotent."""
         with self._lock:
             self._is_closed = True
-            connections, self._connections = self._connections, None
-        if connections is not None:
-            connections.close()
+            connections, self._connections = self._connections, {}
+            thread, self._thread = self._thread, None
+        for loop, open_there in connections.items():
+            if loop is asyncio._get_running_loop():  # nothing can be awaited here
+                open_there.terminate()
+            elif loop.is_running():  # otherwise they were closed with their loop
+                with suppress(TimeoutError, CancelledError, RuntimeError):
+                    run_on(loop, open_there.close(), self.timeout_s)
+        if thread is not None:
+            thread.close()
 
-    def __enter__(self) -> Self:
-        return self
+    def run_blocking(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Run an operation on the ledger's own loop, and wait for it."""
+        try:
+            own = self._own_loop()
+        except LedgerUnavailable:
+            operation.close()
+            raise
+        try:
+            return run_on(own.loop, operation)
+        except (RuntimeError, CancelledError) as error:  # the thread was closed meanwhile
+            raise self._closed() from error
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def ensure(self) -> None:
+    async def ensure(self) -> None:
         """Connect, and create the tables if they do not exist; raise LedgerUnavailable if that fails."""
-        self._rows("SELECT 1")
+        await self._rows("SELECT 1")
 
-    def open_account(self, account: str, limits: Limits, *, parent: str | None = None) -> None:
+    async def open_account(self, account: str, limits: Limits, *, parent: str | None = None) -> None:
         """Create the account if missing; raise LedgerError if it exists with other limits or another parent."""
-        answer = self._call("open_account", account, parent, *self._now(), *_ceilings(limits))
+        answer = await self._call("open_account", account, parent, *self._now(), *_ceilings(limits))
         if answer["outcome"] == "no parent":
             raise no_account(str(parent))
         if answer["outcome"] == "other":
             raise LedgerError(f"account {account!r} exists with other limits or another parent")
 
-    def grant(self, account: str, limits: Limits) -> None:
+    async def grant(self, account: str, limits: Limits) -> None:
         """Replace the ceilings of the account; what was taken stays taken."""
-        _found(account, self._change([account], "grant_limits", account, *_ceilings(limits)))
+        _found(account, await self._change([account], "grant_limits", account, *_ceilings(limits)))
 
-    def put_under(self, account: str, parent: str) -> None:
+    async def put_under(self, account: str, parent: str) -> None:
         """Count what the account has taken, and takes from now on, at `parent` and its ancestors as well."""
-        answer = _found(account, self._change([account, parent], "put_under", account, parent))
+        answer = _found(account, await self._change([account, parent], "put_under", account, parent))
         if answer["outcome"] == "no parent":
             raise no_account(parent)
         if answer["outcome"] == "above":
@@ -177,22 +184,23 @@ class PostgresLedgerStore:
         if answer["outcome"] == "other":
             raise under_another(account, parent, answer["name"])
 
-    def hold(
+    async def hold(
         self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False, under: str | None = None
     ) -> Stop | None:
         """Take `ask` from the account and every ancestor, or return the Stop that refuses; a key is taken once."""
         now, fits = self._now(), fits_columns(ask)
         amounts = columns_of(ask if fits else Amounts())
-        answer = _found(account, self._call("hold", False, key, account, under, fits, retry_drawn, *amounts, *now))
+        answer = await self._call("hold", False, key, account, under, fits, retry_drawn, *amounts, *now)
+        _found(account, answer)
         if answer["outcome"] == "queued":
-            return self._hold_beside_queue(key, account, ask, retry_drawn, under)
+            return await self._hold_beside_queue(key, account, ask, retry_drawn, under)
         if answer["outcome"] == "waits":
             raise waits_already(key)
         if answer["outcome"] in ("charged", "known"):
             is_held(key, answer, account, ask)
         return refusal_of(answer["levels"], ask, retry_drawn, now) if answer["outcome"] == "refused" else None
 
-    def _hold_beside_queue(
+    async def _hold_beside_queue(
         self, key: str, account: str, ask: Amounts, retry_drawn: bool, under: str | None
     ) -> Stop | None:
         def enter(read: _Read) -> Stop | None:
@@ -202,9 +210,9 @@ class PostgresLedgerStore:
                 raise waits_already(key)
             return read.queue.enter(read.queue.newcomer(key, read.target, ask, retry_drawn, under))
 
-        return self._decide(_Decision([account], None, enter, key=key, under=under))
+        return await self._decide(_Decision([account], None, enter, key=key, under=under))
 
-    def join_queue(
+    async def join_queue(
         self,
         key: str,
         account: str,
@@ -227,50 +235,54 @@ class PostgresLedgerStore:
                 return None
             return read.queue.enter_or_join(read.queue.newcomer(key, read.target, ask, retry_drawn, under, ticket))
 
-        return self._decide(_Decision([account], None, join, key=key, under=under, request=ticket))
+        return await self._decide(_Decision([account], None, join, key=key, under=under, request=ticket))
 
-    def renew(self, key: str) -> Stop | Waiting | None:
+    async def renew(self, key: str) -> Stop | Waiting | None:
         """Renew the lease of a ticket; None if the call is admitted and holds, a Stop if it is refused."""
-        rows = self._rows(schema.SELECT_TICKET, key)
+        rows = await self._rows(schema.SELECT_TICKET, key)
         if not rows:
             raise no_ticket(key)
         if rows[0]["state"] == "waiting" and rows[0]["is_fresh"]:
             return waiting_of(rows[0])  # only read, as long as the lease lasts
-        return self._at_ticket(key, lambda read: read.renew(key))
+        return await self._at_ticket(key, lambda read: read.renew(key))
 
-    def leave_queue(self, key: str) -> None:
+    async def leave_queue(self, key: str) -> None:
         """Give the ticket back; if the call was admitted meanwhile, withdraw its hold."""
-        self._at_ticket(key, lambda read: read.queue.leave(key))
+        await self._at_ticket(key, lambda read: read.queue.leave(key))
 
-    def queued(self, prefix: str = "") -> Mapping[str, Amounts]:
+    async def queued(self, prefix: str = "") -> Mapping[str, Amounts]:
         """Return the keys that have a ticket, with what each waits for."""
-        return {row["key"]: amounts_of(row) for row in self._rows(schema.SELECT_QUEUED, prefix)}
+        return {row["key"]: amounts_of(row) for row in await self._rows(schema.SELECT_QUEUED, prefix)}
 
     def on_change(self, key: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` when the answer for the key may have changed, in any process; returns what ends this."""
         remove = self._wakeups.add(_digest(key), wake)
-        self._connected().listen(self._wakeups)
+        own = self._own_loop()
+        with self._lock:
+            if not self._is_listening:
+                own.start(self._listen())
+                self._is_listening = True
         return remove
 
-    def settle(self, key: str, actual: Amounts, *, succeeded: bool = True) -> None:
+    async def settle(self, key: str, actual: Amounts, *, succeeded: bool = True) -> None:
         """Replace the hold by what was used; settling a settled key again changes nothing."""
-        self._end(key, "settled", actual, succeeded)
+        await self._end(key, "settled", actual, succeeded)
 
-    def release(self, key: str) -> None:
+    async def release(self, key: str) -> None:
         """End the hold of a call that failed and cost nothing."""
-        self._end(key, "released")
+        await self._end(key, "released")
 
-    def withdraw(self, key: str) -> None:
+    async def withdraw(self, key: str) -> None:
         """End the hold of a call that never ran."""
-        self._end(key, "withdrawn")
+        await self._end(key, "withdrawn")
 
-    def leave_unresolved(self, key: str) -> None:
+    async def leave_unresolved(self, key: str) -> None:
         """Mark the hold of a call that is over and whose bill is unknown."""
-        self._end(key, "unresolved")
+        await self._end(key, "unresolved")
 
-    def charge(self, key: str, account: str, actual: Amounts) -> None:
+    async def charge(self, key: str, account: str, actual: Amounts) -> None:
         """Count what was spent outside any hold; a key is charged once, and never refused."""
-        answer = _found(account, self._change([account], "charge", key, account, *columns_of(actual)))
+        answer = _found(account, await self._change([account], "charge", key, account, *columns_of(actual)))
         if answer["outcome"] == "waits":
             raise waits_already(key)
         if answer["outcome"] == "known":
@@ -278,41 +290,41 @@ class PostgresLedgerStore:
         if answer["outcome"] == "charged":
             check_same("charge", key, (answer["name"], amounts_of(answer)), (account, actual))
 
-    def draw_retry(self, account: str, key: str | None = None) -> bool:
+    async def draw_retry(self, account: str, key: str | None = None) -> bool:
         """Take one retry from every level; return False if one has none left. A key draws once."""
-        answer = _found(account, self._call("draw_retry", account, key, repeat=key is not None))
+        answer = _found(account, await self._call("draw_retry", account, key, repeat=key is not None))
         if answer["outcome"] == "none left":
             return False
         check_same("retry", str(key), (answer["name"], None), (account, None))
         return True
 
-    def balance(self, account: str) -> Balance:
+    async def balance(self, account: str) -> Balance:
         """Return the figures of the account, all from one instant; raise KeyError if it does not exist."""
-        rows = self._rows(schema.SELECT_ACCOUNT, account)
+        rows = await self._rows(schema.SELECT_ACCOUNT, account)
         if not rows:
             raise no_account(account)
         return accounts.balance(account_of(rows[0], self._now()))
 
-    def unresolved(self, prefix: str = "") -> Mapping[str, Amounts]:
+    async def unresolved(self, prefix: str = "") -> Mapping[str, Amounts]:
         """Return the keys whose bill is unknown, with what each still holds."""
-        return {row["key"]: amounts_of(row) for row in self._rows(schema.SELECT_OPEN_HOLDS, "unresolved", prefix)}
+        return {row["key"]: amounts_of(row) for row in await self._rows(schema.SELECT_OPEN_HOLDS, "unresolved", prefix)}
 
-    def held(self, prefix: str = "") -> Mapping[str, Amounts]:
+    async def held(self, prefix: str = "") -> Mapping[str, Amounts]:
         """Return the keys of calls under way, or whose process died before it reported how they ended."""
-        return {row["key"]: amounts_of(row) for row in self._rows(schema.SELECT_OPEN_HOLDS, "held", prefix)}
+        return {row["key"]: amounts_of(row) for row in await self._rows(schema.SELECT_OPEN_HOLDS, "held", prefix)}
 
-    def aged(self, age_s: float, *, after: str | None = None, limit: int = 1_000) -> Sequence[str]:
+    async def aged(self, age_s: float, *, after: str | None = None, limit: int = 1_000) -> Sequence[str]:
         """Return accounts opened at least `age_s` ago, in order of opening; `after` ends the previous page."""
         age_ns, limit = check_page(age_s, limit)
-        return names_of_aged(self._rows(schema.SELECT_OPENED, after, limit), age_ns, self._now())
+        return names_of_aged(await self._rows(schema.SELECT_OPENED, after, limit), age_ns, self._now())
 
-    def forget(self, names: Collection[str]) -> int:
+    async def forget(self, names: Collection[str]) -> int:
         """Remove accounts with all their keys, and return how many; their use stays counted at their ancestors."""
-        return len(self._rows(schema.FORGET, [*names]))
+        return len(await self._rows(schema.FORGET, [*names]))
 
-    def _end(self, key: str, to: str, used: Amounts | None = None, succeeded: bool = False) -> None:
+    async def _end(self, key: str, to: str, used: Amounts | None = None, succeeded: bool = False) -> None:
         amounts = (0, 0, 0) if used is None else (used.cost_nanos, used.tokens_in, used.tokens_out)
-        answer = self._change([], "end_hold", key, to, *amounts, succeeded, of=key)
+        answer = await self._change([], "end_hold", key, to, *amounts, succeeded, of=key)
         if answer["outcome"] == "no hold":
             raise no_hold(key)
         if answer["outcome"] == "cannot":
@@ -320,75 +332,133 @@ class PostgresLedgerStore:
                 raise charged_not_held(key)
             raise LedgerError(f"a hold that is {answer['state']} cannot become {to}")
 
-    def _change(self, names: Sequence[str], name: str, *args: Any, of: str | None = None) -> Any:
+    async def _change(self, names: Sequence[str], name: str, *args: Any, of: str | None = None) -> Any:
         """Do an operation that may make room, and admit waiting calls if there are any.
 
         It concerns the accounts of these names, or that of the hold of a key.
         """
-        answer = self._call(name, False, *args)
+        answer = await self._call(name, False, *args)
         if answer["outcome"] == "queued":
-            answer = self._decide(_Decision(names, of, lambda read: read.answer, operation=(name, args)))
+            answer = await self._decide(_Decision(names, of, lambda read: read.answer, operation=(name, args)))
         return answer
 
-    def _at_ticket(self, key: str, do: Callable[[_Read], T]) -> T:
+    async def _at_ticket(self, key: str, do: Callable[[_Read], T]) -> T:
         def at_ticket(read: _Read) -> tuple[bool, T | None]:
             is_there = key in read.queue.tickets  # else it has expired, and others may have been admitted
             return is_there, do(read) if is_there else None
 
-        is_there, answer = self._decide(_Decision([], key, at_ticket))
+        is_there, answer = await self._decide(_Decision([], key, at_ticket))
         if not is_there:
             raise no_ticket(key)
         return answer  # type: ignore[return-value]
 
-    def _decide(self, decision: _Decision[T]) -> T:
+    async def _decide(self, decision: _Decision[T]) -> T:
         """Run a transaction that decides about the calls that wait; see `ledger_schema`."""
-        connections = self._connected()
-        answer, woken = self._run(connections, connections.run(partial(decision.run, self._now()), repeat=True))
+        own = self._own_loop()
+        if asyncio.get_running_loop() is not own.loop:
+            try:
+                return await own.result(self._decide(decision))
+            except RuntimeError as error:
+                raise self._closed() from error
+        answer, woken = await self._run(partial(decision.run, self._now()))
         self._wakeups.wake(map(_digest, woken))
         return answer
 
-    def _call(self, name: str, *args: Any, repeat: bool = True) -> Any:
+    async def _listen(self) -> None:
+        await self._connected().listen(self._wakeups)
+
+    async def _call(self, name: str, *args: Any, repeat: bool = True) -> Any:
         places = ", ".join(f"${number}" for number in range(1, len(args) + 1))
-        (row,) = self._rows(f"SELECT {schema.LEDGER}_{name}({places}) AS answer", *args, repeat=repeat)
+        (row,) = await self._rows(f"SELECT {schema.LEDGER}_{name}({places}) AS answer", *args, repeat=repeat)
         return json.loads(row["answer"])
 
-    def _rows(self, statement: str, *args: Any, repeat: bool = True) -> list[Row]:
+    async def _rows(self, statement: str, *args: Any, repeat: bool = True) -> list[Row]:
+        return list(await self._run(lambda connection: connection.fetch(statement, *args), repeat))
+
+    async def _run(self, work: Callable[[Any], Awaitable[T]], repeat: bool = True) -> T:
         connections = self._connected()
-
-        async def fetch(connection: Any) -> list[Row]:
-            return list(await connection.fetch(statement, *args))
-
-        return self._run(connections, connections.run(fetch, repeat))
-
-    def _run(self, connections: _Connections, work: Coroutine[Any, Any, T]) -> T:
         try:
-            return connections.thread.run(work, self._timeout_s)
+            async with asyncio.timeout(self.timeout_s):
+                return await connections.run(work, repeat)
         except (LedgerError, KeyError):
             raise
         except Exception as error:  # any error: no call may leave that is not recorded
-            raise self._unavailable(str(error) or type(error).__name__) from error
+            raise self.unavailable(str(error) or type(error).__name__) from error
 
     def _connected(self) -> _Connections:
+        """Return the connections of the running loop."""
+        loop = asyncio.get_running_loop()
         with self._lock:
             if self._is_closed:
-                raise self._unavailable("it was closed")
-            if self._connections is None:
-                self._connections = _Connections(
-                    self._dsn, self._settings, self._timeout_s, self._max_connections, self._unavailable
-                )
-            return self._connections
+                raise self._closed()
+            if (found := self._connections.get(loop)) is None:
+                for ended in [loop for loop in self._connections if loop.is_closed()]:
+                    del self._connections[ended]
+                found = self._connections[loop] = _Connections(self)
+            return found
 
-    def _unavailable(self, why: str) -> LedgerUnavailable:
+    def _own_loop(self) -> LoopThread:
+        with self._lock:
+            if self._is_closed:
+                raise self._closed()
+            if self._thread is None:
+                self._thread = LoopThread("penstock-ledger-postgres")
+            return self._thread
+
+    def _closed(self) -> LedgerUnavailable:
+        return self.unavailable("it was closed")
+
+    def unavailable(self, why: str) -> LedgerUnavailable:
+        """Return the error of an operation that could not be recorded."""
         return LedgerUnavailable(f"{self._where} cannot record: {why}")
 
     def _now(self) -> Moment:
         return Moment(self._boot, self._clock.monotonic_ns(), self._clock.time_ns())
 
     def _reset_after_fork(self) -> None:
-        """Reset the store in a forked child, which has neither the thread nor a right to the connections."""
+        """Reset the ledger in a forked child, which has neither the thread nor a right to the connections."""
         self._lock = threading.Lock()
-        _ORPHANED.append(self._connections)
-        self._connections = None
+        _ORPHANED.append((self._connections, self._thread))
+        self._connections, self._thread, self._is_listening = {}, None, False
+
+
+class PostgresLedgerStore(BlockingLedger):
+    """A `LedgerStore` in a PostgreSQL database, for budgets that several machines share.
+
+    Threads may share it, and a forked child may go on using it. It connects at its first operation, and creates its
+    tables (`penstock_ledger_…`) if they do not exist. An operation that takes longer than `timeout_s` fails. It has at
+    most `max_connections` for callers that block, and for each event loop. Without `fsync` no operation waits for the
+    server's disk: if its machine fails, the latest operations are lost. With it, the server's own setting applies.
+    """
+
+    ledger: PostgresLedger
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        timeout_s: float = 5.0,
+        max_connections: int = 4,
+        fsync: bool = True,
+    ) -> None:
+        super().__init__(PostgresLedger(dsn, clock, timeout_s, max_connections, fsync))
+
+    def close(self) -> None:
+        """Close the connections; every later operation raises LedgerUnavailable. Closing is idempotent."""
+        self.ledger.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def ensure(self) -> None:
+        """Connect, and create the tables if they do not exist; raise LedgerUnavailable if that fails."""
+        self.ledger.run_blocking(self.ledger.ensure())
 
 
 class _Read:
@@ -470,31 +540,20 @@ async def _call(connection: Any, name: str, *args: Any) -> Any:
 
 
 class _Connections:
-    """The connections, and the event loop they run on.
+    """The connections of one event loop.
 
     Not the driver's own pool: that resets a connection each time it is returned, which is another round trip to the
     server. Here nothing needs a reset, since each operation is one statement.
     """
 
-    def __init__(
-        self,
-        dsn: str,
-        settings: Mapping[str, str],
-        timeout_s: float,
-        size: int,
-        make_error: Callable[[str], LedgerUnavailable],
-    ) -> None:
-        self.thread = LoopThread("penstock-ledger-postgres")
-        self._dsn = dsn
-        self._settings = settings
-        self._timeout_s = timeout_s
-        self._make_error = make_error
-        self._slots = asyncio.Semaphore(size)
+    def __init__(self, ledger: PostgresLedger) -> None:
+        self._ledger = ledger
+        self._slots = asyncio.Semaphore(ledger.max_connections)
         self._idle: list[Any] = []
-        self._is_made = False
         self._making = asyncio.Lock()
-        self._is_listening = False
-        self._listening = threading.Lock()
+        self._is_closed = False
+        self._closing: AsyncGenerator[None, None] | None = None
+        """Suspended until its loop shuts down, or `close`."""
 
     async def run(self, work: Callable[[Any], Awaitable[T]], repeat: bool) -> T:
         """Return what `work` does with a connection; repeat it where that can do no harm."""
@@ -521,6 +580,9 @@ class _Connections:
             except (asyncpg.PostgresError, LedgerError, KeyError):
                 self._keep(connection)  # the server has answered: the connection works
                 raise
+            except asyncio.CancelledError:
+                await self._cancel(connection)
+                raise
             except BaseException:
                 connection.terminate()
                 self._drop_idle()
@@ -528,14 +590,7 @@ class _Connections:
             self._keep(connection)
             return answer
 
-    def listen(self, wakeups: Wakeups) -> None:
-        """Receive notifications from now on, on a connection of its own; called by any thread, any number of times."""
-        with self._listening:
-            if not self._is_listening:
-                self.thread.start(self._listen(wakeups))
-                self._is_listening = True
-
-    async def _listen(self, wakeups: Wakeups) -> None:
+    async def listen(self, wakeups: Wakeups) -> None:
         """Wake calls when notified, and all of them whenever a notification may have been missed."""
         while True:
             with suppress(TimeoutError, asyncpg.PostgresError, *CONNECTION_LOST):
@@ -556,8 +611,17 @@ class _Connections:
             connection.terminate()
 
     def _keep(self, connection: Any) -> None:
-        if not connection.is_closed():
+        if self._is_closed:
+            connection.terminate()
+        elif not connection.is_closed():
             self._idle.append(connection)
+
+    async def _cancel(self, connection: Any) -> None:
+        """Let the server cancel what runs on the connection, and wait for that, so that it is done or never will be."""
+        try:
+            await connection.close(timeout=CANCELLED_S)
+        except BaseException:
+            connection.terminate()
 
     def _drop_idle(self) -> None:
         """Close idle connections: where one is lost, the others may be lost too without having noticed."""
@@ -569,20 +633,23 @@ class _Connections:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
+        if self._closing is None:
+            self._closing = self._close_with_loop()
+            await anext(self._closing)
         connection = await self._connect()
         try:
-            # Checked once: tables that are gone later are never created again.
-            if not self._is_made:
+            if not self._ledger.is_made:
                 async with self._making:
                     await self._make(connection)
-                    self._is_made = True
+                    self._ledger.is_made = True
         except BaseException:
             connection.terminate()
             raise
         return connection
 
     async def _connect(self) -> Any:
-        return await asyncpg.connect(self._dsn, timeout=self._timeout_s, server_settings=dict(self._settings))
+        ledger = self._ledger
+        return await asyncpg.connect(ledger.dsn, timeout=ledger.timeout_s, server_settings=dict(ledger.settings))
 
     async def _make(self, connection: Any) -> None:
         async with connection.transaction():
@@ -596,24 +663,33 @@ class _Connections:
                     await connection.execute(statement)
                 version = schema.VERSION
             if version != schema.VERSION:
-                raise self._make_error(
+                raise self._ledger.unavailable(
                     f"its tables are of version {version}, and this Penstock knows version {schema.VERSION}; "
                     "use the Penstock that made them, or a newer one"
                 )
 
-    def close(self) -> None:
-        """Close the connections and end the thread; operations under way there are cancelled."""
-        with suppress(TimeoutError):
-            self.thread.run(self._close_idle(), self._timeout_s)
-        self.thread.close()
+    async def close(self) -> None:
+        """Close the connections; those in use are closed when their operation ends."""
+        if self._closing is not None:
+            await self._closing.aclose()
 
-    async def _close_idle(self) -> None:
-        while self._idle:
-            connection = self._idle.pop()
-            try:
-                await connection.close()
-            except (asyncpg.PostgresError, *CONNECTION_LOST):
-                connection.terminate()
+    async def _close_with_loop(self) -> AsyncGenerator[None, None]:
+        """Close the connections when the loop closes its async generators, before it ends."""
+        try:
+            yield
+        finally:
+            self._is_closed = True
+            while self._idle:
+                connection = self._idle.pop()
+                try:
+                    await connection.close()
+                except (asyncpg.PostgresError, *CONNECTION_LOST):
+                    connection.terminate()
+
+    def terminate(self) -> None:
+        """Close the connections without a word to the server."""
+        self._is_closed = True
+        self._drop_idle()
 
 
 def _digest(key: str) -> str:
@@ -644,14 +720,14 @@ def _location(dsn: str) -> str:
     return repr(f"postgresql://{host}:{parts.port or 5432}{parts.path}")
 
 
-_STORES: weakref.WeakSet[PostgresLedgerStore] = weakref.WeakSet()
-_ORPHANED: list[_Connections | None] = []
+_LEDGERS: weakref.WeakSet[PostgresLedger] = weakref.WeakSet()
+_ORPHANED: list[object] = []
 """Connections of a parent process: never used here, and never closed, which would end the parent's sessions."""
 
 
 def _after_fork() -> None:
-    for store in list(_STORES):
-        store._reset_after_fork()
+    for ledger in list(_LEDGERS):
+        ledger._reset_after_fork()
 
 
 if hasattr(os, "register_at_fork"):

@@ -8,10 +8,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 from penstock import checks
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import ApprovalRecord, ApprovalState
+from penstock.hosting.ports import ApprovalRecord, ApprovalState, Conflict, StoreCorrupt
 from penstock.storage import codec
-from penstock.storage.port import Row, SqlStore, Transaction, Value, chunks, placeholders
+from penstock.storage.port import Row, SqlStore, TableCheck, Transaction, Value, chunks, placeholders
 from penstock.storage.rules import APPROVAL_ANSWERS, APPROVAL_STATES
 from penstock.storage.sql.events import check_claim
 
@@ -38,6 +37,7 @@ ENCODERS: Mapping[str, Callable[[str, object], Value]] = {
 SELECT = f"SELECT {COLUMNS} FROM approvals"
 INSERT = f"INSERT INTO approvals ({COLUMNS}) VALUES ({placeholders(len(FIELDS))}) ON CONFLICT DO NOTHING"
 REPLACE = f"UPDATE approvals SET {', '.join(f'{field} = ?' for field in FIELDS)} WHERE id = ?"
+CLOSE = "UPDATE approvals SET state = 'withdrawn', answered_ms = ? WHERE id = ? AND state <> 'withdrawn'"
 WITHDRAW = (
     "UPDATE approvals SET state = 'withdrawn', answered_ms = ? WHERE run_id = ? AND state = 'waiting' RETURNING id"
 )
@@ -52,7 +52,7 @@ class SqlApprovalStore(SqlStore):
         async def body(transaction: Transaction) -> ApprovalRecord:
             await check_claim(transaction, approval.run_id, epoch, transaction.dialect.share_lock)
             await transaction.run(INSERT, *values)
-            known = await _locked_approval_of_key(transaction, approval)
+            known = await self._locked(transaction, "run_id = ? AND key = ?", approval.run_id, approval.key)
             if known is None:
                 raise Conflict(f"approval {approval.id!r} is another question; give this one an id of its own")
             if known.state != "withdrawn":
@@ -65,7 +65,7 @@ class SqlApprovalStore(SqlStore):
     async def get(self, approval_id: str) -> ApprovalRecord | None:
         async def body(transaction: Transaction) -> ApprovalRecord | None:
             row = await transaction.row(f"{SELECT} WHERE id = ?", codec.lookup_key(approval_id))
-            return None if row is None else _decode(row)
+            return None if row is None else self._decode_or_mark(row)
 
         return await self._database.read(body, inline=True)
 
@@ -93,9 +93,29 @@ class SqlApprovalStore(SqlStore):
 
         async def body(transaction: Transaction) -> Sequence[ApprovalRecord]:
             rows = await transaction.rows(f"{SELECT}{condition} ORDER BY asked_ms, id LIMIT ?", *values)
-            return [_decode(row) for row in rows]
+            return [self._decode_or_mark(row) for row in rows]
 
         return await self._database.read(body)
+
+    async def _locked(self, transaction: Transaction, condition: str, *values: Value) -> ApprovalRecord | None:
+        """Lock the approval until the transaction ends, and return it; None if it does not exist."""
+        row = await transaction.row(f"{SELECT} WHERE {condition}{transaction.dialect.update_lock}", *values)
+        return None if row is None else self._decode_or_mark(row)
+
+    def _decode_or_mark(self, row: Row) -> ApprovalRecord:
+        """Decode a row; one that cannot be decoded is shown as withdrawn, with the reason as its question.
+
+        Nobody can answer it: what would be approved is not known. A run that waits for it goes on as if it were
+        rejected.
+        """
+        try:
+            return _decode(row)
+        except StoreCorrupt as error:
+            self._database.faults.note(error)
+            values = dict(zip(FIELDS, row, strict=True))
+            text = codec.unreadable(error)
+            lost = {"question": text, "reason": text, "value": None, "answer": None, "expects": None}
+            return ApprovalRecord(**{**values, **lost, "state": "withdrawn"})
 
     async def answer(
         self, approval_id: str, state: ApprovalState, *, answer: Any = None, reason: str = "", by: str, now_ms: int
@@ -104,13 +124,20 @@ class SqlApprovalStore(SqlStore):
         answered = {"state": state, "answer": answer, "reason": reason, "answered_by": by, "answered_ms": now_ms}
 
         async def body(transaction: Transaction) -> ApprovalRecord:
-            known = await _locked_approval(transaction, approval_id)
+            known = await self._locked(transaction, "id = ?", codec.lookup_key(approval_id))
+            if known is None:
+                raise KeyError(f"no approval {approval_id!r}")
             for field, value in answered.items():
                 ENCODERS[field](field, value)
             after = replace(known, **answered)
             if known.state == "waiting":
                 return await _replace(transaction, after)
             if _canonical(known) == _canonical(after):
+                return known
+            if known.question.startswith(codec.UNREADABLE):
+                # Nobody can answer it: its run learns that, and goes on as after a rejection.
+                await transaction.run(CLOSE, now_ms, known.id)
+                transaction.notify(_topic(known.id))
                 return known
             raise Conflict(f"approval {approval_id!r} is {known.state} already: the first answer counts")
 
@@ -133,7 +160,7 @@ class SqlApprovalStore(SqlStore):
             found: list[ApprovalRecord] = []
             for chunk in chunks(ids):
                 statement = f"{SELECT} WHERE id IN ({placeholders(len(chunk))}) AND state <> 'waiting'"
-                found += [_decode(row) for row in await transaction.rows(statement, *chunk)]
+                found += [self._decode_or_mark(row) for row in await transaction.rows(statement, *chunk)]
             return {approval.id: approval for approval in found}
 
         return await self._database.read(body, inline=True) if ids else {}
@@ -178,22 +205,11 @@ def _canonical(approval: ApprovalRecord) -> ApprovalRecord:
     return replace(approval, value=value, answer=answer)
 
 
-async def _locked_approval_of_key(transaction: Transaction, approval: ApprovalRecord) -> ApprovalRecord | None:
-    statement = f"{SELECT} WHERE run_id = ? AND key = ?{transaction.dialect.update_lock}"
-    row = await transaction.row(statement, approval.run_id, approval.key)
-    return None if row is None else _decode(row)
-
-
-async def _locked_approval(transaction: Transaction, approval_id: str) -> ApprovalRecord:
-    statement = f"{SELECT} WHERE id = ?{transaction.dialect.update_lock}"
-    row = await transaction.row(statement, codec.lookup_key(approval_id))
-    if row is None:
-        raise KeyError(f"no approval {approval_id!r}")
-    return _decode(row)
-
-
 async def _replace(transaction: Transaction, approval: ApprovalRecord) -> ApprovalRecord:
     values = _encode(approval)
     await transaction.run(REPLACE, *values, approval.id)
     transaction.notify(_topic(approval.id))
     return _decode(values)
+
+
+CHECKS = (TableCheck("approvals", COLUMNS, ("id",), ("",), _decode),)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from penstock.chat.conversation import yield_every
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import ChatMessage, yield_every
 from penstock.chat.ports import Attachment, ChatRecord, Marked
 from penstock.errors import InvalidValue
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import ENDED
+from penstock.hosting.ports import ENDED, Conflict, StoreCorrupt
 from penstock.storage import codec
-from penstock.storage.port import INLINE_MAX_ROWS, Row, SqlStore, Transaction, Value, chunks, placeholders
+from penstock.storage.port import INLINE_MAX_ROWS, Row, SqlStore, TableCheck, Transaction, Value, chunks, placeholders
 from penstock.storage.rules import (
     attachment_ids,
     check_attached,
@@ -120,9 +119,18 @@ class SqlChatStore(SqlStore):
         maximum = codec.limit(limit)
 
         async def body(transaction: Transaction) -> Sequence[ChatRecord]:
-            return [_decode_chat(row) for row in await transaction.rows(statement, *values, maximum)]
+            return [self._decode_or_mark(row) for row in await transaction.rows(statement, *values, maximum)]
 
         return await self._database.read(body)
+
+    def _decode_or_mark(self, row: Row) -> ChatRecord:
+        """Decode a row for a list; one that cannot be decoded is shown with the reason as its title."""
+        try:
+            return _decode_chat(row)
+        except StoreCorrupt as error:
+            self._database.faults.note(error)
+            id, owner, _, *rest = row
+            return ChatRecord(id, owner, codec.unreadable(error), *rest)
 
     async def rename(self, chat_id: str, title: str, *, now_ms: int) -> ChatRecord:
         values = codec.encode_text("title", title), codec.number("updated_ms", now_ms)
@@ -237,13 +245,15 @@ class SqlChatStore(SqlStore):
 
         async def body(transaction: Transaction) -> None:
             try:
-                chat = await _locked_chat(transaction, key)
+                (owner,) = await _locked_row(transaction, "owner", key)
             except KeyError:
                 return
-            messages = [_decode_message(key, row) for row in await transaction.rows(SELECT_MESSAGES, key)]
+            # A chat that cannot be read can still be removed: that is how its owner gets rid of it.
+            rows = await transaction.rows(SELECT_MESSAGES, key)
+            messages = self._database.faults.readable(rows, partial(_decode_message, key))
             unfinished = await transaction.row(UNFINISHED, key, *sorted(ENDED))
             check_idle(key, messages, has_runs=unfinished is not None)
-            await _remove_chats(transaction, {chat.id: chat.owner})
+            await _remove_chats(transaction, {key: str(owner)})
 
         await self._database.write(body)
 
@@ -340,7 +350,7 @@ def _decode_message(chat_id: str, row: Row) -> ChatMessage:
     try:
         return ChatMessage(id, parent_id or None, role, text, at_ms, fields)
     except InvalidValue as error:
-        raise codec.StoreCorrupt("messages", key, str(error)) from None
+        raise StoreCorrupt("messages", key, str(error)) from None
 
 
 async def _message_by_id(transaction: Transaction, chat_id: str, message_id: str) -> ChatMessage:
@@ -429,3 +439,22 @@ def _decode_attachment(row: Row) -> tuple[Attachment, bytes]:
     id, owner, name, media_type, size, created_ms, content = row
     named, kind = codec.decode_text("attachments", id, name), codec.decode_text("attachments", id, media_type)
     return Attachment(id, owner, named, kind, size, created_ms), bytes(content)
+
+
+CHECKS = (
+    TableCheck("chats", COLUMNS, ("id",), ("",), _decode_chat),
+    TableCheck(
+        "messages",
+        "chat_id, id, parent_id, role, content, at_ms, data, is_in_view",
+        ("number",),
+        (codec.MIN_NUMBER,),
+        lambda row: _decode_message(row[0], row[1:]),
+    ),
+    TableCheck(
+        "attachments",
+        "id, owner, name, media_type, size, created_ms, ''",
+        ("id",),
+        ("",),
+        lambda row: _decode_attachment((*row[:-1], b"")),
+    ),
+)

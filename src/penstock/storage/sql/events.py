@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
 from penstock import checks
-from penstock.hosting.ports import Fenced
-from penstock.hosting.records import SHORT_OUTPUT, HostedEvent
+from penstock.hosting.ports import SHORT_OUTPUT, Fenced, HostedEvent
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage import codec
-from penstock.storage.port import INLINE_MAX_ROWS, Row, SqlStore, Transaction, Value, placeholders
+from penstock.storage.port import INLINE_MAX_ROWS, Row, SqlStore, TableCheck, Transaction, Value, placeholders
 from penstock.storage.rules import JOURNAL_KINDS, check_next_events, different_event
 
 INSERT = "INSERT INTO events (run_id, seq, at_ms, type, data) VALUES (?, ?, ?, ?, ?)"
@@ -255,3 +254,26 @@ def _output(data: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     return data[len(OUTPUT_PREFIX) : end] if data.startswith(OUTPUT_PREFIX) else None
+
+
+def without_marks(text: str) -> str:
+    """Return stored text with null in place of each mark, to check that the rest can be decoded."""
+    return MARK.sub("null", text)
+
+
+CHECKS = (
+    TableCheck(
+        "events",
+        "run_id, seq, at_ms, type, data",
+        ("run_id", "seq"),
+        ("", codec.MIN_NUMBER),
+        lambda row: _decode_event(row[0], row[1:]),
+    ),
+    TableCheck(
+        "journal",
+        "run_id, key, kind, value, cost_nanos, tokens_in, tokens_out, at_ms, number",
+        ("number",),
+        (codec.MIN_NUMBER,),
+        lambda row: _decode_entry(row[0], row[1:], without_marks(row[3])),
+    ),
+)

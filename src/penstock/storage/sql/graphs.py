@@ -6,10 +6,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import GraphHead, GraphRecord
+from penstock.hosting.ports import Conflict, GraphHead, GraphRecord, StoreCorrupt
 from penstock.storage import codec
-from penstock.storage.port import Row, SqlStore, Transaction, Value
+from penstock.storage.port import Row, SqlStore, TableCheck, Transaction, Value
 from penstock.storage.rules import check_expected_version
 
 VERSIONS = "FROM graphs JOIN graph_versions ON graph_versions.id = graphs.id"
@@ -43,10 +42,10 @@ class SqlGraphStore(SqlStore):
 
         async def body(transaction: Transaction) -> GraphRecord:
             await transaction.run(INSERT, graph_id, owner)
-            newest = await _locked_newest(transaction, graph_id, owner)
+            version = await _locked_version(transaction, graph_id, owner)
+            newest = await self._readable_version(transaction, graph_id, version) if version else None
             if newest is not None and (newest.name, newest.digest) == (name, digest):
                 return newest
-            version = 0 if newest is None else newest.version
             check_expected_version(graph_id, version, expected_version)
             created_ms = codec.number("created_ms", now_ms)
             await transaction.run(INSERT_VERSION, graph_id, version + 1, *content, created_ms)
@@ -78,7 +77,7 @@ class SqlGraphStore(SqlStore):
         statement = f"{SELECT_NEWEST} WHERE {' AND '.join(where)} ORDER BY graphs.id LIMIT ?"
 
         async def body(transaction: Transaction) -> Sequence[GraphRecord]:
-            return [_decode(row) for row in await transaction.rows(statement, *values, codec.limit(limit))]
+            return [self._decode_or_mark(row) for row in await transaction.rows(statement, *values, codec.limit(limit))]
 
         return await self._database.read(body)
 
@@ -86,9 +85,24 @@ class SqlGraphStore(SqlStore):
         statement = f"{SELECT} WHERE graphs.id = ? ORDER BY version DESC"
 
         async def body(transaction: Transaction) -> Sequence[GraphRecord]:
-            return [_decode(row) for row in await transaction.rows(statement, codec.lookup_key(graph_id))]
+            return [self._decode_or_mark(row) for row in await transaction.rows(statement, codec.lookup_key(graph_id))]
 
         return await self._database.read(body)
+
+    async def _readable_version(self, transaction: Transaction, graph_id: str, version: int) -> GraphRecord | None:
+        """Return a version; None if it cannot be read, so that saving the graph again repairs it."""
+        row = await transaction.row(f"{SELECT} WHERE graphs.id = ? AND version = ?", graph_id, version)
+        readable = self._database.faults.readable([] if row is None else [row], _decode)
+        return readable[0] if readable else None
+
+    def _decode_or_mark(self, row: Row) -> GraphRecord:
+        """Decode a row for a list; one that cannot be decoded is shown by name as unreadable, without a document."""
+        try:
+            return _decode(row)
+        except StoreCorrupt as error:
+            self._database.faults.note(error)
+            id, version, owner, _, _, digest, created_ms, is_archived = row
+            return GraphRecord(id, version, owner, codec.unreadable(error), {}, digest, created_ms, bool(is_archived))
 
     async def _row(self, select: str, graph_id: str, version: int | None) -> Row | None:
         """Return the selected columns of that version, or of the newest if `version` is None."""
@@ -113,20 +127,23 @@ class SqlGraphStore(SqlStore):
         await self._database.write(body)
 
 
-async def _locked_newest(transaction: Transaction, graph_id: str, owner: str) -> GraphRecord | None:
-    """Lock the graph and return its newest version, None if it has none yet; Conflict if it is another owner's."""
+async def _locked_version(transaction: Transaction, graph_id: str, owner: str) -> int:
+    """Lock the graph and return its newest version, 0 if it has none yet; Conflict if it is another owner's."""
     lock = transaction.dialect.update_lock
     row = await transaction.row(f"SELECT owner, newest FROM graphs WHERE id = ?{lock}", graph_id)
     assert row is not None, "it was made just before"
     if row[0] != owner:
         raise Conflict(f"graph {graph_id!r} is another owner's; save it under an id of its own")
-    return await _newest_version(transaction, graph_id) if row[1] else None
+    # Not the number in `graphs`: if that were wrong, the next version would be taken.
+    newest = await transaction.row("SELECT coalesce(max(version), 0) FROM graph_versions WHERE id = ?", graph_id)
+    assert newest is not None, "a maximum is one row"
+    return int(newest[0])
 
 
 async def _newest_version(transaction: Transaction, graph_id: str) -> GraphRecord:
     row = await transaction.row(f"{SELECT_NEWEST} WHERE graphs.id = ?", graph_id)
     if row is None:
-        raise codec.StoreCorrupt("graphs", graph_id, "its newest version is not there")
+        raise StoreCorrupt("graphs", graph_id, "its newest version is not there")
     return _decode(row)
 
 
@@ -138,3 +155,27 @@ def _decode(row: Row) -> GraphRecord:
         codec.decode_object("graph_versions", key, document),
     )
     return GraphRecord(id, version, owner, graph_name, content, digest, created_ms, bool(is_archived))
+
+
+def _decode_newest(row: Row) -> None:
+    id, newest, known = row
+    if newest != known:
+        raise StoreCorrupt("graphs", id, f"its newest version is {newest} here, and {known} among its versions")
+
+
+CHECKS = (
+    TableCheck(
+        "graphs",
+        "id, newest, (SELECT coalesce(max(version), 0) FROM graph_versions WHERE graph_versions.id = graphs.id)",
+        ("id",),
+        ("",),
+        _decode_newest,
+    ),
+    TableCheck(
+        "graph_versions",
+        "id, version, '', name, document, digest, created_ms, 0",
+        ("id", "version"),
+        ("", codec.MIN_NUMBER),
+        _decode,
+    ),
+)

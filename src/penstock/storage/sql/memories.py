@@ -11,12 +11,14 @@ connections.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
+from penstock.hosting.ports import StoreCorrupt
 from penstock.nodes import memory
 from penstock.nodes.memory import Memory
 from penstock.storage import codec
-from penstock.storage.port import SqlStore, Transaction, Value, placeholders
+from penstock.storage.port import Row, SqlStore, TableCheck, Transaction, Value, placeholders
 from penstock.storage.rules import encode_memory
 
 LOCK_SPACE = (
@@ -39,8 +41,11 @@ class SqlMemoryStore(SqlStore):
     """A `MemoryStore` over a database."""
 
     async def get(self, space: str, key: str) -> Memory | None:
-        found = await self._select(space, f"{SELECT} AND key = ?", codec.lookup_key(space), codec.lookup_key(key))
-        return found[0] if found else None
+        async def body(transaction: Transaction) -> Memory | None:
+            row = await transaction.row(f"{SELECT} AND key = ?", codec.lookup_key(space), codec.lookup_key(key))
+            return None if row is None else _decode(space, row)
+
+        return await self._database.read(body)
 
     async def put(self, space: str, key: str, value: Any) -> None:
         encoded = encode_memory(space, key, value)
@@ -49,6 +54,8 @@ class SqlMemoryStore(SqlStore):
             row = await transaction.row(LOCK_SPACE, space)
             assert row is not None, "it is made if it is not there"
             number, size = row
+            if not 0 <= size <= memory.MAX_MEMORIES:  # a wrong size would remove memories, or keep too many
+                size = await _count(transaction, number)
             size += 1 - await transaction.run(FORGET_KEY, number, key)
             added = await transaction.row(INSERT, number, key, encoded.value)
             assert added is not None, "what was under the key is gone"
@@ -68,9 +75,20 @@ class SqlMemoryStore(SqlStore):
     async def _select(self, space: str, statement: str, *values: Value) -> Sequence[Memory]:
         async def body(transaction: Transaction) -> Sequence[Memory]:
             rows = await transaction.rows(statement, *values)
-            return [Memory(key, codec.decode_document("memories", f"{space}/{key}", value)) for key, value in rows]
+            return self._database.faults.readable(rows, partial(_decode, space))  # others may share the space
 
         return await self._database.read(body)
+
+
+def _decode(space: str, row: Row) -> Memory:
+    key, value = row
+    return Memory(key, codec.decode_document("memories", f"{space}/{key}", value))
+
+
+async def _count(transaction: Transaction, space: int) -> int:
+    row = await transaction.row("SELECT count(*) FROM memories WHERE space = ?", space)
+    assert row is not None, "a count is one row"
+    return int(row[0])
 
 
 async def forget_runs(transaction: Transaction, run_ids: Iterable[str]) -> None:
@@ -95,3 +113,21 @@ def _nearest(words: int) -> str:
         f"SELECT memories.key, memories.value FROM ({nearest}) AS nearest JOIN memories "
         "ON memories.number = nearest.number ORDER BY nearest.shared DESC, nearest.number DESC"
     )
+
+
+def _decode_space(row: Row) -> None:
+    space, size = row
+    if not 0 <= size <= memory.MAX_MEMORIES:
+        raise StoreCorrupt("memory_spaces", space, f"{size} cannot be the number of its memories")
+
+
+CHECKS = (
+    TableCheck("memory_spaces", "space, size", ("number",), (codec.MIN_NUMBER,), _decode_space),
+    TableCheck(
+        "memories",
+        "(SELECT memory_spaces.space FROM memory_spaces WHERE memory_spaces.number = memories.space), key, value",
+        ("number",),
+        (codec.MIN_NUMBER,),
+        lambda row: _decode(row[0], row[1:]),
+    ),
+)

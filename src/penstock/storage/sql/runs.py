@@ -10,21 +10,28 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from penstock import checks
-from penstock.hosting.ports import AddedRun, Conflict, Fenced
-from penstock.hosting.records import (
+from penstock.errors import InvalidValue
+from penstock.hosting.ports import (
     CLAIMED,
     ENDED,
+    NO_FILTER,
     TRANSITIONS,
     UNTIL_ENDED,
     USAGE,
+    AddedRun,
     CancelRequest,
+    Conflict,
+    Fenced,
+    RunFilter,
+    RunOrder,
     RunRecord,
     RunStatus,
+    StoreCorrupt,
     is_short,
 )
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage import codec
-from penstock.storage.port import INLINE_MAX_ROWS, Row, SqlStore, Transaction, Value, chunks, placeholders
+from penstock.storage.port import INLINE_MAX_ROWS, Row, SqlStore, TableCheck, Transaction, Value, chunks, placeholders
 from penstock.storage.rules import (
     check_ended,
     check_resting,
@@ -32,8 +39,9 @@ from penstock.storage.rules import (
     check_transition,
     check_was,
     checked_usage,
+    lower_ascii,
 )
-from penstock.storage.sql.events import encode_entry, replace_journal, restore_outputs, shorten_output
+from penstock.storage.sql.events import encode_entry, replace_journal, restore_outputs, shorten_output, without_marks
 from penstock.storage.sql.memories import forget_runs
 
 FIELDS = RunRecord._fields
@@ -71,6 +79,13 @@ ENCODERS: Mapping[str, Callable[[str, object], Value]] = {
 }
 """Encoder of each field's column value."""
 
+
+def _decode_epoch(table: str, run_id: str, epoch: int) -> int:
+    if 0 <= epoch < codec.MAX_NUMBER:
+        return epoch
+    raise StoreCorrupt(table, run_id, f"{epoch} cannot be the number of its claims")
+
+
 DECODERS: Mapping[str, Callable[[str, str, Any], Any]] = {
     "status": lambda table, id, value: codec.decode_one_of(table, id, TRANSITIONS, value),
     "input": codec.decode_document,
@@ -78,9 +93,21 @@ DECODERS: Mapping[str, Callable[[str, str, Any], Any]] = {
     "origin": codec.decode_object,
     "error": codec.decode_optional_text,
     "output": codec.decode_document,
-    "halt": codec.decode_document,
+    "halt": codec.decode_optional_object,
+    "epoch": _decode_epoch,
 }
 """Decoder of each column that is not stored as it is."""
+
+UNREADABLE: Mapping[str, Any] = {
+    "status": "failed",
+    "input": None,
+    "limits": {},
+    "origin": {},
+    "error": None,
+    "output": None,
+    "halt": None,
+}
+"""Shown instead of fields that cannot be decoded."""
 
 DOCUMENTS = frozenset({"input", "limits", "origin", "output", "halt"})
 CHANGEABLE = (
@@ -102,6 +129,10 @@ UNCLAIMED: Mapping[str, Any] = {"worker": None, "lease_until_ms": 0}
 RUN_TABLES = (("events", "run_id"), ("journal", "run_id"), ("approvals", "run_id"), ("runs", "id"))
 """Tables with rows of a run, each with the column of the run id."""
 
+MAX_FAILED_PER_CLAIM = 100
+"""Maximum number of unreadable runs that one claim fails before it leaves the rest to the next one."""
+MAX_ERROR = 2_000
+"""Maximum length of the error of a run that cannot be read."""
 RARE_STATUSES: frozenset[RunStatus] = frozenset({"queued", *CLAIMED})
 """Statuses that few runs have: a host bounds their number, and an index covers them."""
 OPEN = "coalesce(status, '') IN ('queued', 'running', 'waiting')"
@@ -109,15 +140,32 @@ OPEN = "coalesce(status, '') IN ('queued', 'running', 'waiting')"
 SELECT = f"SELECT {COLUMNS} FROM runs WHERE id = ?"
 INSERT = f"INSERT INTO runs ({COLUMNS}, chat_id) VALUES ({placeholders(len(FIELDS) + 1)}) ON CONFLICT (id) DO NOTHING"
 CLAIM = (
-    "UPDATE runs SET status = 'running', worker = ?, lease_until_ms = ?, epoch = epoch + 1, "
+    "UPDATE runs SET status = 'running', worker = ?, lease_until_ms = ?, "
+    f"epoch = CASE WHEN epoch < {codec.MAX_NUMBER} THEN epoch + 1 ELSE epoch END, "
     "started_ms = coalesce(started_ms, ?) WHERE id = "
     f"(SELECT id FROM runs WHERE {OPEN} AND (status = 'queued' OR lease_until_ms <= ?)"
 )
+FAIL = (
+    "UPDATE runs SET status = 'failed', worker = NULL, lease_until_ms = 0, error = ?, "
+    "ended_ms = coalesce(ended_ms, ?) WHERE id = ?"
+)
+"""Ends a run whose row cannot be decoded; the columns that cannot be read stay as they are."""
+FAIL_ANSWER = (
+    """UPDATE messages SET data = """
+    """replace(data, '"state":"writing"', '"state":"failed","error":"its run cannot be read"') """
+    """WHERE chat_id = (SELECT chat_id FROM runs WHERE id = ?) AND data LIKE '%"state":"writing"%' AND data LIKE ?"""
+)
+"""Ends the answer that such a run was writing, so that its chat can go on. The handler of the run cannot do it."""
+SELECT_CLAIM = "SELECT status, epoch FROM runs WHERE id = ?"
 RENEW = "UPDATE runs SET lease_until_ms = CASE WHEN lease_until_ms < ? THEN ? ELSE lease_until_ms END WHERE worker = ?"
 SELECT_ENDED = (
     "SELECT id FROM runs WHERE ended_ms IS NOT NULL AND ended_ms < ? "
     "AND coalesce(status, '') IN ('cancelled', 'completed', 'failed', 'halted') ORDER BY ended_ms, id LIMIT ?"
 )
+
+
+RANKS: Mapping[RunOrder, Sequence[str]] = {"created": ("created_ms", "id"), "cost": ("cost_nanos", "created_ms", "id")}
+"""Columns that a list is sorted by, all in descending order."""
 
 
 class SqlRunStore(SqlStore):
@@ -154,16 +202,22 @@ class SqlRunStore(SqlStore):
         chat_id: str | None = None,
         before: str | None = None,
         limit: int = 50,
+        matching: RunFilter = NO_FILTER,
+        order: RunOrder = "created",
     ) -> Sequence[RunRecord]:
         where, values = _where(statuses, owner=owner, graph_id=graph_id, chat_id=chat_id)
+        _add_filter(where, values, matching)
+        rank = RANKS[order]
         if before is not None:
-            where.append("(created_ms, id) < (SELECT created_ms, id FROM runs WHERE id = ?)")
+            where.append(f"({', '.join(rank)}) < (SELECT {', '.join(rank)} FROM runs WHERE id = ?)")
             values.append(codec.lookup_key(before))
-        statement = f"SELECT {COLUMNS} FROM runs{_all(where)} ORDER BY created_ms DESC, id DESC LIMIT ?"
+        newest = ", ".join(f"{column} DESC" for column in rank)
+        statement = f"SELECT {COLUMNS} FROM runs{_all(where)} ORDER BY {newest} LIMIT ?"
         values.append(codec.limit(limit))
 
         async def body(transaction: Transaction) -> Sequence[RunRecord]:
-            return await _read_all(transaction, await transaction.rows(statement, *values))
+            rows = await _with_outputs(transaction, await transaction.rows(statement, *values))
+            return [self._decode_or_mark(row) for row in rows]
 
         return await self._database.read(body)
 
@@ -185,10 +239,45 @@ class SqlRunStore(SqlStore):
 
         async def body(transaction: Transaction) -> RunRecord | None:
             claim = f"{statement}{transaction.dialect.skip_locked}) RETURNING {COLUMNS}"
-            row = await transaction.row(claim, *values)
-            return None if row is None else _decode(row)
+            for _ in range(MAX_FAILED_PER_CLAIM):
+                row = await transaction.row(claim, *values)
+                if row is None:
+                    return None
+                try:
+                    return _decode(row)
+                except StoreCorrupt as error:  # nobody can work on it; the next run can still be claimed
+                    await self._fail(transaction, row[ID], error, now_ms)
+            return None
 
         return await self._database.write(body, inline=True)
+
+    async def fail_unreadable(self, run_id: str, error: StoreCorrupt, *, now_ms: int, epoch: int | None = None) -> None:
+        async def body(transaction: Transaction) -> None:
+            row = await transaction.row(SELECT_CLAIM + transaction.dialect.update_lock, codec.lookup_key(run_id))
+            if row is None or row[0] in ENDED or (row[0] in CLAIMED and row[1] != epoch):
+                return
+            await self._fail(transaction, run_id, error, now_ms)
+
+        await self._database.write(body, inline=True)
+
+    async def _fail(self, transaction: Transaction, run_id: str, error: StoreCorrupt, now_ms: int) -> None:
+        self._database.faults.note(error)
+        await transaction.run(FAIL, codec.encode_text("error", describe(error)), now_ms, run_id)
+        await transaction.run(FAIL_ANSWER, run_id, f'%"run_id":{codec.encode_text("run_id", run_id)}%')
+        transaction.notify(f"run:{run_id}")
+
+    def _decode_or_mark(self, row: Row) -> RunRecord:
+        """Decode a row for a list; one that cannot be decoded is shown as a failed run, with the reason as its error.
+
+        So a page is complete, and a page boundary stays where it was.
+        """
+        try:
+            return _decode(row)
+        except StoreCorrupt as error:
+            self._database.faults.note(error)
+            values = dict(zip(FIELDS, row, strict=True))
+            shown = {field: _decode_or_default(values["id"], field, values[field]) for field in UNREADABLE}
+            return RunRecord(**{**values, **shown, "error": describe(error)})
 
     async def renew(self, worker: str, run_ids: Collection[str], *, now_ms: int, lease_ms: int) -> Collection[str]:
         until_ms = codec.number("lease_until_ms", now_ms + lease_ms)
@@ -301,13 +390,14 @@ def _encode(run: RunRecord) -> list[Value]:
 
 
 async def _read(transaction: Transaction, row: Row) -> RunRecord:
-    (record,) = await _read_all(transaction, [row])
-    return record
+    (whole,) = await _with_outputs(transaction, [row])
+    return _decode(whole)
 
 
-async def _read_all(transaction: Transaction, rows: Sequence[Row]) -> list[RunRecord]:
+async def _with_outputs(transaction: Transaction, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with long outputs restored."""
     outputs = await restore_outputs(transaction, [(row[ID], row[OUTPUT]) for row in rows])
-    return [_decode((*row[:OUTPUT], output, *row[OUTPUT + 1 :])) for row, output in zip(rows, outputs, strict=True)]
+    return [(*row[:OUTPUT], output, *row[OUTPUT + 1 :]) for row, output in zip(rows, outputs, strict=True)]
 
 
 def _decode(row: Row) -> RunRecord:
@@ -320,6 +410,18 @@ def _decode(row: Row) -> RunRecord:
 def _decode_field(run_id: str, field: str, value: Value) -> Any:
     decode = DECODERS.get(field)
     return value if decode is None else decode("runs", run_id, value)
+
+
+def _decode_or_default(run_id: str, field: str, value: Value) -> Any:
+    try:
+        return _decode_field(run_id, field, value)
+    except StoreCorrupt:
+        return UNREADABLE[field]
+
+
+def describe(error: StoreCorrupt) -> str:
+    """Return the error as the error of a run, in the form of every other failure: its class and its message."""
+    return f"{type(error).__name__}: {error}"[:MAX_ERROR]
 
 
 def _chat_id(run: RunRecord) -> str | None:
@@ -388,6 +490,24 @@ def _where(statuses: Collection[RunStatus], **names: str | None) -> tuple[list[s
     return where, values
 
 
+def _add_filter(where: list[str], values: list[Value], wanted: RunFilter) -> None:
+    """Add the conditions of a filter, and their values."""
+    conditions: tuple[tuple[str, Value], ...] = (
+        ("created_ms >= ?", wanted.since_ms),
+        ("created_ms < ?", wanted.until_ms),
+        ("stop_reason = ?", None if wanted.stop_reason is None else codec.lookup_key(wanted.stop_reason)),
+        ("cost_nanos >= ?", wanted.min_cost_nanos),
+    )
+    for condition, value in conditions:
+        if value is not None:
+            where.append(condition)
+            values.append(value)
+    if wanted.text is not None:
+        part = codec.lookup_key(lower_ascii(wanted.text))
+        where.append("(lower(id) LIKE ? ESCAPE '!' OR lower(graph_id) LIKE ? ESCAPE '!')")
+        values.extend([f"%{''.join(f'!{one}' if one in '!%_' else one for one in part)}%"] * 2)
+
+
 def _all(where: Sequence[str]) -> str:
     return f" WHERE {' AND '.join(where)}" if where else ""
 
@@ -407,8 +527,11 @@ PUT_CANCEL = (
     + f" WHERE {IS_OVER} OR cancels.until_ms < excluded.until_ms"
 )
 """The first request counts unless it had expired when this one came; it is stored until the later `until_ms`."""
+UNREADABLE_REASON = "cancelled; the stored reason cannot be read"
 DROP_CANCEL = f"DELETE FROM cancels WHERE {' AND '.join(f'{field} = ?' for field in CANCEL_FIELDS)}"
 """Compares every field: a request that was replaced or extended meanwhile is another one and stays."""
+
+DROP_UNREADABLE_CANCEL = "DELETE FROM cancels WHERE run_id = ? AND owner = ? AND at_ms = ? AND until_ms = ?"
 
 
 class SqlCancelStore(SqlStore):
@@ -420,7 +543,7 @@ class SqlCancelStore(SqlStore):
         async def body(transaction: Transaction) -> CancelRequest:
             await transaction.run(PUT_CANCEL, *values)
             row = await transaction.row(f"{SELECT_CANCELS} run_id = ? AND owner = ?", request.run_id, request.owner)
-            return request if row is None else _decode_request(row)
+            return request if row is None else self._decode(row)
 
         return await self._database.write(body, inline=True)
 
@@ -434,7 +557,7 @@ class SqlCancelStore(SqlStore):
                 statement = (
                     f"{SELECT_CANCELS} run_id IN ({placeholders(len(chunk))}) AND until_ms >= ? ORDER BY at_ms, owner"
                 )
-                for request in map(_decode_request, await transaction.rows(statement, *chunk, now)):
+                for request in map(self._decode, await transaction.rows(statement, *chunk, now)):
                     if request.owner in ("", owners[request.run_id]):
                         found.setdefault(request.run_id, request)
             return found
@@ -449,18 +572,35 @@ class SqlCancelStore(SqlStore):
 
     async def _where(self, condition: str, *values: Value) -> Sequence[CancelRequest]:
         async def body(transaction: Transaction) -> Sequence[CancelRequest]:
-            return [_decode_request(row) for row in await transaction.rows(f"{SELECT_CANCELS} {condition}", *values)]
+            return [self._decode(row) for row in await transaction.rows(f"{SELECT_CANCELS} {condition}", *values)]
 
         return await self._database.read(body)
 
+    def _decode(self, row: Row) -> CancelRequest:
+        """Decode a request; one with an unreadable reason still cancels, because nothing but its reason is lost."""
+        run_id, reason, by, at_ms, until_ms, owner = row
+        try:
+            text = codec.decode_text("cancels", run_id, reason)
+        except StoreCorrupt as error:
+            self._database.faults.note(error)
+            text = UNREADABLE_REASON
+        return CancelRequest(run_id, text, by, at_ms, until_ms, owner)
+
     async def drop(self, run_id: str, requests: Collection[CancelRequest] | None = None) -> None:
-        rows = [_encode_request(request) for request in requests or () if request.run_id == run_id]
+        meant = [request for request in requests or () if request.run_id == run_id]
+        rows = [_encode_request(request) for request in meant if _is_readable(request)]
+        unreadable = [
+            (request.run_id, request.owner, request.at_ms, request.until_ms)
+            for request in meant
+            if not _is_readable(request)
+        ]
 
         async def body(transaction: Transaction) -> None:
             if requests is None:
                 await transaction.run("DELETE FROM cancels WHERE run_id = ?", codec.lookup_key(run_id))
             else:
                 await transaction.run_many(DROP_CANCEL, rows)
+                await transaction.run_many(DROP_UNREADABLE_CANCEL, unreadable)
 
         await self._database.write(body, inline=True)
 
@@ -469,6 +609,15 @@ class SqlCancelStore(SqlStore):
         return await self._database.write(
             lambda transaction: transaction.run("DELETE FROM cancels WHERE until_ms < ?", now)
         )
+
+
+def _is_readable(request: CancelRequest) -> bool:
+    """Whether every field of a stored request can be written again, so that it can be found by all of them."""
+    try:
+        _encode_request(request)
+    except InvalidValue:
+        return False
+    return request.reason != UNREADABLE_REASON
 
 
 def _encode_request(request: CancelRequest) -> tuple[Value, ...]:
@@ -482,6 +631,17 @@ def _encode_request(request: CancelRequest) -> tuple[Value, ...]:
     )
 
 
-def _decode_request(row: Row) -> CancelRequest:
-    run_id, reason, by, at_ms, until_ms, owner = row
-    return CancelRequest(run_id, codec.decode_text("cancels", run_id, reason), by, at_ms, until_ms, owner)
+CHECKS = (
+    TableCheck("runs", COLUMNS, ("id",), ("",), lambda row: _decode([_without_marks(value) for value in row])),
+    TableCheck(
+        "cancels",
+        "run_id, reason",
+        ("run_id", "owner"),
+        ("", ""),
+        lambda row: codec.decode_text("cancels", row[0], row[1]),
+    ),
+)
+
+
+def _without_marks(value: Any) -> Any:
+    return without_marks(value) if isinstance(value, str) else value

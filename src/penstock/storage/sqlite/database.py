@@ -29,8 +29,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from penstock.containment.ledger import WouldBlock
-from penstock.hosting.ports import StoreUnavailable
+from penstock.hosting.ports import StoreCorrupt, StoreUnavailable
 from penstock.notify import Notifier
+from penstock.storage.faults import RowFaults
 from penstock.storage.port import INLINE_MAX_ROWS, Dialect, Row, T, TransactionBody, Value, drive
 from penstock.storage.sqlite.file import Schema, SqliteFile, with_advice
 
@@ -45,6 +46,10 @@ MAX_BATCH = 1_000
 """Maximum number of jobs that share a transaction; more would keep the first callers waiting."""
 
 
+class UndecodableText(WouldBlock):
+    """A row has text that is not UTF-8. Its body is run again, off the loop, with a stand-in for those bytes."""
+
+
 class SqliteTransaction:
     """A transaction body's view of a connection, on the thread that has the connection."""
 
@@ -55,12 +60,24 @@ class SqliteTransaction:
         self._topics = topics
 
     async def rows(self, statement: str, *values: Value) -> Sequence[Row]:
-        rows: list[Row] = self._connection.execute(statement, values).fetchall()
-        return rows
+        return self._fetch(statement, values, -1)
 
     async def row(self, statement: str, *values: Value) -> Row | None:
-        rows: list[Row] = self._connection.execute(statement, values).fetchall()  # all, so that RETURNING completes
+        rows = self._fetch(statement, values, -1)  # all, so that RETURNING completes
         return rows[0] if rows else None
+
+    def _fetch(self, statement: str, values: Sequence[Value], size: int) -> list[Row]:
+        """Return at most `size` rows, or all if it is negative."""
+        cursor = self._connection.cursor()
+        try:
+            cursor.execute(statement, values)
+            rows: list[Row] = cursor.fetchall() if size < 0 else cursor.fetchmany(size)
+        except sqlite3.OperationalError as error:
+            cursor.close()  # the error refers to it, and no savepoint can be released while its statement runs
+            if str(error).startswith("Could not decode to UTF-8"):
+                raise UndecodableText from None
+            raise
+        return rows
 
     async def run(self, statement: str, *values: Value) -> int:
         return self._connection.execute(statement, values).rowcount
@@ -77,7 +94,7 @@ class InlineTransaction(SqliteTransaction):
 
     async def rows(self, statement: str, *values: Value) -> Sequence[Row]:
         _check_inline(values)
-        rows: list[Row] = self._connection.execute(statement, values).fetchmany(INLINE_MAX_ROWS + 1)
+        rows = self._fetch(statement, values, INLINE_MAX_ROWS + 1)
         if len(rows) > INLINE_MAX_ROWS:
             raise WouldBlock
         return rows
@@ -138,6 +155,7 @@ class SqliteDatabase:
 
     def __init__(self, path: Path, open_file: Callable[[], SqliteFile]) -> None:
         self.path = path
+        self.faults = RowFaults()
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
         self._notifier = Notifier()
@@ -193,17 +211,25 @@ class SqliteDatabase:
 
     async def write(self, body: TransactionBody[T], *, inline: bool = False) -> T:
         self._check()
-        if inline:
-            with suppress(WouldBlock):
-                return self._write_inline(body)
-        return await self._run_on(self._writer, body)
+        try:
+            if inline:
+                with suppress(WouldBlock):
+                    return self._write_inline(body)
+            return await self._run_on(self._writer, body)
+        except StoreCorrupt as error:
+            self.faults.note(error)
+            raise
 
     async def read(self, body: TransactionBody[T], *, inline: bool = False) -> T:
         self._check()
-        if inline:
-            with suppress(WouldBlock):
-                return self._read_inline(body)
-        return await self._run_on(min(self._readers, key=_pending), body)
+        try:
+            if inline:
+                with suppress(WouldBlock):
+                    return self._read_inline(body)
+            return await self._run_on(min(self._readers, key=_pending), body)
+        except StoreCorrupt as error:
+            self.faults.note(error)
+            raise
 
     @property
     def version(self) -> int:
@@ -388,7 +414,15 @@ class ConnectionThread:
 
 
 def write_all(file: SqliteFile, jobs: Sequence[Job]) -> None:
-    """Run all jobs in one transaction; if it cannot be committed, none of them has taken effect."""
+    """Run all jobs in one transaction; if it cannot be committed, none of them has taken effect.
+
+    A job that meets text that is not UTF-8 has taken no effect either, and is run again in a transaction of its own.
+    """
+    _write_batch(file, jobs)
+    _run_again(file, jobs, _write_batch)
+
+
+def _write_batch(file: SqliteFile, jobs: Sequence[Job]) -> None:
     wanted = [job for job in jobs if not job.future.cancelled()]
     if not wanted:
         return
@@ -408,6 +442,19 @@ def write_all(file: SqliteFile, jobs: Sequence[Job]) -> None:
 
 def read_all(file: SqliteFile, jobs: Sequence[Job]) -> None:
     """Run each job in its own transaction, so that all it reads is from one instant."""
+    _read_batch(file, jobs)
+    _run_again(file, jobs, _read_batch)
+
+
+def _run_again(file: SqliteFile, jobs: Sequence[Job], run: Serve) -> None:
+    for job in jobs:
+        if isinstance(job.error, UndecodableText):
+            job.error = None
+            with file.tolerant_text():
+                run(file, [job])
+
+
+def _read_batch(file: SqliteFile, jobs: Sequence[Job]) -> None:
     for job in jobs:
         try:
             file.read(partial(_run_job, job))

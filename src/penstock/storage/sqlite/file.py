@@ -89,8 +89,13 @@ class SqliteFile:
         fsync: bool,
         factory: type[sqlite3.Connection],
         checkpoints: bool = True,
+        is_tolerant: bool = False,
     ) -> None:
-        """With `checkpoints`, transactions checkpoint a long log; otherwise the owner calls `checkpoint`."""
+        """With `checkpoints`, transactions checkpoint a long log; otherwise the owner calls `checkpoint`.
+
+        With `is_tolerant`, text that is not UTF-8 is always read as in `tolerant_text`.
+        """
+        self._text_factory = _decode_with_replacement if is_tolerant else str
         self.path = _check_path(path)
         self._path_text = str(self.path)  # faster to `stat` than a Path, before each transaction
         self._schema = schema
@@ -141,6 +146,21 @@ class SqliteFile:
         with self._exclusive():
             connection = self._connected()
             return self._retry_busy(lambda: _read_and_roll_back(connection, body))
+
+    @contextmanager
+    def tolerant_text(self) -> Iterator[None]:
+        """Read text that is not UTF-8 with a replacement character for the bad bytes; otherwise reading it fails.
+
+        Only for as long as the block runs: a Python function for every text would slow down all reads. Another user of
+        the file on another thread may read in the same way meanwhile, which does no harm.
+        """
+        with self._exclusive():
+            connection = self._connected()
+            connection.text_factory = _decode_with_replacement
+        try:
+            yield
+        finally:
+            connection.text_factory = self._text_factory
 
     @contextmanager
     def inline(self, *, to_write: bool = True) -> Iterator[None]:
@@ -240,6 +260,7 @@ class SqliteFile:
             factory=self._factory,
             uri=True,
         )
+        connection.text_factory = self._text_factory
         try:
             self._retry_busy(lambda: self._prepare(connection))
             if self._identity is None:
@@ -413,6 +434,10 @@ def _make_private(path: Path) -> None:
     """Create the file, if missing, for its owner alone; SQLite gives the files beside it the same mode."""
     with suppress(OSError):  # it exists, or SQLite reports why it cannot
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+
+
+def _decode_with_replacement(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
 
 
 def _is_busy(error: sqlite3.Error) -> bool:

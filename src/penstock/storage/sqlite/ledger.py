@@ -277,7 +277,13 @@ class SqliteLedgerStore:
         timeout_s = seconds_to_ns(busy_timeout_s, "busy_timeout_s") / 1e9
         self._wakeups = Wakeups()
         self._file = SqliteFile(
-            path, SCHEMA, make_error=LedgerUnavailable, busy_timeout_s=timeout_s, fsync=fsync, factory=factory
+            path,
+            SCHEMA,
+            make_error=LedgerUnavailable,
+            busy_timeout_s=timeout_s,
+            fsync=fsync,
+            factory=factory,
+            is_tolerant=True,  # the tickets of a queue are read together, and must not all fail because of one
         )
 
     @property

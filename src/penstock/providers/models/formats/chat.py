@@ -8,15 +8,17 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from penstock.agents.messages import ContentPart, Media, Message, ToolCall, arguments_json
-from penstock.agents.model import FinishReason, ModelRequest, ModelResponse
+from penstock.agents.model import FinishReason, ModelRequest, ModelResponse, NamedTool, ToolChoice
 from penstock.agents.tools import ToolSpec
 from penstock.providers.models.formats.format import (
+    COMMON,
     Fields,
     arguments_from,
     cannot_say,
     data_url,
     encoded,
     error_in,
+    given,
     is_strict,
     objects,
     text_of,
@@ -35,11 +37,25 @@ FINISHES: Mapping[str, FinishReason] = MappingProxyType(
 )
 
 
+SAMPLING: Mapping[str, str] = MappingProxyType(
+    {
+        name: name
+        for name in ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "reasoning_effort")
+    }
+)
+"""Fields of the settings that the body has under the same name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chat:
     """Chat Completions; `cap` is the field for the output limit: compatible servers know the older name."""
 
     cap: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
+
+    @property
+    def applies(self) -> frozenset[str]:
+        """Names of the fields of `ModelSettings` that the API has."""
+        return COMMON | SAMPLING.keys() | {"stop"}
 
     def body(self, model: str, request: ModelRequest, *, streams: bool) -> dict[str, Any]:
         """Return the JSON body of the request."""
@@ -51,8 +67,10 @@ class Chat:
         }
         if request.tools:
             body["tools"] = [_tool(spec) for spec in request.tools]
-        if settings.temperature is not None:
-            body["temperature"] = settings.temperature
+            body |= given(settings, {"parallel_tool_calls": "parallel_tool_calls"})
+            if settings.tool_choice is not None:
+                body["tool_choice"] = _choice(settings.tool_choice)
+        body |= given(settings, SAMPLING)
         if settings.stop:
             body["stop"] = list(settings.stop)
         if settings.output_schema is not None:
@@ -94,8 +112,8 @@ class _Begun:
     def of(cls, part: Fields, at: int) -> _Begun:
         function = part.get("function") or {}
         index = part.get("index")
-        given = function.get("arguments")
-        arguments = arguments_json(given) if isinstance(given, dict) else text_of(given)
+        written = function.get("arguments")
+        arguments = arguments_json(written) if isinstance(written, dict) else text_of(written)
         number = index if isinstance(index, int) else at
         return cls(number, text_of(part.get("id")), text_of(function.get("name")), arguments)
 
@@ -204,6 +222,10 @@ def _part(part: ContentPart) -> dict[str, Any]:
 
 def _unknown(part: Media) -> Exception:
     return cannot_say(part, "Chat Completions", "pictures; wav, mp3 and PDF by their bytes")
+
+
+def _choice(choice: ToolChoice) -> str | dict[str, Any]:
+    return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
 
 
 def _tool(spec: ToolSpec) -> dict[str, Any]:

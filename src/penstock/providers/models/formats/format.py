@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from penstock.agents.messages import Media, ToolCall
-from penstock.agents.model import ModelRequest, ModelResponse
+from penstock.agents.model import ModelRequest, ModelResponse, ModelSettings
 from penstock.agents.schema import read_json
 from penstock.errors import InvalidValue
 
@@ -42,6 +42,10 @@ class StreamReader(Protocol):
 class Format(Protocol):
     """One API."""
 
+    @property
+    def applies(self) -> frozenset[str]:
+        """Names of the fields of `ModelSettings` that the API has."""
+
     def body(self, model: str, request: ModelRequest, *, streams: bool) -> dict[str, Any]:
         """Return the JSON body of the request."""
 
@@ -50,6 +54,18 @@ class Format(Protocol):
 
     def reader(self) -> StreamReader:
         """Return a reader for one stream."""
+
+
+COMMON = frozenset(
+    {"max_output_tokens", "temperature", "top_p", "tool_choice", "parallel_tool_calls", "output_schema", "extra"}
+)
+"""Names of the fields of `ModelSettings` that every API has."""
+
+
+def given(settings: ModelSettings, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings that are not None, under the API's own names."""
+    values = {theirs: getattr(settings, ours) for ours, theirs in names.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 class StreamError(Exception):

@@ -8,14 +8,17 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.agents.messages import ContentPart, Message, ToolCall
-from penstock.agents.model import FinishReason, ModelRequest, ModelResponse
+from penstock.agents.model import FinishReason, ModelRequest, ModelResponse, ModelSettings, NamedTool
 from penstock.agents.tools import ToolSpec
 from penstock.providers.models.formats.format import (
+    COMMON,
     Fields,
+    UnsupportedRequest,
     arguments_from,
     cannot_say,
     encoded,
     error_in,
+    given,
     objects,
     text_of,
 )
@@ -37,6 +40,11 @@ FINISHES: Mapping[str, FinishReason] = MappingProxyType(
 class Messages:
     """The Messages API."""
 
+    @property
+    def applies(self) -> frozenset[str]:
+        """Names of the fields of `ModelSettings` that the API has."""
+        return COMMON | {"stop"}
+
     def body(self, model: str, request: ModelRequest, *, streams: bool) -> dict[str, Any]:
         """Return the JSON body of the request."""
         settings = request.settings
@@ -50,8 +58,12 @@ class Messages:
             body["system"] = system
         if request.tools:
             body["tools"] = [_tool(spec) for spec in request.tools]
-        if settings.temperature is not None:
-            body["temperature"] = settings.temperature
+            if (choice := _choice(settings)) is not None:
+                body["tool_choice"] = choice
+        for name in ("seed", "presence_penalty", "frequency_penalty", "reasoning_effort"):
+            if (value := getattr(settings, name)) is not None:
+                raise UnsupportedRequest(name, value, f"omitted: the Messages API has no {name}")
+        body |= given(settings, {"temperature": "temperature", "top_p": "top_p"})
         if settings.stop:
             body["stop_sequences"] = list(settings.stop)
         if settings.output_schema is not None:
@@ -141,8 +153,8 @@ def _response(answer: Fields, text: str, calls: tuple[ToolCall, ...], finish: st
     return ModelResponse(text, calls, usage, FINISHES.get(finish, "stop"), text_of(answer.get("model")) or None)
 
 
-def _call(block: Fields, given: Any) -> ToolCall:
-    arguments = arguments_from(given) if isinstance(given, str) else given if isinstance(given, dict) else {}
+def _call(block: Fields, written: Any) -> ToolCall:
+    arguments = arguments_from(written) if isinstance(written, str) else written if isinstance(written, dict) else {}
     return ToolCall(text_of(block.get("id")), text_of(block.get("name")), arguments)
 
 
@@ -183,6 +195,20 @@ def _part(part: ContentPart) -> dict[str, Any]:
     if part.media_type == "application/pdf":
         return {"type": "document", "source": source}
     raise cannot_say(part, "the Messages API", "pictures and PDF")
+
+
+def _choice(settings: ModelSettings) -> dict[str, Any] | None:
+    """Return the tool choice, which here also says whether one answer may call several tools."""
+    choice, parallel = settings.tool_choice, settings.parallel_tool_calls
+    if choice is None and parallel is None:
+        return None
+    if isinstance(choice, NamedTool):
+        written: dict[str, Any] = {"type": "tool", "name": choice.name}
+    else:
+        written = {"type": "any" if choice == "required" else choice or "auto"}
+    if parallel is not None and choice != "none":
+        written["disable_parallel_tool_use"] = not parallel
+    return written
 
 
 def _tool(spec: ToolSpec) -> dict[str, Any]:

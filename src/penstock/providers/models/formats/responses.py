@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.agents.messages import ContentPart, Message, ToolCall, arguments_json
-from penstock.agents.model import FinishReason, ModelRequest, ModelResponse
+from penstock.agents.model import FinishReason, ModelRequest, ModelResponse, NamedTool
 from penstock.agents.tools import ToolSpec
 from penstock.providers.models.formats.format import (
+    COMMON,
     Fields,
     StreamError,
     UnsupportedRequest,
@@ -20,6 +21,7 @@ from penstock.providers.models.formats.format import (
     cannot_say,
     data_url,
     error_in,
+    given,
     is_strict,
     objects,
     text_of,
@@ -33,11 +35,19 @@ ENDS = ("response.completed", "response.incomplete", "response.failed")
 class Responses:
     """The Responses API."""
 
+    @property
+    def applies(self) -> frozenset[str]:
+        """Names of the fields of `ModelSettings` that the API has."""
+        return COMMON | {"reasoning_effort"}
+
     def body(self, model: str, request: ModelRequest, *, streams: bool) -> dict[str, Any]:
         """Return the JSON body of the request."""
         settings = request.settings
         if settings.stop:
             raise UnsupportedRequest("stop", settings.stop, "empty: the Responses API has no stop sequences")
+        for name in ("seed", "presence_penalty", "frequency_penalty"):
+            if (value := getattr(settings, name)) is not None:
+                raise UnsupportedRequest(name, value, f"omitted: the Responses API has no {name}")
         body: dict[str, Any] = {
             "model": model,
             "input": [item for message in request.messages for item in _items(message)],
@@ -48,8 +58,13 @@ class Responses:
             body["instructions"] = request.instructions
         if request.tools:
             body["tools"] = [_tool(spec) for spec in request.tools]
-        if settings.temperature is not None:
-            body["temperature"] = settings.temperature
+            body |= given(settings, {"parallel_tool_calls": "parallel_tool_calls"})
+            if (choice := settings.tool_choice) is not None:
+                named = {"type": "function", "name": choice.name} if isinstance(choice, NamedTool) else None
+                body["tool_choice"] = named or choice
+        body |= given(settings, {"temperature": "temperature", "top_p": "top_p"})
+        if settings.reasoning_effort is not None:
+            body["reasoning"] = {"effort": settings.reasoning_effort}
         if (schema := settings.output_schema) is not None:
             body["text"] = {
                 "format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": is_strict(schema)}

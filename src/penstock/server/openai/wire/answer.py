@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.chat.protocol import answer_text
+from penstock.chat.run_handler import answer_text
 from penstock.hosting.event_data import STATUS_OF
-from penstock.hosting.records import HostedEvent, RunStatus
+from penstock.hosting.ports import HostedEvent, RunStatus
+from penstock.nodes.client_tools import EXPECTS as CLIENT_TOOLS
+from penstock.server.openai.wire.request import call_id
 from penstock.stops import LIMIT_REASONS, StopReason
 
 QUESTION_EVENTS = frozenset(
@@ -81,6 +83,47 @@ class QuestionsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """Tokens and cost of calls."""
+
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cost_usd: float = 0.0
+    unknown_costs: int = 0
+
+    def plus(self, other: Spent) -> Spent:
+        """Return the sum."""
+        return Spent(
+            self.tokens_in + other.tokens_in,
+            self.tokens_out + other.tokens_out,
+            self.cost_usd + other.cost_usd,
+            self.unknown_costs + other.unknown_costs,
+        )
+
+    @property
+    def cost(self) -> dict[str, Any]:
+        """Cost fields of `usage`: the total cost, or None with the number of calls whose cost is unknown."""
+        return {"cost": None, "unknown_costs": self.unknown_costs} if self.unknown_costs else {"cost": self.cost_usd}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCalls:
+    """Calls of the client's tools: the answer to this request, and the run waits for their results."""
+
+    approval_id: str
+    """The stored question that the results answer."""
+    calls: tuple[ToolCalled, ...]
+    """Their ids are those that the client sends back."""
+    spent: Spent = field(default=Spent(), compare=False)
+    """Usage since the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The run does nothing but wait for answers to its questions."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The outcome of the run, and its cost."""
 
@@ -104,11 +147,15 @@ class Ended:
     """Why the output of a completed run is truncated: `length` or `content_filter`; None if it is complete."""
     unresolved_usd: float = 0.0
     """Amount held for calls with an unknown outcome, such as those under way when a server crashed."""
+    before: Spent = Spent()
+    """Usage of earlier requests that the same run answered with calls of the client's tools."""
 
     @property
     def cost(self) -> dict[str, Any]:
-        """Cost fields of `usage`: the total cost, or None with the number of calls whose cost is unknown."""
-        return {"cost": None, "unknown_costs": self.unknown_costs} if self.unknown_costs else {"cost": self.cost_usd}
+        """Cost fields of `usage`: the cost of this request, or None with the number of calls of unknown cost."""
+        if self.unknown_costs or self.cost_usd is None:
+            return {"cost": None, "unknown_costs": self.unknown_costs} if self.unknown_costs else {"cost": None}
+        return {"cost": round(self.cost_usd - self.before.cost_usd, 9) if self.before.cost_usd else self.cost_usd}
 
     @property
     def is_free(self) -> bool:
@@ -121,7 +168,7 @@ class Ended:
         return self.status == "halted" and self.reason in LIMIT_REASONS
 
 
-AnswerPiece = TextAdded | ToolCalled | Withdrawn | QuestionsChanged
+AnswerPiece = TextAdded | ToolCalled | Withdrawn | QuestionsChanged | ClientCalls | Idle
 Piece = AnswerPiece | Ended
 
 
@@ -188,11 +235,29 @@ class AnswerBuilder:
     _source: str = ""
     _questions: tuple[Question, ...] = ()
     """Questions not yet answered."""
+    _client_questions: set[str] = field(default_factory=set)
+    """Ids of the questions that the client's tools answer."""
+    _spent: list[Spent] = field(default_factory=lambda: [Spent()])
+    """Usage of each request that the run has answered or answers."""
+    _round_start: int = 0
+    """Index of the first item since the client returned results."""
+    _answered: set[str] = field(default_factory=set)
+    """Those of them that were answered."""
+
+    @property
+    def rounds(self) -> int:
+        """How often the client has returned results of its tools so far."""
+        return len(self._answered)
 
     @property
     def text(self) -> str:
-        """All emitted text that was not withdrawn, with an empty line between statements."""
-        return "\n\n".join(item for item in self._whole() if not isinstance(item, ToolCalled))
+        """The text emitted since the client returned results that was not withdrawn, with an empty line between."""
+        return "\n\n".join(item for item in self._whole()[self._round_start :] if not isinstance(item, ToolCalled))
+
+    @property
+    def waiting(self) -> QuestionsChanged:
+        """The questions that the run waits for."""
+        return QuestionsChanged(self._questions)
 
     def add(self, event: HostedEvent) -> Iterator[AnswerPiece]:
         """Yield what the event adds to the answer; `ended` is set only while the end is the newest event."""
@@ -203,13 +268,47 @@ class AnswerBuilder:
         elif event.type == "tool.call":
             if self._is_answering(event.data):
                 yield from self._add_call(_parse_call(event.data.get("call")))
+        elif event.type == "call.ended":
+            self._add_spent(event.data)
+        elif event.type == "run.waiting":
+            if event.data.get("idle") is True:
+                yield Idle()
         elif event.type in QUESTION_EVENTS:
-            yield from self._update_questions(event)
+            asked = self._client_asked(event)
+            yield from self._update_questions(event) if asked is None else asked
         elif event.type == "run.resumed":
             self._repetition = Repetition(self._whole()) if self._items else None
         elif event.type in STATUS_OF:
-            self.ended = _parse_end(STATUS_OF[event.type], event.at_ms, event.data)
+            before = Spent()
+            for earlier in self._spent[:-1]:
+                before = before.plus(earlier)
+            self.ended = replace(_parse_end(STATUS_OF[event.type], event.at_ms, event.data), before=before)
             yield from self._complete(self.ended.text)
+
+    def _add_spent(self, data: Mapping[str, Any]) -> None:
+        if data.get("replayed"):
+            return  # it was counted when it was made
+        cost = data.get("cost_usd")
+        tokens = int(data.get("tokens_in") or 0), int(data.get("tokens_out") or 0)
+        self._spent[-1] = self._spent[-1].plus(Spent(*tokens, float(cost or 0), int(cost is None)))
+
+    def _client_asked(self, event: HostedEvent) -> list[AnswerPiece] | None:
+        """Return the calls that an event puts to the client, if any; None if the event is about other questions."""
+        if event.type == "approval.requested":
+            approval = event.data.get("approval")
+            if not isinstance(approval, Mapping) or approval.get("kind") != CLIENT_TOOLS:
+                return None
+            id = str(approval.get("id"))
+            self._client_questions.add(id)
+            return [ClientCalls(id, _parse_client_calls(id, approval.get("value")), self._spent[-1])]
+        id = str(event.data.get("approval_id"))
+        if event.type != "approval.answered" or id not in self._client_questions:
+            return None
+        if id not in self._answered:
+            self._answered.add(id)
+            self._spent.append(Spent())
+            self._round_start = len(self._items)
+        return []
 
     def _update_questions(self, event: HostedEvent) -> Iterator[QuestionsChanged]:
         """Yield the questions that the run waits for, if the event changed them."""
@@ -314,10 +413,18 @@ def answering_nodes(document: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found)
 
 
-def fold(events: Iterable[HostedEvent], answering: frozenset[str]) -> tuple[list[Piece], AnswerBuilder]:
-    """Return all pieces of the events so far, and the answer that they form."""
+def fold(
+    events: Iterable[HostedEvent], answering: frozenset[str], rounds: int = 0
+) -> tuple[list[Piece], AnswerBuilder]:
+    """Return the pieces of the events so far since the client returned results `rounds` times, and their answer."""
     answer = AnswerBuilder(answering)
-    pieces: list[Piece] = [piece for event in events for piece in answer.add(event)]
+    pieces: list[Piece] = []
+    for event in events:
+        for piece in answer.add(event):
+            if answer.rounds == rounds:
+                pieces.append(piece)
+                if isinstance(piece, ClientCalls):
+                    return pieces, answer
     return (pieces if answer.ended is None else [*pieces, answer.ended]), answer
 
 
@@ -331,6 +438,12 @@ def _parse_call(call: Any) -> ToolCalled:
     arguments = given.get("arguments")
     as_text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
     return ToolCalled(str(given.get("id", "")), str(given.get("name", "")), as_text)
+
+
+def _parse_client_calls(approval_id: str, value: Any) -> tuple[ToolCalled, ...]:
+    given = value.get("tool_calls") if isinstance(value, Mapping) else ()
+    calls = [_parse_call(call) for call in given or ()]
+    return tuple(replace(call, id=call_id(approval_id, at)) for at, call in enumerate(calls))
 
 
 def _parse_question(approval: Any) -> Question:

@@ -10,16 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.server.openai.wire.answer import (
-    AnswerBuilder,
+    ClientCalls,
     Ended,
+    Idle,
     Piece,
     QuestionsChanged,
+    Spent,
     TextAdded,
     ToolCalled,
     Withdrawn,
 )
 
 Json = dict[str, Any]
+
+WAITING: Json = {"status": "waiting"}
+"""Status of a run that waits for results of the client's tools, or for a person."""
 
 
 @dataclass(slots=True)
@@ -34,12 +39,14 @@ class Completion:
     include_usage: bool = False
     metadata: Mapping[str, str] | None = None
     """Metadata of the request; a completion that is not streamed repeats it."""
+    rounds: int = 0
+    """How often the client had returned results of its tools before."""
     _has_text: bool = field(default=False, init=False)
 
     @property
     def id(self) -> str:
         """The run id in the format of OpenAI's ids."""
-        return f"chatcmpl-{self.run_id}"
+        return f"chatcmpl-{numbered(self.run_id, self.rounds)}"
 
     def opening(self) -> Json:
         """Return the first chunk, which has the role."""
@@ -56,24 +63,42 @@ class Completion:
             yield self._chunk({}, penstock={"run_id": self.run_id, "withdrawn": piece.items})
         elif isinstance(piece, QuestionsChanged):
             yield self._chunk({}, penstock={"run_id": self.run_id, "approvals": questions_json(piece)})
-        else:
+        elif isinstance(piece, ClientCalls):
+            for at, requested in enumerate(piece.calls):
+                function = {"name": requested.name, "arguments": ""}
+                begun = {"index": at, "id": requested.id, "type": "function", "function": function}
+                yield self._chunk({"tool_calls": [begun]})
+                yield self._chunk({"tool_calls": [{"index": at, "function": {"arguments": requested.arguments}}]})
+            yield self._chunk({}, "tool_calls", self._facts() | WAITING)
+            if self.include_usage:
+                yield {**self._chunk({}), "choices": [], "usage": usage(piece.spent)}
+        elif not isinstance(piece, Idle):
             yield self._chunk({}, finish_reason(piece), self._facts(piece))
             if self.include_usage:
                 yield {**self._chunk({}), "choices": [], "usage": usage(piece)}
 
-    def whole(self, answer: AnswerBuilder) -> Json:
-        """Return the whole completion as one object."""
-        assert answer.ended is not None
-        ended = answer.ended
-        content = ended.text if ended.status == "completed" else answer.text
-        message = {"role": "assistant", "content": content, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(ended)}
+    def whole(self, text: str, end: Ended | ClientCalls | QuestionsChanged) -> Json:
+        """Return the whole completion as one object; `text` is what was emitted up to `end`.
+
+        A run that waits for a person is no error and has no answer: its completion has the questions, and no usage yet.
+        """
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        finish, about = "stop", self._facts()
+        if isinstance(end, Ended):
+            message["content"] = end.text if end.status == "completed" else text
+            finish, about = finish_reason(end), self._facts(end)
+        elif isinstance(end, ClientCalls):
+            finish, about = "tool_calls", about | WAITING
+            message |= {"content": text or None, "tool_calls": [_call_json(call) for call in end.calls]}
+        else:
+            about |= {**WAITING, "approvals": questions_json(end)}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
         return {
             **self._head("chat.completion"),
             "choices": [choice],
-            "usage": usage(ended),
+            "usage": usage(Spent() if isinstance(end, QuestionsChanged) else _spent(end)),
             "metadata": None if self.metadata is None else dict(self.metadata),
-            "penstock": self._facts(ended),
+            "penstock": about,
         }
 
     def _separated(self, piece: TextAdded) -> str:
@@ -95,6 +120,11 @@ class Completion:
 
     def _facts(self, ended: Ended | None = None) -> Json:
         return facts(self.run_id, self.ignored, ended)
+
+
+def numbered(run_id: str, rounds: int) -> str:
+    """Return the run id for the ids of answers: a run that the client's tools interrupt has several answers."""
+    return f"{run_id}~{rounds}" if rounds else run_id
 
 
 def facts(run_id: str, ignored: Sequence[str], ended: Ended | None) -> Json:
@@ -139,11 +169,27 @@ def finish_reason(ended: Ended) -> str:
     return ended.truncated_by or "stop" if ended.status == "completed" else "length"
 
 
-def usage(ended: Ended) -> Json:
-    """Return the tokens of all model calls of the run, and their cost in US dollars."""
+def usage(spent: Ended | Spent) -> Json:
+    """Return the tokens of all model calls for this request, and their cost in US dollars."""
+    tokens_in, tokens_out = tokens_of(spent)
     return {
-        "prompt_tokens": ended.tokens_in,
-        "completion_tokens": ended.tokens_out,
-        "total_tokens": ended.tokens_in + ended.tokens_out,
-        **ended.cost,
+        "prompt_tokens": tokens_in,
+        "completion_tokens": tokens_out,
+        "total_tokens": tokens_in + tokens_out,
+        **spent.cost,
     }
+
+
+def tokens_of(spent: Ended | Spent) -> tuple[int, int]:
+    """Return the input and output tokens of a request: those of its run without those of earlier requests."""
+    if isinstance(spent, Spent):
+        return spent.tokens_in, spent.tokens_out
+    return spent.tokens_in - spent.before.tokens_in, spent.tokens_out - spent.before.tokens_out
+
+
+def _spent(end: Ended | ClientCalls) -> Ended | Spent:
+    return end.spent if isinstance(end, ClientCalls) else end
+
+
+def _call_json(call: ToolCalled) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -72,7 +72,7 @@ class CompletionChoice(Described):
 
     index: int
     message: CompletionMessage
-    finish_reason: Literal["stop", "length", "content_filter"]
+    finish_reason: Literal["stop", "length", "content_filter", "tool_calls"]
 
 
 class CompletionUsage(Described):

@@ -4,16 +4,18 @@ Supported fields are declared and validated. Any other field of OpenAI's API, pr
 in `ignored`, so that a client can see what had no effect. A null field counts as absent, because some clients send
 every field they know.
 
-Tool calls of earlier answers and their results become text: the graph has its own tools, and the client's tools do not
-run on this server. Pictures and files are accepted only as `data:` URLs; no URL is fetched. Knows nothing of graphs.
+Tool calls of earlier answers and their results are turns with text; `with_rounds` joins the calls of the client's own
+tools and their results to one turn that keeps their ids. `options` reads what a request wants of the model. Pictures
+and files are accepted only as `data:` URLs; no URL is fetched. Knows nothing of graphs.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import unquote_to_bytes
@@ -30,7 +32,7 @@ from pydantic import (
 )
 
 from penstock.agents.messages import Role
-from penstock.chat import limits
+from penstock.chat import conversation
 from penstock.errors import InvalidValue
 from penstock.server.schemas import MEDIA_TYPE
 
@@ -38,8 +40,11 @@ MAX_MESSAGES = 10_000
 MAX_METADATA = 16
 EMPTY: tuple[Any, ...] = ("", [], {})
 """Values of an unknown field that are not reported as ignored."""
+SHOWN_IDS = 10
+"""Maximum number of ids in a message."""
+CALL_ID = re.compile(r"call_([0-9a-f]{32})([0-9a-f]{2})")
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
-OWN_TOOLS = "this server runs its own tools, and the calls in an answer are already done; send the next user message"
+OWN_TOOLS = "this response waits for no such result: the calls of the graph's own tools are already done"
 DATA_URL = re.compile(
     rf"data:({MEDIA_TYPE.strip('^$')})((?:;[\w-]+=[^;,]*)*)(;base64)?,(.*)", re.DOTALL | re.ASCII | re.IGNORECASE
 )
@@ -178,9 +183,15 @@ class StreamOptions(RequestObject):
 
 
 class ResponseFormat(RequestObject):
-    """Requested format of the answer; the graph decides the actual format."""
+    """Requested format of the answer."""
 
     type: Text
+    json_schema: dict[str, Any] | None = None
+    """Used by /v1/chat/completions; in /v1/responses its fields are fields of the format."""
+    name: Text | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: StrictBool | None = None
+    description: Text | None = None
 
 
 class _Body(RequestObject):
@@ -193,6 +204,7 @@ class _Body(RequestObject):
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Text | dict[str, Any] | None = None
+    parallel_tool_calls: StrictBool | None = None
     metadata: Metadata | None = None
     user: Text | None = None
     penstock: Extension = Extension()
@@ -207,10 +219,10 @@ class _Body(RequestObject):
         return sorted(self.model_fields_set & without | set(self.model_extra or ()))
 
 
-NO_EFFECT = frozenset(
-    {"temperature", "top_p", "tools", "max_tokens", "max_completion_tokens", "max_output_tokens", "store"}
-)
-"""Fields validated but without effect: the graph configures its model calls, and the server what it stores."""
+NO_EFFECT = frozenset({"store"})
+"""Fields validated but without effect: the server decides what it stores."""
+Penalty = Annotated[Number, Field(ge=-2, le=2)]
+Stop = Annotated[Text, StringConstraints(min_length=1, max_length=1_000)]
 
 
 class ChatCompletionBody(_Body):
@@ -221,6 +233,11 @@ class ChatCompletionBody(_Body):
     n: StrictInt | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
+    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    reasoning_effort: Annotated[Text, StringConstraints(min_length=1, max_length=40)] | None = None
     response_format: ResponseFormat | None = None
 
     def ignored(self, *, uses_history: bool = True) -> list[str]:
@@ -256,9 +273,16 @@ IGNORED_ITEMS = frozenset({"reasoning"})
 
 
 class TextOptions(RequestObject):
-    """Requested format of the answer; the graph decides the actual format."""
+    """Requested format of the answer."""
 
     format: ResponseFormat | None = None
+    verbosity: Text | None = None
+
+
+class ReasoningOptions(RequestObject):
+    """How much the model reasons."""
+
+    effort: Annotated[Text, StringConstraints(min_length=1, max_length=40)] | None = None
 
 
 class ResponseBody(_Body):
@@ -272,11 +296,13 @@ class ResponseBody(_Body):
     conversation: Any = None
     max_output_tokens: Count | None = None
     text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
 
     def ignored(self, *, uses_history: bool = True) -> list[str]:
         """Return the fields that have no effect; also `instructions` and `user`, if `previous_response_id` is set."""
         is_used = uses_history and self.previous_response_id is None
         ignored = [*super().ignored(uses_history=is_used), *ignored_in("text", self.text)]
+        ignored += ignored_in("reasoning", self.reasoning)
         ignored += ["instructions"] if self.instructions and not is_used else []
         if isinstance(self.input, list):
             items = [f"input.{at}" for at, item in enumerate(self.input) if item.type in IGNORED_ITEMS]
@@ -305,6 +331,27 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierCall:
+    """A call of a function of the client."""
+
+    id: str
+    name: str
+    arguments: str
+    where: str
+    """The field of the request that contains the id."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutput:
+    """The result of a call of a function of the client."""
+
+    call_id: str
+    content: str
+    where: str
+    """The field of the request that contains the id."""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One message of the conversation."""
 
@@ -315,6 +362,14 @@ class Turn:
     """The field of the request that contains the text."""
     is_tool_result: bool = field(default=False, compare=False)
     """Whether it is the result of a tool."""
+    statement: str = field(default="", compare=False)
+    """The text beside the tool calls."""
+    calls: tuple[EarlierCall, ...] = field(default=(), compare=False)
+    """The calls of the client's functions in an answer."""
+    result: ToolOutput | None = field(default=None, compare=False)
+    """The result of a function of the client."""
+    tool_round: Mapping[str, Any] | None = field(default=None, compare=False)
+    """The calls of one answer with their results, as a chat stores them; see `with_rounds`."""
 
 
 def completion_turns(body: ChatCompletionBody) -> list[Turn]:
@@ -339,29 +394,24 @@ def response_turns(body: ResponseBody) -> list[Turn]:
 def check_lengths(turns: Sequence[Turn]) -> None:
     """Raise InvalidValue with the text or file that is too long for a chat, or the last message if it is empty."""
     for turn in turns:
-        limits.must_fit(turn.where, len(turn.text), limits.MAX_CHARACTERS, "send fewer characters")
+        conversation.must_fit(turn.where, len(turn.text), conversation.MAX_CHARACTERS, "send fewer characters")
         for file in turn.files:
-            limits.must_fit(file.where, len(file.content), limits.MAX_ATTACHMENT_BYTES, "send a smaller file, in bytes")
-    if not turns[-1].text and not turns[-1].files:
+            conversation.must_fit(
+                file.where, len(file.content), conversation.MAX_ATTACHMENT_BYTES, "send a smaller file, in bytes"
+            )
+    if not turns[-1].text and not turns[-1].files and turns[-1].tool_round is None:
         raise InvalidValue(turns[-1].where, turns[-1].text, "text, a picture or a file")
 
 
 def check_supported(body: ChatCompletionBody | ResponseBody) -> None:
     """Raise InvalidValue for an unsupported option that would change the meaning of the answer."""
     if isinstance(body, ChatCompletionBody):
-        form = body.response_format
         if body.n not in (None, 1):
             raise InvalidValue("n", body.n, "1: a graph gives one answer")
     else:
-        form = body.text.format if body.text else None
         if body.conversation is not None:
             hint = "omitted: this server has no conversations by id; continue with previous_response_id"
             raise InvalidValue("conversation", body.conversation, hint)
-    if form is not None and form.type != "text":
-        where = "response_format" if isinstance(body, ChatCompletionBody) else "text.format"
-        raise InvalidValue(where, form.type, "text: the graph determines the format of its answer")
-    if body.tool_choice not in (None, "auto", "none"):
-        raise InvalidValue("tool_choice", body.tool_choice, "auto or none: a graph uses its own tools")
 
 
 def text_to_add(turns: Sequence[Turn], where: str) -> tuple[str, tuple[File, ...]]:
@@ -377,24 +427,125 @@ def text_to_add(turns: Sequence[Turn], where: str) -> tuple[str, tuple[File, ...
 def _check_last(turns: list[Turn], where: str) -> list[Turn]:
     if not turns:
         raise InvalidValue(where, None, "at least one user message")
-    expected = "a conversation that ends with a user message"
-    if turns[-1].is_tool_result:
-        raise InvalidValue(where, "the result of a tool", f"{expected}: {OWN_TOOLS}")
-    if turns[-1].role != "user":
-        raise InvalidValue(where, turns[-1].role, expected)
+    if turns[-1].role != "user" and turns[-1].result is None:
+        expected = "a conversation that ends with a user message, or with the results of your tools"
+        raise InvalidValue(where, "the result of a tool" if turns[-1].is_tool_result else turns[-1].role, expected)
     return turns
+
+
+def with_rounds(turns: Sequence[Turn]) -> list[Turn]:
+    """Join the calls of each answer and their results to one turn, which a model gets as calls and results.
+
+    Raise InvalidValue for a result without a call, for two results of one call, and for a call of this server that has
+    no result. Calls without results from elsewhere stay text, such as those that a graph's own tools have answered.
+    """
+    joined: list[Turn] = []
+    at = 0
+    while at < len(turns):
+        if not turns[at].calls:
+            joined.append(turns[at])
+            at += 1
+            continue
+        end = at
+        while end < len(turns) and turns[end].calls:
+            end += 1
+        first_result = end
+        while end < len(turns) and turns[end].result is not None:
+            end += 1
+        joined += _round(turns[at:first_result], turns[first_result:end])
+        at = end
+    if (loose := joined[-1].result) is not None:
+        raise InvalidValue(loose.where, loose.call_id, "a result that follows the answer with that tool call")
+    return joined
+
+
+def _round(answers: Sequence[Turn], results: Sequence[Turn]) -> list[Turn]:
+    calls = [call for answer in answers for call in answer.calls]
+    contents: dict[str, str] = {}
+    known = {call.id for call in calls}
+    for turn in results:
+        given = turn.result
+        assert given is not None
+        if given.call_id in contents:
+            raise InvalidValue(given.where, given.call_id, "one result for each tool call; this call has two")
+        if given.call_id not in known:
+            listed = ", ".join(call.id for call in calls[:SHOWN_IDS])
+            raise InvalidValue(given.where, given.call_id, f"the id of a tool call of the answer before it: {listed}")
+        contents[given.call_id] = given.content
+    missing = [call for call in calls if call.id not in contents]
+    for call in missing:
+        if results or parse_call_id(call.id) is not None:
+            expected = (
+                f"followed by its result: send one for each of {', '.join(one.id for one in missing[:SHOWN_IDS])}"
+            )
+            raise InvalidValue(call.where, call.id, expected)
+    if missing:
+        return [*answers]
+    listed_calls = [
+        {"id": call.id, "name": call.name, "arguments": _arguments(call.arguments), "result": contents[call.id]}
+        for call in calls
+    ]
+    statement = "\n".join(answer.statement for answer in answers if answer.statement)
+    turns = [*answers, *results]
+    return [
+        Turn(
+            "assistant",
+            "\n".join(turn.text for turn in turns),
+            tuple(file for turn in turns for file in turn.files),
+            turns[-1].where,
+            is_tool_result=True,
+            tool_round={"text": statement, "calls": listed_calls},
+        )
+    ]
+
+
+def _arguments(text: str) -> Any:
+    """Return the arguments of a call as an object; as text if they are none."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def call_id(approval_id: str, index: int) -> str:
+    """Return the id of a call of the client's tools: it identifies the stored question and the call in it."""
+    return f"call_{approval_id.removeprefix('ap-')}{index:02x}"
+
+
+def parse_call_id(id: str) -> tuple[str, int] | None:
+    """Return the id of the stored question, and the index of the call in it; None if the id is not of this server."""
+    found = CALL_ID.fullmatch(id)
+    return None if found is None else (f"ap-{found[1]}", int(found[2], 16))
 
 
 def _message_turn(message: ChatMessageBody, where: str) -> Turn:
     text, files = _content(message.content, f"{where}.content")
     if message.role in ("tool", "function"):
         named = message.name or message.tool_call_id or "a tool"
-        return Turn("assistant", _result_text(named, text), files, f"{where}.content", is_tool_result=True)
+        id = message.tool_call_id if message.role == "tool" else None
+        result = ToolOutput(id, text, f"{where}.tool_call_id") if id else None
+        shown = _result_text(named, text)
+        return Turn("assistant", shown, files, f"{where}.content", is_tool_result=True, result=result)
     calls = [call.function or call.custom or Function() for call in message.tool_calls or ()]
     calls += [message.function_call] if message.function_call else []
     texts = [_call_text(call.name, call.arguments or call.input) for call in calls]
-    text = "\n".join(part for part in (text or message.refusal or "", *texts) if part)
-    return Turn(_role(message.role), text, files, f"{where}.content")
+    statement = text or message.refusal or ""
+    text = "\n".join(part for part in (statement, *texts) if part)
+    of_client = tuple(
+        EarlierCall(call.id, call.function.name, call.function.arguments, f"{where}.tool_calls.{at}.id")
+        for at, call in enumerate(message.tool_calls or ())
+        if call.function is not None and call.id
+    )
+    is_usable = len(of_client) == len(calls)
+    return Turn(
+        _role(message.role),
+        text,
+        files,
+        f"{where}.content",
+        statement=statement,
+        calls=of_client if is_usable else (),
+    )
 
 
 def _item_turn(item: InputItem, where: str) -> Turn:
@@ -407,10 +558,20 @@ def _item_turn(item: InputItem, where: str) -> Turn:
     if item.type in ("function_call", "custom_tool_call", "mcp_call"):
         called = _call_text(item.name or "", item.arguments or item.input or "")
         result = [_result_text(item.name or "a tool", text)] if item.output is not None else []  # only for mcp_call
-        return Turn("assistant", "\n".join((called, *result)), files, f"{where}.arguments")
+        is_function = item.type == "function_call" and item.call_id
+        call = EarlierCall(item.call_id or "", item.name or "", item.arguments or "", f"{where}.call_id")
+        return Turn(
+            "assistant",
+            "\n".join((called, *result)),
+            files,
+            f"{where}.arguments",
+            calls=(call,) if is_function else (),
+        )
     if item.type in ("function_call_output", "custom_tool_call_output"):
         result_text = _result_text(item.name or "a tool", text)
-        return Turn("assistant", result_text, files, f"{where}.output", is_tool_result=True)
+        id = item.call_id if item.type == "function_call_output" else None
+        output = ToolOutput(id, text, f"{where}.call_id") if id else None
+        return Turn("assistant", result_text, files, f"{where}.output", is_tool_result=True, result=output)
     if item.type == "item_reference":
         hint = "the item itself: items are not stored by id; continue with previous_response_id, or send the message"
         raise InvalidValue(f"{where}.type", item.type, hint)
@@ -429,6 +590,11 @@ def _call_text(name: str, arguments: str) -> str:
 
 def _result_text(name: str, text: str) -> str:
     return f"[{name} gave: {text}]"
+
+
+def text_of_round(name: str, arguments: Any, result: str) -> str:
+    """Return a tool call and its result as text."""
+    return f"{_call_text(name, json.dumps(arguments, ensure_ascii=False))}\n{_result_text(name, result)}"
 
 
 def _content(content: str | Iterable[Part] | None, where: str) -> tuple[str, tuple[File, ...]]:

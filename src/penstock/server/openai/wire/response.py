@@ -13,8 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from penstock.server.openai.wire.answer import Ended, Piece, QuestionsChanged, TextAdded, ToolCalled, Withdrawn
-from penstock.server.openai.wire.chunks import facts, questions_json
+from penstock.server.openai.wire.answer import (
+    ClientCalls,
+    Ended,
+    Idle,
+    Piece,
+    QuestionsChanged,
+    TextAdded,
+    ToolCalled,
+    Withdrawn,
+)
+from penstock.server.openai.wire.chunks import WAITING, facts, numbered, questions_json, tokens_of
 
 Json = dict[str, Any]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -49,6 +58,11 @@ class EchoedRequest:
     max_output_tokens: int | None = None
     user: str | None = None
     ignored: Sequence[str] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: Any = "auto"
+    parallel_tool_calls: bool = True
+    format: Mapping[str, Any] | None = None
+    """The output format; None for text."""
 
     @classmethod
     def restore(cls, stored: object, model: str) -> EchoedRequest:
@@ -68,7 +82,7 @@ class EchoedRequest:
         """
         given = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
         facts = {name: value for name, value in given.items() if value is not None and value not in EMPTY}
-        for name in ("instructions", "ignored", "user"):
+        for name in ("instructions", "tools", "format", "ignored", "user"):
             if len(json.dumps(facts, ensure_ascii=False)) > MAX_STORED:
                 facts.pop(name, None)
         return facts
@@ -79,10 +93,14 @@ def response_id(run_id: str) -> str:
     return f"resp_{run_id}"
 
 
-def run_id_of(response_id: str) -> str | None:
-    """Return the run id of a response id; None if the format is wrong."""
-    prefix, _, run_id = response_id.partition("_")
-    return run_id if prefix == "resp" and run_id else None
+def run_id_of(response_id: str) -> tuple[str, int] | None:
+    """Return the run id of a response id, and how often the client had returned results; None for a wrong format."""
+    prefix, _, rest = response_id.partition("_")
+    run_id, tilde, rounds = rest.partition("~")
+    is_number = rounds.isascii() and rounds.isdigit() and len(rounds) < 6
+    if prefix != "resp" or not run_id or (tilde and not is_number):
+        return None
+    return run_id, int(rounds or 0)
 
 
 @dataclass(slots=True)
@@ -98,6 +116,10 @@ class ResponseBuilder:
     ended: Ended | None = None
     waiting: QuestionsChanged | None = None
     """Questions that the run waits for."""
+    calls: ClientCalls | None = None
+    """Calls of the client's tools that are the answer."""
+    rounds: int = 0
+    """How often the client had returned results of its tools before."""
     _sequence: int = 0
     _is_open: bool = False
     """Whether the last item is a message in progress."""
@@ -131,10 +153,20 @@ class ResponseBuilder:
             yield from self._add_text(piece)
         elif isinstance(piece, ToolCalled):
             yield from self._close("completed")
-            yield from self._add_call(piece)
+            # A client that offers tools would look for this one among them.
+            if not self.echoed.tools:
+                yield from self._add_call(piece)
         elif isinstance(piece, Withdrawn):
             yield from self._close("incomplete")
             del self._current[len(self._current) - piece.items :]
+        elif isinstance(piece, ClientCalls):
+            yield from self._close("completed")
+            for call in piece.calls:
+                yield from self._add_call(call)
+            self.calls, self.status = piece, "completed"
+            yield self._event("response.completed", response=self.to_dict())
+        elif isinstance(piece, Idle):
+            return
         elif isinstance(piece, QuestionsChanged):
             self.waiting = piece
             yield self._event("response.in_progress", response=self.to_dict())
@@ -145,7 +177,7 @@ class ResponseBuilder:
         """Return the response in its current state."""
         echoed = self.echoed
         return {
-            "id": response_id(self.run_id),
+            "id": response_id(numbered(self.run_id, self.rounds)),
             "object": "response",
             "created_at": self.created_at,
             "completed_at": self.ended.at_ms // 1000 if self.ended and self.status == "completed" else None,
@@ -158,13 +190,13 @@ class ResponseBuilder:
             "metadata": dict(echoed.metadata),
             "model": echoed.model,
             "output": self._items(),
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": echoed.parallel_tool_calls,
             "previous_response_id": echoed.previous_response_id,
             "store": True,
             "temperature": echoed.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
+            "text": {"format": echoed.format or {"type": "text"}},
+            "tool_choice": echoed.tool_choice,
+            "tools": [*echoed.tools],
             "top_p": echoed.top_p,
             "truncation": "disabled",
             "usage": self._usage(),
@@ -174,8 +206,12 @@ class ResponseBuilder:
 
     def _facts(self) -> Json:
         known = facts(self.run_id, self.echoed.ignored, self.ended)
+        if self.calls is not None:
+            known |= WAITING
         if self.waiting is not None and self.ended is None:
             known["approvals"] = questions_json(self.waiting)
+            if self.waiting.questions:
+                known |= WAITING
         return known
 
     def _items(self) -> list[Json]:
@@ -249,19 +285,21 @@ class ResponseBuilder:
         return {"reason": "content_filter" if is_filtered else "max_output_tokens"}
 
     def _usage(self) -> Json | None:
-        if self.ended is None or self.ended.status == "parked":
+        spent = self.ended if self.calls is None else self.calls.spent
+        if spent is None or (isinstance(spent, Ended) and spent.status == "parked"):
             return None
+        tokens_in, tokens_out = tokens_of(spent)
         return {
-            "input_tokens": self.ended.tokens_in,
+            "input_tokens": tokens_in,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": self.ended.tokens_out,
+            "output_tokens": tokens_out,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": self.ended.tokens_in + self.ended.tokens_out,
-            **self.ended.cost,
+            "total_tokens": tokens_in + tokens_out,
+            **spent.cost,
         }
 
     def _item_id(self, kind: str) -> str:
-        return f"{kind}_{self.run_id}_{len(self.output)}"
+        return f"{kind}_{numbered(self.run_id, self.rounds)}_{len(self.output)}"
 
     def _event(self, kind: str, **fields: Any) -> Json:
         number = self._sequence

@@ -10,7 +10,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from penstock.hosting.records import TRANSITIONS, UNTIL_ENDED, HostedEvent
+from penstock.hosting.ports import TRANSITIONS, UNTIL_ENDED, HostedEvent
 from penstock.testing.contracts.stores.approvals import ANSWERS, STATES
 from penstock.testing.contracts.stores.suite import (
     StoreBundle,

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from penstock.errors import InvalidValue
-from penstock.hosting.ports import Conflict, Fenced
-from penstock.hosting.records import UNTIL_ENDED, ApprovalState
+from penstock.hosting.ports import UNTIL_ENDED, ApprovalState, Conflict, Fenced
 from penstock.testing.contracts.stores.suite import (
     LONG_S,
     NOT_JSON,

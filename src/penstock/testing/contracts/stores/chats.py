@@ -7,8 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.chat.conversation import MessageTree
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import ChatMessage, MessageTree
 from penstock.chat.ports import Marked
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict

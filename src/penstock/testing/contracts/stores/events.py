@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from penstock.errors import InvalidValue
-from penstock.hosting.ports import Conflict, Fenced
-from penstock.hosting.records import HostedEvent
+from penstock.hosting.ports import Conflict, Fenced, HostedEvent
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.testing.contracts.stores.suite import (
     LONG_S,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from penstock.hosting.records import UNTIL_ENDED
+from penstock.hosting.ports import UNTIL_ENDED
 from penstock.nodes.memory import Memory
 from penstock.testing.contracts.stores.suite import (
     StoreBundle,

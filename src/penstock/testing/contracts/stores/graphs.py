@@ -6,8 +6,7 @@ import asyncio
 from typing import Any
 
 from penstock.errors import InvalidValue
-from penstock.hosting.ports import Conflict
-from penstock.hosting.records import GraphRecord
+from penstock.hosting.ports import Conflict, GraphRecord
 from penstock.testing.contracts.stores.suite import (
     NOT_JSON,
     NOT_NAMES,

@@ -6,8 +6,18 @@ import asyncio
 from typing import Any
 
 from penstock.errors import InvalidValue
-from penstock.hosting.ports import Conflict, Fenced, RunIdConflict
-from penstock.hosting.records import CLAIMED, ENDED, PARKED, TRANSITIONS, RunRecord, RunStatus
+from penstock.hosting.ports import (
+    CLAIMED,
+    ENDED,
+    PARKED,
+    TRANSITIONS,
+    Conflict,
+    Fenced,
+    RunFilter,
+    RunIdConflict,
+    RunRecord,
+    RunStatus,
+)
 from penstock.testing.contracts.stores.suite import (
     NOT_JSON,
     NOT_NAMES,
@@ -240,6 +250,30 @@ class RunStoreContract(StoreContract):
         for wrong in (-1, 2**63, 1.5, True, None, "1"):
             with raises(InvalidValue):
                 await stores.runs.list(limit=wrong)  # type: ignore[arg-type]
+
+    @fresh
+    async def test_runs_are_listed_by_time_stop_reason_cost_and_part_of_their_names(self, stores: StoreBundle) -> None:
+        for number, graph_id in enumerate(("Report", "report_2", "100%", "other")):
+            await stores.runs.add(a_run(f"r{number}", graph_id=graph_id, created_ms=number * 10))
+            claimed = await stores.runs.claim("w", now_ms=1, lease_ms=1, run_id=f"r{number}")
+            reason = "budget_exceeded" if number == 2 else None
+            facts = {"status": "halted", "stop_reason": reason, "ended_ms": 1, "cost_nanos": (number * 7) % 4}
+            await stores.runs.update(f"r{number}", claimed.epoch, **facts)  # type: ignore[union-attr]
+
+        async def found(**wanted: Any) -> list[str]:
+            return [run.id for run in await stores.runs.list(matching=RunFilter(**wanted))]
+
+        assert await found() == ["r3", "r2", "r1", "r0"]
+        assert await found(since_ms=10, until_ms=30) == ["r2", "r1"]
+        assert await found(stop_reason="budget_exceeded") == ["r2"]
+        assert await found(min_cost_nanos=2) == ["r2", "r1"]
+        assert await found(text="REPORT") == ["r1", "r0"]
+        assert await found(text="R3") == ["r3"]
+        assert await found(text="t_2") == ["r1"], "an underscore is a character like any other"
+        assert await found(text="0%") == ["r2"]
+        assert await found(text="!") == []
+        by_cost = await until_nothing(lambda last: stores.runs.list(before=last, limit=1, order="cost"))
+        assert [run.id for run in by_cost] == ["r1", "r2", "r3", "r0"]
 
     @fresh
     async def test_a_large_page_has_everything(self, stores: StoreBundle) -> None:

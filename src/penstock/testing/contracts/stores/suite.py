@@ -11,10 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypeVar
 
-from penstock.chat.message import ChatMessage
+from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord, ChatStore
-from penstock.hosting.ports import HostStores
-from penstock.hosting.records import ENDED, ApprovalRecord, CancelRequest, HostedEvent, RunRecord, RunStatus
+from penstock.hosting.ports import ENDED, ApprovalRecord, CancelRequest, HostedEvent, HostStores, RunRecord, RunStatus
 from penstock.nodes.memory import MemoryStore
 from penstock.runtime.durable.ports import JournalEntry
 

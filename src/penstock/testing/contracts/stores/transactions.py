@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from penstock.hosting.ports import Conflict, Fenced, RunIdConflict
-from penstock.hosting.records import UNTIL_ENDED
+from penstock.hosting.ports import UNTIL_ENDED, Conflict, Fenced, RunIdConflict
 from penstock.testing.contracts.stores.faults import contents
 from penstock.testing.contracts.stores.suite import (
     LONG_S,

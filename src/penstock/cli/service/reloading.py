@@ -1,0 +1,105 @@
+"""Loads the graphs and programs of a running server again when their files change.
+
+Files are polled, because that works on every file system and needs no library. A change is loaded once the files have
+stayed as they are for one interval: editors write several files, and some write one in two steps. New runs use what was
+loaded; running ones finish with what they started with. A target that cannot be loaded stays as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.loading.code import describe_error
+from penstock.cli.loading.served import Check, Served, folders_of, load_again, snapshot
+from penstock.cli.render.screen import printable
+from penstock.cli.service.seed_graphs import save_graph_files
+from penstock.hosting.host import RunHost
+
+if TYPE_CHECKING:
+    from penstock.nodes.program import Program
+
+POLL_INTERVAL_S = 0.3
+
+Snapshot = dict[Path, tuple[int, int]]
+
+
+class Reloader:
+    """Watches the files of a server's targets; a context manager that stops watching at its end."""
+
+    def __init__(
+        self,
+        targets: Sequence[str],
+        programs: dict[str, Program],
+        check: Check,
+        report: Callable[[str], None],
+        *,
+        interval_s: float = POLL_INTERVAL_S,
+    ) -> None:
+        # Compiled code is found by the size of its source and its time in seconds: two edits within a second may look
+        # the same.
+        sys.dont_write_bytecode = True
+        self._targets = targets
+        self._programs = programs
+        """The programs that nodes run, changed in place."""
+        self._check = check
+        self._report = report
+        self._interval_s = interval_s
+        self._folders = folders_of(targets)
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Reloader:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    async def start(self, host: RunHost) -> None:
+        """Start watching, from the files as they are now."""
+        seen = await self._look()
+        self._task = asyncio.create_task(self._watch(host, seen), name="reload")
+
+    async def _look(self) -> Snapshot:
+        return await asyncio.to_thread(snapshot, self._targets, self._folders)
+
+    async def _watch(self, host: RunHost, loaded: Snapshot) -> None:
+        before = loaded
+        while True:
+            await asyncio.sleep(self._interval_s)
+            now = await self._look()
+            if now != loaded and now == before:
+                changed = sorted(str(path) for path in now.keys() | loaded.keys() if now.get(path) != loaded.get(path))
+                await self._reload(host, changed)
+                now = loaded = await self._loaded_from(now)
+            before = now
+
+    async def _loaded_from(self, seen: Snapshot) -> Snapshot:
+        """Return the files that are watched from now on: those seen before the reload as they were then."""
+        return {**await self._look(), **seen}
+
+    async def _reload(self, host: RunHost, changed: Sequence[str]) -> None:
+        names = printable(", ".join(Path(path).name for path in changed))
+        try:
+            served = await asyncio.to_thread(load_again, self._targets, self._check)
+            saved = await save_graph_files(host, served.files.values())
+        except Exception as error:  # a store that is unavailable must not end the watch: the next change is loaded
+            self._report(f"  not reloaded  {names}: {printable(describe_error(error))}")
+            return
+        self._replace(served)
+        notes = [f"  not reloaded  {printable(str(refused))}" for refused in served.refused]
+        self._report("\n".join([f"  reloaded      {names}", *saved.notes, *notes]))
+
+    def _replace(self, served: Served) -> None:
+        """Let new runs use the programs that were loaded; if some could not be loaded, none is removed."""
+        gone: Any = self._programs.keys() - served.programs.keys() if not served.refused else ()
+        self._programs.update(served.programs)
+        for name in gone:
+            del self._programs[name]

@@ -1,0 +1,168 @@
+"""The budgets of a run as data of `budget` events: what is spent, held, waiting, unresolved and left at each level.
+
+`BudgetReporter` reads the accounts of a run in this process, its own and those of its nodes, agents and tools. It
+reports a change at most every `MIN_INTERVAL_S`; a refusal, a call that waits and the end of the run are reported at
+once. It has no task: the trace forwarder asks it before each write of events, and a timer schedules a later write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+from penstock.containment import accounts
+from penstock.containment.accounts import Account, Balance
+from penstock.containment.limits import NO_LIMITS, UNLIMITED
+from penstock.hosting.event_data import EventPayload, to_json
+from penstock.money import to_usd
+from penstock.runtime.call import Call
+from penstock.runtime.context import ExecutionContext
+
+Level = Literal["run", "node", "owner", "all"]
+"""The run's own budget; that of a node, an agent or a tool in it; the daily budget of its owner, or of all owners."""
+
+MIN_INTERVAL_S = 0.25
+"""Shortest time between two reports of changes of one run."""
+MAX_NODE_BUDGETS = 100
+"""Maximum number of budgets inside a run that are reported at once."""
+
+NO_AMOUNTS: Mapping[str, float] = {}
+
+
+def budget_event(
+    balance: Balance, level: Level, *, node_id: str | None = None, waiting: Mapping[str, float] = NO_AMOUNTS
+) -> EventPayload:
+    """Convert the figures of one account; `waiting` has what calls that wait have asked for, by unit."""
+    return "budget", {
+        "budget": to_json(balance.name),
+        "level": level,
+        "node_id": node_id,
+        "units": [*_units(balance, waiting)],
+    }
+
+
+def _units(balance: Balance, waiting: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    """Yield the figures by unit, named as in stops: money always, the others if they are limited or used."""
+    limits = balance.limits
+    committed = balance.spent_nanos + balance.held_nanos + balance.unresolved_nanos
+    is_limited = limits.cost_nanos < UNLIMITED
+    yield {
+        "unit": "usd",
+        "spent": to_usd(balance.spent_nanos),
+        "held": to_usd(balance.held_nanos),
+        "unresolved": to_usd(balance.unresolved_nanos),
+        "waiting": waiting.get("usd", 0.0),
+        "limit": to_usd(limits.cost_nanos) if is_limited else None,
+        "left": to_usd(max(0, limits.cost_nanos - committed)) if is_limited else None,
+    }
+    counts = (
+        ("steps", balance.steps, balance.steps_open, limits.steps),
+        ("tokens", balance.tokens_in + balance.tokens_out, balance.tokens_held, limits.tokens),
+        ("api calls", balance.api_calls, 0, limits.api_calls),
+        ("retries", balance.retries, 0, limits.retries),
+    )
+    for unit, spent, held, limit in counts:
+        is_limited = limit < UNLIMITED
+        if is_limited or spent or held:
+            yield {
+                "unit": unit,
+                "spent": spent,
+                "held": held,
+                "unresolved": 0,
+                "waiting": waiting.get(unit, 0),
+                "limit": limit if is_limited else None,
+                "left": max(0, limit - spent - held) if is_limited else None,
+            }
+
+
+class BudgetReporter:
+    """Reports the budgets of one run in this process as they change."""
+
+    def __init__(self, context: ExecutionContext, schedule: Callable[[], None]) -> None:
+        """`schedule` schedules a write of events, before which the reporter is asked again."""
+        self._graph = context.graph
+        self._own = context._account
+        self._schedule = schedule
+        self._loop = asyncio.get_running_loop()
+        self._due_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._reported: Balance | None = None
+        self._reported_waiting: Mapping[str, float] = NO_AMOUNTS
+        self._inside: dict[int, tuple[Account, Balance, str | None]] = {}
+        """Budgets inside the run that calls in progress use, by identity: their figures and node as last reported."""
+        self.is_urgent = False
+        """Whether a refusal or a wait has to be reported without delay."""
+        self.on_report: Callable[[], None] | None = None
+        """Called when the run's own budget was reported, because those above it have changed too."""
+
+    def events(
+        self, node_of: Callable[[int], str | None], waiting: Mapping[str, float], *, at_once: bool = False
+    ) -> list[EventPayload]:
+        """Return the budgets that have changed since the last report, if a report is due or wanted `at_once`.
+
+        `node_of` returns the path of the node of a call in progress, by the number of the call.
+        """
+        with self._graph.lock:
+            own = accounts.balance(self._own)
+        if not self._has_changed(own, waiting):
+            return []
+        now_s = self._loop.time()
+        if now_s < self._due_s and not self.is_urgent and not at_once:
+            if self._timer is None:
+                self._timer = self._loop.call_at(self._due_s, self._on_due)
+            return []
+        self._due_s, self.is_urgent = now_s + MIN_INTERVAL_S, False
+        self._reported, self._reported_waiting = own, dict(waiting)
+        if self.on_report is not None:
+            self.on_report()
+        return [budget_event(own, "run", waiting=waiting), *self._inner_events(node_of)]
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_due(self) -> None:
+        self._timer = None
+        self._schedule()
+
+    def _has_changed(self, own: Balance, waiting: Mapping[str, float]) -> bool:
+        if self._reported is None:
+            return bool(own.attempts or own.spent_nanos or waiting or own.unresolved_nanos)
+        return own != self._reported or waiting != self._reported_waiting
+
+    def _inner_events(self, node_of: Callable[[int], str | None]) -> list[EventPayload]:
+        """Return the changed budgets inside the run; one that no call uses any more is reported a last time."""
+        in_use = self._accounts_in_use()
+        events = []
+        for key, (account, number) in in_use.items():
+            with self._graph.lock:
+                balance = accounts.balance(account)
+            known = self._inside.get(key)
+            node_id = node_of(number) if known is None else known[2]
+            if known is None or known[1] != balance:
+                events.append(budget_event(balance, "node", node_id=node_id))
+            self._inside[key] = account, balance, node_id
+        for key in self._inside.keys() - in_use.keys():
+            account, reported, node_id = self._inside.pop(key)
+            with self._graph.lock:
+                balance = accounts.balance(account)
+            if balance != reported:
+                events.append(budget_event(balance, "node", node_id=node_id))
+        return events
+
+    def _accounts_in_use(self) -> dict[int, tuple[Account, int]]:
+        """Return the limited accounts of calls in progress, each with the number of the oldest call that uses it."""
+        found: dict[int, tuple[Account, int]] = {}
+        with self._graph.lock:
+            for record in self._graph.open_calls():  # newest first, so that the oldest call is the last one written
+                call = record.owner
+                account = call.context._account if isinstance(call, Call) else None
+                while account is not None and account is not self._own:
+                    key = id(account)
+                    if account.limits != NO_LIMITS and (key in found or len(found) < MAX_NODE_BUDGETS):
+                        found[key] = account, record.number
+                    account = account.parent
+        return found

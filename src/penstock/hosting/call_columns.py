@@ -1,0 +1,162 @@
+"""The call tree of a run as columns: folded from its events, compact enough to open a run of many thousand calls.
+
+A row is a call, in the order in which the calls began. Texts are stored once, and referred to by their index; times are
+relative to the first event of the epoch. The fold can be continued with later events. Calls of an earlier epoch are
+dropped when another worker continues the run: it emits the results found in the journal again, with `replayed`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock.hosting.ports import HostedEvent
+from penstock.money import to_nanos
+
+KINDS = ("system", "llm", "tool")
+STATUSES = ("running", "waiting", "success", "fail", "halt")
+REPLAYED, ABANDONED, COST_UNKNOWN, WAITED = 1, 2, 4, 8
+"""Bits of the column `flags`."""
+MAX_TREE_CALLS = 100_000
+"""Maximum number of calls in a tree; later ones are only counted."""
+
+COLUMNS = (
+    *("call", "parent", "kind", "name", "node", "node_type", "model", "start_ms", "end_ms", "status"),
+    *("cost_nanos", "tokens_in", "tokens_out", "attempt", "stop", "flags"),
+)
+NONE = -1
+"""Stands for no parent, node, model, stop or end."""
+
+
+class CallColumns:
+    """The calls of the newest epoch of a run, up to the event `last_seq`."""
+
+    def __init__(self) -> None:
+        self.last_seq = 0
+        self.epoch = 0
+        self._reset(0)
+
+    def _reset(self, base_ms: int) -> None:
+        self.base_ms = base_ms
+        self.columns: dict[str, array[int]] = {name: array("q") for name in COLUMNS}
+        self.strings: list[str] = []
+        self.stops: list[Mapping[str, Any]] = []
+        self.left_out = 0
+        """Number of calls beyond `MAX_TREE_CALLS`."""
+        self._texts: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
+        """Row of each call, by its id."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, events: Iterable[HostedEvent]) -> None:
+        """Continue the fold with the next events."""
+        for event in events:
+            self.last_seq = event.seq
+            if event.type == "call.started":
+                self._start(event)
+            elif event.type == "call.ended":
+                self._end(event)
+            elif event.type == "call.waiting":
+                self._wait(event)
+            elif event.type == "call.settled":
+                self._settle(event.data)
+            elif event.type in ("run.started", "run.resumed"):
+                self.epoch = int(event.data.get("epoch", 1))
+                self._reset(event.at_ms)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the columns as JSON data."""
+        return {
+            "epoch": self.epoch,
+            "last_seq": self.last_seq,
+            "base_ms": self.base_ms,
+            "calls": len(self._rows) + self.left_out,
+            "truncated": bool(self.left_out),
+            "kinds": list(KINDS),
+            "statuses": list(STATUSES),
+            "strings": list(self.strings),
+            "stops": [dict(stop) for stop in self.stops],
+            "columns": {name: values.tolist() for name, values in self.columns.items()},
+        }
+
+    def _start(self, event: HostedEvent) -> None:
+        row = self._row(event, "running")
+        if row is None:
+            return
+        data, columns = event.data, self.columns
+        columns["status"][row] = STATUSES.index("running")
+        columns["start_ms"][row] = event.at_ms - self.base_ms
+        columns["attempt"][row] = data.get("attempt", 1)
+        columns["node_type"][row] = self._text(data.get("node_type"))
+
+    def _wait(self, event: HostedEvent) -> None:
+        row = self._row(event, "waiting")
+        if row is not None:
+            self.columns["flags"][row] |= WAITED
+
+    def _end(self, event: HostedEvent) -> None:
+        row = self._row(event, "running")  # a call that was refused while it waited has no start
+        if row is None:
+            return
+        data, columns = event.data, self.columns
+        columns["end_ms"][row] = event.at_ms - self.base_ms
+        columns["status"][row] = STATUSES.index(data["status"])
+        columns["cost_nanos"][row] += to_nanos(data["cost_usd"] or 0)
+        columns["tokens_in"][row] += data["tokens_in"]
+        columns["tokens_out"][row] += data["tokens_out"]
+        columns["model"][row] = self._text(data.get("model"))
+        if data["cost_usd"] is None:
+            columns["flags"][row] |= COST_UNKNOWN
+        if data.get("abandoned"):
+            columns["flags"][row] |= ABANDONED
+        if (stop := data.get("stop")) is not None:
+            columns["stop"][row] = len(self.stops)
+            self.stops.append(stop)
+
+    def _settle(self, data: Mapping[str, Any]) -> None:
+        row = self._rows.get(data["call_id"])
+        if row is not None:
+            self.columns["cost_nanos"][row] += to_nanos(data["cost_usd"])
+            self.columns["tokens_in"][row] += data["tokens_in"]
+            self.columns["tokens_out"][row] += data["tokens_out"]
+
+    def _row(self, event: HostedEvent, status: str) -> int | None:
+        """Return the row of the event's call, added if it is new; None if there is no room for it."""
+        data, id = event.data, event.data["call_id"]
+        row = self._rows.get(id)
+        if row is not None:
+            return row
+        if len(self._rows) >= MAX_TREE_CALLS:
+            self.left_out += event.type != "call.ended"
+            return None
+        row = self._rows[id] = len(self._rows)
+        values = {
+            "call": int(str(id).lstrip("n")),
+            "parent": self._rows.get(data["parent_id"], NONE),
+            "kind": KINDS.index(data["kind"]),
+            "name": self._text(data["name"]),
+            "node": self._text(data.get("node_id")),
+            "node_type": NONE,
+            "model": self._text(data.get("model")),
+            "start_ms": event.at_ms - self.base_ms,
+            "end_ms": NONE,
+            "status": STATUSES.index(status),
+            "attempt": 1,
+            "stop": NONE,
+            "flags": REPLAYED if data.get("replayed") else 0,
+        }
+        for name, column in self.columns.items():
+            column.append(values.get(name, 0))
+        return row
+
+    def _text(self, text: str | None) -> int:
+        if text is None:
+            return NONE
+        index = self._texts.get(text)
+        if index is None:
+            index = self._texts[text] = len(self.strings)
+            self.strings.append(text)
+        return index

@@ -1,0 +1,63 @@
+"""Views of one run, or of two: its call tree as columns, its budgets, why it stopped, and how two runs differ."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+
+from penstock.hosting.ports import RunRecord
+from penstock.hosting.run_diff import field_differences, node_differences, node_ends
+from penstock.server.auth import User
+from penstock.server.schemas import BudgetList, BudgetShown, Difference, RunDiff, RunShown, RunTree
+from penstock.server.state import KNOWN_QUERY, CurrentUser, PathId, ServerState, Service, readable
+from penstock.server.trees import PAGE
+from penstock.server.unavailable import public
+
+router = APIRouter(prefix="/api/runs", tags=["runs"], dependencies=[KNOWN_QUERY])
+
+
+@router.get("/{run_id}/tree")
+async def get_tree(run_id: PathId, service: Service, user: CurrentUser) -> RunTree:
+    """Return the call tree of a run as columns, up to the event `last_seq`; follow the events after it from there."""
+    run = await _own(service, run_id, user)
+    tree = await service.trees.tree(service.stores.events, run_id)
+    now: RunRecord = await service.host.get(run_id) or run
+    return RunTree(run_id=run_id, status=now.status, **tree.to_dict())
+
+
+@router.get("/{run_id}/budgets")
+async def get_budgets(run_id: PathId, service: Service, user: CurrentUser) -> BudgetList:
+    """Return what is spent, held and left of the run's own budget and of the daily budgets above it.
+
+    The figures are those of the ledger, which every server sees; budgets inside a run are in its `budget` events.
+    """
+    run = await _own(service, run_id, user)
+    seq = await service.stores.events.last_seq(run_id)
+    budgets = [BudgetShown.model_validate(data) for data in await service.host.budgets(run)]
+    return BudgetList(budgets=budgets, last_seq=seq)
+
+
+@router.get("/{run_id}/diff/{other_id}")
+async def diff_runs(run_id: PathId, other_id: PathId, service: Service, user: CurrentUser) -> RunDiff:
+    """Compare two runs: limits, input, how each node ended, cost and output; empty if they do not differ."""
+    runs = [await _own(service, id, user) for id in (run_id, other_id)]
+    first, second = [RunShown.whole(run, 0).model_dump(mode="json") for run in runs]
+    nodes, other_nodes = [await _node_ends(service, run.id) for run in runs]
+    found = [*field_differences(first, second), *node_differences(nodes, other_nodes)]
+    return RunDiff(differences=[Difference(what=what, one=one, other=other) for what, one, other in found])
+
+
+async def _node_ends(service: ServerState, run_id: str) -> dict[str, Any]:
+    ends: dict[str, Any] = {}
+    place = 0
+    while page := await service.stores.events.read(run_id, place, PAGE):
+        ends |= node_ends((event.type, public(event).data) for event in page)
+        place = page[-1].seq
+        await asyncio.sleep(0)  # a long log must not keep the loop from others
+    return ends
+
+
+async def _own(service: ServerState, run_id: str, user: User) -> Any:
+    return readable("run", await service.host.get(run_id), user)

@@ -1,0 +1,218 @@
+"""Views of a run: its call tree as columns agrees with its events, and its budgets with the ledger."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from penstock.agents.scripted import ScriptedModel
+from penstock.hosting import call_columns
+from penstock.hosting.call_columns import ABANDONED, COST_UNKNOWN, REPLAYED, WAITED, CallColumns
+from penstock.hosting.host import HostSettings
+from penstock.hosting.ports import HostedEvent
+from penstock.runtime.billing.prices import Price, PriceBook
+from penstock.runtime.billing.usage import Usage
+from tests.hosting.graphs import graph
+from tests.server.served import GATE, Served, served
+
+READ = graph(("in", "input", {}), ("read", "llm-completion", {"model": "m"}), edges="in>read")
+EACH = graph(("in", "input", {}), ("each", "map", {"graph": READ}), edges="in>each")
+
+
+def models() -> dict[str, Any]:
+    usage = Usage.of(cost_usd="0.01", input_tokens=3, output_tokens=5)
+    return {"m": ScriptedModel(lambda request: "said", usage=usage)}
+
+
+async def ran(server: Served, document: Any, input: Any, **limits: Any) -> str:
+    await server.save("g", document)
+    run = await server.host.submit(owner="ann", graph_id="g", input=input, limits=limits)
+    await server.host.wait(run.id)
+    return run.id
+
+
+async def test_tree_has_every_call_that_the_events_have() -> None:
+    async with served(models=models()) as server, server.client("ann") as ann:
+        run_id = await ran(server, EACH, ["a", "b", "c"])
+        tree = (await ann.get(f"/api/runs/{run_id}/tree")).json()
+        run = (await ann.get(f"/api/runs/{run_id}")).json()
+        events = [event async for event in server.host.events(run_id)]
+    columns, strings = tree["columns"], tree["strings"]
+    started = [event.data for event in events if event.type == "call.started"]
+    assert [f"n{number:06d}" for number in columns["call"]] == [call["call_id"] for call in started]
+    rows = {call["call_id"]: row for row, call in enumerate(started)}
+    assert columns["parent"] == [rows.get(call["parent_id"], -1) for call in started]
+    assert [None if node < 0 else strings[node] for node in columns["node"]] == [
+        call.get("node_id") for call in started
+    ]
+    assert [tree["kinds"][kind] for kind in columns["kind"]] == [call["kind"] for call in started]
+    assert {tree["statuses"][status] for status in columns["status"]} == {"success"}
+    assert sum(columns["cost_nanos"]) == run["cost_nanos"] == 30_000_000
+    assert (sum(columns["tokens_in"]), sum(columns["tokens_out"])) == (9, 15)
+    assert all(start <= end for start, end in zip(columns["start_ms"], columns["end_ms"], strict=True))
+    assert (tree["last_seq"], tree["calls"], tree["truncated"]) == (run["last_seq"], len(started), False)
+
+
+async def test_refused_call_is_in_the_tree_with_its_stop() -> None:
+    async with served(models=models()) as server, server.client("ann") as ann:
+        run_id = await ran(server, READ, "a", max_steps=1)
+        tree = (await ann.get(f"/api/runs/{run_id}/tree")).json()
+    stops = [tree["stops"][at] for at in tree["columns"]["stop"] if at >= 0]
+    (cause,) = [stop for stop in stops if stop["cause"]]
+    assert (cause["reason"], cause["whose"], cause["unit"], cause["limit"]) == (
+        "step_limit_exceeded",
+        "run",
+        "steps",
+        1.0,
+    )
+
+
+async def test_tree_of_a_run_in_progress_grows_with_its_events() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("gate", GATE)
+        run = await server.host.submit(owner="ann", graph_id="gate")
+        async with aclosing(server.host.events(run.id)) as events:
+            async for event in events:
+                if event.type == "call.started" and event.data.get("node_id") == "gate":
+                    break
+        tree = (await ann.get(f"/api/runs/{run.id}/tree")).json()
+        assert tree["columns"]["end_ms"].count(-1) == 2
+        assert tree["status"] == "running"
+        server.gate.opened.set()
+        await server.host.wait(run.id)
+        whole = (await ann.get(f"/api/runs/{run.id}/tree")).json()
+    assert -1 not in whole["columns"]["end_ms"]
+    assert whole["columns"]["call"][: tree["calls"]] == tree["columns"]["call"]
+    assert whole["status"] == "completed"
+
+
+def call(seq: int, type: str, id: str = "n000001", **data: Any) -> HostedEvent:
+    about = {"call_id": id, "parent_id": None, "kind": "llm", "name": "m", **data}
+    return HostedEvent(seq, seq * 10, type, about)
+
+
+ENDED = {"status": "success", "cost_usd": 0.01, "tokens_in": 1, "tokens_out": 2}
+
+
+def test_flags_and_late_bills_are_in_the_columns() -> None:
+    tree = CallColumns()
+    tree.add(
+        [
+            HostedEvent(1, 10, "run.started", {"epoch": 1}),
+            call(2, "call.waiting"),
+            call(3, "call.started", attempt=2, replayed=True),
+            call(4, "call.ended", **{**ENDED, "cost_usd": None, "abandoned": True}),
+            call(5, "call.settled", cost_usd=0.02, tokens_in=4, tokens_out=5),
+        ]
+    )
+    columns = tree.columns
+    assert columns["flags"].tolist() == [WAITED | ABANDONED | COST_UNKNOWN]
+    assert (columns["cost_nanos"][0], columns["tokens_in"][0], columns["attempt"][0]) == (20_000_000, 5, 2)
+    assert (columns["start_ms"][0], columns["end_ms"][0]) == (20, 30)
+
+
+def test_resumed_run_has_the_calls_of_its_newest_epoch() -> None:
+    tree = CallColumns()
+    tree.add([HostedEvent(1, 10, "run.started", {"epoch": 1}), call(2, "call.started"), call(3, "call.ended", **ENDED)])
+    tree.add([HostedEvent(4, 40, "run.resumed", {"epoch": 2}), call(5, "call.started", replayed=True)])
+    assert (tree.epoch, len(tree), tree.columns["flags"].tolist()) == (2, 1, [REPLAYED])
+
+
+def test_tree_at_the_limit_is_whole_and_one_more_call_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_columns, "MAX_TREE_CALLS", 2)
+    tree = CallColumns()
+    tree.add([call(1, "call.started", "n000001"), call(2, "call.started", "n000002")])
+    assert (tree.to_dict()["calls"], tree.to_dict()["truncated"]) == (2, False)
+    tree.add([call(3, "call.started", "n000003"), call(4, "call.ended", "n000003", **ENDED)])
+    assert (tree.to_dict()["calls"], tree.to_dict()["truncated"], len(tree)) == (3, True, 2)
+
+
+async def test_budgets_are_those_of_the_run_and_of_the_days_above_it() -> None:
+    settings = HostSettings(tick_s=0.05, drain_s=0, owner_daily_usd="0.5", daily_usd="2")
+    async with served(host_settings=settings, models=models()) as server, server.client("ann") as ann:
+        run_id = await ran(server, READ, "a", max_cost_usd="0.1")
+        found = (await ann.get(f"/api/runs/{run_id}/budgets")).json()
+    money = {one["level"]: one["units"][0] for one in found["budgets"]}
+    assert {level: (unit["spent"], unit["limit"], unit["left"]) for level, unit in money.items()} == {
+        "run": (0.01, 0.1, 0.09),
+        "owner": (0.01, 0.5, 0.49),
+        "all": (0.01, 2.0, 1.99),
+    }
+
+
+async def test_runs_are_filtered_by_time_reason_cost_and_name_and_sorted_by_cost() -> None:
+    async with served(models=models()) as server, server.client("ann") as ann:
+        cheap = await ran(server, READ, "a")
+        dear = await ran(server, EACH, ["a", "b"])
+        halted = await ran(server, READ, "a", max_steps=1)
+        first = await server.host.get(cheap)
+        assert first is not None
+
+        async def ids(**query: Any) -> list[str]:
+            return [run["id"] for run in (await ann.get("/api/runs", params=query)).json()["runs"]]
+
+        assert await ids() == [halted, dear, cheap]
+        assert await ids(sort="cost") == [dear, cheap, halted]
+        page = (await ann.get("/api/runs", params={"sort": "cost", "limit": 1})).json()
+        assert await ids(sort="cost", before=page["next"]) == [cheap, halted]
+        assert await ids(min_cost_usd=0.015) == [dear]
+        assert await ids(stop_reason="step_limit_exceeded") == [halted]
+        assert await ids(until=first.created_ms) == []
+        assert len(await ids(since=first.created_ms)) == 3
+        assert await ids(q=dear[-12:].upper()) == [dear]
+        for wrong in ({"sort": "name"}, {"stop_reason": "odd"}, {"since": -1}, {"q": ""}, {"min_cost_usd": "nan"}):
+            answer = await ann.get("/api/runs", params=wrong)
+            assert (answer.status_code, answer.json()["error"]["path"]) == (422, f"query.{next(iter(wrong))}")
+
+
+async def test_run_in_progress_shows_what_it_has_spent_and_holds() -> None:
+    document = graph(
+        ("in", "input", {}), ("a", "llm-completion", {"model": "m"}), ("gate", "gate", {}), edges="in>a a>gate"
+    )
+    async with served(models=models()) as server, server.client("ann") as ann:
+        await server.save("g", document)
+        run = await server.host.submit(owner="ann", graph_id="g", input="x")
+        await server.gate.entered.wait()
+        (listed,) = (await ann.get("/api/runs")).json()["runs"]
+        shown = (await ann.get(f"/api/runs/{run.id}")).json()
+        assert (listed["cost_usd"], listed["live"]["spent_usd"], listed["live"]["api_calls"]) == (0.0, 0.01, 1)
+        assert shown["live"] == listed["live"]
+        assert listed["live"]["steps"] == 3
+        server.gate.opened.set()
+        await server.host.wait(run.id)
+        (ended,) = (await ann.get("/api/runs")).json()["runs"]
+    assert (ended["cost_usd"], ended["live"]) == (0.01, None)
+
+
+async def test_two_runs_are_compared_by_their_fields_and_the_ends_of_their_nodes() -> None:
+    async with served(models=models()) as server, server.client("ann") as ann, server.client("bob") as bob:
+        whole, halted = await ran(server, READ, "a"), await ran(server, READ, "a", max_steps=1)
+        found = (await ann.get(f"/api/runs/{whole}/diff/{halted}")).json()["differences"]
+        assert (await ann.get(f"/api/runs/{whole}/diff/{whole}")).json() == {"differences": []}
+        theirs = await server.host.submit(owner="bob", graph_id="g", input="a")
+        for one, other in ((whole, theirs.id), (theirs.id, whole)):
+            assert (await ann.get(f"/api/runs/{one}/diff/{other}")).status_code == 404
+            assert (await bob.get(f"/api/runs/{one}/diff/{other}")).status_code == 404
+    by_name = {one["what"]: (one["one"], one["other"]) for one in found}
+    assert by_name["status"] == ("completed", "halted")
+    assert by_name["cost_usd"] == (0.01, 0.0)
+    assert by_name["node read"][0]["became"] == "completed"
+    assert by_name["node read"][1]["became"] == "skipped"
+    assert "input" not in by_name
+
+
+async def test_models_and_tools_that_graphs_can_name_are_listed() -> None:
+    prices = PriceBook(registered={"scripted": Price(0, 1)}, use_genai_prices=False)
+    offered = {**models(), "free": ScriptedModel(["x"], name="unknown")}
+    service = served(models=offered, tools={"search": object()}, prices=prices)
+    async with service as server, server.client("vera") as vera:
+        assert (await vera.get("/api/models")).json()["models"] == [
+            {"id": "free", "model": "unknown", "priced": False},
+            {"id": "m", "model": "scripted", "priced": True},
+        ]
+        assert (await vera.get("/api/tools")).json() == {"tools": ["search"]}
+    async with served() as server, server.client("vera") as vera:
+        assert (await vera.get("/api/models")).json() == {"models": []}
+        assert (await vera.get("/api/tools")).json() == {"tools": []}

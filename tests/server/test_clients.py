@@ -1,0 +1,132 @@
+"""Clients behind proxies, under a path, at their share of connections, and with wrong tokens."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import pytest
+
+from penstock.errors import InvalidValue
+from penstock.server.clients import MAX_ADDRESSES, TokenThrottle, client_behind, network_of, parse_networks
+from penstock.server.settings import ServerSettings
+from penstock.testing.clock import ManualClock
+from tests.server.served import SECRETS, TOKENS, listening, served, wire
+
+PROXIES = parse_networks(["10.0.0.0/8", "::1"])
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "client"),
+    [
+        ("203.0.113.9", ["198.51.100.1"], "203.0.113.9"),  # no proxy of ours: its header is anybody's
+        ("10.0.0.1", ["198.51.100.1"], "198.51.100.1"),
+        ("10.0.0.1", ["1.2.3.4", "198.51.100.1", "10.0.0.2"], "198.51.100.1"),  # the client wrote 1.2.3.4 itself
+        ("10.0.0.1", ["10.0.0.3"], "10.0.0.3"),
+        ("10.0.0.1", ["unknown"], "10.0.0.1"),
+        ("10.0.0.1", [" 198.51.100.1:4711 "], "198.51.100.1"),
+        ("::1", ["[2001:db8::7]:443"], "2001:db8::7"),
+        ("::ffff:10.0.0.1", ["198.51.100.1"], "198.51.100.1"),
+        ("10.0.0.1", [], "10.0.0.1"),
+        ("socket", ["198.51.100.1"], "socket"),
+    ],
+)
+def test_a_client_is_the_last_address_that_is_no_trusted_proxy(peer: str, forwarded: list[str], client: str) -> None:
+    assert client_behind(peer, forwarded, PROXIES) == client
+
+
+def test_a_network_that_one_client_may_own_counts_as_one() -> None:
+    assert network_of("2001:db8::1") == network_of("2001:db8::2:3") != network_of("2001:db8:0:1::1")
+    assert network_of("192.0.2.1") == "192.0.2.1"
+
+
+def test_invalid_proxies_and_paths_are_refused_by_name() -> None:
+    with pytest.raises(InvalidValue, match="trusted_proxies"):
+        ServerSettings(trusted_proxies=("10.0.0.0/99",))
+    for path in ("penstock", "/penstock/", "/a b", "//"):
+        with pytest.raises(InvalidValue, match="root_path"):
+            ServerSettings(root_path=path)
+
+
+def test_proxies_and_path_are_read_from_the_environment() -> None:
+    environ = {"PENSTOCK_TRUSTED_PROXIES": "10.0.0.0/8, ::1", "PENSTOCK_ROOT_PATH": "/penstock/"}
+    settings = ServerSettings.from_env(environ)
+    assert (settings.trusted_proxies, settings.root_path) == (("10.0.0.0/8", "::1"), "/penstock")
+
+
+async def test_without_tokens_only_a_client_of_this_machine_is_let_in_through_a_proxy() -> None:
+    async with served(ServerSettings(trusted_proxies=("127.0.0.1",))) as server:
+        for forwarded, status in (("198.51.100.1", 401), ("127.0.0.1", 200)):
+            async with server.client(**{"X-Forwarded-For": forwarded}) as client:
+                assert (await client.get("/api/me")).status_code == status
+    async with served(ServerSettings()) as server, server.client(**{"X-Forwarded-For": "198.51.100.1"}) as client:
+        assert (await client.get("/api/me")).status_code == 200  # not a proxy: what it says does not count
+
+
+@pytest.mark.parametrize("prefix", ["", "/penstock"])
+async def test_a_server_under_a_path_works_whether_or_not_the_proxy_removes_it(prefix: str) -> None:
+    settings = ServerSettings(root_path="/penstock", trusted_proxies=("127.0.0.1",))
+    async with served(settings) as server, server.client(**{"X-Forwarded-Proto": "https"}) as client:
+        page = (await client.get(f"{prefix}/")).text
+        assert 'href="/penstock/api/openapi.json"' in page
+        assert "https://localhost:8642/penstock/v1" in page
+        description = (await client.get(f"{prefix}/api/openapi.json")).json()
+        assert description["servers"] == [{"url": "/penstock"}]
+        assert (await client.get(f"{prefix}/api/runs")).status_code == 200
+        assert (await client.get("/penstocks/api/runs")).status_code == 404
+
+
+async def test_an_address_has_a_share_of_the_connections() -> None:
+    settings = ServerSettings(tokens=TOKENS, max_connections_per_client=2)
+    async with served(settings) as server, listening(server.app) as address, AsyncExitStack() as opened:
+        first, second = [await opened.enter_async_context(wire(address)) for _ in range(2)]
+        for client in (first, second):
+            client.send("GET", "/health")
+            assert await client.status() == 200
+            await client.until(b"}")
+        third = await opened.enter_async_context(wire(address))
+        assert await third.status() == 503
+        assert b"overloaded" in await third.reader.read()
+        first.writer.transport.abort()
+        while True:  # until the server has noticed
+            fourth = await opened.enter_async_context(wire(address))
+            fourth.send("GET", "/health")
+            if await fourth.status() == 200:
+                break
+
+
+async def test_connections_of_a_trusted_proxy_are_not_counted() -> None:
+    settings = ServerSettings(tokens=TOKENS, max_connections_per_client=1, trusted_proxies=("127.0.0.1",))
+    async with served(settings) as server, listening(server.app) as address, AsyncExitStack() as opened:
+        for number in range(3):
+            client = await opened.enter_async_context(wire(address))
+            client.send("GET", "/health", X_Forwarded_For=f"198.51.100.{number}")
+            assert await client.status() == 200
+
+
+async def test_wrong_tokens_are_throttled_and_known_clients_are_not() -> None:
+    settings = ServerSettings(tokens=TOKENS, max_failed_tokens_per_minute=3)
+    clock = ManualClock()
+    async with served(settings, clock=clock) as server, server.client("ann") as ann, server.client("bob") as bob:
+        assert (await ann.get("/api/me")).status_code == 200
+        async with server.client(Authorization="Bearer guess-0123456789abcdef") as stranger:
+            statuses = [(await stranger.get("/api/me")).status_code for _ in range(5)]
+            assert statuses == [401, 401, 401, 429, 429]
+            refused = await stranger.get("/api/me")
+            assert (refused.json()["error"]["code"], refused.headers["retry-after"]) == ("too_many_tokens", "20")
+            assert (await stranger.get("/health")).status_code == 200
+            # A right token that was never used from here cannot be told from a wrong one.
+            assert (await bob.get("/api/me")).json() == refused.json()
+            assert (await ann.get("/api/me")).status_code == 200
+            clock.advance(20)
+            assert (await bob.get("/api/me")).status_code == 200
+            assert [(await stranger.get("/api/me")).status_code for _ in range(2)] == [401, 429]
+
+
+def test_the_throttle_forgets_old_addresses() -> None:
+    throttle = TokenThrottle(1)
+    for number in range(MAX_ADDRESSES + 10):
+        throttle.fail(f"client-{number}", 0)
+        throttle.accept(f"client-{number}", SECRETS["ann"].encode())
+    assert len(throttle._failed) == len(throttle._accepted) == MAX_ADDRESSES
+    assert throttle.wait_s("client-0", b"other", 0) == 0
+    assert throttle.wait_s(f"client-{MAX_ADDRESSES}", b"other", 0) == 60
