@@ -1,0 +1,193 @@
+"""What people do with the UI, in a real browser on a real server."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.ui.browser import Server, browsing, serving, tab
+
+pytestmark = pytest.mark.timeout(300)
+
+SECRET = "canary-ui-ann-0123456789"
+UNAUTHORIZED = "the server responded with a status of 401"
+REFUSED = ("net::ERR_", "the server responded with a status of 503")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server without tokens, for the scenarios that leave nothing behind for each other."""
+    with serving(tmp_path_factory.mktemp("ui")) as server:
+        yield server
+
+
+def api(server: Server, path: str, body: Any = None) -> Any:
+    """Request the API directly, for what the UI is compared with."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(server.url + path, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
+
+
+async def start(page: Page, graph: str, text: str, money: str = "") -> str:
+    """Start a run by the form; returns its id."""
+    await page.get_by_role("link", name="Start a run").first.click()
+    await page.get_by_label("Graph").select_option(graph)
+    await page.get_by_label("Input", exact=True).fill(text)
+    if money:
+        await page.get_by_label("Money, US dollars").fill(money)
+    await page.get_by_role("button", name="Start", exact=True).click()
+    await page.wait_for_url("**/#/runs/*")
+    return page.url.rpartition("/")[2].partition("?")[0]
+
+
+def three_digits(usd: float) -> str:
+    """Format a small amount as the UI does."""
+    return f"${usd:.{2 - math.floor(math.log10(usd))}f}".rstrip("0")
+
+
+def status(page: Page) -> Any:
+    return page.get_by_role("status").filter(has_text="The run is")
+
+
+async def test_from_signing_in_to_the_first_answer(tmp_path: Path) -> None:
+    with serving(tmp_path, f"ann:user:{SECRET}") as server:
+        async with browsing() as browser, tab(browser, expected=(UNAUTHORIZED,)) as opened:
+            page = opened.page
+            await page.goto(server.url)
+            await opened.check_accessibility()
+            await page.get_by_label("Token").fill("wrong-0123456789abcdef")
+            await page.get_by_role("button", name="Sign in").click()
+            await expect(page.get_by_role("alert")).to_contain_text("token")
+            await page.get_by_label("Token").fill(SECRET)
+            await page.get_by_role("button", name="Sign in").click()
+            await expect(page.get_by_text("No runs yet.")).to_be_visible()
+            await start(page, "pipeline", "count to 5")
+            await expect(status(page)).to_have_text("The run is completed")
+            await page.get_by_role("tab", name="Input and output").click()
+            await expect(page.get_by_label("Output", exact=True)).to_contain_text("1, 2, 3, 4, 5")
+            stored = await page.evaluate(
+                "JSON.stringify([localStorage, sessionStorage, location.href, document.cookie])"
+            )
+            assert SECRET not in stored
+            await page.reload()  # not asked to keep it, the page has forgotten the token
+            await expect(page.get_by_label("Token")).to_be_visible()
+
+
+async def test_a_halted_run_says_whose_limit_it_was_and_goes_on_after_a_grant(server: Server) -> None:
+    async with browsing() as browser, tab(browser) as opened:
+        page = opened.page
+        await page.goto(server.url)
+        run_id = await start(page, "pipeline", "count to 40", money="0.00002")
+        await expect(status(page)).to_have_text("The run is halted")
+        why = page.get_by_role("region", name="Why it stopped")
+        await expect(why).to_contain_text("this run's own limit")
+        await expect(why).to_contain_text("$0.00001995 spent of the $0.00002")
+        await expect(page.get_by_role("region", name="Money of this run")).to_contain_text("limit reached")
+        await opened.check_accessibility()
+        await why.get_by_role("button", name="Grant more and go on").click()
+        await page.get_by_role("dialog").get_by_label("Money, US dollars").fill("0.01")
+        await opened.check_accessibility()
+        await page.get_by_role("button", name="Grant", exact=True).click()
+        await expect(status(page)).to_have_text("The run is completed")
+        record = api(server, f"/api/runs/{run_id}")
+        assert record["epoch"] == 2
+        spent = page.get_by_role("region", name="Money of this run").locator(".figure")
+        await expect(spent).to_contain_text(three_digits(record["cost_usd"]))
+
+
+async def test_a_running_run_is_watched_and_cancelled(server: Server) -> None:
+    async with browsing() as browser, tab(browser) as opened:
+        page = opened.page
+        await page.goto(server.url)
+        run_id = await start(page, "assistant", "count to 900")
+        await expect(status(page)).to_have_text("The run is running")
+        await page.get_by_role("button", name="Cancel run").click()
+        await page.get_by_label("Reason (optional)").fill("enough seen")
+        await page.get_by_role("button", name="Cancel the run").click()
+        await expect(status(page)).to_have_text("The run is cancelled")
+        await expect(page.get_by_role("region", name="Why it stopped")).to_contain_text("enough seen")
+        assert api(server, f"/api/runs/{run_id}")["status"] == "cancelled"
+
+
+async def test_an_approval_is_answered_with_an_edit(server: Server) -> None:
+    async with browsing() as browser, tab(browser) as opened:
+        page = opened.page
+        await page.goto(server.url)
+        run_id = await start(page, "publish", "count to 3")
+        await expect(status(page)).to_have_text("The run is waiting")
+        await page.get_by_role("link", name="Approvals").click()
+        await expect(page.get_by_role("heading", name="Publish this?")).to_be_visible()
+        await opened.check_accessibility()
+        await page.get_by_role("button", name="Edit").click()
+        await page.get_by_label("Go on with this instead").fill("four, five")
+        await page.get_by_role("button", name="Approve with this change").click()
+        await expect(page.get_by_text("Nothing waits for you.")).to_be_visible()
+        await page.goto(f"{server.url}/#/runs/{run_id}?tab=input")
+        await expect(status(page)).to_have_text("The run is completed")
+        await expect(page.get_by_label("Output", exact=True)).to_contain_text("four, five")
+
+
+async def test_a_page_reconnects_to_a_server_that_was_killed(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        async with browsing() as browser, tab(browser, expected=REFUSED) as opened:
+            page = opened.page
+            await page.goto(server.url)
+            run_id = await start(page, "publish", "count to 3")
+            await expect(status(page)).to_have_text("The run is waiting")
+            server.kill()
+            await expect(page.get_by_text("Not connected")).to_be_visible()
+            server.start()
+            await expect(page.get_by_text("Not connected")).to_be_hidden()
+            (approval,) = api(server, f"/api/approvals?run_id={run_id}")["approvals"]
+            api(server, f"/api/approvals/{approval['id']}/approve", {})
+            await expect(status(page)).to_have_text("The run is completed")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_every_page_meets_wcag_and_fetches_nothing_from_outside(
+    server: Server, theme: Literal["light", "dark"]
+) -> None:
+    run = api(server, "/api/runs", {"graph_id": "pipeline", "input": "count to 3"})["id"]
+    async with browsing() as browser, tab(browser, theme=theme) as opened:
+        page = opened.page
+        outside: list[str] = []
+        page.on("request", lambda request: None if request.url.startswith(server.url) else outside.append(request.url))
+        await page.goto(f"{server.url}/#/runs/{run}")
+        await expect(status(page)).to_have_text("The run is completed")
+        for place in (
+            "runs",
+            "start",
+            "approvals",
+            "nowhere",
+            f"runs/{run}",
+            f"runs/{run}?tab=events",
+            f"runs/{run}?tab=input",
+        ):
+            await page.goto(f"{server.url}/#/{place}")
+            await expect(page.get_by_role("heading", level=1)).to_be_visible()
+            await opened.check_accessibility()
+        assert outside == []
+
+
+async def test_hostile_text_is_shown_and_never_run(server: Server) -> None:
+    attack = "<img src=x onerror=alert(1)><script>alert(2)</script> [x](javascript:alert(3))"
+    async with browsing() as browser, tab(browser) as opened:
+        page = opened.page
+        alerts: list[str] = []
+        page.on("dialog", lambda dialog: alerts.append(dialog.message))
+        await page.goto(server.url)
+        await start(page, "pipeline", attack)
+        await expect(status(page)).to_have_text("The run is completed")
+        await page.get_by_role("tab", name="Events").click()
+        await page.get_by_role("tab", name="Input and output").click()
+        await expect(page.get_by_label("Input", exact=True)).to_have_text(attack)
+        assert await page.locator("main img, main script, main a[href^=javascript]").count() == 0
+        assert alerts == []

@@ -1,0 +1,149 @@
+// The API over HTTP: requests with the person's token, errors with the server's own words.
+//
+// The token is kept in memory, and in the tab's session storage only if the person asks for it. It is never part of an
+// address, and it is forgotten as soon as the server refuses it.
+
+import type { ErrorShown, EventShown } from "./types.ts";
+import { frameParser } from "./sse.ts";
+
+const KEY = "penstock.token";
+let token: string | null = readToken();
+let onSignOut: (message: string) => void = () => {};
+
+export class ApiError extends Error {
+  readonly status: number;
+  readonly code: string;
+  readonly path: string | null;
+  constructor(status: number, code: string, message: string, path: string | null = null) {
+    super(message);
+    this.status = status;
+    this.code = code;
+    this.path = path;
+  }
+}
+
+export function signIn(secret: string, keep: boolean): void {
+  token = secret;
+  if (keep) sessionStorage.setItem(KEY, secret);
+  else sessionStorage.removeItem(KEY);
+}
+
+export function signOut(message = ""): void {
+  token = null;
+  sessionStorage.removeItem(KEY);
+  onSignOut(message);
+}
+
+export function whenSignedOut(listener: (message: string) => void): void {
+  onSignOut = listener;
+}
+
+export function hasToken(): boolean {
+  return token !== null;
+}
+
+function readToken(): string | null {
+  return typeof sessionStorage === "undefined" ? null : sessionStorage.getItem(KEY);
+}
+
+async function send(path: string, init: RequestInit): Promise<Response> {
+  const headers = new Headers(init.headers);
+  if (token !== null) headers.set("Authorization", `Bearer ${token}`);
+  let response: Response;
+  try {
+    // Relative to the page, which may be served below a prefix of a proxy.
+    response = await fetch(path.slice(1), { ...init, headers, cache: "no-store", redirect: "error" });
+  } catch (error) {
+    if (init.signal?.aborted) throw error;
+    throw new ApiError(0, "unreachable", "the server does not answer; it may be restarting");
+  }
+  if (response.ok) return response;
+  const failure = await errorOf(response);
+  if (failure.status === 401) signOut(failure.code === "unauthorized" ? "" : failure.message);
+  throw failure;
+}
+
+async function errorOf(response: Response): Promise<ApiError> {
+  try {
+    const { error } = (await response.json()) as ErrorShown;
+    return new ApiError(response.status, error.code, error.message, error.path ?? null);
+  } catch {
+    return new ApiError(response.status, "unknown", `the server answered ${response.status}`);
+  }
+}
+
+export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
+  const response = await send(path, { headers: { Accept: "application/json" }, signal: signal ?? null });
+  return (await response.json()) as T;
+}
+
+export async function post<T>(path: string, body: unknown = {}): Promise<T> {
+  const headers = { "Content-Type": "application/json", Accept: "application/json" };
+  const response = await send(path, { method: "POST", headers, body: JSON.stringify(body) });
+  return (await response.json()) as T;
+}
+
+/** Builds a query string; empty values are left out, lists are repeated. */
+export function query(values: Record<string, string | number | string[] | undefined>): string {
+  const parameters = new URLSearchParams();
+  for (const [name, value] of Object.entries(values)) {
+    for (const one of Array.isArray(value) ? value : [value]) {
+      if (one !== undefined && one !== "") parameters.append(name, String(one));
+    }
+  }
+  const text = parameters.toString();
+  return text && `?${text}`;
+}
+
+export interface Follower {
+  onEvents(events: EventShown[]): boolean;
+  onState(state: "open" | "ended" | "lost", message?: string): void;
+}
+
+const FIRST_PAUSE_MS = 500;
+const LONGEST_PAUSE_MS = 10_000;
+
+/** Follow a run's events after `after()` until it is over or `signal` aborts; reconnects by itself. */
+export async function follow(runId: string, after: () => number, follower: Follower, signal: AbortSignal): Promise<void> {
+  let pause = FIRST_PAUSE_MS;
+  while (!signal.aborted) {
+    const before = after();
+    try {
+      const over = await readStream(runId, before, follower, signal);
+      if (over) return follower.onState("ended");
+    } catch (error) {
+      if (signal.aborted) return;
+      const status = error instanceof ApiError ? error.status : 0;
+      const message = error instanceof Error ? error.message : String(error);
+      follower.onState("lost", message);
+      if (status >= 400 && status < 500 && status !== 429) return;
+    }
+    pause = after() > before ? FIRST_PAUSE_MS : Math.min(pause * 2, LONGEST_PAUSE_MS);
+    await delay(pause, signal);
+  }
+}
+
+/** Returns whether the run is over. */
+async function readStream(runId: string, after: number, follower: Follower, signal: AbortSignal): Promise<boolean> {
+  const path = `/api/runs/${encodeURIComponent(runId)}/events${query({ after: after || undefined })}`;
+  const response = await send(path, { headers: { Accept: "text/event-stream" }, signal });
+  if (response.status === 204) return true;
+  follower.onState("open");
+  const parse = frameParser();
+  const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
+  for (let piece = await reader.read(); !piece.done; piece = await reader.read()) {
+    const events = parse(piece.value).map((frame) => JSON.parse(frame.data) as EventShown);
+    if (events.length && !follower.onEvents(events)) {
+      await reader.cancel();
+      return false;
+    }
+  }
+  return false;
+}
+
+function delay(ms: number, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+  });
+}

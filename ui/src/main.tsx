@@ -1,0 +1,169 @@
+import { StrictMode, useEffect, useRef, useState } from "react";
+import { createRoot } from "react-dom/client";
+import { ApiError, get, hasToken, signOut, whenSignedOut } from "./api/client.ts";
+import type { Me } from "./api/types.ts";
+import { ApprovalsPage, useApprovals } from "./pages/approvals.tsx";
+import { RunPage } from "./pages/run.tsx";
+import { RunsPage } from "./pages/runs.tsx";
+import { SignIn } from "./pages/sign-in.tsx";
+import { StartPage } from "./pages/start.tsx";
+import { useRoute, type Route } from "./router.ts";
+import { Failure } from "./ui/parts.tsx";
+import icon from "./icon.svg";
+import "./ui/tokens.css";
+
+const THEME = "penstock.theme";
+
+function App() {
+  const [me, setMe] = useState<Me | null>(null);
+  const [needsToken, setNeedsToken] = useState<string | null>(null);
+  const [error, setError] = useState<unknown>(null);
+  const [turn, setTurn] = useState(0);
+  useEffect(() => {
+    whenSignedOut((message) => {
+      setMe(null);
+      setNeedsToken(message);
+    });
+    get<Me>("/api/me").then(setMe, (failure: unknown) => {
+      if (!(failure instanceof ApiError) || failure.status !== 401) setError(failure);
+    });
+  }, [turn]);
+  if (me) return <Shell me={me} />;
+  if (needsToken !== null) return <SignIn message={needsToken} onDone={(found) => (setMe(found), setNeedsToken(null))} />;
+  return (
+    <main className="sign-in">
+      <h1>Penstock</h1>
+      {error ? (
+        <>
+          <Failure error={error} />
+          <button onClick={() => (setError(null), setTurn(turn + 1))}>Try again</button>
+        </>
+      ) : (
+        <p className="muted">Connecting…</p>
+      )}
+    </main>
+  );
+}
+
+function Shell({ me }: { me: Me }) {
+  const route = useRoute();
+  const approvals = useApprovals();
+  const waiting = approvals.value?.approvals.length ?? 0;
+  const main = useRef<HTMLElement>(null);
+  const page = route.parts[0] ?? "runs";
+  const place = route.parts.join("/");
+  const shown = useRef(place);
+  useEffect(() => {
+    document.title = `${titleOf(route)} · Penstock`;
+    if (shown.current !== place) main.current?.focus(); // a new page is read from its beginning
+    shown.current = place;
+  }, [place, route]);
+  useShortcuts();
+  const link = (to: string, label: string, count = 0) => (
+    <a href={`#/${to}`} {...(page === to ? { "aria-current": "page" as const } : {})}>
+      {label}
+      {count > 0 && (
+        <span className="badge">
+          {count}
+          <span className="hidden"> waiting</span>
+        </span>
+      )}
+    </a>
+  );
+  return (
+    <div className="shell">
+      <a className="skip" href="#main" onClick={(event) => (event.preventDefault(), main.current?.focus())}>
+        Skip to the page
+      </a>
+      <header className="rail">
+        <a className="brand" href="#/runs">
+          <img src={icon} width="24" height="24" alt="" />
+          Penstock
+        </a>
+        <nav aria-label="Pages">
+          {link("runs", "Runs")}
+          {link("approvals", "Approvals", waiting)}
+          {me.role !== "viewer" && link("start", "Start a run")}
+          <a href="docs">API</a>
+        </nav>
+        <footer>
+          <Theme />
+          <span className="muted">
+            {me.name}, {me.role}
+            {me.until && <> until {new Date(me.until).toLocaleDateString()}</>}
+          </span>
+          {hasToken() && <button onClick={() => signOut()}>Sign out</button>}
+        </footer>
+      </header>
+      <main ref={main} tabIndex={-1}>
+        <Page route={route} me={me} />
+      </main>
+    </div>
+  );
+}
+
+function Page({ route, me }: { route: Route; me: Me }) {
+  const [page = "runs", id] = route.parts;
+  if (page === "runs" && id) return <RunPage key={id} id={id} route={route} me={me} />;
+  if (page === "runs") return <RunsPage route={route} me={me} />;
+  if (page === "start") return <StartPage route={route} />;
+  if (page === "approvals") return <ApprovalsPage me={me} />;
+  return (
+    <>
+      <h1>There is no such page</h1>
+      <p>
+        <a href="#/runs">Runs</a>
+      </p>
+    </>
+  );
+}
+
+function titleOf(route: Route): string {
+  const [page = "runs", id] = route.parts;
+  if (page === "runs") return id ? `Run ${id}` : "Runs";
+  return { start: "Start a run", approvals: "Approvals" }[page] ?? "Not found";
+}
+
+const PLACES: Record<string, string> = { r: "#/runs", a: "#/approvals", n: "#/start" };
+
+/** `g` and a letter goes to a page, as in many tools; not while somebody types. */
+function useShortcuts(): void {
+  useEffect(() => {
+    let began = false;
+    const onKey = (event: KeyboardEvent) => {
+      const typing = event.target instanceof Element && event.target.closest("input, textarea, select, dialog");
+      if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+      const place = PLACES[event.key];
+      if (began && place) location.hash = place;
+      began = event.key === "g";
+    };
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, []);
+}
+
+function Theme() {
+  const [theme, setTheme] = useState(() => localStorage.getItem(THEME) ?? "");
+  useEffect(() => {
+    if (theme) {
+      document.documentElement.dataset.theme = theme;
+      localStorage.setItem(THEME, theme);
+    } else {
+      delete document.documentElement.dataset.theme;
+      localStorage.removeItem(THEME);
+    }
+  }, [theme]);
+  return (
+    <select aria-label="Theme" value={theme} onChange={(event) => setTheme(event.target.value)}>
+      <option value="">As the system</option>
+      <option value="light">Light</option>
+      <option value="dark">Dark</option>
+    </select>
+  );
+}
+
+createRoot(document.getElementById("root")!).render(
+  <StrictMode>
+    <App />
+  </StrictMode>,
+);

@@ -1,0 +1,38 @@
+// Money is counted in whole billionths of a dollar, so that sums are exact, and shown with three significant digits.
+
+export const NANOS = 1_000_000_000;
+
+export function toNanos(usd: unknown): number {
+  const value = typeof usd === "string" ? Number(usd) : usd;
+  return typeof value === "number" && Number.isFinite(value) ? Math.round(value * NANOS) : 0;
+}
+
+export function formatUsd(nanos: number): string {
+  if (nanos === 0) return "$0";
+  const sign = nanos < 0 ? "−" : "";
+  const usd = Math.abs(nanos) / NANOS;
+  const whole = Math.floor(Math.log10(usd));
+  const digits = usd >= 1 ? 2 : Math.min(9, 2 - whole);
+  const text = usd.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: digits });
+  return `${sign}$${text}`;
+}
+
+/** The exact amount, for tooltips. */
+export function exactUsd(nanos: number): string {
+  const digits = String(Math.abs(nanos)).padStart(10, "0");
+  const fraction = digits.slice(-9).replace(/0+$/, "");
+  return `${nanos < 0 ? "−" : ""}$${digits.slice(0, -9)}${fraction ? `.${fraction}` : ""}`;
+}
+
+export function formatCount(value: number): string {
+  return value.toLocaleString("en-US");
+}
+
+export function formatDuration(ms: number): string {
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms < 60_000) return `${(ms / 1000).toFixed(ms < 10_000 ? 1 : 0)} s`;
+  const minutes = Math.floor(ms / 60_000);
+  const rest = minutes < 60 ? Math.floor((ms % 60_000) / 1000) : minutes % 60;
+  const [large, small] = minutes < 60 ? [`${minutes} min`, `${rest} s`] : [`${Math.floor(minutes / 60)} h`, `${rest} min`];
+  return rest ? `${large} ${small}` : large;
+}
