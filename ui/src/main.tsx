@@ -1,12 +1,10 @@
-import { StrictMode, useEffect, useRef, useState } from "react";
+import { StrictMode, Suspense, useEffect, useRef, useState } from "react";
 import { createRoot } from "react-dom/client";
 import { ApiError, get, hasToken, signOut, whenSignedOut } from "./api/client.ts";
 import type { Me } from "./api/types.ts";
-import { ApprovalsPage, useApprovals } from "./pages/approvals.tsx";
-import { RunPage } from "./pages/run.tsx";
-import { RunsPage } from "./pages/runs.tsx";
+import { PLACES, type PageProps } from "./pages/index.ts";
 import { SignIn } from "./pages/sign-in.tsx";
-import { StartPage } from "./pages/start.tsx";
+import { useApprovals } from "./pages/use-approvals.ts";
 import { useRoute, type Route } from "./router.ts";
 import { Failure } from "./ui/parts.tsx";
 import icon from "./icon.svg";
@@ -60,7 +58,7 @@ function Shell({ me }: { me: Me }) {
   }, [place, route]);
   useShortcuts();
   const link = (to: string, label: string, count = 0) => (
-    <a href={`#/${to}`} {...(page === to ? { "aria-current": "page" as const } : {})}>
+    <a key={to} href={`#/${to}`} {...(page === to ? { "aria-current": "page" as const } : {})}>
       {label}
       {count > 0 && (
         <span className="badge">
@@ -81,9 +79,10 @@ function Shell({ me }: { me: Me }) {
           Penstock
         </a>
         <nav aria-label="Pages">
-          {link("runs", "Runs")}
-          {link("approvals", "Approvals", waiting)}
-          {me.role !== "viewer" && link("start", "Start a run")}
+          {Object.entries(PLACES).map(
+            ([name, { label, isFor }]) =>
+              label && (isFor?.(me) ?? true) && link(name, label, name === "approvals" ? waiting : 0),
+          )}
           <a href="docs">API</a>
         </nav>
         <footer>
@@ -96,18 +95,17 @@ function Shell({ me }: { me: Me }) {
         </footer>
       </header>
       <main ref={main} tabIndex={-1}>
-        <Page route={route} me={me} />
+        <Suspense fallback={<p className="muted">Loading…</p>}>
+          <Page route={route} me={me} />
+        </Suspense>
       </main>
     </div>
   );
 }
 
-function Page({ route, me }: { route: Route; me: Me }) {
-  const [page = "runs", id] = route.parts;
-  if (page === "runs" && id) return <RunPage key={id} id={id} route={route} me={me} />;
-  if (page === "runs") return <RunsPage route={route} me={me} />;
-  if (page === "start") return <StartPage route={route} />;
-  if (page === "approvals") return <ApprovalsPage me={me} />;
+function Page(props: PageProps) {
+  const place = PLACES[props.route.parts[0] ?? "runs"];
+  if (place) return <place.page {...props} />;
   return (
     <>
       <h1>There is no such page</h1>
@@ -118,13 +116,9 @@ function Page({ route, me }: { route: Route; me: Me }) {
   );
 }
 
-function titleOf(route: Route): string {
-  const [page = "runs", id] = route.parts;
-  if (page === "runs") return id ? `Run ${id}` : "Runs";
-  return { start: "Start a run", approvals: "Approvals" }[page] ?? "Not found";
+function titleOf({ parts: [page = "runs", id] }: Route): string {
+  return PLACES[page]?.title(id) ?? "Not found";
 }
-
-const PLACES: Record<string, string> = { r: "#/runs", a: "#/approvals", n: "#/start" };
 
 /** `g` and a letter goes to a page, as in many tools; not while somebody types. */
 function useShortcuts(): void {
@@ -133,8 +127,8 @@ function useShortcuts(): void {
     const onKey = (event: KeyboardEvent) => {
       const typing = event.target instanceof Element && event.target.closest("input, textarea, select, dialog");
       if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
-      const place = PLACES[event.key];
-      if (began && place) location.hash = place;
+      const place = Object.entries(PLACES).find(([, { key }]) => key === event.key);
+      if (began && place) location.hash = `#/${place[0]}`;
       began = event.key === "g";
     };
     addEventListener("keydown", onKey);

@@ -1,18 +1,13 @@
 import { useState } from "react";
-import { get, post, query } from "../api/client.ts";
-import type { ApprovalPage, ApprovalShown, Me } from "../api/types.ts";
+import { post } from "../api/client.ts";
+import type { ApprovalShown } from "../api/types.ts";
 import { runLink } from "../router.ts";
-import { Failure, Field, useAction, usePolled, Value, when } from "../ui/parts.tsx";
+import { Failure, Field, useAction, Value, when } from "../ui/parts.tsx";
+import type { PageProps } from "./index.ts";
 import { parseJson } from "./start.tsx";
+import { useApprovals } from "./use-approvals.ts";
 
-const POLL_MS = 3_000;
-
-export function useApprovals(runId?: string) {
-  const path = `/api/approvals${query({ run_id: runId })}`;
-  return usePolled(path, (signal) => get<ApprovalPage>(path, signal), POLL_MS);
-}
-
-export function ApprovalsPage({ me }: { me: Me }) {
+export default function ApprovalsPage({ me }: PageProps) {
   const approvals = useApprovals();
   const waiting = approvals.value?.approvals;
   return (

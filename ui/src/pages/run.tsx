@@ -5,9 +5,10 @@ import { exactUsd, formatCount, formatDuration, formatUsd, toNanos } from "../mo
 import { elapsedMs, isLive, treeRows, type Call, type NodeState, type RunState, type TreeRow } from "../model/run.ts";
 import { setParams, type Route } from "../router.ts";
 import { Dialog, Failure, Field, Meter, Money, Status, useAction, Value, when, type Level } from "../ui/parts.tsx";
-import { ApprovalCard, useApprovals } from "./approvals.tsx";
+import { ApprovalCard } from "./approvals.tsx";
 import { Bills } from "./bills.tsx";
 import { LimitFields, readLimits, type LimitName } from "./limits.tsx";
+import { useApprovals } from "./use-approvals.ts";
 import { useRun, type LiveRun } from "./use-run.ts";
 
 const TABS = { calls: "Calls", events: "Events", input: "Input and output" } as const;

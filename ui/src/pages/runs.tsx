@@ -1,9 +1,11 @@
 import { useState } from "react";
 import { get, query } from "../api/client.ts";
-import type { GraphPage, Me, RunPage, RunSummary } from "../api/types.ts";
+import type { GraphPage, RunPage, RunSummary } from "../api/types.ts";
 import { formatDuration, formatUsd, toNanos } from "../model/money.ts";
 import { isLive } from "../model/run.ts";
-import { runLink, setParams, type Route } from "../router.ts";
+import { runLink, setParams } from "../router.ts";
+import type { PageProps } from "./index.ts";
+import { RunPage as OneRun } from "./run.tsx";
 import { Failure, Money, Status, Track, usePolled, when } from "../ui/parts.tsx";
 
 const FILTERS: Record<string, { label: string; statuses: string[] }> = {
@@ -16,7 +18,12 @@ const FILTERS: Record<string, { label: string; statuses: string[] }> = {
 const POLL_MS = 2_000;
 const PAGE = 50;
 
-export function RunsPage({ route, me }: { route: Route; me: Me }) {
+export default function RunsPage(props: PageProps) {
+  const id = props.route.parts[1];
+  return id ? <OneRun key={id} id={id} {...props} /> : <List {...props} />;
+}
+
+function List({ route, me }: PageProps) {
   const chosen = route.params.get("show") ?? "all";
   const filter = FILTERS[chosen] ?? FILTERS.all!;
   const graph = route.params.get("graph") ?? "";

@@ -1,11 +1,12 @@
 import { useState } from "react";
 import { get, post } from "../api/client.ts";
 import type { GraphPage, Limits, NewRun, RunShown } from "../api/types.ts";
-import { go, runLink, type Route } from "../router.ts";
+import { go, runLink } from "../router.ts";
 import { Failure, Field, useAction, usePolled } from "../ui/parts.tsx";
+import type { PageProps } from "./index.ts";
 import { LimitFields, readLimits } from "./limits.tsx";
 
-export function StartPage({ route }: { route: Route }) {
+export default function StartPage({ route }: PageProps) {
   const graphs = usePolled("graphs", (signal) => get<GraphPage>("/api/graphs?limit=200", signal), 0);
   const runnable = graphs.value?.graphs.filter((graph) => graph.valid) ?? [];
   const [picked, setPicked] = useState(route.params.get("graph") ?? "");
