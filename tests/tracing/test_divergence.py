@@ -379,11 +379,11 @@ def test_a_long_text_is_not_kept() -> None:
 
 def test_only_so_many_signatures_are_remembered_and_the_oldest_is_forgotten() -> None:
     detector = DivergenceDetector(repeats=2, alternations=None)
-    assert len(calls(detector, (at // 2 for at in range(2 * divergence.MAX_TOLD)))) == divergence.MAX_TOLD
+    assert len(calls(detector, (at // 2 for at in range(2 * divergence.MAX_REPORTED)))) == divergence.MAX_REPORTED
     assert calls(detector, [0, 0]) == []
     assert names(calls(detector, ["one more"] * 2)) == ["repeated"]
     assert names(calls(detector, [0, 0])) == ["repeated"]
-    assert len(detector._told) == divergence.MAX_TOLD
+    assert len(detector._reported) == divergence.MAX_REPORTED
 
 
 def test_a_minute_of_any_number_of_calls_takes_bounded_memory() -> None:

@@ -163,7 +163,7 @@ class History:
             return None if place is None else _ended(event, place)
         call_id = _call_of(event)
         place = places.of(call_id)
-        return None if place is None else _told(event, place, call_id)
+        return None if place is None else _other_entry(event, place, call_id)
 
     def _append(self, path: Path, lines: list[str]) -> None:
         data, done = ("\n".join(lines) + "\n").encode(), 0
@@ -238,7 +238,7 @@ def _call_of(event: TraceEvent) -> str | None:
     return (event.node_id if isinstance(event, CallSettled | LimitTrace) else None) or event.parent_id
 
 
-def _told(event: TraceEvent, place: _Place, call_id: str | None) -> dict[str, Any]:
+def _other_entry(event: TraceEvent, place: _Place, call_id: str | None) -> dict[str, Any]:
     """Whatever else happens inside a step, by its kind: a late bill, a stop, a hook's objection, an iteration."""
     facts: dict[str, Any] = {}
     if isinstance(event, CallSettled):

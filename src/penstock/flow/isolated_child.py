@@ -216,7 +216,7 @@ def _answer(message: bytes) -> str:
         upstream, unsent = request["upstream"], request["unsent"]
         value = fn(IsolatedContext(request["input"], Upstream(upstream, unsent) if unsent else upstream))
     except BaseException as error:  # also SystemExit: the parent decides what becomes of the step
-        return json.dumps({"raised": _told(error)})
+        return json.dumps({"raised": _raised(error)})
     try:
         return f'{{"value":{to_json(value, "value")}}}'
     except NotJSON as flaw:
@@ -249,7 +249,7 @@ def _run_script(file: str) -> Any:
     return module
 
 
-def _told(error: BaseException) -> dict[str, str]:
+def _raised(error: BaseException) -> dict[str, str]:
     import traceback
 
     try:

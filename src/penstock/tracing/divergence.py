@@ -36,7 +36,7 @@ Key = tuple[str, str, Hashable]
 MINUTE_NS = 60_000_000_000
 GRAIN_NS = 100_000_000
 """What is spent within a tenth of a second is one entry: a minute is some 600 of them, whatever the number of calls."""
-MAX_TOLD = 1_000
+MAX_REPORTED = 1_000
 """Reported signatures that are remembered; beyond that the oldest is forgotten, and could be reported again."""
 
 MAX_TEXT = 200
@@ -89,7 +89,7 @@ class DivergenceDetector:
         self._before_last: Key | None = None
         self._turns = 0
         """How many calls, up to the last one, took turns."""
-        self._told: OrderedDict[Hashable, None] = OrderedDict()
+        self._reported: OrderedDict[Hashable, None] = OrderedDict()
 
     def saw_call(self, kind: str, name: str, args: tuple[Any, ...]) -> Sequence[Shape]:
         """A call is about to be made: the shapes it completes."""
@@ -154,11 +154,11 @@ class DivergenceDetector:
         return None
 
     def _is_news(self, signature: Hashable) -> bool:
-        if signature in self._told:
+        if signature in self._reported:
             return False
-        self._told[signature] = None
-        if len(self._told) > MAX_TOLD:
-            self._told.popitem(last=False)
+        self._reported[signature] = None
+        if len(self._reported) > MAX_REPORTED:
+            self._reported.popitem(last=False)
         return True
 
 
@@ -173,11 +173,11 @@ class _Rate:
         self._allowed = allowed
         self._entries: deque[tuple[int, int]] = deque()
         self._sum = 0
-        self._told = False
+        self._is_reported = False
 
     def passed_by(self, now_ns: int, amount: int) -> bool:
         """Whether this amount is the first that takes the last minute over what is allowed."""
-        if self._told or not amount:
+        if self._is_reported or not amount:
             return False
         entries = self._entries
         while entries and entries[0][0] <= now_ns - MINUTE_NS:
@@ -188,8 +188,8 @@ class _Rate:
             entries[-1] = (entries[-1][0], entries[-1][1] + amount)
         else:
             entries.append((now_ns, amount))
-        self._told = self._sum > self._allowed
-        return self._told
+        self._is_reported = self._sum > self._allowed
+        return self._is_reported
 
     def shape(self, show: Callable[[int], str]) -> Shape:
         allowed = f"{show(self._allowed)} per minute"

@@ -364,10 +364,10 @@ class _Tree:
         return self._calls.get(parent or "") or self.context(event.depth, event.source, name)
 
     def _text(self, event: TraceEvent) -> str:
-        return f"{type(event).__name__} {_fields(self.rules, **_told(event))}"
+        return f"{type(event).__name__} {_fields(self.rules, **_facts(event))}"
 
 
-def _told(event: TraceEvent) -> dict[str, object]:
+def _facts(event: TraceEvent) -> dict[str, object]:
     """Describe an event that is not about a call."""
     match event:
         case IterationStartTrace():

@@ -161,7 +161,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             content=request.stream,
             extensions={"timeout": dict.fromkeys(("connect", "read", "write", "pool"), self.policy.timeout_s)},
         )
-        with _told(str(url)):
+        with _translated(str(url)):
             response = await self._pool.handle_async_request(sent)
         return await self._received(str(url), response)
 
@@ -192,7 +192,7 @@ class _Body(httpx2.AsyncByteStream):
         self._max_bytes = max_bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        with _told(self._url):
+        with _translated(self._url):
             async for piece in read(self._response.aiter_stream(), self._coding, self._max_bytes):
                 yield piece
 
@@ -200,7 +200,7 @@ class _Body(httpx2.AsyncByteStream):
         await self._response.aclose()
 
 
-class _told:
+class _translated:
     """Translates errors of the library, the network and the body to egress errors with the URL."""
 
     def __init__(self, url: str) -> None:

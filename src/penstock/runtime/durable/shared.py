@@ -100,8 +100,8 @@ class HeldCall(Protocol):
 class _Turn:
     """Whose turn it is to report acts: a thread's, which has `lock` meanwhile, or that of a task of any event loop.
 
-    Threads wait for each other, and tasks for whoever has the turn. A thread does not wait for a task, whose loop may
-    be the one that it keeps: a sync call on an event loop waits for its worker.
+    Threads wait for each other, and tasks for the one that has the turn. A thread does not wait for a task, whose loop
+    may be the one that it keeps: a sync call on an event loop waits for its worker.
     """
 
     def __init__(self) -> None:
