@@ -5,7 +5,7 @@ import { formatDuration, formatUsd, toNanos } from "../model/money.ts";
 import { isLive } from "../model/run.ts";
 import { runLink, setParams } from "../router.ts";
 import type { PageProps } from "./index.ts";
-import { RunPage as OneRun } from "./run.tsx";
+import { RunPage as OneRun } from "./run/page.tsx";
 import { Failure, Money, Status, Track, usePolled, when } from "../ui/parts.tsx";
 
 const FILTERS: Record<string, { label: string; statuses: string[] }> = {

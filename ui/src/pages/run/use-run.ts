@@ -1,9 +1,9 @@
 // One run, live: its record from the API, and its events as a model that re-renders at most once a frame.
 
 import { useEffect, useRef, useState } from "react";
-import { follow, get } from "../api/client.ts";
-import type { RunShown } from "../api/types.ts";
-import { apply, newRun, type RunState } from "../model/run.ts";
+import { follow, get } from "../../api/client.ts";
+import type { RunShown } from "../../api/types.ts";
+import { apply, newRun, type RunState } from "../../model/run.ts";
 
 export interface LiveRun {
   record: RunShown | null;

@@ -1,0 +1,102 @@
+// What the run has used of its own limits, and of the budgets above and below it.
+
+import { useEffect, useState } from "react";
+import type { RunShown } from "../../api/types.ts";
+import { formatCount, formatDuration, formatUsd, toNanos } from "../../model/money.ts";
+import { elapsedMs, isLive, type RunState } from "../../model/run.ts";
+import { Meter, type Level } from "../../ui/parts.tsx";
+import type { LimitName } from "../limits.tsx";
+import { formatOf, ownerOf, RAISED_BY } from "./words.ts";
+
+export function Strip({ record, state }: { record: RunShown; state: RunState }) {
+  const now = useNow(isLive(state.status));
+  const stopped = state.status === "halted" ? record.stop_reason : null;
+  const own = record.halted_by === null || record.halted_by.whose === "run";
+  const tripped = (name: LimitName) => own && stopped !== null && RAISED_BY[stopped] === name;
+  const levels = levelsOf(record, state, elapsedMs(state, now)).map(([name, level]) => ({ ...level, tripped: tripped(name) }));
+  const others = outerLevels(record, state);
+  return (
+    <div className="strips" role="group" aria-label="What the run has used of its limits">
+      <div className="strip">
+        {[...levels.slice(0, 1), ...others].map((level) => (
+          <Meter key={level.name} level={level} />
+        ))}
+      </div>
+      <div className="strip small-strip">
+        {levels.slice(1).map((level) => (
+          <Meter key={level.name} level={level} small />
+        ))}
+      </div>
+    </div>
+  );
+}
+
+function levelsOf(record: RunShown, state: RunState, elapsed: number): [LimitName, Level][] {
+  const limit = (name: LimitName) => (record.limits[name] === undefined ? null : Number(record.limits[name]));
+  const told = [...state.budgets.values()].find((budget) => budget.level === "run");
+  const figures = (unit: string) => told?.units.find((one) => one.unit === unit);
+  const ended = !isLive(state.status);
+  const money: Level = {
+    name: "Money of this run",
+    ...(ended ? { held: 0, waiting: 0 } : figures("usd")),
+    spent: Math.max(ended ? record.cost_nanos : 0, state.spentNanos),
+    unresolved: ended ? toNanos(record.unresolved_usd) : (figures("usd")?.unresolved ?? 0),
+    limit: record.limits.max_cost_usd === undefined ? null : toNanos(record.limits.max_cost_usd),
+    format: formatUsd,
+    note: state.unknownCosts ? `at least: ${state.unknownCosts} of unknown cost` : undefined,
+  };
+  const seconds = limit("timeout_s");
+  const time: Level = { name: "Time", spent: elapsed, limit: seconds === null ? null : seconds * 1000, format: formatDuration };
+  const levels: [LimitName, Level][] = [["max_cost_usd", money]];
+  levels.push(["timeout_s", time]);
+  levels.push(["max_tokens", { name: "Tokens", spent: state.tokens, limit: limit("max_tokens"), format: formatCount }]);
+  for (const [name, unit, label] of COUNTED) {
+    const one = figures(unit);
+    if (one) levels.push([name, { ...one, name: label, limit: limit(name), format: formatCount }]);
+    else if (name === "max_api_calls") levels.push([name, { name: "Model calls", spent: state.modelCalls, limit: limit(name), format: formatCount }]);
+  }
+  return levels.filter(([, level], index) => index < 2 || level.limit !== null || level.spent > 0);
+}
+
+const COUNTED: [LimitName, string, string][] = [
+  ["max_api_calls", "api calls", "API calls"],
+  ["max_steps", "steps", "Steps"],
+  ["max_retries", "retries", "Retries"],
+];
+
+/** Budgets above and below the run: of days and of nodes; without budget events, the one that stopped the run. */
+function outerLevels(record: RunShown, state: RunState): Level[] {
+  const halt = record.halted_by;
+  const stopper = halt && halt.whose !== "run" ? halt : null;
+  const levels: Level[] = [];
+  let stopperShown = false;
+  for (const budget of state.budgets.values()) {
+    if (budget.level === "run") continue;
+    for (const figures of budget.units) {
+      if (figures.limit === null) continue;
+      const tripped = stopper?.budget === budget.name && stopper.unit === figures.unit;
+      stopperShown ||= tripped;
+      const unit = figures.unit === "usd" ? "" : `, ${figures.unit}`;
+      const name = `${ownerOf(budget.level, budget.node ?? budget.name, record.owner)}${unit}`;
+      const note = budget.level === "node" || isLive(state.status) ? undefined : "when the run ended";
+      levels.push({ ...figures, name, format: formatOf(figures.unit), tripped, note });
+    }
+  }
+  if (stopper?.limit != null && !stopperShown) {
+    const amount = (value: number | null | undefined) => (stopper.unit === "usd" ? toNanos(value) : (value ?? 0));
+    const name = ownerOf(stopper.whose, stopper.node_id ?? stopper.budget, record.owner);
+    const format = formatOf(stopper.unit ?? "");
+    levels.push({ name, spent: amount(stopper.used), limit: amount(stopper.limit), format, tripped: true });
+  }
+  return levels;
+}
+
+export function useNow(ticking: boolean): number {
+  const [now, setNow] = useState(Date.now);
+  useEffect(() => {
+    if (!ticking) return;
+    const timer = setInterval(() => setNow(Date.now()), 1000);
+    return () => clearInterval(timer);
+  }, [ticking]);
+  return now;
+}
