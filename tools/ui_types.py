@@ -22,6 +22,7 @@ TYPES = Path(__file__).parent.parent / "ui" / "src" / "api" / "types.ts"
 USED = (
     *("Me", "GraphPage", "RunPage", "RunShown", "EventShown", "CancelShown", "NewRun", "Grant"),
     *("ApprovalPage", "ApprovalShown", "BillList", "ResolveBill", "ErrorShown"),
+    *("AgentPage", "AttachmentShown", "ChatPage", "ChatPath", "ChatShown", "NewAnswer", "NewMessage", "TurnShown"),
 )
 """Bodies that the UI sends or receives."""
 HEADER = "// Written by `make ui-types` from the API's OpenAPI description. Do not edit.\n"

@@ -271,6 +271,14 @@ class Place:
     previous_id: str | None
     next_id: str | None
 
+    @classmethod
+    def among(cls, siblings: Sequence[str], message_id: str) -> Place:
+        """Return the position of a message in the ids of its siblings, oldest first."""
+        at = siblings.index(message_id)
+        previous = siblings[at - 1] if at else None
+        following = siblings[at + 1] if at + 1 < len(siblings) else None
+        return cls(at + 1, len(siblings), previous, following)
+
     def __str__(self) -> str:
         return f"‹{self.number}/{self.count}›"
 
@@ -391,11 +399,7 @@ class MessageTree:
 
     def place_of(self, message_id: str) -> Place:
         """Return the position of the message among its siblings, as a user interface shows it: ‹2/3›."""
-        beside = self._replies()[self[message_id].parent_id]
-        at = beside.index(message_id)
-        previous = beside[at - 1] if at else None
-        following = beside[at + 1] if at + 1 < len(beside) else None
-        return Place(at + 1, len(beside), previous, following)
+        return Place.among(self._replies()[self[message_id].parent_id], message_id)
 
     def chosen(self) -> tuple[str, ...]:
         """Return the ids in view that have newer siblings; these and the messages are the complete state to store."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.chat.conversation import ChatMessage
+from penstock.chat.conversation import ChatMessage, Place
 from penstock.hosting.ports import TransactionStores
 
 
@@ -26,6 +26,53 @@ class ChatRecord:
     updated_ms: int
     made_by: str = ""
     """The component that created the chat automatically: it is removed with its runs. Empty if a user created it."""
+
+
+MAX_PREVIEW = 200
+"""Maximum length of the content of a preview, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPreview:
+    """The last message in view of a chat, with the beginning of its content."""
+
+    message_id: str
+    role: str
+    content: str
+    at_ms: int
+    state: str | None
+    """The `state` of an answer, such as `writing`."""
+
+    @classmethod
+    def of(cls, message: ChatMessage) -> ChatPreview:
+        """Return the preview of a message."""
+        return cls(message.id, message.role, message.content[:MAX_PREVIEW], message.at_ms, message_state(message.data))
+
+
+def message_state(data: Mapping[str, Any]) -> str | None:
+    """Return the state in the data of a message; None if it has none."""
+    state = data.get("state")
+    return state if isinstance(state, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class PathWindow:
+    """Consecutive messages of one path through a chat, and the position of each among its siblings."""
+
+    messages: Sequence[ChatMessage] = ()
+    places: Sequence[Place] = ()
+    end_id: str | None = None
+    """The last message of the path, which may be below the window; None if the chat is empty."""
+
+    @property
+    def has_earlier(self) -> bool:
+        """Whether the path has messages before the first one of the window."""
+        return bool(self.messages) and self.messages[0].parent_id is not None
+
+    @property
+    def has_later(self) -> bool:
+        """Whether the path has messages after the last one of the window."""
+        return bool(self.messages) and self.messages[-1].id != self.end_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +108,22 @@ class ChatStore(Protocol):
         """Return the chat; None if it does not exist."""
 
     async def list(
-        self, *, owner: str | None = None, before: str | None = None, limit: int = 50
+        self,
+        *,
+        owner: str | None = None,
+        graph_id: str | None = None,
+        text: str | None = None,
+        before: str | None = None,
+        limit: int = 50,
     ) -> Sequence[ChatRecord]:
-        """Return a page of chats, most recently used first; `before` is the id of the previous page's last chat."""
+        """Return a page of chats, most recently used first; `before` is the id of the previous page's last chat.
+
+        With `text`, only chats whose title or one of whose messages contains it. The case of ASCII letters is ignored;
+        other text is found as given, in lower case, in upper case and capitalized. White space matches line ends.
+        """
+
+    async def previews(self, chat_ids: Sequence[str]) -> Mapping[str, ChatPreview]:
+        """Return the last message in view of each chat that has one."""
 
     async def rename(self, chat_id: str, title: str, *, now_ms: int) -> ChatRecord:
         """Change the title of a chat; KeyError if it does not exist."""
@@ -88,6 +148,12 @@ class ChatStore(Protocol):
 
     async def messages(self, chat_id: str) -> tuple[Sequence[ChatMessage], Sequence[str]]:
         """Return all messages, in the order they were added, and the ids in view: the arguments of `MessageTree.of`."""
+
+    async def path(self, chat_id: str, message_id: str | None = None, *, above: int = 0, below: int = 0) -> PathWindow:
+        """Return a message with up to `above` ancestors and up to `below` messages in view below it.
+
+        Without a message, it is the last one in view. KeyError if the chat has no such message.
+        """
 
     async def choose(self, chat_id: str, message_id: str) -> None:
         """Bring a message into view among its siblings; KeyError if it does not exist."""

@@ -25,7 +25,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from penstock.chat.conversation import MAX_ATTACHMENTS, MAX_CHARACTERS, MAX_USER_TOOLS, ChatMessage
-from penstock.chat.ports import Attachment, ChatRecord
+from penstock.chat.ports import Attachment, ChatPreview, ChatRecord, PathWindow
 from penstock.containment.accounts import Balance
 from penstock.errors import InvalidValue
 from penstock.hosting.bills import HostedBill
@@ -666,10 +666,32 @@ class ChatShown(Shown):
         return cls.model_validate(record)
 
 
+class LastMessage(Shown):
+    """The last message in view of a chat, with the beginning of its content."""
+
+    message_id: str
+    role: str
+    content: str
+    at_ms: int
+    state: str | None = Field(description="Of an answer: writing, complete, partial, halted or failed")
+
+
+class ChatListed(ChatShown):
+    """A chat in a list."""
+
+    last: LastMessage | None = Field(description="Null if nothing has been said")
+
+    @classmethod
+    def with_last(cls, record: ChatRecord, preview: ChatPreview | None) -> ChatListed:
+        """Convert a record and the preview of its last message."""
+        last = None if preview is None else LastMessage.model_validate(preview)
+        return cls(**ChatShown.of(record).model_dump(), last=last)
+
+
 class ChatPage(Shown):
     """A page of chats, most recently used first; send `next` as `before` for the next page."""
 
-    chats: list[ChatShown]
+    chats: list[ChatListed]
     next: str | None
 
 
@@ -695,6 +717,65 @@ class Conversation(ChatShown):
 
     messages: list[MessageShown]
     active: list[str]
+
+
+class PlaceShown(Shown):
+    """Position of a message among its siblings: the `number`-th of `count`, and the ids of its neighbours."""
+
+    number: int
+    count: int
+    previous_id: str | None
+    next_id: str | None
+
+
+class PlacedMessage(MessageShown):
+    """A message of a path, with its position among its siblings."""
+
+    place: PlaceShown
+
+
+class ChatPath(ChatShown):
+    """Consecutive messages of one path through a chat, first to last.
+
+    `has_earlier` and `has_later` say whether the path has more: send the id of the first message as `before`, or of
+    the last one as `after`. `end_id` is the last message of the path; null if the chat is empty.
+    """
+
+    messages: list[PlacedMessage]
+    has_earlier: bool
+    has_later: bool
+    end_id: str | None
+
+    @classmethod
+    def whole(cls, record: ChatRecord, window: PathWindow) -> ChatPath:
+        """Convert a chat and a window of one of its paths."""
+        placed = [
+            PlacedMessage(**MessageShown.of(message).model_dump(), place=PlaceShown.model_validate(place))
+            for message, place in zip(window.messages, window.places, strict=True)
+        ]
+        return cls(
+            **ChatShown.of(record).model_dump(),
+            messages=placed,
+            has_earlier=window.has_earlier,
+            has_later=window.has_later,
+            end_id=window.end_id,
+        )
+
+
+class AgentShown(Shown):
+    """A graph that can answer in a chat; `made_for_chat` if it has a chat start."""
+
+    id: str
+    name: str
+    version: int
+    made_for_chat: bool
+
+
+class AgentPage(Shown):
+    """A page of graphs that can answer in a chat, by id; send `next` as `before` for the next page."""
+
+    agents: list[AgentShown]
+    next: str | None
 
 
 class TurnShown(Shown):

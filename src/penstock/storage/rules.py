@@ -112,6 +112,28 @@ def check_expected_version(graph_id: str, newest: int, expected: int | None) -> 
 # Chats.
 
 
+MAX_SEARCH = 1_000
+"""Maximum length of a text to search for: patterns are several times as long, and databases limit them."""
+ENCODED_SPACE = ("\\n", "\\r", "\\t")
+"""Escapes of white space in encoded text, which a search treats as spaces."""
+
+
+def search_terms(text: str) -> Sequence[str]:
+    """Return the forms of a text to look for in encoded text that `searchable` has normalized."""
+    if len(checks.text("text", text)) > MAX_SEARCH:
+        raise InvalidValue("text", f"a text of {len(text)}", f"text of at most {MAX_SEARCH} characters")
+    spaced = " ".join(text.split())
+    forms = (spaced, spaced.lower(), spaced.upper(), spaced.capitalize())
+    return [*dict.fromkeys(lower_ascii(codec.encode_text("text", form)[1:-1]) for form in forms)]
+
+
+def searchable(encoded: str) -> str:
+    """Normalize encoded text for a search: ASCII in lower case, white space as spaces; SQL does the same."""
+    for escape in ENCODED_SPACE:
+        encoded = encoded.replace(escape, " ")
+    return lower_ascii(encoded)
+
+
 def new_messages(known: Mapping[str, ChatMessage], messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
     """Return the messages that do not exist yet; Conflict if an existing one differs or a parent is missing."""
     new: dict[str, ChatMessage] = {}

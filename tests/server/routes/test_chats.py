@@ -233,3 +233,94 @@ async def test_a_chat_is_not_deleted_while_an_answer_is_being_written_there() ->
         await server.host.wait(turn["run_id"])
         assert len((await ann.get("/api/chats/c")).json()["messages"]) == 2
         assert (await ann.delete("/api/chats/c")).status_code == 204
+
+
+async def test_chats_are_listed_with_their_last_message_by_graph_and_by_text() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("chat", CHAT)
+        await server.save("other", CHAT)
+        first = await answered(server, ann, "/api/agents/chat/chat", {"content": "about dams"})
+        await answered(server, ann, "/api/agents/other/chat", {"content": "about rivers"})
+        await ann.post("/api/chats", json={"graph_id": "chat", "chat_id": "empty"})
+
+        async def listed(**params: Any) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = (await ann.get("/api/chats", params=params)).json()["chats"]
+            return found
+
+        assert [one["id"] for one in await listed(q="DAMS", graph_id="chat")] == [first["chat_id"]]
+        assert await listed(q="dams", graph_id="other") == []
+        (dams,) = await listed(q="dams")
+        assert dams["last"]["message_id"] == first["message_id"]
+        assert (dams["last"]["role"], dams["last"]["state"]) == ("assistant", "complete")
+        assert [one["last"] for one in await listed(graph_id="chat") if one["id"] == "empty"] == [None]
+        assert (await ann.get("/api/chats", params={"q": "a\nb"})).status_code == 422
+
+
+async def test_a_long_path_is_read_a_window_at_a_time() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("chat", CHAT)
+        chat = (await ann.post("/api/chats", json={"graph_id": "chat"})).json()
+        messages = f"/api/chats/{chat['id']}/messages"
+        turns = [await answered(server, ann, messages, {"content": f"{number}"}) for number in range(4)]
+        retried = await answered(server, ann, f"{messages}/{turns[1]['message_id']}/retry")
+        await ann.post(f"{messages}/{turns[1]['message_id']}/choose")
+        ids = [id for turn in turns for id in (turn["user_message_id"], turn["message_id"])]
+
+        async def window(**params: Any) -> dict[str, Any]:
+            found: dict[str, Any] = (await ann.get(f"/api/chats/{chat['id']}/path", params=params)).json()
+            found["ids"] = [one["id"] for one in found["messages"]]
+            return found
+
+        assert (await window())["ids"] == (await window(limit=8))["ids"] == ids
+        last = await window(limit=3)
+        assert (last["ids"], last["has_earlier"], last["has_later"]) == (ids[-3:], True, False)
+        earlier = await window(limit=3, before=last["ids"][0])
+        assert (earlier["ids"], earlier["has_earlier"]) == (ids[2:5], True)
+        place = {"number": 1, "count": 2, "previous_id": None, "next_id": retried["message_id"]}
+        assert earlier["messages"][1]["place"] == place
+        assert (await window(before=ids[0]))["ids"] == (await window(after=ids[-1]))["ids"] == []
+        assert (await window(after=ids[2], limit=2))["ids"] == ids[3:5]
+        around = await window(around=ids[4], limit=3)
+        assert (around["ids"], around["end_id"]) == (ids[3:6], ids[-1])
+        beside = await window(around=retried["message_id"])
+        assert (beside["ids"], beside["end_id"]) == ([*ids[:3], retried["message_id"]], retried["message_id"])
+        assert (await window())["end_id"] == ids[-1], "reading another branch does not bring it into view"
+        for params, status in (({"around": "x"}, 404), ({"around": ids[0], "before": ids[1]}, 422)):
+            response = await ann.get(f"/api/chats/{chat['id']}/path", params=params)
+            assert response.status_code == status
+
+
+async def test_an_empty_chat_has_an_empty_path() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("chat", CHAT)
+        await ann.post("/api/chats", json={"graph_id": "chat", "chat_id": "c"})
+        shown = (await ann.get("/api/chats/c/path")).json()
+        assert (shown["messages"], shown["end_id"], shown["has_earlier"], shown["has_later"]) == (
+            [],
+            None,
+            False,
+            False,
+        )
+
+
+async def test_only_graphs_that_a_chat_can_enter_are_listed_as_agents() -> None:
+    async with served() as server, server.client("ann") as ann:
+        await server.save("chat", CHAT)
+        await server.save(
+            "entered", {"nodes": [node("in", "input"), node("out", "output")], "edges": [edge("in", "out")]}
+        )
+        await server.save("alone", {"nodes": [node("text", "text", text="hi")], "edges": []})
+        agents = (await ann.get("/api/agents")).json()["agents"]
+        assert [(one["id"], one["made_for_chat"]) for one in agents] == [("chat", True), ("entered", False)]
+        page = (await ann.get("/api/agents", params={"limit": 1})).json()
+        assert (page["agents"], page["next"]) == ([], "alone")
+
+
+async def test_an_attachment_is_removed_unless_a_message_refers_to_it() -> None:
+    async with served() as server, server.client("ann") as ann, server.client("bob") as bob:
+        await server.save("chat", CHAT)
+        ids = [(await ann.post("/api/attachments?name=a", content=b"x")).json()["id"] for _ in range(2)]
+        await answered(server, ann, "/api/agents/chat/chat", {"content": "look", "attachments": ids[:1]})
+        assert (await bob.delete(f"/api/attachments/{ids[1]}")).status_code == 404
+        assert [(await ann.delete(f"/api/attachments/{id}")).status_code for id in ids] == [409, 204]
+        assert [(await ann.get(f"/api/attachments/{id}")).status_code for id in ids] == [200, 404]

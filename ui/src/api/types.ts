@@ -6,6 +6,18 @@ export interface AdviceShown {
   amount_usd: number | null;
 }
 
+export interface AgentPage {
+  agents: AgentShown[];
+  next: string | null;
+}
+
+export interface AgentShown {
+  id: string;
+  name: string;
+  version: number;
+  made_for_chat: boolean;
+}
+
 export interface ApprovalPage {
   approvals: ApprovalShown[];
   next: string | null;
@@ -26,6 +38,14 @@ export interface ApprovalShown {
   answered_by: string | null;
 }
 
+export interface AttachmentShown {
+  id: string;
+  name: string;
+  media_type: string;
+  size: number;
+  created_ms: number;
+}
+
 export interface BillList {
   bills: BillShown[];
   unresolved_usd: number;
@@ -43,6 +63,43 @@ export interface BillShown {
 
 export interface CancelShown {
   result: "cancelled" | "already_cancelled" | "remembered" | "ended";
+}
+
+export interface ChatListed {
+  id: string;
+  owner: string;
+  title: string;
+  graph_id: string;
+  created_ms: number;
+  updated_ms: number;
+  last: LastMessage | null;
+}
+
+export interface ChatPage {
+  chats: ChatListed[];
+  next: string | null;
+}
+
+export interface ChatPath {
+  id: string;
+  owner: string;
+  title: string;
+  graph_id: string;
+  created_ms: number;
+  updated_ms: number;
+  messages: PlacedMessage[];
+  has_earlier: boolean;
+  has_later: boolean;
+  end_id: string | null;
+}
+
+export interface ChatShown {
+  id: string;
+  owner: string;
+  title: string;
+  graph_id: string;
+  created_ms: number;
+  updated_ms: number;
 }
 
 export interface ErrorShown {
@@ -87,6 +144,14 @@ export interface Halt {
   node_id?: string | null;
 }
 
+export interface LastMessage {
+  message_id: string;
+  role: string;
+  content: string;
+  at_ms: number;
+  state: string | null;
+}
+
 export interface Limits {
   max_cost_usd?: number | string | null;
   max_steps?: number | null;
@@ -111,12 +176,44 @@ export interface Me {
   until: string | null;
 }
 
+export interface NewAnswer {
+  user_tools?: string[];
+  limits?: Limits | null;
+  run_id?: string | null;
+}
+
+export interface NewMessage {
+  content: string;
+  parent_id?: string | null;
+  attachments?: string[];
+  user_tools?: string[];
+  limits?: Limits | null;
+  run_id?: string | null;
+}
+
 export interface NewRun {
   graph_id: string;
   version?: number | null;
   input?: unknown;
   limits?: Limits | null;
   run_id?: string | null;
+}
+
+export interface PlaceShown {
+  number: number;
+  count: number;
+  previous_id: string | null;
+  next_id: string | null;
+}
+
+export interface PlacedMessage {
+  id: string;
+  parent_id: string | null;
+  role: string;
+  content: string;
+  at_ms: number;
+  data: Record<string, unknown>;
+  place: PlaceShown;
 }
 
 export interface ResolveBill {
@@ -181,6 +278,13 @@ export interface RunSummary {
   tokens_in: number;
   tokens_out: number;
   live?: LiveUsage | null;
+}
+
+export interface TurnShown {
+  chat_id: string;
+  run_id: string;
+  user_message_id: string | null;
+  message_id: string;
 }
 
 export interface penstock__server__schemas__ErrorFacts {

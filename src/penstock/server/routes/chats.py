@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
@@ -13,16 +13,21 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.chat.ports import ChatRecord
+from penstock.chat.ports import ChatRecord, PathWindow
 from penstock.hosting.host import GraphArchived, GraphNotFound
 from penstock.server.auth import User
 from penstock.server.errors import ApiError, not_found
+from penstock.server.graph_check import is_conversational
 from penstock.server.routes.runs import STREAMED, Stream, event_stream, wants_events
 from penstock.server.schemas import (
     MAX_NAME,
     MEDIA_TYPE,
+    AgentPage,
+    AgentShown,
     AttachmentShown,
+    ChatListed,
     ChatPage,
+    ChatPath,
     ChatShown,
     ChatTitle,
     Conversation,
@@ -97,13 +102,24 @@ Turn = Annotated[TurnResponse, Depends(_turn_response)]
 
 @router.get("/chats")
 async def list_chats(
-    service: Service, user: CurrentUser, owner: QueryId = None, before: QueryId = None, limit: PageSize = 50
+    service: Service,
+    user: CurrentUser,
+    owner: QueryId = None,
+    graph_id: QueryId = None,
+    q: Annotated[
+        str | None,
+        Query(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$", description="Part of a title or message"),
+    ] = None,
+    before: QueryId = None,
+    limit: PageSize = 50,
 ) -> ChatPage:
-    """List your own chats, most recently used first."""
+    """List your own chats with their last message, most recently used first."""
+    chats = service.stores.chats
     if before is not None:
-        await check_cursor("chat", service.stores.chats.get(before), user)
-    found = await service.stores.chats.list(owner=owner_filter(user, owner), before=before, limit=limit + 1)
-    shown = [ChatShown.of(chat) for chat in found[:limit]]
+        await check_cursor("chat", chats.get(before), user)
+    found = await chats.list(owner=owner_filter(user, owner), graph_id=graph_id, text=q, before=before, limit=limit + 1)
+    last = await chats.previews([chat.id for chat in found[:limit]])
+    shown = [ChatListed.with_last(chat, last.get(chat.id)) for chat in found[:limit]]
     return ChatPage(chats=shown, next=shown[-1].id if len(found) > limit else None)
 
 
@@ -128,6 +144,30 @@ async def get_chat(chat_id: PathId, service: Service, user: CurrentUser) -> Conv
         messages=[MessageShown.of(message) for message in tree],
         active=[message.id for message in tree.active_path()],
     )
+
+
+@router.get("/chats/{chat_id}/path")
+async def get_path(
+    chat_id: PathId,
+    service: Service,
+    user: CurrentUser,
+    around: QueryId = None,
+    before: QueryId = None,
+    after: QueryId = None,
+    limit: PageSize = 50,
+) -> ChatPath:
+    """Return the last messages in view, or those around, before or after a message on the path through it.
+
+    Each has its position among its siblings. Costs the same however large the chat is; `GET /api/chats/{id}` returns
+    all its messages.
+    """
+    chat = await _own(service, chat_id, user)
+    message_id, above, below = _window(around, before, after, limit)
+    try:
+        window = await service.stores.chats.path(chat_id, message_id, above=above, below=below)
+    except KeyError:
+        raise not_found("message") from None
+    return ChatPath.whole(chat, _trimmed(window, is_before=before is not None, is_after=after is not None))
 
 
 @router.patch("/chats/{chat_id}")
@@ -155,6 +195,18 @@ async def send_message(chat_id: PathId, body: NewMessage, response: Turn) -> Any
     await service.must_run(chat.graph_id, run_id=body.run_id, in_chat=True)
     options = {"owner": chat.owner, "parent_id": body.parent_id, **_message_options(body, user)}
     return await response.to(partial(service.chats.stream_chat, chat_id, body.content, **options))
+
+
+@router.get("/agents")
+async def list_agents(service: Service, before: QueryId = None, limit: PageSize = 100) -> AgentPage:
+    """List the graphs that can answer in a chat, by id; a page may have fewer than `limit`, and still a next one."""
+    found = await service.stores.graphs.list(before=before, limit=limit + 1)
+    agents = [
+        AgentShown(id=graph.id, name=graph.name, version=graph.version, made_for_chat=is_conversational(graph))
+        for graph in found[:limit]
+        if not await service.graphs.problems(graph, in_chat=True)
+    ]
+    return AgentPage(agents=agents, next=found[limit - 1].id if len(found) > limit else None)
 
 
 @router.post("/agents/{graph_id}/chat", response_model=TurnShown, responses=STREAMED)
@@ -194,7 +246,7 @@ async def edit_message(chat_id: PathId, message_id: PathId, body: EditedMessage,
 async def choose_message(chat_id: PathId, message_id: PathId, service: Service, user: CurrentUser) -> None:
     """Select a message among its siblings for the active path."""
     await _own_message(service, chat_id, message_id, user)
-    await service.chats.switch(chat_id, message_id)
+    await service.stores.chats.choose(chat_id, message_id)
 
 
 @router.post("/attachments", status_code=201, openapi_extra=RAW_BODY)
@@ -225,6 +277,37 @@ async def get_attachment(attachment_id: PathId, service: Service, user: CurrentU
     disposition = f"attachment; filename*=UTF-8''{quote(record.name, safe='')}"
     headers = {"Content-Disposition": disposition, "Content-Security-Policy": _SANDBOX}
     return Response(found[1], media_type=kind, headers=headers)
+
+
+@router.delete("/attachments/{attachment_id}", status_code=204)
+async def detach(attachment_id: PathId, service: Service, user: CurrentUser) -> None:
+    """Remove an attachment that no message refers to; 409 if one does: it is removed with the chat of that message."""
+    chats = service.stores.chats
+    found = await chats.attachment(attachment_id)
+    readable("attachment", None if found is None else found[0], user)
+    await chats.detach(attachment_id)
+    if await chats.attachment(attachment_id) is not None:
+        raise ApiError(409, "a message refers to this attachment; it is removed with the chat of that message")
+
+
+def _window(around: str | None, before: str | None, after: str | None, limit: int) -> tuple[str | None, int, int]:
+    """Return the message that a window is around, and how many messages above and below it."""
+    given = [id for id in (around, before, after) if id is not None]
+    if len(given) > 1:
+        raise ApiError(422, "send one of `around`, `before` and `after`", path="query.around")
+    if around is not None:
+        return around, limit // 2, (limit - 1) // 2
+    if after is not None:
+        return after, 0, limit
+    return before, limit if before is not None else limit - 1, 0
+
+
+def _trimmed(window: PathWindow, *, is_before: bool, is_after: bool) -> PathWindow:
+    """Return the window without the message that it is before or after."""
+    if is_after and len(window.messages) == 1:
+        return replace(window, messages=(), places=())
+    first, last = int(is_after), len(window.messages) - int(is_before)
+    return replace(window, messages=window.messages[first:last], places=window.places[first:last])
 
 
 def _declared(request: Request) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from penstock.chat.conversation import ChatMessage
-from penstock.chat.ports import Attachment, ChatRecord, Marked
+from penstock.chat.conversation import ChatMessage, Place
+from penstock.chat.ports import Attachment, ChatPreview, ChatRecord, Marked, PathWindow
 from penstock.hosting.ports import CLAIMED, PARKED, QUEUED, Conflict, RunStatus
 from penstock.storage import codec
 from penstock.storage.memory.record_codec import RecordCodec
@@ -20,6 +20,8 @@ from penstock.storage.rules import (
     check_writing,
     is_same_message,
     new_messages,
+    search_terms,
+    searchable,
 )
 
 CHAT = RecordCodec(
@@ -61,13 +63,34 @@ class _Chat:
         """
         settled: set[str | None] = set()
         for message in reversed(messages):
-            for shown in self._upwards(message):
+            for shown in self.upwards(message):
                 if shown.parent_id in settled:
                     break
                 settled.add(shown.parent_id)
                 self.in_view[shown.parent_id] = shown.id
 
-    def _upwards(self, message: ChatMessage) -> Iterator[ChatMessage]:
+    def contains(self, terms: Sequence[str]) -> bool:
+        """Whether the title or a message contains one of the terms of a search."""
+        texts = [self.record.title, *(message.content for message in self.messages.values())]
+        encoded = (searchable(codec.encode_text("text", text)) for text in texts)
+        return any(term in text for text in encoded for term in terms)
+
+    def end_below(self, message_id: str | None) -> str | None:
+        """Return the last message in view below a message, or the message itself."""
+        while message_id in self.in_view:
+            message_id = self.in_view[message_id]
+        return message_id
+
+    def places(self, path: Sequence[ChatMessage]) -> list[Place]:
+        """Return the position of each message of a path among its siblings."""
+        siblings: dict[str | None, list[str]] = {message.parent_id: [] for message in path}
+        for message in self.messages.values():
+            if message.parent_id in siblings:
+                siblings[message.parent_id].append(message.id)
+        return [Place.among(siblings[message.parent_id], message.id) for message in path]
+
+    def upwards(self, message: ChatMessage) -> Iterator[ChatMessage]:
+        """Iterate over a message and its ancestors."""
         yield message
         while message.parent_id is not None:
             message = self.messages[message.parent_id]
@@ -105,15 +128,33 @@ class MemoryChatStore:
         return None if chat is None else chat.record
 
     async def list(
-        self, *, owner: str | None = None, before: str | None = None, limit: int = 50
+        self,
+        *,
+        owner: str | None = None,
+        graph_id: str | None = None,
+        text: str | None = None,
+        before: str | None = None,
+        limit: int = 50,
     ) -> Sequence[ChatRecord]:
         codec.limit(limit)
+        terms = None if text is None else search_terms(text)
         if before is not None and before not in self._chats:
             return []
         last = None if before is None else _use(self._chats[before].record)
-        chats = [chat.record for chat in self._chats.values() if owner is None or chat.record.owner == owner]
-        after = [chat for chat in chats if last is None or _use(chat) < last]
-        return sorted(after, key=_use, reverse=True)[:limit]
+        found = [
+            chat.record
+            for chat in self._chats.values()
+            if owner in (None, chat.record.owner)
+            and graph_id in (None, chat.record.graph_id)
+            and (last is None or _use(chat.record) < last)
+            and (terms is None or chat.contains(terms))
+        ]
+        return sorted(found, key=_use, reverse=True)[:limit]
+
+    async def previews(self, chat_ids: Sequence[str]) -> Mapping[str, ChatPreview]:
+        chats = {id: self._chats[id] for id in chat_ids if id in self._chats}
+        ends = {id: chat.end_below(None) for id, chat in chats.items()}
+        return {id: ChatPreview.of(chats[id].messages[end]) for id, end in ends.items() if end is not None}
 
     async def rename(self, chat_id: str, title: str, *, now_ms: int) -> ChatRecord:
         chat = self._chat_to_change(chat_id)
@@ -156,6 +197,22 @@ class MemoryChatStore:
         if chat is None:
             return [], []
         return [message.copied() for message in chat.messages.values()], [*chat.in_view.values()]
+
+    async def path(self, chat_id: str, message_id: str | None = None, *, above: int = 0, below: int = 0) -> PathWindow:
+        codec.limit(above), codec.limit(below)
+        chat = self._chats.get(chat_id) if message_id is None else self._chat(chat_id)
+        middle = chat.end_below(None) if chat is not None and message_id is None else message_id
+        if chat is None or middle is None:
+            return PathWindow()
+        path = [
+            message for message, _ in zip(chat.upwards(self._message(chat, middle)), range(above + 1), strict=False)
+        ]
+        path.reverse()
+        while below and path[-1].id in chat.in_view:
+            path.append(chat.messages[chat.in_view[path[-1].id]])
+            below -= 1
+        shown = [message.copied() for message in path]
+        return PathWindow(shown, chat.places(path), chat.end_below(path[-1].id))
 
     async def choose(self, chat_id: str, message_id: str) -> None:
         chat = self._chat_to_change(chat_id)

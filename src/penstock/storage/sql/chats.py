@@ -6,25 +6,36 @@ the last message in view (`leaf`), so that a turn at the end of a conversation c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from penstock.chat.conversation import ChatMessage, yield_every
-from penstock.chat.ports import Attachment, ChatRecord, Marked
+from penstock.chat.conversation import ChatMessage, Place, yield_every
+from penstock.chat.ports import (
+    MAX_PREVIEW,
+    Attachment,
+    ChatPreview,
+    ChatRecord,
+    Marked,
+    PathWindow,
+    message_state,
+)
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import ENDED, Conflict, StoreCorrupt
 from penstock.storage import codec
 from penstock.storage.port import INLINE_MAX_ROWS, Row, SqlStore, TableCheck, Transaction, Value, chunks, placeholders
 from penstock.storage.rules import (
+    ENCODED_SPACE,
     attachment_ids,
     check_attached,
     check_idle,
     check_writing,
     is_same_message,
     new_messages,
+    search_terms,
 )
 from penstock.storage.sql.memories import forget_chats
 
@@ -66,6 +77,27 @@ BRING_INTO_VIEW = (
     "UPDATE messages SET is_in_view = CASE WHEN id = ? THEN 1 ELSE 0 END "
     "WHERE chat_id = ? AND parent_id = ? AND (is_in_view = 1 OR id = ?)"
 )
+SELECT_ANCESTORS = (
+    "WITH RECURSIVE above (id, parent_id, height) AS "
+    "(SELECT id, parent_id, CAST(0 AS BIGINT) FROM messages WHERE chat_id = ? AND id = ? "
+    "UNION ALL SELECT messages.id, messages.parent_id, above.height + 1 "
+    "FROM messages JOIN above ON messages.id = above.parent_id WHERE messages.chat_id = ? AND above.height < ?) "
+    "SELECT id FROM above ORDER BY height DESC"
+)
+"""A message and up to a number of ancestors, the topmost first."""
+SELECT_BELOW = (
+    "WITH RECURSIVE below (id, depth) AS "
+    "(SELECT id, CAST(1 AS BIGINT) FROM messages WHERE chat_id = ? AND parent_id = ? AND is_in_view = 1 "
+    "UNION ALL SELECT messages.id, below.depth + 1 FROM messages JOIN below ON messages.parent_id = below.id "
+    "WHERE messages.chat_id = ? AND messages.is_in_view = 1 AND below.depth < ?) SELECT id FROM below ORDER BY depth"
+)
+"""Up to a number of messages in view below a message."""
+SELECT_PREVIEWS = (
+    f"SELECT chat_id, id, role, substr(content, 1, {12 * MAX_PREVIEW + 1}), at_ms, data FROM messages WHERE "
+)
+"""A character takes up to 12 encoded, so this is at least the content of a preview."""
+WHOLE_CHARACTERS = re.compile(r'"(?:[^"\\]|\\u[0-9a-f]{4}|\\[^u])*')
+"""The beginning of an encoded text, without an escape that was cut."""
 INSERT_ATTACHMENT = (
     "INSERT INTO attachments (id, owner, name, media_type, size, created_ms, content) VALUES (?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (id) DO NOTHING"
@@ -104,22 +136,47 @@ class SqlChatStore(SqlStore):
         return await self._database.read(body, inline=True)
 
     async def list(
-        self, *, owner: str | None = None, before: str | None = None, limit: int = 50
+        self,
+        *,
+        owner: str | None = None,
+        graph_id: str | None = None,
+        text: str | None = None,
+        before: str | None = None,
+        limit: int = 50,
     ) -> Sequence[ChatRecord]:
         where, values = [], []
         for term, value in (
             ("owner = ?", owner),
+            ("graph_id = ?", graph_id),
             ("(updated_ms, id) < (SELECT updated_ms, id FROM chats WHERE id = ?)", before),
         ):
             if value is not None:
                 where.append(term)
                 values.append(codec.lookup_key(value))
+        if text is not None:
+            patterns = [_pattern(term) for term in search_terms(text)]
+            where.append(_contains(len(patterns)))
+            values.extend([*patterns, *patterns])
         condition = f" WHERE {' AND '.join(where)}" if where else ""
         statement = f"{SELECT}{condition} ORDER BY updated_ms DESC, id DESC LIMIT ?"
         maximum = codec.limit(limit)
 
         async def body(transaction: Transaction) -> Sequence[ChatRecord]:
             return [self._decode_or_mark(row) for row in await transaction.rows(statement, *values, maximum)]
+
+        return await self._database.read(body)
+
+    async def previews(self, chat_ids: Sequence[str]) -> Mapping[str, ChatPreview]:
+        keys = [codec.lookup_key(id) for id in chat_ids]
+
+        async def body(transaction: Transaction) -> Mapping[str, ChatPreview]:
+            found: list[Row] = []
+            for chunk in chunks(keys):
+                ends = f"SELECT id, leaf FROM chats WHERE id IN ({placeholders(len(chunk))})"
+                for chat_id, leaf in await transaction.rows(ends, *chunk):
+                    end = leaf or await _end_below(transaction, chat_id, NONE)
+                    found.extend(await transaction.rows(f"{SELECT_PREVIEWS}chat_id = ? AND id = ?", chat_id, end))
+            return dict(self._database.faults.readable(found, _decode_preview))
 
         return await self._database.read(body)
 
@@ -203,12 +260,29 @@ class SqlChatStore(SqlStore):
 
         return await self._database.read(body, inline=True)
 
+    async def path(self, chat_id: str, message_id: str | None = None, *, above: int = 0, below: int = 0) -> PathWindow:
+        codec.limit(above), codec.limit(below)
+        key = codec.lookup_key(chat_id)
+
+        async def body(transaction: Transaction) -> PathWindow:
+            if message_id is None:
+                row = await transaction.row("SELECT leaf FROM chats WHERE id = ?", key)
+                middle = NONE if row is None else row[0] or await _end_below(transaction, key, NONE)
+            else:
+                middle = (await _message_by_id(transaction, key, message_id)).id
+            if middle == NONE:
+                return PathWindow()
+            return await _window(transaction, key, middle, above, below)
+
+        return await self._database.read(body)
+
     async def choose(self, chat_id: str, message_id: str) -> None:
         async def body(transaction: Transaction) -> None:
             await _lock_chat(transaction, chat_id)
             await _message_by_id(transaction, chat_id, message_id)
             await _bring_into_view(transaction, chat_id, message_id)
-            await transaction.run("UPDATE chats SET leaf = ? WHERE id = ?", NONE, chat_id)
+            leaf = await _end_below(transaction, chat_id, message_id)
+            await transaction.run("UPDATE chats SET leaf = ? WHERE id = ?", leaf, chat_id)
 
         await self._database.write(body)
 
@@ -371,6 +445,59 @@ async def _messages_by_id(transaction: Transaction, chat_id: str, ids: Sequence[
         rows = await transaction.rows(f"{SELECT_MESSAGES} AND id IN ({placeholders(len(chunk))})", chat_id, *chunk)
         known.update((row[0], _decode_message(chat_id, row)) for row in rows)
     return known
+
+
+async def _end_below(transaction: Transaction, chat_id: str, message_id: str) -> str:
+    """Return the last message in view below a message, or the message itself; NONE below NONE for an empty chat."""
+    rows = await transaction.rows(SELECT_BELOW, chat_id, message_id, chat_id, codec.MAX_NUMBER)
+    return str(rows[-1][0]) if rows else message_id
+
+
+async def _window(transaction: Transaction, chat_id: str, middle: str, above: int, below: int) -> PathWindow:
+    ids = [str(row[0]) for row in await transaction.rows(SELECT_ANCESTORS, chat_id, middle, chat_id, above)]
+    if below:
+        ids += [str(row[0]) for row in await transaction.rows(SELECT_BELOW, chat_id, middle, chat_id, below)]
+    known = await _messages_by_id(transaction, chat_id, ids)
+    messages = [known[id] for id in ids]
+    places = await _places(transaction, chat_id, messages)
+    return PathWindow(messages, places, await _end_below(transaction, chat_id, ids[-1]))
+
+
+async def _places(transaction: Transaction, chat_id: str, messages: Sequence[ChatMessage]) -> list[Place]:
+    """Return the position of each message among its siblings."""
+    siblings: dict[str, list[str]] = {}
+    for chunk in chunks([message.parent_id or NONE for message in messages]):
+        condition = f"chat_id = ? AND parent_id IN ({placeholders(len(chunk))})"
+        statement = f"SELECT id, parent_id FROM messages WHERE {condition} ORDER BY number"
+        for id, parent_id in await transaction.rows(statement, chat_id, *chunk):
+            siblings.setdefault(parent_id, []).append(id)
+    return [Place.among(siblings[message.parent_id or NONE], message.id) for message in messages]
+
+
+def _decode_preview(row: Row) -> tuple[str, ChatPreview]:
+    chat_id, id, role, content, at_ms, data = row
+    key = f"{chat_id}/{id}"
+    if len(content) > 12 * MAX_PREVIEW and (whole := WHOLE_CHARACTERS.match(content)):
+        content = f'{whole[0]}"'
+    text = codec.decode_text("messages", key, content)[:MAX_PREVIEW]
+    return chat_id, ChatPreview(id, role, text, at_ms, message_state(codec.decode_object("messages", key, data)))
+
+
+def _contains(count: int) -> str:
+    """Return the condition that the title or a message of a chat matches one of `count` patterns."""
+
+    def matches(column: str) -> str:
+        for escape in ENCODED_SPACE:
+            column = f"replace({column}, '{escape}', ' ')"
+        return " OR ".join([f"lower({column}) LIKE ? ESCAPE '!'"] * count)
+
+    messages = f"SELECT 1 FROM messages WHERE chat_id = chats.id AND ({matches('content')})"
+    return f"({matches('title')} OR EXISTS ({messages}))"
+
+
+def _pattern(term: str) -> str:
+    """Return the LIKE pattern of any text that contains the term."""
+    return f"%{''.join(f'!{one}' if one in '!%_' else one for one in term)}%"
 
 
 async def _show_new(transaction: Transaction, chat_id: str, leaf: str, new: Sequence[ChatMessage]) -> str:

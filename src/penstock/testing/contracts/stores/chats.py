@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.chat.conversation import ChatMessage, MessageTree
-from penstock.chat.ports import Marked
+from penstock.chat.ports import MAX_PREVIEW, ChatPreview, Marked, PathWindow
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict
 from penstock.testing.contracts.stores.suite import (
@@ -74,6 +74,84 @@ class ChatStoreContract(StoreContract):
         assert list(await stores.chats.list(limit=0)) == list(await stores.chats.list(before="unknown")) == []
         with raises(InvalidValue):
             await stores.chats.list(limit=-1)
+
+    @fresh
+    async def test_chats_are_listed_by_graph_and_text(self, stores: StoreBundle) -> None:
+        await stores.chats.create(a_chat("1", title="Dams of 100%_!", graph_id="g", updated_ms=1))
+        await stores.chats.create(a_chat("2", title="Privet", graph_id="h", updated_ms=2))
+        await stores.chats.create(a_chat("3", title="", owner="bob", graph_id="h", updated_ms=3))
+        said = [a_message("m", None, "How HIGH\nis the dam?"), a_message("n", "m", "Привет, “мир”\u0000")]
+        await stores.chats.add_messages("2", said, now_ms=2)
+        await stores.chats.add_messages("3", [a_message("m", None, "a dam of bob's")], now_ms=3)
+        expected = {
+            "dam": "321", "DAM": "321", "high is": "2", "  high   is ": "2", "привет": "2", "Привет": "2", "мир": "2",
+            "100%_!": "1", "%": "1", "_": "1", "!": "1", "dam%": "", "?": "2", '"': "", "": "321", "nis": "", "x": "",
+        }  # fmt: skip
+        for text, ids in expected.items():
+            assert "".join([chat.id for chat in await stores.chats.list(text=text)]) == ids, text
+        assert [chat.id for chat in await stores.chats.list(graph_id="h")] == ["3", "2"]
+        assert [chat.id for chat in await stores.chats.list(graph_id="h", owner="ann", text="dam")] == ["2"]
+        found = await until_nothing(lambda last: stores.chats.list(text="dam", before=last, limit=1))
+        assert [chat.id for chat in found] == ["3", "2", "1"]
+        for name in NOT_NAMES:
+            assert list(await stores.chats.list(graph_id=name)) == []
+        with raises(InvalidValue):
+            await stores.chats.list(text="x" * 1_001)
+
+    @fresh
+    async def test_the_preview_of_a_chat_is_its_last_message_in_view(self, stores: StoreBundle) -> None:
+        for id in ("c", "empty"):
+            await stores.chats.create(a_chat(id))
+        sent = [a_message("q", None, '\U0001f600\\\\"' * 200), a_message("1", "q", "x" * 100_000, state="writing")]
+        await stores.chats.add_messages("c", sent, now_ms=1)
+        found = await stores.chats.previews(["c", "empty", "unknown", *NOT_NAMES])
+        assert found == {"c": ChatPreview("1", "assistant", "x" * MAX_PREVIEW, sent[1].at_ms, "writing")}
+        await stores.chats.add_messages("c", [a_message("2", "q", "two")], now_ms=2)
+        assert (await stores.chats.previews(["c"]))["c"].content == "two"
+        await stores.chats.add_messages("c", [a_message("3", None, sent[0].content)], now_ms=3)
+        assert (await stores.chats.previews(["c"]))["c"].content == sent[0].content[:MAX_PREVIEW]
+        await stores.chats.choose("c", "q")
+        assert (await stores.chats.previews(["c"]))["c"] == ChatPreview.of(a_message("2", "q", "two"))
+        await stores.chats.add_messages("c", [a_message("4", "2", "four")], now_ms=4)
+        assert await self.view(stores) == ["q", "2", "4"]
+        assert (await stores.chats.previews(["c"]))["c"].content == "four"
+        for length in range(2_390, 2_410):
+            await stores.chats.add_messages("c", [a_message(f"l{length}", "4", "a" * length + '\\\n"é')], now_ms=5)
+            assert (await stores.chats.previews(["c"]))["c"].content == "a" * MAX_PREVIEW
+
+    @fresh
+    async def test_a_window_of_a_path_has_the_messages_around_one_and_their_siblings(self, stores: StoreBundle) -> None:
+        await stores.chats.create(a_chat())
+        assert await stores.chats.path("c", above=5) == await stores.chats.path("unknown") == PathWindow()
+        rng, ids = random.Random(3), list[str]()
+        for number in range(60):
+            below = rng.choice([None, *ids[-2:], *ids[-2:], *ids])
+            ids.append(f"m{number}")
+            await stores.chats.add_messages("c", [a_message(ids[-1], below)], now_ms=number)
+            if rng.random() < 0.3:
+                await stores.chats.choose("c", rng.choice(ids))
+        tree = MessageTree.of(*await stores.chats.messages("c"))
+        for id in [None, *ids]:
+            above, below_it = rng.randrange(4), rng.randrange(4)
+            window = await stores.chats.path("c", id, above=above, below=below_it)
+            middle = tree.active_path()[-1].id if id is None else id
+            seen = MessageTree.of([*tree], tree.chosen())
+            path = [one.id for one in tree.path_to(middle)]
+            first = max(0, len(path) - 1 - above)
+            assert [one.id for one in window.messages][: len(path) - first] == path[first:]
+            assert window.has_earlier == (first > 0)
+            assert list(window.places) == [tree.place_of(one.id) for one in window.messages]
+            rest = [one.id for one in window.messages][len(path) - first :]
+            assert len(rest) == below_it or not window.has_later
+            seen.switch(middle)
+            whole = [one.id for one in seen.active_path()]
+            assert whole[len(path) : len(path) + below_it] == rest
+            assert window.end_id == whole[-1]
+        for chat_id, message_id in (("c", "unknown"), ("unknown", "m1"), *(("c", name) for name in NOT_NAMES)):
+            with raises(KeyError):
+                await stores.chats.path(chat_id, message_id)
+        with raises(InvalidValue):
+            await stores.chats.path("c", above=-1)
 
     @fresh
     async def test_a_new_message_or_title_makes_a_chat_the_last_used(self, stores: StoreBundle) -> None:
