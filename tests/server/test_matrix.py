@@ -13,6 +13,7 @@ import httpx2
 import pytest
 
 from penstock.server.auth import ACCESS, Access
+from penstock.server.tokens import create_token
 from tests.server.served import ASK, CHAT, ECHO, Served, happened, served
 
 Things = dict[str, str]
@@ -32,6 +33,7 @@ BODIES: dict[str, Any] = {
     "POST /api/chats/{chat_id}/messages": {"content": "more"},
     "POST /api/chats/{chat_id}/messages/{message_id}/edit": {"content": "else"},
     "POST /api/agents/{graph_id}/chat": {"content": "hi"},
+    "POST /api/tokens": {"name": "carl", "another": True},
     "POST /v1/chat/completions": {"model": "chat", "messages": [{"role": "user", "content": "hi"}]},
     "POST /v1/responses": {"model": "chat", "input": "hi"},
 }
@@ -59,6 +61,7 @@ MISSING: Things = {
     "model_id": "nothing",
     "message_id": "nothing",
     "chat_id": "nothing",
+    "token_id": "nothing",
     "approval_id": "nothing",
     "attachment_id": "nothing",
     "run_id": "01890000-0000-7000-8000-000000000000",
@@ -87,6 +90,8 @@ async def things_of(server: Served, owner: str) -> Things:
     (approval,) = await server.stores.approvals.list(run_id=asking.id)
     turn = await server.chats.stream_agent_chat("chat", "hello", owner=owner)
     await turn.result()
+    token, _ = create_token(owner, "user", by="root", now_ms=1)
+    await server.stores.tokens.add(token)
     attached = await server.chats.attach(owner, "a.txt", "text/plain", b"bytes")
     await server.save(f"{owner}s", ECHO, owner)
     return {
@@ -100,6 +105,7 @@ async def things_of(server: Served, owner: str) -> Things:
         "message_id": turn.message_id,
         "user_message_id": str(turn.user_message_id),
         "attachment_id": attached.id,
+        "token_id": token.id,
     }
 
 

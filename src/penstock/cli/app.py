@@ -15,7 +15,7 @@ from penstock.cli import completion, graph, run
 from penstock.cli.exits import Exit, Refused
 from penstock.cli.remote import chat, runs
 from penstock.cli.render.screen import flush, prepare_streams, print_error, print_text, printing
-from penstock.cli.service import db, doctor, serve
+from penstock.cli.service import db, doctor, serve, tokens
 from penstock.cli.version import version
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -29,6 +29,7 @@ app.command("chat")(chat.chat)
 app.add_typer(runs.app, name="runs")
 app.command("mcp", short_help="Serve graphs as MCP tools on standard input and output.")(serve.mcp)
 app.add_typer(db.app, name="db")
+app.add_typer(tokens.app, name="tokens")
 app.command("doctor", short_help="Check the installation and the configuration.")(doctor.doctor)
 app.command("completion", short_help="Print the completion script for a shell.")(completion.completion)
 

@@ -30,12 +30,13 @@ from penstock.server.openai.router import create_openai_router
 from penstock.server.openai.runs import RunHandle
 from penstock.server.openapi import DescribedApp
 from penstock.server.readiness import Readiness
-from penstock.server.routes import approvals, graphs, meta, run_views, runs, stream
+from penstock.server.routes import approvals, graphs, meta, run_views, runs, stream, tokens
 from penstock.server.routes import chats as conversations
 from penstock.server.schemas import ErrorShown
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import Streams
 from penstock.server.state import ServerState
+from penstock.server.tokens import StoredTokens
 from penstock.server.ui_files import NO_UI, UiFiles
 
 if TYPE_CHECKING:
@@ -67,8 +68,9 @@ def create_app(
     settings = settings or ServerSettings()
     metrics = Metrics()
     checker = GraphChecker(host.executors, host.services)
+    stored = StoredTokens(stores.tokens, clock)
     streams, readiness = Streams(settings, metrics), Readiness(stores, settings.ready_timeout_s, clock)
-    state = ServerState(host, chats, stores, checker, settings, metrics, streams, readiness, clock, ui)
+    state = ServerState(host, chats, stores, checker, settings, metrics, streams, readiness, clock, ui, stored)
     app = DescribedApp(
         title=TITLE,
         description=DESCRIPTION,
@@ -84,7 +86,7 @@ def create_app(
             Middleware(RequestContextGuard, metrics=metrics, clock=clock),
             Middleware(ConcurrencyGuard, settings=settings),
             Middleware(OriginGuard, settings=settings),
-            Middleware(AuthGuard, settings=settings, clock=clock),
+            Middleware(AuthGuard, settings=settings, clock=clock, stored=stored),
             Middleware(BodyGuard, settings=settings),
             Middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED, compresslevel=5),
         ],
@@ -109,7 +111,7 @@ def create_app(
 def _rest_routes() -> list[BaseRoute]:
     """The REST routes, which FastAPI resolves at their first request: once here, and not 50 ms for each app."""
     router = APIRouter(responses=RESPONSES)
-    for routes in (meta, graphs, runs, run_views, stream, approvals, conversations):
+    for routes in (meta, graphs, runs, run_views, stream, approvals, conversations, tokens):
         router.include_router(routes.router)
     return router.routes
 

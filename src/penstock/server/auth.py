@@ -15,6 +15,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Literal, get_args
 
 from penstock.errors import InvalidValue, PenstockError
+from penstock.hosting.tokens import TokenRecord
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -32,6 +33,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 SECRET = re.compile(r"[!-~]+")
 """Characters that a header can carry: printable ASCII, no spaces."""
 UNTIL = "until="
+GATEWAY_PATHS = ("/v1/",)
+"""Where gateway keys are accepted."""
 DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?P<zone>Z|[+-][0-9]{2}:[0-9]{2})?")
 
@@ -91,12 +94,31 @@ class TokensMissing(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A user and the SHA-256 of their secret; the secret itself is not kept."""
+    """A user and the SHA-256 of their secret; the secret itself is not kept.
+
+    A token of the database has its record, and no digest here.
+    """
 
     user: User
     digest: bytes
     until_ns: int | None = None
     """Last moment at which the token is valid, in nanoseconds since 1970; None if it does not expire."""
+    record: TokenRecord | None = None
+    """The token in the database; None for one of the environment."""
+
+    @property
+    def id(self) -> str:
+        """The id of a token of the database; empty for one of the environment."""
+        return "" if self.record is None else self.record.id
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the token was revoked when it was found."""
+        return self.record is not None and self.record.revoked_ms is not None
+
+    def may_call(self, path: str) -> bool:
+        """Whether tokens of this kind may call the path at all: a gateway key calls models, and nothing else."""
+        return self.record is None or self.record.kind == "user" or path.startswith(GATEWAY_PATHS)
 
     @classmethod
     def of(cls, name: str, role: Role, secret: str, until: str | None = None) -> Token:
@@ -170,6 +192,11 @@ def _until_ns(number: int, text: str) -> int:
         return _ns(datetime.combine(date.fromisoformat(text), time(23, 59, 59), UTC)) + _NANOS_PER_S - 1
     except (ValueError, OverflowError):
         raise TokensInvalid(number, f"{UNTIL} must be a date and time that exist, in the years 1 to 9999") from None
+
+
+def parse_until(text: str) -> int:
+    """Parse the end of a token, a day or a time, in nanoseconds since 1970; raises TokensInvalid."""
+    return _until_ns(1, text)
 
 
 def _ns(moment: datetime) -> int:
@@ -271,6 +298,8 @@ ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/api/agents/{graph_id}/chat": WRITE,
     "/api/attachments": WRITE,
     "/api/attachments/{attachment_id}": {"GET": "viewer", "DELETE": "user"},
+    "/api/tokens": {"GET": "admin", "POST": "admin"},
+    "/api/tokens/{token_id}/revoke": {"POST": "admin"},
     "/v1/models": READ,
     "/v1/models/{model_id}": READ,
     "/v1/chat/completions": WRITE,

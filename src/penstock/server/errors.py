@@ -25,6 +25,7 @@ from penstock.hosting.admission import Overloaded
 from penstock.hosting.control import ApprovalNotFound, RunNotFound
 from penstock.hosting.host import GraphArchived, GraphNotFound
 from penstock.hosting.ports import Conflict, Fenced, StoreCorrupt
+from penstock.hosting.tokens import TokenNotFound
 from penstock.ids import AN_ID, ID
 from penstock.kernel.graph import GraphInvalid, Problem
 from penstock.server import unavailable
@@ -48,6 +49,7 @@ STATUS: Mapping[type[Exception], tuple[int, str]] = {
     ChatNotFound: (404, "not_found"),
     MessageNotFound: (404, "not_found"),
     AttachmentNotFound: (404, "not_found"),
+    TokenNotFound: (404, "not_found"),
     GraphArchived: (409, "conflict"),
     Fenced: (409, "conflict"),
     Conflict: (409, "conflict"),

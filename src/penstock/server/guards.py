@@ -36,12 +36,15 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import PenstockError
+from penstock.hosting.ports import StoreUnavailable
 from penstock.ids import new_run_id
 from penstock.server.auth import LOCAL, Rules, Token, digest_of, format_time, secret_in, token_of
 from penstock.server.clients import TokenThrottle, client_behind, is_in, network_of
 from penstock.server.errors import RETRY_AFTER_S, ApiError, api_error, fault_location, not_found, send_error
 from penstock.server.metrics import Metrics
 from penstock.server.settings import ServerSettings, is_loopback
+from penstock.server.tokens import MAX_AGE_S, StoredTokens
 
 LOG = logging.getLogger("penstock.server")
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -369,17 +372,28 @@ def _host_name(scope: Scope) -> str | None:
 class AuthGuard:
     """Authenticates and authorizes requests before routing: what the access table does not allow is denied.
 
-    Sets `user`, `until_ns` and `route` in the request's state.
+    Sets `user`, `token`, `until_ns` and `route` in the request's state.
 
-    A token may expire while a response is being sent. An open stream then sees a client disconnect; its route decides
-    what that means for the run. A request whose response has not begun by then is still answered.
+    Tokens are those of the environment, then those of the database, which can be created and revoked at any time. A
+    server without either lets in every client on its machine; there a valid token still names its user, and an unknown
+    one is ignored, because clients of model APIs always send one.
+
+    A token may expire or be revoked while a response is being sent. An open stream then sees a client disconnect; its
+    route decides what that means for the run. A request whose response has not begun by then is still answered.
     """
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, rules: Rules | None = None, *, clock: Clock = SYSTEM_CLOCK
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        rules: Rules | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        stored: StoredTokens | None = None,
     ) -> None:
         self._app = app
         self._tokens = settings.tokens
+        self._stored = stored
         self._check_interval_s = settings.heartbeat_s
         self._rules = rules or Rules()
         self._clock = clock
@@ -390,30 +404,32 @@ class AuthGuard:
             await self._app(scope, receive, send)
             return
         try:
-            self._authorize(scope)
-        except ApiError as error:
-            await send_error(error, scope, receive, send)
+            await self._authorize(scope)
+        except PenstockError as error:
+            await send_error(api_error(error), scope, receive, send)
             return
-        until_ns = scope["state"]["until_ns"]
-        if until_ns is None:
+        token: Token | None = scope["state"]["token"]
+        if token is None or (token.until_ns is None and token.record is None):
             await self._app(scope, receive, send)
         else:
-            lifetime = _TokenLifetime(until_ns, self._clock, self._check_interval_s, receive, send)
+            interval_s = self._check_interval_s if token.record is None else min(self._check_interval_s, MAX_AGE_S)
+            lifetime = _TokenLifetime(token, self._clock, interval_s, receive, send, self._stored)
             await self._app(scope, lifetime.receive, lifetime.send)
             await lifetime.end()
 
-    def _authorize(self, scope: Scope) -> None:
+    async def _authorize(self, scope: Scope) -> None:
         secret = _presented_secret(scope)
         found = self._rules.find(scope["path"])
         is_open = found is not None and found[1].get(scope["method"]) == "open"
         try:
-            token = self._token(scope, secret)
-        except ApiError:
+            token = await self._token(scope, secret)
+        except (ApiError, StoreUnavailable):
             if not is_open:
                 raise
             token = None  # an open route answers a throttled client as it answers a stranger
-        is_valid = token is not None and not token.has_expired(self._clock.time_ns())
+        is_valid = token is not None and not token.is_revoked and not token.has_expired(self._clock.time_ns())
         state = scope.setdefault("state", {})
+        state["token"] = token if is_valid else None
         state["user"] = token.user if token is not None and is_valid else None
         state["until_ns"] = token.until_ns if token is not None and is_valid else None
         if found is not None:
@@ -423,8 +439,14 @@ class AuthGuard:
                 return
         if token is None:
             raise _no_token() if secret is None else _unknown_token()
+        if token.is_revoked:
+            raise _invalid_token(
+                "token_revoked", "this token was revoked; ask the operator of this server for a new one"
+            )
         if not is_valid:
             raise _expired_token(token)
+        if not token.may_call(scope["path"]):
+            raise ApiError(403, "this is a gateway key, which calls models under /v1 and nothing else")
         if found is None:
             raise not_found("path")
         if access is None:
@@ -434,13 +456,19 @@ class AuthGuard:
         if not token.user.may(access):
             raise ApiError(403, f"this requires the role {access}; {token.user.name} has the role {token.user.role}")
 
-    def _token(self, scope: Scope, secret: bytes | None) -> Token | None:
-        if self._tokens:
-            return None if secret is None else self._compared(_client_address(scope), secret)
+    async def _token(self, scope: Scope, secret: bytes | None) -> Token | None:
+        if await self._needs_token():
+            return None if secret is None else await self._compared(_client_address(scope), secret)
         client = scope.get("client")
-        return ANONYMOUS if client and is_loopback(client[0]) else None
+        if not client or not is_loopback(client[0]):
+            return None
+        stored = None if secret is None or self._stored is None else await self._stored.find(secret)
+        return stored or ANONYMOUS
 
-    def _compared(self, address: str, secret: bytes) -> Token | None:
+    async def _needs_token(self) -> bool:
+        return bool(self._tokens) or (self._stored is not None and await self._stored.are_required())
+
+    async def _compared(self, address: str, secret: bytes) -> Token | None:
         """Return the token of the secret, None if it is unknown; raises ApiError (429) after too many unknown ones."""
         now_ns, digest = self._clock.monotonic_ns(), digest_of(secret)
         wait_s = self._throttle.wait_s(address, digest, now_ns)
@@ -448,6 +476,8 @@ class AuthGuard:
             message = "too many unknown tokens came from this address; retry later"
             raise ApiError(429, message, code="too_many_tokens", retry_after_s=wait_s)
         token = token_of(self._tokens, digest)
+        if token is None and self._stored is not None:
+            token = await self._stored.find(secret)
         if token is None:
             self._throttle.fail(address, now_ns)
         else:
@@ -482,10 +512,20 @@ def _invalid_token(code: str, message: str) -> ApiError:
 
 
 class _TokenLifetime:
-    """A request with an expiring token: a response still being sent at expiry sees a disconnect of its client."""
+    """A request whose token may end: a response still being sent by then sees a disconnect of its client."""
 
-    def __init__(self, until_ns: int, clock: Clock, check_interval_s: float, receive: Receive, send: Send) -> None:
-        self._until_ns = until_ns
+    def __init__(
+        self,
+        token: Token,
+        clock: Clock,
+        check_interval_s: float,
+        receive: Receive,
+        send: Send,
+        stored: StoredTokens | None = None,
+    ) -> None:
+        self._token = token
+        self._until_ns = token.until_ns
+        self._stored = stored if token.record is not None else None
         self._clock = clock
         self._check_interval_s = check_interval_s
         self._receive = receive
@@ -494,9 +534,9 @@ class _TokenLifetime:
         self._has_expired = False
 
     async def receive(self) -> Message:
-        """Receive the client's next message; a disconnect once the token has expired."""
+        """Receive the client's next message; a disconnect once the token has expired or is revoked."""
         interval_s = self._check_interval_s
-        while (left_s := self._left_s()) > 0 or not self._is_responding:
+        while (left_s := await self._left_s()) > 0 or not self._is_responding:
             # Timers are monotonic, but tokens expire by the wall clock, which may be set: check it at intervals.
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left_s, interval_s) if left_s > 0 else interval_s):
@@ -504,7 +544,11 @@ class _TokenLifetime:
         self._has_expired = True
         return {"type": "http.disconnect"}
 
-    def _left_s(self) -> float:
+    async def _left_s(self) -> float:
+        if self._stored is not None and await self._stored.is_revoked(self._token):
+            return 0.0
+        if self._until_ns is None:
+            return math.inf
         return (self._until_ns + 1 - self._clock.time_ns()) / 1_000_000_000
 
     async def send(self, message: Message) -> None:

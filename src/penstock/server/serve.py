@@ -28,7 +28,7 @@ from penstock.runtime.billing.prices import PriceBook, default_prices
 from penstock.server.app import create_app, state_of
 from penstock.server.connection import ConnectionLimit, bounded
 from penstock.server.errors import ApiError, send_error
-from penstock.server.settings import ServerSettings
+from penstock.server.settings import ServerSettings, is_loopback
 from penstock.server.ui_files import load_ui
 from penstock.storage import open_stores
 from penstock.tracing.redaction import redact
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from penstock.kernel.executor import ExecutorRegistry
+    from penstock.storage import Stores
 
 CLOSING_S = 5
 """Grace period for open responses after all runs have ended or are parked."""
@@ -70,6 +71,7 @@ async def serve(
     listener = listen(settings)
     try:
         async with await open_stores(url) as stores:
+            stored = await count_tokens(settings, stores)
             host_settings = host_settings or HostSettings()
             host = RunHost(stores, executors=executors, services=services, settings=host_settings, prices=prices)
             ui = await asyncio.to_thread(load_ui)
@@ -83,12 +85,26 @@ async def serve(
                     if prepare is not None:
                         await prepare(host)
                     port = listener.getsockname()[1]
-                    announce(greeting(settings, port, stores.url, len(unfinished), host_settings.lease_s))
+                    announce(greeting(settings, port, stores.url, len(unfinished), host_settings.lease_s, stored))
                     await server.serve([listener])
                 finally:
                     await host.close(0)  # after an orderly stop, no runs are left to park
     finally:
         listener.close()
+
+
+async def count_tokens(settings: ServerSettings, stores: Stores) -> int | None:
+    """Return how many tokens of the database are valid; None if it needs none, because it never had an admin's.
+
+    Raises InvalidValue if the server would listen beyond this machine without any token.
+    """
+    if not await stores.tokens.has_admin():
+        if not settings.tokens and not is_loopback(settings.host):
+            expected = "a loopback address such as 127.0.0.1, because neither tokens nor the database have an admin"
+            raise InvalidValue("host", settings.host, expected)
+        return None
+    now_ms = SYSTEM_CLOCK.time_ns() // 1_000_000
+    return sum(token.is_active(now_ms) for token in await stores.tokens.list(limit=MAX_COUNTED))
 
 
 class CannotListen(InvalidValue):
@@ -119,14 +135,22 @@ def listen(settings: ServerSettings) -> socket.socket:
     return listener
 
 
-def greeting(settings: ServerSettings, port: int, url: str, unfinished: int = 0, lease_s: float = 0) -> str:
-    """Render the startup message; `unfinished` is the number of runs left by earlier servers."""
+def greeting(
+    settings: ServerSettings, port: int, url: str, unfinished: int = 0, lease_s: float = 0, stored: int | None = None
+) -> str:
+    """Render the startup message.
+
+    `unfinished` is the number of runs left by earlier servers, `stored` that of valid tokens in the database; None if
+    it has none.
+    """
     name = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{name}:{port}"
     is_persistent = url != IN_MEMORY
     storage = redact(url) if is_persistent else "in memory: everything is lost when the server stops"
     valid = sum(not token.has_expired(SYSTEM_CLOCK.time_ns()) for token in settings.tokens)
-    access = _number(valid, "token") if settings.tokens else "clients on this machine only, without a token"
+    in_database = "" if stored is None else f"{_number(stored, 'token')} in the database"
+    in_settings = _number(valid, "token") if settings.tokens else ""
+    access = ", ".join(filter(None, (in_settings, in_database))) or "clients on this machine only, without a token"
     runs = (
         _number(unfinished, "unfinished run") if unfinished < MAX_COUNTED else f"{MAX_COUNTED} or more unfinished runs"
     )

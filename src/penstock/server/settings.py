@@ -33,6 +33,8 @@ class ServerSettings:
     """0 for any free port."""
     tokens: tuple[Token, ...] = ()
     """Accepted tokens. Without any, every client on this machine is the admin `local`, and no others are accepted."""
+    tokens_in_database: bool = False
+    """Accept a `host` other than loopback without `tokens`, because the database is known to have an admin's token."""
     allowed_hosts: tuple[str, ...] = ()
     """Values of the Host header to accept besides loopback and `host`: other names of this server."""
     allowed_origins: tuple[str, ...] = ()
@@ -94,7 +96,7 @@ class ServerSettings:
             except ValueError:
                 expected = "addresses or networks such as 10.0.0.5 or 10.0.0.0/8"
                 raise InvalidValue("trusted_proxies", network, expected) from None
-        if not is_loopback(self.host) and not self.tokens:
+        if not is_loopback(self.host) and not self.tokens and not self.tokens_in_database:
             expected = "a loopback address such as 127.0.0.1, because no tokens are configured"
             raise InvalidValue("host", self.host, expected)
 

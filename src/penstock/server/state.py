@@ -20,6 +20,7 @@ from penstock.server.readiness import Readiness
 from penstock.server.schemas import AN_ID
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import Streams
+from penstock.server.tokens import StoredTokens
 from penstock.server.trees import TreeCache
 from penstock.server.ui_files import UiFiles
 
@@ -46,6 +47,7 @@ class ServerState:
     readiness: Readiness
     clock: Clock
     ui: UiFiles
+    tokens: StoredTokens
     trees: TreeCache = field(default_factory=TreeCache)
 
     async def must_run(
@@ -59,6 +61,10 @@ class ServerState:
     def executors(self) -> ExecutorRegistry:
         """Return the executors of the node types on this server."""
         return self.host.executors
+
+    async def needs_tokens(self) -> bool:
+        """Whether clients need a token: of the environment, or of the database."""
+        return bool(self.settings.tokens) or await self.tokens.are_required()
 
     def now_ms(self) -> int:
         """Return the current time in milliseconds since 1970."""

@@ -259,6 +259,28 @@ RUN_FACTS = (
             AND seq = (SELECT max(seq) FROM events AS newest WHERE newest.run_id = runs.id))""",
 )
 
+TOKENS = (
+    """CREATE TABLE tokens (
+        id TEXT NOT NULL PRIMARY KEY,
+        name TEXT NOT NULL,
+        role TEXT NOT NULL,
+        salt TEXT NOT NULL,
+        digest TEXT NOT NULL,
+        created_ms BIGINT NOT NULL,
+        created_by TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        expires_ms BIGINT,
+        revoked_ms BIGINT,
+        revoked_by TEXT,
+        last_used_ms BIGINT,
+        note TEXT NOT NULL,
+        limits TEXT NOT NULL,
+        models TEXT NOT NULL
+    )""",
+    "CREATE INDEX tokens_by_age ON tokens (created_ms, id)",
+    "CREATE INDEX tokens_by_name ON tokens (name)",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (*RUNS, *EVENTS, *JOURNAL, *GRAPHS, *APPROVALS, *CHATS),
     MEMORIES,
@@ -267,6 +289,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     EXPECTED_ANSWERS,
     (*GRANTS, *INTERRUPTED_ANSWERS),
     RUN_FACTS,
+    TOKENS,
 )
 """The statements of version 1, 2, …"""
 

@@ -16,6 +16,7 @@ from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import Attachment
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import ENDED, PARKED, TRANSITIONS, USAGE, Conflict, RunIdConflict, RunRecord, RunStatus
+from penstock.hosting.tokens import TOKEN_KINDS, TOKEN_ROLES, TokenRecord
 from penstock.nodes import memory
 from penstock.storage import codec
 
@@ -107,6 +108,19 @@ def check_expected_version(graph_id: str, newest: int, expected: int | None) -> 
     if expected is not None and expected != newest:
         found = f"the newest version is {newest}" if newest else "there is none"
         raise Conflict(f"graph {graph_id!r} was expected at version {expected}, and {found}; look at it and save again")
+
+
+# Tokens.
+
+
+def check_token(token: TokenRecord) -> None:
+    """Raise InvalidValue for a token of an unknown role or kind, or whose limits and models cannot be such."""
+    checks.choice("role", token.role, TOKEN_ROLES)
+    checks.choice("kind", token.kind, TOKEN_KINDS)
+    if token.limits is not None and not isinstance(token.limits, Mapping):
+        raise InvalidValue("limits", token.limits, "an object, or None")
+    if token.models is not None and (isinstance(token.models, str) or not isinstance(token.models, Sequence)):
+        raise InvalidValue("models", token.models, "a list of models, or None")
 
 
 # Chats.

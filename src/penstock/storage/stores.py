@@ -34,6 +34,7 @@ from penstock.hosting.ports import (
     StoreCorrupt,
     StoreUnavailable,
 )
+from penstock.hosting.tokens import TokenStore
 from penstock.nodes.memory import MemoryStore
 from penstock.runtime.durable.ports import JournalStore
 from penstock.storage import versions
@@ -47,6 +48,7 @@ from penstock.storage.sql.graphs import SqlGraphStore
 from penstock.storage.sql.memories import SqlMemoryStore
 from penstock.storage.sql.runs import SqlCancelStore, SqlRunStore
 from penstock.storage.sql.scan import unreadable_rows
+from penstock.storage.sql.tokens import SqlTokenStore
 from penstock.storage.sqlite import file
 from penstock.storage.sqlite.ledger import SCHEMA as LEDGER_SCHEMA
 from penstock.storage.sqlite.ledger import SqliteLedgerStore
@@ -81,6 +83,7 @@ class Stores:
     journal: JournalStore
     chats: ChatStore
     memories: MemoryStore
+    tokens: TokenStore
     ledger: LedgerStore
     faults: RowFaults
     """Rows that could not be decoded, as far as they were noticed."""
@@ -92,8 +95,8 @@ class Stores:
         """Run the unit in one transaction over the stores it receives, and return its result after the commit.
 
         If the unit raises, the transaction is rolled back. It may run more than once, so it must only use those stores:
-        runs, events, graphs, approvals, cancels, journal and chats. With `inline` it may run on the event loop; see
-        `Database.write`.
+        runs, events, graphs, approvals, cancels, journal, chats and tokens. With `inline` it may run on the event loop;
+        see `Database.write`.
         """
         return await self._transact(unit, inline=inline)
 
@@ -225,6 +228,7 @@ def _open_memory(clock: Clock) -> Stores:
         memory.journal,
         memory.chats,
         memory.memories,
+        memory.tokens,
         memory.ledger,
         memory.faults,
         memory.transaction,
@@ -303,6 +307,7 @@ def _sql_stores(database: Database, url: str, ledger: LedgerStore, closing: Asyn
         SqlJournalStore(database),
         SqlChatStore(database),
         SqlMemoryStore(database),
+        SqlTokenStore(database),
         ledger,
         database.faults,
         partial(_transact, database),
@@ -342,7 +347,7 @@ NO_WAITING = "a transaction cannot wait for something to happen"
 class _TransactionStores:
     """The stores of a database inside one transaction."""
 
-    __slots__ = ("approvals", "cancels", "chats", "events", "graphs", "journal", "runs")
+    __slots__ = ("approvals", "cancels", "chats", "events", "graphs", "journal", "runs", "tokens")
 
     def __init__(self, transaction: Transaction, faults: RowFaults) -> None:
         database: Database = _JoinedDatabase(transaction, faults)
@@ -353,6 +358,7 @@ class _TransactionStores:
         self.cancels = SqlCancelStore(database)
         self.journal = SqlJournalStore(database)
         self.chats = SqlChatStore(database)
+        self.tokens = SqlTokenStore(database)
 
 
 async def _transact(database: Database, unit: Unit[T], *, inline: bool = False) -> T:

@@ -131,7 +131,18 @@ class FaultyStores:
     def __init__(self, stores: Any, fault: FaultKind | Fault, *, at: int | None = 1) -> None:
         self._stores = stores
         self.fault = fault if isinstance(fault, Fault) else Fault(fault, at)
-        for name in ("runs", "events", "graphs", "approvals", "cancels", "journal", "chats", "memories", "ledger"):
+        for name in (
+            "runs",
+            "events",
+            "graphs",
+            "approvals",
+            "cancels",
+            "journal",
+            "chats",
+            "memories",
+            "tokens",
+            "ledger",
+        ):
             if hasattr(stores, name):
                 setattr(self, name, FaultyStore(getattr(stores, name), self.fault))
 

@@ -46,8 +46,8 @@ def status(db: Database = None) -> int:
       0 the versions are the same   2 they differ, or the database or its ledger cannot be used
       64 wrong command line
     """
-    url = _named(db)
-    state, is_usable = _run(_inspect(url))
+    url = named_database(db)
+    state, is_usable = run_on_database(_inspect(url))
     print_text(f"{without_password(url)}: {state}")
     return Exit.OK if is_usable else Exit.FAILED
 
@@ -69,12 +69,12 @@ def upgrade(db: Database = None) -> int:
     """
     from penstock.storage.stores import check_ledger, migrate, schema_version
 
-    url = _named(db)
-    before = _run(schema_version(url))
-    after = _run(migrate(url))
+    url = named_database(db)
+    before = run_on_database(schema_version(url))
+    after = run_on_database(migrate(url))
     how = "unchanged" if before == after else "created" if before == 0 else f"upgraded from version {before}"
     print_text(f"{without_password(url)}: version {after}; {how}")
-    _run(check_ledger(url))
+    run_on_database(check_ledger(url))
     return Exit.OK
 
 
@@ -111,13 +111,15 @@ def without_password(url: str) -> str:
     return f"{scheme}://{who.partition(':')[0]}{at}{where}"
 
 
-def _named(url: str | None) -> str:
+def named_database(url: str | None) -> str:
+    """Return the URL of the database that the command line names; Refused if it names none."""
     if url is None:
         raise Refused("name the database with --db or PENSTOCK_DB, such as --db sqlite:///penstock.db")
     return url
 
 
-def _run(work: Coroutine[Any, Any, Any]) -> Any:
+def run_on_database(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run the work to its end, with errors as the command line reports them."""
     from penstock.errors import InvalidValue, PenstockError
 
     try:

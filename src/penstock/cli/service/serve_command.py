@@ -227,7 +227,11 @@ def _settings(arguments: ServeArguments) -> ServerSettings:
         environ["PENSTOCK_TRUSTED_PROXIES"] = ",".join(proxies)
     if arguments.root_path is not None:
         environ["PENSTOCK_ROOT_PATH"] = arguments.root_path
-    options = {"host": arguments.host, "port": arguments.port}
+    options = {
+        "host": arguments.host,
+        "port": arguments.port,
+        "tokens_in_database": True,
+    }  # `serve` checks the database
     return ServerSettings.from_env(environ, **{name: value for name, value in options.items() if value is not None})
 
 

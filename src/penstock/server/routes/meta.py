@@ -124,7 +124,7 @@ async def first_page(request: Request, service: Service) -> Response:
     names = [(graph.id, graph.name) for graph in graphs]
     root_path = service.settings.root_path
     address = f"{request.url.scheme}://{request.headers['host']}{root_path}"
-    return HTMLResponse(page(address, names, needs_token=bool(service.settings.tokens), root_path=root_path))
+    return HTMLResponse(page(address, names, needs_token=await service.needs_tokens(), root_path=root_path))
 
 
 @router.get("/assets/{name}", response_class=Response, include_in_schema=False)

@@ -19,6 +19,7 @@ from penstock.storage.memory.events import MemoryEventStore, MemoryJournalStore
 from penstock.storage.memory.graphs import MemoryGraphStore
 from penstock.storage.memory.memories import InProcessMemory
 from penstock.storage.memory.runs import MemoryCancelStore, MemoryRunStore
+from penstock.storage.memory.tokens import MemoryTokenStore
 from penstock.storage.memory.undo import UndoLog
 from penstock.storage.port import T, Unit, drive
 
@@ -32,6 +33,7 @@ __all__ = [
     "MemoryJournalStore",
     "MemoryRunStore",
     "MemoryStores",
+    "MemoryTokenStore",
 ]
 
 
@@ -50,6 +52,7 @@ class MemoryStores:
         self.journal = MemoryJournalStore(self.runs)
         self.chats = MemoryChatStore(self.runs)
         self.memories = InProcessMemory(self.runs, self.chats)
+        self.tokens = MemoryTokenStore(self._undo)
         self.ledger = MemoryLedgerStore(clock=clock)
         self.faults = RowFaults()
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from penstock.hosting.ports import StoreCorrupt
 from penstock.storage.faults import MAX_FAULTS
 from penstock.storage.port import Database, Row, TableCheck, Transaction, Value
-from penstock.storage.sql import approvals, chats, events, graphs, memories, runs
+from penstock.storage.sql import approvals, chats, events, graphs, memories, runs, tokens
 
 CHECKS: Sequence[TableCheck] = (
     *runs.CHECKS,
@@ -21,6 +21,7 @@ CHECKS: Sequence[TableCheck] = (
     *approvals.CHECKS,
     *chats.CHECKS,
     *memories.CHECKS,
+    *tokens.CHECKS,
 )
 PLAIN = frozenset({"chat_marks", "attachment_uses", "memory_words"})
 """Tables without anything to decode: names and numbers, whose types the database checks."""

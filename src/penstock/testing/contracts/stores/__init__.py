@@ -11,7 +11,7 @@ of the inheriting class. Stores that several processes can share return a second
 `open_another`, and the concurrent tests use both. One port alone is `RunStoreContract` and so on, with the same method.
 
 - RunStoreContract, EventStoreContract, JournalStoreContract, GraphStoreContract, ApprovalStoreContract,
-  CancelStoreContract, ChatStoreContract, MemoryStoreContract: one port each
+  CancelStoreContract, ChatStoreContract, MemoryStoreContract, TokenStoreContract: one port each
 - FaultsContract: after any call fails, repeating it leaves the same state as one successful call
 - TransactionContract: a transaction over several stores happens as a whole or not at all
 - StoresContract: all of them
@@ -30,6 +30,7 @@ from penstock.testing.contracts.stores.graphs import GraphStoreContract
 from penstock.testing.contracts.stores.memories import MemoryStoreContract
 from penstock.testing.contracts.stores.runs import RunStoreContract
 from penstock.testing.contracts.stores.suite import StoreBundle, StoreContract
+from penstock.testing.contracts.stores.tokens import TokenStoreContract
 from penstock.testing.contracts.stores.transactions import TransactionContract
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "StoreBundle",
     "StoreContract",
     "StoresContract",
+    "TokenStoreContract",
     "TransactionContract",
     "agree",
 ]
@@ -59,6 +61,7 @@ class StoresContract(
     CancelStoreContract,
     ChatStoreContract,
     MemoryStoreContract,
+    TokenStoreContract,
     FaultsContract,
     TransactionContract,
 ):

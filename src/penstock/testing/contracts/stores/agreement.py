@@ -18,6 +18,7 @@ from penstock.testing.contracts.stores.suite import (
     a_chat,
     a_message,
     a_run,
+    a_token,
     an_approval,
     an_attachment,
     an_entry,
@@ -74,6 +75,7 @@ def _random_operation(rng: random.Random, now_ms: int) -> tuple[str, Operation]:
             _chat_operations,
             _chat_operations,
             _memory_operations,
+            _token_operations,
         )
     )
     operations = drawn(rng, now_ms)
@@ -229,6 +231,23 @@ def _memory_operations(rng: random.Random, now_ms: int) -> Mapping[str, Operatio
     }
 
 
+def _token_operations(rng: random.Random, now_ms: int) -> Mapping[str, Operation]:
+    id, before = rng.choice(IDS), rng.choice((None, *IDS))
+    ends_ms = rng.choice((None, now_ms - 1, now_ms, now_ms + 50))
+    role, kind = rng.choice(("admin", "user", "owner")), rng.choice(("user", "user", "gateway"))
+    models = rng.choice((None, ["m"], "m"))
+    token = a_token(id, role=role, kind=kind, expires_ms=ends_ms, created_ms=now_ms, models=models)
+    keep_admin, is_only = rng.random() < 0.5, rng.random() < 0.5
+    return {
+        "tokens.add": lambda stores: stores.tokens.add(token, is_only=is_only),
+        "tokens.get": lambda stores: stores.tokens.get(id),
+        "tokens.list": lambda stores: stores.tokens.list(kinds=[kind], before=before, limit=2),
+        "tokens.revoke": lambda stores: stores.tokens.revoke(id, by="ann", now_ms=now_ms, keep_admin=keep_admin),
+        "tokens.use": lambda stores: stores.tokens.use(id, now_ms=now_ms * 10_000),
+        "tokens.has_admin": lambda stores: stores.tokens.has_admin(),
+    }
+
+
 def _some_message(rng: random.Random) -> Any:
     number = rng.randint(0, 6)
     parent = rng.choice((None, f"m{rng.randint(0, 6)}", f"m{max(0, number - 1)}"))
@@ -254,6 +273,7 @@ _CONTENTS: Mapping[str, Operation] = {
     "approvals": lambda stores: stores.approvals.list(),
     "chats": lambda stores: stores.chats.list(),
     "messages": _view,
+    "tokens": lambda stores: stores.tokens.list(),
     "memories": lambda stores: stores.memories.search("s", "", 100),
     "found memories": lambda stores: stores.memories.search("s", TEXTS[0], 100),
 }

@@ -18,6 +18,7 @@ from penstock.testing.contracts.stores.suite import (
     a_chat,
     a_message,
     a_run,
+    a_token,
     an_approval,
     an_attachment,
     an_entry,
@@ -51,6 +52,9 @@ class FaultsContract(StoreContract):
 
     async def test_a_chat_is_the_same_whichever_call_fails(self) -> None:
         assert await self.same_whatever_fails(a_conversation) >= 7
+
+    async def test_tokens_are_the_same_whichever_call_fails(self) -> None:
+        assert await self.same_whatever_fails(some_tokens) >= 10
 
     async def test_memories_are_the_same_whichever_call_fails(self) -> None:
         assert await self.same_whatever_fails(some_memories) >= 8
@@ -175,6 +179,17 @@ async def some_memories(faulty: StoreBundle, stores: StoreBundle) -> None:
     assert [memory.key for memory in await ask_again(lambda: faulty.memories.search("s", "The river"))] == ["b", "a"]
 
 
+async def some_tokens(faulty: StoreBundle, stores: StoreBundle) -> None:
+    for id, role in (("a", "admin"), ("b", "admin"), ("c", "user")):
+        token = a_token(id, role=role, name=id)
+        await ask_again(lambda t=token: faulty.tokens.add(t, is_only=True))  # type: ignore[misc]
+    await ask_again(lambda: faulty.tokens.use("c", now_ms=5_000_000))
+    await ask_again(lambda: faulty.tokens.revoke("a", by="b", now_ms=2_000, keep_admin=True))
+    assert await ask_again(faulty.tokens.has_admin)
+    assert [token.id for token in await ask_again(lambda: faulty.tokens.list(limit=2))] == ["c", "b"]
+    assert (await ask_again(lambda: faulty.tokens.get("a"))) is not None
+
+
 async def contents(stores: StoreBundle) -> dict[str, Any]:
     """Return everything the stores hold of what the scenarios put there."""
     runs = await stores.runs.list(limit=1_000)
@@ -192,5 +207,6 @@ async def contents(stores: StoreBundle) -> dict[str, Any]:
         "in view": set(in_view),
         "attachments": [await stores.chats.attachment(id) for id in "fg"],
         "marked": await stores.chats.marked(["k"]),
+        "tokens": list(await stores.tokens.list()),
         "memories": [list(await stores.memories.search(space, text)) for space in "st" for text in ("", "dam", "lake")],
     }

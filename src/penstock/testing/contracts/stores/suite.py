@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord, ChatStore
 from penstock.hosting.ports import ENDED, ApprovalRecord, CancelRequest, HostedEvent, HostStores, RunRecord, RunStatus
+from penstock.hosting.tokens import TokenRecord, TokenStore, digest_of
 from penstock.nodes.memory import MemoryStore
 from penstock.runtime.durable.ports import JournalEntry
 
@@ -52,6 +53,9 @@ class StoreBundle(HostStores, Protocol):
 
     @property
     def memories(self) -> MemoryStore: ...
+
+    @property
+    def tokens(self) -> TokenStore: ...
 
     async def close(self) -> None: ...
 
@@ -163,6 +167,12 @@ def an_attachment(id: str = "f", size: int = 3, **fields: Any) -> Attachment:
         "created_ms": 1_000,
     }
     return Attachment(**{**defaults, **fields})
+
+
+def a_token(id: str = "0123456789ab", **fields: Any) -> TokenRecord:
+    digest = digest_of("00", f"pen_{id}_secret".encode())
+    defaults = {"id": id, "name": "ann", "role": "user", "salt": "00", "digest": digest, "created_ms": 1_000}
+    return TokenRecord(**{**defaults, "created_by": "root", **fields})
 
 
 async def claimed(stores: StoreBundle, id: str = "r", worker: str = "w", **fields: Any) -> RunRecord:

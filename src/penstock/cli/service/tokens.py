@@ -1,0 +1,193 @@
+"""`penstock tokens …`: create, list and revoke the access tokens in a server's database, while it runs or not."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import sys
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.exits import Exit, Refused
+from penstock.cli.options import Database
+from penstock.cli.render.screen import print_text, printable, write
+from penstock.cli.service.db import named_database, run_on_database
+
+if TYPE_CHECKING:
+    from penstock.hosting.tokens import TokenRecord
+    from penstock.storage import Stores
+
+app = typer.Typer(rich_markup_mode=None)
+
+COLUMNS = ("id", "name", "role", "kind", "state", "created", "expires", "last used", "note")
+PAGE = 500
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback(invoke_without_command=True)
+def tokens(context: typer.Context) -> int:
+    """Manage the access tokens in a server's database. Changes are in force within a second, without a restart.
+
+    Once the database has an admin's token, clients of the server need a token, also on its own machine.
+
+    \b
+    Examples:
+      penstock tokens create ann --role admin --db sqlite:///penstock.db
+      penstock tokens list --db sqlite:///penstock.db
+      penstock tokens revoke 0123456789ab --db sqlite:///penstock.db
+
+    \b
+    Exit codes:
+      0 ok   2 refused, or the database cannot be used   64 wrong command line
+    """
+    if context.invoked_subcommand is None:
+        print_text(context.get_help())
+    return Exit.OK
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the user; owner of what the token starts.")],
+    role: Annotated[str, typer.Option(metavar="ROLE", help="viewer, user or admin.")] = "user",
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Last day (2027-12-31) or time (2027-12-31T18:00:00Z); in UTC.")
+    ] = None,
+    note: Annotated[str, typer.Option(metavar="TEXT", help="What the token is for.")] = "",
+    another: Annotated[bool, typer.Option("--another", help="Allow a further active token of the same name.")] = False,
+    db: Database = None,
+) -> int:
+    """Create a token, and print its secret: it is not stored, and cannot be shown again.
+
+    The secret is the only line on standard output.
+
+    \b
+    Examples:
+      penstock tokens create ann --role admin --db sqlite:///penstock.db
+      penstock tokens create ci --expires 2027-12-31 --note "nightly build" --db sqlite:///penstock.db
+
+    \b
+    Exit codes:
+      0 created   2 ann has a token already, or the database cannot be used   64 wrong command line
+    """
+    from penstock.errors import InvalidValue
+    from penstock.server.tokens import create_token
+
+    try:
+        record, secret = create_token(name, role, by=_person(), now_ms=_now_ms(), expires=expires, note=note)
+    except InvalidValue as invalid:
+        raise Refused(str(invalid)) from None
+
+    async def add(stores: Stores) -> TokenRecord:
+        return await stores.tokens.add(record, is_only=not another)
+
+    added = _on(db, add)
+    print_text(secret)
+    write(f"created token {added.id} of {printable(name)}, {role}; its secret is not shown again", sys.stderr)
+    return Exit.OK
+
+
+@app.command("list")
+def list_tokens(as_json: AsJson = False, db: Database = None) -> int:
+    """List the tokens in the database, newest first; those of a server's environment are not in it.
+
+    \b
+    Examples:
+      penstock tokens list --db sqlite:///penstock.db
+      penstock tokens list --json --db postgresql://localhost/penstock
+
+    \b
+    Exit codes:
+      0 listed   2 the database cannot be used   64 wrong command line
+    """
+    found = _on(db, _all_tokens)
+    rows = [_row(token, _now_ms()) for token in found]
+    if as_json:
+        print_text(json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows], indent=2))
+    elif not rows:
+        print_text("no tokens in this database; create one with: penstock tokens create NAME --role admin")
+    else:
+        print_text("\n".join(_table([COLUMNS, *rows])))
+    return Exit.OK
+
+
+@app.command()
+def revoke(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the token, as `penstock tokens list` shows it.")],
+    last: Annotated[bool, typer.Option("--last", help="Revoke it even if no admin's token is left.")] = False,
+    db: Database = None,
+) -> int:
+    """Revoke a token: servers refuse it within a second.
+
+    \b
+    Examples:
+      penstock tokens revoke 0123456789ab --db sqlite:///penstock.db
+
+    \b
+    Exit codes:
+      0 revoked   2 no such token, the last admin's, or the database cannot be used   64 wrong command line
+    """
+
+    async def act(stores: Stores) -> tuple[bool, TokenRecord]:
+        before = await stores.tokens.get(token_id)
+        revoked = await stores.tokens.revoke(token_id, by=_person(), now_ms=_now_ms(), keep_admin=not last)
+        return before is not None and before.revoked_ms is not None, revoked
+
+    was_revoked, token = _on(db, act)
+    print_text(f"{token.id} of {printable(token.name)}: {'was revoked before' if was_revoked else 'revoked'}")
+    return Exit.OK
+
+
+async def _all_tokens(stores: Stores) -> list[TokenRecord]:
+    found: list[TokenRecord] = []
+    while page := await stores.tokens.list(before=found[-1].id if found else None, limit=PAGE):
+        found += page
+    return found
+
+
+def _row(token: TokenRecord, now_ms: int) -> tuple[str, ...]:
+    state = "active" if token.is_active(now_ms) else "expired" if token.revoked_ms is None else "revoked"
+    times = (_moment(ms) for ms in (token.created_ms, token.expires_ms, token.last_used_ms))
+    created, expires, used = times
+    return token.id, token.name, token.role, token.kind, state, created, expires, used, printable(token.note)
+
+
+def _moment(at_ms: int | None) -> str:
+    from penstock.server.auth import format_time
+
+    return "-" if at_ms is None else format_time(at_ms * 1_000_000)
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _on(db: str | None, act: Callable[[Stores], Coroutine[Any, Any, Any]]) -> Any:
+    from penstock.storage import open_stores
+
+    url = named_database(db)
+    if url.startswith("memory:"):
+        raise Refused("tokens in memory: are lost with the process; name the server's database with --db")
+
+    async def opened() -> Any:
+        async with await open_stores(url) as stores:
+            return await act(stores)
+
+    return run_on_database(opened())
+
+
+def _person() -> str:
+    """Return who runs the command, as the audit of tokens names them."""
+    try:
+        return f"{getpass.getuser()} (command line)"
+    except (OSError, KeyError):  # a container without an entry for its user
+        return "command line"
+
+
+def _now_ms() -> int:
+    from penstock.clock import SYSTEM_CLOCK
+
+    return SYSTEM_CLOCK.time_ns() // 1_000_000
