@@ -14,6 +14,9 @@ import re
 APPLICATION_ID = int.from_bytes(b"PnSt")
 """Identifies a SQLite file with these tables, in its header. A ledger file has a different id."""
 
+POSTGRES_LOCK = int.from_bytes(b"PnstSchm")
+"""Advisory lock for creating or changing the tables, so that other processes wait and then find it done."""
+
 RUNS = (
     """CREATE TABLE runs (
         id TEXT NOT NULL PRIMARY KEY,

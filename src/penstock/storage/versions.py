@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from penstock.hosting.ports import StoreUnavailable
 from penstock.storage import migrations
-from penstock.storage.migrations import APPLICATION_ID, for_postgres, for_sqlite
+from penstock.storage.migrations import APPLICATION_ID, POSTGRES_LOCK, for_postgres, for_sqlite
 from penstock.storage.port import Transaction, placeholders
 from penstock.storage.sqlite.database import SqliteDatabase, unavailable
 from penstock.storage.sqlite.file import Schema, SqliteFile, has_tables, hindrance, schema_mismatch
@@ -155,8 +155,6 @@ def _migrate_sqlite(path: Path) -> int:
 
 OUR_TABLES = ("runs", "events", "journal", "graphs", "approvals", "chats")
 """Tables that belong to another application if the database has no `penstock_schema`."""
-LOCK = int.from_bytes(b"PnstSchm")
-"""Advisory lock for creating or changing the tables, so that other processes wait and then find it done."""
 HAS_TABLE = "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema() AND table_name IN"
 
 
@@ -177,7 +175,7 @@ async def migrate_postgres(database: PostgresDatabase) -> int:
     """Upgrade the database to the newest version in one transaction, and return that version."""
 
     async def body(transaction: Transaction) -> int:
-        await transaction.row("SELECT pg_advisory_xact_lock(?)", LOCK)
+        await transaction.row("SELECT pg_advisory_xact_lock(?)", POSTGRES_LOCK)
         found = await _postgres_version(transaction, database.where)
         if found > newest():
             raise _newer(database.where, found)

@@ -1,10 +1,11 @@
-"""`penstock db …`: status and upgrade of a server's database."""
+"""`penstock db …`: status, upgrade, backup and restore of a server's database."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -14,15 +15,19 @@ from penstock.cli.render.screen import print_text
 
 app = typer.Typer(rich_markup_mode=None)
 
+NewBackup = Annotated[Path, typer.Argument(metavar="FILE", help="The backup to write; it must not exist.")]
+OldBackup = Annotated[Path, typer.Argument(metavar="FILE", help="A backup that `penstock db backup` has written.")]
+
 
 @app.callback(invoke_without_command=True)
 def db(context: typer.Context) -> int:
-    """Check and upgrade the database of a server.
+    """Check, upgrade, back up and restore the database of a server.
 
     \b
     Examples:
       penstock db status --db sqlite:///penstock.db
       penstock db upgrade --db postgresql://localhost/penstock
+      penstock db backup --db sqlite:///penstock.db monday.backup
 
     \b
     Exit codes:
@@ -75,6 +80,56 @@ def upgrade(db: Database = None) -> int:
     how = "unchanged" if before == after else "created" if before == 0 else f"upgraded from version {before}"
     print_text(f"{without_password(url)}: version {after}; {how}")
     run_on_database(check_ledger(url))
+    return Exit.OK
+
+
+@app.command()
+def backup(file: NewBackup, db: Database = None) -> int:
+    """Write the database and its ledger, as of one instant, to a file. Servers may go on working meanwhile.
+
+    The file contains everything that people have sent, and is readable by its owner alone. Money that is spent after
+    the backup is unknown to it.
+
+    \b
+    Examples:
+      penstock db backup --db sqlite:///penstock.db monday.backup
+      penstock db backup --db postgresql://localhost/penstock monday.backup
+
+    \b
+    Exit codes:
+      0 written   2 the database cannot be read, or the file exists or cannot be written   64 wrong command line
+    """
+    from penstock.storage.backup import back_up
+
+    url = named_database(db)
+    made = run_on_database(asyncio.to_thread(back_up, url, file))
+    print_text(f"{file}: {file.stat().st_size:,} bytes; {without_password(url)} of version {made.version}")
+    return Exit.OK
+
+
+@app.command()
+def restore(file: OldBackup, db: Database = None) -> int:
+    """Restore a backup to a database that does not exist yet, or is empty.
+
+    Runs that were running are resumed by the next server, as after a crash at the time of the backup.
+
+    \b
+    Examples:
+      penstock db restore --db sqlite:///restored.db monday.backup
+      penstock db restore --db postgresql://localhost/empty monday.backup
+
+    \b
+    Exit codes:
+      0 restored   2 the file is damaged or no backup, or the database is not empty   64 wrong command line
+    """
+    from penstock.storage.backup import restore
+    from penstock.storage.stores import newest_version
+
+    url = named_database(db)
+    made = run_on_database(asyncio.to_thread(restore, url, file))
+    print_text(f"{without_password(url)}: restored from the backup of {made.made_at}")
+    if made.version != newest_version():
+        print_text(describe_version(made.version, newest_version(), url))
     return Exit.OK
 
 
