@@ -20,7 +20,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 
 .DEFAULT_GOAL := help
 .PHONY: help env run example check test unit-tests all-tests lint types format requirements bench structure adopt clients \
-	soak lock clean ui built-ui ui-dev ui-types ui-test
+	soak lock clean ui built-ui ui-dev ui-types ui-test pictures
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ ui-dev: env ui/node_modules/.stamp ## serve the UI's sources on port 5173, for a
 
 ui-types: env ## write the UI's types of the API anew, from the API's description
 	$(BIN)/python -m tools.ui_types
+
+pictures: env ui ui/node_modules/.tests ## take the pictures of the documentation anew, in a real browser
+	$(BIN)/python -m tools.pictures
 
 ui-test: ui ui/node_modules/.tests ## check the UI's types and run its unit tests
 	$(NPM) run types

@@ -37,6 +37,7 @@ class Server:
     folder: Path
     tokens: str = ""
     port: int = 0
+    graphs: tuple[str, ...] = ()
     _process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
     @property
@@ -48,7 +49,8 @@ class Server:
         command = [sys.executable, "-m", "penstock.cli", "serve", "--db", f"sqlite:///{self.folder / 'ui.db'}"]
         environment = {**os.environ, "PENSTOCK_TOKENS": self.tokens}
         self._process = subprocess.Popen(
-            [*command, "--port", str(self.port)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [*command, "--port", str(self.port), *self.graphs],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env={name: value for name, value in environment.items() if value},
         )  # fmt: skip
         assert self._process.stdout is not None

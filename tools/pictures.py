@@ -1,0 +1,165 @@
+"""Take the pictures of the documentation: `python -m tools.pictures [NAME …]`, or `make pictures`.
+
+Each picture is a page of a real server in a real browser, in light and in dark: `docs/images/NAME-light.png` and
+`NAME-dark.png`. The server has an example program, example graphs and scripted models: no key, no network. Without
+names, every picture is taken. An error on the console of a page fails the picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from playwright.async_api import Browser, Page, expect
+
+from tests.ui.browser import Server, browsing, tab
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "images"
+SERVED = (f"{ROOT / 'examples' / 'research.py'}:graph", str(ROOT / "src" / "penstock" / "server" / "examples"))
+SECRET = "for-pictures-0123456789"
+SIGNED_OUT = "the server responded with a status of 401"
+THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+
+
+@dataclass(frozen=True)
+class Site:
+    """The server, and the runs that pages show."""
+
+    server: Server
+    halted: str
+    finished: str
+    waiting: str
+
+    def api(self, path: str, body: Any = None) -> Any:
+        return request(self.server, path, body)
+
+
+Scene = Callable[[Page, Site], Awaitable[None]]
+SCENES: dict[str, Scene] = {}
+
+
+def scene(function: Scene) -> Scene:
+    """Register a picture by the function's name, with dashes."""
+    SCENES[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def request(server: Server, path: str, body: Any = None) -> Any:
+    """Request the API as the person of the pictures."""
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {SECRET}"}
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(server.url + path, data, headers)) as response:
+        return json.load(response)
+
+
+def run_of(server: Server, graph: str, text: str, until: str, **limits: float) -> str:
+    """Start a run and wait for its status; returns its id."""
+    body = {"graph_id": graph, "input": text, **({"limits": limits} if limits else {})}
+    run = request(server, "/api/runs", body)
+    while run["status"] in ("queued", "running") and run["status"] != until:
+        run = request(server, f"/api/runs/{run['id']}")
+        time.sleep(0.1)
+    assert run["status"] == until, run
+    return str(run["id"])
+
+
+def prepare(server: Server) -> Site:
+    """Start the runs that the pages show."""
+    finished = run_of(server, "research", "turbines", "completed", max_cost_usd=0.5)
+    run_of(server, "pipeline", "count to 12", "completed")
+    waiting = run_of(server, "publish", "Write two lines about spillways.", "waiting")
+    halted = run_of(server, "research", "dams", "halted", max_cost_usd=0.03)
+    return Site(server, halted, finished, waiting)
+
+
+async def show(page: Page, site: Site, route: str) -> None:
+    """Open a route and wait for its heading."""
+    await page.goto(f"{site.server.url}/#/{route}")
+    await expect(page.get_by_role("heading", level=1)).to_be_visible()
+
+
+@scene
+async def runs(page: Page, site: Site) -> None:
+    await show(page, site, "runs")
+    await expect(page.get_by_role("row")).not_to_have_count(0)
+
+
+@scene
+async def run_halted(page: Page, site: Site) -> None:
+    await show(page, site, f"runs/{site.halted}")
+    await expect(page.get_by_role("region", name="Why it stopped")).to_be_visible()
+
+
+@scene
+async def run_events(page: Page, site: Site) -> None:
+    await show(page, site, f"runs/{site.finished}?tab=events")
+
+
+@scene
+async def start(page: Page, site: Site) -> None:
+    await show(page, site, "start")
+
+
+@scene
+async def approvals(page: Page, site: Site) -> None:
+    await show(page, site, "approvals")
+    await expect(page.get_by_role("button", name="Approve").first).to_be_visible()
+
+
+async def sign_in(page: Page, site: Site) -> None:
+    await page.goto(site.server.url)
+    await page.get_by_label("Token").fill(SECRET)
+    await page.get_by_role("button", name="Sign in").click()
+    await expect(page.get_by_label("Token")).to_be_hidden()
+
+
+async def settle(page: Page) -> None:
+    """Wait until nothing is fetched or moved any more."""
+    await page.evaluate("document.fonts.ready.then(() => 0)")
+    await page.evaluate("Promise.all(document.getAnimations().map(one => one.finished.catch(() => 0))).then(() => 0)")
+
+
+async def take(browser: Browser, site: Site, names: list[str], theme: Literal["light", "dark"]) -> None:
+    async with tab(browser, theme=theme, expected=(SIGNED_OUT,)) as opened:
+        await sign_in(opened.page, site)
+        for name in names:
+            await SCENES[name](opened.page, site)
+            await settle(opened.page)
+            await opened.page.screenshot(path=FOLDER / f"{name}-{theme}.png")
+            print(f"{name}-{theme}.png")
+
+
+async def take_all(names: list[str]) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(Path(folder), f"ann:admin:{SECRET}", graphs=SERVED)
+        server.start()
+        try:
+            site = prepare(server)
+            async with browsing() as browser:
+                for theme in THEMES:
+                    await take(browser, site, names, theme)
+        finally:
+            server.kill()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="tools.pictures", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(SCENES)}; default: every picture")
+    names = parser.parse_args().names
+    if unknown := sorted(set(names) - set(SCENES)):
+        parser.error(f"no picture is called {', '.join(unknown)}; there are {', '.join(SCENES)}")
+    asyncio.run(take_all(names or list(SCENES)))
+
+
+if __name__ == "__main__":
+    main()
