@@ -25,6 +25,7 @@ from penstock.testing import census
 from tests import requirements, unit
 from tests.forked import fork_server
 from tests.storage import postgres
+from tests.watchdog import Watchdog
 
 pytest.register_assert_rewrite("penstock.testing.contracts")
 
@@ -136,6 +137,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[PROOFS] = Proofs()
     config.pluginmanager.register(config.stash[PROOFS])
     config.stash[DESELECTED] = False
+    config.pluginmanager.register(Watchdog())
     postgres.configure(config)
 
 

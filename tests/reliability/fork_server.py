@@ -12,6 +12,8 @@ a lease.
 from __future__ import annotations
 
 import asyncio
+import gc
+import importlib
 import json
 import os
 import select
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +66,7 @@ class ForkServer:
 
 def serve(work: Work) -> None:
     """Fork a child for each line of input, and print how it ended and how long it worked."""
+    _prepare()
     for line in sys.stdin:
         command = json.loads(line)
         reader, writer = os.pipe()
@@ -75,6 +79,14 @@ def serve(work: Work) -> None:
         os.close(reader)
         sys.stdout.write(json.dumps({"status": status, "worked_s": worked_s}) + "\n")
         sys.stdout.flush()
+
+
+def _prepare() -> None:
+    """Import the driver of PostgreSQL, too, and keep the garbage collectors of children away from what was imported."""
+    with suppress(ImportError):
+        importlib.import_module("penstock.storage.postgres.ledger")
+    gc.collect()
+    gc.freeze()
 
 
 def _run_child(work: Work, command: dict[str, Any], writer: int) -> None:

@@ -126,11 +126,11 @@ def _descriptors() -> dict[str, str]:
 
 
 def _children() -> dict[str, str]:
-    found = {}
-    for listing in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # the thread has ended
-            for pid in listing.read_text().split():
-                found[pid] = _process_name(pid)
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        for thread in os.listdir("/proc/self/task"):
+            with suppress(OSError), open(f"/proc/self/task/{thread}/children") as listing:  # the thread may have ended
+                found.update((pid, _process_name(pid)) for pid in listing.read().split())
     return found
 
 
