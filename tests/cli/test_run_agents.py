@@ -104,7 +104,7 @@ def test_tools_are_there_by_name(penstock: Penstock) -> None:
 def test_unknown_model_is_a_failure_that_lists_the_known_ones(penstock: Penstock) -> None:
     ended = penstock("run", write_agent(model="unknown"), "--models", "mine.py:models", "--input", '"hello"')
     assert ended.code == 2
-    assert "there is no model 'unknown': services['models'] has diver, example, mine, quick" in ended.err
+    assert "there is no model 'unknown'; use one of: diver, example, mine, quick, or" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,20 @@ from typing import Annotated, TextIO
 import typer
 
 from penstock.cli.exits import Exit
-from penstock.cli.options import Executors, Target
+from penstock.cli.options import Executors, Models, Target, Tools
 from penstock.cli.render.screen import encodes_unicode, print_error, print_text, printable, write
 from penstock.cli.render.text import counted
+from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphInvalid, GraphSpec, Problem, shown
 
 app = typer.Typer(rich_markup_mode=None)
+
+ADVICE = {
+    "unknown_type": "name the executors of these types with --executors module:name",
+    "unknown_model": "add models with --models module:name",
+    "unknown_tool": "add tools with --tools module:name",
+}
+"""What to do about problems of these codes, on any command line that loads graphs."""
 
 
 class Format(StrEnum):
@@ -50,38 +58,43 @@ def graph(context: typer.Context) -> int:
 
 
 @app.command()
-def validate(target: Target, executors: Executors = None) -> int:
+def validate(target: Target, models: Models = None, tools: Tools = None, executors: Executors = None) -> int:
     """List all problems that keep a graph from running.
 
     Each problem has a code, its path in the JSON, and a description. Types and handles are checked against the
-    installed executors and those named with --executors.
+    installed executors and those named with --executors, models and tools against those named with --models and
+    --tools. A model of a provider, such as openai:gpt-4o, is accepted. run, serve and the server's API list the same.
 
     \b
     Examples:
       penstock graph validate flow.json
+      penstock graph validate flow.json --models my_models.py:models --tools my_tools.py:tools
       penstock graph validate flow.json --executors nodes:registry
 
     \b
     Exit codes:
       0 valid   2 not valid   64 wrong command line
     """
-    from penstock.cli.loading.graphs import as_spec, load_graph, problems_of, refuse_node_options
-    from penstock.cli.loading.services import load_executors
+    from penstock.cli.loading.graphs import GraphSource, load_target, problems_of, refuse_node_options
+    from penstock.cli.loading.services import ServiceOptions, load_executors, load_services
 
+    options = ServiceOptions(models, tools)
+    registry: ExecutorRegistry | None = None
     try:
-        graph = load_graph(target)
-        if isinstance(graph, GraphSpec):
-            registry = load_executors(executors or (), graph)
+        graph = load_target(target)
+        if isinstance(graph, GraphSource):
+            registry = load_executors(executors or (), graph.node_types)
+            problems = graph.problems(registry or None, load_services(options).services)
         else:
-            refuse_node_options(target, ["--executors"] if executors else [])
-            registry = None
+            refuse_node_options(target, [*options.given(), *(["--executors"] if executors else [])])
+            problems = problems_of(graph)
     except GraphInvalid as invalid:
         return print_problems(target, invalid.problems, sys.stdout)
-    if problems := problems_of(graph, registry or None):
+    if problems:
         return print_problems(target, problems, sys.stdout)
     unchecked = registry is not None and not len(registry)
     note = "; types and handles were not checked: name the executors with --executors" if unchecked else ""
-    spec = as_spec(graph)
+    spec = graph.graph() if isinstance(graph, GraphSource) else graph.to_spec()
     print_text(f"{target}: valid, {counted(len(spec.nodes), 'node')}, {counted(len(spec.edges), 'edge')}{note}")
     return Exit.OK
 
@@ -129,11 +142,15 @@ def schema() -> int:
 
 
 def print_problems(target: str, problems: Iterable[Problem], stream: TextIO | None) -> int:
-    """Print every problem: code, path, sentence."""
+    """Print every problem: code, path, sentence; then which options add what is missing."""
     listed = list(problems)
     for problem in listed:
         write(printable(f"{problem.code}  {problem.path}  {problem.detail}"), stream)
     print_error(f"{target} is not a valid graph: {counted(len(listed), 'problem')}")
+    codes = {problem.code for problem in listed}
+    for code, advice in ADVICE.items():
+        if code in codes:
+            print_error(advice)
     return Exit.FAILED
 
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from typing import Any, TextIO
@@ -18,17 +18,25 @@ from typing import Any, TextIO
 from penstock.cli.execution import Outcome, document, execute, final_event, interruptible, result_lines
 from penstock.cli.exits import Refused
 from penstock.cli.graph import print_problems
-from penstock.cli.loading.graphs import Runnable, as_spec, has_agents, load_graph, problems_of, refuse_node_options
+from penstock.cli.loading.graphs import (
+    GraphSource,
+    Runnable,
+    as_spec,
+    has_agents,
+    load_target,
+    problems_of,
+    refuse_node_options,
+)
 from penstock.cli.loading.services import ServiceOptions, load_executors, load_services
 from penstock.cli.options import Approve
 from penstock.cli.render.events import ending
 from penstock.cli.render.local import watched
-from penstock.cli.render.screen import Line, Screen, encodes_unicode, print_error, write
+from penstock.cli.render.screen import Line, Screen, encodes_unicode, write
 from penstock.cli.values import number, read_input, whole_number
 from penstock.containment.limits import Budget, ExecutionConfig
 from penstock.errors import InvalidValue
 from penstock.kernel.executor import ExecutorRegistry
-from penstock.kernel.graph import GraphInvalid, GraphSpec, shown
+from penstock.kernel.graph import GraphInvalid, GraphSpec, Problem, shown
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.context import ExecutionContext
 
@@ -125,8 +133,8 @@ def _read(option: str, text: str | None) -> Any:
 
 
 def _load(arguments: RunArguments, max_parallel: int | None, screen: Screen, out: TextIO | None) -> Loaded:
-    graph = load_graph(arguments.target)
-    if isinstance(graph, GraphSpec):
+    graph = load_target(arguments.target)
+    if isinstance(graph, GraphSource):
         return _load_nodes(graph, arguments, screen, out)
     options, approvals = arguments.node_options(), dict[str, Any]()
     if has_agents(graph):  # their tools may need approval
@@ -134,16 +142,17 @@ def _load(arguments: RunArguments, max_parallel: int | None, screen: Screen, out
         approvals, _ = _approvals(arguments, screen, out)
     refuse_node_options(arguments.target, options)
     graph.max_parallel = max_parallel or graph.max_parallel
-    _check(graph, None)
+    _raise_any(problems_of(graph))
     return Loaded(graph, services=approvals)
 
 
-def _load_nodes(graph: GraphSpec, arguments: RunArguments, screen: Screen, out: TextIO | None) -> Loaded:
+def _load_nodes(source: GraphSource, arguments: RunArguments, screen: Screen, out: TextIO | None) -> Loaded:
     from penstock.storage.memory import InProcessMemory  # imports the stores, which a Graph does not need
 
-    registry = load_executors(arguments.executors, graph)
-    _check(graph, registry)
+    registry = load_executors(arguments.executors, source.node_types)
     loaded = load_services(arguments.services)
+    _raise_any(source.problems(registry, loaded.services))
+    graph = source.graph()
     memory = {"memory": InProcessMemory()}  # lasts only for this run
     services = {**memory, **loaded.services, **_node_approvals(graph, registry, arguments, screen, out)}
     return Loaded(graph, registry, services, loaded.prices)
@@ -174,18 +183,15 @@ def _node_approvals(
     return services
 
 
-def _check(graph: Runnable, executors: ExecutorRegistry | None) -> None:
-    if problems := problems_of(graph, executors):
+def _raise_any(problems: Sequence[Problem]) -> None:
+    if problems:
         raise GraphInvalid(problems)
 
 
 def _not_valid(target: str, invalid: GraphInvalid, out: TextIO | None) -> int:
     if out is not None:
         _print_document(document(Outcome("failed", error=invalid), None), out)
-    code = print_problems(target, invalid.problems, sys.stderr)
-    if any(problem.code == "unknown_type" for problem in invalid.problems):
-        print_error("name the executors of these types with --executors module:name")
-    return code
+    return print_problems(target, invalid.problems, sys.stderr)
 
 
 def _run(loaded: Loaded, run: ExecutionContext, max_parallel: int | None, screen: Screen) -> Outcome:

@@ -1,17 +1,22 @@
 """Graph JSON as an editor writes it, to a GraphSpec and back.
 
 What comes in may be hostile. In this order: the size is bounded, the text is read as strict JSON, every value is looked
-at and copied (depth, numbers, text that cannot be encoded), and only then pydantic looks at the shape. Each step lists
-all it finds, up to MAX_PROBLEMS, and the first that finds something is the last. Whether the graph can run is checked
-by `validate`.
+at and copied (depth, numbers, text that cannot be encoded), and only then pydantic looks at the shape. `parse_graph`
+lists all that one step finds, up to MAX_PROBLEMS, and the first step that finds something is the last.
+
+`read_loosely` continues: it returns the graph as far as it can be read, for `validate`, which checks whether it can run
+and passes over values of the wrong type. Nodes and edges keep their positions, so that all paths are those of the
+document.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.kernel.graph import (
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from pydantic_core import ErrorDetails
 
-    from penstock.kernel.schema import Edge, Node
+    from penstock.kernel.schema import Edge, Node, Outline
 
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 MAX_DEPTH = 64
@@ -42,6 +47,9 @@ MAX_WHOLE_NUMBER = 2**63 - 1
 PIECE = 1_000
 SMALL = 2_000
 """So many values are read sooner than a thread is found for it; a plain node with an edge has about twenty."""
+
+STEP = re.compile(r"\.\w+|\[[^\]]*\]")
+"""One step of a path, as `_step` writes them."""
 
 T = TypeVar("T")
 
@@ -69,6 +77,42 @@ def parse_part(document: Mapping[str, Any]) -> GraphSpec:
     """The graph in a part of a document that `parse_graph` has read: looked at for its shape alone, and not copied."""
     _raise_any(_too_large(document))
     return _shaped(document)
+
+
+def read_loosely(
+    document: str | bytes | bytearray | Mapping[str, Any], *, is_part: bool = False
+) -> tuple[GraphSpec | None, list[Problem]]:
+    """The graph as far as it can be read, and every problem of its JSON; None if its nodes cannot be found.
+
+    A name that is missing or has the wrong type is "" in the graph, which `validate` takes for none. For `parse_graph`,
+    a graph with problems is invalid. A part of a document that was read is looked at for its shape alone.
+    """
+    problems: list[Problem] = []
+    try:
+        decoded = document if isinstance(document, Mapping) else _decoded(document)
+        _raise_any(_too_large(decoded))
+        plain = decoded if is_part else _Copying(problems).copy(decoded, lambda: "$", 0)
+    except GraphInvalid as invalid:
+        return None, list(invalid.problems)
+    outline, nodes, edges, misshapen = _shape(plain)
+    problems = without_repeats(problems, misshapen)
+    if not problems and outline is not None:
+        return GraphSpec(tuple(map(_as_node, nodes)), tuple(map(_as_edge, edges)), outline.get("id", "graph")), []
+    return _loose_graph(plain), problems
+
+
+def without_repeats(first: Sequence[Problem], second: Iterable[Problem]) -> list[Problem]:
+    """Both lists, up to MAX_PROBLEMS; a problem of the second at or inside a place of the first is left out."""
+    places = {problem.path for problem in first}
+    new = (problem for problem in second if places.isdisjoint(_places_around(problem.path)))
+    return [*first, *islice(new, max(0, MAX_PROBLEMS - len(first)))] if places else list(islice(second, MAX_PROBLEMS))
+
+
+def _places_around(path: str) -> Iterator[str]:
+    """The path and those of the values around it, except the lists of a graph and the graph itself."""
+    yield path
+    for step in reversed(list(STEP.finditer(path))[2:]):
+        yield path[: step.start()]
 
 
 def is_large(document: Mapping[str, Any]) -> bool:
@@ -225,17 +269,58 @@ def _step(key: str | int) -> str:
 
 
 def _shaped(plain: Any) -> GraphSpec:
-    """The graph in a value that is JSON all through; its lists are looked at in pieces, to stop at MAX_PROBLEMS."""
+    """The graph in a value that is JSON all through."""
+    outline, nodes, edges, problems = _shape(plain)
+    if outline is None or problems:
+        raise GraphInvalid(problems)
+    return GraphSpec(tuple(map(_as_node, nodes)), tuple(map(_as_edge, edges)), outline.get("id", "graph"))
+
+
+def _shape(plain: Any) -> tuple[Outline | None, list[Node], list[Edge], list[Problem]]:
+    """What has the right shape, and all problems; lists are looked at in pieces, to stop at MAX_PROBLEMS."""
     from penstock.kernel.schema import EDGES, NODES, OUTLINE
 
     problems: list[Problem] = []
     outline = _checked(OUTLINE, plain, (), 0, problems)
     listed = plain if isinstance(plain, dict) else {}
-    nodes = [_as_node(node) for node in _checked_list(NODES, listed.get("nodes"), "nodes", problems)]
-    edges = [_as_edge(edge) for edge in _checked_list(EDGES, listed.get("edges"), "edges", problems)]
-    if outline is None or problems:
-        raise GraphInvalid(problems)
-    return GraphSpec(tuple(nodes), tuple(edges), outline.get("id", "graph"))
+    nodes = list(_checked_list(NODES, listed.get("nodes"), "nodes", problems))
+    edges = list(_checked_list(EDGES, listed.get("edges"), "edges", problems))
+    return outline, nodes, edges, problems
+
+
+def _loose_graph(plain: Any) -> GraphSpec | None:
+    """The graph in a value that does not have its shape; None if it has no nodes to look at."""
+    if not isinstance(plain, dict) or not isinstance(plain.get("nodes"), list):
+        return None
+    edges = plain.get("edges")
+    nodes = tuple(map(_loose_node, plain["nodes"]))
+    return GraphSpec(nodes, tuple(map(_loose_edge, edges if isinstance(edges, list) else ())))
+
+
+def _loose_node(node: Any) -> NodeSpec:
+    fields = node if isinstance(node, dict) else {}
+    data = fields.get("data")
+    return NodeSpec(_name(fields, "id"), _name(fields, "type"), data if isinstance(data, dict) else {})
+
+
+def _loose_edge(edge: Any) -> EdgeSpec:
+    fields = edge if isinstance(edge, dict) else {}
+    data = fields.get("data")
+    channel: Any = _name(data if isinstance(data, dict) else {}, "channel")
+    return EdgeSpec(
+        _name(fields, "id"),
+        _name(fields, "source"),
+        _name(fields, "target"),
+        channel,
+        _name(fields, "sourceHandle", DEFAULT_OUTPUT),
+        _name(fields, "targetHandle", DEFAULT_INPUT),
+    )
+
+
+def _name(fields: Mapping[str, Any], name: str, default: str = "") -> str:
+    """The text in a field; `default` if it is null or missing, and "", which is no name, if it is not text."""
+    value = fields.get(name)
+    return default if value is None else value if isinstance(value, str) else ""
 
 
 def _checked_list(adapter: TypeAdapter[list[T]], listed: Any, what: str, problems: list[Problem]) -> Iterator[T]:

@@ -1,7 +1,8 @@
 """Whether a graph can run: every problem at once, each with a code and its place in the JSON.
 
 `validate` and `compile_graph` are two doors to one examination, so that they cannot disagree. Everything written in the
-graph is looked at, but cycles only where the entries lead: elsewhere they do no harm.
+graph is looked at, but cycles only where the entries lead: elsewhere they do no harm. No problem hides another: the
+cycles of a graph with other problems are found among its sound nodes and edges.
 
 What is in a node's data is its executor's business. If it has `check(data, executors)`, that is called and returns
 (path, sentence) for each thing that is wrong, the path continuing that of the data, as in `.items[0]`. What every node
@@ -14,7 +15,7 @@ handles by what it does; then artifacts that need themselves are found here, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain, islice
 from typing import Any, Literal, Protocol
 
@@ -114,19 +115,46 @@ def _examine(
         _bad_data(graph, known, executors or ExecutorRegistry(), options),
     )
     problems = list(islice(found, MAX_PROBLEMS))
-    if problems:
-        return problems
+    if not problems:
+        return _plan_or_cycles(graph, executors, chosen)
+    examined = _plan_or_cycles(*_sound_part(graph, known, executors, chosen))
+    return problems if isinstance(examined, Plan) else [*problems, *examined][:MAX_PROBLEMS]
+
+
+def _plan_or_cycles(
+    graph: GraphSpec, executors: ExecutorRegistry | None, entries: list[str] | None
+) -> Plan | list[Problem]:
+    """The plan of a graph whose nodes and edges are sound, or the cycles in it."""
+    ids = [node.id for node in graph.nodes]
+    flow = [edge for edge in graph.edges if edge.channel == "flow"]
+    sources, targets = [edge.source for edge in flow], [edge.target for edge in flow]
+    problems: list[Problem] = []
+    plan = None
+    if entries is None:
+        parts = _parts(graph, executors, {*sources, *targets})
+        ids = [one for one in ids if one not in parts] if parts else ids
     try:
-        flow = [edge for edge in graph.edges if edge.channel == "flow"]
-        sources, targets = [edge.source for edge in flow], [edge.target for edge in flow]
-        if chosen is None:
-            parts = _parts(graph, executors, {*sources, *targets})
-            ids = [one for one in ids if one not in parts] if parts else ids
-        plan = plan_columns(ids, sources, [edge.source_handle for edge in flow], targets, chosen)
+        plan = plan_columns(ids, sources, [edge.source_handle for edge in flow], targets, entries)
     except CycleFound as cycle:
-        return [Problem("cycle", "$.edges", str(cycle))]
-    circle = None if executors is None else _link_circle(graph, executors, plan.ids)
-    return plan if circle is None else [Problem("link_cycle", "$.edges", str(LinkCycle(circle)))]
+        problems.append(Problem("cycle", "$.edges", str(cycle)))
+    running = plan.ids if plan is not None else ids if entries is None else entries
+    circle = None if executors is None else _link_circle(graph, executors, running)
+    if circle is not None:
+        problems.append(Problem("link_cycle", "$.edges", str(LinkCycle(circle))))
+    return plan if plan is not None and not problems else problems
+
+
+def _sound_part(
+    graph: GraphSpec, known: frozenset[str], executors: ExecutorRegistry | None, entries: list[str] | None
+) -> tuple[GraphSpec, ExecutorRegistry | None, list[str] | None]:
+    """What is left of a graph with problems without the nodes and edges that are not sound: cycles show in it too."""
+    nodes: dict[str, NodeSpec] = {}
+    for node in graph.nodes:
+        if _is_name(node.id) and (executors is None or (_is_name(node.type) and node.type in executors)):
+            nodes.setdefault(node.id, node)
+    edges = [edge for _, edge in _sound_edges(graph.edges, known) if {edge.source, edge.target} <= nodes.keys()]
+    chosen = None if entries is None else [entry for entry in entries if _is_name(entry) and entry in nodes]
+    return GraphSpec(tuple(nodes.values()), tuple(edges), graph.id), executors, chosen
 
 
 def _too_large(graph: GraphSpec) -> Iterator[Problem]:
@@ -248,7 +276,14 @@ def _bad_handles(
         arriving[there] = arriving.get(there, 0) + 1
         if arriving[there] > 1:
             yield from _one_too_many(at, edge, _handle(executors, target, "inputs", edge.target_handle))
-    yield from _missing_inputs(graph.nodes, executors, arriving)
+    yield from _missing_inputs(graph.nodes, executors, {*arriving, *_meant_for(graph.edges, known)})
+
+
+def _meant_for(edges: Sequence[EdgeSpec], known: frozenset[str]) -> Iterator[Key]:
+    """Where edges lead that are not sound themselves: once they are mended, something arrives there."""
+    if not _are_sound(edges, known):
+        ends = ((edge.target, edge.target_handle) for edge in edges)
+        yield from (end for end in ends if _are_names([*end]))
 
 
 def _parts(graph: GraphSpec, executors: ExecutorRegistry | None, in_flow: set[str]) -> set[str]:
@@ -426,9 +461,7 @@ def _one_too_many(at: int, edge: EdgeSpec, arrives: Handle | str | None) -> Iter
         yield Problem("too_many_edges", f"$.edges[{at}].targetHandle", detail)
 
 
-def _missing_inputs(
-    nodes: Sequence[NodeSpec], executors: ExecutorRegistry, arriving: Mapping[tuple[str, str], int]
-) -> Iterator[Problem]:
+def _missing_inputs(nodes: Sequence[NodeSpec], executors: ExecutorRegistry, arriving: Set[Key]) -> Iterator[Problem]:
     types = {node.type for node in nodes if _is_name(node.type)}
     declared = {one: (executors.handles(one, "inputs") or {}).values() for one in types}
     required = {one: [handle.name for handle in handles if handle.required] for one, handles in declared.items()}

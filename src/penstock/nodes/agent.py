@@ -72,6 +72,7 @@ class AgentNode(Checked[AgentData]):
     """Runs an agent, or provides it to another agent as a tool."""
 
     settings = Settings(AgentData)
+    uses = MappingProxyType({"model": "models", "tools": "tools"})
     inputs = (Handle("input"), Handle("tools", channel="link", many="list"))
     outputs = (Handle("output"), Handle("tool", channel="link"))
     follows = MappingProxyType({"execute": ("tools",), "materialize": ("tools",)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -56,6 +56,10 @@ class Loop(Checked[LoopData]):
         yield from nested.findings(data.graph, executors)
         if data.until is not None and (wrong := condition.findings(data.until, NAMES)):
             yield ".until", wrong
+
+    def look_inside(self, data: Mapping[str, Any], executors: ExecutorRegistry) -> Iterable[Finding]:
+        """Report problems of the nested graph."""
+        return nested.findings_in(data, executors)
 
     async def execute(
         self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: FlowContext

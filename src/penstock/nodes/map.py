@@ -6,7 +6,7 @@ the run's concurrency limit, stopped together when one fails. The results keep t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -64,6 +64,10 @@ class Map(Checked[MapData]):
         """Report problems of the nested graph."""
         if data.graph is not None:
             yield from nested.findings(data.graph, executors)
+
+    def look_inside(self, data: Mapping[str, Any], executors: ExecutorRegistry) -> Iterable[Finding]:
+        """Report problems of the nested graph."""
+        return nested.findings_in(data, executors)
 
     async def execute(
         self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: FlowContext

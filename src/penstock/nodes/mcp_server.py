@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from penstock.agents.tools import ToolChain
@@ -31,6 +32,7 @@ class McpServer(Checked[McpServerData]):
     """Provides the tools of an MCP server to agents."""
 
     settings = Settings(McpServerData, runs=False)
+    uses = MappingProxyType({"server": "mcp"})
     inputs = ()
     outputs = (Handle("tools", channel="link"),)
 

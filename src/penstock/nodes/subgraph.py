@@ -33,6 +33,10 @@ class Subgraph(Checked[SubgraphData]):
         """Report problems of the nested graph."""
         return nested.findings(data.graph, executors)
 
+    def look_inside(self, data: Mapping[str, Any], executors: ExecutorRegistry) -> Iterable[Finding]:
+        """Report problems of the nested graph."""
+        return nested.findings_in(data, executors)
+
     async def execute(
         self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: FlowContext
     ) -> nested.Events:

@@ -90,6 +90,7 @@ class TeamNode(Checked[TeamData]):
     """Runs a team of agents, or provides it to an agent as a tool."""
 
     settings = Settings(TeamData)
+    uses = MappingProxyType({"model": "models", "tools": "tools"})
     inputs = (
         Handle("input"),
         Handle("members", channel="link", many="list", required=True),

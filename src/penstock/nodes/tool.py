@@ -5,9 +5,10 @@ A graph used as a tool receives the arguments of the call as its input, an objec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 from penstock.agents.tools import TOOL_NAME, Tool, as_tool
@@ -56,6 +57,7 @@ class ToolNode(Checked[ToolData]):
     """Provides a tool to the agents it is linked to."""
 
     settings = Settings(ToolData, runs=False)
+    uses = MappingProxyType({"tool": "tools"})
     inputs = ()
     outputs = (Handle("tool", channel="link"),)
 
@@ -71,6 +73,10 @@ class ToolNode(Checked[ToolData]):
             yield ".parameters", "the arguments of a tool are an object: its JSON Schema has the type object"
         if data.graph is not None:
             yield from nested.findings(data.graph, executors)
+
+    def look_inside(self, data: Mapping[str, Any], executors: ExecutorRegistry) -> Iterable[Finding]:
+        """Report problems of the nested graph."""
+        return nested.findings_in(data, executors)
 
     def materialize(self, data: Mapping[str, Any], output_handle: str, context: FlowContext) -> Tool:
         """Return the tool."""

@@ -24,6 +24,7 @@ class Toolset(Checked[ToolsetData]):
     """Provides several tools to agents."""
 
     settings = Settings(ToolsetData, runs=False)
+    uses = MappingProxyType({"tools": "tools"})
     inputs = (Handle("tools", channel="link", many="list"),)
     outputs = (Handle("tools", channel="link"),)
     follows = MappingProxyType({"materialize": ("tools",)})

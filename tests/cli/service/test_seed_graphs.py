@@ -120,4 +120,4 @@ async def test_missing_models_of_a_graph_are_reported(are_examples: bool) -> Non
         kept = await save_graph_files(host_on(stores), [GraphFile("fl\x1bow", STRANGE, "flow.json", "flow")])
     (note,) = kept.notes
     assert note.startswith("  cannot run    " + ("assistant" if are_examples else "fl\ufffdow"))
-    assert "there is no model 'gpt-9'; use one of: example;" in note
+    assert "there is no model 'gpt-9'; use one of: example," in note

@@ -5,14 +5,16 @@ flow.py, flow.py:name     a Graph, an Agent, a GraphSpec or a function that retu
                           `graph` or `agent`, or the only one in the module
 package.module:name       the same in a module
 
-To run, an agent becomes a graph with the agent as its only step.
+To run, an agent becomes a graph with the agent as its only step. A graph in JSON is loaded as a `GraphSource`, which
+may have problems of any kind, so that all of them are found by the one check in `nodes.checking`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -22,10 +24,9 @@ from penstock.cli.loading.code import attribute_of, load_module, resolve
 from penstock.cli.values import read_bytes
 from penstock.flow import compiled
 from penstock.flow.graph import Graph
-from penstock.kernel.document import graph_to_json, parse_graph
+from penstock.kernel.document import graph_to_json, parse_graph, read_loosely
 from penstock.kernel.executor import ExecutorRegistry
-from penstock.kernel.graph import GraphSpec, Problem, shown
-from penstock.runtime.graphs.validation import validate
+from penstock.kernel.graph import GraphInvalid, GraphSpec, Problem, shown
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -34,19 +35,54 @@ if TYPE_CHECKING:
 
 Runnable = Graph | GraphSpec
 USUAL_NAMES = ("graph", "agent")
-UNNAMED = GraphSpec().id
-"""Default id of a graph without a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSource:
+    """The document of a graph in JSON, valid or not."""
+
+    document: Mapping[str, Any]
+    """Has an id: its own, or the stem of its file."""
+
+    @property
+    def id(self) -> str:
+        """The id of the graph."""
+        return str(self.document["id"])
+
+    @property
+    def node_types(self) -> set[str]:
+        """The node types that the graph uses."""
+        graph, _ = read_loosely(self.document)
+        return set() if graph is None else {node.type for node in graph.nodes if node.type}
+
+    def problems(self, executors: ExecutorRegistry | None, services: Mapping[str, Any]) -> Sequence[Problem]:
+        """Return everything that prevents the graph from running; without executors, types are not checked."""
+        from penstock.nodes.checking import problems_in  # imports agents, which a Graph does not need
+
+        return problems_in(self.document, executors, services)
+
+    def graph(self) -> GraphSpec:
+        """Return the graph; GraphInvalid if its JSON is not well formed."""
+        return parse_graph(self.document)
+
+
+def load_target(target: str) -> Graph | GraphSource:
+    """Load the graph, or the agent as a graph; GraphInvalid if a file has no JSON object."""
+    if is_code(target):
+        found = load_program(target, load_module)
+        if isinstance(found, GraphSpec):
+            return GraphSource(graph_to_json(found))
+        return _around(found) if is_agent(found) else found
+    path = Path(target)
+    if not path.exists() and not path.suffix and "/" not in target:
+        raise Refused(f"there is no file {shown(target)}; a graph in a module is named package.module:name")
+    return read_source(path, "FILE")
 
 
 def load_graph(target: str) -> Runnable:
     """Load the graph, or the agent as a graph; GraphInvalid has the problems if it is not well formed."""
-    path = Path(target)
-    if is_code(target):
-        found = load_program(target, load_module)
-        return _around(found) if is_agent(found) else found
-    if not path.exists() and not path.suffix and "/" not in target:
-        raise Refused(f"there is no file {shown(target)}; a graph in a module is named package.module:name")
-    return read_graph(path, "FILE")
+    found = load_target(target)
+    return found if isinstance(found, Graph) else found.graph()
 
 
 def is_code(target: str) -> bool:
@@ -94,13 +130,14 @@ def _around(agent: Agent) -> Graph:
     return graph
 
 
-def read_graph(path: Path, what: str) -> GraphSpec:
-    """Read a graph from a JSON file; without an id, it gets the file's stem. Raises GraphInvalid as above."""
+def read_source(path: Path, what: str) -> GraphSource:
+    """Read a graph from a JSON file; without an id, it gets the file's stem. GraphInvalid if it is no JSON object."""
     content = read_bytes(path, what)
-    graph = parse_graph(content)
-    if graph.id != UNNAMED or "id" in json.loads(content):
-        return graph
-    return parse_graph({**graph_to_json(graph), "id": path.stem})  # parsed again to validate the id
+    graph, problems = read_loosely(content)
+    if graph is None:
+        raise GraphInvalid(problems)
+    raw = json.loads(content)
+    return GraphSource({**(raw if problems else graph_to_json(graph)), "id": raw.get("id", path.stem)})
 
 
 def as_spec(graph: Runnable) -> GraphSpec:
@@ -108,9 +145,9 @@ def as_spec(graph: Runnable) -> GraphSpec:
     return graph if isinstance(graph, GraphSpec) else graph.to_spec()
 
 
-def problems_of(graph: Runnable, executors: ExecutorRegistry | None) -> list[Problem]:
-    """Return all problems that prevent the graph from running; types and handles are checked if executors are given."""
-    return validate(graph, executors) if isinstance(graph, GraphSpec) else compiled.problems_of(graph)
+def problems_of(graph: Graph) -> list[Problem]:
+    """Return all problems that prevent a graph in Python from running."""
+    return compiled.problems_of(graph)
 
 
 def refuse_node_options(target: str, options: Sequence[str]) -> None:

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.exits import Exit, Refused
 from penstock.cli.loading.code import is_user_code, load_module
-from penstock.cli.loading.graphs import is_agent, is_code, load_program, module_in, problems_of, read_graph
+from penstock.cli.loading.graphs import (
+    GraphSource,
+    is_agent,
+    is_code,
+    load_program,
+    module_in,
+    problems_of,
+    read_source,
+)
 from penstock.flow.graph import Graph
 from penstock.ids import AN_ID, ID
 from penstock.kernel.document import graph_to_json
@@ -82,10 +90,18 @@ class Served:
         if program is not None:
             self.programs[file.id] = program
 
+    @property
+    def node_types(self) -> set[str]:
+        """The node types that the graphs use."""
+        return {type for file in self.files.values() for type in GraphSource(file.document).node_types}
+
     def remove_invalid(self, check: Check) -> None:
-        """Move the graphs that cannot run to `refused`."""
+        """Move the graphs that cannot run to `refused`, except those that only need a service to offer something."""
+        from penstock.nodes.checking import NOT_OFFERED  # imports agents, which graphs in JSON need not have
+
         for file in list(self.files.values()):
-            if problems := check(file.document):
+            problems = check(file.document)
+            if any(problem.code not in NOT_OFFERED for problem in problems):
                 self.refused.append(_invalid(file.where, problems))
                 del self.files[file.id]
                 self.programs.pop(file.id, None)
@@ -132,8 +148,8 @@ def _refuse(message: str) -> tuple[GraphFile, None]:
 
 
 def _read_file(path: Path) -> GraphFile:
-    graph = read_graph(path, "GRAPHS")
-    return GraphFile(graph.id, graph_to_json(graph), str(path), graph.id)
+    source = read_source(path, "GRAPHS")
+    return GraphFile(source.id, source.document, str(path), source.id)
 
 
 # Python code.
@@ -150,7 +166,7 @@ def _load_code(target: str, modules: _Modules) -> tuple[GraphFile, Program | Non
 def _program(target: Graph | Agent, module: ModuleType) -> Program:
     from penstock.nodes.program import Program  # imports agents, which graphs in JSON need not have
 
-    if not is_agent(target) and (problems := problems_of(target, None)):
+    if not is_agent(target) and (problems := problems_of(target)):
         raise GraphInvalid(problems)
     return Program.of(target, (module.__doc__ or "").strip().partition("\n")[0])
 

@@ -15,7 +15,7 @@ from penstock.cli.loading.code import load_attribute, resolve
 from penstock.cli.options import UnknownPrices
 from penstock.errors import InvalidValue
 from penstock.kernel.executor import ExecutorBroken, ExecutorRegistry
-from penstock.kernel.graph import GraphSpec, shown
+from penstock.kernel.graph import shown
 from penstock.runtime.billing.prices import Price, PriceBook
 
 
@@ -82,12 +82,11 @@ def _price_book(known: Mapping[str, Price], options: ServiceOptions) -> PriceBoo
         raise Refused(f"--prices: {invalid}") from None
 
 
-def load_executors(named: Iterable[str], graph: GraphSpec) -> ExecutorRegistry:
-    """Return all executors for `graph`; named ones take precedence over installed ones of the same type.
+def load_executors(named: Iterable[str], used: set[str]) -> ExecutorRegistry:
+    """Return all executors; named ones take precedence over installed ones of the same type.
 
-    A broken executor is an error only if the graph uses its type.
+    A broken executor is an error only if its type is among those that are `used`.
     """
-    used = {node.type for node in graph.nodes}
     registry = ExecutorRegistry.from_entry_points()
     try:
         for name in named:

@@ -89,6 +89,7 @@ class Reloader:
         names = printable(", ".join(Path(path).name for path in changed))
         try:
             served = await asyncio.to_thread(load_again, self._targets, self._check)
+            self._programs.update(served.programs)  # before graphs are checked for what is offered
             saved = await save_graph_files(host, served.files.values())
         except Exception as error:  # a store that is unavailable must not end the watch: the next change is loaded
             self._report(f"  not reloaded  {names}: {printable(describe_error(error))}")

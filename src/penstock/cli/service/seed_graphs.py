@@ -11,13 +11,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from penstock.cli.graph import ADVICE
 from penstock.cli.loading.served import GraphFile
 from penstock.cli.render.screen import printable
 from penstock.clock import SYSTEM_CLOCK
 from penstock.hosting.host import RunHost
 from penstock.hosting.ports import Conflict, GraphRecord, newest_to_replace
+from penstock.kernel.graph import Problem
 from penstock.server.examples import SHIPPED
-from penstock.server.graph_check import UNKNOWN_MODEL, GraphChecker, is_conversational
+from penstock.server.graph_check import GraphChecker, is_conversational
 
 OWNER = "server"
 """Owner of the graphs that the server is started with; all users may use them."""
@@ -41,11 +43,11 @@ class SavedGraphs:
         return next((id for id in able if id in self.conversing), able[0] if able else None)
 
     async def add(self, host: RunHost, record: GraphRecord) -> None:
-        """Add a graph that is offered, with a note for each model that it lacks."""
+        """Add a graph that is offered, with a note for each model, tool or program that it lacks."""
         self.ids.append(record.id)
         if is_conversational(record):
             self.conversing.add(record.id)
-        if missing := await _missing_models(host, record):
+        if missing := await _not_offered(host, record):
             self.unable.add(record.id)
             self.notes.extend(missing)
 
@@ -98,7 +100,11 @@ def _changes(file: GraphFile, known: GraphRecord | None, now: GraphRecord) -> It
         yield f"  restored      {printable(file.id)} was archived"
 
 
-async def _missing_models(host: RunHost, record: GraphRecord) -> list[str]:
+async def _not_offered(host: RunHost, record: GraphRecord) -> list[str]:
     found = await GraphChecker(host.executors, host.services).problems_in(record.document)
-    missing = [f"{problem.path}: {problem.detail}" for problem in found if problem.code == UNKNOWN_MODEL]
-    return [f"  cannot run    {printable(f'{record.id}: {problem}; add models with --models')}" for problem in missing]
+    return [f"  cannot run    {printable(f'{record.id}: {problem}{_advice(problem)}')}" for problem in found]
+
+
+def _advice(problem: Problem) -> str:
+    advice = ADVICE.get(problem.code)
+    return "" if advice is None else f"; {advice}"

@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,13 +28,12 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import InvalidValue, PenstockError
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.limits import RunLimits
-from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorRegistry
-from penstock.kernel.graph import GraphSpec, Problem
+from penstock.kernel.graph import Problem
+from penstock.nodes.checking import problems_in
 from penstock.nodes.program import SERVICE as PROGRAMS
 from penstock.server.auth import names_of, spenders
 from penstock.server.examples import EXAMPLES, example_graphs
-from penstock.server.graph_check import problems_in
 from penstock.server.serve import serve
 from penstock.server.settings import ServerSettings
 from penstock.storage import Stores, open_stores
@@ -118,12 +117,12 @@ def serve_tools(arguments: ServeArguments) -> int:
 
 def _serve(arguments: ServeArguments, transport: Callable[[ServeArguments, Loaded], Coroutine[Any, Any, None]]) -> int:
     served = load_served(arguments.graphs) if arguments.graphs else _examples()
-    executors = load_executors(arguments.executors, _all_nodes(served.files.values()))
-    served.remove_invalid(lambda document: problems_in(document, executors))
-    if not served.files:
-        return _nothing_to_serve(served.refused)
+    executors = load_executors(arguments.executors, served.node_types)
     nodes = load_services(arguments.services)
     nodes = NodeServices({**nodes.services, PROGRAMS: served.programs}, nodes.prices)
+    served.remove_invalid(lambda document: problems_in(document, executors, nodes.services))
+    if not served.files:
+        return _nothing_to_serve(served.refused)
     loaded = Loaded(served, save_graph_files if arguments.graphs else save_example_graphs, executors, nodes)
     try:
         with relaxed_gc():
@@ -171,7 +170,7 @@ async def _serve_http(arguments: ServeArguments, loaded: Loaded) -> None:
 
 def _reloader(arguments: ServeArguments, loaded: Loaded) -> Reloader:
     def check(document: Mapping[str, Any]) -> Sequence[Problem]:
-        return problems_in(document, loaded.executors)
+        return problems_in(document, loaded.executors, loaded.nodes.services)
 
     return Reloader(arguments.graphs, loaded.served.programs, check, print_text)
 
@@ -207,12 +206,6 @@ def _host(stores: Stores, arguments: ServeArguments, loaded: Loaded) -> RunHost:
 def _examples() -> Served:
     examples = example_graphs().items()
     return Served({id: GraphFile(id, document, f"example {id}", EXAMPLES[id]) for id, document in examples})
-
-
-def _all_nodes(files: Iterable[GraphFile]) -> GraphSpec:
-    """Return a graph with the nodes of all graphs, to find out which node types are used."""
-    nodes = tuple(node for file in files for node in parse_graph(file.document).nodes)
-    return GraphSpec(id="all", nodes=nodes, edges=())
 
 
 def _settings(arguments: ServeArguments) -> ServerSettings:

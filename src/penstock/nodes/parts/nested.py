@@ -14,9 +14,9 @@ from contextlib import aclosing, nullcontext
 from contextvars import ContextVar
 from typing import Annotated, Any
 
-from penstock.kernel.document import parse_graph, parse_part
+from penstock.kernel.document import read_loosely, without_repeats
 from penstock.kernel.executor import ExecutionResult, ExecutorRegistry
-from penstock.kernel.graph import DEFAULT_OUTPUT, GraphInvalid, Problem
+from penstock.kernel.graph import DEFAULT_OUTPUT, Problem
 from penstock.kernel.values import DataValue, typed
 from penstock.nodes.parts.services import runtime_of
 from penstock.runtime.context import ExecutionContext
@@ -47,12 +47,17 @@ def findings(graph: Mapping[str, Any], executors: ExecutorRegistry, at: str = ".
         yield at + problem.path.removeprefix("$"), problem.detail
 
 
+def findings_in(data: Mapping[str, Any], executors: ExecutorRegistry) -> Iterator[Finding]:
+    """Yield the problems of the nested graph in data that has other problems, if there is one."""
+    if isinstance(graph := data.get("graph"), dict):
+        yield from findings(graph, executors)
+
+
 def _problems(graph: Mapping[str, Any], executors: ExecutorRegistry) -> Sequence[Problem]:
     token = _is_read.set(True) if not _is_read.get() else None
     try:  # deeper graphs are parsed and copied with it, not again at each depth
-        return validate(parse_part(graph) if token is None else parse_graph(graph), executors)
-    except GraphInvalid as invalid:
-        return invalid.problems
+        read, problems = read_loosely(graph, is_part=token is None)
+        return problems if read is None else without_repeats(problems, validate(read, executors))
     finally:
         if token is not None:
             _is_read.reset(token)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, TypeVar
@@ -24,12 +24,9 @@ from penstock.agents.model import Model, ModelSettings
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import Tool, ToolChain, Tools, ToolSpec, as_tool, refuse, unknown_tool
 from penstock.errors import InvalidValue, PenstockError
-from penstock.kernel.document import parse_part
-from penstock.kernel.executor import ExecutorRegistry
-from penstock.kernel.graph import GraphInvalid, GraphSpec
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.graph_runtime import FlowContext, GraphRuntime
-from penstock.runtime.graphs.settings import Checked, Data, Finding, Json, Name, Sized, Text, Within
+from penstock.runtime.graphs.settings import Data, Json, Name, Sized, Text, Within
 
 T = TypeVar("T")
 
@@ -129,28 +126,6 @@ async def model_among(data: ModelData, offered: Mapping[str, Any]) -> Model:
     if not isinstance(found, Model):
         raise ModelUnknown(data, sorted(map(str, offered))[:20], f"this one is a {type(found).__name__}, not a Model")
     return found
-
-
-def names_in(graph: GraphSpec, executors: ExecutorRegistry, setting: str, at: str = "$") -> Iterator[Finding]:
-    """Yield the path and name of each model or program that nodes use, nested graphs included.
-
-    Relies on the setting names shared by all node types here: `model` and `program`, and `graph` for a nested graph.
-    Invalid data is skipped.
-    """
-    naming = [(number, node) for number, node in enumerate(graph.nodes) if setting in node.data or "graph" in node.data]
-    by_type = {type: executors[type] for type in {node.type for _, node in naming} if type in executors}
-    for number, node in naming:
-        executor = by_type.get(node.type)
-        read = executor.settings.read_or_none(node.data) if isinstance(executor, Checked) else None
-        place = f"{at}.nodes[{number}].data"
-        if isinstance(name := getattr(read, setting, None), str):
-            yield f"{place}.{setting}", name
-        if isinstance(inside := getattr(read, "graph", None), dict):
-            try:
-                nested = parse_part(inside)
-            except GraphInvalid:
-                continue
-            yield from names_in(nested, executors, setting, f"{place}.graph")
 
 
 def model_settings(max_output_tokens: int | None, temperature: float | None) -> ModelSettings:

@@ -198,6 +198,11 @@ class Settings(Generic[D]):
         message = found["msg"][:MAX_SENTENCE]
         return path_of(where), message[:1].lower() + message[1:]
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of all settings."""
+        return frozenset(self._names())
+
     def _names(self) -> list[str]:
         return [field.name for field in fields(self._shape)]  # type: ignore[arg-type]  # each is a dataclass
 
@@ -210,10 +215,14 @@ class Checked(Generic[D]):
     def check(self, data: Mapping[str, Any], executors: ExecutorRegistry) -> list[Finding]:
         """Return all problems of the data; `executors` are used to check nested graphs."""
         read, findings = self.settings._looked_at(data)
-        return findings if read is None else list(self.look(read, executors))
+        return [*findings, *self.look_inside(data, executors)] if read is None else list(self.look(read, executors))
 
     def look(self, data: D, executors: ExecutorRegistry) -> Iterable[Finding]:
         """Return the problems of data that has the right shape."""
+        return ()
+
+    def look_inside(self, data: Mapping[str, Any], executors: ExecutorRegistry) -> Iterable[Finding]:
+        """Return further problems of data that does not have the right shape, such as those of a graph in it."""
         return ()
 
     def schema(self) -> dict[str, Any]:

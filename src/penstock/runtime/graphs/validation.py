@@ -26,6 +26,8 @@ def validate(
     return kernel.validate(graph, executors, entries=entries, conversions=conversions, options=NODE_OPTIONS)
 
 
-def compile_graph(graph: GraphSpec, executors: ExecutorRegistry, *, entries: Iterable[str] | None = None) -> Plan:
+def compile_graph(
+    graph: GraphSpec, executors: ExecutorRegistry | None, *, entries: Iterable[str] | None = None
+) -> Plan:
     """Return the plan of a valid graph; raises GraphInvalid with all problems of any other."""
     return kernel.compile_graph(graph, executors, entries=entries, options=NODE_OPTIONS)
