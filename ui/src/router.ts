@@ -50,3 +50,7 @@ export function setParams(route: Route, changes: Record<string, string | null>):
 export function runLink(id: string): string {
   return `#/runs/${encodeURIComponent(id)}`;
 }
+
+export function chatLink(id: string): string {
+  return `#/chat/${encodeURIComponent(id)}`;
+}

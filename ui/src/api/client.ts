@@ -46,7 +46,7 @@ function readToken(): string | null {
   return typeof sessionStorage === "undefined" ? null : sessionStorage.getItem(KEY);
 }
 
-async function send(path: string, init: RequestInit): Promise<Response> {
+export async function send(path: string, init: RequestInit): Promise<Response> {
   const headers = new Headers(init.headers);
   if (token !== null) headers.set("Authorization", `Bearer ${token}`);
   let response: Response;

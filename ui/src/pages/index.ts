@@ -27,6 +27,7 @@ export const PLACES: Record<string, Place> = {
     label: "Runs",
     key: "r",
   },
+  chat: { title: (id) => (id ? "Chat" : "New chat"), page: lazy(() => import("./chat/page.tsx")), label: "Chat", key: "c" },
   approvals: { title: () => "Approvals", page: lazy(() => import("./approvals.tsx")), label: "Approvals", key: "a" },
   start: {
     title: () => "Start a run",
