@@ -72,7 +72,7 @@ test("what cannot be an element is shown as it is written", () => {
 
 test("a picture is a link that says so, and never an element that fetches", () => {
   const [link] = elementsIn(treeOf("![dam](https://a.example/d.png)")).filter((one) => one.tag === "a");
-  assert.deepEqual(link, { tag: "a", href: "https://a.example/d.png", children: ["🖼 ", "dam"] });
+  assert.deepEqual(link, { tag: "a", href: "https://a.example/d.png", children: ["Picture: ", "dam"] });
 });
 
 test("links go to the web, to mail and to pages of this UI only", () => {

@@ -198,7 +198,7 @@ function inlineOf(token: Token, depth: number): Node[] {
     case "link":
       return linkOf(token as Tokens.Link, inline(token.tokens, depth));
     case "image":
-      return linkOf(token as Tokens.Image, ["🖼 ", textOf((token.text as string) || "picture")]);
+      return linkOf(token as Tokens.Image, ["Picture: ", textOf((token.text as string) || token.href as string)]);
     case "escape":
       return [visible(token.text as string)];
     case "text":

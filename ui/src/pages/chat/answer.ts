@@ -14,8 +14,6 @@ export interface ToolCard {
   node: string | null;
   /** What the model called it with; undefined if only the call itself was reported. */
   arguments?: unknown;
-  /** What it returned, as far as it was reported. */
-  result?: unknown;
   state: "requested" | "running" | "done" | "failed" | "refused" | "interrupted";
   message: string | null;
   durationMs: number | null;
@@ -64,7 +62,6 @@ export const DETAIL_TYPES = [
   "run.halted",
   "run.cancelled",
   "tool.call",
-  "tool.result",
   "call.ended",
   "bill.resolved",
   "bill.released",
@@ -132,7 +129,6 @@ function apply(answer: Answer, event: EventShown): void {
   if (type.startsWith("run.")) applyRun(answer, event);
   else if (type === "text.delta") addText(answer, data);
   else if (type === "tool.call") addTool(answer, data);
-  else if (type === "tool.result") addResult(answer, data);
   else if (type === "call.started") startCall(answer, data);
   else if (type === "call.ended") endCall(answer, data);
   else if (type === "call.settled") settle(answer, data);
@@ -219,16 +215,6 @@ function cardFor(answer: Answer, data: Record<string, unknown>): ToolCard {
   return card;
 }
 
-function addResult(answer: Answer, data: Record<string, unknown>): void {
-  const name = text(data.name);
-  const node = maybeText(data.node_id);
-  const card = answer.tools.find((tool) => tool.name === name && tool.node === node && tool.result === undefined);
-  if (!card) return;
-  card.result = data.result;
-  if (data.error === true) card.state = "failed";
-  else if (card.state === "requested") card.state = "done";
-}
-
 function startCall(answer: Answer, data: Record<string, unknown>): void {
   const id = text(data.call_id);
   const held = toNanos(data.held_usd);
@@ -257,7 +243,7 @@ function endTool(answer: Answer, data: Record<string, unknown>): void {
   const card = cardFor(answer, data);
   card.key = text(data.call_id);
   card.state = data.status === "success" ? "done" : data.status === "halt" ? "refused" : "failed";
-  card.message = maybeText(data.error) ?? maybeText(object(data.stop).message) ?? maybeText(data.stop_reason);
+  card.message = maybeText(object(data.stop).message) ?? maybeText(data.stop_reason) ?? maybeText(data.error);
   card.durationMs = number(data.duration_ms);
   card.costNanos = toNanos(data.cost_usd);
 }

@@ -122,7 +122,7 @@ export function AnswerMessage(props: MessageProps & { live: Live | null; details
   const answer = live?.answer ?? details;
   const text = writing && live ? textOf(live.answer) : message.content;
   return (
-    <article className={`message answer ${state}`} tabIndex={-1} aria-label={`Answer of ${visible(graph)}`} aria-busy={writing}>
+    <article className={`message answer${live?.answer.status === "running" ? " typing" : ""}`} tabIndex={-1} aria-label={`Answer of ${visible(graph)}`} aria-busy={writing}>
       <div className="who">
         {visible(graph)}
         {writing && <Status of={live?.answer.status ?? "queued"} word={WRITING[live?.answer.status ?? "queued"] ?? "writing"} />}

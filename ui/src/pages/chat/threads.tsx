@@ -113,9 +113,14 @@ function Last({ chat: { last } }: { chat: ChatListed }) {
         </b>
       )}
       {last.role === "user" && "You: "}
-      {visible(last.content)}
+      {excerpt(last.content)}
     </span>
   );
+}
+
+/** The beginning of a message without the signs of markdown. */
+function excerpt(content: string): string {
+  return visible(content.replace(/\]\([^)]*\)|[#*`>|]+|\[/g, " ").replace(/\s+/g, " "));
 }
 
 function ago(ms: number): string {

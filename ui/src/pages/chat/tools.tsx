@@ -1,4 +1,4 @@
-// The tools that an answer called: with what, what came back, how long it took, and what it cost.
+// The tools that an answer called: with what, what became of it, how long it took, and what it cost.
 
 import { formatDuration } from "../../model/money.ts";
 import { Money, Status, Value } from "../../ui/parts.tsx";
@@ -48,11 +48,8 @@ function Tool({ tool }: { tool: ToolCard }) {
       </summary>
       <div className="stack pad">
         {tool.arguments !== undefined && <Part name="Called with" value={tool.arguments} tool={tool.name} />}
-        {tool.result !== undefined && <Part name="Returned" value={tool.result} tool={tool.name} />}
         {tool.message && <p className="error">{visible(tool.message)}</p>}
-        {tool.arguments === undefined && tool.result === undefined && !tool.message && (
-          <p className="muted">Neither arguments nor a result were recorded.</p>
-        )}
+        {tool.arguments === undefined && !tool.message && <p className="muted">Its arguments were not recorded.</p>}
       </div>
     </details>
   );
