@@ -141,7 +141,7 @@ async def take(browser: Browser, site: Site, names: list[str], theme: Literal["l
 async def take_all(names: list[str]) -> None:
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder), f"ann:admin:{SECRET}", graphs=SERVED)
+        server = Server(Path(folder), f"ann:admin:{SECRET}", options=SERVED)
         server.start()
         try:
             site = prepare(server)

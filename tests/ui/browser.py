@@ -37,7 +37,7 @@ class Server:
     folder: Path
     tokens: str = ""
     port: int = 0
-    graphs: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     _process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
     @property
@@ -46,11 +46,11 @@ class Server:
 
     def start(self) -> None:
         """Start it and wait until it listens."""
-        command = [sys.executable, "-m", "penstock.cli", "serve", "--db", f"sqlite:///{self.folder / 'ui.db'}"]
+        database = f"sqlite:///{self.folder / 'ui.db'}"
+        command = [sys.executable, "-m", "penstock.cli", "serve", "--db", database, *self.options]
         environment = {**os.environ, "PENSTOCK_TOKENS": self.tokens}
         self._process = subprocess.Popen(
-            [*command, "--port", str(self.port), *self.graphs],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [*command, "--port", str(self.port)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env={name: value for name, value in environment.items() if value},
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -69,9 +69,9 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, tokens: str = "") -> Iterator[Server]:
+def serving(folder: Path, tokens: str = "", options: tuple[str, ...] = ()) -> Iterator[Server]:
     """Serve the example graphs until the block ends."""
-    server = Server(folder, tokens)
+    server = Server(folder, tokens, options=options)
     server.start()
     try:
         yield server

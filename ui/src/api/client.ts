@@ -101,7 +101,7 @@ export interface Follower {
 }
 
 const FIRST_PAUSE_MS = 500;
-const LONGEST_PAUSE_MS = 10_000;
+const LONGEST_PAUSE_MS = 4_000;
 
 /** Follow a run's events after `after()` until it is over or `signal` aborts; reconnects by itself. */
 export async function follow(runId: string, after: () => number, follower: Follower, signal: AbortSignal): Promise<void> {
