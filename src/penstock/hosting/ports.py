@@ -149,6 +149,10 @@ class GraphRecord:
     created_ms: int = 0
     is_archived: bool = False
     """Archived graphs are not listed and start no new runs; their runs continue, and their versions can be read."""
+    saved_by: str = ""
+    """Who saved this version; empty for versions that are older than this field."""
+    note: str = ""
+    """Why it was saved, in the words of the person who saved it."""
 
 
 class GraphHead(NamedTuple):
@@ -382,6 +386,8 @@ class GraphStore(Protocol):
         *,
         now_ms: int,
         expected_version: int | None = None,
+        saved_by: str = "",
+        note: str = "",
     ) -> GraphRecord:
         """Store a version; the same name and document as the newest add no new one. Conflict if the newest is not
         `expected_version` (0: the graph must not exist), or the graph belongs to another owner."""
@@ -393,15 +399,31 @@ class GraphStore(Protocol):
         """Return the owner and archived flag of that version, or of the newest if `version` is None."""
 
     async def list(
-        self, *, owner: str | None = None, before: str | None = None, limit: int = 100
+        self,
+        *,
+        owner: str | None = None,
+        before: str | None = None,
+        limit: int = 100,
+        is_archived: bool = False,
+        text: str | None = None,
     ) -> Sequence[GraphRecord]:
-        """Return the newest version of each unarchived graph, by id; `before` is the last id of the previous page."""
+        """Return the newest version of each unarchived (or archived) graph, by id; `before` is the last id of the
+        previous page, and `text` a part of the id or of the name, in upper or lower case."""
 
     async def versions(self, graph_id: str) -> Sequence[GraphRecord]:
         """Return all versions, newest first."""
 
     async def archive(self, graph_id: str, *, is_archived: bool = True) -> None:
         """Archive the graph, which removes it from the list, or restore it."""
+
+    async def layout(self, graph_id: str) -> Mapping[str, Any]:
+        """Return the stored positions of a graph's nodes, by node; empty if none are stored."""
+
+    async def arrange(self, graph_id: str, positions: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Store positions of nodes and return all of them; a position of None is removed. Makes no version.
+
+        Positions belong to the graph and not to a version of it. KeyError for an unknown graph.
+        """
 
 
 class ApprovalStore(Protocol):

@@ -284,6 +284,15 @@ TOKENS = (
     "CREATE INDEX tokens_by_name ON tokens (name)",
 )
 
+GRAPH_AUTHORS = (
+    "ALTER TABLE graph_versions ADD COLUMN saved_by TEXT NOT NULL DEFAULT ''",
+    """ALTER TABLE graph_versions ADD COLUMN note TEXT NOT NULL DEFAULT '""'""",
+    """CREATE TABLE graph_layouts (
+        id TEXT NOT NULL PRIMARY KEY REFERENCES graphs (id),
+        positions TEXT NOT NULL
+    )""",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (*RUNS, *EVENTS, *JOURNAL, *GRAPHS, *APPROVALS, *CHATS),
     MEMORIES,
@@ -293,6 +302,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (*GRANTS, *INTERRUPTED_ANSWERS),
     RUN_FACTS,
     TOKENS,
+    GRAPH_AUTHORS,
 )
 """The statements of version 1, 2, …"""
 

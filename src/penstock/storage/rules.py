@@ -37,6 +37,17 @@ def lower_ascii(text: str) -> str:
     return text.translate(_LOWER)
 
 
+def search_key(text: str) -> str:
+    """Return text as the stored form of texts has it, in lower case, so that all stores find the same."""
+    return lower_ascii(codec.encode_text("text", text)[1:-1])
+
+
+def merge_positions(stored: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the positions after the changes; a position of None is removed."""
+    merged = {**stored, **changes}
+    return {node: position for node, position in merged.items() if position is not None}
+
+
 def check_transition(run: RunRecord, status: RunStatus) -> None:
     """Raise Conflict unless a run may go from its status to this one."""
     if status not in TRANSITIONS[run.status]:

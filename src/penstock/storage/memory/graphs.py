@@ -11,12 +11,12 @@ from penstock.hosting.ports import Conflict, GraphHead, GraphRecord
 from penstock.storage import codec
 from penstock.storage.memory.record_codec import RecordCodec
 from penstock.storage.memory.undo import UndoLog
-from penstock.storage.rules import check_expected_version
+from penstock.storage.rules import check_expected_version, lower_ascii, merge_positions, search_key
 
 GRAPH = RecordCodec(
     GraphRecord,
     names=("id", "owner"),
-    texts=("name",),
+    texts=("name", "saved_by", "note"),
     numbers=("created_ms",),
     documents=("document",),
     objects=("document",),
@@ -31,6 +31,8 @@ class MemoryGraphStore:
         self._graphs: dict[str, list[GraphRecord]] = {}
         """The versions of each graph, the oldest first: version 1 is at index 0."""
         self._archived: set[str] = set()
+        self._layouts: dict[str, str] = {}
+        """Positions of nodes by graph, as JSON."""
 
     async def save(
         self,
@@ -41,9 +43,15 @@ class MemoryGraphStore:
         *,
         now_ms: int,
         expected_version: int | None = None,
+        saved_by: str = "",
+        note: str = "",
     ) -> GraphRecord:
+        if saved_by:
+            codec.name("saved_by", saved_by)
         versions = self._graphs.get(graph_id, [])
-        graph = GraphRecord(graph_id, len(versions) + 1, owner, name, document, _digest(document), now_ms)
+        graph = GraphRecord(
+            graph_id, len(versions) + 1, owner, name, document, _digest(document), now_ms, False, saved_by, note
+        )
         encoded = GRAPH.encode(graph)
         if versions and versions[0].owner != owner:
             raise Conflict(f"graph {graph_id!r} is another owner's; save it under an id of its own")
@@ -63,14 +71,24 @@ class MemoryGraphStore:
         return None if found is None else GraphHead(graph_id, found.version, found.owner, graph_id in self._archived)
 
     async def list(
-        self, *, owner: str | None = None, before: str | None = None, limit: int = 100
+        self,
+        *,
+        owner: str | None = None,
+        before: str | None = None,
+        limit: int = 100,
+        is_archived: bool = False,
+        text: str | None = None,
     ) -> Sequence[GraphRecord]:
         codec.limit(limit)
-        newest = [versions[-1] for id, versions in sorted(self._graphs.items()) if id not in self._archived]
+        part = None if text is None else search_key(text)
+        graphs = sorted(self._graphs.items())
+        newest = [versions[-1] for id, versions in graphs if (id in self._archived) == is_archived]
         listed = [
             graph
             for graph in newest
-            if (owner is None or graph.owner == owner) and (before is None or graph.id > before)
+            if (owner is None or graph.owner == owner)
+            and (before is None or graph.id > before)
+            and (part is None or part in lower_ascii(graph.id) or part in search_key(graph.name))
         ]
         return [self._decode(graph) for graph in listed[:limit]]
 
@@ -83,6 +101,19 @@ class MemoryGraphStore:
         was_archived = graph_id in self._archived
         self._undo.step(lambda: self._mark(graph_id, was_archived))
         self._mark(graph_id, is_archived)
+
+    async def layout(self, graph_id: str) -> Mapping[str, Any]:
+        stored = self._layouts.get(graph_id)
+        return {} if stored is None else codec.decode_object("graph_layouts", graph_id, stored)
+
+    async def arrange(self, graph_id: str, positions: Mapping[str, Any]) -> Mapping[str, Any]:
+        codec.encode_object("positions", positions)
+        if graph_id not in self._graphs:
+            raise KeyError(f"no graph {graph_id!r}")
+        merged = merge_positions(await self.layout(graph_id), positions)
+        self._undo.entry(self._layouts, graph_id)
+        self._layouts[graph_id] = codec.encode_object("positions", merged)
+        return merged
 
     def _mark(self, graph_id: str, is_archived: bool) -> None:
         if is_archived:

@@ -9,16 +9,24 @@ from typing import Any
 from penstock.hosting.ports import Conflict, GraphHead, GraphRecord, StoreCorrupt
 from penstock.storage import codec
 from penstock.storage.port import Row, SqlStore, TableCheck, Transaction, Value
-from penstock.storage.rules import check_expected_version
+from penstock.storage.rules import check_expected_version, merge_positions, search_key
 
 VERSIONS = "FROM graphs JOIN graph_versions ON graph_versions.id = graphs.id"
-SELECT = f"SELECT graphs.id, version, owner, name, document, digest, created_ms, is_archived {VERSIONS}"
+COLUMNS = "version, owner, name, document, digest, created_ms, is_archived, saved_by, note"
+SELECT = f"SELECT graphs.id, {COLUMNS} {VERSIONS}"
 SELECT_HEAD = f"SELECT graphs.id, version, owner, is_archived {VERSIONS}"
 OF_NEWEST = "AND graph_versions.version = graphs.newest"
 SELECT_NEWEST = f"{SELECT} {OF_NEWEST}"
 INSERT = "INSERT INTO graphs (id, owner, newest, is_archived) VALUES (?, ?, 0, 0) ON CONFLICT (id) DO NOTHING"
 INSERT_VERSION = (
-    "INSERT INTO graph_versions (id, version, name, document, digest, created_ms) VALUES (?, ?, ?, ?, ?, ?)"
+    "INSERT INTO graph_versions (id, version, name, document, digest, created_ms, saved_by, note) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+SELECT_LAYOUT = "SELECT id, positions FROM graph_layouts WHERE id = ?"
+PUT_LAYOUT = (
+    "INSERT INTO graph_layouts (id, positions) VALUES (?, ?) "
+    "ON CONFLICT (id) DO UPDATE SET positions = excluded.positions"
 )
 
 
@@ -34,8 +42,11 @@ class SqlGraphStore(SqlStore):
         *,
         now_ms: int,
         expected_version: int | None = None,
+        saved_by: str = "",
+        note: str = "",
     ) -> GraphRecord:
         codec.name("id", graph_id), codec.name("owner", owner)
+        author = codec.name("saved_by", saved_by) if saved_by else "", codec.encode_text("note", note)
         encoded = codec.encode_object("document", document)
         digest = hashlib.sha256(codec.canonical("document", document).encode()).hexdigest()
         content = codec.encode_text("name", name), encoded, digest
@@ -48,7 +59,7 @@ class SqlGraphStore(SqlStore):
                 return newest
             check_expected_version(graph_id, version, expected_version)
             created_ms = codec.number("created_ms", now_ms)
-            await transaction.run(INSERT_VERSION, graph_id, version + 1, *content, created_ms)
+            await transaction.run(INSERT_VERSION, graph_id, version + 1, *content, created_ms, *author)
             await transaction.run("UPDATE graphs SET newest = ? WHERE id = ?", version + 1, graph_id)
             return await _newest_version(transaction, graph_id)
 
@@ -67,13 +78,24 @@ class SqlGraphStore(SqlStore):
         return GraphHead(id, of_version, owner, bool(is_archived))
 
     async def list(
-        self, *, owner: str | None = None, before: str | None = None, limit: int = 100
+        self,
+        *,
+        owner: str | None = None,
+        before: str | None = None,
+        limit: int = 100,
+        is_archived: bool = False,
+        text: str | None = None,
     ) -> Sequence[GraphRecord]:
-        where, values = ["is_archived = 0"], []
+        where: list[str] = ["is_archived = ?"]
+        values: list[Value] = [int(is_archived)]
         for term, value in (("owner = ?", owner), ("graphs.id > ?", before)):
             if value is not None:
                 where.append(term)
                 values.append(codec.lookup_key(value))
+        if text is not None:
+            part = "".join(f"!{one}" if one in "!%_" else one for one in search_key(text))
+            where.append("(lower(graphs.id) LIKE ? ESCAPE '!' OR lower(name) LIKE ? ESCAPE '!')")
+            values.extend([f"%{part}%"] * 2)
         statement = f"{SELECT_NEWEST} WHERE {' AND '.join(where)} ORDER BY graphs.id LIMIT ?"
 
         async def body(transaction: Transaction) -> Sequence[GraphRecord]:
@@ -101,8 +123,9 @@ class SqlGraphStore(SqlStore):
             return _decode(row)
         except StoreCorrupt as error:
             self._database.faults.note(error)
-            id, version, owner, _, _, digest, created_ms, is_archived = row
-            return GraphRecord(id, version, owner, codec.unreadable(error), {}, digest, created_ms, bool(is_archived))
+            id, version, owner, _, _, digest, created_ms, is_archived, saved_by, _ = row
+            name = codec.unreadable(error)
+            return GraphRecord(id, version, owner, name, {}, digest, created_ms, bool(is_archived), saved_by)
 
     async def _row(self, select: str, graph_id: str, version: int | None) -> Row | None:
         """Return the selected columns of that version, or of the newest if `version` is None."""
@@ -126,6 +149,29 @@ class SqlGraphStore(SqlStore):
 
         await self._database.write(body)
 
+    async def layout(self, graph_id: str) -> Mapping[str, Any]:
+        async def body(transaction: Transaction) -> Mapping[str, Any]:
+            row = await transaction.row(SELECT_LAYOUT, codec.lookup_key(graph_id))
+            return {} if row is None else _decode_layout(row)
+
+        return await self._database.read(body)
+
+    async def arrange(self, graph_id: str, positions: Mapping[str, Any]) -> Mapping[str, Any]:
+        codec.encode_object("positions", positions)
+
+        async def body(transaction: Transaction) -> Mapping[str, Any]:
+            lock = transaction.dialect.update_lock
+            key = codec.lookup_key(graph_id)
+            if await transaction.row(f"SELECT id FROM graphs WHERE id = ?{lock}", key) is None:
+                raise KeyError(f"no graph {graph_id!r}")
+            rows = await transaction.rows(SELECT_LAYOUT, key)
+            stored = self._database.faults.readable(rows, _decode_layout)  # an unreadable layout is replaced
+            merged = merge_positions(stored[0] if stored else {}, positions)
+            await transaction.run(PUT_LAYOUT, key, codec.encode_object("positions", merged))
+            return merged
+
+        return await self._database.write(body)
+
 
 async def _locked_version(transaction: Transaction, graph_id: str, owner: str) -> int:
     """Lock the graph and return its newest version, 0 if it has none yet; Conflict if it is another owner's."""
@@ -148,13 +194,19 @@ async def _newest_version(transaction: Transaction, graph_id: str) -> GraphRecor
 
 
 def _decode(row: Row) -> GraphRecord:
-    id, version, owner, name, document, digest, created_ms, is_archived = row
+    id, version, owner, name, document, digest, created_ms, is_archived, saved_by, note = row
     key = f"{id}/{version}"
     graph_name, content = (
         codec.decode_text("graph_versions", key, name),
         codec.decode_object("graph_versions", key, document),
     )
-    return GraphRecord(id, version, owner, graph_name, content, digest, created_ms, bool(is_archived))
+    why = codec.decode_text("graph_versions", key, note)
+    return GraphRecord(id, version, owner, graph_name, content, digest, created_ms, bool(is_archived), saved_by, why)
+
+
+def _decode_layout(row: Row) -> dict[str, Any]:
+    id, positions = row
+    return codec.decode_object("graph_layouts", id, positions)
 
 
 def _decode_newest(row: Row) -> None:
@@ -173,9 +225,10 @@ CHECKS = (
     ),
     TableCheck(
         "graph_versions",
-        "id, version, '', name, document, digest, created_ms, 0",
+        "id, version, '', name, document, digest, created_ms, 0, saved_by, note",
         ("id", "version"),
         ("", codec.MIN_NUMBER),
         _decode,
     ),
+    TableCheck("graph_layouts", "id, positions", ("id",), ("",), _decode_layout),
 )

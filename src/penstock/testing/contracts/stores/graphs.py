@@ -191,3 +191,47 @@ class GraphStoreContract(StoreContract):
             assert [graph.id for graph in await stores.graphs.list()] == ["g", "h"]
         with raises(KeyError):
             await stores.graphs.archive("unknown")
+
+    @fresh
+    async def test_a_version_has_its_author_and_note(self, stores: StoreBundle) -> None:
+        first = await saved(stores)
+        assert (first.saved_by, first.note) == ("", "")
+        second = await saved(stores, document={"new": True}, saved_by="bob", note="more\x00 \u00fc\ud83d")
+        assert (second.owner, second.saved_by, second.note) == ("ann", "bob", "more\x00 \u00fc\ud83d")
+        assert await stores.graphs.get("g") == second
+        assert list(await stores.graphs.versions("g")) == [second, first]
+        again = await saved(stores, document={"new": True}, saved_by="eve", note="nothing is new")
+        assert again == second, "an unchanged graph keeps its author"
+        with raises(InvalidValue):
+            await saved(stores, document={}, saved_by="a\x00b")
+
+    @fresh
+    async def test_positions_are_merged_and_make_no_version(self, stores: StoreBundle) -> None:
+        await saved(stores)
+        assert await stores.graphs.layout("g") == await stores.graphs.layout("unknown") == {}
+        first = {"n": {"x": 1.5, "y": -2}, "m/o": {"x": 0, "y": 0}}
+        assert await stores.graphs.arrange("g", first) == first
+        assert await stores.graphs.arrange("g", {"n": {"x": 3, "y": 4}, "m/o": None}) == {"n": {"x": 3, "y": 4}}
+        assert await stores.graphs.layout("g") == {"n": {"x": 3, "y": 4}}
+        assert len(await stores.graphs.versions("g")) == 1
+        await saved(stores, document={"new": True})
+        assert await stores.graphs.layout("g") == {"n": {"x": 3, "y": 4}}, "positions outlive a version"
+        with raises(KeyError):
+            await stores.graphs.arrange("unknown", {})
+        with raises(InvalidValue):
+            await stores.graphs.arrange("g", {"n": float("nan")})
+
+    @fresh
+    async def test_graphs_are_found_by_a_part_of_their_id_or_name(self, stores: StoreBundle) -> None:
+        await saved(stores, "Pipe_line", name="First")
+        await saved(stores, "other", name="Caf\u00e9 %PIPE")
+        await saved(stores, "third", name="third")
+        await stores.graphs.archive("third")
+        cases = (
+            ("pipe", ["Pipe_line", "other"]), ("PIPE_", ["Pipe_line"]), ("%", ["other"]), ("\u00e9", ["other"]),
+            ("i", ["Pipe_line", "other"]), ("none", []), ("", ["Pipe_line", "other"]), ("third", []),
+        )  # fmt: skip
+        for text, found in cases:
+            assert [graph.id for graph in await stores.graphs.list(text=text)] == found, text
+        assert [graph.id for graph in await stores.graphs.list(text="THI", is_archived=True)] == ["third"]
+        assert [graph.id for graph in await stores.graphs.list(is_archived=True)] == ["third"]
