@@ -22,6 +22,17 @@ TYPES = Path(__file__).parent.parent / "ui" / "src" / "api" / "types.ts"
 USED = (
     *("Me", "GraphPage", "RunPage", "RunShown", "EventShown", "CancelShown", "NewRun", "Grant"),
     *("ApprovalPage", "ApprovalShown", "BillList", "ResolveBill", "ErrorShown"),
+    *(
+        "GraphDiff",
+        "GraphShown",
+        "GraphVersion",
+        "LayoutChange",
+        "LayoutShown",
+        "NodeTypes",
+        "OfferedModels",
+        "ToolList",
+    ),
+    *("Validity",),
     *("AgentPage", "AttachmentShown", "ChatPage", "ChatPath", "ChatShown", "NewAnswer", "NewMessage", "TurnShown"),
 )
 """Bodies that the UI sends or receives."""

@@ -16,7 +16,7 @@ from penstock.server.schemas import Body, Grant, Limits, parse_limits
 from tests.server.served import ECHO, served
 
 BODIES = sorted((one for one in vars(schemas).values() if isinstance(one, type) and issubclass(one, Body)), key=repr)
-FILLED: dict[str, Any] = {"graph_id": "g", "document": {}, "call_id": "1-x/n1", "cost_usd": "0"}
+FILLED: dict[str, Any] = {"graph_id": "g", "document": {}, "call_id": "1-x/n1", "cost_usd": "0", "x": 0, "y": 0}
 
 
 def number_fields() -> Iterator[tuple[type[Body], str]]:
@@ -41,7 +41,7 @@ def test_a_number_must_be_a_json_number(body: type[Body], name: str, value: Any)
 def test_every_number_field_is_covered() -> None:
     assert {name for _, name in number_fields()} == {
         "version", "expected_version", "timeout_s", "max_steps", "max_tokens", "max_api_calls", "max_retries",
-        "tokens_in", "tokens_out",
+        "tokens_in", "tokens_out", "x", "y",
     }  # fmt: skip
 
 

@@ -265,6 +265,8 @@ ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/api/graphs/validate": WRITE,
     "/api/graphs/{graph_id}": {"GET": "viewer", "PUT": "user", "DELETE": "user"},
     "/api/graphs/{graph_id}/versions": READ,
+    "/api/graphs/{graph_id}/diff": READ,
+    "/api/graphs/{graph_id}/layout": {"GET": "viewer", "PATCH": "user"},
     "/api/runs": {"GET": "viewer", "POST": "user"},
     "/api/runs/{run_id}": READ,
     "/api/runs/{run_id}/events": READ,

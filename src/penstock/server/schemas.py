@@ -52,6 +52,9 @@ LEAST_USD = Decimal("1E-9")
 MAX_MONEY_USD = 1_000_000
 MAX_TIMEOUT_S = 30 * 86_400
 MAX_VERSION = 2**31 - 1
+MAX_NODE_PATH = 8_000
+MAX_POSITIONS = 10_000
+"""Maximum number of positions in one request."""
 
 Id = Annotated[str, Field(pattern=AN_ID)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -151,6 +154,7 @@ class NewGraph(Body):
     id: Id
     name: Name
     document: Document
+    note: Reason = Field("", description="Why it is saved, for the list of versions")
 
 
 class GraphVersion(Body):
@@ -158,6 +162,7 @@ class GraphVersion(Body):
 
     name: Name | None = None
     document: Document
+    note: Reason = Field("", description="Why it is saved, for the list of versions")
     expected_version: Annotated[int, Field(ge=0, le=MAX_VERSION, strict=True)] | None = None
 
 
@@ -192,6 +197,8 @@ class GraphSummary(Shown):
     digest: str
     created_ms: int
     is_archived: bool
+    saved_by: str = Field("", description="Who saved this version; empty for versions of older servers")
+    note: str = ""
 
 
 class GraphListed(GraphSummary):
@@ -235,6 +242,54 @@ class GraphPage(Shown):
 
     graphs: list[GraphListed]
     next: str | None
+
+
+MAX_POSITION = 1_000_000
+Coordinate = Annotated[float, Field(ge=-MAX_POSITION, le=MAX_POSITION, allow_inf_nan=False, strict=True)]
+NodePath = Annotated[str, Field(min_length=1, max_length=MAX_NODE_PATH)]
+
+
+class NodePosition(Body):
+    """Where an editor draws a node."""
+
+    x: Coordinate
+    y: Coordinate
+
+
+class LayoutChange(Body):
+    """Positions to store by node, null to remove one; a node of a nested graph is a path, as in `each/read`."""
+
+    positions: Annotated[dict[NodePath, NodePosition | None], Field(max_length=MAX_POSITIONS)]
+
+
+class LayoutShown(Shown):
+    """The stored positions of a graph's nodes. They belong to the graph: moving a node makes no version."""
+
+    positions: dict[str, NodePosition]
+
+
+class ChangeShown(Shown):
+    """One difference between two versions of a graph.
+
+    `path` is relative to the node or edge, or to the document if it is about neither.
+    """
+
+    kind: Literal["added", "removed", "changed"]
+    what: Literal["node", "edge", "graph"]
+    id: str
+    path: str
+    before: Any = None
+    after: Any = None
+
+
+class GraphDiff(Shown):
+    """What changed from one version of a graph to another, by node and edge; `truncated` if there is more."""
+
+    graph_id: str
+    before: GraphSummary
+    after: GraphSummary
+    changes: list[ChangeShown]
+    truncated: bool
 
 
 class NewRun(Body):
@@ -807,15 +862,22 @@ class HandleShown(Shown):
 
     name: str
     type: str
-    channel: str
-    many: str
+    channel: Literal["flow", "link"]
+    many: Literal["one", "list", "first"]
     required: bool
 
 
 class NodeTypeShown(Shown):
-    """A node type: its handles (None: open), and the JSON Schema of its data."""
+    """A node type: how a palette names it, its handles (None: open), and the JSON Schema of its data.
+
+    A type that does not run provides something that other nodes link to.
+    """
 
     type: str
+    title: str
+    description: str
+    category: str
+    runs: bool
     inputs: list[HandleShown] | None
     outputs: list[HandleShown] | None
     data_schema: dict[str, Any] | None

@@ -61,8 +61,25 @@ export interface BillShown {
   reason: string;
 }
 
+export interface BudgetData {
+  max_cost_usd?: number | null;
+  max_steps?: number | null;
+  max_tokens?: number | null;
+  max_api_calls?: number | null;
+  max_time_s?: number | null;
+}
+
 export interface CancelShown {
   result: "cancelled" | "already_cancelled" | "remembered" | "ended";
+}
+
+export interface ChangeShown {
+  kind: "added" | "removed" | "changed";
+  what: "node" | "edge" | "graph";
+  id: string;
+  path: string;
+  before?: unknown;
+  after?: unknown;
 }
 
 export interface ChatListed {
@@ -102,6 +119,30 @@ export interface ChatShown {
   updated_ms: number;
 }
 
+export interface Edge {
+  id: string;
+  source: string;
+  sourceHandle?: string | null;
+  target: string;
+  targetHandle?: string | null;
+  data: EdgeData;
+}
+
+export interface EdgeData {
+  channel: "flow" | "link";
+}
+
+export interface ErrorPolicyData {
+  on_error?: "fail" | "retry" | "skip" | "fallback" | "continue";
+  retry_count?: number;
+  retry_delay_ms?: number;
+  retry_backoff?: number;
+  retry_jitter?: number;
+  timeout_ms?: number | null;
+  fallback_value?: unknown;
+  fallback_handle?: string | null;
+}
+
 export interface ErrorShown {
   error: penstock__server__schemas__ErrorFacts;
 }
@@ -117,6 +158,14 @@ export interface Grant {
   limits: Limits;
 }
 
+export interface GraphDiff {
+  graph_id: string;
+  before: GraphSummary;
+  after: GraphSummary;
+  changes: ChangeShown[];
+  truncated: boolean;
+}
+
 export interface GraphListed {
   id: string;
   version: number;
@@ -125,6 +174,8 @@ export interface GraphListed {
   digest: string;
   created_ms: number;
   is_archived: boolean;
+  saved_by?: string;
+  note?: string;
   valid: boolean;
   chat: boolean;
   source: "document" | "program";
@@ -133,6 +184,42 @@ export interface GraphListed {
 export interface GraphPage {
   graphs: GraphListed[];
   next: string | null;
+}
+
+export interface GraphShown {
+  id: string;
+  version: number;
+  owner: string;
+  name: string;
+  digest: string;
+  created_ms: number;
+  is_archived: boolean;
+  saved_by?: string;
+  note?: string;
+  valid: boolean;
+  chat: boolean;
+  source: "document" | "program";
+  problems: ProblemShown[];
+  document: Record<string, unknown>;
+}
+
+export interface GraphSummary {
+  id: string;
+  version: number;
+  owner: string;
+  name: string;
+  digest: string;
+  created_ms: number;
+  is_archived: boolean;
+  saved_by?: string;
+  note?: string;
+}
+
+export interface GraphVersion {
+  name?: string | null;
+  document: Record<string, unknown>;
+  note?: string;
+  expected_version?: number | null;
 }
 
 export interface Halt {
@@ -144,12 +231,28 @@ export interface Halt {
   node_id?: string | null;
 }
 
+export interface HandleShown {
+  name: string;
+  type: string;
+  channel: "flow" | "link";
+  many: "one" | "list" | "first";
+  required: boolean;
+}
+
 export interface LastMessage {
   message_id: string;
   role: string;
   content: string;
   at_ms: number;
   state: string | null;
+}
+
+export interface LayoutChange {
+  positions: Record<string, NodePosition | null>;
+}
+
+export interface LayoutShown {
+  positions: Record<string, NodePosition>;
 }
 
 export interface Limits {
@@ -176,6 +279,12 @@ export interface Me {
   until: string | null;
 }
 
+export interface ModelShown {
+  id: string;
+  model: string;
+  priced: boolean;
+}
+
 export interface NewAnswer {
   user_tools?: string[];
   limits?: Limits | null;
@@ -199,6 +308,42 @@ export interface NewRun {
   run_id?: string | null;
 }
 
+export interface Node {
+  id: string;
+  type: string;
+  position?: Position;
+  data?: NodeData;
+}
+
+export interface NodeData {
+  error_policy?: ErrorPolicyData | null;
+  budget?: BudgetData | null;
+}
+
+export interface NodePosition {
+  x: number;
+  y: number;
+}
+
+export interface NodeTypeShown {
+  type: string;
+  title: string;
+  description: string;
+  category: string;
+  runs: boolean;
+  inputs: HandleShown[] | null;
+  outputs: HandleShown[] | null;
+  data_schema: Record<string, unknown> | null;
+}
+
+export interface NodeTypes {
+  node_types: NodeTypeShown[];
+}
+
+export interface OfferedModels {
+  models: ModelShown[];
+}
+
 export interface PlaceShown {
   number: number;
   count: number;
@@ -214,6 +359,17 @@ export interface PlacedMessage {
   at_ms: number;
   data: Record<string, unknown>;
   place: PlaceShown;
+}
+
+export interface Position {
+  x: number;
+  y: number;
+}
+
+export interface ProblemShown {
+  code: string;
+  path: string;
+  message: string;
 }
 
 export interface ResolveBill {
@@ -280,11 +436,20 @@ export interface RunSummary {
   live?: LiveUsage | null;
 }
 
+export interface ToolList {
+  tools: string[];
+}
+
 export interface TurnShown {
   chat_id: string;
   run_id: string;
   user_message_id: string | null;
   message_id: string;
+}
+
+export interface Validity {
+  valid: boolean;
+  problems: ProblemShown[];
 }
 
 export interface penstock__server__schemas__ErrorFacts {

@@ -134,6 +134,11 @@ class Settings(Generic[D]):
         self._known: dict[tuple[Any, ...], D] = {}
         """Cache of recently read data: a node's data is read each time it runs."""
 
+    @property
+    def shape(self) -> type[D]:
+        """The dataclass of the data."""
+        return self._shape
+
     @cached_property
     def _adapter(self) -> TypeAdapter[D]:
         from pydantic import TypeAdapter

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from itertools import islice
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
@@ -14,13 +15,20 @@ from penstock.nodes.program import SERVICE as PROGRAMS
 from penstock.nodes.program import is_program, program_name
 from penstock.server.auth import User, reserved
 from penstock.server.errors import ApiError, not_found, problem_details
+from penstock.server.graph_diff import diff
 from penstock.server.schemas import (
+    MAX_NAME,
+    MAX_VERSION,
+    ChangeShown,
+    GraphDiff,
     GraphDocument,
     GraphListed,
     GraphPage,
     GraphShown,
     GraphSummary,
     GraphVersion,
+    LayoutChange,
+    LayoutShown,
     NewGraph,
     Validity,
 )
@@ -29,14 +37,25 @@ from penstock.server.state import KNOWN_QUERY, CurrentUser, PageSize, PathId, Qu
 router = APIRouter(prefix="/api/graphs", tags=["graphs"], dependencies=[KNOWN_QUERY])
 
 RESERVED = reserved("/api/graphs/{graph_id}")
+MAX_CHANGES = 1_000
+"""Maximum number of changes in a diff."""
+
+VersionQuery = Annotated[int | None, Query(ge=1, le=MAX_VERSION)]
 
 
 @router.get("")
 async def list_graphs(
-    service: Service, before: QueryId = None, limit: PageSize = 100, owner: QueryId = None
+    service: Service,
+    before: QueryId = None,
+    limit: PageSize = 100,
+    owner: QueryId = None,
+    q: Annotated[str | None, Query(max_length=MAX_NAME)] = None,
+    archived: bool = False,
 ) -> GraphPage:
-    """List the newest version of each graph that is not archived, by id."""
-    found = await service.stores.graphs.list(owner=owner, before=before, limit=limit + 1)
+    """List the newest version of each graph, by id; `q` is a part of its id or name. `archived` lists archived ones."""
+    found = await service.stores.graphs.list(
+        owner=owner, before=before, limit=limit + 1, text=q or None, is_archived=archived
+    )
     shown = [GraphListed.of(record, await service.graphs.problems(record)) for record in found[:limit]]
     return GraphPage(graphs=shown, next=shown[-1].id if len(found) > limit else None)
 
@@ -52,7 +71,8 @@ async def create_graph(body: NewGraph, service: Service, user: CurrentUser) -> G
     existing = await newest_to_replace(service.stores.graphs, body.id)
     _must_not_be_served(service, existing)
     expected = 0 if existing is None or existing.document != document else None
-    return await _shown(service, await _save(service, body.id, user.name, body.name, document, expected))
+    saved = await _save(service, body.id, user.name, body.name, document, expected, saved_by=user.name, note=body.note)
+    return await _shown(service, saved)
 
 
 @router.post("/validate")
@@ -64,14 +84,9 @@ async def validate_graph(body: GraphDocument, service: Service) -> Validity:
 
 
 @router.get("/{graph_id}")
-async def get_graph(
-    graph_id: PathId, service: Service, version: int | None = Query(None, ge=1, le=2**31 - 1)
-) -> GraphShown:
+async def get_graph(graph_id: PathId, service: Service, version: VersionQuery = None) -> GraphShown:
     """Return one version of a graph, the newest by default."""
-    record = await service.stores.graphs.get(graph_id, version)
-    if record is None:
-        raise not_found("graph")
-    return await _shown(service, record)
+    return await _shown(service, await _version(service, graph_id, version))
 
 
 @router.put("/{graph_id}")
@@ -85,7 +100,9 @@ async def put_graph(graph_id: PathId, body: GraphVersion, service: Service, user
     _must_not_be_served(service, record)
     owner = user.name if record is None else _changeable(record, user).owner
     name = body.name or (graph_id if record is None else record.name)
-    return await _shown(service, await _save(service, graph_id, owner, name, document, body.expected_version))
+    expected = body.expected_version
+    saved = await _save(service, graph_id, owner, name, document, expected, saved_by=user.name, note=body.note)
+    return await _shown(service, saved)
 
 
 @router.delete("/{graph_id}", status_code=204)
@@ -111,17 +128,69 @@ async def list_versions(graph_id: PathId, service: Service) -> list[GraphSummary
     return [GraphSummary.model_validate(record) for record in found]
 
 
+@router.get("/{graph_id}/diff")
+async def diff_versions(
+    graph_id: PathId,
+    service: Service,
+    before: Annotated[int, Query(ge=1, le=MAX_VERSION)],
+    after: VersionQuery = None,
+) -> GraphDiff:
+    """List what changed from version `before` to version `after`, the newest by default; positions are left out."""
+    first, second = await _version(service, graph_id, before), await _version(service, graph_id, after)
+    changes = await asyncio.to_thread(lambda: list(islice(diff(first.document, second.document), MAX_CHANGES + 1)))
+    return GraphDiff(
+        graph_id=graph_id,
+        before=GraphSummary.model_validate(first),
+        after=GraphSummary.model_validate(second),
+        changes=[ChangeShown.model_validate(change) for change in changes[:MAX_CHANGES]],
+        truncated=len(changes) > MAX_CHANGES,
+    )
+
+
+@router.get("/{graph_id}/layout")
+async def get_layout(graph_id: PathId, service: Service) -> LayoutShown:
+    """Return the stored positions of a graph's nodes; a node without one is drawn where its document says."""
+    if await service.stores.graphs.head(graph_id) is None:
+        raise not_found("graph")
+    return LayoutShown.model_validate({"positions": await service.stores.graphs.layout(graph_id)})
+
+
+@router.patch("/{graph_id}/layout")
+async def change_layout(graph_id: PathId, body: LayoutChange, service: Service, user: CurrentUser) -> LayoutShown:
+    """Store positions of nodes, without a new version; the other positions stay as they are."""
+    record = await _version(service, graph_id, None)
+    _changeable(record, user)
+    changes = body.model_dump()["positions"]
+    merged = await service.stores.graphs.arrange(graph_id, changes)
+    return LayoutShown.model_validate({"positions": merged})
+
+
+async def _version(service: ServerState, graph_id: str, version: int | None) -> GraphRecord:
+    record: GraphRecord | None = await service.stores.graphs.get(graph_id, version)
+    if record is None:
+        raise not_found("graph")
+    return record
+
+
 async def _shown(service: ServerState, record: GraphRecord) -> GraphShown:
     return GraphShown.whole(record, await service.graphs.problems(record))
 
 
 async def _save(
-    service: ServerState, graph_id: str, owner: str, name: str, document: dict[str, Any], expected: int | None
+    service: ServerState,
+    graph_id: str,
+    owner: str,
+    name: str,
+    document: dict[str, Any],
+    expected: int | None,
+    *,
+    saved_by: str,
+    note: str,
 ) -> GraphRecord:
     """Save the graph and return its record; an archived graph is restored."""
     now_ms = service.now_ms()
     saved: GraphRecord = await service.stores.graphs.save(
-        graph_id, owner, name, document, now_ms=now_ms, expected_version=expected
+        graph_id, owner, name, document, now_ms=now_ms, expected_version=expected, saved_by=saved_by, note=note
     )
     if saved.is_archived:
         await service.stores.graphs.archive(graph_id, is_archived=False)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from penstock.hosting.ports import RunStatus, StoreUnavailable
-from penstock.runtime.graphs.document_schema import data_schema
+from penstock.nodes.catalog import CATEGORIES, hinted_schema, node_info
 from penstock.server.api_page import api_page
 from penstock.server.auth import User, format_time
 from penstock.server.errors import not_found
@@ -82,7 +82,7 @@ async def me(request: Request, user: CurrentUser) -> Me:
 
 @router.get("/api/node-types")
 async def node_types(service: Service) -> NodeTypes:
-    """List every node type available to graphs on this server."""
+    """List every node type available to graphs on this server, by category, with hints for forms of their data."""
     return NodeTypes(node_types=await asyncio.to_thread(_node_types, service))
 
 
@@ -218,15 +218,22 @@ def _models(service: ServerState, offered: Mapping[str, Any]) -> list[ModelShown
 
 def _node_types(service: ServerState) -> list[NodeTypeShown]:
     registry = service.executors()
-    return [_shown(registry, node_type) for node_type in sorted(registry)]
+    shown = [_shown(registry, node_type) for node_type in sorted(registry)]
+    order = {category: at for at, category in enumerate(CATEGORIES)}
+    return sorted(shown, key=lambda one: (order.get(one.category, len(order)), one.category, one.title))
 
 
 def _shown(registry: Any, node_type: str) -> NodeTypeShown:
+    info = node_info(node_type, registry[node_type])
     return NodeTypeShown(
         type=node_type,
+        title=info.title,
+        description=info.description,
+        category=info.category,
+        runs=registry.can(node_type, "execute"),
         inputs=_handles(registry.handles(node_type, "inputs")),
         outputs=_handles(registry.handles(node_type, "outputs")),
-        data_schema=data_schema(registry[node_type]),
+        data_schema=hinted_schema(registry[node_type]),
     )
 
 

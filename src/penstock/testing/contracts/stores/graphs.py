@@ -227,7 +227,7 @@ class GraphStoreContract(StoreContract):
         await saved(stores, "other", name="Caf\u00e9 %PIPE")
         await saved(stores, "third", name="third")
         await stores.graphs.archive("third")
-        cases = (
+        cases: tuple[tuple[str, list[str]], ...] = (
             ("pipe", ["Pipe_line", "other"]), ("PIPE_", ["Pipe_line"]), ("%", ["other"]), ("\u00e9", ["other"]),
             ("i", ["Pipe_line", "other"]), ("none", []), ("", ["Pipe_line", "other"]), ("third", []),
         )  # fmt: skip
