@@ -89,6 +89,11 @@ class Conversions:
         """These conversions and those of `table`, which hold where both have one; each raises if it cannot convert."""
         return Conversions({**self._table, **table})
 
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Which types become which."""
+        return list(self._table)
+
     def fits(self, given: str, wanted: str) -> bool:
         """Whether a value of type `given` can arrive where `wanted` is taken; any fits everywhere."""
         return given == wanted or ANY in (given, wanted) or (given, wanted) in self._table

@@ -884,9 +884,10 @@ class NodeTypeShown(Shown):
 
 
 class NodeTypes(Shown):
-    """Every node type available to graphs on this server."""
+    """Every node type available to graphs on this server, and which types of values become which on an edge."""
 
     node_types: list[NodeTypeShown]
+    conversions: list[list[str]]
 
 
 class ModelShown(Shown):

@@ -97,7 +97,9 @@ async def test_graphs_are_listed_by_text_and_archived_ones_on_request() -> None:
 
 async def test_node_types_have_what_a_palette_and_a_form_show() -> None:
     async with served() as server, server.client("vera") as vera:
-        types = (await vera.get("/api/node-types")).json()["node_types"]
+        found = (await vera.get("/api/node-types")).json()
+        types = found["node_types"]
+        assert ["number", "text"] in found["conversions"]
         by_type = {one["type"]: one for one in types}
         agent = by_type["agent"]
         assert (agent["title"], agent["category"], agent["runs"]) == ("Agent", "Models", True)

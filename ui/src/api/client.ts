@@ -83,6 +83,17 @@ export async function post<T>(path: string, body: unknown = {}): Promise<T> {
   return (await response.json()) as T;
 }
 
+/** A response as its text, for what must be written back as it was read. */
+export async function getText(path: string, signal?: AbortSignal): Promise<string> {
+  return (await send(path, { headers: { Accept: "application/json" }, signal: signal ?? null })).text();
+}
+
+/** Sends JSON that is text already; returns the response as text, empty if it has none. */
+export async function sendText(method: "PUT" | "POST" | "PATCH" | "DELETE", path: string, body?: string): Promise<string> {
+  const headers = { ...(body !== undefined && { "Content-Type": "application/json" }), Accept: "application/json" };
+  return (await send(path, { method, headers, body: body ?? null })).text();
+}
+
 /** Builds a query string; empty values are left out, lists are repeated. */
 export function query(values: Record<string, string | number | string[] | undefined>): string {
   const parameters = new URLSearchParams();

@@ -338,6 +338,7 @@ export interface NodeTypeShown {
 
 export interface NodeTypes {
   node_types: NodeTypeShown[];
+  conversions: string[][];
 }
 
 export interface OfferedModels {

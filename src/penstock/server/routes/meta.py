@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from penstock.hosting.ports import RunStatus, StoreUnavailable
+from penstock.kernel.values import STANDARD_CONVERSIONS
 from penstock.nodes.catalog import CATEGORIES, hinted_schema, node_info
 from penstock.server.api_page import api_page
 from penstock.server.auth import User, format_time
@@ -83,7 +84,8 @@ async def me(request: Request, user: CurrentUser) -> Me:
 @router.get("/api/node-types")
 async def node_types(service: Service) -> NodeTypes:
     """List every node type available to graphs on this server, by category, with hints for forms of their data."""
-    return NodeTypes(node_types=await asyncio.to_thread(_node_types, service))
+    found = await asyncio.to_thread(_node_types, service)
+    return NodeTypes(node_types=found, conversions=[list(pair) for pair in STANDARD_CONVERSIONS.pairs])
 
 
 @router.get("/api/models")
