@@ -29,7 +29,10 @@ from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
 MAX_REQUEST = 1_000_000
-IMPORTED = ("penstock.cli.app", "penstock.cli.service.serve_command", "tests.cli.remote.live", "uvicorn.lifespan.on")
+IMPORTED = (
+    *("penstock.cli.app", "penstock.cli.service.serve_command", "tests.cli.remote.live", "uvicorn.lifespan.on"),
+    *("penstock.cli.wrap.command", "uvicorn.lifespan.off"),
+)
 """What programs would import for a second or more; the third has the server."""
 
 _address: str | None = None

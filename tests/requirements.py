@@ -145,7 +145,7 @@ REQUIREMENTS: dict[str, Requirement] = {
     "X-9": Requirement("Admission waits for holds of others instead of refusing."),
     "X-10": Requirement("A person lists and resolves unresolved bills."),
     "X-11": Requirement("Nothing in a contained process spends silently."),
-    "X-12": Requirement("One command contains any program in any language.", "needs the gateway"),
+    "X-12": Requirement("One command contains any program in any language."),
     "X-13": Requirement("Python graphs and agents are served as they are."),
     "X-14": Requirement("The OpenAI endpoint passes client tools and settings, or refuses them by name."),
     "X-15": Requirement("Operators have logs, tokens, metrics and a model allow-list.", "needs the operator's tools"),

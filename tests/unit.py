@@ -14,6 +14,7 @@ TESTS = Path(__file__).parent
 
 NOT_UNIT = (
     "cli",
+    "gateway",
     "providers",
     "realmodel",
     "reliability",

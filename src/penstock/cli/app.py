@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import completion, graph, run
+from penstock.cli import completion, graph, program, run
 from penstock.cli.exits import Exit, Refused
 from penstock.cli.remote import chat, runs
 from penstock.cli.render.screen import flush, prepare_streams, print_error, print_text, printing
@@ -23,6 +23,9 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 app.command("run", no_args_is_help=False)(run.run)
+app.command("exec", short_help="Run a program of any language under limits.", context_settings=program.CONTEXT)(
+    program.exec_program
+)
 app.add_typer(graph.app, name="graph")
 app.command("serve", short_help="Serve graphs over HTTP.")(serve.serve)
 app.command("chat")(chat.chat)
@@ -45,6 +48,7 @@ def penstock(
     Examples:
       penstock run flow.json --executors nodes:registry --input '"hello"' --max-cost 0.50
       penstock run story.py --timeout 60 --json
+      penstock exec --max-cost 2 -- node agent.js
       penstock graph validate flow.json
       penstock serve
       penstock chat assistant

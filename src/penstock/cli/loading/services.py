@@ -58,6 +58,11 @@ def load_services(options: ServiceOptions) -> NodeServices:
     return NodeServices(services, _price_book(known, options))
 
 
+def load_price_book(options: ServiceOptions) -> PriceBook:
+    """Load the named prices alone."""
+    return _price_book({}, options)
+
+
 def _by_name(option: str, named: Sequence[str] | None) -> dict[str, Any]:
     """Load objects by name; each `module:attribute` is a mapping, or a function that returns one."""
     objects: dict[str, Any] = {}

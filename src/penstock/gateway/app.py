@@ -1,0 +1,99 @@
+"""The gateway as an ASGI app: `/openai`, `/anthropic`, `/gemini`, and the upstreams with names of their own.
+
+Each request is routed by its wire, paid by the grant of its key, and answered in the error format of its wire if it is
+not passed on. Knows nothing of servers and processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from penstock.gateway.client import Client, Gone, Receive, Send
+from penstock.gateway.denials import denial_of
+from penstock.gateway.exchange import exchange_model_call, relay_free
+from penstock.gateway.grants import Keyring
+from penstock.gateway.upstreams import Connections, Upstream
+from penstock.gateway.wires import OPENAI, Denied, presented_key, without_key
+
+
+class Gateway:
+    """Passes requests of any client on to the upstreams, as contained calls."""
+
+    def __init__(
+        self,
+        upstreams: Mapping[str, Upstream],
+        keyring: Keyring,
+        connections: Connections,
+        on_denied: Callable[[Denied], None] = lambda denied: None,
+    ) -> None:
+        self._upstreams = upstreams
+        self._keyring = keyring
+        self._connections = connections
+        self._on_denied = on_denied
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request; nothing but HTTP is offered."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        elif scope["type"] == "http":
+            await self._answer(Client(scope, receive, send), scope["path"])
+
+    async def _answer(self, client: Client, path: str) -> None:
+        name, _, rest = path.lstrip("/").partition("/")
+        upstream = self._upstreams.get(name)
+        wire = OPENAI if upstream is None else upstream.wire
+        try:
+            if upstream is None:
+                raise Denied(404, f"the gateway has no /{name[:100]}; it has {self._names()}", code="not_offered")
+            await self._serve(client, upstream, f"/{rest}" if rest else "")
+        except Gone:
+            return
+        except BaseException as error:
+            denied = denial_of(error, name)
+            if denied is None or client.has_begun:
+                raise
+            self._on_denied(denied)
+            await client.answer(*wire.error(denied, client.user_agent))
+
+    def _names(self) -> str:
+        return ", ".join(f"/{name}" for name in self._upstreams)
+
+    async def _serve(self, client: Client, upstream: Upstream, path: str) -> None:
+        kind, path = upstream.wire.route(client.method, path)
+        if kind == "ping":  # some clients look whether the address answers before they send a key
+            await client.answer(200, [(b"content-length", b"0")], b"")
+            return
+        grant = await self._keyring.grant(presented_key(client.headers, client.query), client.headers)
+        body = await client.body()
+        if kind == "model":
+            call = exchange_model_call(client, upstream, path, body, self._connections, grant)
+        else:
+            call = self._free_call(client, upstream, path, body if client.method == "POST" else None)
+        await _unless_gone(client, call)
+
+    async def _free_call(self, client: Client, upstream: Upstream, path: str, body: bytes | None) -> None:
+        headers = upstream.headers(client.raw_headers, body)
+        url = upstream.target(path, without_key(client.query))
+        response = await self._connections.send(client.method, url, headers, body, None)
+        try:
+            await relay_free(response, client)
+        finally:
+            await response.aclose()
+
+
+async def _unless_gone(client: Client, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, unless the client disconnects before; then the work is cancelled where it waits."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(client.disconnected())
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Gone
+        working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        # Both have ended when this returns: the exchange is settled by then.
+        await asyncio.wait((working, watching))

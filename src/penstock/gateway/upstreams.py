@@ -1,0 +1,173 @@
+"""The providers behind the gateway, and the connections to them.
+
+An upstream has a name, a wire, an address and a key. Its key is read once, from the environment or a file, and is only
+ever put into the request that leaves. Connections are reused; redirects are not followed, since a key must not leave
+for another host.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import httpcore2
+
+from penstock.errors import InvalidValue
+from penstock.gateway.wires import ANTHROPIC, CREDENTIALS, GEMINI, OPENAI, WIRES, Wire
+from penstock.providers.stacks.httpx import MARK
+
+Headers = list[tuple[bytes, bytes]]
+
+CONNECT_S = 15.0
+READ_S = 600.0
+"""How long an upstream may send nothing, as in the clients of OpenAI and Anthropic."""
+MAX_CONNECTIONS = 1_000
+HOP_BY_HOP = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer", b"trailers"),
+        *(b"transfer-encoding", b"upgrade", b"host", b"content-length", b"accept-encoding", b"expect"),
+    }
+)
+OURS = (b"x-penstock-", b"sec-websocket-", b"x-forwarded-", b"forwarded")
+NOT_RETURNED = frozenset(
+    {*HOP_BY_HOP, b"content-encoding", b"set-cookie", b"alt-svc", b"date", b"server", b"strict-transport-security"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """A provider, or a server that is compatible with one."""
+
+    name: str
+    wire: Wire
+    url: str
+    """Base URL in the form that the clients of the wire take."""
+    key: str = field(default="", repr=False)
+    is_bearer: bool = False
+    """Whether the key is sent as `Authorization: Bearer`, on a wire that has a header of its own."""
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+            raise InvalidValue(f"upstream {self.name}", self.url, "an address such as https://api.example.org/v1")
+
+    @property
+    def host(self) -> str:
+        """The host name of the upstream."""
+        return urlsplit(self.url).hostname or ""
+
+    def target(self, path: str, query: str) -> httpcore2.URL:
+        """Return the address of a path that `Wire.route` returned."""
+        parts = urlsplit(self.url)
+        base = parts.path.rstrip("/")
+        if self.wire.root and base.endswith(self.wire.root):
+            base = base.removesuffix(self.wire.root)
+        elif self.wire is OPENAI:  # a base URL of this wire is complete, whatever it ends with
+            path = path.removeprefix(self.wire.root)
+        target = (base + quote(path, safe="/:@") + (f"?{query}" if query else "")).encode("ascii", "ignore")
+        host = (parts.hostname or "").encode("idna" if not (parts.hostname or "").isascii() else "ascii")
+        return httpcore2.URL(scheme=parts.scheme.encode(), host=host, port=parts.port, target=target)
+
+    def headers(self, sent: Headers, body: bytes | None) -> Headers:
+        """Return the headers to send: those of the client, with the credentials and the connection's replaced."""
+        headers = [pair for pair in sent if _passes(pair[0])]
+        parts = urlsplit(self.url)
+        headers.append((b"host", parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")))
+        headers.append((b"accept-encoding", b"identity"))
+        if body is not None:
+            headers.append((b"content-length", str(len(body)).encode()))
+        if self.key:
+            bearer = self.is_bearer or self.wire.key_header == "authorization"
+            value = f"Bearer {self.key}" if bearer else self.key
+            headers.append((("authorization" if bearer else self.wire.key_header).encode(), value.encode("latin-1")))
+        return headers
+
+
+def _passes(name: bytes) -> bool:
+    return name not in HOP_BY_HOP and name not in CREDENTIALS and not name.startswith(OURS)
+
+
+class Connections:
+    """The open connections to all upstreams."""
+
+    def __init__(self, ssl_context: ssl.SSLContext | None = None) -> None:
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=ssl_context,
+            max_connections=MAX_CONNECTIONS,
+            max_keepalive_connections=64,
+            keepalive_expiry=30.0,
+        )
+
+    async def send(
+        self, method: str, url: httpcore2.URL, headers: Headers, body: bytes | None, mark: object
+    ) -> httpcore2.Response:
+        """Send one request, and return the response with its body unread."""
+        timeout = {"connect": CONNECT_S, "read": READ_S, "write": CONNECT_S, "pool": CONNECT_S}
+        request = httpcore2.Request(
+            method, url, headers=headers, content=body, extensions={"timeout": timeout, MARK: mark}
+        )
+        return await self._pool.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._pool.aclose()
+
+
+def returned_headers(response: httpcore2.Response) -> Headers:
+    """Return the headers of a response that the client gets: all but those of the connection and its coding."""
+    lower = [(name.lower(), value) for name, value in response.headers]
+    return [pair for pair in lower if pair[0] not in NOT_RETURNED]
+
+
+def chunks(response: httpcore2.Response) -> AsyncIterable[bytes]:
+    """Return the body of a response as it comes."""
+    stream: AsyncIterable[bytes] = response.stream  # type: ignore[assignment]  # async, since the pool is
+    return stream
+
+
+_VARIABLES: tuple[tuple[Wire, tuple[str, ...], tuple[str, ...]], ...] = (
+    (OPENAI, ("OPENAI_BASE_URL", "OPENAI_API_BASE"), ("OPENAI_API_KEY",)),
+    (ANTHROPIC, ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_URL", "ANTHROPIC_API_BASE"), ("ANTHROPIC_API_KEY",)),
+    (GEMINI, ("GOOGLE_GEMINI_BASE_URL", "GEMINI_API_BASE"), ("GOOGLE_API_KEY", "GEMINI_API_KEY")),
+)
+
+
+def upstreams_in(environ: Mapping[str, str]) -> dict[str, Upstream]:
+    """Return the upstream of each wire as an environment declares it, at the provider's own address by default.
+
+    `NAME_FILE` names a file that has the value of a key `NAME`.
+    """
+    found: dict[str, Upstream] = {}
+    for wire, addresses, keys in _VARIABLES:
+        url = next((environ[name] for name in addresses if environ.get(name)), wire.address)
+        key = next((key for name in keys if (key := _secret(environ, name))), "")
+        bearer = _secret(environ, "ANTHROPIC_AUTH_TOKEN") if wire is ANTHROPIC and not key else ""
+        found[wire.name] = Upstream(wire.name, wire, url.strip(), key or bearer, bool(bearer))
+    return found
+
+
+def _secret(environ: Mapping[str, str], name: str) -> str:
+    if value := environ.get(name, "").strip():
+        return value
+    file = environ.get(f"{name}_FILE")
+    if not file:
+        return ""
+    try:
+        return Path(file).read_text("utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        raise InvalidValue(f"{name}_FILE", file, f"a text file with the key ({type(error).__name__})") from None
+
+
+def parse_upstream(text: str, environ: Mapping[str, str]) -> Upstream:
+    """Parse `NAME=[WIRE+]URL`; the key is in the variable `NAME_API_KEY`, or in the file `NAME_API_KEY_FILE`."""
+    name, equals, url = text.partition("=")
+    wire, plus, rest = url.partition("+")
+    if not equals or not name.replace("-", "").replace("_", "").isalnum() or name != name.lower():
+        raise InvalidValue("upstream", text, "NAME=URL, with a name in small letters")
+    if plus and wire not in WIRES:
+        raise InvalidValue("upstream", text, f"NAME=URL or NAME=WIRE+URL, with a wire of {', '.join(WIRES)}")
+    variable = f"{name.upper().replace('-', '_')}_API_KEY"
+    return Upstream(name, WIRES[wire] if plus else OPENAI, rest if plus else url, _secret(environ, variable))
