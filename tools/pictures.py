@@ -115,6 +115,11 @@ async def approvals(page: Page, site: Site) -> None:
     await expect(page.get_by_role("button", name="Approve").first).to_be_visible()
 
 
+@scene
+async def chat(page: Page, site: Site) -> None:
+    await show(page, site, "chat")
+
+
 async def sign_in(page: Page, site: Site) -> None:
     await page.goto(site.server.url)
     await page.get_by_label("Token").fill(SECRET)
