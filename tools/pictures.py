@@ -27,6 +27,18 @@ FOLDER = ROOT / "docs" / "images"
 SERVED = (f"{ROOT / 'examples' / 'research.py'}:graph", str(ROOT / "src" / "penstock" / "server" / "examples"))
 SECRET = "for-pictures-0123456789"
 SIGNED_OUT = "the server responded with a status of 401"
+SCRIPT = [
+    {"tool": "remember", "arguments": {"key": "highest dam", "value": "Oroville Dam, 235 m"}},
+    """**Oroville Dam** in California is the highest, at 235 m. I have kept that.
+
+| dam | height | completed |
+|---|---|---|
+| Oroville | 235 m | 1968 |
+| Hoover | 221 m | 1936 |
+| Dworshak | 219 m | 1973 |
+
+Its main spillway was rebuilt after 2017.""",
+]
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 
@@ -38,9 +50,7 @@ class Site:
     halted: str
     finished: str
     waiting: str
-
-    def api(self, path: str, body: Any = None) -> Any:
-        return request(self.server, path, body)
+    chat: str
 
 
 Scene = Callable[[Page, Site], Awaitable[None]]
@@ -53,11 +63,12 @@ def scene(function: Scene) -> Scene:
     return function
 
 
-def request(server: Server, path: str, body: Any = None) -> Any:
+def request(server: Server, path: str, body: Any = None, method: str | None = None) -> Any:
     """Request the API as the person of the pictures."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {SECRET}"}
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(server.url + path, data, headers)) as response:
+    sent = urllib.request.Request(server.url + path, data, headers, method=method)
+    with urllib.request.urlopen(sent) as response:
         return json.load(response)
 
 
@@ -72,13 +83,33 @@ def run_of(server: Server, graph: str, text: str, until: str, **limits: float) -
     return str(run["id"])
 
 
+def chat_of(server: Server) -> str:
+    """Have a conversation with an agent that uses tools; returns its id."""
+    nodes = [
+        {"id": "start", "type": "chat-start", "data": {}},
+        {"id": "guide", "type": "agent", "data": {"model": {"script": SCRIPT}, "stream": True}},
+        {"id": "notes", "type": "memory", "data": {}},
+    ]
+    edges = [
+        {"id": "e1", "source": "start", "target": "guide", "data": {"channel": "flow"}},
+        {
+            "id": "e2", "source": "notes", "sourceHandle": "tools", "target": "guide", "targetHandle": "tools",
+            "data": {"channel": "link"},
+        },
+    ]  # fmt: skip
+    document = {"nodes": nodes, "edges": edges}
+    request(server, "/api/graphs/guide", {"name": "Guide to dams", "document": document}, "PUT")
+    question = "Which dam is the highest in the USA? Remember it for later."
+    return str(request(server, "/api/agents/guide/chat", {"content": question})["chat_id"])
+
+
 def prepare(server: Server) -> Site:
     """Start the runs that the pages show."""
     finished = run_of(server, "research", "turbines", "completed", max_cost_usd=0.5)
     run_of(server, "pipeline", "count to 12", "completed")
     waiting = run_of(server, "publish", "Write two lines about spillways.", "waiting")
     halted = run_of(server, "research", "dams", "halted", max_cost_usd=0.03)
-    return Site(server, halted, finished, waiting)
+    return Site(server, halted, finished, waiting, chat_of(server))
 
 
 async def show(page: Page, site: Site, route: str) -> None:
@@ -117,7 +148,8 @@ async def approvals(page: Page, site: Site) -> None:
 
 @scene
 async def chat(page: Page, site: Site) -> None:
-    await show(page, site, "chat")
+    await show(page, site, f"chat/{site.chat}")
+    await expect(page.get_by_text("rebuilt after 2017")).to_be_visible()
 
 
 async def sign_in(page: Page, site: Site) -> None:
