@@ -9,7 +9,10 @@ import asyncio
 import encodings.idna  # noqa: F401  # as for `penstock.kernel.schema` below; host names are encoded with it
 import gc
 import inspect
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -32,6 +35,10 @@ pytest.register_assert_rewrite("penstock.testing.contracts")
 # How long an example takes depends on the machine and its load: no test is about it.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+MEMORY = Path("/dev/shm")
+MEMORY_NEEDED = 4_000_000_000
+"""Bytes that must be free; a whole run needs less than one billion."""
 
 MARKED = pytest.StashKey[set[str]]()
 PROOFS = pytest.StashKey["Proofs"]()
@@ -129,7 +136,16 @@ def _ids(item: pytest.Item) -> Iterator[str]:
         yield from mark.args
 
 
+def _keep_files_in_memory() -> None:
+    """Put temporary files where a commit does not wait for a disk, if there is room and no other place is chosen."""
+    is_chosen = any(name in os.environ for name in ("TMPDIR", "PYTEST_DEBUG_TEMPROOT"))
+    if not is_chosen and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_NEEDED:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)  # for processes that tests start, and for this one
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    _keep_files_in_memory()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # In a shell's background job; programs started by tests would inherit it and could not be interrupted.
         signal.signal(signal.SIGINT, signal.default_int_handler)

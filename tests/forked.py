@@ -33,7 +33,7 @@ IMPORTED = (
     *("penstock.cli.app", "penstock.cli.service.serve_command", "tests.cli.remote.live", "uvicorn.lifespan.on"),
     *("penstock.cli.wrap.command", "uvicorn.lifespan.off"),
 )
-"""What programs would import for a second or more; the third has the server."""
+"""What programs would import for a second or more; the third has the server. The table of prices is loaded, too."""
 
 _address: str | None = None
 
@@ -193,6 +193,7 @@ def _become(request: dict[str, Any]) -> None:
 if __name__ == "__main__":
     for name in IMPORTED:
         importlib.import_module(name)
+    importlib.import_module("penstock").PriceBook().load()
     gc.collect()
     gc.freeze()  # the programs' collectors neither look at what was imported nor copy its pages
     _become(_serve(sys.argv[1]))

@@ -26,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from penstock.runtime.billing.prices import PriceBook
 from penstock.testing import crash_points
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +83,8 @@ def serve(work: Work) -> None:
 
 
 def _prepare() -> None:
-    """Import the driver of PostgreSQL, too, and keep the garbage collectors of children away from what was imported."""
+    """Load what each child would: the driver of PostgreSQL and the prices; keep their collectors away from it."""
+    PriceBook().load()
     with suppress(ImportError):
         importlib.import_module("penstock.storage.postgres.ledger")
     gc.collect()

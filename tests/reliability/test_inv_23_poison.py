@@ -33,6 +33,7 @@ from penstock.hosting.ports import (
     RunRecord,
     StoreCorrupt,
 )
+from penstock.hosting.tokens import TokenRecord
 from penstock.nodes import executors as standard_executors
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.server.app import create_app
@@ -57,7 +58,7 @@ NOT_UTF8 = b'"\x80\xff"'
 TEXTS = ("", "{", "7", "[]", "[" * 100_000, NOT_UTF8, None)
 TEXTS += ("{}", "NaN", "1e999", '"cut', '"\\ud800', "x" * HUGE) if SOAK else ("NaN",)
 NUMBERS = (-1, codec.MAX_NUMBER, codec.MIN_NUMBER, None)
-LISTS = ("/api/runs", "/api/graphs", "/api/chats", "/api/approvals", "/v1/models", "/")
+LISTS = ("/api/runs", "/api/graphs", "/api/chats", "/api/approvals", "/api/tokens", "/v1/models", "/")
 READ_LIMIT = 100
 PATIENCE = 400
 
@@ -163,6 +164,11 @@ async def a_word(stores: Stores, n: int) -> Row:
     return Row({"word": f"word{n}"})
 
 
+async def a_token(stores: Stores, n: int) -> Row:
+    await stores.tokens.add(TokenRecord(f"t{n}", f"user{n}", "user", "salt", "digest", n, "root"))
+    return Row({"id": f"t{n}"})
+
+
 MAKERS: Mapping[str, Make] = {
     "runs": a_run,
     "events": an_event,
@@ -179,6 +185,7 @@ MAKERS: Mapping[str, Make] = {
     "memories": a_memory,
     "memory_spaces": a_space,
     "memory_words": a_word,
+    "tokens": a_token,
 }
 
 

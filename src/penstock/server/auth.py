@@ -39,6 +39,8 @@ DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?P<zone>Z|[+-][0-9]{2}:[0-9]{2})?")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_S = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // timedelta(seconds=1)
+_LAST_S = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(seconds=1)
 _NANOS_PER_S = 1_000_000_000
 
 
@@ -204,8 +206,9 @@ def _ns(moment: datetime) -> int:
 
 
 def format_time(until_ns: int) -> str:
-    """Format a token's last moment for people, to the second and in UTC."""
-    return (_EPOCH + timedelta(seconds=until_ns // _NANOS_PER_S)).isoformat().replace("+00:00", "Z")
+    """Format a token's last moment for people, to the second and in UTC; one beyond the calendar as its last day."""
+    seconds = min(max(until_ns // _NANOS_PER_S, _FIRST_S), _LAST_S)
+    return (_EPOCH + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
 
 
 def names_of(tokens: Iterable[Token]) -> str:
