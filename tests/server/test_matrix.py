@@ -36,6 +36,7 @@ BODIES: dict[str, Any] = {
     "POST /api/tokens": {"name": "carl", "another": True},
     "POST /v1/chat/completions": {"model": "chat", "messages": [{"role": "user", "content": "hi"}]},
     "POST /v1/responses": {"model": "chat", "input": "hi"},
+    "POST /v1/embeddings": {"model": "chat", "input": "hi"},
 }
 QUERIES = {
     "POST /api/attachments": {"name": "a.txt"},

@@ -6,10 +6,12 @@ tools         functions a model may call       formats       answers that progra
 loop          one iteration at a time          compaction    shortening a conversation
 tool_calling, react                            agent         all of it combined
 execution     the execution under way          schema        JSON Schema of tools and answers
+embedding     models that make vectors
 """
 
 from penstock.agents.agent import Agent, AgentResult
 from penstock.agents.compaction import Compaction
+from penstock.agents.embedding import BadEmbeddings, EmbeddingModel, EmbeddingRequest, Embeddings
 from penstock.agents.execution import Approval, HookAbort
 from penstock.agents.executor import Executor, MaxIterationsReached
 from penstock.agents.formats import (
@@ -63,10 +65,14 @@ __all__ = [
     "AgentLoopResult",
     "AgentResult",
     "Approval",
+    "BadEmbeddings",
     "BeforeExecutionEvent",
     "BeforeIterationEvent",
     "Compaction",
     "Conversation",
+    "EmbeddingModel",
+    "EmbeddingRequest",
+    "Embeddings",
     "Executor",
     "ExecutorResult",
     "FormatError",

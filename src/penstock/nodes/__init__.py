@@ -1,7 +1,7 @@
 """The node types that come with Penstock. Each is registered as an entry point under its type.
 
 begin, end      input, chat-start, output, constant, text
-models          agent, team, llm-completion, prompt-template
+models          agent, team, llm-completion, prompt-template, embedding
 ways            conditional, merge
 graphs inside   subgraph, map, loop
 tools           tool, toolset, mcp-server
@@ -32,6 +32,7 @@ NODE_TYPES: Mapping[str, str] = {
     "chat-start": "penstock.nodes.chat_start:ChatStart",
     "conditional": "penstock.nodes.conditional:Conditional",
     "constant": "penstock.nodes.constant:Constant",
+    "embedding": "penstock.nodes.embedding:EmbeddingNode",
     "http-request": "penstock.nodes.http_request:HttpRequest",
     "input": "penstock.nodes.input:Input",
     "llm-completion": "penstock.nodes.llm_completion:LlmCompletion",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
 from penstock.cli.remote.connection import Connection
 from penstock.server.examples import example_graphs
@@ -580,3 +581,20 @@ def test_a_tail_outlives_the_server_it_began_at(directory: Path) -> None:
     assert [one["seq"] for one in events] == list(range(1, len(events) + 1))
     assert events[-1]["type"] == "run.completed"
     assert "run.parked" in {one["type"] for one in events}
+
+
+def test_an_embedding_model_is_served_under_its_name(directory: Path) -> None:
+    (directory / "mine.py").write_text(
+        "from penstock.agents import EmbeddingModel, Embeddings\n"
+        "class Lengths(EmbeddingModel):\n"
+        "    async def request(self, request):\n"
+        "        return Embeddings([[float(len(text))] for text in request.texts])\n"
+        "models = {'small': Lengths('lengths')}\n"
+    )
+    with (
+        served("--db", "memory:", "--models", "mine.py:models") as server,
+        OpenAI(api_key="none", base_url=f"{server.url}/v1", timeout=60, max_retries=0) as client,
+    ):
+        answer = client.embeddings.create(model="small", input=["a", "four"])
+        assert [one.embedding for one in answer.data] == [[1.0], [4.0]]
+        assert server.stop(signal.SIGTERM)[0] == 0

@@ -95,6 +95,15 @@ class Served:
         """The node types that the graphs use."""
         return {type for file in self.files.values() for type in GraphSource(file.document).node_types}
 
+    def add_embeddings(self, models: Mapping[str, Any]) -> None:
+        """Serve each embedding model as a graph of its name, unless a graph has that name."""
+        from penstock.agents.embedding import EmbeddingModel  # imports agents, as above
+        from penstock.nodes.embedding import embedding_document
+
+        for name, model in models.items():
+            if isinstance(model, EmbeddingModel) and name not in self.files and ID.fullmatch(name):
+                self.files[name] = GraphFile(name, embedding_document(name), f"model {name}", name)
+
     def remove_invalid(self, check: Check) -> None:
         """Move the graphs that cannot run to `refused`, except those that only need a service to offer something."""
         from penstock.nodes.checking import NOT_OFFERED  # imports agents, which graphs in JSON need not have

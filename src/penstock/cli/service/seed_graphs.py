@@ -79,7 +79,7 @@ async def save_example_graphs(host: RunHost, files: Iterable[GraphFile]) -> Save
 
 
 def _is_untouched(record: GraphRecord) -> bool:
-    return record.owner == OWNER and not record.is_archived and record.digest in SHIPPED[record.id]
+    return record.owner == OWNER and not record.is_archived and record.digest in SHIPPED.get(record.id, ())
 
 
 async def _save(host: RunHost, file: GraphFile, known: GraphRecord | None, expected: int | None = None) -> GraphRecord:

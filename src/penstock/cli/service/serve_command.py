@@ -120,6 +120,7 @@ def _serve(arguments: ServeArguments, transport: Callable[[ServeArguments, Loade
     executors = load_executors(arguments.executors, served.node_types)
     nodes = load_services(arguments.services)
     nodes = NodeServices({**nodes.services, PROGRAMS: served.programs}, nodes.prices)
+    served.add_embeddings(nodes.services["models"])
     served.remove_invalid(lambda document: problems_in(document, executors, nodes.services))
     if not served.files:
         return _nothing_to_serve(served.refused)

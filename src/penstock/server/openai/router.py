@@ -1,4 +1,4 @@
-"""OpenAI-compatible endpoints: models, chat completions and, in `responses`, responses.
+"""OpenAI-compatible endpoints: models, chat completions, responses (in `responses`) and embeddings (in `embeddings`).
 
 The server has already authenticated the caller; `current_user` returns the user. These routes report every error in
 OpenAI's format.
@@ -17,6 +17,7 @@ from starlette.responses import Response
 from penstock.server.auth import User, current_user
 from penstock.server.graph_check import GraphChecker
 from penstock.server.openai import responses
+from penstock.server.openai.embeddings import EmbeddingBody, embed
 from penstock.server.openai.refusals import Refused, encode_json, failure_of, naming_run, refusal_of, stream_error
 from penstock.server.openai.retries import Entry, Retries, is_retry, request_key, run_id_from
 from penstock.server.openai.runs import RunHandle, RunRequest, Service, model_object, open_stream, start
@@ -25,6 +26,7 @@ from penstock.server.openai.wire.chunks import Completion
 from penstock.server.openai.wire.described import (
     CompletionAnswer,
     Described,
+    EmbeddingsAnswer,
     ErrorAnswer,
     ModelFacts,
     ModelList,
@@ -51,10 +53,6 @@ if TYPE_CHECKING:
     from penstock.storage import Stores
 
 DONE = b"data: [DONE]\n\n"
-NO_EMBEDDINGS = (
-    "this server has no model that makes embeddings: its models are graphs, and no node type makes them; "
-    "send the request to your provider"
-)
 ERROR = {"model": ErrorAnswer, "description": "An error, in OpenAI's format"}
 ERRORS: dict[int | str, dict[str, Any]] = {"4XX": ERROR, "5XX": ERROR}
 
@@ -102,7 +100,7 @@ def create_openai_router(
     _add_models(router, service)
     _add_chat_completions(router, service, user_of)
     _add_responses(router, service, user_of)
-    _add_embeddings(router)
+    _add_embeddings(router, service, user_of)
     return router
 
 
@@ -127,11 +125,11 @@ def _add_chat_completions(router: APIRouter, service: Service, user_of: Callable
         return await _complete(service, user_of(request), body, request)
 
 
-def _add_embeddings(router: APIRouter) -> None:
-    @router.post("/embeddings")
-    async def create_embeddings() -> Response:
-        """Refuse embeddings: no model of this server makes them."""
-        raise Refused(404, NO_EMBEDDINGS, param="model", code="model_not_found")
+def _add_embeddings(router: APIRouter, service: Service, user_of: Callable[[Request], User]) -> None:
+    @router.post("/embeddings", responses=answers(EmbeddingsAnswer))
+    async def create_embeddings(body: EmbeddingBody, request: Request) -> Response:
+        """Run a graph that makes embeddings, and return the vectors of the texts."""
+        return await embed(service, user_of(request), body, request)
 
 
 def _add_responses(router: APIRouter, service: Service, user_of: Callable[[Request], User]) -> None:

@@ -29,7 +29,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.chat.conversation import MAX_ATTACHMENTS, ChatLimitReached, ChatNotFound, MessageNotFound, yield_every
 from penstock.chat.ports import Attachment
@@ -75,7 +75,6 @@ from penstock.server.openai.wire.request import (
     ChatCompletionBody,
     Extension,
     File,
-    ResponseBody,
     ToolOutput,
     Turn,
     call_id,
@@ -185,6 +184,25 @@ class Service:
         return known
 
 
+class RunBody(Protocol):
+    """What a run needs of the body of a request."""
+
+    @property
+    def model(self) -> str:
+        """The id of a graph, maybe with a version."""
+        ...
+
+    @property
+    def user(self) -> str | None:
+        """The client's name for its own user."""
+        ...
+
+    @property
+    def penstock(self) -> Extension:
+        """Penstock's own options."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RunRequest:
     """A request to run a graph on a conversation."""
@@ -193,7 +211,7 @@ class RunRequest:
     user: User
     graph: ModelGraph
     turns: Sequence[Turn]
-    body: ChatCompletionBody | ResponseBody
+    body: RunBody
     about: Mapping[str, Any] | None = None
     """Stored with the run."""
     idempotent_id: str | None = None
@@ -375,6 +393,20 @@ async def start(request: RunRequest) -> RunHandle:
     if (pending := await _pending_of(request, conversation)) and (handle := await _deliver(request, pending)):
         return handle
     return _handle(request, await _start_turn(request, keys, conversation))
+
+
+async def submit_input(request: RunRequest, given: Any) -> RunHandle:
+    """Start a run on an input that is no conversation."""
+    _check(request)
+    run = await request.service.host.submit(
+        owner=request.user.name,
+        graph_id=request.graph.id,
+        version=request.version,
+        input=given,
+        limits=request.limits(),
+        run_id=request.run_id,
+    )
+    return _handle(request, run)
 
 
 async def continue_from(request: RunRequest, before: RunRecord, previous_response_id: str) -> RunHandle:

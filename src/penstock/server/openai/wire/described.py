@@ -98,6 +98,33 @@ class CompletionAnswer(Described):
     penstock: RunFacts
 
 
+class EmbeddingVector(Described):
+    """The vector of one text."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsUsage(Described):
+    """The tokens of the texts, and what they cost in US dollars."""
+
+    prompt_tokens: int
+    total_tokens: int
+    cost: float | None
+    unknown_costs: int | None = None
+
+
+class EmbeddingsAnswer(Described):
+    """The vectors of the texts, in their order."""
+
+    object: Literal["list"]
+    data: list[EmbeddingVector]
+    model: str
+    usage: EmbeddingsUsage
+    penstock: RunFacts
+
+
 class ResponseUsage(Described):
     """The tokens of all model calls of the run, and what they cost in US dollars."""
 
